@@ -1,0 +1,30 @@
+"""Every loss in plain loops, term by term as the published worked examples spell it out.
+
+Nothing here is fast. A reader with the paper in the other hand can check each line; every function returns its loss
+and the named terms it is made of. The loops use plain arithmetic alone (``+ - * /``, ``np.exp``, ``np.log``,
+``np.log1p``, ``np.sqrt`` of scalars), so they run unchanged on float64, on complex128 (the complex step yields
+gradients), on arrays of such scalars, and on the balls of ``python-flint``.
+"""
+
+from .nt_bxent import nt_bxent_loss
+from .nt_xent import nt_xent_loss, nt_xent_pairwise_loss
+from .supcon import supcon_epsilon_loss, supcon_in_loss, supcon_loss
+from .terms import Pair, Result, Terms
+from .views import flatten_views, interleaved_partners, repeat_labels, split_views, stacked_partners
+
+__all__ = [
+    "Pair",
+    "Result",
+    "Terms",
+    "flatten_views",
+    "interleaved_partners",
+    "nt_bxent_loss",
+    "nt_xent_loss",
+    "nt_xent_pairwise_loss",
+    "repeat_labels",
+    "split_views",
+    "stacked_partners",
+    "supcon_epsilon_loss",
+    "supcon_in_loss",
+    "supcon_loss",
+]

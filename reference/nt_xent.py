@@ -1,0 +1,122 @@
+"""NT-Xent: the normalised, temperature-scaled cross-entropy, in its two readings.
+
+With s_ij = similarity(z_i, z_j) / temperature, A(i) every index but i, and N(i) the rows of A(i) that are no positives,
+
+    nt_xent_loss           exactly one positive each, j(i):
+                           L_i = -log( e^s_ij(i) / sum over a in A(i) of e^s_ia )
+    nt_xent_pairwise_loss  each positive pair (i, p) on its own:
+                           L_ip = -log( e^s_ip / (e^s_ip + sum over n in N(i) of e^s_in) ), L_i = mean over p of L_ip
+
+They agree when every anchor has one positive, and only then. Sources: Chen et al., "A Simple Framework for Contrastive
+Learning of Visual Representations" (SimCLR), arXiv 2002.05709, equation 1; the second is what pytorch-metric-learning's
+NTXentLoss computes (its issue 6), with the mean over pairs that is ``reduction="mean_pairs"`` here.
+"""
+
+from __future__ import annotations
+
+import numpy.typing as npt
+
+from .batch import prepare, row_count
+from .checks import check_choice, check_partners
+from .supcon import add_pair, denominator_members, mean_of_values
+from .terms import Result
+
+
+def nt_xent_loss(
+    embeddings: npt.ArrayLike,
+    partners: npt.ArrayLike,
+    *,
+    anchors: npt.ArrayLike | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Result:
+    """NT-Xent with exactly one positive per anchor: the cross-entropy of each row of logits.
+
+    Args:
+        embeddings: [N, D] floats, complexes or balls.
+        partners: [N] integers, the row of each row's positive; mutual and never the row itself. The layouts have
+            names: interleaved_partners and stacked_partners.
+        anchors: bool [N], the rows that are anchors; all of them by default.
+        temperature: positive; logits are similarities divided by it.
+        base_temperature: if given, the loss is multiplied by temperature / base_temperature.
+        similarity: "cosine" or "dot".
+        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
+
+    Returns:
+        The loss and its terms.
+
+    Raises:
+        TypeError: an argument of the wrong type or dtype.
+        ValueError: an argument of the wrong shape or value.
+
+    Source:
+        SimCLR, arXiv 2002.05709, equation 1.
+    """
+    check_choice("reduction", reduction)
+    rows = check_partners(partners, row_count(embeddings))
+    batch = prepare(
+        embeddings,
+        pairs=list(enumerate(rows)),
+        anchors=anchors,
+        temperature=temperature,
+        base_temperature=base_temperature,
+        similarity=similarity,
+    )
+    for i in batch.anchors:
+        batch.anchor_losses[i] = add_pair(batch, i, rows[i], batch.others(i)).value
+    return batch.finish(reduction)
+
+
+def nt_xent_pairwise_loss(
+    embeddings: npt.ArrayLike,
+    labels: npt.ArrayLike | None = None,
+    *,
+    positives: npt.ArrayLike | None = None,
+    anchors: npt.ArrayLike | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    no_positive: str = "zero",
+    reduction: str = "mean",
+) -> Result:
+    """NT-Xent of every positive pair on its own: the denominator holds that one positive and the negatives.
+
+    Args:
+        embeddings: [N, D] floats, complexes or balls.
+        labels: [N] integers; rows of one label are each other's positives.
+        positives: bool [N, N] in place of labels; may be asymmetric, its diagonal is ignored.
+        anchors: bool [N], the rows that are anchors; all of them by default.
+        temperature: positive; logits are similarities divided by it.
+        base_temperature: if given, the loss is multiplied by temperature / base_temperature.
+        similarity: "cosine" or "dot".
+        no_positive: what an anchor without positive adds: "zero", "drop" (it leaves the mean) or "nan".
+        reduction: "mean" over the anchors of each anchor's mean, "sum" and "none" of the same, or "mean_pairs": the
+            mean over all pairs, which weighs large classes more.
+
+    Returns:
+        The loss and its terms.
+
+    Raises:
+        TypeError: an argument of the wrong type or dtype.
+        ValueError: an argument of the wrong shape or value.
+
+    Source:
+        pytorch-metric-learning's NTXentLoss; its issue 6.
+    """
+    check_choice("no_positive", no_positive)
+    check_choice("reduction", reduction, "mean_pairs")
+    batch = prepare(
+        embeddings,
+        labels=labels,
+        positives=positives,
+        anchors=anchors,
+        temperature=temperature,
+        base_temperature=base_temperature,
+        similarity=similarity,
+    )
+    for i in batch.anchors:
+        pairs = [add_pair(batch, i, p, denominator_members(batch, i, p, "one_positive")) for p in batch.positives[i]]
+        batch.anchor_losses[i] = mean_of_values(pairs, batch.zero) if pairs else batch.zero
+    return batch.finish(reduction, no_positive)
