@@ -18,11 +18,10 @@ NAN = float("nan")
 class Batch:
     """Checked arguments of one evaluation, and the terms as they are found.
 
-    ``rows`` is [N][D]; ``positives[i]`` is P(i); ``negatives[i]`` is N(i); ``anchors`` lists the rows that are
-    anchors; ``zero`` is the number 0 of the embeddings' number type.
+    ``similarity`` and ``logits`` are [N][N]; ``positives[i]`` is P(i); ``negatives[i]`` is N(i); ``anchors`` lists the
+    rows that are anchors; ``zero`` is the number 0 of the embeddings' number type.
     """
 
-    rows: list[list[Scalar]]
     temperature: float
     base_temperature: float | None
     similarity: list[list[Scalar]]
@@ -36,7 +35,7 @@ class Batch:
 
     def others(self, i: int) -> list[int]:
         """A(i): every row but i."""
-        return [a for a in range(len(self.rows)) if a != i]
+        return [a for a in range(len(self.logits)) if a != i]
 
     def finish(self, reduction: str, no_positive: str = "zero") -> Result:
         """Scale by the base temperature, apply the policy for lonely anchors, and reduce.
@@ -118,17 +117,34 @@ def prepare(
         is_positive = [[bool(mask[i, j]) for j in range(n)] for i in range(n)]
 
     chosen = range(n) if anchors is None else [i for i in range(n) if checks.check_mask("anchors", anchors, (n,))[i]]
-    matrix = similarity_matrix(rows, similarity)
-    return Batch(
-        rows=rows,
+    return lay_out(
+        similarity_matrix(rows, similarity),
+        is_positive,
+        anchors=list(chosen),
         temperature=float(temperature),
         base_temperature=None if base_temperature is None else float(base_temperature),
-        similarity=matrix,
-        logits=[[s / float(temperature) for s in line] for line in matrix],
+    )
+
+
+def lay_out(
+    similarity: list[list[Scalar]],
+    is_positive: list[list[bool]],
+    *,
+    anchors: list[int],
+    temperature: float,
+    base_temperature: float | None,
+) -> Batch:
+    """A batch from the similarities [N][N] of its rows and the mask [N][N] of positives, its diagonal ignored."""
+    n = len(similarity)
+    return Batch(
+        temperature=temperature,
+        base_temperature=base_temperature,
+        similarity=similarity,
+        logits=[[s / temperature for s in line] for line in similarity],
         positives=[[j for j in range(n) if j != i and is_positive[i][j]] for i in range(n)],
         negatives=[[j for j in range(n) if j != i and not is_positive[i][j]] for i in range(n)],
-        anchors=list(chosen),
-        zero=rows[0][0] * 0,
+        anchors=anchors,
+        zero=similarity[0][0] * 0,
     )
 
 

@@ -16,10 +16,24 @@ from __future__ import annotations
 
 import numpy.typing as npt
 
-from .batch import prepare, row_count
+from .batch import Batch, prepare, row_count
 from .checks import check_choice, check_partners
 from .supcon import add_pair, denominator_members, mean_of_values
 from .terms import Result
+
+
+def nt_xent_anchors(batch: Batch) -> None:
+    """Evaluate every anchor against its one positive."""
+    for i in batch.anchors:
+        (partner,) = batch.positives[i]
+        batch.anchor_losses[i] = add_pair(batch, i, partner, batch.others(i)).value
+
+
+def nt_xent_pairwise_anchors(batch: Batch) -> None:
+    """Evaluate every anchor as the mean of its pairs."""
+    for i in batch.anchors:
+        pairs = [add_pair(batch, i, p, denominator_members(batch, i, p, "one_positive")) for p in batch.positives[i]]
+        batch.anchor_losses[i] = mean_of_values(pairs, batch.zero) if pairs else batch.zero
 
 
 def nt_xent_loss(
@@ -64,8 +78,7 @@ def nt_xent_loss(
         base_temperature=base_temperature,
         similarity=similarity,
     )
-    for i in batch.anchors:
-        batch.anchor_losses[i] = add_pair(batch, i, rows[i], batch.others(i)).value
+    nt_xent_anchors(batch)
     return batch.finish(reduction)
 
 
@@ -116,7 +129,5 @@ def nt_xent_pairwise_loss(
         base_temperature=base_temperature,
         similarity=similarity,
     )
-    for i in batch.anchors:
-        pairs = [add_pair(batch, i, p, denominator_members(batch, i, p, "one_positive")) for p in batch.positives[i]]
-        batch.anchor_losses[i] = mean_of_values(pairs, batch.zero) if pairs else batch.zero
+    nt_xent_pairwise_anchors(batch)
     return batch.finish(reduction, no_positive)

@@ -82,6 +82,18 @@ def value_of_mean(pairs: list[Pair], zero: Scalar) -> Scalar:
     return top.value - np.log1p(total / len(pairs))
 
 
+def sum_anchors(batch: Batch, *, denominator: str, no_negative: str, inside: bool) -> None:
+    """Evaluate every anchor of L_out, or of L_in if ``inside``."""
+    for i in batch.anchors:
+        if not batch.positives[i]:
+            batch.anchor_losses[i] = batch.zero
+        elif denominator == "only_negatives" and not batch.negatives[i]:
+            batch.anchor_losses[i] = batch.zero + (NAN if no_negative == "nan" else 0)
+        else:
+            pairs = [add_pair(batch, i, p, denominator_members(batch, i, p, denominator)) for p in batch.positives[i]]
+            batch.anchor_losses[i] = (value_of_mean if inside else mean_of_values)(pairs, batch.zero)
+
+
 def _supcon(
     embeddings: npt.ArrayLike,
     labels: npt.ArrayLike | None,
@@ -109,14 +121,7 @@ def _supcon(
         base_temperature=base_temperature,
         similarity=similarity,
     )
-    for i in batch.anchors:
-        if not batch.positives[i]:
-            batch.anchor_losses[i] = batch.zero
-        elif denominator == "only_negatives" and not batch.negatives[i]:
-            batch.anchor_losses[i] = batch.zero + (NAN if no_negative == "nan" else 0)
-        else:
-            pairs = [add_pair(batch, i, p, denominator_members(batch, i, p, denominator)) for p in batch.positives[i]]
-            batch.anchor_losses[i] = (value_of_mean if inside else mean_of_values)(pairs, batch.zero)
+    sum_anchors(batch, denominator=denominator, no_negative=no_negative, inside=inside)
     return batch.finish(reduction, no_positive)
 
 

@@ -1,0 +1,223 @@
+"""Number types on which the loops run: balls with proved radii, and floating-point arithmetic seen as balls.
+
+``ball`` makes an ``arb`` (a real interval of arbitrary precision) of a printed decimal, half a printed unit wide either
+side. ``Rounded`` is arithmetic in float32 or float64 over such balls: every result is rounded as that format rounds it,
+so that the outcome encloses whatever a program using the same operations in that format can print.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+try:
+    from flint import arb, ctx
+except ImportError as error:  # pragma: no cover - the base install has no harness
+    raise ImportError('the conformance harness needs python-flint: pip install "pairproof[verify]"') from error
+
+Operation = Callable[..., Any]
+
+PRECISION = 256
+"""Bits of working precision: far more than the 53 of any figure, so that only the inputs' width remains."""
+
+
+@contextmanager
+def precision(bits: int = PRECISION) -> Iterator[None]:
+    """Work with this many bits inside the block."""
+    before = ctx.prec
+    ctx.prec = bits
+    try:
+        yield
+    finally:
+        ctx.prec = before
+
+
+def unit_of_last_place(decimals: int) -> arb:
+    """Ten to the power of minus ``decimals``."""
+    return arb(10) ** -decimals
+
+
+def exact(text: str) -> arb:
+    """The rational that a decimal text spells, to working precision."""
+    sign, digits, exponent = Decimal(text).as_tuple()
+    if not isinstance(exponent, int):
+        raise ValueError(f"expected a finite decimal, got {text!r}")
+    value = arb(int("".join(map(str, digits)))) * arb(10) ** exponent
+    return -value if sign else value
+
+
+def ball(text: str, decimals: int) -> arb:
+    """All numbers that print as ``text`` with this many decimals: half a unit of the last place either side."""
+    half = unit_of_last_place(decimals) / 2
+    value = exact(text)
+    return (value - half).union(value + half)
+
+
+class Rounded:
+    """A real interval whose ends are numbers of a floating-point format, and the arithmetic of that format.
+
+    ``+ - * /`` and ``sqrt`` round the exact result to nearest, as IEEE 754 demands; rounding is monotone, so rounding
+    both ends encloses the rounded result. ``exp``, ``log`` and ``log1p`` are rounded likewise and then widened by
+    ``slack`` units in the last place either side, because mathematical libraries differ there. With slack 0 and exact
+    inputs the interval is a single number: the result of correctly rounded arithmetic. A logarithm of an interval
+    that touches 0 is unbounded (NaN); of the number 0 itself it is -inf.
+    """
+
+    __slots__ = ("dtype", "lower", "slack", "upper")
+    __array_ufunc__ = None
+
+    def __init__(self, lower: float, upper: float, dtype: type[np.floating[Any]], slack: int) -> None:
+        self.lower = lower
+        self.upper = upper
+        self.dtype = dtype
+        self.slack = slack
+
+    @classmethod
+    def number(cls, value: float, dtype: type[np.floating[Any]], slack: int) -> Rounded:
+        """One number of the format."""
+        rounded = float(dtype(value))
+        return cls(rounded, rounded, dtype, slack)
+
+    @property
+    def ball(self) -> arb:
+        """The interval as a ball; NaN if it is unbounded."""
+        if not self.is_bounded:
+            return arb.nan()
+        return arb(self.lower).union(arb(self.upper))
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether both ends are finite numbers."""
+        return math.isfinite(self.lower) and math.isfinite(self.upper)
+
+    def __contains__(self, value: float) -> bool:
+        return self.lower <= value <= self.upper
+
+    def _apply(self, operation: Operation, *others: Rounded | float, slack: int = 0) -> Rounded:
+        operands = [self, *(o if isinstance(o, Rounded) else Rounded.number(o, self.dtype, self.slack) for o in others)]
+        if all(o.is_bounded for o in operands):
+            value = operation(*(o.ball for o in operands))
+            if value.is_finite():
+                lower = _outward(value.lower(), self.dtype, -math.inf, slack)
+                upper = _outward(value.upper(), self.dtype, math.inf, slack)
+                return Rounded(lower, upper, self.dtype, self.slack)
+        if all(o.lower == o.upper for o in operands):
+            # Infinities, and the logarithm of 0: IEEE arithmetic says what these single numbers give.
+            with np.errstate(all="ignore"):
+                result = float(operation(*(_Scalar(self.dtype(o.lower)) for o in operands)).number)
+            return Rounded(result, result, self.dtype, self.slack)
+        return Rounded(math.nan, math.nan, self.dtype, self.slack)
+
+    def __add__(self, other: Rounded | float) -> Rounded:
+        return self._apply(lambda a, b: a + b, other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Rounded | float) -> Rounded:
+        return self._apply(lambda a, b: a - b, other)
+
+    def __rsub__(self, other: Rounded | float) -> Rounded:
+        return self._apply(lambda a, b: b - a, other)
+
+    def __mul__(self, other: Rounded | float) -> Rounded:
+        return self._apply(lambda a, b: a * b, other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Rounded | float) -> Rounded:
+        return self._apply(lambda a, b: a / b, other)
+
+    def __rtruediv__(self, other: Rounded | float) -> Rounded:
+        return self._apply(lambda a, b: b / a, other)
+
+    def __neg__(self) -> Rounded:
+        return Rounded(-self.upper, -self.lower, self.dtype, self.slack)
+
+    def __float__(self) -> float:
+        return self.lower / 2 + self.upper / 2
+
+    @property
+    def real(self) -> Rounded:
+        """The number itself: it is real."""
+        return self
+
+    def sqrt(self) -> Rounded:
+        """Square root, rounded to nearest."""
+        return self._apply(lambda a: a.sqrt())
+
+    def exp(self) -> Rounded:
+        """Exponential, within ``slack`` units."""
+        return self._apply(lambda a: a.exp(), slack=self.slack)
+
+    def log(self) -> Rounded:
+        """Natural logarithm, within ``slack`` units."""
+        return self._apply(lambda a: a.log(), slack=self.slack)
+
+    def log1p(self) -> Rounded:
+        """log(1 + x), within ``slack`` units."""
+        return self._apply(lambda a: a.log1p(), slack=self.slack)
+
+    def at_least(self, bound: float) -> Rounded:
+        """The larger of the value and ``bound``, as a clamp computes it."""
+        return Rounded(max(self.lower, bound), max(self.upper, bound), self.dtype, self.slack)
+
+
+class _Scalar:
+    """One number of a format under numpy's IEEE arithmetic, with the method names of a ball."""
+
+    def __init__(self, number: np.floating[Any]) -> None:
+        self.number = number
+
+    def __add__(self, other: _Scalar) -> _Scalar:
+        return _Scalar(self.number + other.number)
+
+    def __sub__(self, other: _Scalar) -> _Scalar:
+        return _Scalar(self.number - other.number)
+
+    def __mul__(self, other: _Scalar) -> _Scalar:
+        return _Scalar(self.number * other.number)
+
+    def __truediv__(self, other: _Scalar) -> _Scalar:
+        return _Scalar(self.number / other.number)
+
+    def sqrt(self) -> _Scalar:
+        return _Scalar(np.sqrt(self.number))
+
+    def exp(self) -> _Scalar:
+        return _Scalar(np.exp(self.number))
+
+    def log(self) -> _Scalar:
+        return _Scalar(np.log(self.number))
+
+    def log1p(self) -> _Scalar:
+        return _Scalar(np.log1p(self.number))
+
+
+def _outward(end: arb, dtype: type[np.floating[Any]], towards: float, slack: int) -> float:
+    """Round one end of an interval to the format, never inwards, and widen it by ``slack`` units."""
+    once = float(end)
+    if dtype is not np.float64 and once != end:
+        # Rounding twice, to float64 and then to the format, may go the other way at a tie: so the first goes outwards.
+        once = float(np.nextafter(once, towards))
+    with np.errstate(over="ignore"):
+        rounded = dtype(once)
+        if np.isfinite(rounded):
+            # What overflows by far overflows in every library.
+            for _ in range(slack):
+                rounded = np.nextafter(rounded, dtype(towards))
+    return float(rounded)
+
+
+def rounded_inputs(
+    values: np.ndarray[Any, Any], dtype: type[np.floating[Any]], slack: int
+) -> np.ndarray[Any, np.dtype[np.object_]]:
+    """An array of the format's numbers as an object array of Rounded."""
+    out = np.empty(values.shape, dtype=object)
+    for index in np.ndindex(values.shape):
+        out[index] = Rounded.number(float(values[index]), dtype, slack)
+    return out
