@@ -278,7 +278,7 @@ def write_manifest(root: Path | None = None) -> Path:
         temporary.write_text(
             _write({"format": MANIFEST_FORMAT, "files": files}, 0) + "\n", encoding="utf-8", newline="\n"
         )
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     return path

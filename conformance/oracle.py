@@ -45,6 +45,41 @@ class Truth:
         return self.loss if isinstance(self.loss, list) else [self.loss]
 
 
+@dataclass(frozen=True)
+class Enclosures:
+    """The true results of a case as balls, for whoever proves digits.
+
+    Attributes:
+        values: the loss, alone in its list; or one per counted anchor for reduction "none".
+        anchors: every anchor's value, by row.
+        gradient: [N][D], of the sum of ``values``; None where it was not asked for.
+    """
+
+    values: list[arb]
+    anchors: dict[int, arb]
+    gradient: list[list[arb]] | None
+
+
+def enclosures(case: Case, bits: int = PRECISION, *, gradient: bool = True) -> Enclosures:
+    """Evaluate a case over balls and round nothing."""
+    with precision(bits):
+        exact = [[arb(x) for x in row] for row in case.embeddings.tolist()]
+        rows = tape.variables(exact) if gradient else exact
+        result = call_reference(case, _objects(rows))
+        values = result.loss if isinstance(result.loss, list) else [result.loss]
+        total = _total(values)
+        derivatives: list[list[arb]] | None = None
+        if isinstance(total, tape.Var):
+            derivatives = tape.gradient(total, rows)
+        elif gradient:
+            derivatives = [[arb(0)] * len(row) for row in rows]
+        return Enclosures(
+            values=[arb(_lift(v)) for v in values],
+            anchors={i: arb(_lift(v)) for i, v in result.terms.anchor_losses.items()},
+            gradient=derivatives,
+        )
+
+
 def truth(case: Case, bits: int = PRECISION) -> Truth:
     """Evaluate a case over balls: value, terms, gradient and sensitivity to each similarity."""
     with precision(bits):
@@ -80,7 +115,7 @@ def truth(case: Case, bits: int = PRECISION) -> Truth:
         )
 
 
-def _objects(rows: list[list[tape.Var]]) -> npt.NDArray[np.object_]:
+def _objects(rows: list[list[Any]]) -> npt.NDArray[np.object_]:
     out = np.empty((len(rows), len(rows[0])), dtype=object)
     for i, row in enumerate(rows):
         for j, x in enumerate(row):

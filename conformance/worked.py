@@ -15,7 +15,7 @@ value (``own arithmetic``). Anything else is an *artefact*, and what it is inste
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +84,13 @@ class Judgement:
         return "; ".join(missed)
 
 
-def judge(fixture: WorkedFixture) -> Iterator[Judgement]:
-    """Judge every figure of a document, in the order of the page."""
-    with precision(PRECISION):
-        for figure in fixture.figures:
-            yield _judge(fixture, figure)
+def judge(fixture: WorkedFixture, only: Collection[str] | None = None) -> Iterator[Judgement]:
+    """Judge every figure of a document, or those whose ids are given, in the order of the page."""
+    for figure in fixture.figures:
+        if only is None or figure.id in only:
+            with precision(PRECISION):
+                judgement = _judge(fixture, figure)
+            yield judgement
 
 
 def _judge(fixture: WorkedFixture, figure: Figure) -> Judgement:

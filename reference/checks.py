@@ -33,7 +33,11 @@ def check_temperature(name: str, value: object) -> None:
     """Refuse anything but a positive finite number."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} of type {type(value).__name__}")
-    if not (math.isfinite(value) and float(value) > 0):
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name}: expected a positive finite number, got {value!r}")
 
 
@@ -63,16 +67,16 @@ def check_embeddings(embeddings: npt.ArrayLike, similarity: str) -> list[list[Sc
     return rows
 
 
-def _integers(name: str, values: object) -> npt.NDArray[Any]:
+def _integers(name: str, values: object, kinds: str = "iu") -> npt.NDArray[Any]:
     array = np.asarray(values)
-    if array.size and array.dtype.kind not in "iub":
+    if array.size and array.dtype.kind not in kinds:
         raise TypeError(f"{name}: expected integers, got dtype {array.dtype}")
     return array
 
 
 def check_labels(labels: object, n: int) -> list[int]:
-    """One integer per embedding."""
-    array = _integers("labels", labels)
+    """One integer (or bool) per embedding."""
+    array = _integers("labels", labels, "iub")
     if array.shape != (n,):
         raise ValueError(f"labels: expected one label per embedding, shape [{n}], got shape {list(array.shape)}")
     return [int(label) for label in array]

@@ -40,6 +40,21 @@ def _add_pair(batch: Batch, i: int, j: int, positive: bool) -> Pair:
     return pair
 
 
+def nt_bxent_anchors(batch: Batch, *, no_negative: str) -> None:
+    """Evaluate every row: positives and negatives averaged apart, the diagonal counted among the positives."""
+    for i in batch.anchors:
+        positive, negative = batch.zero, batch.zero
+        for p in batch.positives[i]:
+            positive = positive + _add_pair(batch, i, p, positive=True).value
+        for n in batch.negatives[i]:
+            negative = negative + _add_pair(batch, i, n, positive=False).value
+        if batch.negatives[i]:
+            negative = negative / len(batch.negatives[i])
+        elif no_negative == "nan":
+            negative = negative + NAN
+        batch.anchor_losses[i] = positive / (len(batch.positives[i]) + 1) + negative
+
+
 def nt_bxent_loss(
     embeddings: npt.ArrayLike,
     positive_pairs: npt.ArrayLike,
@@ -84,15 +99,5 @@ def nt_bxent_loss(
         base_temperature=base_temperature,
         similarity=similarity,
     )
-    for i in batch.anchors:
-        positive, negative = batch.zero, batch.zero
-        for p in batch.positives[i]:
-            positive = positive + _add_pair(batch, i, p, positive=True).value
-        for n in batch.negatives[i]:
-            negative = negative + _add_pair(batch, i, n, positive=False).value
-        if batch.negatives[i]:
-            negative = negative / len(batch.negatives[i])
-        elif no_negative == "nan":
-            negative = negative + NAN
-        batch.anchor_losses[i] = positive / (len(batch.positives[i]) + 1) + negative
+    nt_bxent_anchors(batch, no_negative=no_negative)
     return batch.finish(reduction)

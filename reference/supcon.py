@@ -94,6 +94,34 @@ def sum_anchors(batch: Batch, *, denominator: str, no_negative: str, inside: boo
             batch.anchor_losses[i] = (value_of_mean if inside else mean_of_values)(pairs, batch.zero)
 
 
+def epsilon_anchors(batch: Batch) -> None:
+    """Evaluate every anchor of the batch tutorial's loss."""
+    for i in batch.anchors:
+        s = batch.logits[i]
+        maximum = s[largest(s)]
+        e = [np.exp(s_ij - maximum) + EPSILON for s_ij in s]
+        total = batch.zero
+        for a in batch.others(i):
+            total = total + e[a]
+        anchor_loss = batch.zero
+        for p in batch.positives[i]:
+            value = np.log(total) - np.log(e[p])
+            batch.pairs[i, p] = Pair(
+                anchor=i,
+                other=p,
+                positive=True,
+                members=tuple(batch.others(i)),
+                shift=maximum,
+                numerator=e[p],
+                denominator=total,
+                log_numerator=maximum + np.log(e[p]),
+                log_denominator=maximum + np.log(total),
+                value=value,
+            )
+            anchor_loss = anchor_loss + value
+        batch.anchor_losses[i] = anchor_loss / (batch.zero + len(batch.positives[i]) + EPSILON)
+
+
 def _supcon(
     embeddings: npt.ArrayLike,
     labels: npt.ArrayLike | None,
@@ -250,28 +278,5 @@ def supcon_epsilon_loss(
         base_temperature=base_temperature,
         similarity=similarity,
     )
-    for i in batch.anchors:
-        s = batch.logits[i]
-        maximum = s[largest(s)]
-        e = [np.exp(s_ij - maximum) + EPSILON for s_ij in s]
-        total = batch.zero
-        for a in batch.others(i):
-            total = total + e[a]
-        anchor_loss = batch.zero
-        for p in batch.positives[i]:
-            value = np.log(total) - np.log(e[p])
-            batch.pairs[i, p] = Pair(
-                anchor=i,
-                other=p,
-                positive=True,
-                members=tuple(batch.others(i)),
-                shift=maximum,
-                numerator=e[p],
-                denominator=total,
-                log_numerator=maximum + np.log(e[p]),
-                log_denominator=maximum + np.log(total),
-                value=value,
-            )
-            anchor_loss = anchor_loss + value
-        batch.anchor_losses[i] = anchor_loss / (batch.zero + len(batch.positives[i]) + EPSILON)
+    epsilon_anchors(batch)
     return batch.finish(reduction, no_positive)

@@ -1,0 +1,83 @@
+# Every target runs from .venv, which is made here with the versions of constraints.txt.
+# Needed beforehand: Python 3.11 or later (PYTHON=python3.12 picks one), and make.
+
+PYTHON ?= python3
+# Passed on: make verify DEVICE=cuda ARGS="--loss supcon", make test ARGS="-k bad_input"
+DEVICE ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+VENV_STAMP := $(VENV)/.installed
+PEERS_STAMP := .peers/.installed
+export PAIRPROOF_PEERS := $(CURDIR)/.peers
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv verify test lint format types fixtures wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+# The version is read from src/pairproof/__init__.py when the package is built.
+$(VENV_STAMP): pyproject.toml constraints.txt src/pairproof/__init__.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pairproof needs Python 3.11 or later, not " + sys.version.split()[0] + ": make PYTHON=...")'
+	@echo "venv: installing pairproof, its extras and the pinned versions of constraints.txt into $(VENV) (once; torch is large)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(INSTALL) setuptools wheel
+	@$(INSTALL) --no-build-isolation --editable '.[verify,pml,dev]'
+	@touch $@
+
+# A package of which one file is used: it is loaded by path, so what it depends on stays out.
+$(PEERS_STAMP): constraints.txt | $(VENV_STAMP)
+	@echo "peers: installing the original SupCon code (one file of bioencoder) into .peers/bioencoder"
+	@rm -rf .peers/bioencoder
+	@$(INSTALL) --no-deps --target .peers/bioencoder bioencoder
+	@touch $@
+
+venv: $(VENV_STAMP) $(PEERS_STAMP) ## make .venv and .peers, or bring them up to date
+	@echo "venv: $(VENV) is up to date"
+
+verify: $(VENV_STAMP) $(PEERS_STAMP) ## judge every printed figure and every implementation (DEVICE=cuda, ARGS=...)
+	@echo "verify: every implementation against every case, pytorch-metric-learning and the original SupCon code included"
+	@$(BIN)/pairproof verify --require pml,supcontrast $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+
+# One thread per worker: the workers already share the cores out.
+test: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests (ARGS=... goes to pytest)
+	@echo "test: pytest on tests/, one worker per core"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS) tests
+
+lint: $(VENV_STAMP) ## check style and layout; changes nothing
+	@echo "lint: ruff check, ruff format --check"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(VENV_STAMP) ## rewrite the layout of the code
+	@echo "format: ruff check --fix, ruff format"
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+# mypy needs one folder that looks like the installed package.
+types: $(VENV_STAMP) ## check the types of our code, strictly
+	@echo "types: mypy --strict on pairproof, tools/ and tests/"
+	@rm -rf .links && mkdir -p .links/pairproof
+	@for room in conformance fast fixtures reference; do ln -s "../../$$room" ".links/pairproof/$$room"; done
+	@for file in __init__.py py.typed; do ln -s "../../src/pairproof/$$file" ".links/pairproof/$$file"; done
+	@$(BIN)/mypy --package pairproof
+	@$(BIN)/mypy tools tests
+
+fixtures: $(VENV_STAMP) $(PEERS_STAMP) ## rebuild fixtures/; on a clean tree this changes nothing
+	@echo "fixtures: rebuilding fixtures/"
+	@$(BIN)/pairproof fixtures $(ARGS)
+
+# What a former build left behind would be packed again, deleted modules included.
+wheel: $(VENV_STAMP) ## build the wheel from the source distribution and check what it holds
+	@echo "wheel: building dist/, then checking that the wheel holds all of ours and nothing else"
+	@rm -rf build dist *.egg-info
+	@$(BIN)/python -m build --quiet --no-isolation --outdir dist .
+	@$(BIN)/python tools/check_wheel.py dist/*.whl
+
+clean: ## remove everything that make made
+	rm -rf $(VENV) .peers .links build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find conformance fast fixtures reference src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,119 @@
+"""Hold an outcome against the truth, and name the first term that differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pairproof.reference import Terms
+
+from .cases import Case
+from .oracle import Truth
+from .tolerances import Bounds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an implementation gave for a case.
+
+    Attributes:
+        values: the loss, or one value per counted anchor for reduction "none".
+        gradient: [N, D] by the embeddings, of the loss or of the sum of its values; None where it has none.
+        anchors: every anchor's value by row, where the implementation tells.
+        terms: the reference's record.
+    """
+
+    values: list[float]
+    gradient: npt.NDArray[np.float64] | None = None
+    anchors: dict[int, float] | None = None
+    terms: Terms | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The worst error in units of its bound, and the first term beyond it (empty if none is)."""
+
+    ratio: float
+    first: str
+
+
+def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Comparison:
+    """Compare term by term, in the order in which the loss is built.
+
+    Args:
+        case: the case.
+        truth: its certified results.
+        outcome: what was found.
+        bounds: how far each may be off.
+    """
+    worst, first = 0.0, ""
+    for name, expected, found, bound in _terms(case, truth, outcome, bounds):
+        ratio = _ratio(expected, found, bound)
+        if ratio > 1 and not first:
+            first = f"{name}: expected {expected!r}, got {found!r}, {_times(ratio)}"
+        worst = max(worst, ratio)
+    if len(outcome.values) != len(truth.values):
+        return Comparison(math.inf, f"loss: expected {len(truth.values)} values, got {len(outcome.values)}")
+    if outcome.gradient is not None and truth.gradient is not None:
+        ratio, text = _gradient(truth.gradient, outcome.gradient, bounds.rows)
+        first = first or text
+        worst = max(worst, ratio)
+    return Comparison(worst, first)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times the bound" if math.isfinite(ratio) else "not a matter of rounding"
+
+
+def _ratio(expected: float, found: float, bound: float) -> float:
+    if math.isnan(expected) or math.isnan(found):
+        return 0.0 if math.isnan(expected) and math.isnan(found) else math.inf
+    if not math.isfinite(found):
+        return math.inf
+    return abs(found - expected) / bound
+
+
+def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterator[tuple[str, float, float, float]]:
+    if outcome.terms is not None:
+        n = case.n
+        for i in range(n):
+            for j in range(n):
+                found = float(outcome.terms.similarity[i][j])
+                yield f"similarity of rows {i} and {j}", float(truth.similarity[i, j]), found, bounds.similarity[i, j]
+    if outcome.anchors is not None:
+        for i, expected in truth.anchors.items():
+            if i not in outcome.anchors:
+                yield f"value of anchor {i}", expected, math.nan, 1.0
+            else:
+                yield f"value of anchor {i}", expected, outcome.anchors[i], bounds.anchors[i]
+    for k, (expected, found) in enumerate(zip(truth.values, outcome.values, strict=False)):
+        name = "loss" if len(truth.values) == 1 else f"loss, value {k}"
+        yield name, expected, found, bounds.values[k]
+
+
+def _gradient(
+    expected: npt.NDArray[np.float64], found: npt.NDArray[np.float64], rows: npt.NDArray[np.float64]
+) -> tuple[float, str]:
+    """Worst row and whole norm, in units of their bounds; the first row beyond its own."""
+    if found.shape != expected.shape:
+        return math.inf, f"gradient: expected shape {list(expected.shape)}, got {list(found.shape)}"
+    if not np.isfinite(found).all():
+        row = int(np.argmin(np.isfinite(found).all(axis=1)))
+        return math.inf, f"gradient of row {row}: expected finite numbers, got {found[row].tolist()}"
+    errors = np.array([math.hypot(*row) for row in found - expected])
+    ratios = errors / rows
+    whole = math.hypot(*errors) / math.hypot(*rows)
+    worst = max(float(ratios.max()), whole)
+    if worst <= 1:
+        return worst, ""
+    row = int(np.argmax(ratios > 1)) if (ratios > 1).any() else int(np.argmax(ratios))
+    column = int(np.argmax(np.abs(found[row] - expected[row])))
+    text = (
+        f"gradient of row {row}: worst at column {column}, expected {float(expected[row, column])!r},"
+        f" got {float(found[row, column])!r}; the row's error is {_times(float(ratios[row]))}"
+    )
+    return worst, text

@@ -1,0 +1,19 @@
+"""Implementations under test, one file each. To add a peer, write its file and name it in ``ALL``."""
+
+from .base import Deviation, Implementation, Unavailable
+from .documents import DOCUMENTS
+from .fast import Fast
+from .pml import PytorchMetricLearning
+from .reference import Reference
+from .supcontrast import SupContrast, SupContrastToday
+
+ALL: tuple[type[Implementation], ...] = (
+    Reference,
+    Fast,
+    PytorchMetricLearning,
+    SupContrast,
+    SupContrastToday,
+    *DOCUMENTS,
+)
+
+__all__ = ["ALL", "Deviation", "Implementation", "Unavailable"]

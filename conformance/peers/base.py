@@ -1,0 +1,105 @@
+"""What an adapter must say: what it computes, what it does not, where it knowingly deviates."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from ..cases import Case
+from ..compare import Outcome
+
+
+class Unavailable(Exception):
+    """An implementation is not installed here; the message says what to install or name."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A declared difference: on the cases that ``applies`` picks, in the dtypes listed, the result must be wrong.
+
+    A declared deviation that does not show is a failure, and one that no case of a full run meets is an error: a
+    declaration must never outlive its reason.
+    """
+
+    name: str
+    applies: Callable[[Case, str], bool]
+    reason: str
+    link: str
+
+
+class Implementation(ABC):
+    """One implementation of some of the losses.
+
+    Attributes:
+        name: by which the command line knows it.
+        title: what it is, for the run's header.
+        dtypes: in which it is run.
+        deviations: declared differences.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32")
+    deviations: ClassVar[tuple[Deviation, ...]] = ()
+
+    def __init__(self, options: Mapping[str, str], device: str) -> None:
+        """Load the implementation.
+
+        Args:
+            options: paths that the user gave, by peer name.
+            device: torch device on which to run.
+
+        Raises:
+            Unavailable: it cannot be loaded.
+        """
+        self.device = device
+
+    @abstractmethod
+    def version(self) -> str:
+        """Which copy is tested."""
+
+    @abstractmethod
+    def refuses(self, case: Case) -> str | None:
+        """Why this case is not for it: a loss or an option that it does not have. None if it claims the case."""
+
+    @abstractmethod
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        """Value and gradient of a case."""
+
+    def tensor(self, case: Case, dtype: str) -> torch.Tensor:
+        """The embeddings [N, D] as a leaf tensor that requires a gradient."""
+        values = torch.tensor(case.embeddings, dtype=torch.float64)
+        return values.to(self.device, getattr(torch, dtype)).requires_grad_()
+
+
+def outcome_of(loss: torch.Tensor, embeddings: torch.Tensor, anchors: dict[int, float] | None = None) -> Outcome:
+    """The outcome of a torch loss, its gradient taken (of the sum, for one value per anchor)."""
+    values = loss.detach().double().cpu().reshape(-1).tolist()
+    gradient = torch.zeros_like(embeddings)
+    if loss.requires_grad:
+        (taken,) = torch.autograd.grad(loss.sum(), embeddings, allow_unused=True)
+        gradient = gradient if taken is None else taken
+    return Outcome(values=values, gradient=gradient.double().cpu().numpy(), anchors=anchors)
+
+
+def normalised(embeddings: torch.Tensor, case: Case) -> torch.Tensor:
+    """Rows of norm 1 under cosine similarity, for implementations that leave it to the caller."""
+    return torch.nn.functional.normalize(embeddings, dim=1) if case.option("similarity") == "cosine" else embeddings
+
+
+def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """An order of rows in which the partners of a case are stacked: first views, then second views."""
+    partners = [int(p) for p in case.arguments["partners"]]
+    first = [i for i, p in enumerate(partners) if i < p]
+    return np.array(first + [partners[i] for i in first])
+
+
+def lonely(case: Case) -> bool:
+    """Whether some anchor has no positive."""
+    positives = case.positives()
+    return any(not positives[i] for i in case.anchors())

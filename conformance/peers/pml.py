@@ -1,0 +1,127 @@
+"""pytorch-metric-learning, live: ``SupConLoss`` for supcon, ``NTXentLoss`` for both readings of NT-Xent.
+
+Its words translated: a reducer is a reduction, ``AvgNonZeroReducer`` a mean over the anchors with a loss above 0.
+``NTXentLoss`` builds a matrix of pairs by pairs; larger cases are refused for it (its issues 547, 203, 604).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from ..cases import Case
+from ..compare import Outcome
+from .base import Deviation, Implementation, Unavailable, lonely, outcome_of
+
+LARGEST_PAIRS = 4_000_000
+"""Positive pairs times negative pairs above which NTXentLoss would take gigabytes."""
+
+
+def _no_negatives(case: Case) -> bool:
+    return all(len(p) == case.n - 1 for p in case.positives())
+
+
+def _no_positives(case: Case) -> bool:
+    return not any(case.positives())
+
+
+class PytorchMetricLearning(Implementation):
+    """The two losses of pytorch-metric-learning that the notebook compares."""
+
+    name: ClassVar[str] = "pml"
+    title: ClassVar[str] = "pytorch-metric-learning, live"
+    deviations: ClassVar[tuple[Deviation, ...]] = (
+        Deviation(
+            name="lonely anchors leave the mean",
+            applies=lambda case, dtype: (
+                case.loss == "supcon"
+                and case.option("no_positive") == "zero"
+                and lonely(case)
+                and any(case.positives())
+            ),
+            reason="SupConLoss averages over the anchors with a loss above 0, so one without positive is not counted",
+            link="https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning/reducers/avg_non_zero_reducer.py",
+        ),
+        Deviation(
+            name="mean over pairs",
+            applies=lambda case, dtype: (
+                case.loss == "nt_xent_pairwise"
+                and case.option("reduction") == "mean"
+                and len({len(p) for p in case.positives()}) > 1
+                and not _no_positives(case)
+                and not _no_negatives(case)
+            ),
+            reason="NTXentLoss averages over positive pairs, not over each anchor's mean: unbalanced classes differ",
+            link="https://github.com/KevinMusgrave/pytorch-metric-learning/issues/6",
+        ),
+        Deviation(
+            name="no negatives, no loss",
+            applies=lambda case, dtype: case.loss == "supcon" and _no_negatives(case),
+            reason="SupConLoss returns 0 for a batch without negatives, where the loss is positive",
+            link="https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning/losses/supcon_loss.py",
+        ),
+    )
+
+    def __init__(self, options: Mapping[str, str], device: str) -> None:
+        """Import the package.
+
+        Raises:
+            Unavailable: it is not installed.
+        """
+        super().__init__(options, device)
+        try:
+            self.losses: Any = importlib.import_module("pytorch_metric_learning.losses")
+            self.distances: Any = importlib.import_module("pytorch_metric_learning.distances")
+            self.package: Any = importlib.import_module("pytorch_metric_learning")
+        except ImportError as error:
+            raise Unavailable(
+                f'pytorch-metric-learning is not installed ({error}): pip install "pairproof[pml]"'
+            ) from None
+
+    def version(self) -> str:
+        """The package's version."""
+        return str(self.package.__version__)
+
+    def refuses(self, case: Case) -> str | None:
+        """What these two classes cannot be asked."""
+        if case.loss not in ("supcon", "nt_xent", "nt_xent_pairwise"):
+            return f"has no {case.loss}"
+        if case.option("anchors") is not None:
+            return "has no subset of anchors"
+        if case.option("base_temperature") is not None:
+            return "has no base temperature"
+        if "positives" in case.arguments:
+            return "is asked with labels only"
+        if case.option("reduction") not in ("mean", "mean_pairs"):
+            return f"has no reduction {case.option('reduction')} of its own"
+        if case.loss == "supcon" and case.option("denominator") != "all":
+            return f"has no denominator {case.option('denominator')} in SupConLoss"
+        if case.option("no_positive") == "nan":
+            return "has no policy nan for anchors without positive"
+        if case.loss == "nt_xent_pairwise" and case.option("no_positive") == "drop":
+            return "NTXentLoss has no policy for anchors without positive"
+        if case.loss != "supcon":
+            pairs = sum(len(p) for p in case.positives())
+            if pairs * (case.n * (case.n - 1) - pairs) > LARGEST_PAIRS:
+                return "NTXentLoss would build a matrix of pairs by pairs too large for this machine"
+        return None
+
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        """Value and gradient through the package's own classes."""
+        distance = (
+            self.distances.CosineSimilarity()
+            if case.option("similarity") == "cosine"
+            else self.distances.DotProductSimilarity(normalize_embeddings=False)
+        )
+        kind = self.losses.SupConLoss if case.loss == "supcon" else self.losses.NTXentLoss
+        loss = kind(temperature=float(case.option("temperature")), distance=distance)
+        if "labels" in case.arguments:
+            labels = torch.tensor(case.arguments["labels"], dtype=torch.int64, device=self.device)
+        else:
+            partners = [int(p) for p in case.arguments["partners"]]
+            labels = torch.tensor([min(i, p) for i, p in enumerate(partners)], device=self.device)
+        embeddings = self.tensor(case, dtype)
+        return outcome_of(loss(embeddings, labels), embeddings)

@@ -1,0 +1,238 @@
+"""The original SupCon code (HobbitLong/SupContrast, ``losses.py``), in two revisions.
+
+``supcontrast`` is the revision that the SupCon notebook shows, before pull request 142; the PyPI package bioencoder
+1.0.5 carries it statement for statement in one file, which is loaded by path after its checksum is verified.
+``supcontrast-today`` is commit 66a8fe5: live from a path that the user names, otherwise by its recorded values.
+
+Its words translated: features [batch, views, dim] are embeddings, a mask is positives, ``contrast_mode="one"`` takes
+the first view's rows as anchors. It does not normalise; under cosine similarity the rows are normalised for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from ..cases import Case
+from ..compare import Outcome
+from ..fixtures import fixtures_root
+from .base import Deviation, Implementation, Unavailable, lonely, normalised, outcome_of, stacked_order
+
+NOTEBOOK_FILE = "bioencoder/bioencoder/core/losses.py"
+NOTEBOOK_SHA256 = "3715db82773bcecf3f6152fcf0f86858684913bf2e14e2aebf104d5b651db834"
+TODAY_COMMIT = "66a8fe53880d6a1084b2e4e0db0a019024d6d41a"
+TODAY_SHA256 = "a432e24bdff118aa0ab3013a4c85a4b099871ebef554177054d91fe6fca616db"
+RECORDED = "recorded/supcontrast-today.json"
+RECORDED_FORMAT = "pairproof-recorded/1"
+
+
+def load_file(path: Path) -> Any:
+    """Import one Python file by its path.
+
+    Raises:
+        Unavailable: there is no such file, or something that it imports is missing.
+    """
+    if not path.is_file():
+        raise Unavailable(f"no file {path}")
+    spec = importlib.util.spec_from_file_location(f"pairproof_peer_{path.stem}_{abs(hash(str(path)))}", path)
+    if spec is None or spec.loader is None:
+        raise Unavailable(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise Unavailable(f"{path} imports what is not installed: {error}") from None
+    return module
+
+
+def sha256(path: Path) -> str:
+    """Checksum of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class _SupConCode(Implementation):
+    """What both revisions share: how a case is put to ``SupConLoss``."""
+
+    loss: Any
+
+    def refuses(self, case: Case) -> str | None:
+        """What the class cannot be asked."""
+        if case.loss not in ("supcon", "nt_xent"):
+            return f"has no {case.loss}"
+        if case.option("reduction") != "mean":
+            return f"has no reduction {case.option('reduction')}"
+        if case.loss == "supcon" and case.option("denominator") != "all":
+            return f"has no denominator {case.option('denominator')}"
+        if case.option("anchors") is not None and _one_of_each(case) is None:
+            return "has no subset of anchors but the first views"
+        if case.loss == "supcon" and lonely(case) and case.option("no_positive") == "drop":
+            return "does not drop anchors without positive"
+        return None
+
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        """Value and gradient of ``SupConLoss``."""
+        temperature = float(case.option("temperature"))
+        base = case.option("base_temperature")
+        first = _one_of_each(case)
+        loss = self.loss(
+            temperature=temperature,
+            base_temperature=temperature if base is None else base,
+            contrast_mode="all" if first is None else "one",
+        )
+        embeddings = self.tensor(case, dtype)
+        rows = normalised(embeddings, case)
+        if case.loss == "nt_xent":
+            order = stacked_order(case) if first is None else first
+            features = torch.stack(rows[torch.as_tensor(order, device=self.device)].chunk(2), dim=1)
+            return outcome_of(loss(features), embeddings)
+        if "labels" in case.arguments:
+            labels = torch.tensor(case.arguments["labels"], dtype=torch.int64, device=self.device)
+            return outcome_of(loss(rows[:, None], labels=labels), embeddings)
+        mask = torch.tensor(case.arguments["positives"], dtype=rows.dtype, device=self.device)
+        return outcome_of(loss(rows[:, None], mask=mask), embeddings)
+
+
+def _one_of_each(case: Case) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    """For NT-Xent with one anchor out of each pair: those rows, then their partners. None if it is another subset."""
+    if case.loss != "nt_xent" or case.option("anchors") is None:
+        return None
+    anchors = case.anchors()
+    partners = [int(case.arguments["partners"][i]) for i in anchors]
+    if sorted(anchors + partners) != list(range(case.n)):
+        return None
+    return np.array(anchors + partners)
+
+
+class SupContrast(_SupConCode):
+    """The notebook's revision, live."""
+
+    name: ClassVar[str] = "supcontrast"
+    title: ClassVar[str] = "the original SupCon code, in the notebook's revision (bioencoder 1.0.5, core/losses.py)"
+    deviations: ClassVar[tuple[Deviation, ...]] = (
+        Deviation(
+            name="NaN for an anchor without positive",
+            applies=lambda case, dtype: case.loss == "supcon" and lonely(case) and case.option("no_positive") == "zero",
+            reason="divides by the number of positives, 0 for a class with one member: the loss is NaN",
+            link="https://github.com/HobbitLong/SupContrast/pull/142",
+        ),
+    )
+
+    def __init__(self, options: Mapping[str, str], device: str) -> None:
+        """Find the file, verify it, load it.
+
+        Raises:
+            Unavailable: it is not there, not that file, or lacks what it imports.
+        """
+        super().__init__(options, device)
+        folder = Path(options.get("folder") or os.environ.get("PAIRPROOF_PEERS") or ".peers")
+        self.path = folder / NOTEBOOK_FILE
+        if not self.path.is_file():
+            raise Unavailable(
+                f"no {self.path}: pip install --no-deps --target {folder / 'bioencoder'} bioencoder==1.0.5,"
+                " or name the folder that holds it with PAIRPROOF_PEERS"
+            )
+        found = sha256(self.path)
+        if found != NOTEBOOK_SHA256:
+            raise Unavailable(f"{self.path}: expected SHA-256 {NOTEBOOK_SHA256}, got {found}")
+        self.loss = load_file(self.path).SupConLoss
+
+    def version(self) -> str:
+        """The package and the checksum of the file."""
+        return f"bioencoder 1.0.5, SHA-256 {NOTEBOOK_SHA256[:12]}"
+
+
+class SupContrastToday(_SupConCode):
+    """Commit 66a8fe5: live where a path is given, else its recorded values."""
+
+    name: ClassVar[str] = "supcontrast-today"
+    title: ClassVar[str] = "the original SupCon code, commit 66a8fe5"
+
+    def __init__(self, options: Mapping[str, str], device: str) -> None:
+        """Load the file that the user names, or the recorded values.
+
+        Raises:
+            Unavailable: the path holds no losses.py, or nothing is recorded.
+        """
+        super().__init__(options, device)
+        self.records: dict[tuple[str, str], Outcome] = {}
+        self.path: Path | None = None
+        if "supcontrast" in options:
+            path = Path(options["supcontrast"])
+            self.path = path / "losses.py" if path.is_dir() else path
+            self.loss = load_file(self.path).SupConLoss
+            return
+        recorded = fixtures_root() / RECORDED
+        if not recorded.is_file():
+            raise Unavailable(f"nothing is recorded in {RECORDED}; name its repository with --peer supcontrast=PATH")
+        data = json.loads(recorded.read_text(encoding="utf-8"))
+        if data.get("format") != RECORDED_FORMAT:
+            raise Unavailable(f"{RECORDED}: $.format: expected {RECORDED_FORMAT!r}, got {data.get('format')!r}")
+        self.torch = str(data["torch"])
+        for record in data["records"]:
+            gradient = None if record["gradient"] is None else np.array(record["gradient"])
+            values = [float(v) for v in record["values"]]
+            self.records[record["case"], record["dtype"]] = Outcome(values=values, gradient=gradient)
+
+    def version(self) -> str:
+        """Live or recorded, and which copy."""
+        if self.path is None:
+            return f"recorded with torch {self.torch}, losses.py SHA-256 {TODAY_SHA256[:12]}"
+        found = sha256(self.path)
+        same = "the recorded revision" if found == TODAY_SHA256 else "NOT the recorded revision"
+        return f"live, SHA-256 {found[:12]}, {same}"
+
+    def refuses(self, case: Case) -> str | None:
+        """What the class cannot be asked, or what was never recorded."""
+        reason = super().refuses(case)
+        if reason is None and case.option("no_positive") == "nan" and lonely(case):
+            return "has no policy nan for anchors without positive"
+        if reason is None and self.path is None and not any(key[0] == case.id for key in self.records):
+            return "nothing is recorded for this case"
+        return reason
+
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        """The live outcome, or the recorded one."""
+        return super().evaluate(case, dtype) if self.path is not None else self.records[case.id, dtype]
+
+
+def record(cases: list[Case], path: str) -> dict[str, Any]:
+    """Run today's revision live on every case it claims, and put down what it returned.
+
+    Args:
+        cases: to run.
+        path: of the repository, or of its losses.py.
+
+    Returns:
+        The JSON object of ``fixtures/recorded/supcontrast-today.json``.
+
+    Raises:
+        Unavailable: the file is not the revision whose checksum is known.
+    """
+    live = SupContrastToday({"supcontrast": path}, "cpu")
+    if live.path is None or sha256(live.path) != TODAY_SHA256:
+        raise Unavailable(f"{live.path}: expected losses.py of commit {TODAY_COMMIT}, SHA-256 {TODAY_SHA256}")
+    records = []
+    for case in cases:
+        for dtype in live.dtypes:
+            if live.refuses(case) is None and case.holds_in(dtype):
+                outcome = live.evaluate(case, dtype)
+                gradient = None if outcome.gradient is None else outcome.gradient.tolist()
+                records.append({"case": case.id, "dtype": dtype, "values": outcome.values, "gradient": gradient})
+    return {
+        "format": RECORDED_FORMAT,
+        "peer": "supcontrast-today",
+        "repository": "https://github.com/HobbitLong/SupContrast",
+        "commit": TODAY_COMMIT,
+        "file": "losses.py",
+        "sha256": TODAY_SHA256,
+        "torch": torch.__version__.partition("+")[0],
+        "records": records,
+    }

@@ -1,0 +1,62 @@
+"""What a check ends as, and how many of each there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """The verdicts; there is no vague one.
+
+    A deviation is declared beforehand, with reason and link, and must show; a crash is ``errored``, never ``failed``.
+    """
+
+    PASSED = "passed"
+    FAILED = "failed"
+    DEVIATES = "deviates"
+    SKIPPED = "skipped"
+    ERRORED = "errored"
+
+
+BAD = (Status.FAILED, Status.ERRORED)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check done.
+
+    Attributes:
+        kind: "figure", "claim" or "case".
+        implementation: who was judged; the reference for figures and claims.
+        loss: short name, or "" where none is involved.
+        case: id of the case, figure or claim.
+        dtype: of the inputs, or "".
+        status: how it ended.
+        message: what was found; for a failure the first differing term and by how much.
+        ratio: worst error in units of its bound, where there is one.
+        repeat: a command that repeats the check.
+        value: the loss found, where there is one.
+    """
+
+    kind: str
+    implementation: str
+    loss: str
+    case: str
+    dtype: str
+    status: Status
+    message: str = ""
+    ratio: float | None = None
+    repeat: str = ""
+    value: float | None = None
+
+
+def tally(checks: Iterable[Check]) -> dict[str, dict[str, int]]:
+    """Counts by "implementation/loss" (or by kind, for figures and claims) and status."""
+    counts: dict[str, Counter[str]] = {}
+    for check in checks:
+        key = f"{check.implementation}/{check.loss}" if check.kind == "case" else check.kind
+        counts.setdefault(key, Counter())[check.status.value] += 1
+    return {key: dict(sorted(counter.items())) for key, counter in sorted(counts.items())}

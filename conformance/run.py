@@ -1,0 +1,340 @@
+"""Everything judged: figures, claims, and every implementation on every case; the counts asserted."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import pairproof
+
+from .cases import Case, worked_cases
+from .claims import CHECKS, ClaimJudgement, judge_claims
+from .compare import compare
+from .fixtures import WorkedFixture, fixtures_root, load_worked
+from .oracle import Truth, truth
+from .peers import ALL, Implementation, Unavailable
+from .results import BAD, Check, Status, tally
+from .tolerances import bounds
+from .worked import Judgement, judge
+
+EXPECTED = "expected.json"
+EXPECTED_FORMAT = "pairproof-expected/1"
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much there is."""
+
+
+class UsageError(ValueError):
+    """The selection names something that does not exist."""
+
+
+class CouldNotRun(RuntimeError):
+    """Something needed is not here; the message says what and how to get it."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to run. Empty means everything.
+
+    ``cases`` are ids or shell patterns; ``required`` names implementations that must be present; ``peers`` maps a
+    peer's name to a path.
+    """
+
+    losses: tuple[str, ...] = ()
+    implementations: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    device: str = "cpu"
+    required: tuple[str, ...] = ()
+    peers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is filtered by loss, case or dtype, so that counts can be asserted."""
+        return not (self.losses or self.cases or self.dtypes)
+
+    def takes_loss(self, loss: str) -> bool:
+        """Whether a loss is selected."""
+        return not self.losses or loss in self.losses
+
+    def takes_case(self, case: str) -> bool:
+        """Whether a case, figure or claim is selected."""
+        return not self.cases or any(fnmatchcase(case, pattern) for pattern in self.cases)
+
+
+@dataclass
+class Report:
+    """What a run found."""
+
+    selection: Selection
+    checks: list[Check] = field(default_factory=list)
+    judgements: list[Judgement] = field(default_factory=list)
+    claims: list[ClaimJudgement] = field(default_factory=list)
+    fixtures: list[WorkedFixture] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check ended well and the right number of them ran."""
+        return not self.problems and not any(check.status in BAD for check in self.checks)
+
+    def header(self) -> dict[str, str]:
+        """What is tested, where, with which versions."""
+        return {
+            "pairproof": pairproof.__version__,
+            "copy": str(Path(next(iter(pairproof.__path__)))),
+            "fixtures": str(fixtures_root()),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "torch": torch.__version__,
+            "device": self.selection.device,
+            "machine": platform.machine(),
+        }
+
+
+def repeat_line(kind: str, case: str, implementation: str = "", dtype: str = "", device: str = "cpu") -> str:
+    """The command that repeats one check."""
+    words = ["pairproof", "verify", "--case", case]
+    if kind == "case":
+        words += ["--impl", implementation, "--dtype", dtype]
+        if device != "cpu":
+            words += ["--device", device]
+    return shlex.join(words)
+
+
+def load_cases(fixtures: Sequence[WorkedFixture]) -> list[Case]:
+    """Every case on which implementations are run."""
+    return [case for fixture in fixtures for case in worked_cases(fixture)]
+
+
+def run(selection: Selection, progress: Progress | None = None) -> Report:
+    """Judge figures and claims, run the implementations on the cases, assert the counts.
+
+    Args:
+        selection: what to run.
+        progress: told of each step.
+
+    Returns:
+        The report.
+
+    Raises:
+        UsageError: the selection names an unknown loss, implementation, dtype or device, or matches no case.
+        CouldNotRun: a required implementation is absent, or the device is.
+        FixtureError: the fixtures cannot be trusted.
+    """
+    tell: Progress = progress or (lambda what, done, total: None)
+    _check_selection(selection)
+    report = Report(selection, fixtures=load_worked())
+    implementations = list(_present(selection, report))
+    if not selection.implementations or "reference" in selection.implementations:
+        if not selection.dtypes or "float64" in selection.dtypes:
+            _judge_documents(report, tell)
+    cases = [c for c in load_cases(report.fixtures) if selection.takes_loss(c.loss) and selection.takes_case(c.id)]
+    if not cases and not report.checks:
+        raise UsageError(f"no case matches {', '.join(selection.cases or selection.losses)}; see: pairproof list")
+    used: set[tuple[str, str]] = set()
+    for done, case in enumerate(cases):
+        tell("cases", done, len(cases))
+        true = truth(case)
+        for implementation in implementations:
+            report.checks += _check(implementation, case, true, selection, used)
+    tell("cases", len(cases), len(cases))
+    if selection.whole:
+        for implementation in implementations:
+            for deviation in implementation.deviations:
+                if (implementation.name, deviation.name) not in used:
+                    report.problems.append(
+                        f"{implementation.name}: the declared deviation {deviation.name!r} meets no case: remove it"
+                    )
+        report.problems += _count_problems(report, implementations)
+    return report
+
+
+def _check_selection(selection: Selection) -> None:
+    from .catalogue import LOSSES
+
+    known = [kind.name for kind in ALL]
+    for given, allowed, what in (
+        (selection.losses, list(LOSSES), "loss"),
+        (selection.implementations, known, "implementation"),
+        (selection.required, known, "implementation"),
+        (selection.dtypes, ["float64", "float32", "bfloat16", "float16"], "dtype"),
+        (tuple(selection.peers), ["supcontrast", "folder"], "peer with a path"),
+    ):
+        for name in given:
+            if name not in allowed:
+                raise UsageError(f"unknown {what} {name!r}; known: {', '.join(allowed)}")
+    try:
+        torch.empty(1, device=selection.device)
+    except (RuntimeError, AssertionError) as error:
+        raise CouldNotRun(f"device {selection.device!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def _present(selection: Selection, report: Report) -> Iterator[Implementation]:
+    for kind in ALL:
+        if selection.implementations and kind.name not in (*selection.implementations, *selection.required):
+            continue
+        try:
+            implementation = kind(selection.peers, selection.device)
+        except Unavailable as error:
+            if kind.name in selection.required:
+                raise CouldNotRun(f"{kind.name} is required and not here: {error}") from None
+            report.absent[kind.name] = str(error)
+            continue
+        report.versions[kind.name] = implementation.version()
+        yield implementation
+
+
+def _judge_documents(report: Report, tell: Progress) -> None:
+    selection = report.selection
+    for done, fixture in enumerate(report.fixtures):
+        tell("documents", done, len(report.fixtures))
+        only = [
+            figure.id
+            for figure in fixture.figures
+            if selection.takes_case(f"{fixture.document.id}/{figure.id}")
+            and (not selection.losses or (figure.call and fixture.calls[figure.call].loss in selection.losses))
+        ]
+        for judgement in judge(fixture, only):
+            report.judgements.append(judgement)
+            report.checks.append(_figure_check(fixture, judgement))
+        if selection.losses:
+            continue
+        for claim in judge_claims(fixture):
+            if selection.takes_case(claim.case):
+                report.claims.append(claim)
+                message = (
+                    claim.evidence
+                    if claim.passed
+                    else (f"recorded as {claim.claim.verdict!r}, found {claim.verdict!r}: {claim.evidence}")
+                )
+                status = Status.PASSED if claim.passed else Status.FAILED
+                report.checks.append(
+                    Check(
+                        "claim",
+                        "reference",
+                        "",
+                        claim.case,
+                        "",
+                        status,
+                        message,
+                        repeat=repeat_line("claim", claim.case),
+                    )
+                )
+    if selection.whole:
+        known = {claim.case for claim in report.claims}
+        report.problems += [
+            f"{name}: a check is written for a claim that no fixture holds" for name in CHECKS if name not in known
+        ]
+    tell("documents", len(report.fixtures), len(report.fixtures))
+
+
+def _figure_check(fixture: WorkedFixture, judgement: Judgement) -> Check:
+    figure = judgement.figure
+    return Check(
+        kind="figure",
+        implementation="reference",
+        loss=fixture.calls[figure.call].loss if figure.call else "",
+        case=judgement.case,
+        dtype="",
+        status=Status.PASSED if judgement.passed else Status.FAILED,
+        message=judgement.finding if judgement.passed else judgement.message,
+        repeat=repeat_line("figure", judgement.case),
+        value=judgement.value,
+    )
+
+
+def _check(
+    implementation: Implementation, case: Case, true: Truth, selection: Selection, used: set[tuple[str, str]]
+) -> Iterator[Check]:
+    name = implementation.name
+    refusal = implementation.refuses(case)
+    if refusal:
+        yield Check("case", name, case.loss, case.id, "", Status.SKIPPED, refusal)
+        return
+    for dtype in implementation.dtypes:
+        if selection.dtypes and dtype not in selection.dtypes:
+            continue
+        if not case.holds_in(dtype):
+            yield Check(
+                "case", name, case.loss, case.id, dtype, Status.SKIPPED, f"its inputs are no numbers of {dtype}"
+            )
+            continue
+        repeat = repeat_line("case", case.id, name, dtype, selection.device)
+        declared = [d for d in implementation.deviations if d.applies(case, dtype)]
+        used.update((name, d.name) for d in declared)
+        try:
+            outcome = implementation.evaluate(case, dtype)
+            comparison = compare(case, true, outcome, bounds(case, true, dtype))
+        except Exception as error:  # a crash of outside code is a result, not the end of the run
+            message = f"{type(error).__name__}: {error}".splitlines()[0]
+            yield Check("case", name, case.loss, case.id, dtype, Status.ERRORED, message, repeat=repeat)
+            continue
+        value = outcome.values[0] if len(outcome.values) == 1 else None
+        if declared and comparison.first:
+            reasons = "; ".join(f"{d.reason} ({d.link})" for d in declared)
+            status, message = Status.DEVIATES, f"{comparison.first}. Declared: {reasons}"
+        elif declared:
+            status = Status.FAILED
+            message = f"declared to deviate ({declared[0].name}) but conforms: remove the declaration or narrow it"
+        elif comparison.first:
+            status, message = Status.FAILED, comparison.first
+        else:
+            status, message = Status.PASSED, ""
+        yield Check("case", name, case.loss, case.id, dtype, status, message, comparison.ratio, repeat, value)
+
+
+def _count_problems(report: Report, implementations: Sequence[Implementation]) -> list[str]:
+    """The counts of a whole run against those on file, for whatever was present."""
+    path = fixtures_root() / EXPECTED
+    if not path.is_file():
+        return [f"{EXPECTED} is missing: without it nobody knows how many checks there should be"]
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if data.get("format") != EXPECTED_FORMAT:
+        return [f"{EXPECTED}: $.format: expected {EXPECTED_FORMAT!r}, got {data.get('format')!r}"]
+    present = {i.name for i in implementations}
+    documents = "reference" in present
+    wanted = {
+        key: counts
+        for key, counts in data["counts"].items()
+        if key.partition("/")[0] in present or (documents and "/" not in key)
+    }
+    found = tally(report.checks)
+    problems = []
+    for key in sorted(wanted.keys() | found.keys()):
+        if wanted.get(key) != found.get(key):
+            problems.append(f"{key}: expected {_show(wanted.get(key))}, ran {_show(found.get(key))}")
+    entries = _entries(report)
+    if documents and entries != data["entries"]:
+        problems.append(f"printed entries: expected {_show(data['entries'])}, judged {_show(entries)}")
+    return problems
+
+
+def _show(counts: Mapping[str, int] | None) -> str:
+    return ", ".join(f"{n} {name}" for name, n in counts.items()) if counts else "nothing"
+
+
+def _entries(report: Report) -> dict[str, int]:
+    """Printed entries judged, by kind."""
+    entries: dict[str, int] = {}
+    for judgement in report.judgements:
+        for _, entry in judgement.figure.entries():
+            kind = "infinite" if entry in ("inf", "-inf") else judgement.figure.kind
+            entries[kind] = entries.get(kind, 0) + 1
+    return dict(sorted(entries.items()))
+
+
+def expected_counts(report: Report) -> dict[str, Any]:
+    """The JSON object of ``fixtures/expected.json`` for a whole run with everything present."""
+    return {"format": EXPECTED_FORMAT, "counts": tally(report.checks), "entries": _entries(report)}

@@ -1,0 +1,169 @@
+"""Both rooms hold to the catalogue, and neither leans on the other."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from pairproof import conformance, fast, fixtures, reference
+from pairproof.conformance.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss
+
+ROOMS = {"reference": reference, "fast": fast}
+MAY_IMPORT = {"reference": {"numpy", "scipy"}, "fast": {"torch", "triton"}}
+TENSOR_KEYWORDS = {"positives", "anchors"}
+LOSS_IDS = list(LOSSES)
+
+
+def folder(package: ModuleType) -> Path:
+    return Path(next(iter(package.__path__)))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSS_IDS)
+def test_function_lives_in_the_module_of_its_family(room: str, loss: Loss) -> None:
+    module = importlib.import_module(f"pairproof.{room}.{loss.module}")
+    function = getattr(module, loss.function)
+    assert function.__module__ == module.__name__
+    assert getattr(ROOMS[room], loss.function) is function
+    assert loss.function in ROOMS[room].__all__
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSS_IDS)
+def test_signature_is_the_catalogue_s(room: str, loss: Loss) -> None:
+    parameters = list(inspect.signature(getattr(ROOMS[room], loss.function)).parameters.values())
+    embeddings, targets, *keywords = parameters
+    assert (embeddings.name, embeddings.default) == ("embeddings", inspect.Parameter.empty)
+    assert targets.name == loss.targets
+    assert targets.default is (None if "positives" in loss.keywords else inspect.Parameter.empty)
+    assert {embeddings.kind, targets.kind} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    assert {parameter.kind for parameter in keywords} == {inspect.Parameter.KEYWORD_ONLY}
+    expected = dict(loss.keywords) | (dict(FAST_ONLY_KEYWORDS) if room == "fast" else {})
+    assert {parameter.name: parameter.default for parameter in keywords} == expected
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSS_IDS)
+def test_keywords_stand_in_one_order_in_both_rooms(loss: Loss) -> None:
+    names = {room: list(inspect.signature(getattr(module, loss.function)).parameters) for room, module in ROOMS.items()}
+    assert [name for name in names["fast"] if name not in FAST_ONLY_KEYWORDS] == names["reference"]
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSS_IDS)
+def test_module_class_is_the_catalogue_s(loss: Loss) -> None:
+    module_class = getattr(fast, loss.module_class)
+    assert issubclass(module_class, torch.nn.Module)
+    parameters = [p for name, p in inspect.signature(module_class.__init__).parameters.items() if name != "self"]
+    assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+    options = {name: default for name, default in loss.keywords.items() if name not in TENSOR_KEYWORDS}
+    assert {p.name: p.default for p in parameters} == options | dict(FAST_ONLY_KEYWORDS)
+    forward = list(inspect.signature(module_class.forward).parameters)
+    assert forward[:3] == ["self", "embeddings", loss.targets]
+    assert set(forward[3:]) == TENSOR_KEYWORDS.intersection(loss.keywords)
+
+
+def test_every_loss_function_of_the_rooms_is_in_the_catalogue() -> None:
+    functions = {loss.function for loss in LOSSES.values()}
+    assert {name for name in reference.__all__ if name.endswith("_loss")} == functions
+    assert {name for name in fast.__all__ if name.endswith("_loss")} == functions
+    assert {name for name in fast.__all__ if name.endswith("Loss")} == {loss.module_class for loss in LOSSES.values()}
+
+
+def test_layout_helpers_have_the_same_parameters_in_both_rooms() -> None:
+    helpers = ("interleaved_partners", "stacked_partners", "flatten_views", "split_views", "repeat_labels")
+    for name in helpers:
+        rooms = {room: dict(inspect.signature(getattr(module, name)).parameters) for room, module in ROOMS.items()}
+        rooms["fast"].pop("device", None)
+        defaults = {room: {key: p.default for key, p in parameters.items()} for room, parameters in rooms.items()}
+        assert defaults["fast"] == defaults["reference"], name
+
+
+def foreign_imports(source: str, depth: int, allowed: set[str]) -> list[str]:
+    """Name what a module imports beyond the standard library, the allowed packages and its own room.
+
+    Args:
+        source: The module's text.
+        depth: How many folders below its room the module lies; a relative import may climb that far and no further.
+        allowed: Top-level packages that it may import.
+    """
+    foreign = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                imported = [alias.name for alias in names]
+            case ast.ImportFrom(level=level, module=module) if level:
+                imported = [] if level <= depth + 1 else ["." * level + (module or "")]
+            case ast.ImportFrom(module=str(module)):
+                imported = [module]
+            case ast.Name(id="__import__") | ast.Attribute(attr="import_module"):
+                imported = ["a name made at run time"]
+            case _:
+                continue
+        foreign += [name for name in imported if name.split(".")[0] not in sys.stdlib_module_names | allowed]
+    return foreign
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_nothing_but_its_own(room: str) -> None:
+    root = folder(ROOMS[room])
+    files = sorted(root.rglob("*.py"))
+    assert len(files) > 3
+    for path in files:
+        depth = len(path.relative_to(root).parents) - 1
+        assert foreign_imports(path.read_text(), depth, MAY_IMPORT[room]) == [], path
+
+
+@pytest.mark.parametrize(
+    ("source", "depth", "found"),
+    [
+        ("import torch", 0, ["torch"]),
+        ("import torch.nn.functional as F", 0, ["torch.nn.functional"]),
+        ("def f():\n    from pairproof.fast import supcon", 0, ["pairproof.fast"]),
+        ("from ..fast import supcon", 0, ["..fast"]),
+        ("from ..checks import check", 1, []),
+        ("from ...fast import supcon", 1, ["...fast"]),
+        ("import importlib\nimportlib.import_module('torch')", 0, ["a name made at run time"]),
+        ("__import__('torch')", 0, ["a name made at run time"]),
+        (
+            "from . import terms\nfrom .terms import Pair\nimport math, numpy as np\nfrom scipy.special import expit",
+            0,
+            [],
+        ),
+    ],
+)
+def test_foreign_imports_are_seen(source: str, depth: int, found: list[str]) -> None:
+    assert foreign_imports(source, depth, MAY_IMPORT["reference"]) == found
+
+
+@pytest.mark.parametrize(
+    ("room", "absent"),
+    [
+        ("reference", ["torch", "pairproof.fast", "pairproof.conformance"]),
+        ("fast", ["scipy", "flint", "pairproof.reference", "pairproof.conformance"]),
+    ],
+)
+def test_importing_a_room_loads_no_other(room: str, absent: list[str]) -> None:
+    program = f"import sys, pairproof.{room}; print([name for name in {absent!r} if name in sys.modules])"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == "[]"
+
+
+def test_fixtures_are_data_only() -> None:
+    root = folder(fixtures)
+    files = [path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {path.suffix for path in files} <= {".py", ".json", ".md"}
+    assert [path for path in files if path.suffix == ".py"] == [root / "__init__.py"]
+    (statement,) = ast.parse((root / "__init__.py").read_text()).body
+    assert isinstance(statement, ast.Expr)
+    assert isinstance(statement.value, ast.Constant)
+
+
+def test_the_rooms_lie_in_one_copy() -> None:
+    assert len({folder(package).parent for package in (conformance, fast, fixtures, reference)}) == 1

@@ -1,0 +1,429 @@
+"""The loader of the published examples: what it accepts, and what it says about anything else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pairproof.conformance.fixtures import (
+    FixtureError,
+    Printed,
+    WorkedFixture,
+    as_json,
+    check_manifest,
+    data_files,
+    dump_worked,
+    fixtures_root,
+    load_worked,
+    write_manifest,
+)
+
+COUNTS = {
+    "batch_tutorial": (1, 0, 0, 0, 0, 1, 0, 1),
+    "pair_notebook": (222, 16, 371, 52, 0, 24, 23, 1),
+    "sit_article": (0, 0, 0, 0, 0, 0, 0, 0),
+    "supcon_notebook": (425, 21, 0, 0, 105, 31, 31, 0),
+    "vectorized_notebook": (137, 0, 36, 0, 0, 14, 14, 0),
+}
+"""number, infinite, mask, index, layout, figures, reproduced, artefact."""
+
+CLAIMS = {
+    "batch_tutorial": 3,
+    "pair_notebook": 11,
+    "sit_article": 5,
+    "supcon_notebook": 14,
+    "vectorized_notebook": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def worked() -> dict[str, WorkedFixture]:
+    return {fixture.document.id: fixture for fixture in load_worked()}
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    root = tmp_path / "fixtures"
+    shutil.copytree(fixtures_root(), root)
+    return root
+
+
+def error(root: Path) -> str:
+    with pytest.raises(FixtureError) as caught:
+        load_worked(root)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def edit(root: Path, name: str, change: Callable[[Any], object]) -> None:
+    """Change one fixture's content and renew the manifest, so that only the change itself is wrong."""
+    path = root / "worked" / f"{name}.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(dump_worked(data), encoding="utf-8")
+    write_manifest(root)
+
+
+def test_loads_every_document(worked: dict[str, WorkedFixture]) -> None:
+    assert list(worked) == sorted(COUNTS)
+    for name, fixture in worked.items():
+        assert tuple(asdict(fixture.counts).values()) == COUNTS[name], name
+        assert len(fixture.claims) == CLAIMS[name], name
+
+
+def test_a_copy_loads_alike(copy: Path) -> None:
+    assert list(map(as_json, load_worked(copy))) == list(map(as_json, load_worked()))
+
+
+def test_records_are_frozen(worked: dict[str, WorkedFixture]) -> None:
+    fixture = worked["pair_notebook"]
+    with pytest.raises(FrozenInstanceError):
+        fixture.figures[0].verdict = "artefact"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        fixture.calls["more"] = fixture.calls["nt-xent-1.0"]  # type: ignore[index]
+
+
+def test_text_is_kept_as_printed(worked: dict[str, WorkedFixture]) -> None:
+    figures = {figure.id: figure for figure in worked["supcon_notebook"].figures}
+    first = dict(figures["out-12-similarity"].entries())
+    assert (first[0, 0], first[0, 1], dict(figures["out-13-softmax"].entries())[0, 0]) == ("-inf", "0.8635144", "0.")
+    assert dict(figures["out-14-loss"].entries()) == {(): "1.5017812656385385"}
+    assert worked["pair_notebook"].calls["nt-bxent-0.01"].keywords["temperature"] == "0.01"
+
+
+def test_the_two_artefacts(worked: dict[str, WorkedFixture]) -> None:
+    found = {
+        (name, figure.printed): figure.instead.value
+        for name, fixture in worked.items()
+        for figure in fixture.figures
+        if figure.instead is not None
+    }
+    assert found == {
+        ("batch_tutorial", "0.5545"): "0.55451774444795625",
+        ("pair_notebook", "62.898780822753906"): "48.286442426170956",
+    }
+
+
+def test_cut_outputs_say_so(worked: dict[str, WorkedFixture]) -> None:
+    cut = {figure.id: len(list(figure.entries())) for figure in worked["pair_notebook"].figures if figure.cut}
+    assert cut == {"in-101-sigmoid": 35, "in-102-negative-pairs": 51}
+
+
+def test_input_of_a_figure(worked: dict[str, WorkedFixture]) -> None:
+    fixture = worked["supcon_notebook"]
+    figures = {figure.id: figure for figure in fixture.figures}
+    assert fixture.input_of(figures["out-24-similarity"]).name == "embeddings_3x3"
+    assert fixture.input_of(figures["out-42-loss"]).name == "embeddings_2x2x2"
+
+
+def test_written_as_read() -> None:
+    for path in sorted((fixtures_root() / "worked").glob("*.json")):
+        text = path.read_bytes().decode("utf-8")
+        assert dump_worked(json.loads(text)) == text, path.name
+    for fixture in load_worked():
+        path = fixtures_root() / "worked" / f"{fixture.document.id}.json"
+        assert dump_worked(fixture).encode("utf-8") == path.read_bytes(), path.name
+
+
+def test_a_matrix_row_is_one_line() -> None:
+    text = (fixtures_root() / "worked" / "vectorized_notebook.json").read_text(encoding="utf-8")
+    assert re.search(r'^ +\["1.0000", "0.9429", "0.8513", "0.3701", "0.3550", "0.8159"\],?$', text, re.MULTILINE)
+
+
+def test_manifest_written_as_read(copy: Path) -> None:
+    before = (copy / "manifest.json").read_bytes()
+    assert write_manifest(copy) == copy / "manifest.json"
+    assert (copy / "manifest.json").read_bytes() == before
+    assert sorted(path.name for path in copy.iterdir()) == sorted(path.name for path in fixtures_root().iterdir())
+
+
+def test_manifest_leaves_out_what_is_no_data(copy: Path) -> None:
+    (copy / ".hidden").write_text("x")
+    (copy / "__init__.py").write_text("")
+    check_manifest(copy)
+    assert not {"README.md", "manifest.json", ".hidden", "__init__.py"} & set(data_files(copy))
+
+
+def test_flipped_digit(copy: Path) -> None:
+    path = copy / "worked" / "pair_notebook.json"
+    old = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_bytes(path.read_bytes().replace(b'"0.6698"', b'"0.6699"', 1))
+    new = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert error(copy) == f"worked/pair_notebook.json: altered: expected SHA-256 {old}, got {new}"
+
+
+def test_missing_file(copy: Path) -> None:
+    path = copy / "worked" / "sit_article.json"
+    sha = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.unlink()
+    assert error(copy) == f"worked/sit_article.json: missing; manifest.json lists it with SHA-256 {sha}"
+
+
+def test_extra_file(copy: Path) -> None:
+    (copy / "worked" / "more.json").write_text("{}")
+    sha = hashlib.sha256(b"{}").hexdigest()
+    assert error(copy) == f"worked/more.json: not listed in manifest.json (its SHA-256 is {sha})"
+
+
+def test_missing_manifest(copy: Path) -> None:
+    (copy / "manifest.json").unlink()
+    assert error(copy).startswith("manifest.json: cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "manifest.json: $.format: expected 'pairproof-manifest/1', got None"),
+        ('{"format": "pairproof-manifest/2"}', "manifest.json: $.format: expected 'pairproof-manifest/1'"),
+        ('{"format": "pairproof-manifest/1", "files": []}', "manifest.json: $.files: expected an object"),
+    ],
+)
+def test_malformed_manifest(copy: Path, text: str, message: str) -> None:
+    (copy / "manifest.json").write_text(text)
+    assert error(copy).startswith(message)
+
+
+def test_truncated_file(copy: Path) -> None:
+    path = copy / "worked" / "supcon_notebook.json"
+    path.write_bytes(path.read_bytes()[:5000])
+    assert error(copy).startswith("worked/supcon_notebook.json: altered: expected SHA-256")
+    write_manifest(copy)
+    assert re.fullmatch(r"worked/supcon_notebook\.json: not JSON: .+ at line \d+, column \d+", error(copy))
+
+
+def test_not_utf8(copy: Path) -> None:
+    (copy / "worked" / "sit_article.json").write_bytes(b'{"format": "\xff"}')
+    write_manifest(copy)
+    assert error(copy).startswith("worked/sit_article.json: not UTF-8")
+
+
+def test_name_twice_in_one_object(copy: Path) -> None:
+    (copy / "worked" / "sit_article.json").write_text('{"format": "a", "format": "b"}')
+    write_manifest(copy)
+    assert error(copy) == "worked/sit_article.json: the name 'format' stands twice in one object"
+
+
+def _drop_last(data: Any) -> None:
+    data["figures"][2]["printed"][3].pop()
+
+
+def _transpose(data: Any) -> None:
+    data["figures"][2]["printed"] = data["figures"][2]["printed"][:4]
+
+
+WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
+    "unknown version": (
+        "sit_article",
+        lambda d: d.update(format="pairproof-worked/2"),
+        "$.format: expected 'pairproof-worked/1', got 'pairproof-worked/2'",
+    ),
+    "additional field": ("pair_notebook", lambda d: d["figures"][3].update(note="x"), "$.figures[3]: Additional prop"),
+    "additional top-level field": ("pair_notebook", lambda d: d.update(more=1), "$: Additional properties"),
+    "missing field": ("pair_notebook", lambda d: d["figures"][3].pop("verdict"), "$.figures[3]: 'verdict' is a requ"),
+    "a number that is not text": (
+        "vectorized_notebook",
+        lambda d: d["figures"][13].update(printed=1.757),
+        "$.figures[13].printed: 1.757 is not",
+    ),
+    "artefact without instead": (
+        "vectorized_notebook",
+        lambda d: d["figures"][13].update(verdict="artefact"),
+        "$.figures[13].instead: None is not of type 'object'",
+    ),
+    "unknown loss": (
+        "vectorized_notebook",
+        lambda d: d["calls"]["nt-xent"].update(loss="triplet"),
+        "$.calls['nt-xent'].loss: 'triplet' is not one of",
+    ),
+    "wrong count": (
+        "vectorized_notebook",
+        lambda d: d["counts"].update(number=136),
+        "$.counts.number: says 136, the figures give 137",
+    ),
+    "wrong count of figures": (
+        "pair_notebook",
+        lambda d: d["counts"].update(artefact=0),
+        "$.counts.artefact: says 0, the figures give 1",
+    ),
+    "dangling call": (
+        "vectorized_notebook",
+        lambda d: d["figures"][13].update(call="nt-xent-2"),
+        "$.figures[13].call: no call has the id 'nt-xent-2'",
+    ),
+    "dangling input": (
+        "vectorized_notebook",
+        lambda d: d["figures"][0].update(input="batch_3"),
+        "$.figures[0].input: no input is called 'batch_3'",
+    ),
+    "dangling input of a call": (
+        "vectorized_notebook",
+        lambda d: d["calls"]["nt-xent"].update(input="batch_3"),
+        "$.calls['nt-xent'].input: no input is called 'batch_3'",
+    ),
+    "dangling figure of a claim": (
+        "vectorized_notebook",
+        lambda d: d["claims"][0].update(figures=["x"]),
+        "$.claims[0].figures[0]: no figure has the id 'x'",
+    ),
+    "figure id twice": (
+        "vectorized_notebook",
+        lambda d: d["figures"][13].update(id="positives"),
+        "$.figures[13].id: 'positives' stands twice",
+    ),
+    "claim id twice": (
+        "sit_article",
+        lambda d: d["claims"].append(d["claims"][0]),
+        "$.claims[5].id: 'same-as-infonce' stands twice",
+    ),
+    "document id twice": (
+        "vectorized_notebook",
+        lambda d: d["document"].update(id="sit_article"),
+        "$.document.id: 'sit_article' is already the id of worked/sit_article.json",
+    ),
+    "ragged": ("pair_notebook", _drop_last, "$.figures[2].printed[3]: has shape [7], the entries before it [8]"),
+    "wrong shape": ("pair_notebook", _transpose, "$.figures[2].printed: expected shape [8, 8] for 'similarity', got"),
+    "too many decimals": (
+        "pair_notebook",
+        lambda d: d["figures"][7].update(printed="2.85550"),
+        "$.figures[7].printed: 2.85550 has 5 decimals, the array 4",
+    ),
+    "too few decimals": (
+        "pair_notebook",
+        lambda d: d["figures"][7].update(printed="2.855"),
+        "$.figures[7].printed: no entry has the 4 decimals",
+    ),
+    "not the full length of its dtype": (
+        "pair_notebook",
+        lambda d: d["figures"][8].update(printed="167.33396911621095"),
+        "$.figures[8].printed: 167.33396911621095 is not the full length of a float32",
+    ),
+    "infinity off the diagonal": (
+        "pair_notebook",
+        lambda d: d["figures"][3]["printed"][0].reverse(),
+        "$.figures[3].printed[0][7]: -inf stands where",
+    ),
+    "kind and quantity at odds": (
+        "pair_notebook",
+        lambda d: d["figures"][2].update(kind="mask"),
+        "$.figures[2].kind: expected 'number' for the quantity 'similarity', got 'mask'",
+    ),
+    "no mask entry": (
+        "pair_notebook",
+        lambda d: d["figures"][0]["printed"][0].__setitem__(0, "2."),
+        "$.figures[0].printed[0][0]: '2.' is no entry of a figure of kind 'mask'",
+    ),
+    "exact value that does not round to the printed one": (
+        "pair_notebook",
+        lambda d: d["inputs"]["x"]["printed"][0].__setitem__(0, "-0.2387"),
+        "$.inputs.x.exact[0][0]: -0.2385765165090561 does not round to the printed -0.2387",
+    ),
+    "exact value that is no float32": (
+        "pair_notebook",
+        lambda d: d["inputs"]["x"]["exact"][0].__setitem__(0, "-0.2385765165090562"),
+        "$.inputs.x.exact[0][0]: -0.2385765165090562 is not the full length of a float32",
+    ),
+    "input of another shape": (
+        "pair_notebook",
+        lambda d: d["inputs"]["x"].update(shape=[8, 3]),
+        "$.inputs.x.printed: has shape [8, 2], the input [8, 3]",
+    ),
+    "another loss's argument": (
+        "pair_notebook",
+        lambda d: d["calls"]["nt-xent-1.0"].update(arguments={"labels": [0] * 8}),
+        "$.calls['nt-xent-1.0'].arguments: expected 'partners' for nt_xent, got labels",
+    ),
+    "another loss's keyword": (
+        "pair_notebook",
+        lambda d: d["calls"]["nt-xent-1.0"]["keywords"].update(denominator="all"),
+        "$.calls['nt-xent-1.0'].keywords.denominator: nt_xent_loss has no such keyword",
+    ),
+    "label count": (
+        "supcon_notebook",
+        lambda d: d["calls"]["supcon-2x2"]["arguments"]["labels"].pop(),
+        "$.calls['supcon-2x2'].arguments.labels: expected one per embedding, 4, got 3",
+    ),
+    "partners not mutual": (
+        "vectorized_notebook",
+        lambda d: d["calls"]["nt-xent"]["arguments"]["partners"].__setitem__(0, 4),
+        "$.calls['nt-xent'].arguments.partners[0]: 4 is out of range, itself, or not mutual",
+    ),
+    "pair out of range": (
+        "pair_notebook",
+        lambda d: d["calls"]["nt-bxent-1.0"]["arguments"]["positive_pairs"].__setitem__(2, [0, 8]),
+        "$.calls['nt-bxent-1.0'].arguments.positive_pairs[2]: [0, 8] is out of range for 8 embeddings",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_content(copy: Path, what: str) -> None:
+    name, change, message = WRONG[what]
+    edit(copy, name, change)
+    assert error(copy).startswith(f"worked/{name}.json: {message}")
+
+
+def test_jsonschema_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(ImportError, match=re.escape('pip install "pairproof[verify]"')):
+        load_worked()
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    """The documents' texts by checksum."""
+    named = os.environ.get("PAIRPROOF_SEEDS")
+    folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "seeds"
+    if not named and not folder.is_dir():
+        pytest.skip("the source documents are not at hand: set PAIRPROOF_SEEDS to their folder")
+    assert folder.is_dir(), f"PAIRPROOF_SEEDS: no such folder: {folder}"
+    files = [path.read_bytes() for path in sorted(folder.glob("*.txt"))]
+    return {hashlib.sha256(content).hexdigest(): content.decode("utf-8") for content in files}
+
+
+def _pattern(printed: Printed, last: bool = False) -> str:
+    """What the array looks like on the page. ``last``: its closing brackets are not on the page."""
+    if not isinstance(printed, tuple):
+        return re.escape(str(printed)) + r"(?![\d.]*\d)"
+    items = [_pattern(item, last and position == len(printed) - 1) for position, item in enumerate(printed)]
+    return r"\[\s*" + r"\s*,\s*".join(items) + ("" if last else r"\s*\]")
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_printed_string_stands_in_the_document(
+    worked: dict[str, WorkedFixture], texts: dict[str, str], name: str
+) -> None:
+    fixture = worked[name]
+    assert fixture.document.sha256 in texts, f"no file in the folder has the checksum of {name}"
+    text = texts[fixture.document.sha256]
+    position = 0
+    for figure in fixture.figures:
+        found = re.compile(r"(?<![\d.-])" + _pattern(figure.printed, figure.cut is not None)).search(text, position)
+        assert found, f"{figure.id} does not stand in the document after the figure before it"
+        position = found.end()
+    for value in fixture.inputs.values():
+        if value.printed is not None and value.decimals is not None:
+            assert re.search(_pattern(value.printed), text), value.name
+    for link in fixture.document.links:
+        assert link in text, link
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_claim_is_quoted(worked: dict[str, WorkedFixture], texts: dict[str, str], name: str) -> None:
+    fixture = worked[name]
+    text = " ".join(texts[fixture.document.sha256].split())
+    for claim in fixture.claims:
+        position = 0
+        for piece in (claim.original or claim.words).split(" ... "):
+            position = text.find(piece, position)
+            assert position >= 0, f"{claim.id}: {piece}"

@@ -1,0 +1,96 @@
+"""What is packed is what lies in the folders, and what is required is pinned."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import tomllib
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MAPPING: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
+
+
+@pytest.fixture(scope="module")
+def check_wheel() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_wheel", ROOT / "tools" / "check_wheel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_folder_with_code_is_a_listed_package() -> None:
+    found = set()
+    for package, folder in MAPPING.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            found.add(".".join([package, *path.parent.relative_to(ROOT / folder).parts]))
+            assert (path.parent / "__init__.py").is_file(), f"{path.parent} holds code and no __init__.py"
+    assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == sorted(found)
+
+
+def test_every_requirement_is_pinned_within_its_bounds() -> None:
+    pins = {
+        canonicalize_name(pin.name): str(pin.specifier).removeprefix("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+        for pin in [Requirement(line)]
+    }
+    project = PROJECT["project"]
+    required = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
+    for extra in project["optional-dependencies"].values():
+        required += extra
+    for requirement in map(Requirement, required):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_base_install_needs_three_packages() -> None:
+    assert {Requirement(line).name for line in PROJECT["project"]["dependencies"]} == {"numpy", "scipy", "torch"}
+
+
+def small_project(root: Path) -> None:
+    """A repository with one mapped folder, as check_wheel reads it."""
+    (root / "rooms" / "__pycache__").mkdir(parents=True)
+    (root / "rooms" / "__init__.py").write_text("")
+    (root / "rooms" / "__pycache__" / "old.pyc").write_text("")
+    (root / "rooms" / "case.json").write_text("{}")
+    (root / "pyproject.toml").write_text('[tool.setuptools.package-dir]\n"top.rooms" = "rooms"\n')
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["top/rooms/__init__.py", "top/rooms/case.json"], []),
+        (["top/rooms/__init__.py"], ["missing from the wheel: top/rooms/case.json"]),
+        (
+            ["top/rooms/__init__.py", "top/rooms/case.json", "tests/test_it.py"],
+            ["does not belong in the wheel: tests/test_it.py"],
+        ),
+    ],
+)
+def test_check_wheel_tells(check_wheel: ModuleType, tmp_path: Path, names: list[str], expected: list[str]) -> None:
+    small_project(tmp_path)
+    wheel = tmp_path / "top-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in [*names, "top-1.dist-info/RECORD"]:
+            archive.writestr(name, "")
+    assert check_wheel.differences(wheel, tmp_path) == expected
+
+
+def test_make_help_names_every_target() -> None:
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("make is not installed")
+    shown = subprocess.run([make, "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    targets = next(line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY:"))
+    assert [line.split()[1] for line in shown.stdout.splitlines()] == targets.removeprefix(".PHONY:").split()

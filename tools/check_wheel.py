@@ -1,0 +1,65 @@
+"""Check that a wheel holds every file of our folders, and nothing else.
+
+An editable install imports a subpackage that ``pyproject.toml`` forgot to list; a wheel lacks it, and only this shows.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+import zipfile
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def expected_files(root: Path) -> set[str]:
+    """Name the files that the wheel must hold beside its metadata.
+
+    Args:
+        root: The repository, whose ``pyproject.toml`` maps import names to folders.
+
+    Returns:
+        Their paths inside the wheel, such as ``pairproof/fast/supcon.py``; caches and hidden files are left out.
+    """
+    mapping: dict[str, str] = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    expected = set()
+    for package, folder in mapping.items():
+        for path in (root / folder).rglob("*"):
+            inside = path.relative_to(root / folder)
+            if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in inside.parts):
+                expected.add(str(PurePosixPath(*package.split("."), *inside.parts)))
+    return expected
+
+
+def differences(wheel: Path, root: Path) -> list[str]:
+    """List what the wheel lacks and what it should not hold, one line each; an empty list is a good wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if not PurePosixPath(name).parts[0].endswith(".dist-info")}
+    expected = expected_files(root)
+    missing = [f"missing from the wheel: {name}" for name in sorted(expected - found)]
+    surplus = [f"does not belong in the wheel: {name}" for name in sorted(found - expected)]
+    return missing + surplus
+
+
+def main(arguments: list[str]) -> int:
+    """Check the one wheel named on the command line; return the exit code."""
+    if len(arguments) != 1:
+        print(f"expected the path of one wheel, got {len(arguments)}: {' '.join(arguments)}", file=sys.stderr)
+        return 2
+    wheel = Path(arguments[0])
+    wrong = differences(wheel, ROOT)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    if wrong:
+        return 1
+    folders: dict[str, int] = {}
+    for name in expected_files(ROOT):
+        folder = "/".join(PurePosixPath(name).parts[:2]) if name.count("/") > 1 else "pairproof"
+        folders[folder] = folders.get(folder, 0) + 1
+    print(f"{wheel.name} holds " + ", ".join(f"{folder} ({count} files)" for folder, count in sorted(folders.items())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
