@@ -46,7 +46,7 @@ def check_embeddings(embeddings: npt.ArrayLike, similarity: str) -> list[list[Sc
 
     Half and single precision become float64 exactly; complex and object scalars are taken as they are.
     """
-    array = np.asarray(embeddings)
+    array = _array("embeddings", embeddings)
     if array.dtype.kind not in "fcO":
         raise TypeError(f"embeddings: expected a floating dtype, got {array.dtype}")
     if array.ndim != 2:
@@ -60,15 +60,22 @@ def check_embeddings(embeddings: npt.ArrayLike, similarity: str) -> list[list[Sc
         for x in row:
             if isinstance(x, (bool, int, str)) or x is None:
                 raise TypeError(f"embeddings: expected a floating dtype, got {type(x).__name__} in row {i}")
-            if not math.isfinite(order(x)):
+            if not (math.isfinite(order(x)) and np.isfinite(float(np.ravel(np.imag(x))[0]))):
                 raise ValueError(f"embeddings: expected finite values, got {x} in row {i}")
         if similarity == "cosine" and all(order(x) == 0 for x in row):
             raise ValueError(f"embeddings: expected no zero vector under cosine similarity, got one in row {i}")
     return rows
 
 
+def _array(name: str, values: object) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name}: expected a rectangular array, got rows of different lengths") from None
+
+
 def _integers(name: str, values: object, kinds: str = "iu") -> npt.NDArray[Any]:
-    array = np.asarray(values)
+    array = _array(name, values)
     if array.size and array.dtype.kind not in kinds:
         raise TypeError(f"{name}: expected integers, got dtype {array.dtype}")
     return array
@@ -84,7 +91,7 @@ def check_labels(labels: object, n: int) -> list[int]:
 
 def check_mask(name: str, mask: object, shape: Sequence[int]) -> npt.NDArray[np.bool_]:
     """A boolean array of the given shape."""
-    array = np.asarray(mask)
+    array = _array(name, mask)
     if array.dtype != np.bool_:
         raise TypeError(f"{name}: expected dtype bool, got {array.dtype}")
     if array.shape != tuple(shape):
@@ -110,10 +117,10 @@ def check_partners(partners: object, n: int) -> list[int]:
 
 def check_positive_pairs(positive_pairs: object, n: int) -> list[tuple[int, int]]:
     """Directed pairs of rows, in range."""
-    array = np.asarray(positive_pairs)
+    array = _integers("positive_pairs", positive_pairs)
     if array.ndim != 2 or array.shape[1] != 2:
         raise ValueError(f"positive_pairs: expected shape [M, 2], got {list(array.shape)}")
-    pairs = [(int(i), int(j)) for i, j in _integers("positive_pairs", array)]
+    pairs = [(int(i), int(j)) for i, j in array]
     for k, (i, j) in enumerate(pairs):
         if not (0 <= i < n and 0 <= j < n):
             raise ValueError(f"positive_pairs: expected rows in the range 0 to {n - 1}, got ({i}, {j}) at position {k}")

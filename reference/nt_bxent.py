@@ -16,22 +16,23 @@ import numpy.typing as npt
 
 from .batch import NAN, Batch, prepare, row_count
 from .checks import check_choice, check_positive_pairs
-from .similarity import softplus
+from .similarity import order, softplus
 from .terms import Pair, Result
 
 
 def _add_pair(batch: Batch, i: int, j: int, positive: bool) -> Pair:
-    """The binary cross-entropy of one pair; sigma(s) = 1 / (1 + e^-s) gives its numerator and denominator."""
+    """The binary cross-entropy of one pair: -log of 1 / (1 + e^x), with x = -s for a positive and s for a negative."""
     s = batch.logits[i][j]
     x = -s if positive else s
+    shift = x if order(x) > 0 else batch.zero
     pair = Pair(
         anchor=i,
         other=j,
         positive=positive,
         members=(),
-        shift=batch.zero,
-        numerator=batch.zero + 1,
-        denominator=1 + np.exp(x),
+        shift=shift,
+        numerator=np.exp(-shift),
+        denominator=np.exp(-shift) + np.exp(x - shift),
         log_numerator=batch.zero,
         log_denominator=softplus(x),
         value=softplus(x),

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from .batch import NAN, Batch, prepare
 from .checks import check_choice
-from .similarity import largest, shifted_sum
+from .similarity import largest, order, shifted_sum
 from .terms import Pair, Result, Scalar
 
 EPSILON = 1e-8
@@ -44,7 +44,9 @@ def denominator_members(batch: Batch, i: int, p: int, denominator: str) -> list[
 def add_pair(batch: Batch, i: int, p: int, members: list[int]) -> Pair:
     """Evaluate -log( e^s_ip / sum over members of e^s_ia ) and record its terms."""
     s = batch.logits[i]
-    shift, rest = shifted_sum([s[a] for a in members])
+    largest_member, rest = shifted_sum([s[a] for a in members])
+    # The positive is no member of a denominator of negatives alone, and may exceed them all.
+    shift = largest_member if order(largest_member) >= order(s[p]) else s[p]
     pair = Pair(
         anchor=i,
         other=p,
@@ -52,10 +54,10 @@ def add_pair(batch: Batch, i: int, p: int, members: list[int]) -> Pair:
         members=tuple(members),
         shift=shift,
         numerator=np.exp(s[p] - shift),
-        denominator=1 + rest,
+        denominator=np.exp(largest_member - shift) * (1 + rest),
         log_numerator=s[p],
-        log_denominator=shift + np.log1p(rest),
-        value=(shift - s[p]) + np.log1p(rest),
+        log_denominator=largest_member + np.log1p(rest),
+        value=(largest_member - s[p]) + np.log1p(rest),
     )
     batch.pairs[i, p] = pair
     return pair

@@ -15,7 +15,13 @@ import numpy.typing as npt
 LAYOUTS = ("stacked", "interleaved")
 
 
+def _check_integer(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}: expected an integer, got {value!r} of type {type(value).__name__}")
+
+
 def _check_pairs(n: int) -> None:
+    _check_integer("n", n)
     if n < 2 or n % 2:
         raise ValueError(f"n: expected an even number of rows, at least 2, got {n}")
 
@@ -26,6 +32,7 @@ def _check_layout(layout: str) -> None:
 
 
 def _check_views(count: int, n_views: int) -> None:
+    _check_integer("n_views", n_views)
     if n_views < 1 or count % n_views:
         raise ValueError(f"n_views: expected a divisor of the number of rows, {count}, got {n_views}")
 
@@ -34,6 +41,7 @@ def interleaved_partners(n: int) -> npt.NDArray[np.int64]:
     """Partners [N] when two views lie side by side: 1, 0, 3, 2, ...
 
     Raises:
+        TypeError: n is no integer.
         ValueError: n is odd or less than 2.
     """
     _check_pairs(n)
@@ -44,6 +52,7 @@ def stacked_partners(n: int) -> npt.NDArray[np.int64]:
     """Partners [N] when all first views come before all second views: n/2, n/2 + 1, ..., 0, 1, ...
 
     Raises:
+        TypeError: n is no integer.
         ValueError: n is odd or less than 2.
     """
     _check_pairs(n)
@@ -91,12 +100,18 @@ def repeat_labels(labels: Sequence[int] | npt.NDArray[Any], n_views: int, layout
     """Labels [batch] of items as labels [views * batch] of their views.
 
     Raises:
-        ValueError: n_views is less than 1; the layout is unknown.
+        TypeError: n_views is no integer.
+        ValueError: labels are not one-dimensional; n_views is less than 1; the layout is unknown.
     """
     _check_layout(layout)
+    _check_integer("n_views", n_views)
     if n_views < 1:
         raise ValueError(f"n_views: expected at least 1, got {n_views}")
-    values = list(labels)
+    array = np.asarray(labels)
+    if array.ndim != 1:
+        raise ValueError(f"labels: expected shape [batch], got {list(array.shape)}")
     if layout == "stacked":
-        return np.array([label for _ in range(n_views) for label in values])
-    return np.array([label for label in values for _ in range(n_views)])
+        repeated = [label for _ in range(n_views) for label in array]
+    else:
+        repeated = [label for label in array for _ in range(n_views)]
+    return np.array(repeated, dtype=array.dtype)
