@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .fixtures import Call, Input
 from .balls import Rounded, rounded_inputs
+from .fixtures import Call, Input
 
 Row = Sequence[Rounded]
 

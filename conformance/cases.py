@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,10 +101,10 @@ def call_reference(case: Case, rows: npt.ArrayLike | None = None, **changed: Any
     return result
 
 
-def reference_of_similarities(case: Case, matrix: list[list[Any]]) -> reference.Result:
+def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]]) -> reference.Result:
     """The reference's loss and terms for a case whose similarities [N][N] are given."""
     laid = layouts.lay_out(
-        matrix,
+        [list(row) for row in matrix],
         case.positive_mask(),
         anchors=case.anchors(),
         temperature=float(case.option("temperature")),

@@ -139,4 +139,4 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
 )
 
 FAST_ONLY_KEYWORDS: Mapping[str, object] = MappingProxyType({"validate": False})
-"""Keywords that only ``fast`` has: value checks cost a synchronisation on an accelerator, so there they are asked for."""
+"""Keywords that only ``fast`` has: value checks synchronise an accelerator, so there they are asked for."""

@@ -372,7 +372,7 @@ def _infonce(desk: Desk) -> Finding:
         "a single term",
         met=same(term, same_candidates),
         unmet=same(cross / 3, one) or same(cross / 3, both),
-        evidence=f"term of anchor 0: {show(term)}; whole losses: cross-view InfoNCE {show(cross / 3)}, SiT {show(both)}",
+        evidence=f"term of anchor 0 {show(term)}; whole losses: cross-view InfoNCE {show(cross / 3)}, SiT {show(both)}",
     )
 
 
@@ -410,7 +410,7 @@ def _formula_2(desk: Desk) -> Finding:
         "batches whose two directions have equal means",
         met=same(*alike),
         unmet=same(both, one) or same(both, other),
-        evidence=f"1/N over one direction {show(one)}, over the other {show(other)}; the code, 1/2N over both, {show(both)}",
+        evidence=f"1/N over one direction {show(one)}, over the other {show(other)}; 1/2N over both {show(both)}",
     )
 
 
@@ -426,7 +426,7 @@ def _tutorial_input() -> np.ndarray[Any, Any]:
 def _positives_of_d2(desk: Desk) -> Finding:
     terms = reference.supcon_epsilon_loss(_tutorial_input(), DOCUMENT_LABELS).terms
     right = terms.positives[1] == [3, 4] and terms.negatives[1] == [0, 2]
-    return _either(right, f"D2 has positives {['D%d' % (p + 1) for p in terms.positives[1]]}")
+    return _either(right, f"D2 has positives {', '.join(f'D{p + 1}' for p in terms.positives[1])}")
 
 
 def _tutorial_gradient(scale: float = 1.0) -> tuple[float, float]:

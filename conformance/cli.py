@@ -120,7 +120,6 @@ def verify(
     value and gradient of every case. Exit code 0 only if all of it holds and the expected number of checks ran.
 
     Examples:
-
         pairproof verify
 
         pairproof verify --loss supcon --impl pml
@@ -201,7 +200,6 @@ def explain(
     """Print the terms of one case as the notebooks do, and the whole sum written out.
 
     Examples:
-
         pairproof explain supcon_notebook/supcon-3x3 --anchor 0
 
         pairproof explain pair_notebook/in-103-loss-0.01

@@ -25,7 +25,6 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
         ValueError: the row is no anchor of the case.
     """
     result = call_reference(case)
-    terms = result.terms
     anchors = case.anchors()
     if anchor is not None and anchor not in anchors:
         raise ValueError(f"anchor: expected one of {', '.join(map(str, anchors))}, got {anchor}")

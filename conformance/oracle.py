@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from flint import arb
 
+from pairproof import reference
+
 from . import tape
 from .balls import PRECISION, precision
 from .cases import Case, call_reference, reference_of_similarities
@@ -28,7 +30,6 @@ class Truth:
         similarity: [N, N].
         pair_values: the value of every pair that was summed.
         weights: [N, N], the derivative of the loss by each similarity, both orders apart.
-        smallest_bits: bits of relative accuracy left in the least accurate enclosure.
     """
 
     loss: float | list[float]
@@ -37,7 +38,6 @@ class Truth:
     similarity: Matrix
     pair_values: dict[tuple[int, int], float]
     weights: Matrix
-    smallest_bits: int
 
     @property
     def values(self) -> list[float]:
@@ -62,56 +62,51 @@ class Enclosures:
 
 def enclosures(case: Case, bits: int = PRECISION, *, gradient: bool = True) -> Enclosures:
     """Evaluate a case over balls and round nothing."""
+    return _evaluate(case, bits, gradient)[0]
+
+
+def _evaluate(case: Case, bits: int, gradient: bool) -> tuple[Enclosures, reference.Terms, bool]:
+    """The enclosures, the terms, and whether the loss is one value per anchor."""
     with precision(bits):
         exact = [[arb(x) for x in row] for row in case.embeddings.tolist()]
-        rows = tape.variables(exact) if gradient else exact
-        result = call_reference(case, _objects(rows))
+        variables = tape.variables(exact) if gradient else None
+        result = call_reference(case, _objects(variables or exact))
         values = result.loss if isinstance(result.loss, list) else [result.loss]
-        total = _total(values)
         derivatives: list[list[arb]] | None = None
-        if isinstance(total, tape.Var):
-            derivatives = tape.gradient(total, rows)
-        elif gradient:
-            derivatives = [[arb(0)] * len(row) for row in rows]
-        return Enclosures(
+        if variables:
+            total = _total(values)
+            derivatives = [[arb(0)] * len(row) for row in exact]
+            if isinstance(total, tape.Var):
+                derivatives = tape.gradient(total, variables)
+        found = Enclosures(
             values=[arb(_lift(v)) for v in values],
             anchors={i: arb(_lift(v)) for i, v in result.terms.anchor_losses.items()},
             gradient=derivatives,
         )
+        return found, result.terms, isinstance(result.loss, list)
 
 
 def truth(case: Case, bits: int = PRECISION) -> Truth:
     """Evaluate a case over balls: value, terms, gradient and sensitivity to each similarity."""
+    found, terms, many = _evaluate(case, bits, gradient=True)
     with precision(bits):
-        rows = tape.variables([[arb(x) for x in row] for row in case.embeddings.tolist()])
-        result = call_reference(case, _objects(rows))
-        values = result.loss if isinstance(result.loss, list) else [result.loss]
-        loss = [_plain(v) for v in values]
-        total = _total(values)
-        enclosures = [v.value for v in values if isinstance(v, tape.Var)]
+        loss = [float(v) for v in found.values]
         gradient = None
-        if isinstance(total, tape.Var) and not any(math.isnan(x) for x in loss):
-            derivatives = tape.gradient(total, rows)
-            gradient = np.array([[float(x) for x in row] for row in derivatives])
-            enclosures += [x for row in derivatives for x in row if isinstance(x, arb)]
-        elif not any(math.isnan(x) for x in loss):
-            gradient = np.zeros_like(case.embeddings)
-        terms = result.terms
-        matrix = [[_lift(x) for x in row] for row in terms.similarity]
-        similarities = tape.variables(matrix)
-        again = reference_of_similarities(case, similarities).loss  # type: ignore[arg-type]
+        if not any(math.isnan(x) for x in loss):
+            gradient = np.array([[float(x) for x in row] for row in found.gradient or []])
+        similarities = tape.variables([[_lift(x) for x in row] for row in terms.similarity])
+        again = reference_of_similarities(case, similarities).loss
         by_similarity = _total(again if isinstance(again, list) else [again])
         weights = np.zeros((case.n, case.n))
         if isinstance(by_similarity, tape.Var):
             weights = np.array([[float(x) for x in row] for row in tape.gradient(by_similarity, similarities)])
         return Truth(
-            loss=loss if isinstance(result.loss, list) else loss[0],
-            anchors={i: _plain(v) for i, v in terms.anchor_losses.items()},
+            loss=loss if many else loss[0],
+            anchors={i: float(v) for i, v in found.anchors.items()},
             gradient=gradient,
-            similarity=np.array([[float(x) for x in row] for row in matrix]),
+            similarity=np.array([[_plain(x) for x in row] for row in terms.similarity]),
             pair_values={key: _plain(pair.value) for key, pair in terms.pairs.items()},
             weights=weights,
-            smallest_bits=min((_bits(x) for x in enclosures), default=bits),
         )
 
 
@@ -136,8 +131,3 @@ def _lift(x: Any) -> Any:
 
 def _plain(x: Any) -> float:
     return float(_lift(x))
-
-
-def _bits(x: arb) -> int:
-    """Bits of accuracy: relative for large numbers, absolute for small ones."""
-    return int(x.rel_one_accuracy_bits())

@@ -66,7 +66,7 @@ def replace(path: Path, text: str) -> None:
     temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

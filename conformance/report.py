@@ -76,7 +76,9 @@ def _figures(report: Report) -> Table:
             document,
             figure.id,
             figure.place,
-            str(figure.printed) if scalar else f"{len(entries)} {figure.kind}s",
+            str(figure.printed)
+            if scalar
+            else f"{len(entries)} {'indices' if figure.kind == 'index' else figure.kind + 's'}",
             _reference(judgement.value, figure, scalar, judgement.passed),
             *cells,
             f"[{style}]{word}[/]",

@@ -66,6 +66,10 @@ class Selection:
         """Whether a loss is selected."""
         return not self.losses or loss in self.losses
 
+    def takes_dtype(self, dtype: str) -> bool:
+        """Whether a dtype is selected."""
+        return not self.dtypes or dtype in self.dtypes
+
     def takes_case(self, case: str) -> bool:
         """Whether a case, figure or claim is selected."""
         return not self.cases or any(fnmatchcase(case, pattern) for pattern in self.cases)
@@ -137,9 +141,8 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     _check_selection(selection)
     report = Report(selection, fixtures=load_worked())
     implementations = list(_present(selection, report))
-    if not selection.implementations or "reference" in selection.implementations:
-        if not selection.dtypes or "float64" in selection.dtypes:
-            _judge_documents(report, tell)
+    if any(i.name == "reference" for i in implementations) and selection.takes_dtype("float64"):
+        _judge_documents(report, tell)
     cases = [c for c in load_cases(report.fixtures) if selection.takes_loss(c.loss) and selection.takes_case(c.id)]
     if not cases and not report.checks:
         raise UsageError(f"no case matches {', '.join(selection.cases or selection.losses)}; see: pairproof list")
@@ -264,7 +267,7 @@ def _check(
         yield Check("case", name, case.loss, case.id, "", Status.SKIPPED, refusal)
         return
     for dtype in implementation.dtypes:
-        if selection.dtypes and dtype not in selection.dtypes:
+        if not selection.takes_dtype(dtype):
             continue
         if not case.holds_in(dtype):
             yield Check(

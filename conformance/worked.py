@@ -27,9 +27,10 @@ from pairproof.reference import batch as layouts
 from pairproof.reference import similarity, supcon
 
 from .arithmetic import own_loss
-from .balls import PRECISION, ball, exact, precision
+from .balls import PRECISION, Rounded, ball, exact, precision
 from .cases import call_reference, case_of, reference_of_similarities
 from .fixtures import INFINITE, Call, Figure, Input, WorkedFixture
+from .peers.documents import run_in_float32
 
 PRINTED_INPUTS = "printed inputs"
 PRINTED_COSINES = "printed cosines"
@@ -335,6 +336,10 @@ def _own_arithmetic(figure: Figure, call: Call, source: Input) -> tuple[list[Arr
         finding += "; its own operations, correctly rounded, print " + (
             "the same digits" if replay == 0 else f"a value {replay:.0f} ulp away"
         )
+        if figure.arithmetic == "float32":
+            here = _run_here(figure, call, source, allowed)
+            arrivals.append(here)
+            finding += f"; {here.message}"
         return arrivals, "reproduced", finding
     clamped = own_loss(call, source, figure.arithmetic, slack=1, clamp=True)
     arrivals.append(
@@ -345,13 +350,20 @@ def _own_arithmetic(figure: Figure, call: Call, source: Input) -> tuple[list[Arr
             f"{text} lies outside [{clamped.lower!r}, {clamped.upper!r}], which its operations with the clamp allow",
         )
     )
+    here = _run_here(figure, call, source, clamped)
+    arrivals.append(here)
     arrivals.append(_instead(figure, proper))
     arrivals.append(Arrival("differs", not proper.overlaps(exact(text)), 1, f"{text} is the exact value after all"))
-    return (
-        arrivals,
-        "artefact",
-        f"exactly {proper.str(12, radius=False)}; {figure.instead.because if figure.instead else ''}",
-    )
+    because = figure.instead.because if figure.instead else ""
+    return arrivals, "artefact", f"exactly {proper.str(12, radius=False)}; {because} ({here.message})"
+
+
+def _run_here(figure: Figure, call: Call, source: Input, allowed: Rounded) -> Arrival:
+    """The document's own function in float32 on this machine: the same digits, or at least within its own rounding."""
+    found = run_in_float32(case_of(call, source))
+    same = repr(found) == str(figure.printed)
+    message = "run in float32 here, the same digits" if same else f"run in float32 here, {found!r}"
+    return Arrival("run in float32", same or found in allowed, 1, message)
 
 
 def _instead(figure: Figure, proper: arb) -> Arrival:

@@ -82,8 +82,7 @@ def outcome_of(loss: torch.Tensor, embeddings: torch.Tensor, anchors: dict[int, 
     values = loss.detach().double().cpu().reshape(-1).tolist()
     gradient = torch.zeros_like(embeddings)
     if loss.requires_grad:
-        (taken,) = torch.autograd.grad(loss.sum(), embeddings, allow_unused=True)
-        gradient = gradient if taken is None else taken
+        (gradient,) = torch.autograd.grad(loss.sum(), embeddings)
     return Outcome(values=values, gradient=gradient.double().cpu().numpy(), anchors=anchors)
 
 

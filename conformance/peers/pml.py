@@ -7,17 +7,24 @@ Its words translated: a reducer is a reduction, ``AvgNonZeroReducer`` a mean ove
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
-from ..cases import Case
+from ..cases import Case, call_reference
 from ..compare import Outcome
 from .base import Deviation, Implementation, Unavailable, lonely, outcome_of
 
 LARGEST_PAIRS = 4_000_000
 """Positive pairs times negative pairs above which NTXentLoss would take gigabytes."""
+
+
+def _saturates(case: Case, dtype: str) -> bool:
+    """Whether some pair's true loss comes within a few units of the largest that the logarithm can give."""
+    largest = max((float(pair.value) for pair in call_reference(case).terms.pairs.values()), default=0.0)
+    return largest > -math.log(torch.finfo(getattr(torch, dtype)).tiny) - 8
 
 
 def _no_negatives(case: Case) -> bool:
@@ -56,6 +63,13 @@ class PytorchMetricLearning(Implementation):
             ),
             reason="NTXentLoss averages over positive pairs, not over each anchor's mean: unbalanced classes differ",
             link="https://github.com/KevinMusgrave/pytorch-metric-learning/issues/6",
+        ),
+        Deviation(
+            name="saturated logarithm",
+            applies=lambda case, dtype: case.loss in ("nt_xent", "nt_xent_pairwise") and _saturates(case, dtype),
+            reason="NTXentLoss adds finfo.tiny inside its logarithm: no pair costs more than 87.34 in float32 or 708.40"
+            " in float64, and its gradient vanishes there",
+            link="https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning/losses/ntxent_loss.py",
         ),
         Deviation(
             name="no negatives, no loss",

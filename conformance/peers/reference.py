@@ -48,12 +48,13 @@ def complex_step(case: Case) -> npt.NDArray[np.float64]:
     """Gradient [N, D] of the reference: the imaginary part of the loss at z + i STEP e_k, over STEP, for every k."""
     n, dim = case.embeddings.shape
     rows = np.empty((n, dim), dtype=object)
+    steps = STEP * np.maximum(np.abs(case.embeddings), 1e-100)
     for k, (i, d) in enumerate(np.ndindex(n, dim)):
         # One scalar is an array over all N D directions: one run of the loops differentiates by every entry.
         scalar = np.full(n * dim, complex(case.embeddings[i, d]))
-        scalar[k] += 1j * STEP * max(abs(case.embeddings[i, d]), 1e-100)
+        scalar[k] += complex(0, steps[i, d])
         rows[i, d] = scalar
     loss: Any = call_reference(case, rows).loss
     total = sum(loss) if isinstance(loss, list) else loss
     imaginary = np.broadcast_to(np.imag(total), n * dim).reshape(n, dim)
-    return np.asarray(imaginary / (STEP * np.maximum(np.abs(case.embeddings), 1e-100)))
+    return np.asarray(imaginary / steps)
