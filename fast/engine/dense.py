@@ -1,0 +1,486 @@
+"""The dense engine: whole N x N matrices of logits, in a handful of operations.
+
+Forward keeps nothing but its inputs. Backward is written by hand, in differentiable operations, because the derivative
+that automatic differentiation would form multiplies a weight that may have underflowed by a 1 / (temperature * norm)
+that would have brought it back. Here the weight of a pair, dL_i / ds_ij, stays a coefficient times the exponential of
+a logarithm; each row of the gradient is accumulated relative to its largest weight, and the power of two taken out is
+put back last, together with the norm.
+
+The weights follow from writing every loss over two sums, lse_P and lse_N, of the positives and of the negatives alone:
+log(sum over all / sum over positives) is softplus(lse_N - lse_P), which is still accurate where it is 1e-300.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .description import (
+    EPSILON,
+    AnchorValues,
+    Denominator,
+    PairList,
+    Pairs,
+    Partners,
+    Rule,
+    SameLabel,
+    Similarity,
+    Terms,
+)
+
+LN2 = math.log(2)
+LN2_HIGH = 355 / 512
+"""log(2) to so few bits that its product with an exponent is exact."""
+LN2_LOW = -2.121944400546905827679e-4
+"""The rest of log(2)."""
+
+
+class _Range(NamedTuple):
+    """Exponents of two that one floating dtype leaves room for."""
+
+    factor: int
+    """A factor 2^e with ``|e|`` up to here is finite and normal."""
+    boost: int
+    """The largest weight of a row is accumulated as about 2^boost: smaller ones have so much further to fall."""
+    saturated: int
+    """Scaling any number by 2^e with ``|e|`` beyond here gives zero or infinity."""
+
+
+_RANGES = {torch.float64: _Range(1000, 800, 2112), torch.float32: _Range(120, 64, 288)}
+
+
+def computing_dtype(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 where the device lacks it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def anchor_values(embeddings: Tensor, pairs: Pairs, rule: Rule, *, anchors: Tensor | None) -> AnchorValues:
+    """Evaluate one value per anchor; see `pairproof.fast.engine.anchor_values`."""
+    count = embeddings.shape[0]
+    positive = positive_mask(pairs, count)
+    positives = positive.sum(1)
+    negatives = count - 1 - positives
+    rows = torch.ones_like(positives, dtype=torch.bool) if anchors is None else anchors
+    if rule.terms != "binary":
+        rows = rows & (positives > 0)
+    if rule.terms in ("out", "in") and rule.denominator != "all":
+        rows = rows & (negatives > 0)
+    lone = isinstance(pairs, Partners)
+    values = cast(
+        Tensor,
+        _AnchorValues.apply(  # type: ignore[no-untyped-call]
+            embeddings, positive, rows, lone, rule.terms, rule.denominator, rule.similarity, rule.temperature
+        ),
+    )
+    return AnchorValues(values, positives, negatives)
+
+
+def positive_mask(pairs: Pairs, count: int) -> Tensor:
+    """Return bool ``[N, N]``, true where column is a positive of row; the diagonal is false."""
+    if isinstance(pairs, SameLabel):
+        mask = pairs.labels[:, None] == pairs.labels[None, :]
+    elif isinstance(pairs, Partners):
+        mask = pairs.partners[:, None] == torch.arange(count, device=pairs.partners.device)[None, :]
+    elif isinstance(pairs, PairList):
+        mask = torch.zeros((count, count), dtype=torch.bool, device=pairs.pairs.device)
+        true = torch.ones((), dtype=torch.bool, device=mask.device)
+        mask = mask.index_put((pairs.pairs[:, 0], pairs.pairs[:, 1]), true)
+    else:
+        mask = pairs.positives
+    return mask & ~torch.eye(count, dtype=torch.bool, device=mask.device)
+
+
+class _AnchorValues(torch.autograd.Function):
+    """Per-anchor values, ``[N]``, of embeddings ``[N, D]``."""
+
+    @staticmethod
+    def forward(
+        embeddings: Tensor,
+        positive: Tensor,
+        rows: Tensor,
+        lone: bool,
+        terms: Terms,
+        denominator: Denominator,
+        similarity: Similarity,
+        temperature: float,
+    ) -> Tensor:
+        rule = Rule(terms, similarity, temperature, denominator)
+        scaled = _scale_rows(embeddings, similarity)
+        return torch.where(rows, _values(_PairSums(scaled, positive, rows, lone, rule), rule), 0.0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        embeddings, positive, rows, *rest = inputs
+        ctx.save_for_backward(embeddings, positive, rows)
+        ctx.rest = tuple(rest)
+
+    @staticmethod
+    def backward(ctx: Any, grad_values: Tensor) -> tuple[Tensor | None, ...]:
+        embeddings, positive, rows = ctx.saved_tensors
+        lone, terms, denominator, similarity, temperature = ctx.rest
+        rule = Rule(terms, similarity, temperature, denominator)
+        scaled = _scale_rows(embeddings, similarity)
+        decks = _weights(_PairSums(scaled, positive, rows, lone, rule), rule)
+        gradient = _pull(torch.where(rows, grad_values, 0.0), decks, scaled, temperature)
+        return gradient.to(embeddings.dtype), *(None,) * 7
+
+
+class _Scaled(NamedTuple):
+    """Embeddings as rows of size about one: row j is ``basis[j] * norm[j] * 2^exponent[j]``.
+
+    Under "dot" there is no norm, and the derivative of a logit carries the other row's power of two; under "cosine"
+    that other row is a unit vector, so ``carried`` is zero.
+    """
+
+    basis: Tensor
+    exponent: Tensor
+    carried: Tensor
+    norm: Tensor | None
+
+
+def _scale_rows(embeddings: Tensor, similarity: Similarity) -> _Scaled:
+    rows = embeddings.to(computing_dtype(embeddings.device))
+    limit = _RANGES[rows.dtype].factor
+    largest = rows.detach().abs().amax(1)
+    exponent = torch.frexp(largest).exponent.clamp(-limit, limit).to(rows.dtype)
+    rows = rows * torch.exp2(-exponent)[:, None]
+    if similarity == "dot":
+        return _Scaled(rows, exponent, exponent, None)
+    norm = (rows * rows).sum(1).sqrt()
+    return _Scaled(rows / norm[:, None], exponent, torch.zeros_like(exponent), norm)
+
+
+def _logits(scaled: _Scaled, temperature: float) -> Tensor:
+    products = scaled.basis @ scaled.basis.T / temperature
+    if scaled.norm is not None:
+        return products
+    exponent = scaled.exponent[:, None] + scaled.exponent[None, :]
+    half = torch.floor(exponent / 2)
+    return products * torch.exp2(half) * torch.exp2(exponent - half)
+
+
+class _LogSum(NamedTuple):
+    """The logarithm of a sum of exponentials, ``top + log``, as columns ``[N, 1]``; zero where nothing is summed."""
+
+    top: Tensor
+    log: Tensor
+
+
+def _log_sum(logarithms: Tensor, mask: Tensor) -> _LogSum:
+    some = mask.any(1, keepdim=True)
+    top = torch.where(mask, logarithms.detach(), -math.inf).amax(1, keepdim=True)
+    top = torch.where(some, top, 0.0)
+    # The inner `where` keeps the exponential finite outside the mask: 0 * inf in a second derivative would be NaN.
+    exponentials = torch.where(mask, torch.where(mask, logarithms - top, 0.0).exp(), 0.0)
+    return _LogSum(top, torch.where(some, exponentials.sum(1, keepdim=True), 1.0).log())
+
+
+def _log_sigmoid(x: Tensor) -> Tensor:
+    return F.logsigmoid(x.clamp(min=torch.finfo(x.dtype).min))
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return -_log_sigmoid(-x)
+
+
+def _log_mean_above(logarithms: Tensor, over: _LogSum, mask: Tensor, count: Tensor) -> Tensor:
+    """log(mean of e^(logarithms - top)), ``[N, 1]``."""
+    excess = torch.where(mask, logarithms - over.top, 0.0).expm1()
+    mean = excess.sum(1, keepdim=True) / count.clamp(min=1)
+    return torch.where(mean > -0.5, mean.clamp(min=-0.5).log1p(), over.log - count.clamp(min=1).log())
+
+
+class _PairSums:
+    """Logits of one batch, the masks of the anchors' pairs, and the sums that values and weights share."""
+
+    def __init__(self, scaled: _Scaled, positive: Tensor, rows: Tensor, lone: bool, rule: Rule) -> None:
+        self_pair = torch.eye(rows.shape[0], dtype=torch.bool, device=rows.device)
+        dtype = scaled.basis.dtype
+        self.lone = lone
+        self.positive = positive & rows[:, None]
+        self.negative = ~positive & ~self_pair & rows[:, None]
+        self.positives = self.positive.sum(1, keepdim=True).to(dtype)
+        self.negatives = self.negative.sum(1, keepdim=True).to(dtype)
+        self.some_negative = self.negatives > 0
+        logits = _logits(scaled, rule.temperature)
+        # A logit that no anchor reads may overflow, the self products above all: it is put out of the way.
+        self.logits = torch.where(self.positive | self.negative, logits, 0.0)
+        self.scaled = scaled
+        self.temperature = rule.temperature
+        self.group = (positive | self_pair).int().argmax(1)
+        self.log_slope: Tensor | None = None
+        self.star: Tensor | None = None
+        if rule.terms == "epsilon":
+            self._guard(logits, rows)
+        if rule.terms != "binary":
+            self.over_negatives = _log_sum(self.logits, self.negative)
+            if rule.denominator != "one_positive":
+                self.over_positives = _log_sum(self.logits, self.positive)
+
+    def _guard(self, logits: Tensor, rows: Tensor) -> None:
+        """Replace logits by log(e^(s - max) + epsilon), up to a constant of the row, and keep the log of its slope.
+
+        The constant cancels in every ratio of the formula. It is chosen so that the values of a row's largest pairs lie
+        about zero, whether s - max does or e^(s - max) is far below epsilon, and so keep the digits they differ in.
+
+        The maximum is a logit too: under "dot" the pair that attains it, the first one on a tie, is ``star``; under
+        "cosine" it is the constant self-similarity.
+        """
+        if self.scaled.norm is not None:
+            below = self.below_self()
+        else:
+            bounded = logits.clamp(max=torch.finfo(logits.dtype).max)
+            first = (bounded == bounded.amax(1, keepdim=True)).int().argmax(1, keepdim=True)
+            self.star = torch.zeros_like(self.positive).scatter(1, first, True) & rows[:, None]
+            below = logits - bounded.gather(1, first)
+        both = self.positive | self.negative
+        below = torch.where(both, below, 0.0)
+        offset = below - math.log(EPSILON)
+        near = below > -1
+        of_guard = _softplus(offset)
+        of_maximum = torch.where(near, (below.expm1() / (1 + EPSILON)).log1p(), of_guard - math.log1p(1 / EPSILON))
+        self.logits = torch.where((near & both).any(1, keepdim=True), of_maximum, of_guard)
+        self.log_slope = _log_sigmoid(offset)
+
+    def below_self(self) -> Tensor:
+        """(cosine - 1) / temperature, ``[N, N]``, without the cancellation of rows that are almost the same.
+
+        Rows of one group, those whose first positive is the same row, are compared by their distance, from their
+        differences to that row. Their cosines have lost every digit in which they differ from 1 when they lie closer
+        than 1e-8.
+        """
+        offset = self.scaled.basis - self.scaled.basis[self.group]
+        squares = (offset * offset).sum(1)
+        distance = (squares[:, None] + squares[None, :]) / 2 - offset @ offset.T
+        same = self.group[:, None] == self.group[None, :]
+        return torch.where(same, -distance / self.temperature, self.logits - 1 / self.temperature)
+
+    def log_odds(self) -> Tensor:
+        """lse_N - lse_P, ``[N, 1]``; meaningless without negatives."""
+        negative, positive = self.over_negatives, self.over_positives
+        return (negative.top - positive.top) + (negative.log - positive.log)
+
+    def log_odds_of_means(self) -> Tensor:
+        """`log_odds` with means in the place of sums, ``[N, 1]``, accurate where nearly equal logits make it tiny."""
+        negative = _log_mean_above(self.logits, self.over_negatives, self.negative, self.negatives)
+        positive = _log_mean_above(self.logits, self.over_positives, self.positive, self.positives)
+        return (self.over_negatives.top - self.over_positives.top) + (negative - positive)
+
+    def against_negatives(self) -> Tensor:
+        """lse_N - s_ij, ``[N, N]``, zero outside the positives."""
+        negative = self.over_negatives
+        return torch.where(self.positive, (negative.top - self.logits) + negative.log, 0.0)
+
+    def log_ratio(self, against: Tensor) -> Tensor:
+        """log(e^s_ip / (e^s_ip + sum over N of e^s_in)), ``[N, N]``, up to a constant of the row.
+
+        Where every positive of a row is far below its negatives that constant, lse_N, is left out: it may be so large
+        that the differences of the positives would be rounded away beside it.
+        """
+        nearest = torch.where(self.positive, against.detach(), math.inf).amin(1, keepdim=True)
+        return torch.where(nearest > 64, self.logits + _log_sigmoid(against), _log_sigmoid(-against))
+
+    def share_of_negatives(self) -> Tensor:
+        """s_ij - lse_N, ``[N, N]``, zero outside the negatives."""
+        return torch.where(self.negative, (self.logits - self.over_negatives.top) - self.over_negatives.log, 0.0)
+
+    def share_of_positives(self) -> Tensor:
+        """s_ij - lse_P, ``[N, N]``, zero outside the positives."""
+        return torch.where(self.positive, (self.logits - self.over_positives.top) - self.over_positives.log, 0.0)
+
+    def from_even(self) -> Tensor:
+        """q_ij - 1 / |P(i)| with q the softmax among positives, ``[N, N]``, zero outside.
+
+        Formed from expm1, so that nearly equal positives keep the digits of their differences and equal ones give 0.
+        """
+        guarded = self.log_slope is not None
+        logits = self.logits if guarded or self.scaled.norm is None else self.below_self()
+        top = torch.where(self.positive, logits.detach(), -math.inf).amax(1, keepdim=True)
+        excess = torch.where(self.positive, logits - top, 0.0).expm1()
+        total = excess.sum(1, keepdim=True)
+        count = self.positives.clamp(min=1)
+        return torch.where(self.positive, (excess - total / count) / (count + total).clamp(min=1), 0.0)
+
+
+def _mean_below(top: Tensor, pairs: _PairSums) -> Tensor:
+    """Mean over positives of ``top - s_ip``, ``[N, 1]``, without overflow unless the mean itself does."""
+    # Logits near the dtype's end are summed at 2^-64 of their size; all others as they are, down to the smallest.
+    large = pairs.logits.abs().amax() > 2.0 ** _RANGES[pairs.logits.dtype].factor
+    room = torch.where(large, 2.0**-64, 1.0).to(pairs.logits.dtype)
+    below = torch.where(pairs.positive, top * room - pairs.logits * room, 0.0)
+    return below.sum(1, keepdim=True) / pairs.positives.clamp(min=1) / room
+
+
+def _mean(values: Tensor, mask: Tensor, count: Tensor) -> Tensor:
+    """Sum of ``values`` over ``mask``, divided by ``count``, ``[N, 1]``."""
+    large = values.abs().amax() > 2.0 ** (_RANGES[values.dtype].factor - 64)
+    room = torch.where(large, 2.0**-64, 1.0).to(values.dtype)
+    return torch.where(mask, values * room, 0.0).sum(1, keepdim=True) / count / room
+
+
+def _values(pairs: _PairSums, rule: Rule) -> Tensor:
+    count = pairs.positives.clamp(min=1)
+    if rule.terms == "binary":
+        attract = _mean(_softplus(-pairs.logits), pairs.positive, pairs.positives + 1)
+        repel = _mean(_softplus(pairs.logits), pairs.negative, pairs.negatives.clamp(min=1))
+        return (attract + repel)[:, 0]
+    if rule.denominator == "all":
+        value = torch.where(pairs.some_negative, _softplus(pairs.log_odds()), 0.0)
+        if rule.terms == "in":
+            value = value + count.log()
+        else:
+            value = value + (pairs.over_positives.log + _mean_below(pairs.over_positives.top, pairs))
+        if rule.terms == "epsilon":
+            value = value * (count / (count + EPSILON))
+    elif rule.denominator == "only_negatives":
+        if rule.terms == "in":
+            value = pairs.log_odds_of_means() + pairs.negatives.clamp(min=1).log()
+        else:
+            value = _mean_below(pairs.over_negatives.top, pairs) + pairs.over_negatives.log
+    else:
+        against = pairs.against_negatives()
+        if rule.terms == "out":
+            value = _mean(_softplus(against), pairs.positive, count)
+        else:
+            missed = _mean(_log_sigmoid(against).exp(), pairs.positive, count)
+            hit = _log_sum(_log_sigmoid(-against), pairs.positive)
+            # The mean of the ratios is 1 - missed, which says nothing once it rounds to 1; hit says nothing before.
+            value = torch.where(missed < 0.5, -torch.log1p(-missed), count.log() - (hit.top + hit.log))
+    return value[:, 0]
+
+
+class _Deck(NamedTuple):
+    """Pair weights dL_i / ds_ij = ``coefficient * exp(logarithm)`` where ``mask``, zero elsewhere; all ``[N, N]``.
+
+    A loss's weights are the sum of one or two decks.
+    """
+
+    coefficient: Tensor
+    logarithm: Tensor
+    mask: Tensor
+
+
+def _weights(pairs: _PairSums, rule: Rule) -> list[_Deck]:
+    if rule.terms == "epsilon":
+        return [_guarded_weights(pairs)]
+    both = pairs.positive | pairs.negative
+    sign = torch.where(pairs.positive, -1.0, 1.0).to(pairs.logits.dtype)
+    count = pairs.positives.clamp(min=1)
+    if rule.terms == "binary":
+        attract = _log_sigmoid(-pairs.logits) - (pairs.positives + 1).log()
+        repel = _log_sigmoid(pairs.logits) - pairs.negatives.clamp(min=1).log()
+        return [_Deck(sign, torch.where(pairs.positive, attract, repel), both)]
+    if rule.denominator == "all":
+        shares = torch.where(pairs.positive, pairs.share_of_positives(), pairs.share_of_negatives())
+        decks = [_Deck(sign, shares + _log_sigmoid(pairs.log_odds()), both & pairs.some_negative)]
+        if rule.terms == "out" and not pairs.lone:
+            decks.append(_Deck(pairs.from_even(), torch.zeros_like(pairs.logits), pairs.positive & (count > 1)))
+        return decks
+    if rule.denominator == "only_negatives":
+        positive = pairs.share_of_positives() if rule.terms == "in" else -count.log()
+        return [_Deck(sign, torch.where(pairs.positive, positive, pairs.share_of_negatives()), both)]
+    against = pairs.against_negatives()
+    if rule.terms == "out":
+        positive = _log_sigmoid(against) - count.log()
+    else:
+        ratio = pairs.log_ratio(against)
+        over = _log_sum(ratio, pairs.positive)
+        positive = (ratio - over.top) - over.log + _log_sigmoid(against)
+    total = _log_sum(positive, pairs.positive)
+    negative = pairs.share_of_negatives() + (total.top + total.log)
+    return [_Deck(sign, torch.where(pairs.positive, positive, negative), both)]
+
+
+def _guarded_weights(pairs: _PairSums) -> _Deck:
+    both = pairs.positive | pairs.negative
+    assert pairs.log_slope is not None
+    missed = torch.where(pairs.some_negative, torch.sigmoid(pairs.log_odds()), 0.0)
+    positive = pairs.from_even() - missed * pairs.share_of_positives().exp()
+    negative = missed * pairs.share_of_negatives().exp()
+    count = pairs.positives.clamp(min=1)
+    coefficient = torch.where(pairs.positive, positive, torch.where(pairs.negative, negative, 0.0))
+    coefficient = coefficient * (count / (count + EPSILON))
+    if pairs.star is None:
+        return _Deck(coefficient, pairs.log_slope, both)
+    # Raising the maximum lowers every other logit, and itself not at all: its weight is minus the sum of the others'.
+    others = both & ~pairs.star
+    top = torch.where(others, pairs.log_slope.detach(), -math.inf).amax(1, keepdim=True)
+    top = torch.where(top.isfinite(), top, 0.0)
+    relative = torch.where(others, torch.where(others, pairs.log_slope - top, 0.0).exp() * coefficient, 0.0)
+    coefficient = torch.where(pairs.star, -relative.sum(1, keepdim=True), coefficient)
+    return _Deck(coefficient, torch.where(pairs.star, top, pairs.log_slope), both | pairs.star)
+
+
+def _pull(grad_values: Tensor, decks: list[_Deck], scaled: _Scaled, temperature: float) -> Tensor:
+    """Return the gradient ``[N, D]`` of ``sum_i grad_values[i] * L_i`` in the computing dtype."""
+    room = _RANGES[scaled.basis.dtype]
+    exponent = torch.frexp(grad_values.detach()).exponent.clamp(-room.factor, room.factor).to(grad_values.dtype)
+    mantissa = (grad_values * torch.exp2(-exponent))[:, None]
+    upstream = torch.where(grad_values.detach() == 0, -math.inf, exponent)[:, None]
+    carried = scaled.carried[None, :]
+    weights = [_split_power(deck) for deck in decks]
+    # Row i gathers W_ij from its own anchor and W_ji from all others, each times row j of the basis. `scale` is the
+    # power of two of the largest of these. The transposed weights are indexed [j, i] until they are summed.
+    scale = torch.full_like(grad_values, -math.inf)
+    for deck, (_, power) in zip(decks, weights, strict=True):
+        level = torch.where(deck.mask, power, -math.inf) + upstream
+        scale = torch.maximum(scale, torch.maximum((level + carried).amax(1), (level + carried.T).amax(0)))
+    scale = torch.where(scale.isfinite(), scale, 0.0)
+    lift = exponent[:, None] + room.boost
+    # The clamp only meets weights of anchors whose upstream gradient is exactly zero, which set no scale.
+    limit = room.boost + 64
+    own, others = torch.zeros_like(level), torch.zeros_like(level)
+    for weight, power in weights:
+        weight = weight * mantissa
+        own = own + weight * torch.exp2((power + (lift + carried - scale[:, None])).clamp(max=limit))
+        others = others + weight * torch.exp2((power + (lift + carried.T - scale[None, :])).clamp(max=limit))
+    # Weights are added before they meet the rows: where two of them cancel, what a small row adds is not lost in a
+    # large one's rounding.
+    gradient = (own + others.T) @ scaled.basis
+    scale = scale - room.boost
+    if scaled.norm is not None:
+        gradient = _off_row(gradient, scaled.basis) / scaled.norm[:, None]
+        scale = scale - scaled.exponent
+    return _times_power(gradient / temperature, scale[:, None])
+
+
+def _split_power(deck: _Deck) -> tuple[Tensor, Tensor]:
+    """Return a deck's weights, zero outside its mask, as a number near the coefficient and a power of two, ``[N, N]``.
+
+    The power is exact and detached, so weights that cancel do so however they are scaled.
+    """
+    # No weight of e^-4000 comes back into the range of a float64, whatever it is multiplied by.
+    logarithm = torch.where(deck.mask, deck.logarithm, 0.0).clamp(min=-4000)
+    power = (logarithm.detach() / LN2).round()
+    weight = ((logarithm - power * LN2_HIGH) - power * LN2_LOW).exp()
+    return torch.where(deck.mask, deck.coefficient, 0.0) * weight, power
+
+
+def _off_row(vectors: Tensor, units: Tensor) -> Tensor:
+    """Take from each row of ``vectors`` its component along the unit row of ``units``; both ``[N, D]``.
+
+    For a unit row that lies almost along one axis, ``v - (v.u) u`` loses that axis's entry to cancellation: there it is
+    written over the other entries alone, as u_k and 1 - u_k^2 allow.
+    """
+    axis = torch.zeros_like(units, dtype=torch.bool).scatter(1, units.detach().abs().argmax(1, keepdim=True), True)
+    rest = torch.where(axis, 0.0, units)
+    along_rest = (vectors * rest).sum(1, keepdim=True)
+    on_axis = torch.where(axis, vectors * units, 0.0).sum(1, keepdim=True)
+    return torch.where(
+        axis,
+        vectors * (rest * rest).sum(1, keepdim=True) - units * along_rest,
+        vectors - (on_axis + along_rest) * units,
+    )
+
+
+def _times_power(values: Tensor, exponent: Tensor) -> Tensor:
+    """Return ``values * 2^exponent``, by steps that neither overflow nor underflow unless the result does."""
+    limit = _RANGES[values.dtype].saturated
+    exponent = exponent.clamp(-limit, limit)
+    third = torch.trunc(exponent / 3)
+    step = torch.exp2(third)
+    return values * step * step * torch.exp2(exponent - 2 * third)

@@ -1,0 +1,142 @@
+"""NT-Xent: normalised temperature-scaled cross-entropy, with one positive per row and with every positive pair apart.
+
+With s_ij the similarity of rows i and j over the temperature, A(i) every row but i, P(i) the positives of i and N(i)
+the rest of A(i), an anchor's value is
+
+    nt_xent           -log(e^s_ip / sum over a in A(i) of e^s_ia), p the row's partner
+    nt_xent_pairwise  mean over p in P(i) of -log(e^s_ip / (e^s_ip + sum over n in N(i) of e^s_in))
+
+Sources: Chen et al. 2020, "A Simple Framework for Contrastive Learning of Visual Representations" (SimCLR), arXiv
+2002.05709, equation 1; the pairwise form is pytorch-metric-learning's ``NTXentLoss``, see that project's issue 6.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from .checks import (
+    PAIR_REDUCTIONS,
+    check_anchors,
+    check_embeddings,
+    check_labels_or_positives,
+    check_options,
+    check_partners,
+)
+from .engine import Rule, Similarity, anchor_values
+from .reduction import reduce_anchors
+
+Reduction = Literal["mean", "sum", "none"]
+PairReduction = Literal["mean", "sum", "none", "mean_pairs"]
+NoPositive = Literal["zero", "drop", "nan"]
+
+
+def nt_xent_loss(
+    embeddings: Tensor,
+    partners: Tensor,
+    *,
+    anchors: Tensor | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: Similarity = "cosine",
+    reduction: Reduction = "mean",
+    validate: bool = False,
+) -> Tensor:
+    """NT-Xent: the cross-entropy of every row against its one partner.
+
+    Args:
+        embeddings: floating ``[N, D]``, N >= 2.
+        partners: integers ``[N]``, each row's positive; mutual, never the row itself. `stacked_partners` and
+            `interleaved_partners` make them for two views.
+        anchors: bool ``[N]``, the rows that are anchors; all of them when None.
+        temperature: positive number that similarities are divided by.
+        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        similarity: "cosine" or "dot".
+        reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
+        validate: read values for checks on devices other than the CPU too.
+
+    Returns:
+        A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
+
+    Raises:
+        TypeError: an argument of the wrong type or dtype.
+        ValueError: a wrong shape, value, device or option.
+
+    Source:
+        Chen et al. 2020, arXiv 2002.05709, equation 1.
+    """
+    check_options(temperature, base_temperature, similarity=similarity, reduction=reduction)
+    embeddings = check_embeddings(embeddings, similarity=similarity, validate=validate)
+    pairs = check_partners(embeddings, partners, validate=validate)
+    anchors = check_anchors(embeddings, anchors)
+    rule = Rule("out", similarity, float(temperature))
+    return reduce_anchors(
+        anchor_values(embeddings, pairs, rule, anchors=anchors),
+        embeddings,
+        anchors=anchors,
+        temperature=temperature,
+        base_temperature=base_temperature,
+        reduction=reduction,
+    )
+
+
+def nt_xent_pairwise_loss(
+    embeddings: Tensor,
+    labels: Tensor | None = None,
+    *,
+    positives: Tensor | None = None,
+    anchors: Tensor | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: Similarity = "cosine",
+    no_positive: NoPositive = "zero",
+    reduction: PairReduction = "mean",
+    validate: bool = False,
+) -> Tensor:
+    """NT-Xent over positive pairs: each against the anchor's negatives alone.
+
+    Args:
+        embeddings: floating ``[N, D]``, N >= 2.
+        labels: integers ``[N]``; rows of equal label are each other's positives.
+        positives: bool ``[N, N]`` in place of labels; may be asymmetric, its diagonal is ignored.
+        anchors: bool ``[N]``, the rows that are anchors; all of them when None.
+        temperature: positive number that similarities are divided by.
+        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        similarity: "cosine" or "dot".
+        no_positive: what an anchor without positive adds: "zero" (counted as 0), "drop" (left out), "nan".
+        reduction: "mean" or "sum" over anchors, "mean_pairs" over (anchor, positive) pairs, or "none": one value per
+            anchor, the mean over its pairs, in row order.
+        validate: read values for checks on devices other than the CPU too.
+
+    Returns:
+        A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
+
+    Raises:
+        TypeError: an argument of the wrong type or dtype.
+        ValueError: a wrong shape, value, device or option.
+
+    Source:
+        pytorch-metric-learning's NTXentLoss (its "mean_pairs" mean), issue 6 of that project.
+    """
+    check_options(
+        temperature,
+        base_temperature,
+        similarity=similarity,
+        no_positive=no_positive,
+        reduction=reduction,
+        reductions=PAIR_REDUCTIONS,
+    )
+    embeddings = check_embeddings(embeddings, similarity=similarity, validate=validate)
+    pairs = check_labels_or_positives(embeddings, labels, positives)
+    anchors = check_anchors(embeddings, anchors)
+    rule = Rule("out", similarity, float(temperature), "one_positive")
+    return reduce_anchors(
+        anchor_values(embeddings, pairs, rule, anchors=anchors),
+        embeddings,
+        anchors=anchors,
+        temperature=temperature,
+        base_temperature=base_temperature,
+        reduction=reduction,
+        no_positive=no_positive,
+    )

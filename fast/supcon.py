@@ -1,0 +1,222 @@
+"""Supervised contrastive losses: the mean outside the logarithm, inside it, and the tutorial's guarded variant.
+
+With s_ij the similarity of rows i and j over the temperature, A(i) every row but i, P(i) the positives of i, N(i) the
+rest of A(i), and D_ip the denominator
+
+    "all"             sum over a in A(i) of e^s_ia
+    "one_positive"    e^s_ip + sum over n in N(i) of e^s_in
+    "only_negatives"  sum over n in N(i) of e^s_in
+
+an anchor's value is
+
+    supcon          mean over p in P(i) of -log(e^s_ip / D_ip)
+    supcon_in       -log(mean over p in P(i) of e^s_ip / D_ip)
+    supcon_epsilon  sum over p of -log(e_ip / sum over a in A(i) of e_ia) / (|P(i)| + epsilon)
+                    with e_ij = exp(s_ij - max over all j, i included, of s_ij) + epsilon, epsilon = 1e-8
+
+Sources: Khosla et al. 2020, "Supervised Contrastive Learning", arXiv 2004.11362, equations 2 (L_out) and 3 (L_in); the
+three denominators are those of the authors' code (google-research, supcon/losses.py); supcon_epsilon is the batch
+tutorial's function of 31 January 2023, whose derivative here goes through the maximum.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from .checks import check_anchors, check_embeddings, check_labels_or_positives, check_options
+from .engine import Denominator, Rule, Similarity, anchor_values
+from .reduction import reduce_anchors
+
+Reduction = Literal["mean", "sum", "none"]
+NoPositive = Literal["zero", "drop", "nan"]
+NoNegative = Literal["zero", "nan"]
+
+
+def supcon_loss(
+    embeddings: Tensor,
+    labels: Tensor | None = None,
+    *,
+    positives: Tensor | None = None,
+    anchors: Tensor | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: Similarity = "cosine",
+    denominator: Denominator = "all",
+    no_positive: NoPositive = "zero",
+    no_negative: NoNegative = "zero",
+    reduction: Reduction = "mean",
+    validate: bool = False,
+) -> Tensor:
+    """Supervised contrastive loss, L_out: the mean over positives of the log-probabilities.
+
+    Args:
+        embeddings: floating ``[N, D]``, N >= 2.
+        labels: integers ``[N]``; rows of equal label are each other's positives.
+        positives: bool ``[N, N]`` in place of labels; may be asymmetric, its diagonal is ignored.
+        anchors: bool ``[N]``, the rows that are anchors; all of them when None.
+        temperature: positive number that similarities are divided by.
+        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        similarity: "cosine" or "dot".
+        denominator: "all", "one_positive" or "only_negatives".
+        no_positive: what an anchor without positive adds: "zero" (counted as 0), "drop" (left out), "nan".
+        no_negative: what an anchor without negative adds under "only_negatives": "zero" or "nan".
+        reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
+        validate: read values for checks on devices other than the CPU too.
+
+    Returns:
+        A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
+
+    Raises:
+        TypeError: an argument of the wrong type or dtype.
+        ValueError: a wrong shape, value, device or option.
+
+    Source:
+        Khosla et al. 2020, arXiv 2004.11362, equation 2.
+    """
+    check_options(
+        temperature,
+        base_temperature,
+        similarity=similarity,
+        denominator=denominator,
+        no_positive=no_positive,
+        no_negative=no_negative,
+        reduction=reduction,
+    )
+    embeddings = check_embeddings(embeddings, similarity=similarity, validate=validate)
+    pairs = check_labels_or_positives(embeddings, labels, positives)
+    anchors = check_anchors(embeddings, anchors)
+    rule = Rule("out", similarity, float(temperature), denominator)
+    return reduce_anchors(
+        anchor_values(embeddings, pairs, rule, anchors=anchors),
+        embeddings,
+        anchors=anchors,
+        temperature=temperature,
+        base_temperature=base_temperature,
+        reduction=reduction,
+        no_positive=no_positive,
+        no_negative=no_negative if denominator == "only_negatives" else None,
+    )
+
+
+def supcon_in_loss(
+    embeddings: Tensor,
+    labels: Tensor | None = None,
+    *,
+    positives: Tensor | None = None,
+    anchors: Tensor | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: Similarity = "cosine",
+    denominator: Denominator = "all",
+    no_positive: NoPositive = "zero",
+    no_negative: NoNegative = "zero",
+    reduction: Reduction = "mean",
+    validate: bool = False,
+) -> Tensor:
+    """Supervised contrastive loss, L_in: the log of the mean over positives of the probabilities.
+
+    Args:
+        embeddings: floating ``[N, D]``, N >= 2.
+        labels: integers ``[N]``; rows of equal label are each other's positives.
+        positives: bool ``[N, N]`` in place of labels; may be asymmetric, its diagonal is ignored.
+        anchors: bool ``[N]``, the rows that are anchors; all of them when None.
+        temperature: positive number that similarities are divided by.
+        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        similarity: "cosine" or "dot".
+        denominator: "all", "one_positive" (each numerator has its own) or "only_negatives".
+        no_positive: what an anchor without positive adds: "zero" (counted as 0), "drop" (left out), "nan".
+        no_negative: what an anchor without negative adds under "only_negatives": "zero" or "nan".
+        reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
+        validate: read values for checks on devices other than the CPU too.
+
+    Returns:
+        A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
+
+    Raises:
+        TypeError: an argument of the wrong type or dtype.
+        ValueError: a wrong shape, value, device or option.
+
+    Source:
+        Khosla et al. 2020, arXiv 2004.11362, equation 3.
+    """
+    check_options(
+        temperature,
+        base_temperature,
+        similarity=similarity,
+        denominator=denominator,
+        no_positive=no_positive,
+        no_negative=no_negative,
+        reduction=reduction,
+    )
+    embeddings = check_embeddings(embeddings, similarity=similarity, validate=validate)
+    pairs = check_labels_or_positives(embeddings, labels, positives)
+    anchors = check_anchors(embeddings, anchors)
+    rule = Rule("in", similarity, float(temperature), denominator)
+    return reduce_anchors(
+        anchor_values(embeddings, pairs, rule, anchors=anchors),
+        embeddings,
+        anchors=anchors,
+        temperature=temperature,
+        base_temperature=base_temperature,
+        reduction=reduction,
+        no_positive=no_positive,
+        no_negative=no_negative if denominator == "only_negatives" else None,
+    )
+
+
+def supcon_epsilon_loss(
+    embeddings: Tensor,
+    labels: Tensor | None = None,
+    *,
+    positives: Tensor | None = None,
+    anchors: Tensor | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: Similarity = "dot",
+    no_positive: NoPositive = "zero",
+    reduction: Reduction = "mean",
+    validate: bool = False,
+) -> Tensor:
+    """Supervised contrastive loss as the batch tutorial guards it: epsilon added to every exponential and count.
+
+    The derivative is the true one, through the maximum. Where several logits attain a row's maximum the loss has a
+    kink, and the derivative is that of the first of them in row order (the row's own counted among them).
+
+    Args:
+        embeddings: floating ``[N, D]``, N >= 2.
+        labels: integers ``[N]``; rows of equal label are each other's positives.
+        positives: bool ``[N, N]`` in place of labels; may be asymmetric, its diagonal is ignored.
+        anchors: bool ``[N]``, the rows that are anchors; all of them when None.
+        temperature: positive number that similarities are divided by.
+        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        similarity: "cosine" or "dot".
+        no_positive: what an anchor without positive adds: "zero" (counted as 0), "drop" (left out), "nan".
+        reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
+        validate: read values for checks on devices other than the CPU too.
+
+    Returns:
+        A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
+
+    Raises:
+        TypeError: an argument of the wrong type or dtype.
+        ValueError: a wrong shape, value, device or option.
+
+    Source:
+        The batch tutorial of 31 January 2023, whose own code detaches the maximum.
+    """
+    check_options(temperature, base_temperature, similarity=similarity, no_positive=no_positive, reduction=reduction)
+    embeddings = check_embeddings(embeddings, similarity=similarity, validate=validate)
+    pairs = check_labels_or_positives(embeddings, labels, positives)
+    anchors = check_anchors(embeddings, anchors)
+    rule = Rule("epsilon", similarity, float(temperature))
+    return reduce_anchors(
+        anchor_values(embeddings, pairs, rule, anchors=anchors),
+        embeddings,
+        anchors=anchors,
+        temperature=temperature,
+        base_temperature=base_temperature,
+        reduction=reduction,
+        no_positive=no_positive,
+    )
