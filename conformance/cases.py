@@ -21,7 +21,7 @@ SIGNIFICAND = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 """Bits of significand of each dtype, the hidden one counted."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One evaluation of one loss.
 
@@ -86,6 +86,11 @@ class Case:
         """The rows that are anchors."""
         chosen = self.option("anchors")
         return [i for i in range(self.n) if chosen is None or chosen[i]]
+
+    def counted(self) -> list[int]:
+        """The anchors that reduction "none" returns: all of them, but the lonely ones where they are dropped."""
+        positives = self.positives()
+        return [i for i in self.anchors() if positives[i] or self.option("no_positive") != "drop"]
 
 
 def call_reference(case: Case, rows: npt.ArrayLike | None = None, **changed: Any) -> reference.Result:

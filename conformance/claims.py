@@ -529,11 +529,14 @@ CHECKS: Mapping[str, CheckClaim] = {
 
 
 def judge_claims(fixture: WorkedFixture) -> list[ClaimJudgement]:
-    """Judge every claim of a document; a claim without a check is judged "unchecked", which no fixture expects."""
+    """Judge every claim of a document; no fixture expects "unchecked" or "broken"."""
     judgements = []
     with precision():
         for claim in fixture.claims:
             check = CHECKS.get(f"{fixture.document.id}/{claim.id}")
-            verdict, evidence = check(Desk(fixture)) if check else ("unchecked", "no check is written for this claim")
+            try:
+                verdict, evidence = check(Desk(fixture)) if check else ("unchecked", "no check is written for it")
+            except Exception as error:  # what breaks one claim must not hide the others
+                verdict, evidence = "broken", f"{type(error).__name__}: {error}"
             judgements.append(ClaimJudgement(fixture.document.id, claim, verdict, evidence))
     return judgements

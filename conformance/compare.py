@@ -74,11 +74,11 @@ def _ratio(expected: float, found: float, bound: float) -> float:
         return 0.0 if math.isnan(expected) and math.isnan(found) else math.inf
     if not math.isfinite(found):
         return math.inf
-    return abs(found - expected) / bound
+    return abs(found - expected) / bound if found != expected else 0.0
 
 
 def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterator[tuple[str, float, float, float]]:
-    if outcome.terms is not None:
+    if outcome.terms is not None and truth.similarity is not None:
         n = case.n
         for i in range(n):
             for j in range(n):

@@ -41,6 +41,11 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
     yield "  (each printed number is rounded; the sum is not)"
 
 
+def _exp(x: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.exp(x))
+
+
 def _rows(rows: Sequence[int]) -> str:
     return " ".join(map(str, rows)) if rows else "none"
 
@@ -67,11 +72,11 @@ def _pair(case: Case, pair: Pair, similarity: float) -> str:
         sign, kind = ("-", "positive") if pair.positive else ("", "negative")
         return f"with {pair.other} ({kind}): {s}; softplus({sign}s) = {_number(float(pair.value))}"
     # As the document writes them, unless the exponentials leave the range of float64.
-    numerator, denominator = np.exp(float(pair.log_numerator)), np.exp(float(pair.log_denominator))
+    numerator, denominator = _exp(float(pair.log_numerator)), _exp(float(pair.log_denominator))
     if case.loss == "supcon_epsilon" or not (0 < numerator < np.inf and 0 < denominator < np.inf):
         numerator, denominator = float(pair.numerator), float(pair.denominator)
         s += f", both relative to e^{_number(float(pair.shift))}"
-    ratio = np.exp(-float(pair.value))
+    ratio = _exp(-float(pair.value))
     return (
         f"with {pair.other}: {s}; numerator {_number(numerator)}, denominator {_number(denominator)}"
         f" over rows {_rows(pair.members)}; ratio {_number(ratio)}, -log {_number(float(pair.value))}"
@@ -89,10 +94,10 @@ def _whole(case: Case, result: Result) -> Iterator[str]:
         elif case.loss == "nt_bxent":
             parts.append(_binary(pairs))
         elif case.loss == "supcon_in":
-            ratios = " + ".join(_number(np.exp(-float(p.value))) for p in pairs)
+            ratios = " + ".join(_number(_exp(-float(p.value))) for p in pairs)
             parts.append(f"log(({ratios})/{len(pairs)})")
         else:
-            logs = " + ".join(f"log {_number(np.exp(-float(p.value)))}" for p in pairs)
+            logs = " + ".join(f"log {_number(_exp(-float(p.value)))}" for p in pairs)
             parts.append(f"({logs})/{len(pairs)}" if len(pairs) > 1 else logs)
     sign = "" if case.loss == "nt_bxent" else "-"
     count = len(terms.counted)
@@ -104,7 +109,7 @@ def _whole(case: Case, result: Result) -> Iterator[str]:
         return
     if reduction == "mean_pairs":
         pairs = [pair for pair in terms.pairs.values() if pair.positive]
-        logs = " + ".join(f"log {_number(np.exp(-float(p.value)))}" for p in pairs)
+        logs = " + ".join(f"log {_number(_exp(-float(p.value)))}" for p in pairs)
         yield f"-({logs})/{max(len(pairs), 1)}{scale} = {_number(float(result.loss))}"
         return
     divisor = f"/{count}" if reduction == "mean" and count else ""

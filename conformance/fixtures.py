@@ -222,13 +222,13 @@ def load_worked(root: Path | None = None) -> list[WorkedFixture]:
     """
     root = fixtures_root() if root is None else root
     check_manifest(root)
-    schema = _read_json(root, SCHEMA)
-    validate = _schema_validator(schema)
+    schema = read_json(root, SCHEMA)
+    validate = schema_validator(schema)
     loaded: list[WorkedFixture] = []
     owner: dict[str, str] = {}
     for path in sorted((root / "worked").glob("*.json")):
         name = path.relative_to(root).as_posix()
-        data = _read_json(root, name)
+        data = read_json(root, name)
         found = data.get("format") if isinstance(data, dict) else None
         if found != FORMAT:
             raise FixtureError(f"{name}: $.format: expected {FORMAT!r}, got {found!r}")
@@ -290,7 +290,7 @@ def check_manifest(root: Path) -> None:
     Raises:
         FixtureError: the manifest is missing or malformed, or a file is altered, missing or not listed.
     """
-    manifest = _read_json(root, MANIFEST)
+    manifest = read_json(root, MANIFEST)
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != MANIFEST_FORMAT:
         raise FixtureError(f"{MANIFEST}: $.format: expected {MANIFEST_FORMAT!r}, got {found!r}")
@@ -375,7 +375,13 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _read_json(root: Path, name: str) -> Any:
+def read_json(root: Path, name: str) -> Any:
+    """The content of one file of a folder of fixtures.
+
+    Raises:
+        FixtureError: the file cannot be read, is not JSON, or says one name twice in an object.
+    """
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: dict[str, Any] = {}
         for key, value in pairs:
@@ -396,7 +402,12 @@ def _read_json(root: Path, name: str) -> Any:
         raise FixtureError(f"{name}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
 
 
-def _schema_validator(schema: Any) -> Callable[[str, Any], None]:
+def schema_validator(schema: Any) -> Callable[[str, Any], None]:
+    """A function of a file's name and content that raises a FixtureError where the content breaks the schema.
+
+    Raises:
+        ImportError: jsonschema is not installed.
+    """
     try:
         jsonschema: Any = importlib.import_module("jsonschema")
     except ImportError as error:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from flint import arb
 
 from pairproof import reference
+from pairproof.reference.similarity import similarity_matrix
 
 from . import tape
 from .balls import PRECISION, precision
 from .cases import Case, call_reference, reference_of_similarities
 
+if TYPE_CHECKING:
+    from .certify import Expected
+
 Matrix = npt.NDArray[np.float64]
+
+PROVE_UP_TO = 40
+"""Rows up to which the loops are run anew for sensitivities, terms and complex steps."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +34,14 @@ class Truth:
         loss: the value, or one value per counted anchor for reduction "none".
         anchors: every anchor's value, by row.
         gradient: [N, D], of the loss (of the sum of its values for reduction "none"); None where the loss is NaN.
-        similarity: [N, N].
-        pair_values: the value of every pair that was summed.
+        similarity: [N, N], or None for a batch so large that it is not recomputed.
         weights: [N, N], the derivative of the loss by each similarity, both orders apart.
     """
 
     loss: float | list[float]
     anchors: dict[int, float]
     gradient: Matrix | None
-    similarity: Matrix
-    pair_values: dict[tuple[int, int], float]
+    similarity: Matrix | None
     weights: Matrix
 
     @property
@@ -87,27 +92,64 @@ def _evaluate(case: Case, bits: int, gradient: bool) -> tuple[Enclosures, refere
 
 
 def truth(case: Case, bits: int = PRECISION) -> Truth:
-    """Evaluate a case over balls: value, terms, gradient and sensitivity to each similarity."""
+    """Prove a case on the spot: value, terms, gradient, and sensitivity to each similarity."""
     found, terms, many = _evaluate(case, bits, gradient=True)
     with precision(bits):
         loss = [float(v) for v in found.values]
         gradient = None
         if not any(math.isnan(x) for x in loss):
             gradient = np.array([[float(x) for x in row] for row in found.gradient or []])
-        similarities = tape.variables([[_lift(x) for x in row] for row in terms.similarity])
-        again = reference_of_similarities(case, similarities).loss
-        by_similarity = _total(again if isinstance(again, list) else [again])
-        weights = np.zeros((case.n, case.n))
-        if isinstance(by_similarity, tape.Var):
-            weights = np.array([[float(x) for x in row] for row in tape.gradient(by_similarity, similarities)])
         return Truth(
             loss=loss if many else loss[0],
             anchors={i: float(v) for i, v in found.anchors.items()},
             gradient=gradient,
             similarity=np.array([[_plain(x) for x in row] for row in terms.similarity]),
-            pair_values={key: _plain(pair.value) for key, pair in terms.pairs.items()},
-            weights=weights,
+            weights=weights(case),
         )
+
+
+def stored_truth(case: Case, expected: Expected) -> Truth:
+    """The truth of a golden case: its stored results, which were proved when the fixtures were made.
+
+    Args:
+        case: the case.
+        expected: what its file holds.
+    """
+    similarity = None
+    if case.n <= PROVE_UP_TO:
+        with precision():
+            rows = [[arb(x) for x in row] for row in case.embeddings.tolist()]
+            matrix = similarity_matrix(rows, case.option("similarity"))
+            similarity = np.array([[float(x) for x in row] for row in matrix])
+    return Truth(
+        loss=list(expected.loss) if isinstance(expected.loss, tuple) else expected.loss,
+        anchors=dict(zip(case.counted(), expected.anchors, strict=True)),
+        gradient=expected.gradient,
+        similarity=similarity,
+        weights=weights(case),
+    )
+
+
+def weights(case: Case) -> Matrix:
+    """How sensitive the loss is to each similarity: [N, N], its derivative, both orders apart.
+
+    They scale the tolerances, so float64 serves. Above ``PROVE_UP_TO`` rows the loops take too long, and each anchor
+    is given the most it can have, 2 / temperature, spread over its row.
+    """
+    if case.n > PROVE_UP_TO:
+        anchors = case.anchors()
+        most = np.zeros((case.n, case.n))
+        most[anchors] = 2 / (float(case.option("temperature")) * case.n)
+        return most if case.option("reduction") in ("sum", "none") else most / max(len(anchors), 1)
+    matrix = similarity_matrix(case.embeddings.tolist(), case.option("similarity"))
+    similarities = tape.variables(matrix)
+    with np.errstate(all="ignore"):
+        loss = reference_of_similarities(case, similarities).loss
+        total = _total(loss if isinstance(loss, list) else [loss])
+        if not isinstance(total, tape.Var):
+            return np.zeros((case.n, case.n))
+        found = np.array([[float(x) for x in row] for row in tape.gradient(total, similarities)])
+    return np.where(np.isfinite(found), found, 0.0)
 
 
 def _objects(rows: list[list[Any]]) -> npt.NDArray[np.object_]:

@@ -34,7 +34,7 @@ def rebuild(peers: Mapping[str, str], *, check: bool = False) -> list[str]:
     try:
         write_manifest(root)
         if "supcontrast" in peers:
-            cases = load_cases(load_worked(root))
+            cases = list(load_cases(load_worked(root)))
             replace(root / RECORDED, compact_json(record(cases, peers["supcontrast"])))
             write_manifest(root)
         report = run(Selection(required=tuple(kind.name for kind in ALL)))

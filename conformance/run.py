@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import platform
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -17,10 +20,12 @@ import torch
 import pairproof
 
 from .cases import Case, worked_cases
+from .certify import Expected
 from .claims import CHECKS, ClaimJudgement, judge_claims
 from .compare import compare
 from .fixtures import WorkedFixture, fixtures_root, load_worked
-from .oracle import Truth, truth
+from .golden import load_golden
+from .oracle import Truth, stored_truth, truth
 from .peers import ALL, Implementation, Unavailable
 from .results import BAD, Check, Status, tally
 from .tolerances import bounds
@@ -46,7 +51,7 @@ class Selection:
     """What to run. Empty means everything.
 
     ``cases`` are ids or shell patterns; ``required`` names implementations that must be present; ``peers`` maps a
-    peer's name to a path.
+    peer's name to a path; ``processes`` is how many share the cases (by default one per core, where that is safe).
     """
 
     losses: tuple[str, ...] = ()
@@ -56,6 +61,7 @@ class Selection:
     device: str = "cpu"
     required: tuple[str, ...] = ()
     peers: Mapping[str, str] = field(default_factory=dict)
+    processes: int | None = None
 
     @property
     def whole(self) -> bool:
@@ -117,9 +123,10 @@ def repeat_line(kind: str, case: str, implementation: str = "", dtype: str = "",
     return shlex.join(words)
 
 
-def load_cases(fixtures: Sequence[WorkedFixture]) -> list[Case]:
-    """Every case on which implementations are run."""
-    return [case for fixture in fixtures for case in worked_cases(fixture)]
+def load_cases(fixtures: Sequence[WorkedFixture]) -> dict[Case, Expected | None]:
+    """Every case on which implementations are run, with its stored results where it has any."""
+    worked: dict[Case, Expected | None] = {case: None for fixture in fixtures for case in worked_cases(fixture)}
+    return worked | {golden.case: golden.expected for golden in load_golden()}
 
 
 def run(selection: Selection, progress: Progress | None = None) -> Report:
@@ -137,22 +144,23 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
         CouldNotRun: a required implementation is absent, or the device is.
         FixtureError: the fixtures cannot be trusted.
     """
+    torch.set_num_threads(1)
     tell: Progress = progress or (lambda what, done, total: None)
     _check_selection(selection)
     report = Report(selection, fixtures=load_worked())
     implementations = list(_present(selection, report))
     if any(i.name == "reference" for i in implementations) and selection.takes_dtype("float64"):
         _judge_documents(report, tell)
-    cases = [c for c in load_cases(report.fixtures) if selection.takes_loss(c.loss) and selection.takes_case(c.id)]
+    stored = load_cases(report.fixtures)
+    cases = [case for case in stored if selection.takes_loss(case.loss) and selection.takes_case(case.id)]
     if not cases and not report.checks:
         raise UsageError(f"no case matches {', '.join(selection.cases or selection.losses)}; see: pairproof list")
     used: set[tuple[str, str]] = set()
-    for done, case in enumerate(cases):
-        tell("cases", done, len(cases))
-        true = truth(case)
-        for implementation in implementations:
-            report.checks += _check(implementation, case, true, selection, used)
-    tell("cases", len(cases), len(cases))
+    work = [(case, stored[case]) for case in cases]
+    for done, (checks, met) in enumerate(_share_out(work, implementations, selection)):
+        tell("cases", done + 1, len(cases))
+        report.checks += checks
+        used |= met
     if selection.whole:
         for implementation in implementations:
             for deviation in implementation.deviations:
@@ -162,6 +170,46 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
                     )
         report.problems += _count_problems(report, implementations)
     return report
+
+
+Work = tuple[Case, Expected | None]
+Judged = tuple[list[Check], set[tuple[str, str]]]
+
+
+class _Judge:
+    """Judges one case at a time; what it needs is inherited by the processes that share the cases."""
+
+    work: Sequence[Work] = ()
+    implementations: Sequence[Implementation] = ()
+    selection = Selection()
+
+    @classmethod
+    def judge(cls, k: int) -> Judged:
+        """The checks of the k-th case on every implementation, and the declared deviations that it met."""
+        case, expected = cls.work[k]
+        try:
+            true = truth(case) if expected is None else stored_truth(case, expected)
+        except Exception as error:  # without the truth nobody can be judged on this case; the others can
+            message = f"the truth of this case could not be computed: {type(error).__name__}: {error}"
+            repeat = repeat_line("case", case.id, "reference", "float64")
+            return [
+                Check("case", "reference", case.loss, case.id, "float64", Status.ERRORED, message, repeat=repeat)
+            ], set()
+        used: set[tuple[str, str]] = set()
+        checks = [c for i in cls.implementations for c in _check(i, case, true, cls.selection, used)]
+        return checks, used
+
+
+def _share_out(work: list[Work], implementations: Sequence[Implementation], selection: Selection) -> Iterator[Judged]:
+    """Judge the cases in order, shared among processes where that pays and is safe."""
+    _Judge.work, _Judge.implementations, _Judge.selection = work, implementations, selection
+    processes = selection.processes or os.cpu_count() or 1
+    # A forked process inherits the loaded implementations; an accelerator's context does not survive a fork.
+    if processes == 1 or len(work) < 50 or selection.device != "cpu" or sys.platform != "linux":
+        yield from map(_Judge.judge, range(len(work)))
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        yield from pool.imap(_Judge.judge, range(len(work)), chunksize=8)
 
 
 def _check_selection(selection: Selection) -> None:
@@ -209,7 +257,15 @@ def _judge_documents(report: Report, tell: Progress) -> None:
             if selection.takes_case(f"{fixture.document.id}/{figure.id}")
             and (not selection.losses or (figure.call and fixture.calls[figure.call].loss in selection.losses))
         ]
-        for judgement in judge(fixture, only):
+        for figure in only:
+            name = f"{fixture.document.id}/{figure}"
+            try:
+                (judgement,) = judge(fixture, [figure])
+            except Exception as error:  # what breaks one figure must not hide the others
+                message = f"{type(error).__name__}: {error}"
+                repeat = repeat_line("figure", name)
+                report.checks.append(Check("figure", "reference", "", name, "", Status.ERRORED, message, repeat=repeat))
+                continue
             report.judgements.append(judgement)
             report.checks.append(_figure_check(fixture, judgement))
         if selection.losses:
@@ -275,7 +331,7 @@ def _check(
             )
             continue
         repeat = repeat_line("case", case.id, name, dtype, selection.device)
-        declared = [d for d in implementation.deviations if d.applies(case, dtype)]
+        declared = [d for d in implementation.deviations if d.applies(case, dtype, true)]
         used.update((name, d.name) for d in declared)
         try:
             outcome = implementation.evaluate(case, dtype)

@@ -13,6 +13,9 @@ pairs of |dL/ds_ij| a_ij. On top come its own operations: exponentials, a sum of
 relative to quantities of size 1 per anchor (a logarithm of a sum relative to its largest term), and the subtraction of
 terms as large as the loss.
 
+The batch tutorial's loss takes logarithms of exponentials plus epsilon, each up to -log(epsilon) in size, and
+subtracts them: its own operations are rounded relative to that.
+
 *The gradient.* Row i is a sum over j of weights V_ij = dL/dS_ij + dL/dS_ji times rows, divided by the row's norm. A
 weight is a softmax entry minus a share of 1/|P|: exponentials amplify a logit's error by 1/temperature, and the
 difference keeps an absolute error of one unit of the share. The bound sums both over the row.
@@ -28,6 +31,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from pairproof.reference.supcon import EPSILON
 
 from .cases import SIGNIFICAND, Case
 from .oracle import Truth
@@ -76,6 +81,11 @@ def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
         truth: its certified results.
         dtype: of the inputs and of the gradient; the loss is returned in the accumulating dtype.
     """
+    with np.errstate(over="ignore"):  # a bound beyond the range of float64 is no bound, and said so by inf
+        return _bounds(case, truth, dtype)
+
+
+def _bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     u = unit_roundoff(accumulating(dtype))
     tiny = SMALLEST_SUBNORMAL[accumulating(dtype)]
     z = np.abs(case.embeddings)
@@ -91,7 +101,7 @@ def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     anchors = case.anchors()
     divisor = _divisor(case, anchors)
     inherited = float(np.sum(np.abs(truth.weights) * per_similarity))
-    own = u * LOSS_ULPS * scale
+    own = u * LOSS_ULPS * scale * (1 + 2 * math.log(1 / EPSILON) if case.loss == "supcon_epsilon" else 1)
 
     def of_value(value: float, inherited: float, share: float) -> float:
         return inherited + own * share + 2 * u * abs(value) + tiny
@@ -99,7 +109,7 @@ def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     row_inherited = np.sum(np.abs(truth.weights) * per_similarity, axis=1) * divisor
     anchor_bounds = {i: of_value(v, float(row_inherited[i]), 1.0) for i, v in truth.anchors.items()}
     if isinstance(truth.loss, list):
-        values = [anchor_bounds[i] for i in _counted(case, anchors)]
+        values = [anchor_bounds[i] for i in case.counted()]
     else:
         values = [of_value(truth.loss, inherited, len(anchors) / divisor)]
 
@@ -123,15 +133,8 @@ def _divisor(case: Case, anchors: list[int]) -> float:
     """By how much the reduction divides each anchor's contribution."""
     reduction = case.option("reduction")
     if reduction == "mean":
-        return float(max(len(_counted(case, anchors)), 1))
+        return float(max(len(case.counted()), 1))
     if reduction == "mean_pairs":
         positives = case.positives()
         return float(max(sum(len(positives[i]) for i in anchors) / max(len(anchors), 1), 1))
     return 1.0
-
-
-def _counted(case: Case, anchors: list[int]) -> list[int]:
-    if case.option("no_positive") != "drop":
-        return anchors
-    positives = case.positives()
-    return [i for i in anchors if positives[i]]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..cases import Case
 from ..compare import Outcome
+from ..oracle import Truth
 
 
 class Unavailable(Exception):
@@ -20,14 +23,14 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Deviation:
-    """A declared difference: on the cases that ``applies`` picks, in the dtypes listed, the result must be wrong.
+    """A declared difference: on the cases and dtypes that ``applies`` picks, given the truth, the result must be wrong.
 
     A declared deviation that does not show is a failure, and one that no case of a full run meets is an error: a
     declaration must never outlive its reason.
     """
 
     name: str
-    applies: Callable[[Case, str], bool]
+    applies: Callable[[Case, str, Truth], bool]
     reason: str
     link: str
 
@@ -87,8 +90,26 @@ def outcome_of(loss: torch.Tensor, embeddings: torch.Tensor, anchors: dict[int, 
 
 
 def normalised(embeddings: torch.Tensor, case: Case) -> torch.Tensor:
-    """Rows of norm 1 under cosine similarity, for implementations that leave it to the caller."""
-    return torch.nn.functional.normalize(embeddings, dim=1) if case.option("similarity") == "cosine" else embeddings
+    """Rows of norm 1 under cosine similarity, for implementations that leave it to the caller.
+
+    Each row is first brought to ordinary size by a power of two, so that no norm overflows or meets an epsilon.
+    """
+    if case.option("similarity") != "cosine":
+        return embeddings
+    exponents = torch.frexp(embeddings.detach().abs().amax(dim=1, keepdim=True)).exponent
+    halves = torch.stack([exponents // 2, exponents - exponents // 2])
+    for half in halves:
+        embeddings = embeddings * torch.pow(torch.tensor(2.0, dtype=embeddings.dtype), -half)
+    return torch.nn.functional.normalize(embeddings, dim=1)
+
+
+def norms_leave(case: Case, dtype: str, smallest: float) -> bool:
+    """Whether a row's norm is below ``smallest``, or its square leaves the range of the dtype, under cosine."""
+    if case.option("similarity") != "cosine":
+        return False
+    info = torch.finfo(getattr(torch, dtype))
+    norms = [math.hypot(*row) for row in case.embeddings.tolist()]
+    return min(norms) < smallest or max(norms) > math.sqrt(info.max) or min(norms) < math.sqrt(info.tiny)
 
 
 def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -96,6 +117,16 @@ def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
     partners = [int(p) for p in case.arguments["partners"]]
     first = [i for i, p in enumerate(partners) if i < p]
     return np.array(first + [partners[i] for i in first])
+
+
+def logits(case: Case) -> npt.NDArray[np.float64]:
+    """Similarities over the temperature, [N, N], with the similarities' own diagonal."""
+    z = case.embeddings
+    if case.option("similarity") == "cosine":
+        z = z / np.max(np.abs(z), axis=1, keepdims=True)
+        z = z / np.linalg.norm(z, axis=1, keepdims=True)
+    with np.errstate(over="ignore"):
+        return np.asarray(z @ z.T / float(case.option("temperature")))
 
 
 def lonely(case: Case) -> bool:

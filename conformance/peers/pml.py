@@ -15,7 +15,9 @@ import torch
 
 from ..cases import Case, call_reference
 from ..compare import Outcome
-from .base import Deviation, Implementation, Unavailable, lonely, outcome_of
+from ..oracle import PROVE_UP_TO, Truth
+from ..tolerances import unit_roundoff
+from .base import Deviation, Implementation, Unavailable, lonely, norms_leave, outcome_of
 
 LARGEST_PAIRS = 4_000_000
 """Positive pairs times negative pairs above which NTXentLoss would take gigabytes."""
@@ -23,8 +25,26 @@ LARGEST_PAIRS = 4_000_000
 
 def _saturates(case: Case, dtype: str) -> bool:
     """Whether some pair's true loss comes within a few units of the largest that the logarithm can give."""
+    if case.n > PROVE_UP_TO:
+        return False
     largest = max((float(pair.value) for pair in call_reference(case).terms.pairs.values()), default=0.0)
     return largest > -math.log(torch.finfo(getattr(torch, dtype)).tiny) - 8
+
+
+def _solved_anchors_matter(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether leaving out the anchors whose loss rounds to 0 changes the mean by more than rounding does."""
+    positives = case.positives()
+    values = [value for i, value in true.anchors.items() if positives[i]]
+    roundoff = unit_roundoff(dtype)
+    left = [value for value in values if value > roundoff]
+    if len(left) == len(values) or not left:
+        return False
+    return sum(values) / len(left) - sum(values) / len(values) > 4 * roundoff
+
+
+def _sum_overflows(dtype: str, true: Truth) -> bool:
+    """Whether the sum of the anchors' values is too large for the dtype, though their mean is not."""
+    return sum(true.anchors.values()) > torch.finfo(getattr(torch, dtype)).max
 
 
 def _no_negatives(case: Case) -> bool:
@@ -43,7 +63,7 @@ class PytorchMetricLearning(Implementation):
     deviations: ClassVar[tuple[Deviation, ...]] = (
         Deviation(
             name="lonely anchors leave the mean",
-            applies=lambda case, dtype: (
+            applies=lambda case, dtype, true: (
                 case.loss == "supcon"
                 and case.option("no_positive") == "zero"
                 and lonely(case)
@@ -54,7 +74,7 @@ class PytorchMetricLearning(Implementation):
         ),
         Deviation(
             name="mean over pairs",
-            applies=lambda case, dtype: (
+            applies=lambda case, dtype, true: (
                 case.loss == "nt_xent_pairwise"
                 and case.option("reduction") == "mean"
                 and len({len(p) for p in case.positives()}) > 1
@@ -65,15 +85,33 @@ class PytorchMetricLearning(Implementation):
             link="https://github.com/KevinMusgrave/pytorch-metric-learning/issues/6",
         ),
         Deviation(
+            name="norms are clamped",
+            applies=lambda case, dtype, true: norms_leave(case, dtype, 1e-12),
+            reason="CosineSimilarity divides by a norm of at least 1e-12, whose square may leave the dtype's range",
+            link="https://pytorch.org/docs/stable/generated/torch.nn.functional.normalize.html",
+        ),
+        Deviation(
+            name="solved anchors leave the mean",
+            applies=lambda case, dtype, true: case.loss == "supcon" and _solved_anchors_matter(case, dtype, true),
+            reason="an anchor whose loss rounds to 0 is not counted by AvgNonZeroReducer: the mean of the others rises",
+            link="https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning/reducers/avg_non_zero_reducer.py",
+        ),
+        Deviation(
+            name="the sum overflows",
+            applies=lambda case, dtype, true: case.loss == "supcon" and _sum_overflows(dtype, true),
+            reason="the anchors are summed before they are divided by their number",
+            link="https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning/reducers/avg_non_zero_reducer.py",
+        ),
+        Deviation(
             name="saturated logarithm",
-            applies=lambda case, dtype: case.loss in ("nt_xent", "nt_xent_pairwise") and _saturates(case, dtype),
+            applies=lambda case, dtype, true: case.loss in ("nt_xent", "nt_xent_pairwise") and _saturates(case, dtype),
             reason="NTXentLoss adds finfo.tiny inside its logarithm: no pair costs more than 87.34 in float32 or 708.40"
             " in float64, and its gradient vanishes there",
             link="https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning/losses/ntxent_loss.py",
         ),
         Deviation(
             name="no negatives, no loss",
-            applies=lambda case, dtype: case.loss == "supcon" and _no_negatives(case),
+            applies=lambda case, dtype, true: case.loss == "supcon" and case.n > 2 and _no_negatives(case),
             reason="SupConLoss returns 0 for a batch without negatives, where the loss is positive",
             link="https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning/losses/supcon_loss.py",
         ),

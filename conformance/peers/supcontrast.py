@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,13 +25,16 @@ import torch
 from ..cases import Case
 from ..compare import Outcome
 from ..fixtures import fixtures_root
-from .base import Deviation, Implementation, Unavailable, lonely, normalised, outcome_of, stacked_order
+from .base import Deviation, Implementation, Unavailable, logits, lonely, normalised, outcome_of, stacked_order
 
 NOTEBOOK_FILE = "bioencoder/bioencoder/core/losses.py"
 NOTEBOOK_SHA256 = "3715db82773bcecf3f6152fcf0f86858684913bf2e14e2aebf104d5b651db834"
 TODAY_COMMIT = "66a8fe53880d6a1084b2e4e0db0a019024d6d41a"
 TODAY_SHA256 = "a432e24bdff118aa0ab3013a4c85a4b099871ebef554177054d91fe6fca616db"
 RECORDED = "recorded/supcontrast-today.json"
+LARGEST_RECORDED = 40
+"""Rows up to which a case is recorded: a gradient of a large batch fills a page that nobody reads."""
+
 RECORDED_FORMAT = "pairproof-recorded/1"
 
 
@@ -62,6 +66,15 @@ class _SupConCode(Implementation):
     """What both revisions share: how a case is put to ``SupConLoss``."""
 
     loss: Any
+    deviations: ClassVar[tuple[Deviation, ...]] = (
+        Deviation(
+            name="its own similarity drowns the row",
+            applies=lambda case, dtype, true: _row_drowns(case, dtype),
+            reason="the row's maximum is taken with the anchor itself in it: once all others lie far below, their"
+            " exponentials are 0, and so is the sum whose logarithm is taken",
+            link="https://github.com/HobbitLong/SupContrast/issues/104",
+        ),
+    )
 
     def refuses(self, case: Case) -> str | None:
         """What the class cannot be asked."""
@@ -100,6 +113,15 @@ class _SupConCode(Implementation):
         return outcome_of(loss(rows[:, None], mask=mask), embeddings)
 
 
+def _row_drowns(case: Case, dtype: str) -> bool:
+    """Whether some anchor's own logit exceeds all others by more than the dtype's exponentials can hold."""
+    deepest = -math.log(torch.finfo(getattr(torch, dtype)).tiny)
+    found, positives = logits(case), case.positives()
+    own = found.diagonal().copy()
+    np.fill_diagonal(found, -np.inf)
+    return any(positives[i] and own[i] - found[i].max() > deepest for i in case.anchors())
+
+
 def _one_of_each(case: Case) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     """For NT-Xent with one anchor out of each pair: those rows, then their partners. None if it is another subset."""
     if case.loss != "nt_xent" or case.option("anchors") is None:
@@ -117,9 +139,12 @@ class SupContrast(_SupConCode):
     name: ClassVar[str] = "supcontrast"
     title: ClassVar[str] = "the original SupCon code, in the notebook's revision (bioencoder 1.0.5, core/losses.py)"
     deviations: ClassVar[tuple[Deviation, ...]] = (
+        *_SupConCode.deviations,
         Deviation(
             name="NaN for an anchor without positive",
-            applies=lambda case, dtype: case.loss == "supcon" and lonely(case) and case.option("no_positive") == "zero",
+            applies=lambda case, dtype, true: (
+                case.loss == "supcon" and lonely(case) and case.option("no_positive") == "zero"
+            ),
             reason="divides by the number of positives, 0 for a class with one member: the loss is NaN",
             link="https://github.com/HobbitLong/SupContrast/pull/142",
         ),
@@ -177,8 +202,10 @@ class SupContrastToday(_SupConCode):
             raise Unavailable(f"{RECORDED}: $.format: expected {RECORDED_FORMAT!r}, got {data.get('format')!r}")
         self.torch = str(data["torch"])
         for record in data["records"]:
-            gradient = None if record["gradient"] is None else np.array(record["gradient"])
-            values = [float(v) for v in record["values"]]
+            # Texts are the shortest of the dtype; read in that dtype they are the numbers that were returned.
+            number = np.dtype(record["dtype"]).type
+            values = [float(number(v)) for v in record["values"]]
+            gradient = np.array(record["gradient"], dtype=number).astype(np.float64)
             self.records[record["case"], record["dtype"]] = Outcome(values=values, gradient=gradient)
 
     def version(self) -> str:
@@ -203,6 +230,13 @@ class SupContrastToday(_SupConCode):
         return super().evaluate(case, dtype) if self.path is not None else self.records[case.id, dtype]
 
 
+def _shortest(values: Any, dtype: str) -> Any:
+    """Numbers of a dtype as JSON, each the shortest decimal that it is nearest to; non-finite ones as texts."""
+    if isinstance(values, (list, np.ndarray)):
+        return [_shortest(v, dtype) for v in values]
+    return float(str(np.dtype(dtype).type(values))) if math.isfinite(values) else str(float(values))
+
+
 def record(cases: list[Case], path: str) -> dict[str, Any]:
     """Run today's revision live on every case it claims, and put down what it returned.
 
@@ -222,10 +256,10 @@ def record(cases: list[Case], path: str) -> dict[str, Any]:
     records = []
     for case in cases:
         for dtype in live.dtypes:
-            if live.refuses(case) is None and case.holds_in(dtype):
+            if case.n <= LARGEST_RECORDED and live.refuses(case) is None and case.holds_in(dtype):
                 outcome = live.evaluate(case, dtype)
-                gradient = None if outcome.gradient is None else outcome.gradient.tolist()
-                records.append({"case": case.id, "dtype": dtype, "values": outcome.values, "gradient": gradient})
+                values, gradient = _shortest(outcome.values, dtype), _shortest(outcome.gradient, dtype)
+                records.append({"case": case.id, "dtype": dtype, "values": values, "gradient": gradient})
     return {
         "format": RECORDED_FORMAT,
         "peer": "supcontrast-today",

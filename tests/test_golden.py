@@ -1,0 +1,693 @@
+"""The golden cases: what the loader accepts and says, that the stored results are the proved ones, and that they agree
+with each other where theory says so."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from flint import arb
+
+from pairproof import fast, reference
+from pairproof.conformance import golden
+from pairproof.conformance.balls import precision
+from pairproof.conformance.cases import Case, call_reference
+from pairproof.conformance.catalogue import LOSSES
+from pairproof.conformance.certify import (
+    BY_CHOICE,
+    LEFT_OUT,
+    NAN_LOSS,
+    TIE,
+    CertificationError,
+    certify,
+    nearest,
+)
+from pairproof.conformance.fixtures import FixtureError, fixtures_root, write_manifest
+from pairproof.conformance.golden import GoldenCase, check, dump_golden, load_errors, load_flags, load_golden, rebuild
+
+ROOT = fixtures_root()
+SCHEMAS = sorted((ROOT / "schema").glob("golden*.json"))
+ERRORS = load_errors()
+
+KEPT = (
+    "supcon/one-positive-balanced-tau-half",
+    "supcon/lonely-drop-none",
+    "supcon/lonely-nan",
+    "supcon/labels-huge",
+    "supcon_in/unbalanced-only-negatives",
+    "nt_xent/one-positive-balanced-tau-half",
+    "nt_xent_pairwise/one-positive-balanced-tau-half",
+    "nt_xent_pairwise/asymmetric-mask-mean-pairs",
+    "nt_bxent/asymmetric-pairs",
+    "supcon_epsilon/one-positive-balanced-tau-half",
+    "supcon_epsilon/identical-tied",
+)
+"""The cases of the small copy on which damage is tried."""
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, GoldenCase]:
+    return {case.id.removeprefix("golden/"): case for case in load_golden()}
+
+
+@pytest.fixture(scope="module")
+def small_original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of fixtures that holds a few cases of each loss."""
+    root = tmp_path_factory.mktemp("golden") / "fixtures"
+    (root / "golden").mkdir(parents=True)
+    shutil.copytree(ROOT / "schema", root / "schema")
+    for name in ("flags", "errors"):
+        shutil.copy(ROOT / "golden" / f"{name}.json", root / "golden")
+    for loss in LOSSES:
+        data = json.loads((ROOT / "golden" / f"{loss}.json").read_text(encoding="utf-8"))
+        data["cases"] = [raw for raw in data["cases"] if raw["id"] in KEPT]
+        (root / "golden" / f"{loss}.json").write_text(dump_golden(data), encoding="utf-8")
+    write_manifest(root)
+    return root
+
+
+@pytest.fixture
+def small(small_original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_original, tmp_path / "fixtures"))
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def edit(root: Path, name: str, change: Callable[[Any], object]) -> None:
+    """Change one file's content and renew the manifest, so that only the change itself is wrong."""
+    path = root / "golden" / f"{name}.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(dump_golden(data), encoding="utf-8")
+    write_manifest(root)
+
+
+def error(root: Path, load: Callable[[Path], object] = load_golden) -> str:
+    with pytest.raises(FixtureError) as caught:
+        load(root)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_every_loss_has_many_cases(cases: dict[str, GoldenCase]) -> None:
+    counts = Counter(case.case.loss for case in cases.values())
+    assert list(counts) == list(LOSSES)
+    assert sum(counts.values()) >= 420
+    assert min(counts.values()) >= 60
+
+
+def test_ids_are_unique_and_begin_with_their_loss(cases: dict[str, GoldenCase]) -> None:
+    loaded = load_golden()
+    assert len(loaded) == len(cases)
+    for case in loaded:
+        assert case.id.startswith(f"golden/{case.case.loss}/")
+
+
+def test_every_flag_is_explained_once_and_used(cases: dict[str, GoldenCase]) -> None:
+    flags = load_flags()
+    used = {flag for case in cases.values() for flag in case.flags}
+    assert used == set(flags)
+    assert len({flag.hunts for flag in flags.values()}) == len(flags)
+
+
+def test_every_value_of_every_keyword_is_used(cases: dict[str, GoldenCase]) -> None:
+    for loss in LOSSES.values():
+        of_loss = [case.case for case in cases.values() if case.case.loss == loss.name]
+        for keyword, allowed in loss.choices.items():
+            assert {case.option(keyword) for case in of_loss} == set(allowed), (loss.name, keyword)
+        for keyword in ("anchors", "base_temperature"):
+            assert {case.option(keyword) is None for case in of_loss} == {True, False}, (loss.name, keyword)
+        assert {case.option("temperature") for case in of_loss} >= {1e-3, 0.01, 0.05, 0.07, 0.1, 0.5, 1.0, 10.0, 100.0}
+        given = {name for case in of_loss for name in case.arguments}
+        assert given == {loss.targets} | ({"positives"} & loss.keywords.keys())
+
+
+def test_most_cases_serve_every_dtype(cases: dict[str, GoldenCase]) -> None:
+    whole = [case for case in cases.values() if set(case.dtypes) == set(golden.DTYPES)]
+    assert len(whole) > 0.85 * len(cases)
+    assert all("float64" in case.dtypes for case in cases.values())
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "golden").glob("*.json")), ids=lambda path: path.stem)
+def test_written_as_read(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert dump_golden(json.loads(text)) == text
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
+def test_schemas_refuse_what_they_do_not_know(path: Path) -> None:
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict):
+            if node.get("type") == "object":
+                assert "additionalProperties" in node, node
+            for value in node.values():
+                walk(value)
+        elif isinstance(node, list):
+            for value in node:
+                walk(value)
+
+    walk(schema)
+
+
+def test_the_schema_knows_the_catalogue() -> None:
+    schema = json.loads((ROOT / "schema/golden.schema.json").read_text(encoding="utf-8"))
+    assert schema["properties"]["loss"]["enum"] == list(LOSSES)
+    properties = schema["$defs"]["case"]["properties"]
+    keywords = properties["keywords"]["properties"]
+    assert set(keywords) == {name for loss in LOSSES.values() for name in loss.keywords} - {"positives"}
+    for name, value in keywords.items():
+        allowed = {choice for loss in LOSSES.values() for choice in loss.choices.get(name, ())}
+        assert set(value.get("enum", ())) == allowed, name
+    assert set(properties["arguments"]["properties"]) == {"positives"} | {loss.targets for loss in LOSSES.values()}
+    assert properties["expected"]["properties"]["gradient_left_out"]["enum"] == list(LEFT_OUT)
+
+
+def test_gradients_are_left_out_for_a_reason(cases: dict[str, GoldenCase]) -> None:
+    for case in cases.values():
+        expected = case.expected
+        undefined = any(math.isnan(value) for value in expected.values)
+        assert (expected.gradient is None) == (expected.gradient_left_out is not None)
+        assert (expected.gradient_left_out == NAN_LOSS) == undefined
+        assert expected.gradient_left_out != TIE or case.case.loss == "supcon_epsilon"
+        assert expected.gradient_left_out != BY_CHOICE or case.case.n == 256
+    left_out = sum(case.expected.gradient is None for case in cases.values())
+    assert left_out < 0.06 * len(cases)
+
+
+# What a damaged file says.
+
+
+def put(path: str, value: Any) -> Callable[[Any], None]:
+    """Set one field of a file, by its path: cases.0.expected.loss."""
+
+    def change(data: Any) -> None:
+        *way, last = [int(step) if step.isdigit() else step for step in path.split(".")]
+        for step in way:
+            data = data[step]
+        data[last] = value
+
+    return change
+
+
+def remove(path: str) -> Callable[[Any], None]:
+    def change(data: Any) -> None:
+        *way, last = [int(step) if step.isdigit() else step for step in path.split(".")]
+        for step in way:
+            data = data[step]
+        del data[last]
+
+    return change
+
+
+def repeat_first(data: Any) -> None:
+    data["cases"].append(copy.deepcopy(data["cases"][0]))
+
+
+DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
+    (
+        "supcon",
+        put("format", "pairproof-golden/2"),
+        "$.format: expected 'pairproof-golden/1', got 'pairproof-golden/2'",
+    ),
+    ("supcon", remove("format"), "$.format: expected 'pairproof-golden/1', got None"),
+    ("supcon", put("loss", "nt_xent"), "$.loss: expected 'supcon', the file's stem, got 'nt_xent'"),
+    ("supcon", put("function", "nt_xent_loss"), "$.function: expected 'supcon_loss', got 'nt_xent_loss'"),
+    ("supcon", put("author", "x"), "$: Additional properties are not allowed ('author' was unexpected)"),
+    ("supcon", put("cases", []), "$.cases: [] should be non-empty"),
+    ("supcon", put("cases.0.comment", "x"), "$.cases[0]: Additional properties are not allowed"),
+    ("supcon", remove("cases.0.note"), "$.cases[0]: 'note' is a required property"),
+    ("supcon", repeat_first, "$.cases[4].id: 'supcon/one-positive-balanced-tau-half' stands twice"),
+    ("supcon", put("cases.0.id", "nt_xent/x"), "$.cases[0].id: expected 'supcon', a slash and a name in small letters"),
+    ("supcon", put("cases.0.id", "supcon/One"), "$.cases[0].id: 'supcon/One' does not match"),
+    ("supcon", put("cases.0.flags.1", "mystery"), "$.cases[0].flags[1]: golden/flags.json does not explain 'mystery'"),
+    ("supcon", put("cases.0.flags", []), "$.cases[0].flags: [] should be non-empty"),
+    ("supcon", put("cases.0.dtypes", ["float64"]), "$.cases[0].dtypes: expected ['float64', 'float32', 'bfloat16'"),
+    ("supcon", put("cases.0.embeddings.2.1", "1.5"), "$.cases[0].embeddings[2][1]: expected a number, got '1.5'"),
+    ("supcon", put("cases.0.embeddings.2.1", True), "$.cases[0].embeddings[2][1]: expected a number, got True"),
+    (
+        "supcon",
+        put("cases.0.embeddings.2.1", math.inf),
+        "$.cases[0].embeddings[2][1]: expected a finite number, got inf",
+    ),
+    ("supcon", put("cases.0.embeddings.1", [1.0, 2.0]), "$.cases[0].embeddings[1]: has 2 entries, the first row 3"),
+    ("supcon", put("cases.0.embeddings", [[1.0]]), "$.cases[0].embeddings: expected at least 2 rows, got 1"),
+    ("supcon", put("cases.0.embeddings.3", [0.0, -0.0, 0.0]), "$.cases[0].embeddings[3]: a zero vector has no cosine"),
+    (
+        "supcon",
+        put("cases.0.arguments", {"partners": [1, 0]}),
+        "$.cases[0].arguments: expected one of labels, positives",
+    ),
+    ("supcon", put("cases.0.arguments", {}), "$.cases[0].arguments: {} should be non-empty"),
+    (
+        "supcon",
+        put("cases.0.arguments.labels", [0, 0]),
+        "$.cases[0].arguments.labels: expected one entry per embedding, 6",
+    ),
+    (
+        "supcon",
+        put("cases.0.arguments.labels.1", 2**53),
+        "$.cases[0].arguments.labels[1]: expected an integer below 2^53",
+    ),
+    (
+        "supcon",
+        put("cases.0.arguments.labels.1", "12"),
+        "$.cases[0].arguments.labels[1]: expected the digits of an int64",
+    ),
+    ("supcon", put("cases.0.arguments.labels.1", str(2**63)), "$.cases[0].arguments.labels[1]: expected the digits of"),
+    ("supcon", put("cases.0.keywords.temperature", 0.07), "$.cases[0].keywords.temperature: 0.07 is the default"),
+    (
+        "supcon",
+        put("cases.0.keywords.temperature", -1.0),
+        "$.cases[0].keywords.temperature: -1.0 is less than or equal",
+    ),
+    ("supcon", put("cases.0.keywords.margin", 1), "$.cases[0].keywords: Additional properties are not allowed"),
+    (
+        "supcon",
+        put("cases.0.keywords.reduction", "mean_pairs"),
+        "$.cases[0].keywords.reduction: expected one of mean, sum",
+    ),
+    ("supcon", put("cases.0.keywords.anchors", [True]), "$.cases[0].keywords.anchors: expected 6 booleans"),
+    (
+        "nt_xent",
+        put("cases.0.keywords.denominator", "all"),
+        "$.cases[0].keywords.denominator: nt_xent_loss has no such",
+    ),
+    ("nt_xent", put("cases.0.arguments.partners.0", 2), "$.cases[0].arguments.partners[0]: 2 is out of range, the row"),
+    (
+        "nt_bxent",
+        put("cases.0.arguments.positive_pairs.0", [0, 5]),
+        "$.cases[0].arguments.positive_pairs[0]: expected two",
+    ),
+    ("supcon", put("cases.0.expected.loss", "nan"), "$.cases[0].expected.loss: expected a finite number, got 'nan'"),
+    ("supcon", put("cases.0.expected.loss", [1.0]), "$.cases[0].expected.loss: expected one value, got a list"),
+    ("supcon", put("cases.0.expected.loss", "2.5"), "$.cases[0].expected.loss: '2.5' is not valid"),
+    (
+        "supcon",
+        put("cases.0.expected.anchors", [1.0]),
+        "$.cases[0].expected.anchors: expected a list of 6, one value per",
+    ),
+    (
+        "supcon",
+        put("cases.0.expected.gradient", [[1.0]]),
+        "$.cases[0].expected.gradient: expected shape [6, 3], got [1, 1]",
+    ),
+    (
+        "supcon",
+        put("cases.0.expected.gradient", None),
+        "$.cases[0].expected: 'gradient_left_out' is a required property",
+    ),
+    (
+        "supcon",
+        put("cases.0.expected.gradient.5.2", "nan"),
+        "$.cases[0].expected.gradient[5][2]: expected a number, got",
+    ),
+    ("supcon", put("cases.0.expected.gradient_left_out", TIE), "$.cases[0].expected"),
+]
+
+
+@pytest.mark.parametrize(("loss", "change", "message"), DAMAGE, ids=[str(k) for k in range(len(DAMAGE))])
+def test_damage_is_named_with_file_and_field(
+    small: Path, loss: str, change: Callable[[Any], None], message: str
+) -> None:
+    edit(small, loss, change)
+    assert error(small).startswith(f"golden/{loss}.json: {message}")
+
+
+def test_nan_is_expected_where_a_policy_makes_it(small: Path) -> None:
+    data = json.loads((small / "golden/supcon.json").read_text(encoding="utf-8"))
+    position = next(k for k, raw in enumerate(data["cases"]) if raw["id"] == "supcon/lonely-nan")
+    edit(small, "supcon", put(f"cases.{position}.expected.loss", 1.0))
+    assert error(small) == f"golden/supcon.json: $.cases[{position}].expected.loss: expected nan, got 1.0"
+
+
+def test_a_truncated_file(small: Path) -> None:
+    path = small / "golden/nt_xent.json"
+    path.write_bytes(path.read_bytes()[:700])
+    assert error(small).startswith("golden/nt_xent.json: altered: expected SHA-256")
+    write_manifest(small)
+    assert error(small).startswith("golden/nt_xent.json: not JSON: ")
+
+
+def test_a_tampered_digit(small: Path) -> None:
+    path = small / "golden/supcon.json"
+    text = path.read_text(encoding="utf-8")
+    assert text.count("2.0356476278275846") == 1
+    path.write_text(text.replace("2.0356476278275846", "2.0356476278275847"), encoding="utf-8")
+    assert error(small).startswith("golden/supcon.json: altered")
+    path.write_text(text.replace("2.0356476278275846", "2.0356476278275886"), encoding="utf-8")
+    write_manifest(small)
+    assert load_golden(small)
+    (change,) = check(small, processes=1)
+    assert change == (
+        "golden/supcon.json: supcon/one-positive-balanced-tau-half: "
+        "expected.loss: 2.0356476278275886 stored, 2.0356476278275846 expected"
+    )
+
+
+def test_missing_and_foreign_files(small: Path) -> None:
+    (small / "golden/margin.json").write_text("{}", encoding="utf-8")
+    assert error(small).startswith("golden/margin.json: not listed in manifest.json")
+    write_manifest(small)
+    assert error(small).startswith("golden/margin.json: belongs to no loss of the catalogue")
+    (small / "golden/margin.json").unlink()
+    (small / "golden/nt_bxent.json").unlink()
+    write_manifest(small)
+    assert error(small) == "golden/nt_bxent.json: missing"
+
+
+def test_damaged_flags_and_errors(small: Path) -> None:
+    edit(small, "flags", remove("flags.solved.effect"))
+    assert error(small) == "golden/flags.json: $.flags.solved: 'effect' is a required property"
+    assert error(small, load_flags) == "golden/flags.json: $.flags.solved: 'effect' is a required property"
+    edit(small, "errors", put("format", "pairproof-golden-errors/2"))
+    assert error(small, load_errors).startswith("golden/errors.json: $.format: expected 'pairproof-golden-errors/1'")
+    edit(small, "errors", put("format", "pairproof-golden-errors/1"))
+    edit(small, "errors", put("cases.0.losses", ["margin"]))
+    assert error(small, load_errors).startswith("golden/errors.json: $.cases[0].losses[0]: 'margin' is not one of")
+
+
+def test_labels_beyond_float64_arrive_whole(cases: dict[str, GoldenCase]) -> None:
+    labels = cases["supcon/labels-huge"].case.arguments["labels"]
+    assert sorted(set(labels)) == [2**53, 2**53 + 1, 2**53 + 2]
+    assert all(type(label) is int for label in labels)
+
+
+# Error cases.
+
+
+def for_room(room: str, value: Any) -> Any:
+    return torch.from_numpy(value.copy()) if room == "fast" and isinstance(value, np.ndarray) else value
+
+
+@pytest.mark.parametrize("room", ["reference", "fast"])
+@pytest.mark.parametrize("case", ERRORS, ids=[case.id for case in ERRORS])
+def test_error_cases_are_refused(room: str, case: golden.ErrorCase) -> None:
+    function = getattr({"reference": reference, "fast": fast}[room], LOSSES[case.loss].function)
+    with pytest.raises(case.exception) as caught:
+        function(**{name: for_room(room, value) for name, value in case.arguments.items()})
+    assert type(caught.value) is case.exception
+    message = str(caught.value)
+    assert message.startswith(f"{case.argument}:")
+    assert "\n" not in message
+    for word in case.words:
+        assert word in message
+
+
+def test_error_cases_reach_every_argument_of_every_loss() -> None:
+    for loss in LOSSES.values():
+        blamed = {case.argument for case in ERRORS if case.loss == loss.name}
+        assert blamed == {"embeddings", loss.targets, *loss.keywords}, loss.name
+
+
+# Certification.
+
+
+def small_enough(case: GoldenCase) -> bool:
+    return case.case.embeddings.size <= 40
+
+
+def test_certified_anew(cases: dict[str, GoldenCase]) -> None:
+    sample = [case for case in cases.values() if small_enough(case)][::5]
+    assert len(sample) > 100
+    for case in sample:
+        proved = certify(case.case, gradient=case.expected.gradient_left_out != BY_CHOICE)
+        again = golden.as_json(case.case, case.flags, case.note, proved)
+        stored = golden.as_json(case.case, case.flags, case.note, case.expected)
+        assert again == stored, case.id
+
+
+def test_the_reference_in_float64_is_near_the_proof(cases: dict[str, GoldenCase]) -> None:
+    for case in cases.values():
+        if case.case.n <= 33 and case.case.loss != "supcon_epsilon":
+            loss = call_reference(case.case).loss
+            np.testing.assert_allclose(np.array(loss, dtype=float), case.expected.loss, rtol=1e-12, err_msg=case.id)
+
+
+with precision():
+    THIRD = arb(1) / 3
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (THIRD, 1 / 3),
+        (arb(0.1), 0.1),
+        (arb(1).union(arb(1 + 2**-54)), 1.0),
+        (arb(1).union(arb(1 + 2**-52)), None),
+        (arb((1, -1077)).union(-arb((1, -1077))), 0.0),
+        (arb((1, -1075)), 0.0),
+        (arb((1, -1074)), 5e-324),
+        (arb((3, -1075)), 1e-323),
+        (arb((1, -1074)).union(-arb((1, -1074))), None),
+        (-arb((5, -1076)), -5e-324),
+        (arb((1, 1023)), 2.0**1023),
+        (arb((1, 1100)), None),
+        (arb.nan(), None),
+        (arb.pos_inf(), None),
+        (arb(1).union(arb(-1)), None),
+    ],
+    ids=str,
+)
+def test_nearest(value: arb, expected: float | None) -> None:
+    found = nearest(value)
+    assert found == expected
+    assert found is None or math.copysign(1, found) == 1 or found < 0
+
+
+def tiny(loss: str, rows: list[list[float]], labels: list[int], **keywords: Any) -> Case:
+    return Case("test/tiny", loss, np.array(rows), {"labels": labels}, keywords)
+
+
+def test_a_tie_leaves_the_gradient_out() -> None:
+    tied = certify(tiny("supcon_epsilon", [[1.0, 0.5], [1.0, 0.5], [0.25, 1.0]], [0, 0, 0]))
+    assert tied.gradient is None
+    assert tied.gradient_left_out == TIE
+    apart = certify(tiny("supcon_epsilon", [[1.0, 0.5], [1.0, 0.25], [0.25, 1.0]], [0, 0, 0]))
+    assert apart.gradient is not None
+    cosine = certify(tiny("supcon_epsilon", [[1.0, 0.5], [1.0, 0.5], [0.25, 1.0]], [0, 0, 0], similarity="cosine"))
+    assert cosine.gradient is not None
+
+
+def test_what_float64_cannot_order_is_not_certified() -> None:
+    near = tiny("supcon_epsilon", [[1.0, 2.0**-30], [1.0, 0.0], [-1.0, 0.5]], [0, 0, 0])
+    with pytest.raises(CertificationError, match=r"^test/tiny: the largest products of row 0 are too near"):
+        certify(near)
+    parallel = tiny("supcon_epsilon", [[1.0, 2.0**-30], [1.0, 0.0], [-1.0, 0.5]], [0, 0, 0], similarity="cosine")
+    with pytest.raises(CertificationError, match=r"^test/tiny: rows 0 and 1 are too nearly parallel"):
+        certify(parallel)
+
+
+def test_what_cannot_be_proved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pairproof.conformance.certify.PRECISIONS", (128,))
+    with pytest.raises(CertificationError, match=r"^test/tiny: the value of anchor 0 cannot be proved with 128 bits$"):
+        certify(tiny("supcon", [[1.0, 0.5], [0.25, 1.0]], [0, 0]))
+
+
+# What theory says of the stored results: each is the float64 nearest to the truth, so equal truths are equal numbers.
+
+
+@pytest.mark.parametrize("n", [3, 6, 7, 17])
+@pytest.mark.parametrize("loss", ["supcon", "supcon_in", "nt_xent"])
+def test_identical_embeddings_give_the_logarithm_of_the_rest(cases: dict[str, GoldenCase], loss: str, n: int) -> None:
+    name = {3: "three", 6: "six", 7: "seven", 17: "seventeen"}[n]
+    if loss == "nt_xent" and n != 6:
+        assert f"{loss}/identical-{name}" not in cases
+        return
+    case = cases[f"{loss}/identical-{name}"]
+    paired = [case.value_of_anchor()[i] for i, p in enumerate(case.case.positives()) if p]
+    assert len(paired) >= 2
+    assert set(paired) == {math.log(n - 1)}
+    assert case.expected.gradient is not None
+    assert not case.expected.gradient.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nt_xent_pairwise/identical-pairwise", math.log(4)),
+        ("supcon/identical-one-positive", math.log(4)),
+        ("supcon_in/identical-only-negatives", math.log(3)),
+        ("supcon/orthogonal", math.log(3)),
+        ("nt_xent/identical-tau-0-001", math.log(5)),
+        ("nt_xent/two-rows", 0.0),
+        ("supcon_epsilon/two-rows", 0.0),
+        ("nt_xent_pairwise/one-class-mean-pairs", 0.0),
+        ("nt_xent/solved-pairs", math.log1p(2 * math.exp(-40))),
+        ("supcon/collapsed-classes", math.log(3 + 4 * math.exp(-8))),
+        ("supcon_epsilon/tutorial-constant", 2 * math.log(4) / 5 / (1 + 1e-8)),
+        ("nt_bxent/identical-binary", math.log1p(math.exp(-2)) * 2 / 3 + math.log1p(math.exp(2))),
+        ("nt_bxent/no-negative-default-drop", math.log1p(math.exp(-1 / 0.07)) * 3 / 4),
+    ],
+)
+def test_closed_forms(cases: dict[str, GoldenCase], name: str, value: float) -> None:
+    assert cases[name].expected.loss == pytest.approx(value, rel=1e-14, abs=0)
+
+
+def test_three_losses_agree_where_each_anchor_has_one_class_mate(cases: dict[str, GoldenCase]) -> None:
+    names = {name.partition("/")[2] for name, case in cases.items() if "agreement" in case.flags}
+    assert len(names) >= 5
+    for name in names:
+        supcon, nt_xent, pairwise = (cases[f"{loss}/{name}"] for loss in ("supcon", "nt_xent", "nt_xent_pairwise"))
+        assert all(len(p) == 1 for p in supcon.case.positives())
+        for other in (nt_xent, pairwise):
+            assert other.expected.loss == supcon.expected.loss
+            assert other.expected.anchors == supcon.expected.anchors
+            assert np.array_equal(other.expected.gradient, supcon.expected.gradient)
+
+
+SAME = [
+    ("labels-unsorted", "labels-negative"),
+    ("labels-unsorted", "labels-huge"),
+    ("labels-unsorted", "labels-huge-negative"),
+    ("labels-unsorted", "labels-modulo-2-32"),
+    ("asymmetric-mask", "diagonal-true-mask"),
+    ("asymmetric-pairs", "diagonal-pairs"),
+    ("asymmetric-pairs", "repeated-pairs"),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_other_names_for_the_same_positives_change_nothing(cases: dict[str, GoldenCase], loss: str) -> None:
+    for a, b in SAME:
+        if f"{loss}/{a}" in cases and f"{loss}/{b}" in cases:
+            one, other = cases[f"{loss}/{a}"].expected, cases[f"{loss}/{b}"].expected
+            assert one.loss == other.loss
+            assert one.anchors == other.anchors
+            assert np.array_equal(one.gradient, other.gradient)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_order_of_the_rows_does_not_matter(cases: dict[str, GoldenCase], loss: str) -> None:
+    stacked, interleaved, swapped, permuted, mixed_up = (
+        cases[f"{loss}/two-views-{name}"] for name in ("stacked", "interleaved", "swapped", "permuted", "mixed-up")
+    )
+    for other in (interleaved, swapped, permuted):
+        assert other.expected.loss == stacked.expected.loss
+        assert sorted(other.expected.anchors) == sorted(stacked.expected.anchors)
+    assert mixed_up.expected.loss != stacked.expected.loss
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("exponent", [("tiny", -12), ("huge", 12), ("tiny-float32", -100), ("huge-float64", 900)])
+def test_cosine_does_not_see_norms(cases: dict[str, GoldenCase], loss: str, exponent: tuple[str, int]) -> None:
+    size, power = exponent
+    kind, _, suffix = size.partition("-")
+    scaled = cases[f"{loss}/{kind}-norms" + (f"-{suffix}" if suffix else "")].expected
+    plain = cases[f"{loss}/one-positive-balanced-tau-half"].expected
+    assert scaled.loss == plain.loss
+    assert scaled.gradient is not None
+    assert plain.gradient is not None
+    assert np.array_equal(scaled.gradient * 2.0**power, plain.gradient)
+
+
+def test_none_is_what_mean_and_sum_are_made_of(cases: dict[str, GoldenCase]) -> None:
+    for case in cases.values():
+        expected = case.expected
+        if case.case.option("reduction") == "none":
+            assert expected.loss == expected.anchors or any(math.isnan(x) for x in expected.anchors)
+        elif case.case.option("reduction") in ("mean", "sum") and expected.anchors:
+            count = len(case.case.counted()) if case.case.option("reduction") == "mean" else 1
+            value = math.fsum(x / count for x in expected.anchors)
+            size = max(abs(x) for x in expected.anchors)
+            assert expected.loss == pytest.approx(value, rel=1e-14, abs=1e-14 * size, nan_ok=True), case.id
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_consumer_in_the_readme_passes_every_case(cases: dict[str, GoldenCase]) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```js\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert len([line for line in program.splitlines() if line]) <= 22
+    done = subprocess.run(["node", "-e", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    verdicts = [line.split()[0] for line in done.stdout.splitlines()]
+    assert verdicts == ["passed"] * sum(case.case.loss == "nt_xent" for case in cases.values())
+
+
+# Rebuilding.
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_rebuilding_changes_nothing(small: Path, processes: int) -> None:
+    before = files(small)
+    times = {name: (small / name).stat().st_mtime_ns for name in before}
+    assert rebuild(small, processes=processes, quiet=True) == []
+    assert check(small, processes=processes, quiet=True) == []
+    assert files(small) == before
+    assert {name: (small / name).stat().st_mtime_ns for name in before} == times
+
+
+def test_rebuilding_restores_what_can_be_computed(small: Path) -> None:
+    before = files(small)
+
+    def damage(data: Any) -> None:
+        del data["cases"][0]["expected"]
+        data["cases"][1]["dtypes"] = ["float64"]
+        data["cases"][3]["expected"]["gradient"][0][1] += 1e-9
+
+    edit(small, "supcon", damage)
+    changes = check(small, processes=1)
+    assert [change.split(": ")[2] for change in changes] == ["expected", "dtypes", "expected.gradient[0][1]"]
+    assert rebuild(small, processes=1) == changes
+    assert files(small) == before
+
+
+def test_rebuilding_restores_the_layout(small: Path) -> None:
+    before = files(small)
+    path = small / "golden/nt_xent.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8"))), encoding="utf-8")
+    write_manifest(small)
+    assert rebuild(small, processes=1) == ["golden/nt_xent.json: the same content in another layout"]
+    assert files(small) == before
+
+
+def test_a_failing_rebuild_leaves_the_files(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(small, "supcon", remove("cases.0.expected"))
+    before = files(small)
+
+    def refuse(case: Case, *, gradient: bool) -> None:
+        if case.loss == "nt_bxent":
+            raise CertificationError(f"{case.id}: refused")
+
+    monkeypatch.setattr(golden, "certify", refuse)
+    with pytest.raises(CertificationError, match="refused"):
+        rebuild(small, processes=1)
+    assert files(small) == before
+
+
+def test_a_choice_to_leave_the_gradient_out_stays(small: Path) -> None:
+    def leave_out(data: Any) -> None:
+        data["cases"][0]["expected"] = {"gradient_left_out": BY_CHOICE}
+
+    edit(small, "nt_xent", leave_out)
+    rebuild(small, processes=1)
+    expected = next(case for case in load_golden(small) if case.case.loss == "nt_xent").expected
+    assert expected.gradient is None
+    assert expected.gradient_left_out == BY_CHOICE
+    assert expected.loss == pytest.approx(2.0356476278275846, rel=1e-15)
+
+
+def test_a_rebuild_refuses_what_it_does_not_know(small: Path) -> None:
+    edit(small, "supcon", put("cases.1.comment", "x"))
+    assert error(small, rebuild) == "golden/supcon.json: $.cases[1].comment: no case has such a field"
+    edit(small, "supcon", remove("cases.1.comment"))
+    edit(small, "supcon", put("cases.1.flags", ["mystery"]))
+    assert error(small, rebuild).startswith(
+        "golden/supcon.json: $.cases[1].flags[0]: golden/flags.json does not explain"
+    )

@@ -1,0 +1,227 @@
+"""The harness itself: bounds that are not idle, first differing terms, statuses, declared deviations, counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from pairproof.conformance import run as running
+from pairproof.conformance.cases import Case
+from pairproof.conformance.compare import Outcome, compare
+from pairproof.conformance.oracle import Truth, truth
+from pairproof.conformance.peers import Deviation, Implementation, Unavailable
+from pairproof.conformance.peers.base import normalised
+from pairproof.conformance.peers.reference import Reference
+from pairproof.conformance.peers.supcontrast import SupContrast, SupContrastToday, load_file
+from pairproof.conformance.results import Check, Status, tally
+from pairproof.conformance.run import CouldNotRun, Selection, UsageError, run
+from pairproof.conformance.tolerances import bounds, unit_roundoff
+
+ROWS = np.array([[1.0, 0.5, -0.25], [0.75, -1.0, 0.5], [-0.5, 0.25, 1.5], [1.25, 1.0, 0.125]])
+CASE = Case("test/case", "supcon", ROWS, {"labels": [0, 1, 0, 1]}, {"temperature": 0.5})
+
+
+def outcome(true: Truth) -> Outcome:
+    assert true.gradient is not None
+    return Outcome(values=list(true.values), gradient=true.gradient.copy(), anchors=dict(true.anchors))
+
+
+def test_the_truth_conforms_to_itself() -> None:
+    true = truth(CASE)
+    comparison = compare(CASE, true, outcome(true), bounds(CASE, true, "float64"))
+    assert comparison.ratio == 0
+    assert not comparison.first
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_bounds_are_a_few_roundings_wide(dtype: str) -> None:
+    """A bound is derived; here it is only held to be neither idle nor impossible."""
+    true = truth(CASE)
+    found = bounds(CASE, true, dtype)
+    accumulated = unit_roundoff("float64" if dtype == "float64" else "float32")
+    assert accumulated * true.values[0] < found.values[0] < 100 * accumulated * true.values[0]
+    assert true.gradient is not None
+    norms = np.linalg.norm(true.gradient, axis=1)
+    assert (found.rows < 1000 * unit_roundoff(dtype) * norms.max()).all()
+    assert (found.rows > unit_roundoff(dtype) * norms / 2).all()
+
+
+def test_the_first_differing_term_is_named() -> None:
+    true = truth(CASE)
+    allowed = bounds(CASE, true, "float64")
+    good = outcome(true)
+    assert good.anchors is not None
+    assert good.gradient is not None
+    wrong_anchor = replace(
+        good, anchors={**good.anchors, 2: good.anchors[2] * (1 + 1e-12)}, values=[good.values[0] + 1e-9]
+    )
+    found = compare(CASE, true, wrong_anchor, allowed)
+    assert found.first.startswith("value of anchor 2: expected ")
+    assert "times the bound" in found.first
+    wrong_loss = replace(good, values=[-good.values[0]])
+    assert compare(CASE, true, wrong_loss, allowed).first.startswith("loss: expected ")
+    gradient = good.gradient.copy()
+    gradient[1, 2] *= -1
+    text = compare(CASE, true, replace(good, gradient=gradient), allowed).first
+    assert text.startswith("gradient of row 1: worst at column 2, expected ")
+    gradient[3, 0] = np.nan
+    assert "finite" in compare(CASE, true, replace(good, gradient=gradient), allowed).first
+    assert "shape" in compare(CASE, true, replace(good, gradient=gradient[:2]), allowed).first
+    assert "values" in compare(CASE, true, replace(good, values=good.values * 2), allowed).first
+    assert compare(CASE, true, replace(good, values=[float("nan")]), allowed).ratio == np.inf
+
+
+class Fake(Implementation):
+    """An implementation that can be told to be right, wrong, broken or absent."""
+
+    name: ClassVar[str] = "fake"
+    title: ClassVar[str] = "a fake"
+    dtypes: ClassVar[tuple[str, ...]] = ("float64",)
+    mode: ClassVar[str] = "right"
+
+    def __init__(self, options: Mapping[str, str], device: str) -> None:
+        super().__init__(options, device)
+        if self.mode == "absent":
+            raise Unavailable("not installed: pip install fake")
+
+    def version(self) -> str:
+        return "1"
+
+    def refuses(self, case: Case) -> str | None:
+        return None if case.loss == "supcon" else f"has no {case.loss}"
+
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        if self.mode == "broken":
+            raise RuntimeError("out of order")
+        found = Reference({}, "cpu").evaluate(case, dtype)
+        return replace(found, values=[-v for v in found.values]) if self.mode == "wrong" else found
+
+
+ONLY = Selection(
+    cases=("supcon_notebook/supcon-3x3", "supcon_notebook/nt-xent-2x2"), implementations=("fake",), processes=1
+)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(running, "ALL", (Reference, Fake))
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("mode", "status"), [("right", Status.PASSED), ("wrong", Status.FAILED), ("broken", Status.ERRORED)]
+)
+def test_statuses(fake: pytest.MonkeyPatch, mode: str, status: Status) -> None:
+    fake.setattr(Fake, "mode", mode)
+    report = run(ONLY)
+    found = {check.case: check for check in report.checks}
+    check = found["supcon_notebook/supcon-3x3"]
+    assert check.status is status
+    assert found["supcon_notebook/nt-xent-2x2"].status is Status.SKIPPED
+    assert found["supcon_notebook/nt-xent-2x2"].message == "has no nt_xent"
+    assert report.passed == (mode == "right")
+    assert check.repeat == "pairproof verify --case supcon_notebook/supcon-3x3 --impl fake --dtype float64"
+    if mode == "broken":
+        assert check.message == "RuntimeError: out of order"
+
+
+def deviation(applies: bool) -> Deviation:
+    return Deviation("minus", lambda case, dtype, true: applies, "the sign is wrong", "https://example.org/1")
+
+
+def test_a_declared_deviation_must_show(fake: pytest.MonkeyPatch) -> None:
+    fake.setattr(Fake, "deviations", (deviation(True),))
+    fake.setattr(Fake, "mode", "wrong")
+    only = replace(ONLY, cases=("supcon_notebook/supcon-3x3",))
+    (check,) = run(only).checks
+    assert check.status is Status.DEVIATES
+    assert "the sign is wrong (https://example.org/1)" in check.message
+    fake.setattr(Fake, "mode", "right")
+    (check,) = run(only).checks
+    assert check.status is Status.FAILED
+    assert "declared to deviate (minus) but conforms" in check.message
+
+
+def test_an_unused_deviation_and_wrong_counts_are_problems(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    expected = {"format": running.EXPECTED_FORMAT, "counts": {"fake/supcon": {"passed": 1}}, "entries": {}}
+    (tmp_path / "expected.json").write_text(json.dumps(expected))
+    fake.setattr(running, "fixtures_root", lambda: tmp_path)
+    fake.setattr(running, "load_golden", list)
+    fake.setattr(Fake, "deviations", (deviation(False),))
+    report = run(Selection(implementations=("fake",), processes=1))
+    assert not report.passed
+    assert any("'minus' meets no case" in problem for problem in report.problems)
+    assert any(problem.startswith("fake/supcon: expected 1 passed, ran 4 passed") for problem in report.problems)
+    (tmp_path / "expected.json").unlink()
+    assert any("expected.json is missing" in p for p in run(Selection(implementations=("fake",), processes=1)).problems)
+
+
+def test_absence_is_skipped_unless_required(fake: pytest.MonkeyPatch) -> None:
+    fake.setattr(Fake, "mode", "absent")
+    report = run(replace(ONLY, implementations=("fake", "reference"), dtypes=("float64",)))
+    assert report.absent == {"fake": "not installed: pip install fake"}
+    with pytest.raises(CouldNotRun, match=r"fake is required and not here: not installed"):
+        run(replace(ONLY, required=("fake",)))
+
+
+@pytest.mark.parametrize(
+    ("selection", "words"),
+    [
+        (Selection(losses=("supkon",)), "unknown loss 'supkon'"),
+        (Selection(implementations=("nobody",)), "unknown implementation 'nobody'"),
+        (Selection(dtypes=("float8",)), "unknown dtype 'float8'"),
+        (Selection(cases=("nothing/like-it",)), "no case matches nothing/like-it"),
+        (Selection(peers={"somebody": "x"}), "unknown peer"),
+    ],
+)
+def test_a_selection_of_nothing_is_refused(selection: Selection, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        run(selection)
+
+
+def test_an_unusable_device_could_not_run() -> None:
+    with pytest.raises(CouldNotRun, match="device 'nowhere' cannot be used"):
+        run(Selection(device="nowhere"))
+
+
+def test_tally_counts_by_implementation_loss_and_status() -> None:
+    checks = [
+        Check("case", "a", "supcon", "1", "float64", Status.PASSED),
+        Check("case", "a", "supcon", "2", "float64", Status.FAILED),
+        Check("figure", "reference", "supcon", "3", "", Status.PASSED),
+    ]
+    assert tally(checks) == {"a/supcon": {"failed": 1, "passed": 1}, "figure": {"passed": 1}}
+
+
+def test_the_original_code_is_verified_before_it_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"pip install --no-deps --target .*bioencoder==1\.0\.5"):
+        SupContrast({"folder": str(tmp_path)}, "cpu")
+    path = tmp_path / "bioencoder/bioencoder/core/losses.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("class SupConLoss: ...\n")
+    with pytest.raises(Unavailable, match="expected SHA-256"):
+        SupContrast({"folder": str(tmp_path)}, "cpu")
+
+
+def test_a_path_is_loaded_live(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="no file"):
+        SupContrastToday({"supcontrast": str(tmp_path)}, "cpu")
+    (tmp_path / "losses.py").write_text("class SupConLoss: ...\n")
+    assert "NOT the recorded revision" in SupContrastToday({"supcontrast": str(tmp_path)}, "cpu").version()
+    (tmp_path / "other.py").write_text("import nothing_of_that_name\n")
+    with pytest.raises(Unavailable, match="imports what is not installed"):
+        load_file(tmp_path / "other.py")
+
+
+def test_rows_are_normalised_without_overflow() -> None:
+    import torch
+
+    case = replace(CASE, embeddings=ROWS * np.array([1e-300, 1.0, 1e300, 1e-12])[:, None])
+    rows = normalised(torch.tensor(case.embeddings), case)
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(4, dtype=torch.float64))

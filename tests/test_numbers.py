@@ -1,0 +1,111 @@
+"""The harness's number types: balls of printed decimals, rounded arithmetic, the reverse tape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flint import arb
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pairproof.conformance import tape
+from pairproof.conformance.balls import Rounded, ball, exact, precision, rounded_inputs
+
+ordinary = st.floats(min_value=-1e3, max_value=1e3, width=32)
+
+
+@given(ordinary, ordinary)
+@settings(derandomize=True, max_examples=300)
+def test_ieee_operations_are_exactly_those_of_numpy(a: float, b: float) -> None:
+    """With slack 0, + - * / and sqrt are the single number that IEEE arithmetic gives."""
+    for dtype in (np.float32, np.float64):
+        x, y = Rounded.number(a, dtype, 0), Rounded.number(b, dtype, 0)
+        with np.errstate(all="ignore"), precision():
+            pairs = [
+                (x + y, dtype(a) + dtype(b)),
+                (x - y, dtype(a) - dtype(b)),
+                (x * y, dtype(a) * dtype(b)),
+            ]
+            if b:
+                pairs.append((x / y, dtype(a) / dtype(b)))
+            if a >= 0:
+                pairs.append((x.sqrt(), np.sqrt(dtype(a))))
+        for found, expected in pairs:
+            assert found.lower == found.upper == float(expected), (dtype, a, b)
+
+
+@given(st.floats(min_value=-80, max_value=80, width=32))
+@settings(derandomize=True, max_examples=300)
+def test_slack_encloses_the_libraries_transcendentals(a: float) -> None:
+    """Torch's in float32, numpy's in float64: the arithmetics of the documents."""
+    for dtype, name in ((np.float32, torch.float32), (np.float64, torch.float64)):
+        x = Rounded.number(a, dtype, 1)
+        value = torch.tensor([a], dtype=name)
+        with precision():
+            assert float(torch.exp(value)) in x.exp()
+            if a > 0:
+                assert float(torch.log(value)) in x.log()
+                assert float(torch.log1p(value)) in x.log1p()
+            if dtype is np.float64:
+                assert float(np.exp(a)) in x.exp()
+
+
+def test_saturation_and_infinities() -> None:
+    with precision():
+        x = Rounded.number(98.0, np.float32, 1)
+        sigmoid = 1 / (1 + (-x).exp())
+        assert sigmoid.lower == sigmoid.upper == 1.0
+        assert (-sigmoid).log1p().upper == -np.inf
+        assert (-sigmoid).log1p().at_least(-100.0).lower == -100.0
+        assert (1 / (1 + x.exp())).upper == 0.0
+        touching_zero = Rounded(0.0, 1e-8, np.float32, 1)
+        assert not touching_zero.log().is_bounded
+
+
+def test_balls_hold_what_prints_so() -> None:
+    with precision():
+        printed = ball("-1.0192", 4)
+        assert printed.contains(arb("-1.01915001"))
+        assert printed.contains(exact("-1.01924999"))
+        assert not printed.contains(exact("-1.0193"))
+        assert exact("0.1") * 10 - 1 == arb(0) or abs(exact("0.1") * 10 - 1) < arb(2) ** -200
+        with pytest.raises(ValueError, match="finite decimal"):
+            exact("inf")
+
+
+def test_inputs_are_rounded_to_the_format() -> None:
+    values = rounded_inputs(np.array([[0.1]]), np.float32, 0)
+    assert values[0, 0].lower == float(np.float32(0.1))
+
+
+def _everything(x: Any, y: Any) -> Any:
+    """A function that uses every operation of the tape, on each side."""
+    a = np.exp(x) * y - 2 / y + np.log(y) / 3
+    return np.sqrt(a * a + 1) + np.log1p(y * y) - np.expm1(-x) + (1 - x) * (y - 5) + (-x) / y
+
+
+@given(st.floats(0.1, 3), st.floats(0.1, 3))
+@settings(derandomize=True, max_examples=100)
+def test_tape_agrees_with_the_complex_step(a: float, b: float) -> None:
+    ((x, y),) = tape.variables([[a, b]])
+    ((dx, dy),) = tape.gradient(_everything(x, y), [[x, y]])
+    h = 1e-200
+    assert dx == pytest.approx(_everything(complex(a, h), complex(b, 0)).imag / h, rel=1e-12)
+    assert dy == pytest.approx(_everything(complex(a, 0), complex(b, h)).imag / h, rel=1e-12)
+
+
+def test_tape_over_balls_encloses_the_derivative() -> None:
+    with precision():
+        ((x,),) = tape.variables([[arb(2)]])
+        ((slope,),) = tape.gradient(x.exp() * x, [[x]])
+        true = 3 * arb(2).exp()
+        assert slope.overlaps(true)
+        assert slope.rad() < arb(2) ** -200
+
+
+def test_a_variable_that_does_not_matter_has_slope_zero() -> None:
+    ((x, y),) = tape.variables([[1.0, 2.0]])
+    assert tape.gradient(x * 2, [[x, y]]) == [[2.0, 0.0]]

@@ -1,0 +1,130 @@
+"""The judge of printed figures: everything stands as recorded, and no digit could be another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pairproof.conformance import worked
+from pairproof.conformance.balls import precision
+from pairproof.conformance.fixtures import Figure, WorkedFixture, load_worked
+
+FIXTURES = load_worked()
+FIGURES = [
+    pytest.param(fixture, figure, id=f"{fixture.document.id}/{figure.id}")
+    for fixture in FIXTURES
+    for figure in fixture.figures
+]
+
+
+@pytest.mark.parametrize(("fixture", "figure"), FIGURES)
+def test_figure_stands_as_recorded(fixture: WorkedFixture, figure: Figure) -> None:
+    (judgement,) = worked.judge(fixture, [figure.id])
+    assert judgement.passed, judgement.message
+    assert sum(arrival.entries for arrival in judgement.arrivals) > 0
+
+
+def test_both_verdicts_occur() -> None:
+    verdicts = {f"{f.document.id}/{g.id}": g.verdict for f in FIXTURES for g in f.figures}
+    artefacts = {name for name, verdict in verdicts.items() if verdict == "artefact"}
+    assert artefacts == {"batch_tutorial/loss", "pair_notebook/in-103-loss-0.01"}
+
+
+def other_digits(text: str) -> Iterator[str]:
+    """The text with one digit changed to the next, at every place."""
+    for k, character in enumerate(text):
+        if character.isdigit():
+            yield text[:k] + str((int(character) + 1) % 10) + text[k + 1 :]
+
+
+def changed(printed: Any, index: tuple[int, ...], text: str | bool) -> Any:
+    """A printed array with one entry replaced."""
+    if not index:
+        return text
+    return tuple(changed(entry, index[1:], text) if k == index[0] else entry for k, entry in enumerate(printed))
+
+
+@pytest.mark.parametrize(("fixture", "figure"), [p for p in FIGURES if p.values[1].kind == "number"])  # type: ignore[union-attr]
+def test_no_digit_could_be_another(fixture: WorkedFixture, figure: Figure) -> None:
+    """By arithmetic alone: the checksums are not asked."""
+    call = fixture.calls[figure.call] if figure.call else None
+    source = fixture.input_of(figure)
+    tried = 0
+    if figure.length or source.exact is None:
+        for text in other_digits(str(figure.printed)):
+            (judgement,) = worked.judge(replace(fixture, figures=(replace(figure, printed=text),)))
+            assert not judgement.passed, text
+            tried += 1
+    else:
+        with precision():
+            roads = list(worked._roads(fixture, figure, call, source))
+            for index, entry in figure.entries():
+                for text in other_digits(str(entry)):
+                    wrong = replace(figure, printed=changed(figure.printed, index, text))
+                    arrivals = [worked._compare(road, wrong, quantity) for road, quantity in roads]
+                    assert any(not arrival.met for arrival in arrivals), (index, entry, text)
+                    tried += 1
+    assert tried
+
+
+@pytest.mark.parametrize(("fixture", "figure"), [p for p in FIGURES if p.values[1].kind != "number"])  # type: ignore[union-attr]
+def test_no_mask_or_index_entry_could_be_another(fixture: WorkedFixture, figure: Figure) -> None:
+    call = fixture.calls[figure.call] if figure.call else None
+    source = fixture.input_of(figure)
+    with precision():
+        for index, entry in figure.entries():
+            wrong: str | bool = not entry if isinstance(entry, bool) else next(other_digits(entry))
+            figure_with_it = replace(figure, printed=changed(figure.printed, index, wrong))
+            assert not worked._structure(figure_with_it, call, source).met, (index, entry)
+
+
+def test_infinities_belong_on_the_diagonal() -> None:
+    fixture = next(f for f in FIXTURES if f.document.id == "supcon_notebook")
+    figure = next(g for g in fixture.figures if g.id == "out-12-similarity")
+    for index, text in (((0, 1), "-inf"), ((0, 0), "inf"), ((0, 0), "1.0")):
+        wrong = replace(figure, printed=changed(figure.printed, index, text))
+        (judgement,) = worked.judge(replace(fixture, figures=(wrong,)))
+        assert not judgement.passed, (index, text)
+        assert "diagonal" in judgement.message or "belongs" in judgement.message
+
+
+def test_a_failure_says_which_entry_and_by_how_much() -> None:
+    fixture = next(f for f in FIXTURES if f.document.id == "supcon_notebook")
+    figure = next(g for g in fixture.figures if g.id == "out-25-softmax")
+    wrong = replace(figure, printed=changed(figure.printed, (0, 3), "0.14068465"))
+    (judgement,) = worked.judge(replace(fixture, figures=(wrong,)))
+    assert judgement.verdict == "artefact"
+    assert "softmax[0][3] is printed 0.14068465 but computed [0.140684554" in judgement.message
+    assert "units of the last printed place" in judgement.message
+
+
+def test_a_wrong_stand_in_for_an_artefact_is_caught() -> None:
+    for fixture in FIXTURES:
+        for figure in fixture.figures:
+            if figure.instead is not None:
+                for text in other_digits(figure.instead.value):
+                    wrong = replace(figure, instead=replace(figure.instead, value=text))
+                    (judgement,) = worked.judge(replace(fixture, figures=(wrong,)))
+                    assert not judgement.passed, text
+
+
+def test_the_recovered_inputs_are_what_the_generator_draws() -> None:
+    """State 2513899928 of torch's generator prints the notebook's embeddings; see the fixture on the two ulps."""
+    torch = pytest.importorskip("torch")
+    fixture = next(f for f in FIXTURES if f.document.id == "supcon_notebook")
+    before = torch.random.get_rng_state()
+    try:
+        torch.manual_seed(2513899928)
+        drawn = {name: torch.randn(*fixture.inputs[name].shape) for name in fixture.inputs}
+    finally:
+        torch.random.set_rng_state(before)
+    for name, source in fixture.inputs.items():
+        assert source.exact is not None
+        exact = torch.tensor([[float(x) for x in row] for row in source.exact], dtype=torch.float64)
+        ulps = (drawn[name].double() - exact).abs() / torch.finfo(torch.float32).eps
+        assert float(ulps.max()) <= 4, name
+        printed = [[f"{x:.4f}" for x in row] for row in drawn[name].tolist()]
+        assert printed == [list(row) for row in source.printed], name  # type: ignore[arg-type, union-attr]
