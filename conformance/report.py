@@ -56,7 +56,8 @@ def show(report: Report, console: Console, *, seconds: float) -> None:
 def _figures(report: Report) -> Table:
     table = Table(title="Printed figures", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for column in ("document", "figure", "place", "published", "reference", "fast", "PML", "original", "verdict"):
-        table.add_column(column, justify="right" if column in ("published", "reference") else "left", overflow="fold")
+        right = column in ("published", "reference")
+        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column == "published")
     found = _values(report)
     before = ""
     calls = {(f.document.id, figure.id): figure.call for f in report.fixtures for figure in f.figures}

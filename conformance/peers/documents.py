@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -92,18 +93,28 @@ class _Document(Implementation):
 
 
 def _cancels(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether a sigmoid taken first, in this dtype, moves the loss by more than its bound."""
-    number = np.dtype(dtype).type
+    """Whether a sigmoid taken first, in this dtype, moves the loss or the gradient by more than its bound."""
+    number, allowed = np.dtype(dtype).type, bounds(case, true, dtype)
+    diagonal = np.eye(case.n, dtype=bool)
     s = logits(case).astype(number)
-    positive = np.array(case.positive_mask()) | np.eye(case.n, dtype=bool)
+    positive = np.array(case.positive_mask()) | diagonal
+    counts = np.where(positive, positive.sum(axis=1)[:, None], np.maximum((~positive).sum(axis=1), 1)[:, None])
     with np.errstate(all="ignore"):
         sigmoid = 1 / (1 + np.exp(-s))
         taken = -np.maximum(np.where(positive, np.log(sigmoid), np.log1p(-sigmoid)), -100)
     proper = np.logaddexp(0, np.where(positive, -s, s).astype(np.float64))
-    error = np.where(np.eye(case.n, dtype=bool), 0, taken - proper)
-    rows = np.where(positive, error, 0).sum(axis=1) / positive.sum(axis=1)
-    rows = rows + np.where(positive, 0, error).sum(axis=1) / np.maximum((~positive).sum(axis=1), 1)
-    return bool(abs(rows.mean()) > bounds(case, true, dtype).values[0])
+    if abs((np.where(diagonal, 0, taken - proper) / counts).sum() / case.n) > allowed.values[0]:
+        return True
+    # Backwards, binary cross-entropy divides by sigmoid (1 - sigmoid), but by no less than 1e-12: a pair far on the
+    # wrong side loses its pull, and rows whose pull is lost show it.
+    wrong = ~diagonal & np.where(positive, s < 0, s > 0)
+    lost = np.where(wrong, 1 - np.minimum((sigmoid * (1 - sigmoid)).astype(np.float64) / 1e-12, 1), 0)
+    weights = lost * np.where(positive, -1, 1) / counts / (case.n * float(case.option("temperature")))
+    norms = np.array([[math.hypot(*row)] for row in case.embeddings.tolist()])
+    unit = case.embeddings / norms
+    pull = (weights + weights.T) @ unit
+    missing = (pull - (pull * unit).sum(axis=1, keepdims=True) * unit) / norms
+    return bool((np.linalg.norm(missing, axis=1) > allowed.rows).any())
 
 
 def clamped_norms(smallest: float) -> Deviation:
