@@ -76,7 +76,8 @@ def _array(name: str, values: object) -> npt.NDArray[Any]:
 
 def _integers(name: str, values: object, kinds: str = "iu") -> npt.NDArray[Any]:
     array = _array(name, values)
-    if array.size and array.dtype.kind not in kinds:
+    # An empty list has no dtype of its own; an empty array does.
+    if array.dtype.kind not in kinds and (array.size or isinstance(values, np.ndarray)):
         raise TypeError(f"{name}: expected integers, got dtype {array.dtype}")
     return array
 
