@@ -13,7 +13,7 @@ from pairproof.reference import Terms
 
 from .cases import Case
 from .oracle import Truth
-from .tolerances import Bounds
+from .tolerances import Bounds, accumulating
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The worst error in units of its bound, and the first term beyond it (empty if none is)."""
+    """The worst error in units of its bound, the first term beyond it (or nothing), and the loss's error in ulp."""
 
     ratio: float
     first: str
+    ulps: float = math.inf
 
 
-def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Comparison:
+def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: str = "float64") -> Comparison:
     """Compare term by term, in the order in which the loss is built.
 
     Args:
@@ -49,6 +50,7 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Compa
         truth: its certified results.
         outcome: what was found.
         bounds: how far each may be off.
+        dtype: in whose accumulating dtype the loss's error is told in units of the last place.
     """
     worst, first = 0.0, ""
     for name, expected, found, bound in _terms(case, truth, outcome, bounds):
@@ -62,7 +64,18 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Compa
         ratio, text = _gradient(truth.gradient, outcome.gradient, bounds.rows)
         first = first or text
         worst = max(worst, ratio)
-    return Comparison(worst, first)
+    return Comparison(worst, first, _ulps(truth.values, outcome.values, accumulating(dtype)))
+
+
+def _ulps(expected: list[float], found: list[float], dtype: str) -> float:
+    """The worst error of the loss in units of the last place of the true value."""
+    number = np.dtype(dtype).type
+    errors = [0.0]
+    for e, f in zip(expected, found, strict=True):
+        if e != f and not (math.isnan(e) and math.isnan(f)):
+            with np.errstate(over="ignore"):
+                errors.append(abs(f - e) / float(np.spacing(abs(number(e)))))
+    return max(errors)
 
 
 def _times(ratio: float) -> str:

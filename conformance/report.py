@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -49,6 +50,9 @@ def show(report: Report, console: Console, *, seconds: float) -> None:
     cases = [check for check in report.checks if check.kind == "case"]
     if cases:
         console.print(_implementations(cases))
+        console.print(_distribution(cases))
+        if any(check.flags for check in cases):
+            console.print(_flags(cases))
     _findings(report, console)
     _verdict(report, console, seconds)
 
@@ -134,7 +138,7 @@ def _claims(report: Report) -> Table:
 
 def _implementations(cases: list[Check]) -> Table:
     table = Table(
-        title="Implementations on the cases (worst error in units of its bound)",
+        title="Implementations on the cases (worst error in units of its bound, and of the loss in ulp)",
         box=box.SIMPLE_HEAD,
         title_justify="left",
         pad_edge=False,
@@ -144,6 +148,7 @@ def _implementations(cases: list[Check]) -> Table:
     for status in Status:
         table.add_column(status.value, justify="right")
     table.add_column("worst", justify="right")
+    table.add_column("ulp", justify="right")
     groups: dict[tuple[str, str], list[Check]] = {}
     for check in cases:
         groups.setdefault((check.implementation, check.loss), []).append(check)
@@ -153,6 +158,7 @@ def _implementations(cases: list[Check]) -> Table:
         if set(counts) == {Status.SKIPPED}:
             continue
         ratios = [c.ratio for c in checks if c.ratio is not None and c.status in (Status.PASSED, Status.FAILED)]
+        ulps = [c.ulps for c in checks if c.ulps is not None and c.status in (Status.PASSED, Status.FAILED)]
         dtypes = list(dict.fromkeys(c.dtype for c in checks if c.ratio is not None))
         table.add_row(
             implementation if implementation != before else "",
@@ -160,8 +166,56 @@ def _implementations(cases: list[Check]) -> Table:
             " ".join(dtypes),
             *(f"[{STYLE[s]}]{counts[s]}[/]" if counts[s] else "" for s in Status),
             f"{max(ratios):.2f}" if ratios else "",
+            f"{max(ulps):.3g}" if ulps else "",
         )
         before = implementation
+    return table
+
+
+def _distribution(cases: list[Check]) -> Table:
+    """How close the errors come to their bounds: slack that nobody uses would show."""
+    table = Table(
+        title="Error ÷ bound over all cases that conform",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        pad_edge=False,
+    )
+    for column in ("implementation", "dtype", "cases", "median", "90 %", "99 %", "worst"):
+        table.add_column(column, justify="left" if column in ("implementation", "dtype") else "right")
+    groups: dict[tuple[str, str], list[float]] = {}
+    for check in cases:
+        if check.status is Status.PASSED and check.ratio is not None:
+            groups.setdefault((check.implementation, check.dtype), []).append(check.ratio)
+    before = ""
+    order = list(dict.fromkeys(check.implementation for check in cases))
+    for (implementation, dtype), ratios in sorted(groups.items(), key=lambda item: order.index(item[0][0])):
+        found = [f"{float(np.quantile(ratios, q)):.3f}" for q in (0.5, 0.9, 0.99, 1)]
+        table.add_row(implementation if implementation != before else "", dtype, str(len(ratios)), *found)
+        before = implementation
+    return table
+
+
+def _flags(cases: list[Check]) -> Table:
+    """What each kind of case found."""
+    table = Table(title="Golden cases by flag", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table.add_column("flag")
+    table.add_column("cases", justify="right")
+    for status in Status:
+        table.add_column(status.value, justify="right")
+    table.add_column("who deviates or fails")
+    groups: dict[str, list[Check]] = {}
+    for check in cases:
+        for flag in check.flags:
+            groups.setdefault(flag, []).append(check)
+    for flag, checks in sorted(groups.items()):
+        counts = Counter(check.status for check in checks)
+        notable = sorted({c.implementation for c in checks if c.status in (*BAD, Status.DEVIATES)})
+        table.add_row(
+            flag,
+            str(len({check.case for check in checks})),
+            *(f"[{STYLE[s]}]{counts[s]}[/]" if counts[s] else "" for s in Status),
+            ", ".join(notable),
+        )
     return table
 
 
@@ -260,6 +314,7 @@ def as_json(report: Report) -> dict[str, Any]:
                 "ratio": _finite(check.ratio),
                 "value": _finite(check.value),
                 "repeat": check.repeat,
+                "flags": list(check.flags),
             }
             for check in report.checks
         ],

@@ -37,8 +37,10 @@ class Check:
         status: how it ended.
         message: what was found; for a failure the first differing term and by how much.
         ratio: worst error in units of its bound, where there is one.
+        ulps: worst error of the loss in units of the last place of the dtype that accumulates.
         repeat: a command that repeats the check.
         value: the loss found, where there is one.
+        flags: why the case exists.
     """
 
     kind: str
@@ -51,6 +53,8 @@ class Check:
     ratio: float | None = None
     repeat: str = ""
     value: float | None = None
+    flags: tuple[str, ...] = ()
+    ulps: float | None = None
 
 
 def tally(checks: Iterable[Check]) -> dict[str, dict[str, int]]:

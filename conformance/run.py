@@ -9,7 +9,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,15 @@ import torch
 import pairproof
 
 from .cases import Case, worked_cases
-from .certify import Expected
 from .claims import CHECKS, ClaimJudgement, judge_claims
 from .compare import compare
 from .fixtures import WorkedFixture, fixtures_root, load_worked
-from .golden import load_golden
+from .golden import GoldenCase, load_golden
 from .oracle import Truth, stored_truth, truth
 from .peers import ALL, Implementation, Unavailable
+from .plain import plain_outcome
 from .results import BAD, Check, Status, tally
-from .tolerances import bounds
+from .tolerances import bounds, held_to
 from .worked import Judgement, judge
 
 EXPECTED = "expected.json"
@@ -123,10 +123,10 @@ def repeat_line(kind: str, case: str, implementation: str = "", dtype: str = "",
     return shlex.join(words)
 
 
-def load_cases(fixtures: Sequence[WorkedFixture]) -> dict[Case, Expected | None]:
-    """Every case on which implementations are run, with its stored results where it has any."""
-    worked: dict[Case, Expected | None] = {case: None for fixture in fixtures for case in worked_cases(fixture)}
-    return worked | {golden.case: golden.expected for golden in load_golden()}
+def load_cases(fixtures: Sequence[WorkedFixture]) -> dict[Case, GoldenCase | None]:
+    """Every case on which implementations are run, with its golden entry where it has one."""
+    worked: dict[Case, GoldenCase | None] = {case: None for fixture in fixtures for case in worked_cases(fixture)}
+    return worked | {golden.case: golden for golden in load_golden()}
 
 
 def run(selection: Selection, progress: Progress | None = None) -> Report:
@@ -172,7 +172,7 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     return report
 
 
-Work = tuple[Case, Expected | None]
+Work = tuple[Case, GoldenCase | None]
 Judged = tuple[list[Check], set[tuple[str, str]]]
 
 
@@ -186,9 +186,9 @@ class _Judge:
     @classmethod
     def judge(cls, k: int) -> Judged:
         """The checks of the k-th case on every implementation, and the declared deviations that it met."""
-        case, expected = cls.work[k]
+        case, golden = cls.work[k]
         try:
-            true = truth(case) if expected is None else stored_truth(case, expected)
+            true = truth(case) if golden is None else stored_truth(case, golden.expected)
         except Exception as error:  # without the truth nobody can be judged on this case; the others can
             message = f"the truth of this case could not be computed: {type(error).__name__}: {error}"
             repeat = repeat_line("case", case.id, "reference", "float64")
@@ -196,8 +196,9 @@ class _Judge:
                 Check("case", "reference", case.loss, case.id, "float64", Status.ERRORED, message, repeat=repeat)
             ], set()
         used: set[tuple[str, str]] = set()
+        flags = golden.flags if golden else ()
         checks = [c for i in cls.implementations for c in _check(i, case, true, cls.selection, used)]
-        return checks, used
+        return [replace(check, flags=flags) for check in checks], used
 
 
 def _share_out(work: list[Work], implementations: Sequence[Implementation], selection: Selection) -> Iterator[Judged]:
@@ -335,7 +336,10 @@ def _check(
         used.update((name, d.name) for d in declared)
         try:
             outcome = implementation.evaluate(case, dtype)
-            comparison = compare(case, true, outcome, bounds(case, true, dtype))
+            allowed = bounds(case, true, dtype)
+            if implementation.held_to_plain:
+                allowed = held_to(allowed, true, plain_outcome(case, dtype))
+            comparison = compare(case, true, outcome, allowed, dtype)
         except Exception as error:  # a crash of outside code is a result, not the end of the run
             message = f"{type(error).__name__}: {error}".splitlines()[0]
             yield Check("case", name, case.loss, case.id, dtype, Status.ERRORED, message, repeat=repeat)
@@ -351,7 +355,19 @@ def _check(
             status, message = Status.FAILED, comparison.first
         else:
             status, message = Status.PASSED, ""
-        yield Check("case", name, case.loss, case.id, dtype, status, message, comparison.ratio, repeat, value)
+        yield Check(
+            "case",
+            name,
+            case.loss,
+            case.id,
+            dtype,
+            status,
+            message,
+            comparison.ratio,
+            repeat,
+            value,
+            ulps=comparison.ulps,
+        )
 
 
 def _count_problems(report: Report, implementations: Sequence[Implementation]) -> list[str]:

@@ -107,7 +107,11 @@ def epsilon_anchors(batch: Batch) -> None:
             total = total + e[a]
         anchor_loss = batch.zero
         for p in batch.positives[i]:
-            value = np.log(total) - np.log(e[p])
+            rest = batch.zero
+            for a in batch.others(i):
+                if a != p:
+                    rest = rest + e[a]
+            value = np.log1p(rest / e[p])
             batch.pairs[i, p] = Pair(
                 anchor=i,
                 other=p,

@@ -14,14 +14,16 @@ import pytest
 from pairproof.conformance import run as running
 from pairproof.conformance.cases import Case
 from pairproof.conformance.compare import Outcome, compare
-from pairproof.conformance.oracle import Truth, truth
+from pairproof.conformance.golden import load_golden
+from pairproof.conformance.oracle import Truth, stored_truth, truth
 from pairproof.conformance.peers import Deviation, Implementation, Unavailable
 from pairproof.conformance.peers.base import normalised
 from pairproof.conformance.peers.reference import Reference
 from pairproof.conformance.peers.supcontrast import SupContrast, SupContrastToday, load_file
+from pairproof.conformance.plain import plain_outcome
 from pairproof.conformance.results import Check, Status, tally
 from pairproof.conformance.run import CouldNotRun, Selection, UsageError, run
-from pairproof.conformance.tolerances import bounds, unit_roundoff
+from pairproof.conformance.tolerances import bounds, held_to, unit_roundoff
 
 ROWS = np.array([[1.0, 0.5, -0.25], [0.75, -1.0, 0.5], [-0.5, 0.25, 1.5], [1.25, 1.0, 0.125]])
 CASE = Case("test/case", "supcon", ROWS, {"labels": [0, 1, 0, 1]}, {"temperature": 0.5})
@@ -225,3 +227,32 @@ def test_rows_are_normalised_without_overflow() -> None:
     case = replace(CASE, embeddings=ROWS * np.array([1e-300, 1.0, 1e300, 1e-12])[:, None])
     rows = normalised(torch.tensor(case.embeddings), case)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(4, dtype=torch.float64))
+
+
+def test_fast_is_held_to_the_straightforward_road() -> None:
+    true = truth(CASE)
+    allowed = bounds(CASE, true, "float32")
+    plain = plain_outcome(CASE, "float32")
+    drawn = held_to(allowed, true, plain)
+    assert drawn.values[0] < allowed.values[0]
+    assert (drawn.rows < allowed.rows).all()
+    assert drawn.values[0] >= allowed.share_of_floor * allowed.values[0]
+    assert compare(CASE, true, plain, drawn).ratio <= 1
+    far = replace(plain, values=[plain.values[0] + allowed.values[0]])
+    assert held_to(allowed, true, far).values[0] == allowed.values[0]
+    broken = replace(plain, values=[float("nan")], gradient=None, anchors=None)
+    assert held_to(allowed, true, broken).values == allowed.values
+
+
+def test_the_straightforward_road_is_right_on_ordinary_batches() -> None:
+    """A yardstick must be straight: on batches without cancellation it meets the a-priori bounds in float64."""
+    tried = 0
+    for golden in load_golden():
+        case = golden.case
+        if case.n > 12 or "temperature" not in golden.flags or float(case.option("temperature")) < 0.1:
+            continue
+        true = stored_truth(case, golden.expected)
+        comparison = compare(case, true, plain_outcome(case, "float64"), bounds(case, true, "float64"))
+        assert comparison.ratio < 4, (case.id, comparison.first)
+        tried += 1
+    assert tried > 20

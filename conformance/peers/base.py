@@ -43,12 +43,14 @@ class Implementation(ABC):
         title: what it is, for the run's header.
         dtypes: in which it is run.
         deviations: declared differences.
+        held_to_plain: whether it may be no worse than twice the straightforward torch implementation.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32")
     deviations: ClassVar[tuple[Deviation, ...]] = ()
+    held_to_plain: ClassVar[bool] = False
 
     def __init__(self, options: Mapping[str, str], device: str) -> None:
         """Load the implementation.

@@ -20,6 +20,7 @@ class Fast(Implementation):
 
     name: ClassVar[str] = "fast"
     title: ClassVar[str] = "pairproof.fast, torch"
+    held_to_plain: ClassVar[bool] = True
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16")
 
     def version(self) -> str:
