@@ -13,7 +13,7 @@ from pairproof.reference import Terms
 
 from .cases import Case
 from .oracle import Truth
-from .tolerances import Bounds, accumulating
+from .tolerances import Bounds, accumulating, unit_roundoff
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterat
             for j in range(n):
                 found = float(outcome.terms.similarity[i][j])
                 yield f"similarity of rows {i} and {j}", float(truth.similarity[i, j]), found, bounds.similarity[i, j]
+        yield from _pairs(outcome.terms)
     if outcome.anchors is not None:
         for i, expected in truth.anchors.items():
             if i not in outcome.anchors:
@@ -106,6 +107,19 @@ def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterat
     for k, (expected, found) in enumerate(zip(truth.values, outcome.values, strict=False)):
         name = "loss" if len(truth.values) == 1 else f"loss, value {k}"
         yield name, expected, found, bounds.values[k]
+
+
+def _pairs(terms: Terms) -> Iterator[tuple[str, float, float, float]]:
+    """That the recorded numerators and denominators, and their logarithms, are those of the values that were summed."""
+    u = unit_roundoff("float64")
+    for (i, j), pair in terms.pairs.items():
+        value, above, below = float(pair.value), float(pair.log_numerator), float(pair.log_denominator)
+        room = 16 * u * (1 + abs(above) + abs(below))
+        yield f"logarithms of the numerator and the denominator of pair ({i}, {j})", value, below - above, room
+        numerator, denominator = float(pair.numerator), float(pair.denominator)
+        if numerator > 1e-300 and denominator > 1e-300:
+            ratio = math.log(denominator) - math.log(numerator)
+            yield f"numerator and denominator of pair ({i}, {j})", value, ratio, room + 16 * u * abs(value)
 
 
 def _gradient(

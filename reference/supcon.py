@@ -111,6 +111,7 @@ def epsilon_anchors(batch: Batch) -> None:
             for a in batch.others(i):
                 if a != p:
                     rest = rest + e[a]
+            # -log(e_p / total), with e_p taken out of the total so that a small loss keeps its digits.
             value = np.log1p(rest / e[p])
             batch.pairs[i, p] = Pair(
                 anchor=i,

@@ -15,6 +15,17 @@ from ..compare import Outcome
 from .base import Implementation, outcome_of
 
 
+def _stacked(n: int) -> list[int]:
+    return [*range(n // 2, n), *range(n // 2)]
+
+
+def _interleaved(n: int) -> list[int]:
+    return [i + 1 - 2 * (i % 2) for i in range(n)]
+
+
+PARTNERS = {"stacked_partners": _stacked, "interleaved_partners": _interleaved}
+
+
 class Fast(Implementation):
     """The vectorised losses of ``fast/``."""
 
@@ -45,6 +56,10 @@ class Fast(Implementation):
         for name, value in case.arguments.items():
             dtype = torch.bool if name == "positives" else torch.int64
             given[name] = torch.tensor(value, dtype=dtype, device=self.device)
+        for layout in (fast.stacked_partners, fast.interleaved_partners):
+            # Where a case has partners that a layout names, the helper of that name provides them.
+            if "partners" in given and list(case.arguments["partners"]) == PARTNERS[layout.__name__](case.n):
+                given["partners"] = layout(case.n, device=self.device)
         if "positive_pairs" in given:
             given["positive_pairs"] = given["positive_pairs"].reshape(-1, 2)
         if given.get("anchors") is not None:
