@@ -15,10 +15,10 @@ export PAIRPROOF_PEERS := $(CURDIR)/.peers
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv verify test lint format types fixtures wheel clean
+.PHONY: help venv verify test lint format types fixtures fixtures-check wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 # The version is read from src/pairproof/__init__.py when the package is built.
 $(VENV_STAMP): pyproject.toml constraints.txt src/pairproof/__init__.py
@@ -26,7 +26,7 @@ $(VENV_STAMP): pyproject.toml constraints.txt src/pairproof/__init__.py
 	@echo "venv: installing pairproof, its extras and the pinned versions of constraints.txt into $(VENV) (once; torch is large)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(INSTALL) setuptools wheel
-	@$(INSTALL) --no-build-isolation --editable '.[verify,pml,dev]'
+	@$(INSTALL) --no-build-isolation --editable '.[verify,pml,safetensors,dev]'
 	@touch $@
 
 # A package of which one file is used: it is loaded by path, so what it depends on stays out.
@@ -67,9 +67,13 @@ types: $(VENV_STAMP) ## check the types of our code, strictly
 	@$(BIN)/mypy --package pairproof
 	@$(BIN)/mypy tools
 
-fixtures: $(VENV_STAMP) $(PEERS_STAMP) ## rebuild fixtures/; on a clean tree this changes nothing
-	@echo "fixtures: rebuilding fixtures/"
-	@$(BIN)/pairproof fixtures $(ARGS)
+fixtures: $(VENV_STAMP) $(PEERS_STAMP) ## rebuild fixtures/; on a clean tree this changes nothing (ARGS=--peer=...)
+	@echo "fixtures: proving, counting and summing everything under fixtures/ anew"
+	@OMP_NUM_THREADS=1 $(BIN)/pairproof fixtures rebuild $(ARGS)
+
+fixtures-check: $(VENV_STAMP) $(PEERS_STAMP) ## say what make fixtures would change; changes nothing
+	@echo "fixtures-check: the same in a copy, compared with fixtures/"
+	@OMP_NUM_THREADS=1 $(BIN)/pairproof fixtures check $(ARGS)
 
 # What a former build left behind would be packed again, deleted modules included.
 wheel: $(VENV_STAMP) ## build the wheel from the source distribution and check what it holds

@@ -1,4 +1,4 @@
-"""The command line: ``pairproof verify``, ``list``, ``explain``, ``fixtures``.
+"""The command line: ``pairproof verify``, ``list``, ``explain``, and ``fixtures rebuild|check|add|show``.
 
 Exit codes: 0 everything holds, 1 something does not, 2 the command was misused, 3 it could not run.
 """
@@ -19,6 +19,7 @@ except ImportError as error:  # the base install has the losses alone
 
 if TYPE_CHECKING:
     from .cases import Case
+    from .rebuild import Rebuilt
     from .run import Report, Selection
 
 NOT_CONFORMING, MISUSED, COULD_NOT_RUN = 1, 2, 3
@@ -61,18 +62,18 @@ def _split(values: list[str] | None) -> tuple[str, ...]:
     return tuple(part for value in values or () for part in value.split(",") if part)
 
 
-def _pairs(values: list[str] | None) -> dict[str, str]:
+def _pairs(values: list[str] | None, option: str = "--peer", form: str = "NAME=PATH") -> dict[str, str]:
     pairs = {}
-    for value in values or ():
-        name, equals, path = value.partition("=")
-        if not equals or not path:
-            raise typer.BadParameter(f"expected NAME=PATH, got {value!r}", param_hint="--peer")
-        pairs[name] = path
+    for text in values or ():
+        name, _, value = text.partition("=")
+        if not name or not value:
+            raise typer.BadParameter(f"expected {form}, got {text!r}", param_hint=option)
+        pairs[name] = value
     return pairs
 
 
 class _Bar:
-    """A progress bar on standard error, where that is a terminal."""
+    """A progress bar on standard error, where that is a terminal; it appears with the first step."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -87,7 +88,15 @@ class _Bar:
         )
         self.tasks: dict[str, TaskID] = {}
 
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
     def __call__(self, what: str, done: int, total: int) -> None:
+        if not self.tasks:
+            self.progress.start()
         if what not in self.tasks:
             self.tasks[what] = self.progress.add_task(what, total=total)
         self.progress.update(self.tasks[what], completed=done, total=total)
@@ -96,8 +105,7 @@ class _Bar:
 def _run(selection: Selection) -> Report:
     from .run import run
 
-    bar = _Bar()
-    with bar.progress:
+    with _Bar() as bar:
         return run(selection, bar)
 
 
@@ -232,29 +240,133 @@ def _find(name: str) -> Case:
     raise typer.BadParameter(f"unknown case {name!r}; see: pairproof list", param_hint="CASE")
 
 
-@app.command()
-def fixtures(
-    peer: Peers = None,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if anything would change.")] = False,
-) -> None:
-    """Rebuild what the fixtures derive: recorded peers, expected counts, checksums.
+fixtures = typer.Typer(
+    name="fixtures",
+    help="Rebuild, check, extend or explain the fixtures.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+app.add_typer(fixtures)
 
-    On a clean tree nothing changes. Recorded values of a peer are taken anew only when its path is given; the counts
-    need every implementation present. Each file is replaced whole or not at all.
+RecordedPeers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--peer",
+        help="supcontrast=PATH takes the recorded values of today's SupContrast anew, from its repository or losses.py;"
+        " folder=PATH says where bioencoder lies (default: PAIRPROOF_PEERS, then .peers).",
+    ),
+]
+Source = Annotated[str | None, typer.Option(help="File of the array: npy, csv, or FILE.safetensors:TENSOR.")]
+
+
+def _say(rebuilt: Rebuilt) -> None:
+    from .rebuild import shortened
+
+    for line in (*shortened(rebuilt.changes), *shortened(rebuilt.notes)):
+        typer.echo(line)
+
+
+@fixtures.command("rebuild")
+def fixtures_rebuild(peer: RecordedPeers = None) -> None:
+    """Make all that the fixtures derive anew, and write what differs; on a clean tree that is nothing.
+
+    Golden results are proved, worked examples laid out and recounted, the counts of a whole run taken, the checksums
+    renewed. Recorded values of a peer are taken anew only where its path is given; how they changed is printed. All
+    files that differ are replaced together, or, if anything fails, none.
+
+    Examples:
+        pairproof fixtures rebuild
+
+        pairproof fixtures rebuild --peer supcontrast=../SupContrast
     """
     from .rebuild import rebuild
 
-    changed = rebuild(_pairs(peer), check=check)
-    for line in changed:
-        typer.echo(line)
-    if check and changed:
+    with _Bar() as bar:
+        rebuilt = rebuild(_pairs(peer), progress=bar)
+    _say(rebuilt)
+    typer.echo(f"fixtures: {len(rebuilt.changes)} changes" if rebuilt.changes else "fixtures: nothing changed")
+
+
+@fixtures.command("check")
+def fixtures_check(peer: RecordedPeers = None) -> None:
+    """Validate every file and say what a rebuild would change; change nothing. Exit code 1 if there is anything.
+
+    Everything is proved and run anew: nothing is taken from the files but the inputs.
+    """
+    from .rebuild import check
+
+    with _Bar() as bar:
+        rebuilt = check(_pairs(peer), progress=bar)
+    _say(rebuilt)
+    if rebuilt.changes:
+        typer.echo(f"fixtures: a rebuild would make {len(rebuilt.changes)} changes")
         raise typer.Exit(NOT_CONFORMING)
-    if not changed:
-        typer.echo("fixtures: nothing changed")
+    typer.echo("fixtures: valid, and a rebuild would change nothing")
+
+
+@fixtures.command("add")
+def fixtures_add(
+    loss: Annotated[str, typer.Option("--loss", "-l", help="The loss; see: pairproof list.")],
+    embeddings: Annotated[str, typer.Option(help="File of [N, D]: npy, csv, or FILE.safetensors:TENSOR.")],
+    identity: Annotated[str, typer.Option("--id", help="A new name: small letters, digits, hyphens.")],
+    flag: Annotated[list[str], typer.Option(help="Why the case exists, a name of golden/flags.json (repeatable).")],
+    note: Annotated[str, typer.Option(help="What the case shows, in a sentence.")],
+    labels: Source = None,
+    partners: Annotated[str | None, typer.Option(help="File of [N], or: interleaved, stacked.")] = None,
+    positive_pairs: Source = None,
+    positives: Source = None,
+    anchors: Source = None,
+    temperature: Annotated[str | None, typer.Option(help="Short for --set temperature=...")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, an option of the loss.")] = None,
+    gradient: Annotated[bool, typer.Option(help="Prove the gradient too; takes long for large batches.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the case and change nothing.")] = False,
+) -> None:
+    """Make a batch of yours a golden case: checked, proved, written, with counts and checksums renewed.
+
+    Examples:
+        pairproof fixtures add --loss supcon --embeddings z.npy --labels y.npy --id mine --flag no-positive --note ...
+
+        pairproof fixtures add --loss nt_xent --embeddings z.csv --partners stacked --set reduction=sum ... --dry-run
+    """
+    from .authoring import Batch, add
+    from .golden import dump_golden
+
+    chosen = _pairs(settings, "--set", "KEY=VALUE")
+    if temperature is not None:
+        chosen["temperature"] = temperature
+    batch = Batch(loss, identity, embeddings, labels, partners, positive_pairs, positives, anchors, chosen)
+    with _Bar() as bar:
+        added = add(batch, flag, note, gradient=gradient, dry_run=dry_run, progress=bar)
+    if dry_run:
+        typer.echo(dump_golden(added.entry), nl=False)
+        return
+    typer.echo(f"fixtures: golden/{added.entry['id']} is proved and written")
+    for line in added.notes:
+        typer.echo(line)
+
+
+@fixtures.command("show")
+def fixtures_show(
+    case: Annotated[str, typer.Argument(help="The id of a golden case.")],
+    terms: Annotated[
+        bool | None, typer.Option(help="Spell out every term; without either, batches of up to 12 rows are.")
+    ] = None,
+) -> None:
+    """Explain a golden case: why it exists, what goes in, what must come out, and its terms.
+
+    Examples:
+        pairproof fixtures show supcon/lonely-nan
+    """
+    from .authoring import describe, find_golden
+    from .golden import load_flags
+
+    for line in describe(find_golden(case), load_flags(), terms=terms):
+        typer.echo(line)
 
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line."""
+    from .certify import CertificationError
     from .fixtures import FixtureError
     from .peers import Unavailable
     from .run import CouldNotRun, UsageError
@@ -267,7 +379,7 @@ def main(arguments: list[str] | None = None) -> Any:
     except (CouldNotRun, Unavailable) as error:
         typer.echo(f"pairproof: could not run: {error}", err=True)
         sys.exit(COULD_NOT_RUN)
-    except FixtureError as error:
+    except (FixtureError, CertificationError) as error:
         typer.echo(f"pairproof: fixtures: {error}", err=True)
         sys.exit(NOT_CONFORMING)
 

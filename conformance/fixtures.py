@@ -12,6 +12,8 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -195,12 +197,32 @@ class WorkedFixture:
         return self.inputs[_input_name(figure, self.calls)]
 
 
+_elsewhere: ContextVar[Path | None] = ContextVar("fixtures", default=None)
+
+
+@contextmanager
+def fixtures_at(root: Path) -> Iterator[None]:
+    """Let another folder stand for the installed one inside a ``with``.
+
+    Args:
+        root: a folder of fixtures.
+    """
+    token = _elsewhere.set(root)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
+
+
 def fixtures_root() -> Path:
-    """The folder of the installed ``pairproof.fixtures``.
+    """The folder of the installed ``pairproof.fixtures``, or the one that ``fixtures_at`` names.
 
     Raises:
         FixtureError: the folder is not installed.
     """
+    elsewhere = _elsewhere.get()
+    if elsewhere is not None:
+        return elsewhere
     try:
         return Path(next(iter(importlib.import_module("pairproof.fixtures").__path__)))
     except (ImportError, StopIteration):

@@ -1,0 +1,729 @@
+"""Rebuilding, checking and extending the fixtures, on a small copy of them; an interrupted run leaves the old files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pairproof.conformance import authoring, cli, golden, peers, rebuild, run
+from pairproof.conformance.authoring import Batch, Refused, find_golden, make_case, read_array
+from pairproof.conformance.catalogue import LOSSES
+from pairproof.conformance.certify import CertificationError
+from pairproof.conformance.fixtures import FixtureError, fixtures_at, fixtures_root, write_manifest
+from pairproof.conformance.peers import Fast, Reference, SupContrastToday, Unavailable, supcontrast
+from pairproof.conformance.rebuild import differences, shortened
+from pairproof.conformance.run import CouldNotRun, UsageError
+
+ROOT = fixtures_root()
+KEPT = (
+    "supcon/one-positive-balanced-tau-half",
+    "supcon/lonely-nan",
+    "supcon_in/one-positive-balanced-tau-half",
+    "nt_xent/one-positive-balanced-tau-half",
+    "nt_xent_pairwise/one-positive-balanced-tau-half",
+    "nt_bxent/one-positive-balanced-tau-half",
+    "supcon_epsilon/identical-tied",
+)
+RECORDED = rebuild.RECORDED
+DEAREST = "supcon/one-positive-balanced-tau-half"
+
+
+def thin(name: str, key: str, of: str, write: Callable[[Any], str], root: Path) -> None:
+    data = json.loads((ROOT / name).read_text(encoding="utf-8"))
+    data[key] = [entry for entry in data[key] if entry[of].removeprefix("golden/") in KEPT]
+    (root / name).write_text(write(data), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean folder of fixtures with a case or two of each loss and two documents, judged on our own rooms alone."""
+    root = Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("authoring") / "fixtures"))
+    for path in (root / "worked").glob("*.json"):
+        if path.stem not in ("batch_tutorial", "sit_article"):
+            path.unlink()
+    for loss in LOSSES:
+        thin(f"golden/{loss}.json", "cases", "id", golden.dump_golden, root)
+    thin(RECORDED, "records", "case", rebuild.compact_json, root)
+    write_manifest(root)
+    with pytest.MonkeyPatch.context() as patch:
+        ours_alone(patch)
+        rebuild.rebuild({}, root, processes=1)
+    return root
+
+
+def ours_alone(patch: pytest.MonkeyPatch) -> None:
+    ours = (Reference, Fast, SupContrastToday)
+    for module in (authoring, peers, rebuild, run):
+        patch.setattr(module, "ALL", ours)
+    patch.setattr(os, "cpu_count", lambda: 1)
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of its own for each test, in the place of the installed fixtures."""
+    ours_alone(monkeypatch)
+    copy = Path(shutil.copytree(original, tmp_path / "fixtures"))
+    with fixtures_at(copy):
+        yield copy
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def times(root: Path) -> dict[str, int]:
+    return {path.relative_to(root).as_posix(): path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+
+
+def edit(
+    root: Path, name: str, change: Callable[[Any], object], write: Callable[[Any], str] = golden.dump_golden
+) -> None:
+    """Change one file's content and leave the manifest behind."""
+    data = json.loads((root / name).read_text(encoding="utf-8"))
+    change(data)
+    (root / name).write_text(write(data), encoding="utf-8")
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["fixtures", *arguments])
+    return int(caught.value.code or 0)
+
+
+def damage(root: Path) -> None:
+    """Everything that a rebuild can make good."""
+
+    def forget(data: Any) -> None:
+        del data["cases"][0]["expected"]
+        data["cases"][1]["dtypes"] = ["float64"]
+
+    edit(root, "golden/supcon.json", forget)
+    edit(root, "worked/batch_tutorial.json", lambda data: None, json.dumps)
+    edit(root, "expected.json", lambda data: data["counts"]["fast/supcon"].update(passed=1), json.dumps)
+
+
+# Rebuilding and checking.
+
+
+def test_a_clean_tree_stays_as_it_is(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, when = files(root), times(root)
+    assert call("rebuild") == 0
+    text = capsys.readouterr().out
+    assert "fixtures: nothing changed" in text
+    assert f"{RECORDED}: kept as recorded with torch " in text
+    assert call("check") == 0
+    assert "a rebuild would change nothing" in capsys.readouterr().out
+    assert files(root) == before
+    assert times(root) == when
+
+
+def test_a_rebuild_makes_everything_good(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(root)
+    damage(root)
+    (root / "manifest.json").unlink()
+    damaged = files(root)
+    assert call("check") == 1
+    said = capsys.readouterr().out
+    for line in (
+        "manifest.json: missing or damaged",
+        f"golden/supcon.json: {DEAREST}: expected: nothing stored, ",
+        "golden/supcon.json: supcon/lonely-nan: dtypes: 1 stored, 4 expected",
+        "worked/batch_tutorial.json: the same content in another layout",
+        "expected.json: fast/supcon: 1 passed",
+        "fixtures: a rebuild would make 5 changes",
+    ):
+        assert line in said
+    assert files(root) == damaged
+    assert call("rebuild") == 0
+    assert capsys.readouterr().out.splitlines()[:5] == said.splitlines()[:5]
+    assert files(root) == before
+
+
+def test_tampering_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(root, "golden/supcon.json", lambda data: data["cases"][0].update(note="Another note."))
+    (root / "worked" / "extra.json").write_bytes((root / "worked/sit_article.json").read_bytes())
+    assert call("check") == 1
+    assert "$.document.id: 'sit_article' is already the id of worked/extra.json" in capsys.readouterr().err
+    (root / "worked" / "extra.json").rename(root / "golden" / "extra.txt")
+    assert call("check") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "manifest.json: golden/extra.txt: not listed"
+    assert lines[1].startswith("manifest.json: golden/supcon.json: altered: SHA-256 ")
+    (root / "golden" / "extra.txt").unlink()
+    (root / "worked" / "sit_article.json").unlink()
+    assert call("check") == 1
+    assert "manifest.json: worked/sit_article.json: listed, but there is no such file" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "worked/batch_tutorial.json",
+            lambda data: data["counts"].update(figures=7),
+            "worked/batch_tutorial.json: $.counts.figures: says 7, the figures give 1",
+        ),
+        (
+            RECORDED,
+            lambda data: data["records"][0].update(dtype="float8"),
+            f"{RECORDED}: $.records[0].dtype: 'float8' is not one of",
+        ),
+        (RECORDED, lambda data: data.update(format="pairproof-recorded/2"), f"{RECORDED}: $.format: expected "),
+        ("golden/errors.json", lambda data: data["cases"][0].update(why="x"), "golden/errors.json: $.cases[0]: "),
+    ],
+)
+def test_what_no_rebuild_can_make_good(
+    root: Path, name: str, change: Callable[[Any], object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(root, name, change)
+    before = files(root)
+    for command in ("check", "rebuild"):
+        assert call(command) == 1
+        assert f"pairproof: fixtures: {message}" in capsys.readouterr().err
+    assert files(root) == before
+
+
+def test_damaged_counts_are_counted_anew(root: Path) -> None:
+    before = files(root)
+    (root / "expected.json").write_text("{", encoding="utf-8")
+    changes = rebuild.check({}, root, processes=1).changes
+    assert "expected.json: not JSON: Expecting property name enclosed in double quotes at line 1, column 2" in changes
+    rebuild.rebuild({}, root, processes=1)
+    assert files(root) == before
+
+
+@pytest.mark.parametrize("place", ["prove", "run", "count", "manifest", "copy", "first", "second"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interrupted_rebuild_leaves_the_old_files(
+    root: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: type[BaseException]
+) -> None:
+    damage(root)
+    before = files(root)
+    right, seen = Path.replace, 0
+
+    def stop(*_: object, **__: object) -> None:
+        raise error("stopped")
+
+    def replace(self: Path, target: Path) -> Path:
+        nonlocal seen
+        if target.is_relative_to(root):
+            seen += 1
+            if seen == {"first": 1, "second": 2}.get(place):
+                raise error("stopped")
+        return right(self, target)
+
+    if place in ("first", "second"):
+        monkeypatch.setattr(Path, "replace", replace)
+    else:
+        where, what = {
+            "prove": (golden, "certify"),
+            "run": (rebuild, "run"),
+            "count": (rebuild, "write_counts"),
+            "manifest": (rebuild, "validate"),
+            "copy": (shutil, "copyfile"),
+        }[place]
+        monkeypatch.setattr(where, what, stop)
+    with pytest.raises(error, match="stopped"):
+        rebuild.rebuild({}, root, processes=1)
+    assert files(root) == before
+
+
+def test_a_file_changed_meanwhile_is_not_overwritten(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damage(root)
+    right = rebuild.validate
+
+    def meanwhile(stage: Path) -> None:
+        right(stage)
+        (root / "golden/flags.json").write_text("{}", encoding="utf-8")
+
+    monkeypatch.setattr(rebuild, "validate", meanwhile)
+    supcon = (root / "golden/supcon.json").read_bytes()
+    with pytest.raises(
+        FixtureError, match=r"golden/flags\.json: changed by someone else meanwhile; nothing was written"
+    ):
+        rebuild.rebuild({}, root, processes=1)
+    assert (root / "golden/flags.json").read_text(encoding="utf-8") == "{}"
+    assert (root / "golden/supcon.json").read_bytes() == supcon
+
+
+class Absent(Fast):
+    """An implementation that is not installed."""
+
+    name = "absent"
+
+    def __init__(self, options: Any, device: str) -> None:
+        raise Unavailable("not here: get it somewhere")
+
+
+def test_counts_need_everyone(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(root, "expected.json", lambda data: data["counts"].update({"absent/supcon": {"passed": 4}}))
+    for module in (peers, rebuild, run):
+        monkeypatch.setattr(module, "ALL", (Reference, Fast, SupContrastToday, Absent))
+    assert call("rebuild") == 3
+    assert "the counts need every implementation, and absent is not here: not here" in capsys.readouterr().err
+    assert call("check") == 1
+    text = capsys.readouterr().out
+    assert "absent: its counts were not compared: not here: get it somewhere" in text
+    assert "absent/supcon" not in text
+
+
+def test_a_check_that_does_not_hold_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pairproof import fast
+
+    right = fast.nt_bxent_loss
+    monkeypatch.setattr(fast, "nt_bxent_loss", lambda *a, **k: -right(*a, **k))
+    found = rebuild.check({}, root, processes=1)
+    assert any(change.startswith("expected.json: fast/nt_bxent: ") for change in found.changes)
+    (line, *_) = [note for note in found.notes if note.startswith("does not hold: ")]
+    assert line.startswith("does not hold: golden/nt_bxent/one-positive-balanced-tau-half, fast, float64: ")
+    assert "; repeat: pairproof verify --case golden/nt_bxent/" in line
+
+
+# A peer whose behaviour changed.
+
+PEER = """
+import torch
+
+class SupConLoss:
+    def __init__(self, temperature, base_temperature, contrast_mode):
+        self.temperature = temperature
+
+    def __call__(self, features, labels=None, mask=None):
+        {body}
+"""
+
+
+def peer(folder: Path, body: str) -> Path:
+    path = folder / "losses.py"
+    path.write_text(PEER.format(body=body), encoding="utf-8")
+    return path
+
+
+def test_an_unknown_revision_is_compared_and_not_recorded(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(root)
+    peer(tmp_path, "return (features * 2).sum()")
+    for command in ("rebuild", "check"):
+        assert call(command, "--peer", f"supcontrast={tmp_path}") == 3
+        text = capsys.readouterr().err
+        assert "not that of commit 66a8fe5" in text
+        assert "nothing was changed" in text
+        assert f"{RECORDED}: commit: {supcontrast.TODAY_COMMIT} -> nothing" in text
+        (line,) = [x for x in text.splitlines() if f"golden/{DEAREST}, float64: " in x]
+        assert " value " in line
+        assert "; gradient [0, 0] " in line
+    assert files(root) == before
+
+
+def test_a_new_revision_is_recorded_with_its_difference(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = peer(tmp_path, "return (features * 2).sum()")
+    monkeypatch.setattr(supcontrast, "TODAY_SHA256", supcontrast.sha256(path))
+    assert call("rebuild", "--peer", f"supcontrast={tmp_path}") == 0
+    text = capsys.readouterr().out
+    assert f"{RECORDED}: sha256: " in text
+    assert f"{RECORDED}: golden/{DEAREST}, float32: value " in text
+    assert "expected.json: supcontrast-today/supcon: " in text
+    after = files(root)
+    assert call("check", "--peer", f"supcontrast={tmp_path}") == 0
+    assert call("rebuild", "--peer", f"supcontrast={path}") == 0
+    assert files(root) == after
+
+
+def test_what_is_recorded_does_not_depend_on_threads(root: Path, tmp_path: Path) -> None:
+    peer(tmp_path, "return (features * torch.get_num_threads()).sum()")
+    (case,) = [case.case for case in golden.load_golden(root) if case.id == f"golden/{DEAREST}"]
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        (found, _) = supcontrast.record([case], str(tmp_path))["records"]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    rows = case.embeddings / np.linalg.norm(case.embeddings, axis=1, keepdims=True)
+    assert found["values"] == pytest.approx([rows.sum()], rel=1e-13)
+
+
+def test_a_peer_that_breaks_is_named(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(root)
+    peer(tmp_path, "raise RuntimeError('out of paper')")
+    assert call("rebuild", "--peer", f"supcontrast={tmp_path}") == 3
+    text = capsys.readouterr().err
+    assert "losses.py breaks on golden/supcon/" in text
+    assert "RuntimeError: out of paper" in text
+    assert call("rebuild", "--peer", "supkontrast=x") == 2
+    assert "unknown peer with a path 'supkontrast'; known: supcontrast, folder" in capsys.readouterr().err
+    assert files(root) == before
+
+
+def test_a_difference_reads_as_one_line() -> None:
+    def entry(case: str, value: float | str, gradient: list[list[float]]) -> dict[str, Any]:
+        return {"case": case, "dtype": "float32", "values": [value], "gradient": gradient}
+
+    old = {
+        "torch": "2.12.0",
+        "records": [entry("a", 1.0, [[0.5, 1.0]]), entry("b", 1.0, [[1.0], [2.0]]), entry("c", 1.0, [[1.0]])],
+    }
+    new = {
+        "torch": "2.13.0",
+        "records": [entry("a", 1.5, [[0.5, 1.25]]), entry("b", 1.0, [[1.0], [3.0]]), entry("d", "nan", [[1.0]])],
+    }
+    assert list(differences(old, new)) == [
+        "torch: 2.12.0 -> 2.13.0",
+        "a, float32: value 1.0 -> 1.5; gradient [0, 1] 1.0 -> 1.25 (1 of 2 entries differ)",
+        "b, float32: value the same; gradient [1, 0] 2.0 -> 3.0 (1 of 2 entries differ)",
+        "c, float32: no longer recorded",
+        "d, float32: recorded for the first time: value nan",
+    ]
+    assert list(differences(old, old)) == []
+    assert list(differences({}, {"torch": "2.13.0", "records": []})) == ["torch: nothing -> 2.13.0"]
+    assert shortened(["x"] * 42)[-2:] == ["x", "... and 2 more"]
+    assert shortened(["x"] * 40) == ["x"] * 40
+
+
+# Adding a case.
+
+EMBEDDINGS = np.array([[1.0, 0.5], [0.75, -0.25], [-1.0, 0.125], [0.5, 0.5], [-0.5, 2.0]])
+LABELS = np.array([7, 7, -3, -3, 9])
+ALWAYS = ("--flag", "lonely-anchors", "--flag", "no-positive", "--note", "Somebody's batch.")
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Path:
+    """One batch in every format."""
+    folder = tmp_path / "batch"
+    folder.mkdir()
+    np.save(folder / "z.npy", EMBEDDINGS.astype(np.float32))
+    np.save(folder / "y.npy", LABELS)
+    (folder / "z.csv").write_text("\n".join(",".join(map(str, row)) for row in EMBEDDINGS.tolist()) + "\n")
+    (folder / "y.csv").write_text("7, 7, -3, -3, 9\n")
+    return folder
+
+
+def arguments(loss: str, embeddings: object, *more: object, name: str = "mine") -> list[str]:
+    return ["add", "--loss", loss, "--embeddings", str(embeddings), "--id", name, *map(str, more), *ALWAYS]
+
+
+def test_add_appends_a_proved_case(root: Path, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(root)
+    options = (
+        "--labels",
+        batch / "y.npy",
+        "--temperature",
+        "0.5",
+        "--set",
+        "no_positive=drop",
+        "--set",
+        "reduction=mean",
+    )
+    assert call(*arguments("supcon", batch / "z.npy", *options)) == 0
+    assert "fixtures: golden/supcon/mine is proved and written" in capsys.readouterr().out
+    after = files(root)
+    assert {name for name in after if after[name] != before.get(name)} == {
+        "expected.json",
+        "golden/supcon.json",
+        "manifest.json",
+    }
+    old, new = before["golden/supcon.json"].decode(), after["golden/supcon.json"].decode()
+    assert new.startswith(old.rstrip("}]\n "))
+
+    added = find_golden("mine", root)
+    assert added.id == "golden/supcon/mine"
+    assert added.case.embeddings.tolist() == EMBEDDINGS.tolist()
+    assert added.case.arguments == {"labels": LABELS.tolist()}
+    assert added.case.keywords == {"temperature": 0.5, "no_positive": "drop"}
+    assert added.flags == ("lonely-anchors", "no-positive")
+    assert added.dtypes == ("float64", "float32", "bfloat16", "float16")
+    rows = EMBEDDINGS / np.linalg.norm(EMBEDDINGS, axis=1, keepdims=True)
+    logits = rows @ rows.T / 0.5
+    np.fill_diagonal(logits, -np.inf)
+    softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    right = -np.log(softmax[[0, 1, 2, 3], [1, 0, 3, 2]])
+    np.testing.assert_allclose(added.expected.anchors, right, rtol=1e-14)
+    assert added.expected.loss == pytest.approx(right.mean(), rel=1e-14)
+
+    # The counts are those that a whole run takes.
+    assert rebuild.check({}, root, processes=1).changes == ()
+    assert call(*arguments("supcon", batch / "z.npy", *options)) == 2
+    assert "--id: golden/supcon/mine exists" in capsys.readouterr().err
+    assert call(*arguments("supcon", batch / "z.npy", *options, name="golden/supcon/other")) == 2
+    assert "golden/supcon/mine is this very evaluation" in capsys.readouterr().err
+    assert files(root) == after
+
+
+def test_every_format_gives_the_same_case(batch: Path) -> None:
+    pytest.importorskip("safetensors", reason="safetensors is not installed: pip install 'pairproof[safetensors]'")
+    from safetensors.torch import save_file
+
+    tensors = {"z": torch.tensor(EMBEDDINGS, dtype=torch.bfloat16), "y": torch.tensor(LABELS)}
+    save_file(tensors, batch / "all.safetensors")
+    cases = [
+        make_case(Batch("supcon", "mine", str(batch / z), str(batch / y)), "why")
+        for z, y in (("z.npy", "y.npy"), ("z.csv", "y.csv"), ("all.safetensors:z", "all.safetensors:y"))
+    ]
+    for case in cases:
+        assert case.embeddings.dtype == np.float64
+        assert case.embeddings.tolist() == EMBEDDINGS.tolist()
+        assert case.arguments == cases[0].arguments == {"labels": [7, 7, -3, -3, 9]}
+    for name in ("all.safetensors", "all.safetensors:x"):
+        with pytest.raises(Refused, match=r"no tensor .*all\.safetensors:TENSOR, where TENSOR is one of y, z"):
+            make_case(Batch("supcon", "mine", str(batch / name), str(batch / "y.npy")), "why")
+    (batch / "bad.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(Refused, match="cannot be read as safetensors: "):
+        read_array(f"{batch}/bad.safetensors:z", "--embeddings", "float", 2)
+
+
+def test_without_safetensors_the_error_says_what_to_install(batch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    (batch / "all.safetensors").write_bytes(b"")
+    with pytest.raises(Refused, match=r'reading it needs safetensors: pip install "pairproof\[safetensors\]"'):
+        read_array(f"{batch}/all.safetensors:z", "--embeddings", "float", 2)
+
+
+def test_every_kind_of_target_and_mask(root: Path, batch: Path) -> None:
+    four = batch / "four.npy"
+    np.save(four, EMBEDDINGS[:4])
+    (batch / "mask.csv").write_text("0,1,0,0\n0,0,1,0\ntrue,false,False,1\n0,0,0,0\n")
+    (batch / "pairs.csv").write_text("0,1\n2,3\n")
+    (batch / "none.csv").write_text("")
+    (batch / "anchors.csv").write_text("1\n0\n1\n1\n")
+    (batch / "huge.csv").write_text(f"{2**60}\n{2**60}\n1\n{-(2**63)}\n")
+    for loss, option, name in (
+        ("supcon_in", "positives", "mask.csv"),
+        ("nt_bxent", "positive-pairs", "pairs.csv"),
+        ("nt_bxent", "positive-pairs", "none.csv"),
+        ("nt_xent_pairwise", "labels", "huge.csv"),
+    ):
+        words = (f"--{option}", batch / name, "--anchors", batch / "anchors.csv")
+        assert call(*arguments(loss, four, *words, name=f"from-{Path(name).stem}")) == 0
+    for layout, partners in (("interleaved", [1, 0, 3, 2]), ("stacked", [2, 3, 0, 1])):
+        assert call(*arguments("nt_xent", four, "--partners", layout, "--no-gradient", name=layout)) == 0
+        added = find_golden(f"nt_xent/{layout}", root)
+        assert added.case.arguments == {"partners": partners}
+        assert added.expected.gradient_left_out == "by choice: the batch is large"
+    mask = find_golden("from-mask", root).case
+    assert mask.positives() == [[1], [2], [0, 3], []]
+    assert mask.anchors() == [0, 2, 3]
+    assert find_golden("from-pairs", root).case.arguments == {"positive_pairs": [[0, 1], [2, 3]]}
+    assert find_golden("from-none", root).case.arguments == {"positive_pairs": []}
+    assert find_golden("from-huge", root).case.arguments == {"labels": [2**60, 2**60, 1, -(2**63)]}
+    assert rebuild.check({}, root, processes=1).changes == ()
+
+
+def test_a_dry_run_prints_the_case_and_changes_nothing(
+    root: Path, batch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(root)
+    monkeypatch.setattr(rebuild, "ALL", (Absent,))
+    assert call(*arguments("supcon_in", batch / "z.csv", "--labels", batch / "y.csv", "--dry-run")) == 0
+    entry = json.loads(capsys.readouterr().out)
+    assert entry["id"] == "supcon_in/mine"
+    assert entry["note"] == "Somebody's batch."
+    assert entry["embeddings"] == EMBEDDINGS.tolist()
+    assert math.isfinite(entry["expected"]["loss"])
+    assert np.shape(entry["expected"]["gradient"]) == EMBEDDINGS.shape
+    assert files(root) == before
+
+
+def write(path: Path, content: object) -> Path:
+    if isinstance(content, str):
+        path = path.with_suffix(".csv")
+        path.write_text(content)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, np.asarray(content), allow_pickle=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "labels", "message"),
+    [
+        ([1.0, 2.0], [0, 0], "embeddings: expected shape [N, D], got [2]"),
+        (1.0, [0, 0], "embeddings: expected shape [N, D], got []"),
+        (EMBEDDINGS[:4], [0, 0, 1], "labels: expected one label per embedding, shape [4], got shape [3]"),
+        (EMBEDDINGS[:4], [0.0, 0, 1, 1], "labels: expected integers, got dtype float64"),
+        (EMBEDDINGS[:4], "0\n0\n1.5\n1\n", "line 3: expected an integer, got '1.5'"),
+        (EMBEDDINGS[:4], f"0\n0\n{2**63}\n1\n", "line 3: expected an integer of 64 bits"),
+        (EMBEDDINGS[:4], np.array([0, 0, 1, 2**63], dtype=np.uint64), "labels: expected integers of 64 bits with sign"),
+        (EMBEDDINGS[:2], "0,1\n0,1\n", "expected one line or one entry a line, got 2 lines of 2"),
+        ([[1.0, math.nan], [1.0, 1.0]], [0, 0], "embeddings: expected finite values, got nan in row 0"),
+        ([[1.0, 1.0], [0.0, 0.0]], [0, 0], "got one in row 1"),
+        ([[1, 2], [3, 4]], [0, 0], "embeddings: expected a floating dtype, got int64"),
+        ([[1j, 2], [3, 4]], [0, 0], "embeddings: expected a floating dtype of at most 64 bits, got complex128"),
+        (np.eye(2, dtype=np.longdouble), [0, 0], "embeddings: expected a floating dtype of at most 64 bits, got "),
+        (np.array([{}, 1]), [0, 0], "cannot be read as npy: Object arrays cannot be loaded"),
+        (b"PK nothing", [0, 0], "cannot be read as npy: the magic string is not correct"),
+        (b"\x93NUMPY\x01", [0, 0], "cannot be read as npy: "),
+        ("1,2\n3\n", [0, 0], "line 2: has 1 entries, the first line 2"),
+        ("a,b\n1,2\n3,4\n", [0, 0], "line 1: expected a number, got 'a'"),
+        ("", [0, 0], "embeddings: expected at least 2 rows, got shape [0, 2]"),
+    ],
+)
+def test_a_wrong_batch_is_refused_with_one_clear_line(
+    root: Path, tmp_path: Path, embeddings: object, labels: object, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(root)
+    z, y = write(tmp_path / "z.npy", embeddings), write(tmp_path / "y.npy", labels)
+    assert call(*arguments("supcon", z, "--labels", y)) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("pairproof: ")
+    assert text.count("\n") == 1
+    assert message in text
+    assert files(root) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"--loss": "supkon"}, "--loss: expected one of supcon, "),
+        ({"--id": "My Batch"}, "--id: expected words in small letters and digits joined by hyphens, got 'My Batch'"),
+        ({"--id": "nt_xent/mine"}, "--id: expected words"),
+        ({"--id": "lonely-nan"}, "--id: golden/supcon/lonely-nan exists; an id is never used for another case"),
+        ({"--flag": "mystery"}, "--flag: unknown flag 'mystery'; known: every-anchor-paired, agreement, "),
+        ({"--note": " "}, "--note: expected one line that says what the case shows"),
+        ({"--note": "two\nlines"}, "--note: expected one line"),
+        ({"--embeddings": "nowhere.npy"}, "--embeddings nowhere.npy: there is no file nowhere.npy"),
+        ({"--embeddings": __file__}, "expected X.npy, X.csv or X.safetensors:TENSOR, got '.py'"),
+        ({"--partners": "stacked"}, "supcon takes exactly one of --labels or --positives, got --labels, --partners"),
+        ({"--labels": None}, "supcon takes exactly one of --labels or --positives, got none"),
+        ({"--loss": "nt_xent"}, "nt_xent takes exactly one of --partners, got --labels"),
+        ({"--loss": "nt_xent", "--labels": None, "--partners": "stacked"}, "--partners stacked: n: expected an even"),
+        ({"--temperature": "cold"}, "temperature: expected a number, got 'cold'"),
+        ({"--temperature": "0"}, "temperature: expected a positive finite number, got 0.0"),
+        ({"--set": "margin=1"}, "--set margin: supcon_loss has no such option; it has temperature, "),
+        ({"--set": "denominator=none"}, "denominator: expected one of all, one_positive, only_negatives, got 'none'"),
+        ({"--anchors": "y"}, "anchors: expected dtype bool, got int64"),
+    ],
+)
+def test_wrong_options_are_refused_with_one_clear_line(
+    root: Path, batch: Path, changes: dict[str, str | None], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(root)
+    given = {
+        "--loss": "supcon",
+        "--embeddings": str(batch / "z.npy"),
+        "--labels": str(batch / "y.npy"),
+        "--id": "mine",
+        "--flag": "no-positive",
+        "--note": "A note.",
+        **changes,
+    }
+    if given.get("--anchors"):
+        given["--anchors"] = str(batch / "y.npy")
+    assert call("add", *(word for pair in given.items() if pair[1] is not None for word in pair)) == 2
+    text = capsys.readouterr().err
+    assert message in text
+    assert text.count("\n") == 1
+    assert files(root) == before
+
+
+def test_add_says_who_does_not_hold_on_the_new_case(
+    root: Path, batch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pairproof import fast
+
+    monkeypatch.setattr(fast, "supcon_loss", lambda embeddings, *a, **k: embeddings.sum())
+    assert call(*arguments("supcon", batch / "z.npy", "--labels", batch / "y.npy")) == 0
+    text = capsys.readouterr().out
+    assert "does not hold: golden/supcon/mine, fast, float64: " in text
+    assert "repeat: pairproof verify --case golden/supcon/mine --impl fast --dtype float64" in text
+
+
+@pytest.mark.parametrize("place", ["certify", "run", "load_golden", "put_in_place", "write_counts"])
+def test_an_interrupted_add_leaves_the_old_files(
+    root: Path, batch: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    before = files(root)
+
+    def stop(*_: object, **__: object) -> None:
+        raise CertificationError("stopped")
+
+    monkeypatch.setattr(authoring, place, stop)
+    with pytest.raises(CertificationError, match="stopped"):
+        authoring.add(Batch("supcon", "mine", str(batch / "z.npy"), str(batch / "y.npy")), ["no-positive"], "A note.")
+    assert files(root) == before
+
+
+def test_add_needs_everyone_before_it_proves(root: Path, batch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebuild, "ALL", (Absent,))
+    monkeypatch.setattr(authoring, "certify", None)
+    with pytest.raises(CouldNotRun, match="absent is not here"):
+        authoring.add(Batch("supcon", "mine", str(batch / "z.npy"), str(batch / "y.npy")), ["no-positive"], "A note.")
+
+
+def test_tampered_fixtures_are_not_added_to(root: Path, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(root, "golden/supcon.json", lambda data: data["cases"][0].update(note="Another note."))
+    assert call(*arguments("nt_xent", batch / "z.npy", "--labels", batch / "y.npy")) == 1
+    assert "golden/supcon.json: altered: " in capsys.readouterr().err
+
+
+# Showing a case.
+
+
+def test_show_explains_a_case(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("lonely-nan", "supcon/lonely-nan", "golden/supcon/lonely-nan"):
+        assert call("show", name) == 0
+        text = capsys.readouterr().out
+        assert text.startswith("golden/supcon/lonely-nan: supcon_loss(embeddings, labels), Khosla")
+    for line in (
+        "flag lonely-anchors",
+        "  hunts: An anchor without positive",
+        "  where: https://github.com/HobbitLong/SupContrast/issues/142",
+        "  no_positive nan",
+        "  temperature 0.4",
+        "  similarity cosine (the default)",
+        "  labels [0, 0, 1, 2]",
+        "exact in float64, float32, bfloat16, float16",
+        "  loss nan",
+        "  value of anchor 2: nan",
+        "  gradient left out: the loss is NaN",
+        "repeat: pairproof verify --case golden/supcon/lonely-nan",
+        "anchor 0: positives 1; negatives 2 3",
+    ):
+        assert line in text
+    case = find_golden(DEAREST)
+    assert call("show", DEAREST, "--no-terms") == 0
+    text = capsys.readouterr().out
+    assert f"  loss {case.expected.loss!r}" in text
+    assert f"  gradient of norm {np.linalg.norm(case.expected.gradient)}" in text
+    assert "positives" not in text.partition("terms: ")[2]
+    assert call("show", DEAREST, "--terms") == 0
+    text = capsys.readouterr().out
+    assert f"  gradient by row 1: {case.expected.gradient.tolist()[1][0]!r}, " in text
+    assert f"  row 0: {case.case.embeddings[0].tolist()[0]!r}, " in text
+
+
+def test_show_names_what_it_does_not_know(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("show", "nobody") == 2
+    assert "no golden case is called 'nobody'; see: pairproof list" in capsys.readouterr().err
+    assert call("show", "one-positive-balanced-tau-half") == 2
+    assert "is a case of several losses: golden/supcon/one-positive" in capsys.readouterr().err
+    with pytest.raises(UsageError):
+        find_golden("nobody", root)
+
+
+def test_every_case_of_the_real_fixtures_can_be_shown() -> None:
+    flags = golden.load_flags()
+    for case in golden.load_golden():
+        if case.case.n <= 6:
+            assert sum(1 for _ in authoring.describe(case, flags, terms=True)) > 20, case.id
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--help") == 0
+    text = capsys.readouterr().out
+    for command in ("rebuild", "check", "add", "show"):
+        assert command in text
