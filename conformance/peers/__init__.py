@@ -5,10 +5,13 @@ from .documents import DOCUMENTS
 from .fast import Fast
 from .pml import PytorchMetricLearning
 from .reference import Reference
+from .scipy_road import ScipyRoad
+from .scipy_road import ScipyRoad
 from .supcontrast import SupContrast, SupContrastToday
 
 ALL: tuple[type[Implementation], ...] = (
     Reference,
+    ScipyRoad,
     Fast,
     PytorchMetricLearning,
     SupContrast,

@@ -1,0 +1,140 @@
+"""The second road: it gives the golden values, it is the notebooks', it leans on nothing, and it would notice."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pairproof import reference
+from pairproof.conformance.cases import Case, call_reference, worked_cases
+from pairproof.conformance.catalogue import LOSSES
+from pairproof.conformance.compare import compare
+from pairproof.conformance.fixtures import load_worked
+from pairproof.conformance.golden import GoldenCase, load_golden
+from pairproof.conformance.oracle import PROVE_UP_TO, Truth, stored_truth, truth
+from pairproof.conformance.peers import ALL
+from pairproof.conformance.peers.scipy_road import ScipyRoad
+from pairproof.conformance.tolerances import bounds
+from pairproof.reference import scipy_road, supcon
+
+ROAD = ScipyRoad({}, "cpu")
+
+
+@pytest.fixture(scope="module")
+def golden() -> list[GoldenCase]:
+    return load_golden()
+
+
+def ratio(case: Case, true: Truth) -> float:
+    """Worst error of the road, in units of the bound."""
+    return compare(case, true, ROAD.evaluate(case, "float64"), bounds(case, true, "float64")).ratio
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_it_gives_every_golden_value(golden: list[GoldenCase], loss: str) -> None:
+    """The float64 bound holds as it stands: no logit is exponentiated before another is taken from it."""
+    mine = [g for g in golden if g.case.loss == loss]
+    assert len(mine) > 100
+    worst = {g.id: ratio(g.case, stored_truth(g.case, g.expected)) for g in mine}
+    assert {name: r for name, r in worst.items() if not r <= 1} == {}
+
+
+def test_it_agrees_with_the_loops(golden: list[GoldenCase]) -> None:
+    """Both are within the bound of the truth, so they are within two bounds of each other."""
+    for g in [g for g in golden if g.case.n <= PROVE_UP_TO][::7]:
+        found, loops = ROAD.evaluate(g.case, "float64"), call_reference(g.case)
+        allowed = bounds(g.case, stored_truth(g.case, g.expected), "float64")
+        assert found.anchors is not None
+        assert found.anchors.keys() == loops.terms.anchor_losses.keys()
+        for i, value in loops.terms.anchor_losses.items():
+            if not (math.isnan(value) and math.isnan(found.anchors[i])):
+                assert abs(value - found.anchors[i]) <= 2 * allowed.anchors.get(i, 0.0), (g.id, i)
+
+
+def test_it_prints_what_the_notebook_prints() -> None:
+    """Out[14], Out[26], Out[27] and their like: float64 results of the same scipy calls, printed to the last digit."""
+    full_length = 0
+    for fixture in load_worked():
+        if fixture.document.id != "supcon_notebook":
+            continue
+        for case in worked_cases(fixture):
+            (value,) = ROAD.evaluate(case, "float64").values
+            for figure in case.figures:
+                if len(str(figure.printed)) > 15:
+                    full_length += 1
+                    assert value == pytest.approx(float(figure.printed), rel=4 * 2.0**-52)
+    assert full_length == 6
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=list(LOSSES))
+def test_its_signatures_are_the_catalogue_s(loss: Any) -> None:
+    road, loops = (inspect.signature(getattr(room, loss.function)) for room in (scipy_road, reference))
+    assert list(road.parameters.values()) == list(loops.parameters.values())
+
+
+def test_it_shares_nothing_with_the_loops() -> None:
+    tree = ast.parse(Path(scipy_road.__file__).read_text())
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add(str(node.module).split(".")[0])
+    assert imported == {"__future__", "typing", "numpy", "scipy"}
+
+
+def test_it_runs_in_every_verification() -> None:
+    assert ScipyRoad in ALL
+    assert not ScipyRoad.deviations
+
+
+ROWS = np.array([[1.0, 0.5, -0.25], [0.75, -1.0, 0.5], [-0.5, 0.25, 1.5], [1.25, 1.0, 0.125], [-1.0, -0.5, 0.375]])
+CASE = Case("test/road", "supcon", ROWS, {"labels": [0, 1, 0, 1, 0]}, {"temperature": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "mistake"),
+    [
+        ("members", "denominator_members", lambda batch, i, p, denominator: list(range(len(batch.logits)))),
+        ("mean", "mean_of_values", lambda pairs, zero: sum((pair.value for pair in pairs), zero)),
+        ("inside", "mean_of_values", supcon.value_of_mean),
+    ],
+)
+def test_it_would_notice_a_wrong_formula(monkeypatch: pytest.MonkeyPatch, place: str, name: str, mistake: Any) -> None:
+    """The proof runs the same loops and would prove the wrong number; the second road contradicts it."""
+    assert ratio(CASE, truth(CASE)) <= 1
+    monkeypatch.setattr(supcon, name, mistake)
+    assert ratio(CASE, truth(CASE)) > 1e6
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
+def test_lengths_beyond_the_range_of_squares(scale: float) -> None:
+    plain, scaled = (scipy_road.supcon_loss(rows, [0, 1, 0, 1, 0]).loss for rows in (ROWS, ROWS * scale))
+    assert scaled == pytest.approx(plain, rel=1e-13)
+
+
+def test_a_solved_anchor_is_off_by_a_roundoff_of_one() -> None:
+    """At temperature 1e-3 logits are 1000: their own roundoff, 1e-13, must not be left in a loss of 0."""
+    rows = np.array([[1.0, 0.25], [1.0, 0.25], [-1.0, 0.5], [-1.0, 0.5]])
+    for function in (scipy_road.supcon_loss, scipy_road.supcon_in_loss, scipy_road.nt_xent_pairwise_loss):
+        assert 0 <= function(rows, [0, 0, 1, 1], temperature=1e-3).loss <= 2.0**-53
+
+
+def test_nothing_is_an_answer() -> None:
+    nobody = np.zeros(5, dtype=bool)
+    for reduction, expected in (("mean", 0.0), ("sum", 0.0), ("mean_pairs", 0.0)):
+        found = scipy_road.nt_xent_pairwise_loss(ROWS, [0, 1, 0, 1, 0], anchors=nobody, reduction=reduction)
+        assert found.loss == expected
+        assert not len(found.anchors)
+    assert len(np.ravel(scipy_road.supcon_loss(ROWS, [0, 1, 0, 1, 0], anchors=nobody, reduction="none").loss)) == 0
+    alone = scipy_road.supcon_loss(ROWS, range(5), no_positive="drop")
+    assert alone.loss == 0
+    assert alone.anchors.tolist() == [0.0] * 5
+    assert math.isnan(scipy_road.nt_bxent_loss(ROWS[:2], [(0, 1)], no_negative="nan").loss)
