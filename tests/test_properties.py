@@ -1,0 +1,372 @@
+"""Properties: both rooms satisfy every one, and every one is broken by some mistake."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pairproof.conformance.cases import Case, call_reference
+from pairproof.conformance.catalogue import LOSSES
+from pairproof.conformance.certify import certify
+from pairproof.conformance.compare import Outcome
+from pairproof.conformance.peers.fast import Fast
+from pairproof.conformance.peers.reference import Reference
+from pairproof.conformance.peers.scipy_road import ScipyRoad
+from pairproof.conformance.properties import PROPERTIES, Property, Refused, Subject, batches, hunt
+
+Evaluate = Callable[[Case], Outcome]
+
+torch.set_num_threads(1)
+FAST = Fast({}, "cpu")
+OURS = (Subject.of(Reference({}, "cpu"), "float64"), Subject.of(FAST, "float64"), Subject.of(FAST, "float32"))
+BY_NAME = {prop.name: prop for prop in PROPERTIES}
+EXAMPLES = 10
+ASKED = [(prop, loss) for prop in PROPERTIES for loss in prop.losses]
+
+
+@pytest.mark.parametrize(("prop", "loss"), ASKED, ids=[f"{prop.name}-{loss}" for prop, loss in ASKED])
+def test_both_rooms_satisfy_it(prop: Property, loss: str) -> None:
+    found = hunt(prop, loss, OURS, examples=EXAMPLES)
+    assert found.violation is None, found.violation
+    # A draw may repeat itself where there is little to draw; nothing may pass by not being asked.
+    assert min(found.asked.values()) >= EXAMPLES // 2
+
+
+def honest(case: Case) -> Outcome:
+    return FAST.evaluate(case, "float64")
+
+
+def changed(**changes: Callable[[Case], Any]) -> Evaluate:
+    """Right, but on a case of which fields were changed first."""
+    return lambda case: honest(replace(case, **{name: change(case) for name, change in changes.items()}))
+
+
+def keyword(name: str, change: Callable[[Any], Any]) -> Evaluate:
+    """Right, but one keyword is changed first."""
+    return changed(keywords=lambda case: {**case.keywords, name: change(case.option(name))})
+
+
+def one_direction(case: Case) -> Outcome:
+    """Only the first view's rows are anchors."""
+    if case.option("anchors") is not None:
+        return honest(case)
+    return honest(replace(case, keywords={**case.keywords, "anchors": [2 * k < case.n for k in range(case.n)]}))
+
+
+def anchors_alone(case: Case) -> Outcome:
+    """Rows that are no anchors leave the denominators as well."""
+    kept = case.anchors()
+    if len(kept) < 2:
+        return honest(case)
+    labels = [case.arguments["labels"][i] for i in kept]
+    keywords = {**case.keywords, "anchors": None}
+    found = honest(replace(case, embeddings=case.embeddings[kept], arguments={"labels": labels}, keywords=keywords))
+    assert found.anchors is not None
+    assert found.gradient is not None
+    gradient = np.zeros_like(case.embeddings)
+    gradient[kept] = found.gradient
+    return replace(found, gradient=gradient, anchors={i: found.anchors[k] for k, i in enumerate(kept)})
+
+
+def detached_norm(case: Case) -> Outcome:
+    """The gradient does not flow through the norm of a row."""
+    if case.option("similarity") == "dot":
+        return honest(case)
+    norms = np.linalg.norm(case.embeddings, axis=1, keepdims=True)
+    found = honest(
+        replace(case, embeddings=case.embeddings / norms, keywords={**case.keywords, "similarity": "dot"}),
+    )
+    assert found.gradient is not None
+    return replace(found, gradient=found.gradient / norms)
+
+
+def detached_others(case: Case) -> Outcome:
+    """The gradient flows to the anchor alone: the gathered rows of a batch were detached."""
+    rows = torch.tensor(case.embeddings, requires_grad=True)
+    labels = torch.tensor(case.arguments["labels"])
+    unit = torch.nn.functional.normalize(rows, dim=1) if case.option("similarity") == "cosine" else rows
+    s = unit @ unit.detach().T / case.option("temperature")
+    others = ~torch.eye(case.n, dtype=torch.bool)
+    log_prob = s - s.masked_fill(~others, -math.inf).logsumexp(1, keepdim=True)
+    positives = (labels[:, None] == labels) & others
+    each = -(log_prob * positives).sum(1) / positives.sum(1).clamp(min=1)
+    (gradient,) = torch.autograd.grad(each.mean(), rows)
+    return Outcome(values=[each.mean().item()], gradient=gradient.numpy())
+
+
+def naive(case: Case, *, self_in_denominator: bool = False, keep_diagonal: bool = False) -> Outcome:
+    """L_out by numpy, value only, with the diagonal where it does not belong if so asked."""
+    s = np.array(call_reference(case).terms.logits)
+    mask = np.array(case.positive_mask())
+    diagonal = np.eye(case.n, dtype=bool)
+    top = s.max(axis=1, keepdims=True)
+    denominator = np.log(np.exp(s - top).sum(axis=1, where=~diagonal | self_in_denominator)) + top[:, 0]
+    each = np.zeros(case.n)
+    for i in case.anchors():
+        positives = [j for j in range(case.n) if mask[i, j] and (j != i or keep_diagonal)]
+        each[i] = np.mean([denominator[i] - s[i, j] for j in positives]) if positives else 0.0
+    return Outcome(values=[float(np.mean(each[case.anchors()]))] if case.anchors() else [0.0])
+
+
+def doubled(case: Case) -> Outcome:
+    """Two directions added where their mean is meant; other losses are right."""
+    found = honest(case)
+    if case.loss != "nt_xent":
+        return found
+    assert found.gradient is not None
+    assert found.anchors is not None
+    anchors = {i: 2 * v for i, v in found.anchors.items()}
+    return Outcome([2 * v for v in found.values], 2 * found.gradient, anchors)
+
+
+def upper_triangle(case: Case) -> Mapping[str, Any]:
+    """Each pair of positives is seen from its first row alone."""
+    return {"positives": np.triu(np.array(case.positive_mask())).tolist()}
+
+
+def repeated_pairs_count(case: Case) -> Outcome:
+    """Pairs are added up as often as they are named."""
+    found = honest(case)
+    extra = len(case.arguments["positive_pairs"]) - len({tuple(pair) for pair in case.arguments["positive_pairs"]})
+    return replace(found, values=[v * (1 + extra) for v in found.values], anchors=None)
+
+
+def swapped_logarithm(case: Case) -> str:
+    return {"supcon": "supcon_in", "supcon_in": "supcon"}.get(case.loss, case.loss)
+
+
+def stacked(case: Case) -> Mapping[str, Any]:
+    return {"partners": [(i + case.n // 2) % case.n for i in range(case.n)]}
+
+
+DEFAULTS = dict.fromkeys(("anchors", "base_temperature"))
+PLAIN = {"denominator": "all", "reduction": "mean", "no_positive": "zero", "no_negative": "zero", **DEFAULTS}
+
+FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
+    "stacked partners, whatever is said": ("nt_xent", ("permutation", "view order"), changed(arguments=stacked)),
+    "labels in eight bits": (
+        "supcon",
+        ("relabelling",),
+        changed(arguments=lambda case: {k: np.array(v).astype(np.int8).tolist() for k, v in case.arguments.items()}),
+    ),
+    "the last coordinate counts twice": (
+        "supcon",
+        ("rotation",),
+        changed(embeddings=lambda case: case.embeddings * [1.0] * (case.embeddings.shape[1] - 1) + [2.0]),
+    ),
+    "rows are never normalised": (
+        "nt_xent_pairwise",
+        ("scale", "orthogonal gradient"),
+        keyword("similarity", lambda _: "dot"),
+    ),
+    "the norm is detached": ("supcon", ("orthogonal gradient",), detached_norm),
+    "the gathered rows are detached": ("supcon", ("no torque",), detached_others),
+    "one direction": ("nt_xent", ("directions",), one_direction),
+    "the positive is seen from one side": (
+        "supcon_in",
+        ("duplicates", "permutation"),
+        changed(arguments=upper_triangle),
+    ),
+    "only anchors are compared with": ("supcon", ("subset of anchors",), anchors_alone),
+    "self in the denominator": (
+        "supcon",
+        ("identical rows", "hot"),
+        lambda case: naive(case, self_in_denominator=True),
+    ),
+    "the temperature is ignored": ("nt_bxent", ("hot", "identical rows"), keyword("temperature", lambda _: 1.0)),
+    "both directions added": ("nt_xent", ("one positive each", "identical rows"), doubled),
+    "logarithms inside and outside swapped": ("supcon", ("order",), changed(loss=swapped_logarithm)),
+    "the mask's diagonal counts": (
+        "supcon",
+        ("never its own positive",),
+        lambda case: naive(case, keep_diagonal=True),
+    ),
+    "repeated pairs count": ("nt_bxent", ("never its own positive",), repeated_pairs_count),
+    "mean over pairs for mean over anchors": (
+        "nt_xent_pairwise",
+        ("reductions",),
+        keyword("reduction", lambda x: "mean_pairs" if x == "mean" else x),
+    ),
+    "lonely anchors always leave the mean": (
+        "supcon",
+        ("policies", "reductions", "identical rows"),
+        keyword("no_positive", lambda _: "drop"),
+    ),
+    "base temperature upside down": (
+        "supcon_epsilon",
+        ("base temperature",),
+        changed(
+            keywords=lambda case: {
+                **case.keywords,
+                "base_temperature": case.option("base_temperature")
+                and case.option("temperature") ** 2 / case.option("base_temperature"),
+            }
+        ),
+    ),
+    "nothing without negatives": (
+        "nt_bxent",
+        ("policies",),
+        keyword("no_negative", lambda _: "zero"),
+    ),
+}
+CAUGHT = [(fault, name) for fault, (_, names, _) in FAULTS.items() for name in names]
+VALUE_ONLY = ("self in the denominator", "the mask's diagonal counts", "the gathered rows are detached")
+"""Faults written for the defaults, one value and labels or a mask."""
+
+
+def plain_only(case: Case) -> str | None:
+    different = [name for name, value in PLAIN.items() if case.option(name) not in (value, None)]
+    return f"knows the default of {different[0]} alone" if different else None
+
+
+NAIVE = Subject(naive, refuses=plain_only)
+
+
+@pytest.mark.parametrize(("fault", "name"), CAUGHT, ids=[f"{fault}-{name}" for fault, name in CAUGHT])
+def test_a_mistake_is_caught(fault: str, name: str) -> None:
+    loss, _, evaluate = FAULTS[fault]
+    prop = BY_NAME[name]
+    refuses = (lambda case: None) if fault not in VALUE_ONLY else plain_only
+    if fault in VALUE_ONLY:
+        prop = replace(prop, fixed={**PLAIN, **prop.fixed})
+    if fault == "the gathered rows are detached":
+        prop = replace(prop, kind="labelled")
+    subject = Subject(evaluate, refuses=refuses, name=fault)
+    violation = hunt(prop, loss, [subject], examples=150).violation
+    assert violation is not None
+    first, batch = violation.split("\nthe case: ")
+    assert first.startswith(f"{fault}, {loss}: {name}: ")
+    assert "Error" not in first, "caught for the wrong reason"
+    assert set(json.loads(batch)) == {"embeddings", "arguments", "keywords"}
+
+
+def test_no_property_is_one_that_cannot_fail() -> None:
+    assert {name for _, name in CAUGHT} == set(BY_NAME)
+    assert {name for prop in PROPERTIES for name in prop.losses} == set(LOSSES)
+    assert len(BY_NAME) == len(PROPERTIES)
+
+
+@pytest.mark.parametrize("prop", [p for p in PROPERTIES if "supcon" in p.losses], ids=lambda prop: prop.name)
+def test_without_its_mistakes_the_naive_one_passes(prop: Property) -> None:
+    found = hunt(replace(prop, fixed={**PLAIN, **prop.fixed}), "supcon", [NAIVE], examples=20)
+    assert found.violation is None, found.violation
+
+
+def test_a_subject_may_have_values_alone() -> None:
+    road = Subject.of(ScipyRoad({}, "cpu"), "float64")
+    for prop in PROPERTIES:
+        found = hunt(prop, prop.losses[0], [road], examples=5)
+        assert found.violation is None, found.violation
+        assert found.asked[road.name]
+
+
+CASE = Case("drawn/supcon", "supcon", np.array([[1.0, 2.0], [2.0, -1.0], [1.0, 1.0]]), {"labels": [0, 0, 1]}, {})
+
+
+def test_a_crash_and_a_wrong_count_are_violations() -> None:
+    def crash(case: Case) -> Outcome:
+        raise RuntimeError("out of\norder")
+
+    text = BY_NAME["permutation"].violation(Subject(crash), CASE)
+    assert text is not None
+    assert "RuntimeError: out of (" in text
+    text = BY_NAME["permutation"].violation(Subject(lambda case: Outcome(values=[1.0, 2.0])), CASE)
+    assert text is not None
+    assert "expected 1 values" in text
+    text = BY_NAME["permutation"].violation(
+        Subject(lambda case: Outcome(values=[math.nan * case.embeddings[0, 0]])), CASE
+    )
+    assert text is None
+    text = BY_NAME["identical rows"].violation(Subject(lambda case: Outcome(values=[math.nan])), CASE)
+    assert text is not None
+
+
+def test_a_subject_that_is_not_deterministic_is_said_to_be() -> None:
+    noise = iter(range(10**6))
+
+    def noisy(case: Case) -> Outcome:
+        return Outcome(values=[float(next(noise) == 15)])
+
+    found = hunt(replace(BY_NAME["permutation"], fixed=PLAIN), "supcon", [Subject(noisy, name="noisy")])
+    assert found.violation is not None
+    assert found.violation.startswith("noisy, supcon: permutation: ")
+    assert "not deterministic" in found.violation
+
+
+def test_a_refusal_is_no_pass() -> None:
+    subject = Subject(honest, refuses=lambda case: "does nothing")
+    with pytest.raises(Refused, match="does nothing"):
+        BY_NAME["permutation"].violation(subject, CASE)
+    with pytest.raises(Refused, match="no numbers of bfloat16"):
+        BY_NAME["permutation"].violation(
+            Subject(honest, "bfloat16"), replace(CASE, embeddings=CASE.embeddings + 2.0**-20)
+        )
+    found = hunt(BY_NAME["permutation"], "supcon", [subject], examples=5)
+    assert found.violation is None
+    assert found.asked == {subject.name: 0}
+    one_loss = Subject(honest, refuses=lambda case: None if case.loss == "supcon" else "another loss")
+    paired = replace(CASE, embeddings=CASE.embeddings[:2], arguments={"labels": [5, 5]})
+    assert BY_NAME["one positive each"].violation(one_loss, paired) is None
+
+
+def test_a_property_says_for_which_cases_it_is() -> None:
+    assert not BY_NAME["one positive each"].applies(CASE)
+    assert not BY_NAME["view order"].applies(CASE)
+    assert not BY_NAME["directions"].applies(CASE)
+    assert not BY_NAME["relabelling"].applies(replace(CASE, arguments={"positives": np.eye(3, dtype=bool).tolist()}))
+    assert not BY_NAME["orthogonal gradient"].applies(replace(CASE, keywords={"similarity": "dot"}))
+    assert not BY_NAME["never its own positive"].applies(replace(CASE, loss="nt_xent"))
+    with pytest.raises(ValueError, match="'one positive each' says nothing of the case drawn/supcon"):
+        BY_NAME["one positive each"].violation(OURS[0], CASE)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_is_drawn_is_what_the_property_is_for(loss: str) -> None:
+    def check(subject: Subject, case: Case) -> None:
+        assert case.holds_in("bfloat16")
+        assert case.holds_in("float16")
+
+    for prop in PROPERTIES:
+        if loss in prop.losses:
+            found = hunt(replace(prop, relate=check), loss, [Subject(honest)], examples=10)
+            assert found.violation is None
+            assert min(found.asked.values()) >= 5
+
+
+def test_a_violation_can_become_a_golden_case() -> None:
+    text = BY_NAME["identical rows"].violation(Subject(lambda case: naive(case, self_in_denominator=True)), CASE)
+    assert text is not None
+    data = json.loads(text.split("\nthe case: ")[1])
+    case = Case("golden/supcon/found", "supcon", np.array(data["embeddings"]), data["arguments"], data["keywords"])
+    assert certify(case).loss == pytest.approx(call_reference(case).loss, rel=1e-14)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="kind: expected one of any, labelled, views, paired, got 'odd'"):
+        batches("supcon", "odd")
+
+
+def test_hypothesis_is_asked_for_only_where_batches_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import sys, pairproof.conformance.properties; print('hypothesis' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
+    plain = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("hypothesis"):
+            raise ImportError("No module named 'hypothesis'")
+        return plain(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r'drawn with hypothesis .*: pip install "pairproof\[verify\]"'):
+        batches("supcon")
