@@ -146,13 +146,13 @@ class Property:
 
 @dataclass(frozen=True)
 class Hunt:
-    """What a hunt found: the violation on the simplest batch, if any, and on how many batches each subject answered."""
+    """What a hunt found: a violation, if there is one, and how many batches each subject answered."""
 
     violation: str | None
     asked: Mapping[str, int]
 
 
-def hunt(prop: Property, loss: str, subjects: Sequence[Subject], *, examples: int = 50) -> Hunt:
+def hunt(prop: Property, loss: str, subjects: Sequence[Subject], *, examples: int = 50, simplify: bool = True) -> Hunt:
     """Draw batches, always the same ones, and ask every subject of each.
 
     Args:
@@ -160,6 +160,7 @@ def hunt(prop: Property, loss: str, subjects: Sequence[Subject], *, examples: in
         loss: one of its losses.
         subjects: what is asked.
         examples: how many batches are drawn.
+        simplify: look for the simplest batch that shows a violation, which takes seconds.
 
     Raises:
         ImportError: hypothesis is not installed.
@@ -183,7 +184,7 @@ def hunt(prop: Property, loss: str, subjects: Sequence[Subject], *, examples: in
         database=None,
         deadline=None,
         report_multiple_bugs=False,
-        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+        phases=[hypothesis.Phase.generate] + [hypothesis.Phase.shrink] * simplify,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     try:

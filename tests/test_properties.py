@@ -162,7 +162,7 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
     "the last coordinate counts twice": (
         "supcon",
         ("rotation",),
-        changed(embeddings=lambda case: case.embeddings * [1.0] * (case.embeddings.shape[1] - 1) + [2.0]),
+        changed(embeddings=lambda case: case.embeddings * ([1.0] * (case.embeddings.shape[1] - 1) + [2.0])),
     ),
     "rows are never normalised": (
         "nt_xent_pairwise",
@@ -242,7 +242,7 @@ def test_a_mistake_is_caught(fault: str, name: str) -> None:
     if fault == "the gathered rows are detached":
         prop = replace(prop, kind="labelled")
     subject = Subject(evaluate, refuses=refuses, name=fault)
-    violation = hunt(prop, loss, [subject], examples=150).violation
+    violation = hunt(prop, loss, [subject], examples=150, simplify=False).violation
     assert violation is not None
     first, batch = violation.split("\nthe case: ")
     assert first.startswith(f"{fault}, {loss}: {name}: ")
@@ -341,6 +341,16 @@ def test_what_is_drawn_is_what_the_property_is_for(loss: str) -> None:
             found = hunt(replace(prop, relate=check), loss, [Subject(honest)], examples=10)
             assert found.violation is None
             assert min(found.asked.values()) >= 5
+
+
+def test_the_simplest_batch_is_shown() -> None:
+    subject = Subject(lambda case: naive(case, self_in_denominator=True))
+    prop = replace(BY_NAME["identical rows"], fixed=PLAIN, kind="labelled")
+    text = hunt(prop, "supcon", [subject], examples=20).violation
+    assert text is not None
+    simplest = json.loads(text.split("\nthe case: ")[1])
+    assert simplest["embeddings"] == [[1.0], [1.0]]
+    assert simplest["arguments"] == {"labels": [0, 0]}
 
 
 def test_a_violation_can_become_a_golden_case() -> None:

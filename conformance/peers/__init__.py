@@ -6,7 +6,6 @@ from .fast import Fast
 from .pml import PytorchMetricLearning
 from .reference import Reference
 from .scipy_road import ScipyRoad
-from .scipy_road import ScipyRoad
 from .supcontrast import SupContrast, SupContrastToday
 
 ALL: tuple[type[Implementation], ...] = (
