@@ -9,6 +9,8 @@ again, and says how their results break the relation, or nothing. Batches are dr
         for loss in prop.losses:
             found = hunt(prop, loss, [subject])          # found.violation, found.asked
 
+An implementation refuses what it does not have; ``options={"reduction": "mean", "anchors": None}`` draws nothing else.
+
 *Tolerances.* Every result is within its bound of the truth (``tolerances.bounds``), and of true results the relation
 holds exactly; so two results may miss it by the sum of their bounds, each times the factor with which it enters the
 relation, and by nothing else. Where the relation is a limit, what is left at a finite temperature is derived there.
@@ -152,13 +154,23 @@ class Hunt:
     asked: Mapping[str, int]
 
 
-def hunt(prop: Property, loss: str, subjects: Sequence[Subject], *, examples: int = 50, simplify: bool = True) -> Hunt:
+def hunt(
+    prop: Property,
+    loss: str,
+    subjects: Sequence[Subject],
+    *,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    examples: int = 50,
+    simplify: bool = True,
+) -> Hunt:
     """Draw batches, always the same ones, and ask every subject of each.
 
     Args:
         prop: the property.
         loss: one of its losses.
         subjects: what is asked.
+        options: keywords that are not drawn, for subjects that have no such choice; those that the property fixes and
+            those that the loss lacks are passed over.
         examples: how many batches are drawn.
         simplify: look for the simplest batch that shows a violation, which takes seconds.
 
@@ -188,7 +200,7 @@ def hunt(prop: Property, loss: str, subjects: Sequence[Subject], *, examples: in
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     try:
-        settings(hypothesis.given(batches(loss, prop.kind, prop.fixed))(ask))()
+        settings(hypothesis.given(batches(loss, prop.kind, {**options, **prop.fixed}))(ask))()
     except _Broken as broken:
         return Hunt(str(broken), asked)
     except hypothesis.errors.Flaky:

@@ -237,12 +237,11 @@ def test_a_mistake_is_caught(fault: str, name: str) -> None:
     loss, _, evaluate = FAULTS[fault]
     prop = BY_NAME[name]
     refuses = (lambda case: None) if fault not in VALUE_ONLY else plain_only
-    if fault in VALUE_ONLY:
-        prop = replace(prop, fixed={**PLAIN, **prop.fixed})
+    options = PLAIN if fault in VALUE_ONLY else {}
     if fault == "the gathered rows are detached":
         prop = replace(prop, kind="labelled")
     subject = Subject(evaluate, refuses=refuses, name=fault)
-    violation = hunt(prop, loss, [subject], examples=150, simplify=False).violation
+    violation = hunt(prop, loss, [subject], options=options, examples=150, simplify=False).violation
     assert violation is not None
     first, batch = violation.split("\nthe case: ")
     assert first.startswith(f"{fault}, {loss}: {name}: ")
@@ -258,7 +257,7 @@ def test_no_property_is_one_that_cannot_fail() -> None:
 
 @pytest.mark.parametrize("prop", [p for p in PROPERTIES if "supcon" in p.losses], ids=lambda prop: prop.name)
 def test_without_its_mistakes_the_naive_one_passes(prop: Property) -> None:
-    found = hunt(replace(prop, fixed={**PLAIN, **prop.fixed}), "supcon", [NAIVE], examples=20)
+    found = hunt(prop, "supcon", [NAIVE], options=PLAIN, examples=20)
     assert found.violation is None, found.violation
 
 
@@ -297,7 +296,7 @@ def test_a_subject_that_is_not_deterministic_is_said_to_be() -> None:
     def noisy(case: Case) -> Outcome:
         return Outcome(values=[float(next(noise) == 15)])
 
-    found = hunt(replace(BY_NAME["permutation"], fixed=PLAIN), "supcon", [Subject(noisy, name="noisy")])
+    found = hunt(BY_NAME["permutation"], "supcon", [Subject(noisy, name="noisy")], options=PLAIN)
     assert found.violation is not None
     assert found.violation.startswith("noisy, supcon: permutation: ")
     assert "not deterministic" in found.violation
@@ -345,8 +344,8 @@ def test_what_is_drawn_is_what_the_property_is_for(loss: str) -> None:
 
 def test_the_simplest_batch_is_shown() -> None:
     subject = Subject(lambda case: naive(case, self_in_denominator=True))
-    prop = replace(BY_NAME["identical rows"], fixed=PLAIN, kind="labelled")
-    text = hunt(prop, "supcon", [subject], examples=20).violation
+    prop = replace(BY_NAME["identical rows"], kind="labelled")
+    text = hunt(prop, "supcon", [subject], options=PLAIN, examples=20).violation
     assert text is not None
     simplest = json.loads(text.split("\nthe case: ")[1])
     assert simplest["embeddings"] == [[1.0], [1.0]]
