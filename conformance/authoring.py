@@ -21,14 +21,16 @@ import numpy.typing as npt
 from pairproof import reference
 from pairproof.reference import views
 
-from .cases import Case
+from .cases import MATRICES, Case
 from .catalogue import LOSSES
 from .certify import Expected, certify
 from .explain import explain
 from .fixtures import fixtures_at, fixtures_root, read_json, write_manifest
 from .golden import (
+    ARGUMENTS,
     DTYPES,
     FOLDER,
+    TARGETS,
     Flag,
     GoldenCase,
     as_json,
@@ -70,6 +72,11 @@ class Batch:
         positives: file of [N, N] booleans, or None.
         anchors: file of [N] booleans, or None.
         settings: options by name, as texts.
+        ref_embeddings: file of [M, D], the references in place of the batch, or None.
+        ref_labels: file of [M] integers, or None.
+        self_rows: file of [N] rows of the references, -1 for none, or None.
+        embeddings_b: file of [N, D], the second tower of info_nce, whose first is ``embeddings``; or None.
+        negatives: file of [K, D], or None.
     """
 
     loss: str
@@ -81,6 +88,11 @@ class Batch:
     positives: str | None = None
     anchors: str | None = None
     settings: Mapping[str, str] | None = None
+    ref_embeddings: str | None = None
+    ref_labels: str | None = None
+    self_rows: str | None = None
+    embeddings_b: str | None = None
+    negatives: str | None = None
 
 
 def read_array(source: str, option: str, kind: Kind, rank: int) -> Array:
@@ -196,38 +208,77 @@ def make_case(batch: Batch, why: str) -> Case:
     name = batch.id.removeprefix(f"{FOLDER}/").removeprefix(f"{batch.loss}/")
     if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name):
         raise Refused(f"--id: expected words in small letters and digits joined by hyphens, got {batch.id!r}")
-    embeddings = read_array(batch.embeddings, "--embeddings", "float", 2)
-    if embeddings.dtype.kind in "cO" or (embeddings.dtype.kind == "f" and embeddings.dtype.itemsize > 8):
-        raise Refused(f"embeddings: expected a floating dtype of at most 64 bits, got {embeddings.dtype}")
-    target, value = _target(batch, embeddings.shape[0] if embeddings.ndim else 0)
+    first, *_ = loss.embeddings
+    matrices = {first: _read_matrix(batch.embeddings, "--embeddings", first)}
+    for key in MATRICES:
+        source = getattr(batch, key)
+        if source is not None:
+            if key not in (*loss.embeddings, *loss.matrices):
+                raise Refused(f"{_option(key)}: {loss.function} takes no {key}")
+            matrices[key] = _read_matrix(source, _option(key), key)
+        elif key in loss.embeddings:
+            raise Refused(f"{batch.loss} takes {_option(key)}, got none")
+    arguments = _arguments(batch, len(matrices[first]) if matrices[first].ndim else 0)
     keywords = _keywords(batch)
-    given = {target: value, **keywords}
     try:
-        getattr(reference, loss.function)(embeddings, **given)
+        getattr(reference, loss.function)(**matrices, **arguments, **keywords)
     except (TypeError, ValueError) as error:
         raise Refused(str(error)) from error
-    if target == "labels" and any(not -(2**63) <= int(x) < 2**63 for x in value):
-        raise Refused("labels: expected integers of 64 bits with sign")
-    plain = [int(x) for x in value] if target == "labels" else value.tolist()
+    for key, value in arguments.items():
+        if key.endswith("labels") and any(not -(2**63) <= int(x) < 2**63 for x in value):
+            raise Refused(f"{key}: expected integers of 64 bits with sign")
+    exact = {key: matrix.astype(np.float64) for key, matrix in matrices.items()}
     return Case(
         id=f"{FOLDER}/{batch.loss}/{name}",
         loss=batch.loss,
-        embeddings=embeddings.astype(np.float64),
-        arguments={target: plain},
+        embeddings=exact.pop(first),
+        arguments={
+            key: [int(x) for x in value] if key.endswith("labels") else value.tolist()
+            for key, value in arguments.items()
+        },
         keywords={
             key: option.tolist() if key == "anchors" else option
             for key, option in keywords.items()
             if key == "anchors" or option != loss.keywords[key]
         },
         why=why,
+        others=exact,
     )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _read_matrix(source: str, option: str, name: str) -> Array:
+    matrix = read_array(source, option, "float", 2)
+    if matrix.dtype.kind in "cO" or (matrix.dtype.kind == "f" and matrix.dtype.itemsize > 8):
+        raise Refused(f"{name}: expected a floating dtype of at most 64 bits, got {matrix.dtype}")
+    return matrix
+
+
+def _arguments(batch: Batch, n: int) -> dict[str, Array]:
+    """Who is whose positive, and what belongs to the references."""
+    loss = LOSSES[batch.loss]
+    arguments: dict[str, Array] = dict([_target(batch, n)] if loss.targets else [])
+    if not loss.targets:
+        given = [name for name in TARGETS if getattr(batch, name) is not None]
+        if given:
+            raise Refused(f"{batch.loss} takes no {', '.join(map(_option, given))}: rows of one place are a pair")
+    for name in ("ref_labels", "self_rows"):
+        source = getattr(batch, name)
+        if source is not None:
+            if name not in loss.keywords:
+                raise Refused(f"{_option(name)}: {loss.function} takes no {name}")
+            arguments[name] = read_array(source, _option(name), "integer", 1)
+    return arguments
 
 
 def _target(batch: Batch, n: int) -> tuple[str, Array]:
     """The one argument that says which rows belong together, by its name."""
     loss = LOSSES[batch.loss]
     allowed = [loss.targets, *(["positives"] if "positives" in loss.keywords else [])]
-    options = " or ".join(f"--{name.replace('_', '-')}" for name in allowed)
+    options = " or ".join(map(_option, allowed))
     kinds: dict[str, tuple[str | None, Kind, int]] = {
         "labels": (batch.labels, "integer", 1),
         "partners": (batch.partners, "integer", 1),
@@ -236,7 +287,7 @@ def _target(batch: Batch, n: int) -> tuple[str, Array]:
     }
     given = [name for name, (source, _, _) in kinds.items() if source is not None]
     if len(given) != 1 or given[0] not in allowed:
-        got = ", ".join(f"--{name.replace('_', '-')}" for name in given) or "none"
+        got = ", ".join(map(_option, given)) or "none"
         raise Refused(f"{batch.loss} takes exactly one of {options}, got {got}")
     (name,) = given
     source, kind, rank = kinds[name]
@@ -247,18 +298,20 @@ def _target(batch: Batch, n: int) -> tuple[str, Array]:
             return name, np.asarray(layout(n))
         except ValueError as error:
             raise Refused(f"--partners {source}: {error}") from error
-    return name, read_array(source, f"--{name.replace('_', '-')}", kind, rank)
+    return name, read_array(source, _option(name), kind, rank)
 
 
 def _keywords(batch: Batch) -> dict[str, Any]:
     loss = LOSSES[batch.loss]
-    known = [key for key in loss.keywords if key not in ("positives", "anchors")]
+    known = [key for key in loss.keywords if key not in (*ARGUMENTS, "anchors")]
     keywords: dict[str, Any] = {}
     for key, text in (batch.settings or {}).items():
         if key not in known:
             raise Refused(f"--set {key}: {loss.function} has no such option; it has {', '.join(known)}")
         keywords[key] = _temperature(key, text) if key.endswith("temperature") else text
     if batch.anchors is not None:
+        if "anchors" not in loss.keywords:
+            raise Refused(f"--anchors: {loss.function} takes no anchors")
         keywords["anchors"] = read_array(batch.anchors, "--anchors", "bool", 1)
     return keywords
 
@@ -361,7 +414,8 @@ def _refuse_known(case: Case, cases: Sequence[GoldenCase]) -> None:
             raise Refused(f"--id: {case.id} exists; an id is never used for another case")
         same = (
             other.case.loss == case.loss
-            and np.array_equal(other.case.embeddings, case.embeddings)
+            and other.case.matrices.keys() == case.matrices.keys()
+            and all(np.array_equal(matrix, case.matrices[key]) for key, matrix in other.case.matrices.items())
             and _comparable(other.case) == _comparable(case)
         )
         if same:
@@ -400,8 +454,8 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
         terms: whether to spell out every term; by default if the batch is small.
     """
     case, loss = golden.case, LOSSES[golden.case.loss]
-    whole = case.n <= ALL_TERMS if terms is None else terms
-    yield f"{golden.id}: {loss.function}(embeddings, {', '.join(case.arguments)}), {loss.source}"
+    whole = case.size <= ALL_TERMS if terms is None else terms
+    yield f"{golden.id}: {loss.function}({', '.join([*case.matrices, *case.arguments])}), {loss.source}"
     yield f"  {golden.note}"
     yield ""
     for name in golden.flags:
@@ -411,18 +465,19 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
         for link in flags[name].links:
             yield f"  where: {_address(link)}"
     yield ""
-    yield f"{case.n} rows of {case.embeddings.shape[1]} numbers, exact in {', '.join(golden.dtypes)}"
+    yield f"{case.sizes()}, exact in {', '.join(golden.dtypes)}"
     others = [dtype for dtype in DTYPES if dtype not in golden.dtypes]
     if others:
         yield f"  not in {', '.join(others)}, which would round them"
     if whole:
-        yield from _rows("row", case.embeddings)
+        for name, matrix in case.matrices.items():
+            yield from _rows("row" if name == "embeddings" else f"{name}, row", matrix)
     for key, value in case.arguments.items():
         yield f"  {key} {value}"
     for key, default in loss.keywords.items():
         if key in case.keywords:
             yield f"  {key} {case.keywords[key]}"
-        elif key not in ("anchors", "positives"):
+        elif key not in (*ARGUMENTS, "anchors"):
             yield f"  {key} {'not given' if default is None else default} (the default)"
     yield ""
     yield "expected, each number the float64 nearest to the true one"
@@ -447,10 +502,13 @@ def _results(expected: Expected, case: Case, whole: bool) -> Iterator[str]:
         yield f"  values of {len(expected.anchors)} anchors, from {min(expected.anchors)} to {max(expected.anchors)}"
     if expected.gradient is None:
         yield f"  gradient left out: {expected.gradient_left_out}"
-    elif whole:
-        yield from _rows("gradient by row", expected.gradient)
     else:
-        yield f"  gradient of norm {float(np.linalg.norm(expected.gradient))}"
+        for name, gradient in {case.first: expected.gradient, **expected.other_gradients}.items():
+            by = "" if name == "embeddings" else f" by {name}"
+            if whole:
+                yield from _rows(f"gradient{by}, row" if by else "gradient by row", gradient)
+            else:
+                yield f"  gradient{by} of norm {float(np.linalg.norm(gradient))}"
 
 
 def _rows(what: str, matrix: npt.NDArray[np.float64]) -> Iterator[str]:

@@ -14,6 +14,7 @@ SIMILARITIES = ("cosine", "dot")
 DENOMINATORS = ("all", "one_positive", "only_negatives")
 NO_POSITIVE = ("zero", "drop", "nan")
 NO_NEGATIVE = ("zero", "nan")
+DIRECTIONS = ("both", "a_to_b", "b_to_a")
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,9 @@ class Loss:
     """One loss of the catalogue.
 
     ``name`` is the short name used on the command line, ``module`` the file stem in both rooms, ``function`` the
-    function's name in both, ``targets`` the second positional argument, ``keywords`` every keyword with its default
-    and ``choices`` the values that an option may take.
+    function's name in both, ``targets`` the positional argument that tells who is whose positive ("" where their places
+    tell it), ``keywords`` every keyword with its default and ``choices`` the values that an option may take.
+    ``embeddings`` names the positional float matrices, ``matrices`` those among the keywords.
     """
 
     name: str
@@ -33,6 +35,8 @@ class Loss:
     keywords: Mapping[str, object]
     choices: Mapping[str, tuple[str, ...]]
     source: str
+    embeddings: tuple[str, ...] = ("embeddings",)
+    matrices: tuple[str, ...] = ()
 
 
 def _loss(
@@ -45,9 +49,9 @@ def _loss(
     similarity: str = "cosine",
     extra: Mapping[str, object],
     reductions: tuple[str, ...] = REDUCTIONS,
+    embeddings: tuple[str, ...] = ("embeddings",),
 ) -> Loss:
     keywords: dict[str, object] = {
-        "anchors": None,
         "temperature": 0.07,
         "base_temperature": None,
         "similarity": similarity,
@@ -60,6 +64,7 @@ def _loss(
         "no_positive": NO_POSITIVE,
         "no_negative": NO_NEGATIVE,
         "reduction": reductions,
+        "direction": DIRECTIONS,
     }
     return Loss(
         name=name,
@@ -70,11 +75,17 @@ def _loss(
         keywords=MappingProxyType(keywords),
         choices=MappingProxyType({key: value for key, value in every.items() if key in keywords}),
         source=source,
+        embeddings=embeddings,
+        matrices=tuple(name for name in ("ref_embeddings", "negatives") if name in keywords),
     )
 
 
+_REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, "self_rows": None}
+
 _DENOMINATED: Mapping[str, object] = {
+    "anchors": None,
     "positives": None,
+    **_REFERENCES,
     "denominator": "all",
     "no_positive": "zero",
     "no_negative": "zero",
@@ -106,7 +117,7 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
                 "NTXentLoss",
                 "partners",
                 "Chen et al. 2020 (SimCLR), arXiv 2002.05709, equation 1",
-                extra={},
+                extra={"anchors": None, "ref_embeddings": None, "self_rows": None},
             ),
             _loss(
                 "nt_xent_pairwise",
@@ -114,7 +125,7 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
                 "NTXentPairwiseLoss",
                 "labels",
                 "pytorch-metric-learning's NTXentLoss; its issue 6",
-                extra={"positives": None, "no_positive": "zero"},
+                extra={"anchors": None, "positives": None, **_REFERENCES, "no_positive": "zero"},
                 reductions=(*REDUCTIONS, "mean_pairs"),
             ),
             _loss(
@@ -123,7 +134,7 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
                 "NTBXentLoss",
                 "positive_pairs",
                 "the multi-label notebook: NT-Xent's binary cross-entropy sibling",
-                extra={"no_negative": "zero"},
+                extra={"anchors": None, "no_negative": "zero"},
             ),
             _loss(
                 "supcon_epsilon",
@@ -132,11 +143,22 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
                 "labels",
                 "the batch tutorial of 31 January 2023",
                 similarity="dot",
-                extra={"positives": None, "no_positive": "zero"},
+                extra={"anchors": None, "positives": None, "no_positive": "zero"},
+            ),
+            _loss(
+                "info_nce",
+                "info_nce",
+                "InfoNCELoss",
+                "",
+                "van den Oord et al. 2018, arXiv 1807.03748; Radford et al. 2021 (CLIP), arXiv 2103.00020;"
+                " He et al. 2020 (MoCo), arXiv 1911.05722, equation 1",
+                extra={"negatives": None, "direction": "both"},
+                embeddings=("embeddings_a", "embeddings_b"),
             ),
         )
     }
 )
 
-FAST_ONLY_KEYWORDS: Mapping[str, object] = MappingProxyType({"validate": False})
-"""Keywords that only ``fast`` has: value checks synchronise an accelerator, so there they are asked for."""
+FAST_ONLY_KEYWORDS: Mapping[str, object] = MappingProxyType({"validate": False, "backend": "auto"})
+"""Keywords that only ``fast`` has: value checks synchronise an accelerator, so there they are asked for; and
+it has more engines than one."""

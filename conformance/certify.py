@@ -7,8 +7,8 @@ precision; it counts as proved once its enclosure lies within 2^-1076, where not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
@@ -47,12 +47,14 @@ class Expected:
         anchors: what reduction "none" gives: the counted anchors' values, in row order.
         gradient: [N, D] of the loss (of the sum of its values for reduction "none"), or None.
         gradient_left_out: why there is no gradient, or None.
+        other_gradients: the gradient by each further matrix, by its name; empty where there is none.
     """
 
     loss: float | tuple[float, ...]
     anchors: tuple[float, ...]
     gradient: npt.NDArray[np.float64] | None
     gradient_left_out: str | None
+    other_gradients: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -94,12 +96,12 @@ def undefined_anchors(case: Case) -> set[int]:
         case.loss == "nt_bxent" or case.option("denominator") == "only_negatives"
     )
     undefined = set()
-    positives = case.positives()
+    positives, members = case.positives(), case.members()
     for i in case.anchors():
         if not positives[i] and case.loss != "nt_bxent":
             nan = lonely_is_nan
         else:
-            nan = no_negative_is_nan and len(positives[i]) == case.n - 1
+            nan = no_negative_is_nan and len(positives[i]) == len(members[i])
         if nan:
             undefined.add(i)
     return undefined
@@ -177,18 +179,21 @@ def _proved(
     values = [value for value in whole if value is not None]
     if len(values) < (1 if single else len(counted)):
         return None, "the loss"
-    gradient = None
+    gradients: dict[str, npt.NDArray[np.float64]] = {}
     if found.gradient is not None:
-        gradient = np.zeros_like(case.embeddings)
-        for i, row in enumerate(found.gradient):
-            for d, entry in enumerate(row):
-                value = nearest(entry)
-                if value is None:
-                    return None, f"the gradient's entry [{i}, {d}]"
-                gradient[i, d] = value
+        for name, rows in {case.first: found.gradient, **found.other_gradients}.items():
+            gradients[name] = np.zeros((len(rows), len(rows[0])))
+            for i, row in enumerate(rows):
+                for d, entry in enumerate(row):
+                    value = nearest(entry)
+                    if value is None:
+                        by = "" if name == case.first else f" by {name}"
+                        return None, f"the gradient's entry [{i}, {d}]{by}"
+                    gradients[name][i, d] = value
     return Expected(
         loss=values[0] if single else tuple(values),
         anchors=tuple(value for value in anchors.values() if value is not None),
-        gradient=gradient,
+        gradient=gradients.pop(case.first, None),
         gradient_left_out=left_out,
+        other_gradients=gradients,
     ), ""

@@ -173,7 +173,8 @@ def list_everything(loss: Losses = None) -> None:
     console.print("[bold]losses[/]")
     for name, entry in LOSSES.items():
         if not chosen or name in chosen:
-            console.print(f"  {name}: {entry.function}(embeddings, {entry.targets}); {entry.source}", highlight=False)
+            given = ", ".join(filter(None, (*entry.embeddings, entry.targets)))
+            console.print(f"  {name}: {entry.function}({given}); {entry.source}", highlight=False)
     console.print("[bold]implementations[/]")
     for kind in ALL:
         console.print(f"  {kind.name}: {kind.title}", highlight=False)
@@ -181,7 +182,7 @@ def list_everything(loss: Losses = None) -> None:
     console.print("[bold]cases[/]")
     for found in load_cases(fixtures):
         if not chosen or found.loss in chosen:
-            console.print(f"  {found.id}: {found.loss}, {found.n} rows", highlight=False, soft_wrap=True)
+            console.print(f"  {found.id}: {found.loss}, {found.sizes()}", highlight=False, soft_wrap=True)
     if not chosen:
         console.print("[bold]figures and claims[/]")
         for fixture in fixtures:
@@ -307,7 +308,9 @@ def fixtures_check(peer: RecordedPeers = None) -> None:
 @fixtures.command("add")
 def fixtures_add(
     loss: Annotated[str, typer.Option("--loss", "-l", help="The loss; see: pairproof list.")],
-    embeddings: Annotated[str, typer.Option(help="File of [N, D]: npy, csv, or FILE.safetensors:TENSOR.")],
+    embeddings: Annotated[
+        str, typer.Option(help="File of [N, D]: npy, csv, or FILE.safetensors:TENSOR; of info_nce the first tower.")
+    ],
     identity: Annotated[str, typer.Option("--id", help="A new name: small letters, digits, hyphens.")],
     flag: Annotated[list[str], typer.Option(help="Why the case exists, a name of golden/flags.json (repeatable).")],
     note: Annotated[str, typer.Option(help="What the case shows, in a sentence.")],
@@ -316,6 +319,11 @@ def fixtures_add(
     positive_pairs: Source = None,
     positives: Source = None,
     anchors: Source = None,
+    ref_embeddings: Source = None,
+    ref_labels: Source = None,
+    self_rows: Source = None,
+    embeddings_b: Source = None,
+    negatives: Source = None,
     temperature: Annotated[str | None, typer.Option(help="Short for --set temperature=...")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, an option of the loss.")] = None,
     gradient: Annotated[bool, typer.Option(help="Prove the gradient too; takes long for large batches.")] = True,
@@ -327,6 +335,8 @@ def fixtures_add(
         pairproof fixtures add --loss supcon --embeddings z.npy --labels y.npy --id mine --flag no-positive --note ...
 
         pairproof fixtures add --loss nt_xent --embeddings z.csv --partners stacked --set reduction=sum ... --dry-run
+
+        pairproof fixtures add --loss info_nce --embeddings a.npy --embeddings-b b.npy --negatives queue.npy ...
     """
     from .authoring import Batch, add
     from .golden import dump_golden
@@ -334,7 +344,22 @@ def fixtures_add(
     chosen = _pairs(settings, "--set", "KEY=VALUE")
     if temperature is not None:
         chosen["temperature"] = temperature
-    batch = Batch(loss, identity, embeddings, labels, partners, positive_pairs, positives, anchors, chosen)
+    batch = Batch(
+        loss,
+        identity,
+        embeddings,
+        labels,
+        partners,
+        positive_pairs,
+        positives,
+        anchors,
+        chosen,
+        ref_embeddings=ref_embeddings,
+        ref_labels=ref_labels,
+        self_rows=self_rows,
+        embeddings_b=embeddings_b,
+        negatives=negatives,
+    )
     with _Bar() as bar:
         added = add(batch, flag, note, gradient=gradient, dry_run=dry_run, progress=bar)
     if dry_run:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from pairproof.reference import Terms
 
-from .cases import Case
+from .cases import Case, Matrix
 from .oracle import Truth
 from .tolerances import Bounds, accumulating, unit_roundoff
 
@@ -25,12 +24,14 @@ class Outcome:
         gradient: [N, D] by the embeddings, of the loss or of the sum of its values; None where it has none.
         anchors: every anchor's value by row, where the implementation tells.
         terms: the reference's record.
+        other_gradients: by each further float matrix of the case, by its name; empty where it has no ``gradient``.
     """
 
     values: list[float]
-    gradient: npt.NDArray[np.float64] | None = None
+    gradient: Matrix | None = None
     anchors: dict[int, float] | None = None
     terms: Terms | None = None
+    other_gradients: Mapping[str, Matrix] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,18 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
     if len(outcome.values) != len(truth.values):
         return Comparison(math.inf, f"loss: expected {len(truth.values)} values, got {len(outcome.values)}")
     if outcome.gradient is not None and truth.gradient is not None:
-        ratio, text = _gradient(truth.gradient, outcome.gradient, bounds.rows)
-        first = first or text
-        worst = max(worst, ratio)
+        right = {case.first: truth.gradient, **truth.other_gradients}
+        given = {case.first: outcome.gradient, **outcome.other_gradients}
+        rows = {case.first: bounds.rows, **bounds.other_rows}
+        for name, gradient in right.items():
+            # A batch that is contrasted with itself has one gradient, which needs no name.
+            what = "gradient" if len(right) == 1 else f"gradient of {name}"
+            if name not in given:
+                ratio, text = math.inf, f"{what}: expected shape {list(gradient.shape)}, got none"
+            else:
+                ratio, text = _gradient(what, gradient, given[name], rows[name])
+            first = first or text
+            worst = max(worst, ratio)
     return Comparison(worst, first, _ulps(truth.values, outcome.values, accumulating(dtype)))
 
 
@@ -92,11 +102,11 @@ def _ratio(expected: float, found: float, bound: float) -> float:
 
 def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterator[tuple[str, float, float, float]]:
     if outcome.terms is not None and truth.similarity is not None:
-        n = case.n
-        for i in range(n):
-            for j in range(n):
-                found = float(outcome.terms.similarity[i][j])
-                yield f"similarity of rows {i} and {j}", float(truth.similarity[i, j]), found, bounds.similarity[i, j]
+        what = "rows" if len(case.matrices) == 1 else "anchor and column"
+        for i, j in np.ndindex(*truth.similarity.shape):
+            found = float(outcome.terms.similarity[i][j])
+            allowed = float(bounds.similarity[i, j])
+            yield f"similarity of {what} {i} and {j}", float(truth.similarity[i, j]), found, allowed
         yield from _pairs(outcome.terms)
     if outcome.anchors is not None:
         for i, expected in truth.anchors.items():
@@ -122,15 +132,13 @@ def _pairs(terms: Terms) -> Iterator[tuple[str, float, float, float]]:
             yield f"numerator and denominator of pair ({i}, {j})", value, ratio, room + 16 * u * abs(value)
 
 
-def _gradient(
-    expected: npt.NDArray[np.float64], found: npt.NDArray[np.float64], rows: npt.NDArray[np.float64]
-) -> tuple[float, str]:
+def _gradient(what: str, expected: Matrix, found: Matrix, rows: Matrix) -> tuple[float, str]:
     """Worst row and whole norm, in units of their bounds; the first row beyond its own."""
     if found.shape != expected.shape:
-        return math.inf, f"gradient: expected shape {list(expected.shape)}, got {list(found.shape)}"
+        return math.inf, f"{what}: expected shape {list(expected.shape)}, got {list(found.shape)}"
     if not np.isfinite(found).all():
         row = int(np.argmin(np.isfinite(found).all(axis=1)))
-        return math.inf, f"gradient of row {row}: expected finite numbers, got {found[row].tolist()}"
+        return math.inf, f"{_of_row(what, row)}: expected finite numbers, got {found[row].tolist()}"
     errors = np.array([math.hypot(*row) for row in found - expected])
     ratios = errors / rows
     whole = math.hypot(*errors) / math.hypot(*rows)
@@ -140,7 +148,11 @@ def _gradient(
     row = int(np.argmax(ratios > 1)) if (ratios > 1).any() else int(np.argmax(ratios))
     column = int(np.argmax(np.abs(found[row] - expected[row])))
     text = (
-        f"gradient of row {row}: worst at column {column}, expected {float(expected[row, column])!r},"
+        f"{_of_row(what, row)}: worst at column {column}, expected {float(expected[row, column])!r},"
         f" got {float(found[row, column])!r}; the row's error is {_times(float(ratios[row]))}"
     )
     return worst, text
+
+
+def _of_row(what: str, row: int) -> str:
+    return f"{what} of row {row}" if what == "gradient" else f"{what}, row {row}"

@@ -28,17 +28,37 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
     anchors = case.anchors()
     if anchor is not None and anchor not in anchors:
         raise ValueError(f"anchor: expected one of {', '.join(map(str, anchors))}, got {anchor}")
-    yield f"{case.id}: {LOSSES[case.loss].function}, {case.n} rows of {case.embeddings.shape[1]} numbers"
+    columns = _columns(case)
+    yield f"{case.id}: {LOSSES[case.loss].function}, {case.sizes()}"
     options = {"temperature": case.option("temperature"), "similarity": case.option("similarity"), **case.keywords}
     yield "  " + ", ".join(f"{name} {value}" for name, value in options.items())
     for name, value in case.arguments.items():
         yield f"  {name} {value}"
+    if columns:
+        yield f"  columns: {columns}"
     for i in anchors if anchor is None else [anchor]:
         yield ""
         yield from _anchor(case, result, i)
     yield ""
     yield from _whole(case, result)
     yield "  (each printed number is rounded; the sum is not)"
+
+
+def _columns(case: Case) -> str:
+    """What the numbers of positives and negatives count, where that is not the batch itself."""
+    if case.loss == "info_nce":
+        queue = len(case.others.get("negatives", ()))
+        tower = f"0 to {case.n - 1} the rows of the other tower"
+        return f"{tower}, {case.n} to {case.n + queue - 1} the negatives" if queue else tower
+    return "the references" if "ref_embeddings" in case.others else ""
+
+
+def _name(case: Case, i: int) -> str:
+    """An anchor, and which row of which matrix it is where that is not clear."""
+    if case.loss != "info_nce":
+        return f"anchor {i}"
+    block = next(block for block in case.blocks() if block.row <= i < block.row + case.n)
+    return f"anchor {i} (row {i - block.row} of {block.left})"
 
 
 def _exp(x: float) -> float:
@@ -58,7 +78,7 @@ def _number(value: float) -> str:
 
 def _anchor(case: Case, result: Result, i: int) -> Iterator[str]:
     terms = result.terms
-    yield f"anchor {i}: positives {_rows(terms.positives[i])}; negatives {_rows(terms.negatives[i])}"
+    yield f"{_name(case, i)}: positives {_rows(terms.positives[i])}; negatives {_rows(terms.negatives[i])}"
     pairs = [pair for (a, _), pair in terms.pairs.items() if a == i]
     for pair in pairs:
         yield f"  {_pair(case, pair, float(terms.similarity[i][pair.other]))}"

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from .cases import Case
+from .cases import MATRICES, Case
 from .catalogue import LOSSES
 from .certify import BY_CHOICE, Expected, certify, undefined_anchors
 from .fixtures import FixtureError, check_manifest, fixtures_root, read_json, schema_validator, write_manifest
@@ -41,6 +41,12 @@ SCHEMAS = {
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 EXACT_INTEGERS = 2**53
 """Integers of at least this size are written as strings: many JSON readers know only float64."""
+
+TARGETS = ("labels", "positives", "partners", "positive_pairs")
+"""The arguments of which one says who is whose positive."""
+
+ARGUMENTS = (*TARGETS, "embeddings_b", "negatives", "ref_embeddings", "ref_labels", "self_rows")
+"""What stands among the arguments of a case, in this order, whether the functions take it by position or by keyword."""
 
 INPUT_FIELDS = ("id", "flags", "note", "embeddings", "arguments", "keywords")
 COMPUTED_FIELDS = ("dtypes", "expected")
@@ -68,7 +74,7 @@ class GoldenCase:
         case: the evaluation; its id is "golden/" and the stable id of the file.
         flags: why it exists, in names that ``load_flags`` explains.
         note: what it shows, in a sentence.
-        dtypes: the dtypes that hold its embeddings exactly.
+        dtypes: the dtypes that hold its embeddings and all other matrices exactly.
         expected: what it must give.
     """
 
@@ -162,7 +168,7 @@ def load_errors(root: Path | None = None) -> list[ErrorCase]:
             fail(f"{path}.id", f"{raw['id']!r} stands twice")
         seen.add(raw["id"])
         for loss in raw["losses"]:
-            known = {"embeddings", LOSSES[loss].targets, *LOSSES[loss].keywords}
+            known = {*LOSSES[loss].embeddings, LOSSES[loss].targets, *LOSSES[loss].keywords}
             for name in (*raw["changes"], raw["expected"]["argument"]):
                 if name not in known:
                     fail(path, f"{LOSSES[loss].function} has no argument {name!r}")
@@ -317,8 +323,8 @@ class _Progress:
 
 def _cost(case: Case, gradient: bool) -> int:
     pairs = sum(map(len, case.positives()))
-    sums = pairs * case.n
-    products = case.n * case.embeddings.size
+    sums = pairs * case.shape[1]
+    products = case.n * sum(matrix.size for matrix in case.matrices.values())
     return (sums + products) * (5 if gradient else 1)
 
 
@@ -373,13 +379,17 @@ def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> 
     }
     if expected.gradient_left_out is not None:
         results["gradient_left_out"] = expected.gradient_left_out
+    if expected.other_gradients:
+        results["gradients"] = {name: matrix.tolist() for name, matrix in expected.other_gradients.items()}
+    given = {name: _integers(value) for name, value in case.arguments.items()}
+    given |= {name: matrix.tolist() for name, matrix in case.others.items()}
     return {
         "id": case.id.removeprefix("golden/"),
         "flags": list(flags),
         "note": note,
         "dtypes": [dtype for dtype in DTYPES if case.holds_in(dtype)],
         "embeddings": case.embeddings.tolist(),
-        "arguments": {name: _integers(value) for name, value in case.arguments.items()},
+        "arguments": {name: given[name] for name in sorted(given, key=ARGUMENTS.index)},
         "keywords": {name: _plain(value) for name, value in case.keywords.items()},
         "expected": results,
     }
@@ -460,12 +470,21 @@ def _thinned(data: Any) -> Any:
         plain = isinstance(matrix, list) and all(isinstance(row, list) for row in matrix)
         return matrix[:1] if plain else matrix
 
+    def thin_in(fields: Any, names: Collection[str]) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {key: thin(value) if key in names else value for key, value in fields.items()}
+
     cases = []
     for raw in data["cases"]:
         if isinstance(raw, dict):
-            raw = {key: thin(value) if key == "embeddings" else value for key, value in raw.items()}
+            raw = thin_in(raw, ("embeddings",))
+            if "arguments" in raw:
+                raw["arguments"] = thin_in(raw["arguments"], MATRICES)
             if isinstance(raw.get("expected"), dict):
-                raw["expected"] = {k: thin(v) if k == "gradient" else v for k, v in raw["expected"].items()}
+                raw["expected"] = thin_in(raw["expected"], ("gradient",))
+                if "gradients" in raw["expected"]:
+                    raw["expected"]["gradients"] = thin_in(raw["expected"]["gradients"], MATRICES)
         cases.append(raw)
     return {**data, "cases": cases}
 
@@ -532,15 +551,19 @@ def _inputs(name: str, data: Any) -> list[Case]:
             fail(f"{path}.id", f"{identity!r} stands twice")
         seen.add(identity)
         embeddings = _matrix(f"{path}.embeddings", raw["embeddings"], fail)
-        if len(embeddings) < 2:
+        given = raw["arguments"] if isinstance(raw["arguments"], Mapping) else {}
+        if len(embeddings) < 2 and not any(name in given for name in MATRICES):
             fail(f"{path}.embeddings", f"expected at least 2 rows, got {len(embeddings)}")
         keywords = _keywords(f"{path}.keywords", stem, raw["keywords"], len(embeddings), fail)
-        arguments = _arguments(f"{path}.arguments", stem, raw["arguments"], len(embeddings), fail)
-        case = Case(f"golden/{identity}", stem, embeddings, arguments, keywords, why=raw["note"])
+        others = _others(f"{path}.arguments", stem, raw["arguments"], embeddings.shape, fail)
+        columns = len(others.get("ref_embeddings", embeddings))
+        arguments = _arguments(f"{path}.arguments", stem, raw["arguments"], len(embeddings), columns, fail)
+        case = Case(f"golden/{identity}", stem, embeddings, arguments, keywords, why=raw["note"], others=others)
         if case.option("similarity") == "cosine":
-            for i, row in enumerate(embeddings):
-                if not row.any():
-                    fail(f"{path}.embeddings[{i}]", "a zero vector has no cosine")
+            for where, matrix in {"embeddings": embeddings, **{f"arguments.{k}": v for k, v in others.items()}}.items():
+                for i, row in enumerate(matrix):
+                    if not row.any():
+                        fail(f"{path}.{where}[{i}]", "a zero vector has no cosine")
         cases.append(case)
     return cases
 
@@ -569,7 +592,7 @@ def _keywords(path: str, name: str, raw: Any, n: int, fail: Fail) -> dict[str, A
     keywords: dict[str, Any] = {}
     for key, value in raw.items():
         where = f"{path}.{key}"
-        if key not in loss.keywords or key == "positives":
+        if key not in loss.keywords or key in ARGUMENTS:
             fail(where, f"{loss.function} has no such keyword")
         if key in loss.choices:
             if value not in loss.choices[key]:
@@ -585,13 +608,53 @@ def _keywords(path: str, name: str, raw: Any, n: int, fail: Fail) -> dict[str, A
     return keywords
 
 
-def _arguments(path: str, name: str, raw: Any, n: int, fail: Fail) -> dict[str, Any]:
+def _others(path: str, name: str, raw: Any, shape: tuple[int, ...], fail: Fail) -> dict[str, npt.NDArray[np.float64]]:
+    """The float matrices beside the embeddings, by name."""
     loss = LOSSES[name]
-    allowed = (loss.targets, "positives") if "positives" in loss.keywords else (loss.targets,)
-    if not isinstance(raw, Mapping) or len(raw) != 1 or next(iter(raw)) not in allowed:
-        fail(path, f"expected one of {', '.join(allowed)}")
-    ((key, value),) = raw.items()
-    path = f"{path}.{key}"
+    if not isinstance(raw, Mapping):
+        fail(path, "expected an object")
+    for key in loss.embeddings[1:]:
+        if key not in raw:
+            fail(path, f"expected {key!r}, got none")
+    others: dict[str, npt.NDArray[np.float64]] = {}
+    for key in MATRICES:
+        if key not in raw:
+            continue
+        if key not in (*loss.embeddings, *loss.matrices):
+            fail(f"{path}.{key}", f"{loss.function} has no such argument")
+        others[key] = _matrix(f"{path}.{key}", raw[key], fail)
+        wanted = shape if key in loss.embeddings else (len(others[key]), shape[1])
+        if others[key].shape != wanted:
+            fail(f"{path}.{key}", f"expected shape {list(wanted)}, got {list(others[key].shape)}")
+    return others
+
+
+def _arguments(path: str, name: str, raw: Mapping[str, Any], n: int, columns: int, fail: Fail) -> dict[str, Any]:
+    """Who is whose positive, and which reference is which anchor; ``columns`` rows are contrasted with."""
+    loss = LOSSES[name]
+    allowed = [key for key in (loss.targets, "positives") if key and (key == loss.targets or key in loss.keywords)]
+    given = [key for key in raw if key in TARGETS]
+    if len(given) != (1 if allowed else 0) or any(key not in allowed for key in given):
+        fail(path, f"expected one of {', '.join(allowed)}" if allowed else f"{loss.function} takes no {given[0]}")
+    further = []
+    if "ref_embeddings" in raw:
+        further = ["ref_labels"] if given == ["labels"] else []
+        for key in further:
+            if key not in raw:
+                fail(path, f"expected {key!r} with ref_embeddings and labels, got none")
+        further.append("self_rows")
+    found: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key in MATRICES:
+            continue
+        if key not in (*given, *further):
+            fail(f"{path}.{key}", "no such argument, or nothing that it belongs to")
+        found[key] = _argument(f"{path}.{key}", key, value, n, columns, raw, fail)
+    return found
+
+
+def _argument(path: str, key: str, value: Any, n: int, columns: int, raw: Mapping[str, Any], fail: Fail) -> Any:
+    references = "ref_embeddings" in raw
     if not isinstance(value, list):
         fail(path, "expected a list")
     if key == "positive_pairs":
@@ -599,14 +662,22 @@ def _arguments(path: str, name: str, raw: Any, n: int, fail: Fail) -> dict[str, 
             good = isinstance(pair, list) and len(pair) == 2 and all(type(x) is int and 0 <= x < n for x in pair)
             if not good:
                 fail(f"{path}[{k}]", f"expected two rows in the range 0 to {n - 1}, got {pair!r}")
-        return {key: value}
-    if len(value) != n:
-        fail(path, f"expected one entry per embedding, {n}, got {len(value)}")
+        return value
+    count, what = (columns, "reference") if key == "ref_labels" else (n, "embedding")
+    if len(value) != count:
+        fail(path, f"expected one entry per {what}, {count}, got {len(value)}")
     for i, x in enumerate(value):
         where = f"{path}[{i}]"
         if key == "positives":
-            if not isinstance(x, list) or len(x) != n or any(type(entry) is not bool for entry in x):
-                fail(where, f"expected {n} booleans")
+            if not isinstance(x, list) or len(x) != columns or any(type(entry) is not bool for entry in x):
+                fail(where, f"expected {columns} booleans")
+        elif key == "self_rows":
+            if type(x) is not int or not -1 <= x < columns:
+                fail(where, f"expected a row in the range -1 to {columns - 1}, got {x!r}")
+        elif key == "partners" and references:
+            own = raw.get("self_rows", [-1] * n)
+            if type(x) is not int or not 0 <= x < columns or (isinstance(own, list) and own[i : i + 1] == [x]):
+                fail(where, f"{x!r} is out of range, or the row itself")
         elif key == "partners":
             if type(x) is not int or not 0 <= x < n or x == i or value[x] != i:
                 fail(where, f"{x!r} is out of range, the row itself, or not mutual")
@@ -616,7 +687,7 @@ def _arguments(path: str, name: str, raw: Any, n: int, fail: Fail) -> dict[str, 
                 fail(where, f"expected the digits of an int64 of 2^53 or beyond, got {x!r}")
         elif type(x) is not int or abs(x) >= EXACT_INTEGERS:
             fail(where, f"expected an integer below 2^53 or its digits in a string, got {x!r}")
-    return {key: [int(x) for x in value] if key == "labels" else value}
+    return [int(x) for x in value] if key.endswith("labels") else value
 
 
 def _expected(path: str, case: Case, raw: Mapping[str, Any], fail: Fail) -> Expected:
@@ -645,12 +716,25 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any], fail: Fail) -> Expe
     left_out = raw.get("gradient_left_out")
     if (raw["gradient"] is None) != (left_out is not None):
         fail(f"{path}.gradient", "expected a gradient, or null and gradient_left_out with the reason")
-    gradient = None
+    gradients: dict[str, npt.NDArray[np.float64]] = {}
     if raw["gradient"] is not None:
-        gradient = _matrix(f"{path}.gradient", raw["gradient"], fail)
-        if gradient.shape != case.embeddings.shape:
-            fail(f"{path}.gradient", f"expected shape {list(case.embeddings.shape)}, got {list(gradient.shape)}")
-    return Expected(loss, values(f"{path}.anchors", raw["anchors"]), gradient, left_out)
+        by_others = raw.get("gradients", {})
+        if set(by_others) != set(case.others):
+            named = ", ".join(case.others) or "nothing"
+            fail(f"{path}.gradients", f"expected the gradients by {named}, got {', '.join(by_others) or 'none'}")
+        for where, name in {"gradient": case.first, **{f"gradients.{name}": name for name in case.others}}.items():
+            stored = raw["gradient"] if name == case.first else by_others[name]
+            gradients[name] = _matrix(f"{path}.{where}", stored, fail)
+            shape = case.matrices[name].shape
+            if gradients[name].shape != shape:
+                fail(f"{path}.{where}", f"expected shape {list(shape)}, got {list(gradients[name].shape)}")
+    return Expected(
+        loss=loss,
+        anchors=values(f"{path}.anchors", raw["anchors"]),
+        gradient=gradients.pop(case.first, None),
+        gradient_left_out=left_out,
+        other_gradients=gradients,
+    )
 
 
 def _typed(path: str, value: Mapping[str, Any], fail: Fail) -> Any:

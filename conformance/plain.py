@@ -8,6 +8,7 @@ place, for the plain one is sometimes exact by luck). The rule scales with the p
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -25,13 +26,12 @@ def plain_outcome(case: Case, dtype: str) -> Outcome:
         case: the case.
         dtype: of the inputs and of the gradient; halves accumulate in float32.
     """
-    embeddings = torch.tensor(case.embeddings).to(getattr(torch, dtype)).requires_grad_()
-    z = embeddings if dtype == "float64" else embeddings.float()
+    given = {
+        name: torch.tensor(matrix).to(getattr(torch, dtype)).requires_grad_() for name, matrix in case.matrices.items()
+    }
     temperature = float(case.option("temperature"))
-    if case.option("similarity") == "cosine":
-        z = z / z.norm(dim=1, keepdim=True)
-    s = z @ z.T / temperature
-    each = _anchors(case, s)
+    s = _similarities(case, given if dtype == "float64" else {name: z.float() for name, z in given.items()})
+    each = _anchors(case, s / temperature)
     base = case.option("base_temperature")
     if base is not None:
         each = each * (temperature / base)
@@ -45,19 +45,33 @@ def plain_outcome(case: Case, dtype: str) -> Outcome:
         loss = (values * sizes).sum() / sizes.sum().clamp(min=1)
     else:
         loss = values.sum() if reduction == "sum" else values
-    (gradient,) = torch.autograd.grad(loss.sum(), embeddings)
+    gradients = dict(zip(given, torch.autograd.grad(loss.sum(), list(given.values())), strict=True))
+    gradient = gradients.pop(case.first)
     return Outcome(
         values=loss.detach().double().reshape(-1).tolist(),
         gradient=gradient.double().numpy(),
         anchors=dict(zip(counted, values.detach().double().tolist(), strict=True)),
+        other_gradients={name: found.double().numpy() for name, found in gradients.items()},
     )
+
+
+def _similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The similarities, of the case's shape."""
+    if case.option("similarity") == "cosine":
+        given = {name: z / z.norm(dim=1, keepdim=True) for name, z in given.items()}
+    bands: dict[int, list[torch.Tensor]] = {}
+    for block in case.blocks():
+        bands.setdefault(block.row, []).append(given[block.left] @ given[block.right].T)
+    return torch.cat([torch.cat(parts, dim=1) for parts in bands.values()])
 
 
 def _anchors(case: Case, s: torch.Tensor) -> torch.Tensor:
     """Every row's value; 0 where it has nothing to sum."""
-    own = torch.eye(case.n, dtype=torch.bool)
-    positive = torch.tensor(case.positive_mask()) & ~own
-    negative = ~positive & ~own
+    member = torch.zeros(case.shape, dtype=torch.bool)
+    for i, columns in enumerate(case.members()):
+        member[i, columns] = True
+    positive = torch.tensor(case.positive_mask()) & member
+    negative = ~positive & member
     count = positive.sum(dim=1).to(s.dtype)
     nothing = torch.zeros_like(s)
 
@@ -73,11 +87,11 @@ def _anchors(case: Case, s: torch.Tensor) -> torch.Tensor:
         return attract + F.softplus(s).where(negative, nothing).sum(dim=1) / negative.sum(dim=1).clamp(min=1)
     if case.loss == "supcon_epsilon":
         e = torch.exp(s - s.max(dim=1, keepdim=True)[0]) + EPSILON
-        ratio = torch.log(e.where(~own, nothing).sum(dim=1, keepdim=True)) - torch.log(e)
+        ratio = torch.log(e.where(member, nothing).sum(dim=1, keepdim=True)) - torch.log(e)
         return ratio.where(positive, nothing).sum(dim=1) / (count + EPSILON)
     denominator = case.option("denominator") or ("one_positive" if case.loss == "nt_xent_pairwise" else "all")
     if denominator == "all":
-        log_denominator = over(~own).expand_as(s)
+        log_denominator = over(member).expand_as(s)
     elif denominator == "one_positive":
         some = negative.any(dim=1, keepdim=True)
         log_denominator = torch.where(some, torch.logaddexp(s, over(negative)), s)

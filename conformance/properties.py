@@ -57,6 +57,10 @@ HOT = 2.0**30
 LABELLED = ("supcon", "supcon_in", "nt_xent_pairwise", "supcon_epsilon")
 """The losses that take labels or a mask of positives."""
 
+WITHIN = tuple(name for name, loss in LOSSES.items() if loss.embeddings == ("embeddings",))
+"""The losses of one batch, whose rows are anchors and columns at once: they alone have views, subsets of anchors,
+positives to choose and policies for what is missing."""
+
 COINCIDENT = ("supcon", "supcon_in", "nt_xent", "nt_xent_pairwise")
 """The losses that are one where every anchor has one positive."""
 
@@ -233,30 +237,43 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
 
     def drawn(draw: Callable[[Any], Any]) -> Case:
         even = loss == "nt_xent" or kind in ("views", "paired")
-        n = 2 * draw(st.integers(1, 3)) if even else draw(st.integers(2, 6))
+        n = 2 * draw(st.integers(1, 3)) if even else draw(st.integers(2, 6) if loss in WITHIN else st.integers(1, 4))
+        more = {}
+        if loss not in WITHIN:
+            more = {"embeddings_b": n}
+            if draw(st.booleans()):
+                more["negatives"] = draw(st.integers(1, 3))
+        total = n + sum(more.values())
         dim = draw(st.integers(1, 3))
         keywords = {name: draw(st.sampled_from(values)) for name, values in catalogue.choices.items()}
         cosine = fixed.get("similarity", keywords["similarity"]) == "cosine"
         temperatures = (0.5, 0.07, 0.1, 1.0, 2.0) if cosine else (1.0, 0.5, 10.0, 64.0)
         keywords["temperature"] = draw(st.sampled_from(temperatures))
         keywords["base_temperature"] = draw(st.sampled_from((None, 0.07, 0.5)))
-        keywords["anchors"] = draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n))
+        if "anchors" in catalogue.keywords:
+            keywords["anchors"] = draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n))
         keywords |= {name: value for name, value in fixed.items() if name in catalogue.keywords}
 
-        entries = draw(st.lists(st.integers(-15, 15), min_size=n * dim, max_size=n * dim))
-        rows = np.array(entries, dtype=np.float64).reshape(n, dim)
+        entries = draw(st.lists(st.integers(-15, 15), min_size=total * dim, max_size=total * dim))
+        rows = np.array(entries, dtype=np.float64).reshape(total, dim)
         if cosine:
             rows[~rows.any(axis=1), 0] = 1.0
         sizes = (
-            st.lists(st.integers(-6, 6), min_size=n, max_size=n) if cosine else st.integers(-4, -2).map(lambda k: [k])
+            st.lists(st.integers(-6, 6), min_size=total, max_size=total)
+            if cosine
+            else st.integers(-4, -2).map(lambda k: [k])
         )
         rows = np.ldexp(rows, np.array(draw(sizes))[:, None])
-        arguments = {catalogue.targets: _targets(draw, st, catalogue.targets, kind, n)}
+        arguments = {}
+        if catalogue.targets:
+            arguments[catalogue.targets] = _targets(draw, st, catalogue.targets, kind, n)
         if kind == "any" and "positives" in catalogue.keywords and draw(st.booleans()):
             line = st.lists(st.booleans(), min_size=n, max_size=n)
             arguments = {"positives": draw(st.lists(line, min_size=n, max_size=n))}
         changed = {name: value for name, value in keywords.items() if value != catalogue.keywords[name]}
-        return Case(f"drawn/{loss}", loss, rows, arguments, changed)
+        ends = np.cumsum([n, *more.values()])[:-1]
+        others = dict(zip(more, np.split(rows, ends)[1:], strict=True))
+        return Case(f"drawn/{loss}", loss, rows[:n], arguments, changed, others=others)
 
     strategy: SearchStrategy[Case] = st.composite(drawn)()
     return strategy
@@ -316,7 +333,9 @@ def _as_input(case: Case) -> str:
     return json.dumps(
         {
             "embeddings": case.embeddings.tolist(),
-            "arguments": {name: np.asarray(value).tolist() for name, value in case.arguments.items()},
+            "arguments": {
+                name: np.asarray(value).tolist() for name, value in {**case.arguments, **case.others}.items()
+            },
             "keywords": dict(case.keywords),
         }
     )
@@ -324,13 +343,17 @@ def _as_input(case: Case) -> str:
 
 @dataclass(frozen=True)
 class _Found:
-    """A subject's results on a case, and how far each may be off."""
+    """A subject's results on a case, and how far each may be off.
+
+    ``gradient`` has the rows of every matrix, one matrix after the other, as ``_rows`` has; ``rows`` bounds them.
+    """
 
     case: Case
     values: list[float]
     anchors: dict[int, float]
     gradient: Matrix | None
     bounds: Bounds
+    rows: Matrix
 
 
 @lru_cache(maxsize=64)
@@ -360,13 +383,30 @@ def _ask(subject: Subject, case: Case, **changed: Any) -> _Found:
     if many and not anchors:
         anchors = dict(zip(case.counted(), outcome.values, strict=True))
     defined = true.gradient is not None and not (case.loss == "supcon_epsilon" and maximum_is_tied(case))
+    gradient = None
+    if defined and outcome.gradient is not None:
+        gradient = np.concatenate([outcome.gradient, *(outcome.other_gradients[name] for name in case.others)])
+    allowed = bounds(case, true, subject.dtype)
     return _Found(
         case=case,
         values=outcome.values,
         anchors=anchors,
-        gradient=outcome.gradient if defined else None,
-        bounds=bounds(case, true, subject.dtype),
+        gradient=gradient,
+        bounds=allowed,
+        rows=np.concatenate([allowed.rows, *(allowed.other_rows[name] for name in case.others)]),
     )
+
+
+def _rows(case: Case) -> Matrix:
+    """The rows of every matrix that goes in, one matrix after the other."""
+    return np.concatenate(list(case.matrices.values()))
+
+
+def _with_rows(case: Case, rows: Matrix) -> Case:
+    """The case with other rows, as ``_rows`` has them."""
+    ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]
+    embeddings, *others = np.split(rows, ends)
+    return replace(case, embeddings=embeddings, others=dict(zip(case.others, others, strict=True)))
 
 
 def _with(case: Case, **changed: Any) -> Case:
@@ -399,6 +439,7 @@ def _agree(
     second: _Found,
     *,
     order: Sequence[int] | None = None,
+    anchors: Sequence[int] | None = None,
     factor: float = 1.0,
     pull: Callable[[Matrix], Matrix] = lambda gradient: gradient,
     stretch: Matrix | float = 1.0,
@@ -408,13 +449,14 @@ def _agree(
     Args:
         first: results on a case.
         second: results on its relative, whose row k is the case's row ``order[k]``.
-        order: the case's own order by default.
+        order: the case's own order by default; of the rows of every matrix.
+        anchors: the same of the anchors alone; by default ``order``, where one batch is all that goes in.
         factor: of the second loss.
         pull: brings the second gradient back to the case's coordinates, and lengthens no row more than ``stretch``.
         stretch: by row of the second case.
     """
-    rows = list(range(first.case.n)) if order is None else list(order)
-    for k, i in enumerate(rows):
+    rows = list(range(len(first.rows))) if order is None else list(order)
+    for k, i in enumerate(rows if anchors is None else anchors):
         if i in first.anchors and k in second.anchors:
             tolerance = first.bounds.anchors[i] + factor * second.bounds.anchors[k]
             _near(f"anchor {i}", first.anchors[i], factor * second.anchors[k], tolerance)
@@ -422,7 +464,7 @@ def _agree(
         tolerance = first.bounds.values[0] + factor * second.bounds.values[0]
         _near("loss", first.values[0], factor * second.values[0], tolerance)
     if first.gradient is not None and second.gradient is not None:
-        tolerances = first.bounds.rows[rows] + factor * stretch * second.bounds.rows
+        tolerances = first.rows[rows] + factor * stretch * second.rows
         _near_rows("gradient", first.gradient[rows], factor * pull(second.gradient), tolerances)
 
 
@@ -470,8 +512,16 @@ def _property(
 
 @_property("permutation", "rows in another order: anchors and gradient move along, mean and sum stay")
 def _permutation(subject: Subject, case: Case) -> None:
-    order = _chance(case).sample(range(case.n), case.n)
-    _agree(_ask(subject, case), _ask(subject, _reordered(case, order)), order=order)
+    chance = _chance(case)
+    order = chance.sample(range(case.n), case.n)
+    if case.loss in WITHIN:
+        _agree(_ask(subject, case), _ask(subject, _reordered(case, order)), order=order)
+        return
+    # Pairs stay pairs: both towers are reordered alike, and the negatives for themselves.
+    queue = range(2 * case.n, len(_rows(case)))
+    rows = [*order, *(case.n + i for i in order), *chance.sample(queue, len(queue))]
+    anchors = [side * case.n + i for side in range(case.shape[0] // case.n) for i in order]
+    _agree(_ask(subject, case), _ask(subject, _with_rows(case, _rows(case)[rows])), order=rows, anchors=anchors)
 
 
 @_property("relabelling", "only the equality of labels counts, and their mask says the same", LABELLED, "labelled")
@@ -496,7 +546,7 @@ def _rotation(subject: Subject, case: Case) -> None:
         length, turn = 5.0, 5 * np.eye(dim)
         turn[:2, :2] = [[3, -4], [4, 3]]
         matrix = matrix @ turn
-    turned = replace(case, embeddings=case.embeddings @ matrix)
+    turned = _with_rows(case, _rows(case) @ matrix)
     if case.option("similarity") == "dot":
         turned = _hotter(turned, length**2)
     _agree(
@@ -510,8 +560,9 @@ def _rotation(subject: Subject, case: Case) -> None:
 @_property("scale", "cosine: no row's length counts; dot: double rows at the fourfold temperature cost the same")
 def _scale(subject: Subject, case: Case) -> None:
     cosine = case.option("similarity") == "cosine"
-    factors = np.array([_chance(case).choice((0.25, 0.5, 2.0, 3.0, 5.0)) for _ in range(case.n)] if cosine else [2.0])
-    scaled = replace(case, embeddings=case.embeddings * factors[:, None])
+    chance, rows = _chance(case), _rows(case)
+    factors = np.array([chance.choice((0.25, 0.5, 2.0, 3.0, 5.0)) for _ in rows] if cosine else [2.0])
+    scaled = _with_rows(case, rows * factors[:, None])
     _agree(
         _ask(subject, case),
         _ask(subject, scaled if cosine else _hotter(scaled, 4)),
@@ -535,7 +586,7 @@ def _hotter(case: Case, factor: float) -> Case:
     )
 
 
-@_property("view order", "two views interleaved give what they give stacked", kind="views")
+@_property("view order", "two views interleaved give what they give stacked", WITHIN, "views")
 def _view_order(subject: Subject, case: Case) -> None:
     half = case.n // 2
     order = [row for item in range(half) for row in (item, half + item)]
@@ -548,7 +599,8 @@ def _view_order(subject: Subject, case: Case) -> None:
 @_property(
     "directions",
     "two views swapped give the same loss, and what each view costs as anchors adds up to the whole",
-    kind="views",
+    WITHIN,
+    "views",
     anchors=None,
 )
 def _directions(subject: Subject, case: Case) -> None:
@@ -563,25 +615,45 @@ def _directions(subject: Subject, case: Case) -> None:
     _adds_up(whole, (there, back), (list(range(case.n)), order))
 
 
+@_property(
+    "towers",
+    "towers changed about give the same with the direction turned round, and both directions add up to the whole",
+    ("info_nce",),
+)
+def _towers(subject: Subject, case: Case) -> None:
+    n, queue = case.n, range(2 * case.n, len(_rows(case)))
+    order = [*range(n, 2 * n), *range(n), *queue]
+    turned = {"both": "both", "a_to_b": "b_to_a", "b_to_a": "a_to_b"}
+    swapped = _with(_with_rows(case, _rows(case)[order]), direction=turned[case.option("direction")])
+    anchors = order[: 2 * n] if case.option("direction") == "both" else range(n)
+    _agree(_ask(subject, case), _ask(subject, swapped), order=order, anchors=anchors)
+    whole, *parts = (_ask(subject, case, reduction="sum", direction=direction) for direction in turned)
+    _adds_up(whole, parts, [range(len(order))] * 2)
+
+
 def _adds_up(whole: _Found, parts: Sequence[_Found], orders: Sequence[Sequence[int]]) -> None:
     """Hold the sum of some sums against the whole; row k of a part is the whole's row ``order[k]``."""
     tolerance = whole.bounds.values[0] + sum(part.bounds.values[0] for part in parts)
     _near("sum", whole.values[0], sum(part.values[0] for part in parts), tolerance)
-    gradient, tolerances = np.zeros_like(whole.case.embeddings), whole.bounds.rows.copy()
+    gradient, tolerances = np.zeros_like(_rows(whole.case)), whole.rows.copy()
     for part, order in zip(parts, orders, strict=True):
         if part.gradient is None or whole.gradient is None:
             return
         gradient[list(order)] += part.gradient
-        tolerances[list(order)] += part.bounds.rows
+        tolerances[list(order)] += part.rows
     assert whole.gradient is not None
     _near_rows("gradient of the sum", whole.gradient, gradient, tolerances)
 
 
 @_property(
-    "subset of anchors", "an anchor costs the same whoever else is one, and sums over parts add up", anchors=None
+    "subset of anchors",
+    "an anchor costs the same whoever else is one, and sums over parts add up",
+    WITHIN,
+    anchors=None,
 )
 def _subset(subject: Subject, case: Case) -> None:
-    chosen = [_chance(case).random() < 0.5 for _ in range(case.n)]
+    chance = _chance(case)
+    chosen = [chance.random() < 0.5 for _ in range(case.n)]
     chosen[0] = not all(chosen)
     whole = _ask(subject, case, reduction="sum")
     parts = [_ask(subject, case, reduction="sum", anchors=[x == side for x in chosen]) for side in (True, False)]
@@ -598,9 +670,9 @@ def _orthogonal(subject: Subject, case: Case) -> None:
     found = _ask(subject, case)
     if found.gradient is None:
         return
-    for i, (gradient, row) in enumerate(zip(found.gradient, case.embeddings, strict=True)):
+    for i, (gradient, row) in enumerate(zip(found.gradient, _rows(case), strict=True)):
         along = float(gradient @ row) / math.hypot(*row)
-        _near(f"gradient of row {i} along the row", 0.0, along, float(found.bounds.rows[i]))
+        _near(f"gradient of row {i} along the row", 0.0, along, float(found.rows[i]))
 
 
 @_property("no torque", "all rows turned together change nothing, so rows transposed times gradient is symmetric")
@@ -608,9 +680,9 @@ def _torque(subject: Subject, case: Case) -> None:
     found = _ask(subject, case)
     if found.gradient is None:
         return
-    products = case.embeddings.T @ found.gradient
-    lengths = np.array([math.hypot(*row) for row in case.embeddings])
-    tolerance = 2 * float(lengths @ found.bounds.rows)
+    products = _rows(case).T @ found.gradient
+    lengths = np.array([math.hypot(*row) for row in _rows(case)])
+    tolerance = 2 * float(lengths @ found.rows)
     for i, k in zip(*np.triu_indices(len(products), 1), strict=True):
         _near(f"coordinates {i} and {k}", float(products[i, k]), float(products[k, i]), tolerance)
 
@@ -618,19 +690,19 @@ def _torque(subject: Subject, case: Case) -> None:
 @_property("identical rows", "equal logits have a known loss: ln(N - 1) where the denominator is all others")
 def _identical(subject: Subject, case: Case) -> None:
     row = case.embeddings[0]
-    same = _with(replace(case, embeddings=np.tile(row, (case.n, 1))), base_temperature=None)
+    same = _with(_with_rows(case, np.tile(row, (len(_rows(case)), 1))), base_temperature=None)
     logit = (1.0 if case.option("similarity") == "cosine" else float(row @ row)) / float(case.option("temperature"))
     found = _ask(subject, same)
     # The closed form is itself rounded, by a few units of what it adds up.
     _matches(found, logit, 4 * 2.0**-53 * (1 + logit))
     if found.gradient is not None and case.option("similarity") == "cosine":
-        _near_rows("gradient", np.zeros_like(found.gradient), found.gradient, found.bounds.rows)
+        _near_rows("gradient", np.zeros_like(found.gradient), found.gradient, found.rows)
 
 
 @_property("hot", "as the temperature grows every logit goes to 0: the loss goes to that of equal logits")
 def _hot(subject: Subject, case: Case) -> None:
     found = _ask(subject, case, temperature=HOT, base_temperature=None)
-    lengths = np.ones(case.n) if case.option("similarity") == "cosine" else np.linalg.norm(case.embeddings, axis=1)
+    lengths = np.ones(1) if case.option("similarity") == "cosine" else np.linalg.norm(_rows(case), axis=1)
     # Logits of at most S in size move each ratio of exponentials by a factor within e^(2S), each softplus by S.
     _matches(found, 0.0, 2 * float(lengths.max()) ** 2 / HOT + 4 * 2.0**-53)
 
@@ -653,13 +725,14 @@ def _matches(found: _Found, logit: float, slack: float) -> None:
     for weight, i in zip(weights, counted, strict=True):
         total, size = total + weight * anchors[i], size + weight * (1 + abs(anchors[i]))
     divisor = 1 if reduction == "sum" else max(sum(weights), 1)
-    _near("loss", total / divisor, found.values[0], found.bounds.values[0] + case.n * slack * size / divisor)
+    _near("loss", total / divisor, found.values[0], found.bounds.values[0] + case.shape[0] * slack * size / divisor)
 
 
 def _of_equal_logits(case: Case, i: int, logit: float) -> float:
     """An anchor's loss where every logit is the same; the diagonal's too."""
     positive = len(case.positives()[i])
-    negative = case.n - 1 - positive
+    others = len(case.members()[i])
+    negative = others - positive
     if case.loss == "nt_bxent":
         if not negative and case.option("no_negative") == "nan":
             return math.nan
@@ -668,11 +741,11 @@ def _of_equal_logits(case: Case, i: int, logit: float) -> float:
     if not positive:
         return math.nan if case.option("no_positive") == "nan" else 0.0
     if case.loss == "supcon_epsilon":
-        return positive * math.log(case.n - 1) / (positive + EPSILON)
+        return positive * math.log(others) / (positive + EPSILON)
     denominator = case.option("denominator") or ("one_positive" if case.loss == "nt_xent_pairwise" else "all")
     if denominator == "only_negatives" and not negative:
         return math.nan if case.option("no_negative") == "nan" else 0.0
-    return math.log({"all": case.n - 1, "one_positive": negative + 1, "only_negatives": negative}[denominator])
+    return math.log({"all": others, "one_positive": negative + 1, "only_negatives": negative}[denominator])
 
 
 @_property(
@@ -752,7 +825,9 @@ def _order(subject: Subject, case: Case) -> None:
                     raise _Broken(f"anchor {i}: expected {names}, got {low.anchors[i]!r} and {high.anchors[i]!r}")
 
 
-@_property("duplicates", "two equal rows that are each other's positives and share all others cost and learn the same")
+@_property(
+    "duplicates", "two equal rows that are each other's positives and share all others cost and learn the same", WITHIN
+)
 def _duplicates(subject: Subject, case: Case) -> None:
     first, second = _chance(case).sample(range(case.n), 2)
     mask = np.array(case.positive_mask())
@@ -781,7 +856,7 @@ def _duplicates(subject: Subject, case: Case) -> None:
     if found.gradient is not None:
         what = f"gradients of rows {first} and {second}"
         rows = found.gradient[pair]
-        _near_rows(what, rows[:1], rows[1:], np.array([sum(found.bounds.rows[pair])]))
+        _near_rows(what, rows[:1], rows[1:], np.array([sum(found.rows[pair])]))
 
 
 @_property(
@@ -806,13 +881,13 @@ def _reductions(subject: Subject, case: Case) -> None:
     each = _ask(subject, case, reduction="none")
     total = _ask(subject, case, reduction="sum")
     mean = _ask(subject, case, reduction="mean")
-    sizes = 2.0**-53 * case.n * sum(abs(v) for v in each.values)
+    sizes = 2.0**-53 * case.shape[0] * sum(abs(v) for v in each.values)
     _near("sum", sum(each.values), total.values[0], sum(each.bounds.values) + total.bounds.values[0] + sizes)
     number = max(len(case.counted()), 1)
     _near("mean", total.values[0] / number, mean.values[0], total.bounds.values[0] / number + mean.bounds.values[0])
     if each.gradient is not None and total.gradient is not None and mean.gradient is not None:
-        _near_rows("gradient of the sum", each.gradient, total.gradient, each.bounds.rows + total.bounds.rows)
-        tolerances = total.bounds.rows / number + mean.bounds.rows
+        _near_rows("gradient of the sum", each.gradient, total.gradient, each.rows + total.rows)
+        tolerances = total.rows / number + mean.rows
         _near_rows("gradient of the mean", total.gradient / number, mean.gradient, tolerances)
     if "mean_pairs" in LOSSES[case.loss].choices["reduction"]:
         counted, positives = case.counted(), case.positives()
@@ -831,7 +906,9 @@ def _base_temperature(subject: Subject, case: Case) -> None:
     _agree(based, _ask(subject, case, base_temperature=None), factor=temperature / base)
 
 
-@_property("policies", "a policy decides what anchors without positives or without negatives add, and touches no other")
+@_property(
+    "policies", "a policy decides what anchors without positives or without negatives add, and touches no other", WITHIN
+)
 def _policies(subject: Subject, case: Case) -> None:
     positives = case.positives()
     anchors = case.anchors()

@@ -28,7 +28,7 @@ from .oracle import Truth, stored_truth, truth
 from .peers import ALL, Implementation, Unavailable
 from .plain import plain_outcome
 from .results import BAD, Check, Status, tally
-from .tolerances import bounds, held_to
+from .tolerances import Bounds, bounds, held_to
 from .worked import Judgement, judge
 
 EXPECTED = "expected.json"
@@ -176,6 +176,25 @@ Work = tuple[Case, GoldenCase | None]
 Judged = tuple[list[Check], set[tuple[str, str]]]
 
 
+@dataclass
+class _Yardstick:
+    """What implementations are held to on one case: computed once for each dtype, whoever asks."""
+
+    case: Case
+    true: Truth
+    known: dict[tuple[str, bool], Bounds] = field(default_factory=dict)
+
+    def bounds(self, dtype: str, *, plain: bool) -> Bounds:
+        """The bounds in a dtype, if ``plain`` drawn in to twice what the straightforward implementation attains."""
+        if (dtype, plain) not in self.known:
+            if plain:
+                found = held_to(self.bounds(dtype, plain=False), self.true, plain_outcome(self.case, dtype))
+            else:
+                found = bounds(self.case, self.true, dtype)
+            self.known[dtype, plain] = found
+        return self.known[dtype, plain]
+
+
 class _Judge:
     """Judges one case at a time; what it needs is inherited by the processes that share the cases."""
 
@@ -197,7 +216,8 @@ class _Judge:
             ], set()
         used: set[tuple[str, str]] = set()
         flags = golden.flags if golden else ()
-        checks = [c for i in cls.implementations for c in _check(i, case, true, cls.selection, used)]
+        yardstick = _Yardstick(case, true)
+        checks = [c for i in cls.implementations for c in _check(i, yardstick, cls.selection, used)]
         return [replace(check, flags=flags) for check in checks], used
 
 
@@ -316,9 +336,9 @@ def _figure_check(fixture: WorkedFixture, judgement: Judgement) -> Check:
 
 
 def _check(
-    implementation: Implementation, case: Case, true: Truth, selection: Selection, used: set[tuple[str, str]]
+    implementation: Implementation, yardstick: _Yardstick, selection: Selection, used: set[tuple[str, str]]
 ) -> Iterator[Check]:
-    name = implementation.name
+    name, case, true = implementation.name, yardstick.case, yardstick.true
     refusal = implementation.refuses(case)
     if refusal:
         yield Check("case", name, case.loss, case.id, "", Status.SKIPPED, refusal)
@@ -336,9 +356,7 @@ def _check(
         used.update((name, d.name) for d in declared)
         try:
             outcome = implementation.evaluate(case, dtype)
-            allowed = bounds(case, true, dtype)
-            if implementation.held_to_plain:
-                allowed = held_to(allowed, true, plain_outcome(case, dtype))
+            allowed = yardstick.bounds(dtype, plain=implementation.held_to_plain)
             comparison = compare(case, true, outcome, allowed, dtype)
         except Exception as error:  # a crash of outside code is a result, not the end of the run
             message = f"{type(error).__name__}: {error}".splitlines()[0]

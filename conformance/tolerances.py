@@ -20,6 +20,11 @@ subtracts them: its own operations are rounded relative to that.
 weight is a softmax entry minus a share of 1/|P|: exponentials amplify a logit's error by 1/temperature, and the
 difference keeps an absolute error of one unit of the share. The bound sums both over the row.
 
+Between two matrices (references in place of the batch, two towers, a queue) the same is said of each: an anchor's row
+is a sum over its pairs of weights times the rows on the other side, and so is the row of a reference or a negative,
+over the anchors that are contrasted with it. A weight's error is amplified by its anchor's logits, and a share falls
+on the anchor's own positives alone; a matrix that is on both sides (a tower, in both directions) has the sum of both.
+
 Peers are held to these bounds. ``fast`` is held to more: never worse than twice what the straightforward torch
 implementation (``plain.py``) attains in the same dtype, with a floor of a few units in the last place. ``pairproof
 verify`` prints how the ratios of error to bound are distributed, so that slack is visible.
@@ -28,15 +33,15 @@ verify`` prints how the ratios of error to bound are distributed, so that slack 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from pairproof.reference.supcon import EPSILON
 
-from .cases import SIGNIFICAND, Case
+from .cases import SIGNIFICAND, Case, Matrix
 from .oracle import Truth
 
 if TYPE_CHECKING:
@@ -56,6 +61,8 @@ FLOOR_ULPS = 4.0
 
 SMALLEST_SUBNORMAL = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
+SMALLEST_NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126}
+
 
 def unit_roundoff(dtype: str) -> float:
     """Half the distance from 1 to the next number of the dtype."""
@@ -72,14 +79,16 @@ class Bounds:
     """How far each quantity may be off: one number per value, anchor and row of the gradient.
 
     ``rows`` bounds the Euclidean norm of each row's error; the norm of the whole error is bounded by the norm of
-    ``rows``. ``share_of_floor`` is how much of each bound no luck takes away; see ``held_to``.
+    ``rows``; ``other_rows`` says the same of each further matrix. ``share_of_floor`` is how much of each bound no luck
+    takes away; see ``held_to``.
     """
 
     values: list[float]
     anchors: dict[int, float]
-    rows: npt.NDArray[np.float64]
+    rows: Matrix
     share_of_floor: float
-    similarity: npt.NDArray[np.float64]
+    similarity: Matrix
+    other_rows: Mapping[str, Matrix] = field(default_factory=dict)
 
 
 def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
@@ -97,13 +106,11 @@ def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
 def _bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     u = unit_roundoff(accumulating(dtype))
     tiny = SMALLEST_SUBNORMAL[accumulating(dtype)]
-    z = np.abs(case.embeddings)
-    n, dim = z.shape
+    dim = case.embeddings.shape[1]
     temperature = float(case.option("temperature"))
     cosine = case.option("similarity") == "cosine"
-    norms = np.array([math.hypot(*row) for row in z])
-    products = np.ones((n, n)) if cosine else z @ z.T
-    per_similarity = u * (SIMILARITY_ULPS + math.sqrt(dim)) * products
+    sizes = _products(case)
+    per_similarity = u * (SIMILARITY_ULPS + math.sqrt(dim)) * sizes
 
     base = case.option("base_temperature")
     scale = 1.0 if base is None else temperature / base
@@ -122,21 +129,74 @@ def _bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     else:
         values = [of_value(truth.loss, inherited, len(anchors) / divisor)]
 
-    lengths = np.ones(n) if cosine else norms
-    weights = np.abs(truth.weights) + np.abs(truth.weights).T
     share = scale / (temperature * divisor)
+    amplified = GRADIENT_ULPS + (SIMILARITY_ULPS + math.sqrt(dim)) * sizes.max(axis=1) / temperature
+    if len(case.matrices) == 1:
+        sums = _in_a_batch(case, truth, share, amplified)
+    else:
+        sums = _between_matrices(case, truth, share, amplified, SMALLEST_NORMAL[accumulating(dtype)] / u)
+    gradients = {case.first: truth.gradient, **truth.other_gradients}
+    rows = {name: u * found for name, found in sums.items()}
+    for name, matrix in case.matrices.items():
+        if cosine:
+            rows[name] = rows[name] / _norms(matrix)
+        gradient = gradients.get(name)
+        if gradient is not None:
+            # One rounding to the returned dtype, entry by entry.
+            rounding = unit_roundoff(dtype) * np.linalg.norm(gradient, axis=1)
+            rows[name] = rows[name] + rounding + SMALLEST_SUBNORMAL[dtype] * math.sqrt(dim)
+    share = FLOOR_ULPS / (SIMILARITY_ULPS + math.sqrt(dim))
+    return Bounds(values, anchor_bounds, rows.pop(case.first), min(share, 1.0), per_similarity, rows)
+
+
+def _norms(matrix: Matrix) -> Matrix:
+    return np.array([math.hypot(*row) for row in matrix])
+
+
+def _products(case: Case) -> Matrix:
+    """The sums of absolute products of which the similarities are made; 1 under cosine."""
+    products = np.ones(case.shape)
+    if case.option("similarity") == "cosine":
+        return products
+    for block in case.blocks():
+        left, right = (np.abs(case.matrices[name]) for name in (block.left, block.right))
+        products[block.row : block.row + len(left), block.column : block.column + len(right)] = left @ right.T
+    return products
+
+
+def _in_a_batch(case: Case, truth: Truth, share: float, amplified: Matrix) -> dict[str, Matrix]:
+    """By row of a batch that is contrasted with itself: what its gradient's error is u times."""
+    n = case.n
+    anchors = case.anchors()
+    lengths = np.ones(n) if case.option("similarity") == "cosine" else _norms(case.embeddings)
+    weights = np.abs(truth.weights) + np.abs(truth.weights).T
     is_anchor = np.array([i in anchors for i in range(n)], dtype=float)
     uncancelled = weights @ lengths + share * (is_anchor * lengths.max() + float(is_anchor.sum()) * lengths.max() / n)
-    amplified = GRADIENT_ULPS + (SIMILARITY_ULPS + math.sqrt(dim)) * products.max(axis=1) / temperature
-    rows = u * amplified * uncancelled
-    if cosine:
-        rows = rows / norms
-    if truth.gradient is not None:
-        # One rounding to the returned dtype, entry by entry.
-        rounding = unit_roundoff(dtype) * np.linalg.norm(truth.gradient, axis=1)
-        rows = rows + rounding + SMALLEST_SUBNORMAL[dtype] * math.sqrt(dim)
-    share = FLOOR_ULPS / (SIMILARITY_ULPS + math.sqrt(dim))
-    return Bounds(values, anchor_bounds, rows, min(share, 1.0), per_similarity)
+    return {case.first: amplified * uncancelled}
+
+
+def _between_matrices(case: Case, truth: Truth, share: float, amplified: Matrix, lost: float) -> dict[str, Matrix]:
+    """By row of every matrix, where the anchors are contrasted with other rows: what its gradient's error is u times.
+
+    ``lost`` is the smallest normal number of the accumulating dtype, in units of u.
+    """
+    cosine = case.option("similarity") == "cosine"
+    lengths = {name: np.ones(len(matrix)) if cosine else _norms(matrix) for name, matrix in case.matrices.items()}
+    positives = case.positives()
+    # What an exponential below the normal numbers is rounded to is relative to nothing, and may be 0.
+    errors = np.abs(truth.weights) + share * lost
+    for i in case.anchors():
+        for p in positives[i]:
+            # Inside the logarithm a positive's share is its own part of all positives' exponentials: at most 1.
+            errors[i, p] += share if case.loss == "supcon_in" else share / len(positives[i])
+    errors = errors * amplified[:, None]
+    sums = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
+    for block in case.blocks():
+        left, right = lengths[block.left], lengths[block.right]
+        part = errors[block.row : block.row + len(left), block.column : block.column + len(right)]
+        sums[block.left] += part @ right
+        sums[block.right] += part.T @ left
+    return sums
 
 
 def held_to(allowed: Bounds, truth: Truth, plain: Outcome) -> Bounds:
@@ -156,18 +216,24 @@ def held_to(allowed: Bounds, truth: Truth, plain: Outcome) -> Bounds:
         twice = 2 * abs(found - expected)
         return min(bound, max(twice, allowed.share_of_floor * bound)) if math.isfinite(twice) else bound
 
-    anchors = plain.anchors or {}
-    rows = allowed.rows
-    if truth.gradient is not None and plain.gradient is not None:
+    def rows_drawn_in(rows: Matrix, expected: Matrix | None, found: Matrix | None) -> Matrix:
+        if expected is None or found is None:
+            return rows
         with np.errstate(invalid="ignore"):
-            twice = 2 * np.linalg.norm(plain.gradient - truth.gradient, axis=1)
-        rows = np.where(np.isfinite(twice), np.minimum(rows, np.maximum(twice, allowed.share_of_floor * rows)), rows)
+            twice = 2 * np.linalg.norm(found - expected, axis=1)
+        return np.where(np.isfinite(twice), np.minimum(rows, np.maximum(twice, allowed.share_of_floor * rows)), rows)
+
+    anchors = plain.anchors or {}
     return Bounds(
         values=[drawn_in(b, e, f) for b, e, f in zip(allowed.values, truth.values, plain.values, strict=True)],
         anchors={i: drawn_in(b, truth.anchors[i], anchors.get(i, math.nan)) for i, b in allowed.anchors.items()},
-        rows=rows,
+        rows=rows_drawn_in(allowed.rows, truth.gradient, plain.gradient),
         share_of_floor=allowed.share_of_floor,
         similarity=allowed.similarity,
+        other_rows={
+            name: rows_drawn_in(rows, truth.other_gradients.get(name), plain.other_gradients.get(name))
+            for name, rows in allowed.other_rows.items()
+        },
     )
 
 

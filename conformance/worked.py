@@ -161,7 +161,7 @@ def _terms(call: Call, source: Input, road: str, matrix: list[list[arb]] | None)
     case = case_of(call, source)
     if matrix is not None:
         return reference_of_similarities(case, matrix)
-    return call_reference(case, _rows(source, road))
+    return call_reference(case, {case.first: _rows(source, road)})
 
 
 def _quantity(figure: Figure, call: Call | None, source: Input, road: str, matrix: list[list[arb]] | None) -> Any:

@@ -1,18 +1,28 @@
 """Vectorised contrastive losses for torch: the reference's names, keywords and defaults, on any device.
 
 Embeddings are ``[N, D]`` in float64, float32, bfloat16 or float16. The range in which values and gradients are right is
-stated in `pairproof.fast.engine`.
+stated in `pairproof.fast.engine`, with the backends that evaluate them.
 """
 
 from __future__ import annotations
 
-from .modules import NTBXentLoss, NTXentLoss, NTXentPairwiseLoss, SupConEpsilonLoss, SupConInLoss, SupConLoss
+from .info_nce import info_nce_loss
+from .modules import (
+    InfoNCELoss,
+    NTBXentLoss,
+    NTXentLoss,
+    NTXentPairwiseLoss,
+    SupConEpsilonLoss,
+    SupConInLoss,
+    SupConLoss,
+)
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import nt_xent_loss, nt_xent_pairwise_loss
 from .supcon import supcon_epsilon_loss, supcon_in_loss, supcon_loss
 from .views import flatten_views, interleaved_partners, repeat_labels, split_views, stacked_partners
 
 __all__ = [
+    "InfoNCELoss",
     "NTBXentLoss",
     "NTXentLoss",
     "NTXentPairwiseLoss",
@@ -20,6 +30,7 @@ __all__ = [
     "SupConInLoss",
     "SupConLoss",
     "flatten_views",
+    "info_nce_loss",
     "interleaved_partners",
     "nt_bxent_loss",
     "nt_xent_loss",

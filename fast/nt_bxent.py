@@ -17,7 +17,7 @@ from typing import Literal
 from torch import Tensor
 
 from .checks import check_anchors, check_embeddings, check_options, check_positive_pairs
-from .engine import Rule, Similarity, anchor_values
+from .engine import Backend, Rule, Similarity, anchor_values
 from .reduction import reduce_anchors
 
 Reduction = Literal["mean", "sum", "none"]
@@ -29,12 +29,13 @@ def nt_bxent_loss(
     positive_pairs: Tensor,
     *,
     anchors: Tensor | None = None,
-    temperature: float = 0.07,
+    temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
     no_negative: NoNegative = "zero",
     reduction: Reduction = "mean",
     validate: bool = False,
+    backend: Backend = "auto",
 ) -> Tensor:
     """NT-BXent: binary cross-entropy of every pair, positives and negatives averaged apart, per row.
 
@@ -43,12 +44,14 @@ def nt_bxent_loss(
         positive_pairs: integers ``[M, 2]``, each an anchor and its positive (directed); duplicates count once, diagonal
             entries are ignored, and there may be none at all.
         anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        temperature: positive number that similarities are divided by.
+        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
+            require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         no_negative: what the negatives' part of a row without negatives adds: "zero" or "nan".
         reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
         validate: read values for checks on devices other than the CPU too.
+        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -60,13 +63,21 @@ def nt_bxent_loss(
     Source:
         The multi-label notebook's NT-BXent loss.
     """
-    check_options(temperature, base_temperature, similarity=similarity, no_negative=no_negative, reduction=reduction)
-    embeddings = check_embeddings(embeddings, similarity=similarity, validate=validate)
-    pairs = check_positive_pairs(embeddings, positive_pairs, validate=validate)
+    check_options(
+        temperature,
+        base_temperature,
+        similarity=similarity,
+        no_negative=no_negative,
+        reduction=reduction,
+        backend=backend,
+        validate=validate,
+    )
+    embeddings, norms = check_embeddings(embeddings, similarity=similarity, validate=validate)
+    targets = check_positive_pairs(embeddings, positive_pairs, validate=validate)
     anchors = check_anchors(embeddings, anchors)
-    rule = Rule("binary", similarity, float(temperature))
+    rule = Rule("binary", similarity, temperature)
     return reduce_anchors(
-        anchor_values(embeddings, pairs, rule, anchors=anchors),
+        anchor_values(embeddings, targets, rule, anchors=anchors, norms=norms, backend=backend),
         embeddings,
         anchors=anchors,
         temperature=temperature,

@@ -20,11 +20,12 @@ from .checks import (
     PAIR_REDUCTIONS,
     check_anchors,
     check_embeddings,
-    check_labels_or_positives,
     check_options,
     check_partners,
+    check_references,
 )
-from .engine import Rule, Similarity, anchor_values
+from .engine import Backend, Rule, Similarity, anchor_values
+from .labelled import labelled_loss
 from .reduction import reduce_anchors
 
 Reduction = Literal["mean", "sum", "none"]
@@ -37,24 +38,32 @@ def nt_xent_loss(
     partners: Tensor,
     *,
     anchors: Tensor | None = None,
-    temperature: float = 0.07,
+    ref_embeddings: Tensor | None = None,
+    self_rows: Tensor | None = None,
+    temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
     reduction: Reduction = "mean",
     validate: bool = False,
+    backend: Backend = "auto",
 ) -> Tensor:
     """NT-Xent: the cross-entropy of every row against its one partner.
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 2.
+        embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
         partners: integers ``[N]``, each row's positive; mutual, never the row itself. `stacked_partners` and
-            `interleaved_partners` make them for two views.
+            `interleaved_partners` make them for two views. With references, a row of those, any but the anchor itself.
         anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        temperature: positive number that similarities are divided by.
+        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with in place of the batch: A(i) is every
+            reference but the anchor itself. None: the batch.
+        self_rows: integers ``[N]``, the reference that is the anchor itself, -1 where none is. None: none is.
+        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
+            require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
         validate: read values for checks on devices other than the CPU too.
+        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -66,13 +75,22 @@ def nt_xent_loss(
     Source:
         Chen et al. 2020, arXiv 2002.05709, equation 1.
     """
-    check_options(temperature, base_temperature, similarity=similarity, reduction=reduction)
-    embeddings = check_embeddings(embeddings, similarity=similarity, validate=validate)
-    pairs = check_partners(embeddings, partners, validate=validate)
+    check_options(
+        temperature,
+        base_temperature,
+        similarity=similarity,
+        reduction=reduction,
+        backend=backend,
+        validate=validate,
+    )
+    least = 2 if ref_embeddings is None else 1
+    embeddings, norms = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
+    references = check_references(embeddings, ref_embeddings, self_rows, similarity=similarity, validate=validate)
+    targets = check_partners(embeddings, partners, references=references, validate=validate)
     anchors = check_anchors(embeddings, anchors)
-    rule = Rule("out", similarity, float(temperature))
+    rule = Rule("out", similarity, temperature)
     return reduce_anchors(
-        anchor_values(embeddings, pairs, rule, anchors=anchors),
+        anchor_values(embeddings, targets, rule, references=references, anchors=anchors, norms=norms, backend=backend),
         embeddings,
         anchors=anchors,
         temperature=temperature,
@@ -87,27 +105,38 @@ def nt_xent_pairwise_loss(
     *,
     positives: Tensor | None = None,
     anchors: Tensor | None = None,
-    temperature: float = 0.07,
+    ref_embeddings: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    self_rows: Tensor | None = None,
+    temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
     no_positive: NoPositive = "zero",
     reduction: PairReduction = "mean",
     validate: bool = False,
+    backend: Backend = "auto",
 ) -> Tensor:
     """NT-Xent over positive pairs: each against the anchor's negatives alone.
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 2.
+        embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
         labels: integers ``[N]``; rows of equal label are each other's positives.
-        positives: bool ``[N, N]`` in place of labels; may be asymmetric, its diagonal is ignored.
+        positives: bool ``[N, N]`` in place of labels, with references ``[N, M]``; may be asymmetric, and an anchor's
+            pair with itself is ignored.
         anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        temperature: positive number that similarities are divided by.
+        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with in place of the batch: A(i) is every
+            reference but the anchor itself. None: the batch.
+        ref_labels: integers ``[M]``, the references' labels.
+        self_rows: integers ``[N]``, the reference that is the anchor itself, -1 where none is. None: none is.
+        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
+            require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         no_positive: what an anchor without positive adds: "zero" (counted as 0), "drop" (left out), "nan".
         reduction: "mean" or "sum" over anchors, "mean_pairs" over (anchor, positive) pairs, or "none": one value per
             anchor, the mean over its pairs, in row order.
         validate: read values for checks on devices other than the CPU too.
+        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -119,24 +148,22 @@ def nt_xent_pairwise_loss(
     Source:
         pytorch-metric-learning's NTXentLoss (its "mean_pairs" mean), issue 6 of that project.
     """
-    check_options(
-        temperature,
-        base_temperature,
+    return labelled_loss(
+        "out",
+        embeddings,
+        labels,
+        positives=positives,
+        anchors=anchors,
+        ref_embeddings=ref_embeddings,
+        ref_labels=ref_labels,
+        self_rows=self_rows,
+        temperature=temperature,
+        base_temperature=base_temperature,
         similarity=similarity,
+        denominator="one_positive",
         no_positive=no_positive,
         reduction=reduction,
         reductions=PAIR_REDUCTIONS,
-    )
-    embeddings = check_embeddings(embeddings, similarity=similarity, validate=validate)
-    pairs = check_labels_or_positives(embeddings, labels, positives)
-    anchors = check_anchors(embeddings, anchors)
-    rule = Rule("out", similarity, float(temperature), "one_positive")
-    return reduce_anchors(
-        anchor_values(embeddings, pairs, rule, anchors=anchors),
-        embeddings,
-        anchors=anchors,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        reduction=reduction,
-        no_positive=no_positive,
+        validate=validate,
+        backend=backend,
     )

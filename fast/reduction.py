@@ -13,7 +13,7 @@ def reduce_anchors(
     embeddings: Tensor,
     *,
     anchors: Tensor | None,
-    temperature: float,
+    temperature: float | Tensor,
     base_temperature: float | None,
     reduction: str,
     no_positive: str | None = None,
@@ -36,33 +36,39 @@ def reduce_anchors(
     """
     values, positives, negatives = evaluated
     counted = anchors
-    lonely = positives == 0
     if no_negative == "nan":
         values = torch.where(negatives == 0, torch.nan, values)
     if no_positive == "nan":
-        values = torch.where(lonely, torch.nan, values)
+        values = torch.where(positives == 0, torch.nan, values)
     elif no_positive == "drop":
-        counted = ~lonely if counted is None else counted & ~lonely
+        counted = positives > 0 if counted is None else counted & (positives > 0)
     if reduction == "none":
         result = values if counted is None else values[counted]
     else:
-        weights = positives if reduction == "mean_pairs" else torch.ones_like(positives)
-        if counted is not None:
-            values = torch.where(counted, values, 0.0)
-            weights = torch.where(counted, weights, 0)
-        result = _weighted_sum(values, weights if reduction == "mean_pairs" else None, weights.sum(), reduction)
+        result = _reduced(values, counted, positives if reduction == "mean_pairs" else None, reduction)
     if base_temperature is not None:
         result = result * (temperature / base_temperature)
     return result.to(torch.float64 if embeddings.dtype == torch.float64 else torch.float32)
 
 
-def _weighted_sum(values: Tensor, weights: Tensor | None, total: Tensor, reduction: str) -> Tensor:
-    # Values near the dtype's end are added at 2^-64 of their size, so that a sum does not overflow where its mean would
-    # not; all others as they are, or the smallest would be rounded to zero.
-    large = values.detach().abs().amax() > torch.finfo(values.dtype).max ** 0.9
-    room = torch.where(large, 2.0**-64, 1.0).to(values.dtype)
-    scaled = values * room
-    result = (scaled if weights is None else scaled * weights).sum()
-    if reduction != "sum":
-        result = result / total.clamp(min=1)
-    return result / room
+def _reduced(values: Tensor, counted: Tensor | None, weights: Tensor | None, reduction: str) -> Tensor:
+    if counted is not None:
+        values = torch.where(counted, values, 0.0)
+        weights = torch.where(counted, 1 if weights is None else weights, 0)
+    # A sum of float32 values cannot overflow in float64. That of float64 values might where its mean does not: those
+    # near the dtype's end are added at 2^-64 of their size, all others as they are.
+    room = None
+    if values.dtype == torch.float64:
+        large = values.detach().abs().amax() > torch.finfo(values.dtype).max ** 0.9
+        room = torch.where(large, 2.0**-64, 1.0).to(values.dtype)
+        values = values * room
+    wide = None if values.device.type == "mps" else torch.float64
+    if reduction == "mean_pairs" and weights is not None:
+        values = values * weights
+    if reduction == "mean" and weights is None:
+        result = values.mean(dtype=wide)
+    else:
+        result = values.sum(dtype=wide)
+        if reduction != "sum" and weights is not None:
+            result = result / weights.sum().clamp(min=1)
+    return result if room is None else result / room

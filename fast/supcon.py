@@ -25,9 +25,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from .checks import check_anchors, check_embeddings, check_labels_or_positives, check_options
-from .engine import Denominator, Rule, Similarity, anchor_values
-from .reduction import reduce_anchors
+from .engine import Backend, Denominator, Similarity
+from .labelled import labelled_loss
 
 Reduction = Literal["mean", "sum", "none"]
 NoPositive = Literal["zero", "drop", "nan"]
@@ -40,7 +39,10 @@ def supcon_loss(
     *,
     positives: Tensor | None = None,
     anchors: Tensor | None = None,
-    temperature: float = 0.07,
+    ref_embeddings: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    self_rows: Tensor | None = None,
+    temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
     denominator: Denominator = "all",
@@ -48,15 +50,22 @@ def supcon_loss(
     no_negative: NoNegative = "zero",
     reduction: Reduction = "mean",
     validate: bool = False,
+    backend: Backend = "auto",
 ) -> Tensor:
     """Supervised contrastive loss, L_out: the mean over positives of the log-probabilities.
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 2.
+        embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
         labels: integers ``[N]``; rows of equal label are each other's positives.
-        positives: bool ``[N, N]`` in place of labels; may be asymmetric, its diagonal is ignored.
+        positives: bool ``[N, N]`` in place of labels, with references ``[N, M]``; may be asymmetric, and an anchor's
+            pair with itself is ignored.
         anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        temperature: positive number that similarities are divided by.
+        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with in place of the batch: A(i) is every
+            reference but the anchor itself. None: the batch.
+        ref_labels: integers ``[M]``, the references' labels.
+        self_rows: integers ``[N]``, the reference that is the anchor itself, -1 where none is. None: none is.
+        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
+            require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" or "only_negatives".
@@ -64,6 +73,7 @@ def supcon_loss(
         no_negative: what an anchor without negative adds under "only_negatives": "zero" or "nan".
         reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
         validate: read values for checks on devices other than the CPU too.
+        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -75,28 +85,24 @@ def supcon_loss(
     Source:
         Khosla et al. 2020, arXiv 2004.11362, equation 2.
     """
-    check_options(
-        temperature,
-        base_temperature,
+    return labelled_loss(
+        "out",
+        embeddings,
+        labels,
+        positives=positives,
+        anchors=anchors,
+        ref_embeddings=ref_embeddings,
+        ref_labels=ref_labels,
+        self_rows=self_rows,
+        temperature=temperature,
+        base_temperature=base_temperature,
         similarity=similarity,
         denominator=denominator,
         no_positive=no_positive,
         no_negative=no_negative,
         reduction=reduction,
-    )
-    embeddings = check_embeddings(embeddings, similarity=similarity, validate=validate)
-    pairs = check_labels_or_positives(embeddings, labels, positives)
-    anchors = check_anchors(embeddings, anchors)
-    rule = Rule("out", similarity, float(temperature), denominator)
-    return reduce_anchors(
-        anchor_values(embeddings, pairs, rule, anchors=anchors),
-        embeddings,
-        anchors=anchors,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        reduction=reduction,
-        no_positive=no_positive,
-        no_negative=no_negative if denominator == "only_negatives" else None,
+        validate=validate,
+        backend=backend,
     )
 
 
@@ -106,7 +112,10 @@ def supcon_in_loss(
     *,
     positives: Tensor | None = None,
     anchors: Tensor | None = None,
-    temperature: float = 0.07,
+    ref_embeddings: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    self_rows: Tensor | None = None,
+    temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
     denominator: Denominator = "all",
@@ -114,15 +123,22 @@ def supcon_in_loss(
     no_negative: NoNegative = "zero",
     reduction: Reduction = "mean",
     validate: bool = False,
+    backend: Backend = "auto",
 ) -> Tensor:
     """Supervised contrastive loss, L_in: the log of the mean over positives of the probabilities.
 
     Args:
-        embeddings: floating ``[N, D]``, N >= 2.
+        embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
         labels: integers ``[N]``; rows of equal label are each other's positives.
-        positives: bool ``[N, N]`` in place of labels; may be asymmetric, its diagonal is ignored.
+        positives: bool ``[N, N]`` in place of labels, with references ``[N, M]``; may be asymmetric, and an anchor's
+            pair with itself is ignored.
         anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        temperature: positive number that similarities are divided by.
+        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with in place of the batch: A(i) is every
+            reference but the anchor itself. None: the batch.
+        ref_labels: integers ``[M]``, the references' labels.
+        self_rows: integers ``[N]``, the reference that is the anchor itself, -1 where none is. None: none is.
+        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
+            require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" (each numerator has its own) or "only_negatives".
@@ -130,6 +146,7 @@ def supcon_in_loss(
         no_negative: what an anchor without negative adds under "only_negatives": "zero" or "nan".
         reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
         validate: read values for checks on devices other than the CPU too.
+        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -141,28 +158,24 @@ def supcon_in_loss(
     Source:
         Khosla et al. 2020, arXiv 2004.11362, equation 3.
     """
-    check_options(
-        temperature,
-        base_temperature,
+    return labelled_loss(
+        "in",
+        embeddings,
+        labels,
+        positives=positives,
+        anchors=anchors,
+        ref_embeddings=ref_embeddings,
+        ref_labels=ref_labels,
+        self_rows=self_rows,
+        temperature=temperature,
+        base_temperature=base_temperature,
         similarity=similarity,
         denominator=denominator,
         no_positive=no_positive,
         no_negative=no_negative,
         reduction=reduction,
-    )
-    embeddings = check_embeddings(embeddings, similarity=similarity, validate=validate)
-    pairs = check_labels_or_positives(embeddings, labels, positives)
-    anchors = check_anchors(embeddings, anchors)
-    rule = Rule("in", similarity, float(temperature), denominator)
-    return reduce_anchors(
-        anchor_values(embeddings, pairs, rule, anchors=anchors),
-        embeddings,
-        anchors=anchors,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        reduction=reduction,
-        no_positive=no_positive,
-        no_negative=no_negative if denominator == "only_negatives" else None,
+        validate=validate,
+        backend=backend,
     )
 
 
@@ -172,12 +185,13 @@ def supcon_epsilon_loss(
     *,
     positives: Tensor | None = None,
     anchors: Tensor | None = None,
-    temperature: float = 0.07,
+    temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "dot",
     no_positive: NoPositive = "zero",
     reduction: Reduction = "mean",
     validate: bool = False,
+    backend: Backend = "auto",
 ) -> Tensor:
     """Supervised contrastive loss as the batch tutorial guards it: epsilon added to every exponential and count.
 
@@ -189,12 +203,14 @@ def supcon_epsilon_loss(
         labels: integers ``[N]``; rows of equal label are each other's positives.
         positives: bool ``[N, N]`` in place of labels; may be asymmetric, its diagonal is ignored.
         anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        temperature: positive number that similarities are divided by.
+        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
+            require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         no_positive: what an anchor without positive adds: "zero" (counted as 0), "drop" (left out), "nan".
         reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
         validate: read values for checks on devices other than the CPU too.
+        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -206,17 +222,17 @@ def supcon_epsilon_loss(
     Source:
         The batch tutorial of 31 January 2023, whose own code detaches the maximum.
     """
-    check_options(temperature, base_temperature, similarity=similarity, no_positive=no_positive, reduction=reduction)
-    embeddings = check_embeddings(embeddings, similarity=similarity, validate=validate)
-    pairs = check_labels_or_positives(embeddings, labels, positives)
-    anchors = check_anchors(embeddings, anchors)
-    rule = Rule("epsilon", similarity, float(temperature))
-    return reduce_anchors(
-        anchor_values(embeddings, pairs, rule, anchors=anchors),
+    return labelled_loss(
+        "epsilon",
         embeddings,
+        labels,
+        positives=positives,
         anchors=anchors,
         temperature=temperature,
         base_temperature=base_temperature,
-        reduction=reduction,
+        similarity=similarity,
         no_positive=no_positive,
+        reduction=reduction,
+        validate=validate,
+        backend=backend,
     )

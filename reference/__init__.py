@@ -6,6 +6,7 @@ and the named terms it is made of. The loops use plain arithmetic alone (``+ - *
 gradients), on arrays of such scalars, and on the balls of ``python-flint``.
 """
 
+from .info_nce import info_nce_loss
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import nt_xent_loss, nt_xent_pairwise_loss
 from .supcon import supcon_epsilon_loss, supcon_in_loss, supcon_loss
@@ -17,6 +18,7 @@ __all__ = [
     "Result",
     "Terms",
     "flatten_views",
+    "info_nce_loss",
     "interleaved_partners",
     "nt_bxent_loss",
     "nt_xent_loss",

@@ -19,6 +19,7 @@ CHOICES = {
     "no_positive": ("zero", "drop", "nan"),
     "no_negative": ("zero", "nan"),
     "reduction": ("mean", "sum", "none"),
+    "direction": ("both", "a_to_b", "b_to_a"),
 }
 
 
@@ -41,29 +42,60 @@ def check_temperature(name: str, value: object) -> None:
         raise ValueError(f"{name}: expected a positive finite number, got {value!r}")
 
 
-def check_embeddings(embeddings: npt.ArrayLike, similarity: str) -> list[list[Scalar]]:
-    """The embeddings as nested lists of scalars, [N][D].
+def check_embeddings(
+    embeddings: npt.ArrayLike, similarity: str, *, name: str = "embeddings", least: int = 2
+) -> list[list[Scalar]]:
+    """The embeddings, at least ``least`` rows of them, as nested lists of scalars, [N][D].
 
     Half and single precision become float64 exactly; complex and object scalars are taken as they are.
     """
-    array = _array("embeddings", embeddings)
+    return _scalars(name, _matrix(name, embeddings, "[N, D]", least), similarity)
+
+
+def check_second_tower(embeddings_b: npt.ArrayLike, similarity: str, shape: Sequence[int]) -> list[list[Scalar]]:
+    """The second tower as nested lists of scalars; it has the first one's shape [N, D]."""
+    array = _matrix("embeddings_b", embeddings_b, "[N, D]", 1)
+    if array.shape != tuple(shape):
+        raise ValueError(
+            f"embeddings_b: expected the shape of embeddings_a, {list(shape)}, got shape {list(array.shape)}"
+        )
+    return _scalars("embeddings_b", array, similarity)
+
+
+def check_further_rows(
+    name: str, values: npt.ArrayLike, similarity: str, *, shape: str, columns: int, like: str
+) -> list[list[Scalar]]:
+    """References or negatives as nested lists of scalars: any number of rows, as wide as the argument ``like``."""
+    array = _matrix(name, values, shape, 1)
+    if array.shape[1] != columns:
+        raise ValueError(f"{name}: expected {columns} columns as in {like}, got shape {list(array.shape)}")
+    return _scalars(name, array, similarity)
+
+
+def _matrix(name: str, values: npt.ArrayLike, shape: str, least: int) -> npt.NDArray[Any]:
+    array = _array(name, values)
     if array.dtype.kind not in "fcO":
-        raise TypeError(f"embeddings: expected a floating dtype, got {array.dtype}")
+        raise TypeError(f"{name}: expected a floating dtype, got {array.dtype}")
     if array.ndim != 2:
-        raise ValueError(f"embeddings: expected shape [N, D], got {list(array.shape)}")
-    if array.shape[0] < 2:
-        raise ValueError(f"embeddings: expected at least 2 rows, got shape {list(array.shape)}")
+        raise ValueError(f"{name}: expected shape {shape}, got {list(array.shape)}")
+    if array.shape[0] < least:
+        rows = "1 row" if least == 1 else f"{least} rows"
+        raise ValueError(f"{name}: expected at least {rows}, got shape {list(array.shape)}")
     if array.shape[1] < 1:
-        raise ValueError(f"embeddings: expected at least 1 column, got shape {list(array.shape)}")
+        raise ValueError(f"{name}: expected at least 1 column, got shape {list(array.shape)}")
+    return array
+
+
+def _scalars(name: str, array: npt.NDArray[Any], similarity: str) -> list[list[Scalar]]:
     rows: list[list[Scalar]] = (array.astype(np.float64) if array.dtype.kind == "f" else array).tolist()
     for i, row in enumerate(rows):
         for x in row:
             if isinstance(x, (bool, int, str)) or x is None:
-                raise TypeError(f"embeddings: expected a floating dtype, got {type(x).__name__} in row {i}")
+                raise TypeError(f"{name}: expected a floating dtype, got {type(x).__name__} in row {i}")
             if not (math.isfinite(order(x)) and np.isfinite(float(np.ravel(np.imag(x))[0]))):
-                raise ValueError(f"embeddings: expected finite values, got {x} in row {i}")
+                raise ValueError(f"{name}: expected finite values, got {x} in row {i}")
         if similarity == "cosine" and all(order(x) == 0 for x in row):
-            raise ValueError(f"embeddings: expected no zero vector under cosine similarity, got one in row {i}")
+            raise ValueError(f"{name}: expected no zero vector under cosine similarity, got one in row {i}")
     return rows
 
 
@@ -82,12 +114,27 @@ def _integers(name: str, values: object, kinds: str = "iu") -> npt.NDArray[Any]:
     return array
 
 
-def check_labels(labels: object, n: int) -> list[int]:
-    """One integer (or bool) per embedding."""
-    array = _integers("labels", labels, "iub")
+def check_labels(labels: object, n: int, *, name: str = "labels", per: str = "embedding") -> list[int]:
+    """One integer (or bool) per embedding, or per reference."""
+    expected = f"{name}: expected one label per {per}, shape [{n}]"
+    if labels is None:
+        raise ValueError(f"{expected}, got none")
+    array = _integers(name, labels, "iub")
     if array.shape != (n,):
-        raise ValueError(f"labels: expected one label per embedding, shape [{n}], got shape {list(array.shape)}")
+        raise ValueError(f"{expected}, got shape {list(array.shape)}")
     return [int(label) for label in array]
+
+
+def check_self_rows(self_rows: object, n: int, m: int) -> list[int]:
+    """For each of N embeddings the row that it is among M references, or -1."""
+    array = _integers("self_rows", self_rows)
+    if array.shape != (n,):
+        raise ValueError(f"self_rows: expected one row per embedding, shape [{n}], got shape {list(array.shape)}")
+    rows = [int(j) for j in array]
+    for i, j in enumerate(rows):
+        if not -1 <= j < m:
+            raise ValueError(f"self_rows: expected rows in the range -1 to {m - 1}, got {j} in row {i}")
+    return rows
 
 
 def check_mask(name: str, mask: object, shape: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -100,18 +147,18 @@ def check_mask(name: str, mask: object, shape: Sequence[int]) -> npt.NDArray[np.
     return array
 
 
-def check_partners(partners: object, n: int) -> list[int]:
-    """One partner per row: in range, not the row itself, mutual."""
+def check_partners(partners: object, n: int, m: int, own: Sequence[int], *, mutual: bool) -> list[int]:
+    """One partner per row among M: in range, not the row itself (its ``own``), and mutual if that is asked for."""
     array = _integers("partners", partners)
     if array.shape != (n,):
         raise ValueError(f"partners: expected one partner per embedding, shape [{n}], got shape {list(array.shape)}")
     rows = [int(j) for j in array]
     for i, j in enumerate(rows):
-        if not 0 <= j < n:
-            raise ValueError(f"partners: expected rows in the range 0 to {n - 1}, got {j} in row {i}")
-        if j == i:
-            raise ValueError(f"partners: expected another row as partner, but row {i} has itself")
-        if rows[j] != i:
+        if not 0 <= j < m:
+            raise ValueError(f"partners: expected rows in the range 0 to {m - 1}, got {j} in row {i}")
+        if j == own[i]:
+            raise ValueError(f"partners: expected another row as partner, got row {i} as partner of itself")
+        if mutual and rows[j] != i:
             raise ValueError(f"partners: expected mutual partners, but row {i} has {j} and row {j} has {rows[j]}")
     return rows
 

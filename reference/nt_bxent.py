@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .batch import NAN, Batch, prepare, row_count
+from .batch import NAN, Batch, prepare
 from .checks import check_choice, check_positive_pairs
 from .similarity import order, softplus
 from .terms import Pair, Result
@@ -94,7 +94,7 @@ def nt_bxent_loss(
     check_choice("reduction", reduction)
     batch = prepare(
         embeddings,
-        pairs=check_positive_pairs(positive_pairs, row_count(embeddings)),
+        relation=lambda n, m, own: check_positive_pairs(positive_pairs, n),
         anchors=anchors,
         temperature=temperature,
         base_temperature=base_temperature,

@@ -1,6 +1,7 @@
 """NT-Xent: the normalised, temperature-scaled cross-entropy, in its two readings.
 
-With s_ij = similarity(z_i, z_j) / temperature, A(i) every index but i, and N(i) the rows of A(i) that are no positives,
+With s_ij = similarity(z_i, z_j) / temperature, A(i) every index but i (with references: every one of them but the row
+that is i), and N(i) the rows of A(i) that are no positives,
 
     nt_xent_loss           exactly one positive each, j(i):
                            L_i = -log( e^s_ij(i) / sum over a in A(i) of e^s_ia )
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import numpy.typing as npt
 
-from .batch import Batch, prepare, row_count
+from .batch import Batch, prepare
 from .checks import check_choice, check_partners
 from .supcon import add_pair, denominator_members, mean_of_values
 from .terms import Result
@@ -26,7 +27,7 @@ def nt_xent_anchors(batch: Batch) -> None:
     """Evaluate every anchor against its one positive."""
     for i in batch.anchors:
         (partner,) = batch.positives[i]
-        batch.anchor_losses[i] = add_pair(batch, i, partner, batch.others(i)).value
+        batch.anchor_losses[i] = add_pair(batch, i, partner, batch.others[i]).value
 
 
 def nt_xent_pairwise_anchors(batch: Batch) -> None:
@@ -41,6 +42,8 @@ def nt_xent_loss(
     partners: npt.ArrayLike,
     *,
     anchors: npt.ArrayLike | None = None,
+    ref_embeddings: npt.ArrayLike | None = None,
+    self_rows: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -51,8 +54,12 @@ def nt_xent_loss(
     Args:
         embeddings: [N, D] floats, complexes or balls.
         partners: [N] integers, the row of each row's positive; mutual and never the row itself. The layouts have
-            names: interleaved_partners and stacked_partners.
+            names: interleaved_partners and stacked_partners. With ref_embeddings it is a row of those, any but
+            self_rows[i].
         anchors: bool [N], the rows that are anchors; all of them by default.
+        ref_embeddings: [M, D], the rows that anchors are contrasted with in place of the batch itself: a memory bank,
+            a queue, the gathered rows of every device. N may then be 1.
+        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; by default none is.
         temperature: positive; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
@@ -66,13 +73,14 @@ def nt_xent_loss(
         ValueError: an argument of the wrong shape or value.
 
     Source:
-        SimCLR, arXiv 2002.05709, equation 1.
+        SimCLR, arXiv 2002.05709, equation 1; for references MoCo, arXiv 1911.05722.
     """
     check_choice("reduction", reduction)
-    rows = check_partners(partners, row_count(embeddings))
     batch = prepare(
         embeddings,
-        pairs=list(enumerate(rows)),
+        relation=lambda n, m, own: enumerate(check_partners(partners, n, m, own, mutual=ref_embeddings is None)),
+        ref_embeddings=ref_embeddings,
+        self_rows=self_rows,
         anchors=anchors,
         temperature=temperature,
         base_temperature=base_temperature,
@@ -88,6 +96,9 @@ def nt_xent_pairwise_loss(
     *,
     positives: npt.ArrayLike | None = None,
     anchors: npt.ArrayLike | None = None,
+    ref_embeddings: npt.ArrayLike | None = None,
+    ref_labels: npt.ArrayLike | None = None,
+    self_rows: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -99,8 +110,13 @@ def nt_xent_pairwise_loss(
     Args:
         embeddings: [N, D] floats, complexes or balls.
         labels: [N] integers; rows of one label are each other's positives.
-        positives: bool [N, N] in place of labels; may be asymmetric, its diagonal is ignored.
+        positives: bool [N, N] in place of labels; may be asymmetric, its diagonal is ignored. With ref_embeddings
+            bool [N, M], the entry at self_rows[i] ignored.
         anchors: bool [N], the rows that are anchors; all of them by default.
+        ref_embeddings: [M, D], the rows that anchors are contrasted with in place of the batch itself: a memory bank,
+            a queue, the gathered rows of every device. N may then be 1.
+        ref_labels: [M] integers; reference a is a positive of anchor i where ref_labels[a] == labels[i].
+        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; by default none is.
         temperature: positive; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
@@ -116,7 +132,7 @@ def nt_xent_pairwise_loss(
         ValueError: an argument of the wrong shape or value.
 
     Source:
-        pytorch-metric-learning's NTXentLoss; its issue 6.
+        pytorch-metric-learning's NTXentLoss, with its ref_emb and ref_labels; its issue 6.
     """
     check_choice("no_positive", no_positive)
     check_choice("reduction", reduction, "mean_pairs")
@@ -124,6 +140,9 @@ def nt_xent_pairwise_loss(
         embeddings,
         labels=labels,
         positives=positives,
+        ref_embeddings=ref_embeddings,
+        ref_labels=ref_labels,
+        self_rows=self_rows,
         anchors=anchors,
         temperature=temperature,
         base_temperature=base_temperature,

@@ -36,14 +36,19 @@ def cosine(a: Sequence[Scalar], b: Sequence[Scalar]) -> Scalar:
     return dot(a, b) / (np.sqrt(dot(a, a)) * np.sqrt(dot(b, b)))
 
 
-def similarity_matrix(rows: Sequence[Sequence[Scalar]], similarity: str) -> list[list[Scalar]]:
-    """[N][N] similarities of every row with every row.
+def similarity_matrix(
+    rows: Sequence[Sequence[Scalar]], similarity: str, others: Sequence[Sequence[Scalar]] | None = None
+) -> list[list[Scalar]]:
+    """[N][N] similarities of every row with every row, or [N][M] of every row with every other one.
 
     Args:
         rows: [N][D] scalars.
         similarity: "cosine" or "dot".
+        others: [M][D] scalars; the rows themselves by default.
     """
     measure = cosine if similarity == "cosine" else dot
+    if others is not None:
+        return [[measure(row, other) for other in others] for row in rows]
     n = len(rows)
     matrix: list[list[Scalar]] = [[None] * n for _ in range(n)]
     for i in range(n):

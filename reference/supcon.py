@@ -1,7 +1,7 @@
 """Supervised contrastive losses: SupCon outside the logarithm, inside the logarithm, and the batch tutorial's variant.
 
-With s_ij = similarity(z_i, z_j) / temperature, A(i) every index but i, P(i) the positives of i and N(i) the rest of
-A(i), anchor i contributes
+With s_ij = similarity(z_i, z_j) / temperature, A(i) every index but i (with references: every one of them but the row
+that is i), P(i) the positives of i and N(i) the rest of A(i), anchor i contributes
 
     supcon_loss      L_i = mean over p in P(i) of  -log( e^s_ip / D_ip )             SupCon paper, equation 2 (L_out)
     supcon_in_loss   L_i = -log( mean over p in P(i) of  e^s_ip / D_ip )             SupCon paper, equation 3 (L_in)
@@ -35,7 +35,7 @@ EPSILON = 1e-8
 def denominator_members(batch: Batch, i: int, p: int, denominator: str) -> list[int]:
     """The rows whose exponentials D_ip sums."""
     if denominator == "all":
-        return batch.others(i)
+        return batch.others[i]
     if denominator == "one_positive":
         return sorted([p, *batch.negatives[i]])
     return batch.negatives[i]
@@ -103,12 +103,12 @@ def epsilon_anchors(batch: Batch) -> None:
         maximum = s[largest(s)]
         e = [np.exp(s_ij - maximum) + EPSILON for s_ij in s]
         total = batch.zero
-        for a in batch.others(i):
+        for a in batch.others[i]:
             total = total + e[a]
         anchor_loss = batch.zero
         for p in batch.positives[i]:
             rest = batch.zero
-            for a in batch.others(i):
+            for a in batch.others[i]:
                 if a != p:
                     rest = rest + e[a]
             # -log(e_p / total), with e_p taken out of the total so that a small loss keeps its digits.
@@ -117,7 +117,7 @@ def epsilon_anchors(batch: Batch) -> None:
                 anchor=i,
                 other=p,
                 positive=True,
-                members=tuple(batch.others(i)),
+                members=tuple(batch.others[i]),
                 shift=maximum,
                 numerator=e[p],
                 denominator=total,
@@ -134,6 +134,9 @@ def _supcon(
     labels: npt.ArrayLike | None,
     positives: npt.ArrayLike | None,
     anchors: npt.ArrayLike | None,
+    ref_embeddings: npt.ArrayLike | None,
+    ref_labels: npt.ArrayLike | None,
+    self_rows: npt.ArrayLike | None,
     temperature: float,
     base_temperature: float | None,
     similarity: str,
@@ -155,6 +158,9 @@ def _supcon(
         temperature=temperature,
         base_temperature=base_temperature,
         similarity=similarity,
+        ref_embeddings=ref_embeddings,
+        ref_labels=ref_labels,
+        self_rows=self_rows,
     )
     sum_anchors(batch, denominator=denominator, no_negative=no_negative, inside=inside)
     return batch.finish(reduction, no_positive)
@@ -166,6 +172,9 @@ def supcon_loss(
     *,
     positives: npt.ArrayLike | None = None,
     anchors: npt.ArrayLike | None = None,
+    ref_embeddings: npt.ArrayLike | None = None,
+    ref_labels: npt.ArrayLike | None = None,
+    self_rows: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -179,8 +188,13 @@ def supcon_loss(
     Args:
         embeddings: [N, D] floats, complexes or balls.
         labels: [N] integers; rows of one label are each other's positives.
-        positives: bool [N, N] in place of labels; may be asymmetric, its diagonal is ignored.
+        positives: bool [N, N] in place of labels; may be asymmetric, its diagonal is ignored. With ref_embeddings
+            bool [N, M], the entry at self_rows[i] ignored.
         anchors: bool [N], the rows that are anchors; all of them by default.
+        ref_embeddings: [M, D], the rows that anchors are contrasted with in place of the batch itself: a memory bank,
+            a queue, the gathered rows of every device. N may then be 1.
+        ref_labels: [M] integers; reference a is a positive of anchor i where ref_labels[a] == labels[i].
+        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; by default none is.
         temperature: positive; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
@@ -198,13 +212,17 @@ def supcon_loss(
         ValueError: an argument of the wrong shape or value.
 
     Source:
-        SupCon paper, arXiv 2004.11362, equation 2.
+        SupCon paper, arXiv 2004.11362, equation 2; for references MoCo, arXiv 1911.05722, and cross-batch memory,
+        arXiv 1912.06798.
     """
     return _supcon(
         embeddings,
         labels,
         positives,
         anchors,
+        ref_embeddings,
+        ref_labels,
+        self_rows,
         temperature,
         base_temperature,
         similarity,
@@ -222,6 +240,9 @@ def supcon_in_loss(
     *,
     positives: npt.ArrayLike | None = None,
     anchors: npt.ArrayLike | None = None,
+    ref_embeddings: npt.ArrayLike | None = None,
+    ref_labels: npt.ArrayLike | None = None,
+    self_rows: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -243,6 +264,9 @@ def supcon_in_loss(
         labels,
         positives,
         anchors,
+        ref_embeddings,
+        ref_labels,
+        self_rows,
         temperature,
         base_temperature,
         similarity,
@@ -268,7 +292,8 @@ def supcon_epsilon_loss(
 ) -> Result:
     """The batch tutorial's loss: dot products, the row's maximum with the self-similarity in it, and an epsilon.
 
-    Arguments, errors and result are those of supcon_loss. The derivative of these loops goes through the maximum; the
+    Arguments, errors and result are those of supcon_loss, which alone takes references: the maximum of this one is
+    over the batch itself. The derivative of these loops goes through the maximum; the
     tutorial detaches it.
 
     Source:

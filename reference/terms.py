@@ -19,10 +19,10 @@ class Pair:
 
     Attributes:
         anchor: row of the anchor.
-        other: row of the other member, a positive unless ``positive`` is false (binary cross-entropy also sums over
-            the negatives).
+        other: column of the other member (a row of the batch, of the references, of the other tower), a positive unless
+            ``positive`` is false (binary cross-entropy also sums over the negatives).
         positive: whether ``other`` is a positive of ``anchor``.
-        members: the rows whose exponentials the denominator sums (empty for binary cross-entropy).
+        members: the columns whose exponentials the denominator sums (empty for binary cross-entropy).
         shift: the logit by which numerator and denominator are scaled.
         numerator: e^(s_io - shift); ``log_numerator`` is s_io itself.
         denominator: sum over the members a of e^(s_ia - shift); ``log_denominator`` is its logarithm plus ``shift``.
@@ -46,10 +46,13 @@ class Terms:
     """Everything a loss is made of, by name.
 
     Attributes:
-        similarity: [N][N], cosine or dot product of every two rows (the diagonal too).
-        logits: [N][N], similarity / temperature.
-        positives: for each row i the sorted rows P(i).
-        negatives: for each row i the sorted rows N(i).
+        similarity: cosine or dot product of every row that may be an anchor with every row that anchors are contrasted
+            with: [N][N] within a batch (the diagonal too), [N][M] with references. For info_nce the rows are the first
+            tower's and then the second's (those of one direction alone, if it is asked for), the columns the N rows of
+            the other tower and then the K negatives.
+        logits: of the same shape, similarity / temperature.
+        positives: for each row i the sorted columns P(i).
+        negatives: for each row i the sorted columns N(i).
         pairs: the pairs that were summed, by (anchor, other).
         anchor_losses: the value of every anchor, by row, before the policy for lonely anchors drops any.
         counted: the anchors that enter the mean, in row order.

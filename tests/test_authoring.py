@@ -33,6 +33,8 @@ KEPT = (
     "nt_xent_pairwise/one-positive-balanced-tau-half",
     "nt_bxent/one-positive-balanced-tau-half",
     "supcon_epsilon/identical-tied",
+    "supcon/refs-self-some",
+    "info_nce/queue-tau-half",
 )
 RECORDED = rebuild.RECORDED
 DEAREST = "supcon/one-positive-balanced-tau-half"
@@ -522,6 +524,108 @@ def test_every_kind_of_target_and_mask(root: Path, batch: Path) -> None:
     assert rebuild.check({}, root, processes=1).changes == ()
 
 
+def test_references_towers_and_negatives(root: Path, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(root)
+    references, second, queue = EMBEDDINGS[::-1] * 0.5, EMBEDDINGS * [1.0, -2.0], -EMBEDDINGS[1:4]
+    np.save(batch / "references.npy", references[:3])
+    np.save(batch / "second.npy", second)
+    np.save(batch / "queue.npy", queue.astype(np.float32))
+    (batch / "ref-labels.csv").write_text("7\n-3\n7\n")
+    (batch / "self-rows.csv").write_text("-1\n2\n-1\n-1\n0\n")
+    (batch / "mask.csv").write_text("1,0,0\n0,1,1\n0,0,0\n1,1,1\n0,1,0\n")
+    refs = ("--ref-embeddings", batch / "references.npy", "--self-rows", batch / "self-rows.csv")
+    labels = ("--labels", batch / "y.npy", "--ref-labels", batch / "ref-labels.csv")
+    assert call(*arguments("supcon", batch / "z.npy", *refs, *labels, name="referenced")) == 0
+    assert call(*arguments("supcon_in", batch / "z.npy", *refs, "--positives", batch / "mask.csv", name="masked")) == 0
+    (batch / "partners.csv").write_text("0\n1\n1\n2\n2\n")
+    assert call(*arguments("nt_xent", batch / "z.npy", *refs, "--partners", batch / "partners.csv", name="bank")) == 0
+    towers = ("--embeddings-b", batch / "second.npy")
+    assert call(*arguments("info_nce", batch / "z.npy", *towers, "--set", "direction=b_to_a", name="towers")) == 0
+    assert call(*arguments("info_nce", batch / "z.npy", *towers, "--negatives", batch / "queue.npy", name="moco")) == 0
+    assert capsys.readouterr().out.count(" is proved and written") == 5
+
+    case = find_golden("referenced", root)
+    assert case.case.others["ref_embeddings"].tolist() == references[:3].tolist()
+    assert case.case.arguments == {
+        "labels": LABELS.tolist(),
+        "ref_labels": [7, -3, 7],
+        "self_rows": [-1, 2, -1, -1, 0],
+    }
+    assert case.case.members() == [[0, 1, 2], [0, 1], [0, 1, 2], [0, 1, 2], [1, 2]]
+    assert case.case.positives() == [[0, 2], [0], [1], [1], []]
+    assert case.expected.other_gradients["ref_embeddings"].shape == (3, 2)
+    assert find_golden("masked", root).case.positives() == [[0], [1], [], [0, 1, 2], [1]]
+    assert find_golden("bank", root).case.positives() == [[0], [1], [1], [2], [2]]
+    moco, towers_found = find_golden("moco", root), find_golden("towers", root)
+    assert moco.case.arguments == {}
+    assert moco.case.others["negatives"].tolist() == queue.tolist()
+    assert towers_found.case.keywords == {"direction": "b_to_a"}
+
+    # The value, written out anew: a row of the second tower against the first.
+    a, b = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (EMBEDDINGS, second))
+    logits = b @ a.T / 0.07
+    right = np.log(np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)) + logits.max(axis=1)
+    assert towers_found.expected.loss == pytest.approx(float((right - np.diag(logits)).mean()), rel=1e-13)
+
+    assert rebuild.check({}, root, processes=1).changes == ()
+    assert call(*arguments("info_nce", batch / "z.npy", *towers, "--negatives", batch / "queue.npy", name="again")) == 2
+    assert "golden/info_nce/moco is this very evaluation" in capsys.readouterr().err
+    for more in ((), ("--negatives", batch / "second.npy")):
+        assert call(*arguments("info_nce", batch / "z.npy", *towers, *more, "--dry-run", name="another")) == 0
+    assert set(files(root)) == set(before)
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "message"),
+    [
+        ("supcon", {"embeddings-b": "z.npy"}, "--embeddings-b: supcon_loss takes no embeddings_b"),
+        ("nt_bxent", {"ref-embeddings": "z.npy"}, "--ref-embeddings: nt_bxent_loss takes no ref_embeddings"),
+        ("supcon", {"labels": "y.npy", "self-rows": "y.npy"}, "self_rows: expected ref_embeddings with it, got none"),
+        (
+            "supcon",
+            {"labels": "y.npy", "ref-embeddings": "z.npy"},
+            "ref_labels: expected one label per reference, shap",
+        ),
+        (
+            "supcon",
+            {"labels": "y.npy", "ref-embeddings": "z.npy", "ref-labels": "y.npy", "self-rows": "y.npy"},
+            "self_rows: expected rows in the range -1 to 4, got 7 in row 0",
+        ),
+        ("nt_xent", {"partners": "y.npy", "ref-labels": "y.npy"}, "--ref-labels: nt_xent_loss takes no ref_labels"),
+        (
+            "supcon",
+            {"labels": "y.npy", "ref-embeddings": "y.npy"},
+            "ref_embeddings: expected a floating dtype, got int",
+        ),
+        ("info_nce", {}, "info_nce takes --embeddings-b, got none"),
+        ("info_nce", {"embeddings-b": "z.npy", "labels": "y.npy"}, "info_nce takes no --labels: rows of one place are"),
+        ("info_nce", {"embeddings-b": "z.npy", "anchors": "y.npy"}, "--anchors: info_nce_loss takes no anchors"),
+        (
+            "info_nce",
+            {"embeddings-b": "z.npy", "set": "direction=up"},
+            "direction: expected one of both, a_to_b, b_to_a",
+        ),
+        (
+            "info_nce",
+            {"embeddings-b": "z.npy", "set": "negatives=1"},
+            "--set negatives: info_nce_loss has no such opti",
+        ),
+        ("info_nce", {"embeddings-b": "z.npy", "negatives": "no.npy"}, "--negatives "),
+    ],
+)
+def test_wrong_references_and_towers_are_refused_with_one_clear_line(
+    root: Path, batch: Path, loss: str, options: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(root)
+    words = [str(batch / value) if value.endswith(".npy") else value for value in options.values()]
+    given = [word for pair in zip((f"--{name}" for name in options), words, strict=True) for word in pair]
+    assert call(*arguments(loss, batch / "z.npy", *given)) == 2
+    text = capsys.readouterr().err
+    assert text.startswith(f"pairproof: {message}")
+    assert text.count("\n") == 1
+    assert files(root) == before
+
+
 def test_a_dry_run_prints_the_case_and_changes_nothing(
     root: Path, batch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -694,6 +798,19 @@ def test_show_explains_a_case(root: Path, capsys: pytest.CaptureFixture[str]) ->
         "anchor 0: positives 1; negatives 2 3",
     ):
         assert line in text
+    assert call("show", "info_nce/queue-tau-half", "--terms") == 0
+    text = capsys.readouterr().out
+    found = find_golden("info_nce/queue-tau-half")
+    for line in (
+        "golden/info_nce/queue-tau-half: info_nce_loss(embeddings_a, embeddings_b, negatives), van den Oord",
+        "4 rows of 3 numbers in each of two towers, 5 negatives, exact in float64",
+        f"  negatives, row 4: {found.case.others['negatives'][4, 0]!s}, ",
+        f"  gradient by embeddings_b, row 3: {found.expected.other_gradients['embeddings_b'][3, 0]!s}, ",
+        "  direction both (the default)",
+        "anchor 4 (row 0 of embeddings_b): positives 0; negatives 4 5 6 7 8",
+    ):
+        assert line in text
+    assert "negatives not given" not in text
     case = find_golden(DEAREST)
     assert call("show", DEAREST, "--no-terms") == 0
     text = capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +19,12 @@ from pairproof.conformance.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss
 
 ROOMS = {"reference": reference, "fast": fast}
 MAY_IMPORT = {"reference": {"numpy", "scipy"}, "fast": {"torch", "triton"}}
-TENSOR_KEYWORDS = {"positives", "anchors"}
+TENSOR_KEYWORDS = {"positives", "anchors", "ref_embeddings", "ref_labels", "self_rows", "negatives"}
 LOSS_IDS = list(LOSSES)
+
+
+def positional(loss: Loss) -> list[str]:
+    return [*loss.embeddings, *([loss.targets] if loss.targets else [])]
 
 
 def folder(package: ModuleType) -> Path:
@@ -40,11 +45,13 @@ def test_function_lives_in_the_module_of_its_family(room: str, loss: Loss) -> No
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSS_IDS)
 def test_signature_is_the_catalogue_s(room: str, loss: Loss) -> None:
     parameters = list(inspect.signature(getattr(ROOMS[room], loss.function)).parameters.values())
-    embeddings, targets, *keywords = parameters
-    assert (embeddings.name, embeddings.default) == ("embeddings", inspect.Parameter.empty)
-    assert targets.name == loss.targets
-    assert targets.default is (None if "positives" in loss.keywords else inspect.Parameter.empty)
-    assert {embeddings.kind, targets.kind} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    names = positional(loss)
+    first, keywords = parameters[: len(names)], parameters[len(names) :]
+    assert [parameter.name for parameter in first] == names
+    assert {parameter.kind for parameter in first} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    optional = [loss.targets] if "positives" in loss.keywords else []
+    assert [parameter.name for parameter in first if parameter.default is None] == optional
+    assert len([p for p in first if p.default is inspect.Parameter.empty]) == len(names) - len(optional)
     assert {parameter.kind for parameter in keywords} == {inspect.Parameter.KEYWORD_ONLY}
     expected = dict(loss.keywords) | (dict(FAST_ONLY_KEYWORDS) if room == "fast" else {})
     assert {parameter.name: parameter.default for parameter in keywords} == expected
@@ -65,8 +72,20 @@ def test_module_class_is_the_catalogue_s(loss: Loss) -> None:
     options = {name: default for name, default in loss.keywords.items() if name not in TENSOR_KEYWORDS}
     assert {p.name: p.default for p in parameters} == options | dict(FAST_ONLY_KEYWORDS)
     forward = list(inspect.signature(module_class.forward).parameters)
-    assert forward[:3] == ["self", "embeddings", loss.targets]
+    assert forward[:3] == ["self", *positional(loss)]
     assert set(forward[3:]) == TENSOR_KEYWORDS.intersection(loss.keywords)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSS_IDS)
+def test_the_float_matrices_of_a_loss_are_named(loss: Loss) -> None:
+    """What has a gradient: the positional matrices, and the keywords that the functions call [M, D] or [K, D]."""
+    assert len(positional(loss)) == 2
+    assert all(name.startswith("embeddings") for name in loss.embeddings)
+    documented = inspect.getdoc(getattr(reference, loss.function)) or ""
+    if loss.name == "supcon_in":
+        documented = inspect.getdoc(reference.supcon_loss) or ""
+    matrices = {name for name in loss.keywords if re.search(rf"^ +{name}: \[[MK], D\]", documented, re.MULTILINE)}
+    assert set(loss.matrices) == matrices
 
 
 def test_every_loss_function_of_the_rooms_is_in_the_catalogue() -> None:

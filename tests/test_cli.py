@@ -114,3 +114,21 @@ def test_list_names_what_verify_takes(capsys: pytest.CaptureFixture[str]) -> Non
         assert name in text
     assert call("list", "--loss", "nt_bxent") == 0
     assert "supcon_notebook" not in capsys.readouterr().out
+
+
+def test_explain_says_what_is_contrasted_with_what(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("explain", "golden/info_nce/queue-tau-half", "--anchor", "5") == 0
+    text = capsys.readouterr().out
+    assert "info_nce_loss, 4 rows of 3 numbers in each of two towers, 5 negatives" in text
+    assert "columns: 0 to 3 the rows of the other tower, 4 to 8 the negatives" in text
+    assert "anchor 5 (row 1 of embeddings_b): positives 1; negatives 4 5 6 7 8" in text
+    assert call("explain", "golden/supcon/refs-self-some", "--anchor", "0") == 0
+    text = capsys.readouterr().out
+    assert "supcon_loss, 4 rows of 3 numbers, 6 references" in text
+    assert "  self_rows [3, -1, 0, -1]" in text
+    assert "columns: the references" in text
+    assert "anchor 0: positives 2 5; negatives 0 1 4" in text
+    assert call("list", "--loss", "info_nce") == 0
+    text = capsys.readouterr().out
+    assert "info_nce: info_nce_loss(embeddings_a, embeddings_b); van den Oord" in text
+    assert "golden/info_nce/one-negative: info_nce, 3 rows of 3 numbers in each of two towers, 1 negative\n" in text

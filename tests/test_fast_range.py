@@ -1,4 +1,4 @@
-"""Value and gradient of ``pairproof.fast`` against an oracle in ball arithmetic, over the whole range that is promised.
+"""The exact backend of ``pairproof.fast`` against an oracle in ball arithmetic, over the whole range that it promises.
 
 The oracle is a small reverse tape over python-flint's ``arb``, with each formula written out once more from its
 definition. It is exact to far more digits than any float has, so an error found here is the implementation's.
@@ -6,6 +6,7 @@ definition. It is exact to far more digits than any float has, so an error found
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,17 +15,25 @@ import pytest
 import torch
 from flint import arb, ctx
 
-from pairproof.fast import (
-    nt_bxent_loss,
-    nt_xent_loss,
-    nt_xent_pairwise_loss,
-    supcon_epsilon_loss,
-    supcon_in_loss,
-    supcon_loss,
-)
+from pairproof import fast
 
 Tensor = torch.Tensor
 BITS = 3600
+
+
+def exactly(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The backend that promises the whole range."""
+    bound = functools.partial(function, backend="exact")
+    functools.update_wrapper(bound, function)
+    return bound
+
+
+nt_bxent_loss = exactly(fast.nt_bxent_loss)
+nt_xent_loss = exactly(fast.nt_xent_loss)
+nt_xent_pairwise_loss = exactly(fast.nt_xent_pairwise_loss)
+supcon_epsilon_loss = exactly(fast.supcon_epsilon_loss)
+supcon_in_loss = exactly(fast.supcon_in_loss)
+supcon_loss = exactly(fast.supcon_loss)
 
 
 class Node:

@@ -23,7 +23,7 @@ from flint import arb
 from pairproof import fast, reference
 from pairproof.conformance import golden
 from pairproof.conformance.balls import precision
-from pairproof.conformance.cases import Case, call_reference
+from pairproof.conformance.cases import MATRICES, Case, call_reference
 from pairproof.conformance.catalogue import LOSSES
 from pairproof.conformance.certify import (
     BY_CHOICE,
@@ -53,6 +53,11 @@ KEPT = (
     "nt_bxent/asymmetric-pairs",
     "supcon_epsilon/one-positive-balanced-tau-half",
     "supcon_epsilon/identical-tied",
+    "supcon/refs-self-some",
+    "nt_xent/refs-self-some",
+    "nt_xent_pairwise/refs-mask-self",
+    "info_nce/two-towers-tau-half",
+    "info_nce/queue-tau-half",
 )
 """The cases of the small copy on which damage is tried."""
 
@@ -130,11 +135,38 @@ def test_every_value_of_every_keyword_is_used(cases: dict[str, GoldenCase]) -> N
         of_loss = [case.case for case in cases.values() if case.case.loss == loss.name]
         for keyword, allowed in loss.choices.items():
             assert {case.option(keyword) for case in of_loss} == set(allowed), (loss.name, keyword)
-        for keyword in ("anchors", "base_temperature"):
+        for keyword in {"anchors", "base_temperature"} & loss.keywords.keys():
             assert {case.option(keyword) is None for case in of_loss} == {True, False}, (loss.name, keyword)
         assert {case.option("temperature") for case in of_loss} >= {1e-3, 0.01, 0.05, 0.07, 0.1, 0.5, 1.0, 10.0, 100.0}
-        given = {name for case in of_loss for name in case.arguments}
-        assert given == {loss.targets} | ({"positives"} & loss.keywords.keys())
+        given = {name for case in of_loss for name in (*case.arguments, *case.matrices)}
+        arguments = {"positives", "ref_embeddings", "ref_labels", "self_rows", "negatives"} & loss.keywords.keys()
+        assert given == arguments | {*loss.embeddings, loss.targets} - {""}
+
+
+REFERENCED = ("supcon", "supcon_in", "nt_xent", "nt_xent_pairwise")
+
+
+def test_references_and_towers_have_many_cases(cases: dict[str, GoldenCase]) -> None:
+    further = [case.case for case in cases.values() if case.case.others]
+    counts = Counter(case.loss for case in further)
+    assert set(counts) == {*REFERENCED, "info_nce"}
+    assert min(counts.values()) >= 20
+    for loss in REFERENCED:
+        of_loss = [case for case in further if case.loss == loss]
+        assert {np.sign(case.n - case.shape[1]) for case in of_loss} == {-1, 0, 1}, loss
+        assert any(case.n == 1 for case in of_loss), loss
+        assert any(case.shape[1] == 1 for case in of_loss), loss
+        own = [case.arguments["self_rows"] for case in of_loss if "self_rows" in case.arguments]
+        assert len(own) < len(of_loss)
+        assert any(-1 in rows and max(rows) >= 0 for rows in own), loss
+        assert any(-1 not in rows for rows in own), loss
+    assert sum(not all(case.members()) for case in further) >= 3
+    towers = {
+        (case.option("direction"), case.option("reduction"), "negatives" in case.others)
+        for case in further
+        if case.loss == "info_nce"
+    }
+    assert len(towers) == 3 * 3 * 2
 
 
 def test_most_cases_serve_every_dtype(cases: dict[str, GoldenCase]) -> None:
@@ -172,11 +204,15 @@ def test_the_schema_knows_the_catalogue() -> None:
     assert schema["properties"]["loss"]["enum"] == list(LOSSES)
     properties = schema["$defs"]["case"]["properties"]
     keywords = properties["keywords"]["properties"]
-    assert set(keywords) == {name for loss in LOSSES.values() for name in loss.keywords} - {"positives"}
+    assert set(keywords) == {name for loss in LOSSES.values() for name in loss.keywords} - set(golden.ARGUMENTS)
     for name, value in keywords.items():
         allowed = {choice for loss in LOSSES.values() for choice in loss.choices.get(name, ())}
         assert set(value.get("enum", ())) == allowed, name
-    assert set(properties["arguments"]["properties"]) == {"positives"} | {loss.targets for loss in LOSSES.values()}
+    assert set(properties["arguments"]["properties"]) == set(golden.ARGUMENTS)
+    taken = {name for loss in LOSSES.values() for name in (*loss.embeddings[1:], loss.targets, *loss.keywords)}
+    assert set(golden.ARGUMENTS) == taken - set(keywords) - {""}
+    assert set(properties["expected"]["properties"]["gradients"]["properties"]) == set(MATRICES)
+    assert set(MATRICES) == {name for loss in LOSSES.values() for name in (*loss.embeddings[1:], *loss.matrices)}
     assert properties["expected"]["properties"]["gradient_left_out"]["enum"] == list(LEFT_OUT)
 
 
@@ -185,6 +221,7 @@ def test_gradients_are_left_out_for_a_reason(cases: dict[str, GoldenCase]) -> No
         expected = case.expected
         undefined = any(math.isnan(value) for value in expected.values)
         assert (expected.gradient is None) == (expected.gradient_left_out is not None)
+        assert set(expected.other_gradients) == (set() if expected.gradient is None else set(case.case.others))
         assert (expected.gradient_left_out == NAN_LOSS) == undefined
         assert expected.gradient_left_out != TIE or case.case.loss == "supcon_epsilon"
         assert expected.gradient_left_out != BY_CHOICE or case.case.n == 256
@@ -234,7 +271,7 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     ("supcon", put("cases", []), "$.cases: [] should be non-empty"),
     ("supcon", put("cases.0.comment", "x"), "$.cases[0]: Additional properties are not allowed"),
     ("supcon", remove("cases.0.note"), "$.cases[0]: 'note' is a required property"),
-    ("supcon", repeat_first, "$.cases[4].id: 'supcon/one-positive-balanced-tau-half' stands twice"),
+    ("supcon", repeat_first, "$.cases[5].id: 'supcon/one-positive-balanced-tau-half' stands twice"),
     ("supcon", put("cases.0.id", "nt_xent/x"), "$.cases[0].id: expected 'supcon', a slash and a name in small letters"),
     ("supcon", put("cases.0.id", "supcon/One"), "$.cases[0].id: 'supcon/One' does not match"),
     ("supcon", put("cases.0.flags.1", "mystery"), "$.cases[0].flags[1]: golden/flags.json does not explain 'mystery'"),
@@ -320,6 +357,99 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
         "$.cases[0].expected.gradient[5][2]: expected a number, got",
     ),
     ("supcon", put("cases.0.expected.gradient_left_out", TIE), "$.cases[0].expected"),
+    # Cases 4 of supcon, 2 of nt_xent and 3 of nt_xent_pairwise have references, both of info_nce a second tower.
+    (
+        "supcon",
+        put("cases.4.arguments.ref_embeddings.1.0", "1.5"),
+        "$.cases[4].arguments.ref_embeddings[1][0]: expected a number, got '1.5'",
+    ),
+    (
+        "supcon",
+        put("cases.4.arguments.ref_embeddings.1", [0.0, -0.0, 0.0]),
+        "$.cases[4].arguments.ref_embeddings[1]: a zero vector has no cosine",
+    ),
+    (
+        "supcon",
+        put("cases.4.arguments.ref_embeddings", [[1.0, 2.0]]),
+        "$.cases[4].arguments.ref_embeddings: expected shape [1, 3], got [1, 2]",
+    ),
+    (
+        "supcon",
+        put("cases.4.arguments.ref_embeddings.1.0", 1 / 3),
+        "$.cases[4].dtypes: expected ['float64'], the dtypes that hold the embeddings",
+    ),
+    ("supcon", remove("cases.4.arguments.ref_labels"), "$.cases[4].arguments: expected 'ref_labels' with ref_embedd"),
+    (
+        "supcon",
+        put("cases.4.arguments.ref_labels", [0, 1]),
+        "$.cases[4].arguments.ref_labels: expected one entry per reference, 6, got 2",
+    ),
+    (
+        "supcon",
+        put("cases.4.arguments.self_rows", [0, 1]),
+        "$.cases[4].arguments.self_rows: expected one entry per embedding, 4, got 2",
+    ),
+    (
+        "supcon",
+        put("cases.4.arguments.self_rows.0", 6),
+        "$.cases[4].arguments.self_rows[0]: expected a row in the range -1 to 5, got 6",
+    ),
+    ("supcon", put("cases.4.arguments.self_rows.0", -2), "$.cases[4].arguments.self_rows[0]: -2 is less than the min"),
+    ("supcon", put("cases.4.arguments.embeddings_b", [[1.0]]), "$.cases[4].arguments.embeddings_b: supcon_loss has no"),
+    (
+        "supcon",
+        put("cases.0.arguments.self_rows", [-1] * 6),
+        "$.cases[0].arguments.self_rows: no such argument, or not",
+    ),
+    (
+        "supcon",
+        remove("cases.4.expected.gradients"),
+        "$.cases[4].expected.gradients: expected the gradients by ref_embeddings, got none",
+    ),
+    (
+        "supcon",
+        put("cases.4.expected.gradients.ref_embeddings", [[1.0]]),
+        "$.cases[4].expected.gradients.ref_embeddings: expected shape [6, 3], got [1, 1]",
+    ),
+    (
+        "supcon",
+        put("cases.0.expected.gradients", {"ref_embeddings": [[1.0]]}),
+        "$.cases[0].expected.gradients: expected the gradients by nothing, got ref_embeddings",
+    ),
+    ("supcon", put("cases.0.expected.gradients", {}), "$.cases[0].expected.gradients: {} should be non-empty"),
+    ("supcon", put("cases.2.expected.gradients", {"negatives": [[1.0]]}), "$.cases[2].expected"),
+    (
+        "nt_xent",
+        put("cases.1.arguments.partners.0", 3),
+        "$.cases[1].arguments.partners[0]: 3 is out of range, or the row itself",
+    ),
+    ("nt_xent", put("cases.1.arguments.ref_labels", [0] * 6), "$.cases[1].arguments.ref_labels: no such argument"),
+    (
+        "nt_xent_pairwise",
+        put("cases.2.arguments.positives.1", [True] * 4),
+        "$.cases[2].arguments.positives[1]: expected 6 booleans",
+    ),
+    (
+        "nt_xent_pairwise",
+        put("cases.2.arguments.ref_labels", [0] * 6),
+        "$.cases[2].arguments.ref_labels: no such argument",
+    ),
+    ("info_nce", remove("cases.0.arguments.embeddings_b"), "$.cases[0].arguments: {} should be non-empty"),
+    ("info_nce", remove("cases.1.arguments.embeddings_b"), "$.cases[1].arguments: expected 'embeddings_b', got none"),
+    (
+        "info_nce",
+        put("cases.0.arguments.embeddings_b", [[1.0, 2.0, 3.0]]),
+        "$.cases[0].arguments.embeddings_b: expected shape [4, 3], got [1, 3]",
+    ),
+    (
+        "info_nce",
+        put("cases.1.arguments.negatives.1", [1.0]),
+        "$.cases[1].arguments.negatives[1]: has 1 entries, the first row 3",
+    ),
+    ("info_nce", put("cases.0.arguments.labels", [0] * 4), "$.cases[0].arguments: info_nce_loss takes no labels"),
+    ("info_nce", put("cases.0.keywords.direction", "a->b"), "$.cases[0].keywords.direction: 'a->b' is not one of"),
+    ("info_nce", put("cases.0.keywords.direction", "both"), "$.cases[0].keywords.direction: 'both' is the default"),
+    ("info_nce", put("cases.0.keywords.anchors", [True] * 4), "$.cases[0].keywords.anchors: info_nce_loss has no such"),
 ]
 
 
@@ -414,7 +544,7 @@ def test_error_cases_are_refused(room: str, case: golden.ErrorCase) -> None:
 def test_error_cases_reach_every_argument_of_every_loss() -> None:
     for loss in LOSSES.values():
         blamed = {case.argument for case in ERRORS if case.loss == loss.name}
-        assert blamed == {"embeddings", loss.targets, *loss.keywords}, loss.name
+        assert blamed == {*loss.embeddings, loss.targets, *loss.keywords} - {""}, loss.name
 
 
 # Certification.
@@ -533,6 +663,13 @@ def test_identical_embeddings_give_the_logarithm_of_the_rest(cases: dict[str, Go
         ("nt_xent/solved-pairs", math.log1p(2 * math.exp(-40))),
         ("supcon/collapsed-classes", math.log(3 + 4 * math.exp(-8))),
         ("supcon_epsilon/tutorial-constant", 2 * math.log(4) / 5 / (1 + 1e-8)),
+        ("supcon/refs-identical", math.log(5)),
+        ("supcon/refs-one-row-one-reference", 0.0),
+        ("nt_xent/refs-one-reference", 0.0),
+        ("info_nce/identical", math.log(5)),
+        ("info_nce/identical-queue", math.log(7)),
+        ("info_nce/orthogonal", math.log(3)),
+        ("info_nce/solved", math.log1p(2 * math.exp(-40))),
         ("nt_bxent/identical-binary", math.log1p(math.exp(-2)) * 2 / 3 + math.log1p(math.exp(2))),
         ("nt_bxent/no-negative-default-drop", math.log1p(math.exp(-1 / 0.07)) * 3 / 4),
     ],
@@ -574,7 +711,7 @@ def test_other_names_for_the_same_positives_change_nothing(cases: dict[str, Gold
             assert np.array_equal(one.gradient, other.gradient)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "info_nce"])
 def test_the_order_of_the_rows_does_not_matter(cases: dict[str, GoldenCase], loss: str) -> None:
     stacked, interleaved, swapped, permuted, mixed_up = (
         cases[f"{loss}/two-views-{name}"] for name in ("stacked", "interleaved", "swapped", "permuted", "mixed-up")
@@ -591,11 +728,64 @@ def test_cosine_does_not_see_norms(cases: dict[str, GoldenCase], loss: str, expo
     size, power = exponent
     kind, _, suffix = size.partition("-")
     scaled = cases[f"{loss}/{kind}-norms" + (f"-{suffix}" if suffix else "")].expected
-    plain = cases[f"{loss}/one-positive-balanced-tau-half"].expected
+    plain = cases[f"{loss}/{'two-towers' if loss == 'info_nce' else 'one-positive-balanced'}-tau-half"].expected
     assert scaled.loss == plain.loss
     assert scaled.gradient is not None
     assert plain.gradient is not None
     assert np.array_equal(scaled.gradient * 2.0**power, plain.gradient)
+    for name, gradient in plain.other_gradients.items():
+        assert np.array_equal(scaled.other_gradients[name] * 2.0**power, gradient)
+
+
+@pytest.mark.parametrize("loss", REFERENCED)
+def test_a_batch_that_is_its_own_references_is_a_batch(cases: dict[str, GoldenCase], loss: str) -> None:
+    """The value is the same number; the batch's gradient is the sum of the gradients by both."""
+    name = "one-positive-balanced-tau-half" if loss == "nt_xent" else "unbalanced-classes"
+    plain, referenced = cases[f"{loss}/{name}"], cases[f"{loss}/refs-self-all"]
+    assert np.array_equal(referenced.case.others["ref_embeddings"], plain.case.embeddings)
+    assert referenced.expected.loss == plain.expected.loss
+    assert referenced.expected.anchors == plain.expected.anchors
+    total = referenced.expected.gradient + referenced.expected.other_gradients["ref_embeddings"]
+    np.testing.assert_allclose(total, plain.expected.gradient, rtol=1e-14, atol=1e-16)
+
+
+def test_references_that_are_no_anchors(cases: dict[str, GoldenCase]) -> None:
+    """-1 says of every row what is said by not giving self_rows; another offset leaves strangers out."""
+    plain, none = cases["supcon/refs-tau-half"].expected, cases["supcon/refs-self-none"].expected
+    assert none.loss == plain.loss
+    assert np.array_equal(none.gradient, plain.gradient)
+    assert np.array_equal(none.other_gradients["ref_embeddings"], plain.other_gradients["ref_embeddings"])
+    for loss in ("supcon", "nt_xent"):
+        right, wrong = (cases[f"{loss}/refs-gathered-{name}"].expected for name in ("second-rank", "first-offset"))
+        assert right.loss != wrong.loss
+    for policy, value in {"zero": 0.0, "drop": None, "nan": math.nan}.items():
+        case = cases[f"supcon/refs-nothing-left-{policy}"]
+        assert case.case.members()[0] == []
+        found = case.value_of_anchor().get(0)
+        assert found == value or (math.isnan(value or 0.0) and math.isnan(found or 0.0))
+
+
+def test_towers_changed_about_change_their_gradients_about(cases: dict[str, GoldenCase]) -> None:
+    plain, swapped = (cases[f"info_nce/{name}"].expected for name in ("two-towers-tau-half", "swapped"))
+    assert swapped.loss == plain.loss
+    assert np.array_equal(swapped.gradient, plain.other_gradients["embeddings_b"])
+    assert np.array_equal(swapped.other_gradients["embeddings_b"], plain.gradient)
+    there, back = (cases[f"info_nce/{name}-none"].expected for name in ("a-to-b", "b-to-a"))
+    assert plain.anchors == (*there.anchors, *back.anchors)
+    assert cases["info_nce/swapped-one-way"].expected.loss == cases["info_nce/a-to-b-mean"].expected.loss
+    assert there.loss != back.loss
+    for name in ("permuted", "permuted-queue"):
+        right = cases["info_nce/queue-tau-half" if name == "permuted-queue" else "info_nce/two-towers-tau-half"]
+        assert cases[f"info_nce/{name}"].expected.loss == right.expected.loss
+    assert cases["info_nce/one-tower-permuted"].expected.loss != plain.loss
+
+
+def test_an_only_pair_has_nothing_to_lose(cases: dict[str, GoldenCase]) -> None:
+    expected = cases["info_nce/one-pair"].expected
+    assert expected.anchors == (0.0, 0.0)
+    assert expected.gradient is not None
+    assert not expected.gradient.any()
+    assert not expected.other_gradients["embeddings_b"].any()
 
 
 def test_none_is_what_mean_and_sum_are_made_of(cases: dict[str, GoldenCase]) -> None:
@@ -640,10 +830,16 @@ def test_rebuilding_restores_what_can_be_computed(small: Path) -> None:
         del data["cases"][0]["expected"]
         data["cases"][1]["dtypes"] = ["float64"]
         data["cases"][3]["expected"]["gradient"][0][1] += 1e-9
+        data["cases"][4]["expected"]["gradients"]["ref_embeddings"][5][2] += 1e-9
 
     edit(small, "supcon", damage)
     changes = check(small, processes=1)
-    assert [change.split(": ")[2] for change in changes] == ["expected", "dtypes", "expected.gradient[0][1]"]
+    assert [change.split(": ")[2] for change in changes] == [
+        "expected",
+        "dtypes",
+        "expected.gradient[0][1]",
+        "expected.gradients.ref_embeddings[5][2]",
+    ]
     assert rebuild(small, processes=1) == changes
     assert files(small) == before
 

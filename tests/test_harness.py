@@ -10,14 +10,20 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 
+from pairproof import fast
 from pairproof.conformance import run as running
 from pairproof.conformance.cases import Case
+from pairproof.conformance.certify import certify
 from pairproof.conformance.compare import Outcome, compare
 from pairproof.conformance.golden import load_golden
-from pairproof.conformance.oracle import Truth, stored_truth, truth
+from pairproof.conformance.oracle import Truth, stored_truth, truth, weights
 from pairproof.conformance.peers import Deviation, Implementation, Unavailable
 from pairproof.conformance.peers.base import normalised
+from pairproof.conformance.peers.documents import StackedCriterion
+from pairproof.conformance.peers.fast import Fast, FastDense, FastExact, FastTiled
+from pairproof.conformance.peers.pml import PytorchMetricLearning
 from pairproof.conformance.peers.reference import Reference
 from pairproof.conformance.peers.supcontrast import SupContrast, SupContrastToday, load_file
 from pairproof.conformance.plain import plain_outcome
@@ -29,14 +35,34 @@ ROWS = np.array([[1.0, 0.5, -0.25], [0.75, -1.0, 0.5], [-0.5, 0.25, 1.5], [1.25,
 CASE = Case("test/case", "supcon", ROWS, {"labels": [0, 1, 0, 1]}, {"temperature": 0.5})
 
 
+OTHERS = np.array([[-0.5, 1.0, 0.75], [1.5, 0.25, -1.0], [0.5, 0.5, -0.125], [-0.25, -1.0, 1.0], [1.0, -0.5, 0.375]])
+REFERENCED = Case(
+    "test/references",
+    "supcon",
+    ROWS,
+    {"labels": [0, 1, 0, 1], "ref_labels": [1, 0, 0, 1, 0], "self_rows": [2, -1, -1, 0]},
+    {"temperature": 0.5},
+    others={"ref_embeddings": OTHERS},
+)
+TOWERS = Case("test/towers", "info_nce", ROWS, {}, {"temperature": 0.5}, others={"embeddings_b": OTHERS[:4]})
+QUEUE = replace(TOWERS, id="test/queue", others={"embeddings_b": OTHERS[:4], "negatives": -OTHERS[1:]})
+FURTHER = (REFERENCED, TOWERS, QUEUE)
+
+
 def outcome(true: Truth) -> Outcome:
     assert true.gradient is not None
-    return Outcome(values=list(true.values), gradient=true.gradient.copy(), anchors=dict(true.anchors))
+    return Outcome(
+        values=list(true.values),
+        gradient=true.gradient.copy(),
+        anchors=dict(true.anchors),
+        other_gradients={name: gradient.copy() for name, gradient in true.other_gradients.items()},
+    )
 
 
-def test_the_truth_conforms_to_itself() -> None:
-    true = truth(CASE)
-    comparison = compare(CASE, true, outcome(true), bounds(CASE, true, "float64"))
+@pytest.mark.parametrize("case", [CASE, *FURTHER], ids=lambda case: case.id)
+def test_the_truth_conforms_to_itself(case: Case) -> None:
+    true = truth(case)
+    comparison = compare(case, true, outcome(true), bounds(case, true, "float64"))
     assert comparison.ratio == 0
     assert not comparison.first
 
@@ -52,6 +78,84 @@ def test_bounds_are_a_few_roundings_wide(dtype: str) -> None:
     norms = np.linalg.norm(true.gradient, axis=1)
     assert (found.rows < 1000 * unit_roundoff(dtype) * norms.max()).all()
     assert (found.rows > unit_roundoff(dtype) * norms / 2).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("case", FURTHER, ids=lambda case: case.id)
+def test_bounds_of_every_matrix_are_a_few_roundings_wide(case: Case, dtype: str) -> None:
+    true = truth(case)
+    found = bounds(case, true, dtype)
+    assert set(found.other_rows) == set(case.others) == set(true.other_gradients)
+    for name, rows in found.other_rows.items():
+        norms = np.linalg.norm(true.other_gradients[name], axis=1)
+        assert (rows < 1000 * unit_roundoff(dtype) * norms.max()).all()
+        assert (rows > unit_roundoff(dtype) * norms / 2).all()
+
+
+@pytest.mark.parametrize("case", FURTHER, ids=lambda case: case.id)
+def test_every_road_meets_the_truth_by_every_matrix(case: Case) -> None:
+    """The balls, the complex step and the straightforward torch road: three ways to every gradient."""
+    true = truth(case)
+    proved = certify(case)
+    assert proved.loss == true.loss
+    for name, gradient in proved.other_gradients.items():
+        assert np.array_equal(gradient, true.other_gradients[name])
+    loops, plain = Reference({}, "cpu").evaluate(case, "float64"), plain_outcome(case, "float64")
+    for found in (loops, plain):
+        assert set(found.other_gradients) == set(case.others)
+        assert compare(case, true, found, bounds(case, true, "float64")).ratio <= 1
+
+
+@pytest.mark.parametrize("case", FURTHER, ids=lambda case: case.id)
+def test_weights_are_softmaxes_without_their_positives(case: Case) -> None:
+    """Over A(i) they add up to nothing; outside it they are nothing."""
+    found = weights(case)
+    assert found.shape == case.shape
+    np.testing.assert_allclose(found.sum(axis=1), 0, atol=1e-15)
+    for i, members in enumerate(case.members()):
+        outside = [j for j in range(case.shape[1]) if j not in members]
+        assert not found[i, outside].any()
+        assert found[i, members].all()
+
+
+def test_every_matrix_decides_which_dtypes_hold_a_case() -> None:
+    assert REFERENCED.holds_in("bfloat16")
+    for name in QUEUE.others:
+        assert not replace(QUEUE, others={**QUEUE.others, name: QUEUE.others[name] / 3}).holds_in("float32")
+
+
+def test_a_differing_gradient_is_named_with_its_matrix() -> None:
+    true = truth(QUEUE)
+    allowed = bounds(QUEUE, true, "float64")
+    good = outcome(true)
+
+    def first(**changes: np.ndarray) -> str:
+        others = {name: changes.get(name, gradient) for name, gradient in good.other_gradients.items()}
+        return compare(QUEUE, true, replace(good, other_gradients=others), allowed).first
+
+    changed = good.other_gradients["negatives"].copy()
+    changed[3, 1] += 1e-9
+    assert first(negatives=changed).startswith("gradient of negatives, row 3: worst at column 1, expected ")
+    changed[2, 0] = np.inf
+    assert first(negatives=changed).startswith("gradient of negatives, row 2: expected finite numbers, got [inf, ")
+    text = first(embeddings_b=changed[:2])
+    assert text == "gradient of embeddings_b: expected shape [4, 3], got [2, 3]"
+    assert good.gradient is not None
+    swapped = replace(good, gradient=-good.gradient)
+    assert compare(QUEUE, true, swapped, allowed).first.startswith("gradient of embeddings_a, row 0: worst at column ")
+    none = compare(QUEUE, true, replace(good, other_gradients={}), allowed)
+    assert none.first == "gradient of embeddings_b: expected shape [4, 3], got none"
+    assert none.ratio == np.inf
+
+
+def test_similarities_are_those_that_the_reference_recorded() -> None:
+    true = truth(QUEUE)
+    assert true.similarity is not None
+    found = Reference({}, "cpu").evaluate(QUEUE, "float64")
+    assert found.terms is not None
+    true.similarity[5, 6] += 1e-9
+    first = compare(QUEUE, true, found, bounds(QUEUE, true, "float64")).first
+    assert first.startswith("similarity of anchor and column 5 and 6: expected ")
 
 
 def test_the_first_differing_term_is_named() -> None:
@@ -221,9 +325,72 @@ def test_a_path_is_loaded_live(tmp_path: Path) -> None:
         load_file(tmp_path / "other.py")
 
 
-def test_rows_are_normalised_without_overflow() -> None:
-    import torch
+def test_the_yardstick_is_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Truth, bounds and the straightforward outcome are dear: they are shared by everyone who is judged on a case."""
+    made: list[str] = []
 
+    def counted(name: str) -> None:
+        right = getattr(running, name)
+
+        def count(*given: object) -> object:
+            made.append(name)
+            return right(*given)
+
+        monkeypatch.setattr(running, name, count)
+
+    for name in ("stored_truth", "bounds", "plain_outcome"):
+        counted(name)
+    names = ("fast", "fast-dense", "fast-tiled", "fast-exact", "reference")
+    report = run(Selection(cases=("golden/supcon/refs-self-some",), implementations=names, processes=1))
+    assert len(report.checks) == 4 * 4 + 1
+    assert sorted(made) == ["bounds"] * 4 + ["plain_outcome"] * 4 + ["stored_truth"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"), [(Fast, None), (FastDense, "dense"), (FastTiled, "tiled"), (FastExact, "exact")]
+)
+def test_every_road_of_fast_is_asked_for_by_its_name(
+    kind: type[Fast], backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    right = fast.info_nce_loss
+
+    def ask(*given: object, **options: object) -> object:
+        asked.append(options.pop("backend", None))
+        for name in ("embeddings_a", "embeddings_b", "negatives"):
+            assert isinstance(options[name], torch.Tensor)
+        return right(*given, **options)
+
+    monkeypatch.setattr(fast, "info_nce_loss", ask)
+    found = kind({}, "cpu").evaluate(QUEUE, "float64")
+    assert asked == [backend, backend]
+    true = truth(QUEUE)
+    assert compare(QUEUE, true, found, bounds(QUEUE, true, "float64")).ratio <= 1
+
+
+NEEDS_PML = "pytorch-metric-learning is not installed: pip install 'pairproof[pml]'"
+
+
+def test_who_has_no_references_says_so() -> None:
+    pytest.importorskip("pytorch_metric_learning", reason=NEEDS_PML)
+    paired = replace(REFERENCED, loss="nt_xent", arguments={"partners": [0, 3, 1, 1]}, keywords={"temperature": 0.5})
+    for kind in (SupContrastToday, StackedCriterion):
+        assert kind({}, "cpu").refuses(paired) == "has no references in place of the batch"
+        assert kind({}, "cpu").refuses(TOWERS) == "has no info_nce"
+    pml = PytorchMetricLearning({}, "cpu")
+    assert pml.refuses(paired) is None
+    assert pml.refuses(REFERENCED) == "leaves no row of the references out"
+
+
+def test_pml_gives_gradients_by_the_references() -> None:
+    pytest.importorskip("pytorch_metric_learning", reason=NEEDS_PML)
+    case = replace(REFERENCED, arguments={k: v for k, v in REFERENCED.arguments.items() if k != "self_rows"})
+    true = truth(case)
+    found = PytorchMetricLearning({}, "cpu").evaluate(case, "float64")
+    assert compare(case, true, found, bounds(case, true, "float64")).ratio <= 1
+
+
+def test_rows_are_normalised_without_overflow() -> None:
     case = replace(CASE, embeddings=ROWS * np.array([1e-300, 1.0, 1e300, 1e-12])[:, None])
     rows = normalised(torch.tensor(case.embeddings), case)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(4, dtype=torch.float64))

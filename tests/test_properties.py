@@ -19,7 +19,7 @@ from pairproof.conformance.cases import Case, call_reference
 from pairproof.conformance.catalogue import LOSSES
 from pairproof.conformance.certify import certify
 from pairproof.conformance.compare import Outcome
-from pairproof.conformance.peers.fast import Fast
+from pairproof.conformance.peers.fast import Fast, FastExact, FastTiled
 from pairproof.conformance.peers.reference import Reference
 from pairproof.conformance.peers.scipy_road import ScipyRoad
 from pairproof.conformance.properties import PROPERTIES, Property, Refused, Subject, batches, hunt
@@ -28,7 +28,13 @@ Evaluate = Callable[[Case], Outcome]
 
 torch.set_num_threads(1)
 FAST = Fast({}, "cpu")
-OURS = (Subject.of(Reference({}, "cpu"), "float64"), Subject.of(FAST, "float64"), Subject.of(FAST, "float32"))
+OURS = (
+    Subject.of(Reference({}, "cpu"), "float64"),
+    Subject.of(FAST, "float64"),
+    Subject.of(FAST, "float32"),
+    Subject.of(FastTiled({}, "cpu"), "float32"),
+    Subject.of(FastExact({}, "cpu"), "float32"),
+)
 BY_NAME = {prop.name: prop for prop in PROPERTIES}
 EXAMPLES = 10
 ASKED = [(prop, loss) for prop in PROPERTIES for loss in prop.losses]
@@ -149,6 +155,23 @@ def stacked(case: Case) -> Mapping[str, Any]:
     return {"partners": [(i + case.n // 2) % case.n for i in range(case.n)]}
 
 
+def detached_tower(case: Case) -> Outcome:
+    """The second tower gets no gradient."""
+    found = honest(case)
+    others = {name: gradient * (name != "embeddings_b") for name, gradient in found.other_gradients.items()}
+    return replace(found, other_gradients=others)
+
+
+def rows_beside_the_queue(case: Case) -> Outcome:
+    """With negatives, the rows of the second tower stay in the denominator, all but the first."""
+    if "negatives" not in case.others:
+        return honest(case)
+    more = np.concatenate([case.others["negatives"], case.others["embeddings_b"][1:]])
+    found = honest(replace(case, others={**case.others, "negatives": more}))
+    cut = {**found.other_gradients, "negatives": found.other_gradients["negatives"][: len(case.others["negatives"])]}
+    return replace(found, other_gradients=cut)
+
+
 DEFAULTS = dict.fromkeys(("anchors", "base_temperature"))
 PLAIN = {"denominator": "all", "reduction": "mean", "no_positive": "zero", "no_negative": "zero", **DEFAULTS}
 
@@ -164,6 +187,13 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
         ("rotation",),
         changed(embeddings=lambda case: case.embeddings * ([1.0] * (case.embeddings.shape[1] - 1) + [2.0])),
     ),
+    "one direction where both are meant": (
+        "info_nce",
+        ("towers",),
+        keyword("direction", lambda direction: "a_to_b" if direction == "both" else direction),
+    ),
+    "the second tower is detached": ("info_nce", ("no torque", "towers"), detached_tower),
+    "rows beside the queue": ("info_nce", ("permutation", "identical rows", "hot"), rows_beside_the_queue),
     "rows are never normalised": (
         "nt_xent_pairwise",
         ("scale", "orthogonal gradient"),

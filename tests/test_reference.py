@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,18 +112,37 @@ CASES = [
     Case("d", "nt_xent_pairwise", ROWS, {"labels": [0, 0, 0, 1, 1]}, {"reduction": "mean_pairs"}),
     Case("e", "nt_bxent", ROWS, {"positive_pairs": [[0, 1], [3, 2]]}, {"reduction": "none"}),
     Case("f", "supcon_epsilon", ROWS, {"labels": LABELS}, {"temperature": 0.2}),
+    Case(
+        "g",
+        "supcon",
+        ROWS,
+        {"labels": LABELS, "ref_labels": [0, 1, 1, 0], "self_rows": [-1, 2, -1, 0, -1]},
+        {"temperature": 0.3},
+        others={"ref_embeddings": ROWS[1:] * 0.75 + 0.125},
+    ),
+    Case(
+        "h",
+        "info_nce",
+        ROWS[:4],
+        {},
+        {"temperature": 0.3},
+        others={"embeddings_b": ROWS[1:] * 0.75 + 0.125, "negatives": ROWS[:2] + 0.25},
+    ),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.loss)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.loss}-{c.id}")
 def test_complex_step_is_the_gradient_over_balls(case: Case) -> None:
     true = truth(case)
     assert true.gradient is not None
-    assert np.abs(true.gradient).max() > 1e-3
-    np.testing.assert_allclose(complex_step(case), true.gradient, rtol=1e-11, atol=1e-14)
+    stepped = complex_step(case)
+    assert stepped.keys() == case.matrices.keys()
+    for name, gradient in {case.first: true.gradient, **true.other_gradients}.items():
+        assert np.abs(gradient).max() > 1e-3
+        np.testing.assert_allclose(stepped[name], gradient, rtol=1e-11, atol=1e-14)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.loss)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.loss}-{c.id}")
 def test_differences_approach_the_gradient(case: Case) -> None:
     """A second road to the derivative, that shares no line with the tape."""
     true = truth(case)
@@ -133,7 +153,7 @@ def test_differences_approach_the_gradient(case: Case) -> None:
         def value(shift: float, i: int = i, d: int = d) -> float:
             moved = case.embeddings.copy()
             moved[i, d] += shift
-            return math.fsum(truth(Case(case.id, case.loss, moved, case.arguments, case.keywords)).values)
+            return math.fsum(truth(replace(case, embeddings=moved)).values)
 
         assert (value(step) - value(-step)) / (2 * step) == pytest.approx(true.gradient[i, d], rel=1e-5, abs=1e-8)
 

@@ -2,7 +2,7 @@
 
 from .base import Deviation, Implementation, Unavailable
 from .documents import DOCUMENTS
-from .fast import Fast
+from .fast import Fast, FastDense, FastExact, FastTiled
 from .pml import PytorchMetricLearning
 from .reference import Reference
 from .scipy_road import ScipyRoad
@@ -12,6 +12,9 @@ ALL: tuple[type[Implementation], ...] = (
     Reference,
     ScipyRoad,
     Fast,
+    FastDense,
+    FastTiled,
+    FastExact,
     PytorchMetricLearning,
     SupContrast,
     SupContrastToday,

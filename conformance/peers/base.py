@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -78,17 +79,43 @@ class Implementation(ABC):
 
     def tensor(self, case: Case, dtype: str) -> torch.Tensor:
         """The embeddings [N, D] as a leaf tensor that requires a gradient."""
-        values = torch.tensor(case.embeddings, dtype=torch.float64)
-        return values.to(self.device, getattr(torch, dtype)).requires_grad_()
+        return self.tensors(case, dtype)[case.first]
+
+    def tensors(self, case: Case, dtype: str) -> dict[str, torch.Tensor]:
+        """Every float matrix that goes in, by its argument, as a leaf tensor that requires a gradient."""
+        kind = getattr(torch, dtype)
+        return {
+            name: torch.tensor(matrix, dtype=torch.float64).to(self.device, kind).requires_grad_()
+            for name, matrix in case.matrices.items()
+        }
 
 
-def outcome_of(loss: torch.Tensor, embeddings: torch.Tensor, anchors: dict[int, float] | None = None) -> Outcome:
-    """The outcome of a torch loss, its gradient taken (of the sum, for one value per anchor)."""
+def outcome_of(
+    loss: torch.Tensor,
+    embeddings: torch.Tensor,
+    anchors: dict[int, float] | None = None,
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> Outcome:
+    """The outcome of a torch loss, its gradients taken (of the sum, for one value per anchor).
+
+    Args:
+        loss: the value, or one per anchor.
+        embeddings: a leaf tensor.
+        anchors: every anchor's value by row, where they are known.
+        others: further leaf tensors, by name.
+    """
     values = loss.detach().double().cpu().reshape(-1).tolist()
-    gradient = torch.zeros_like(embeddings)
+    leaves = [embeddings, *others.values()]
+    gradients = [torch.zeros_like(leaf) for leaf in leaves]
     if loss.requires_grad:
-        (gradient,) = torch.autograd.grad(loss.sum(), embeddings)
-    return Outcome(values=values, gradient=gradient.double().cpu().numpy(), anchors=anchors)
+        gradients = list(torch.autograd.grad(loss.sum(), leaves, materialize_grads=True))
+    gradient, *rest = (found.double().cpu().numpy() for found in gradients)
+    return Outcome(values, gradient, anchors, other_gradients=dict(zip(others, rest, strict=True)))
+
+
+def takes_a_batch_alone(case: Case) -> str | None:
+    """Why a case is not for an implementation that contrasts a batch with itself and with nothing else."""
+    return "has no references in place of the batch" if "ref_embeddings" in case.others else None
 
 
 def normalised(embeddings: torch.Tensor, case: Case) -> torch.Tensor:
@@ -110,7 +137,7 @@ def norms_leave(case: Case, dtype: str, smallest: float) -> bool:
     if case.option("similarity") != "cosine":
         return False
     info = torch.finfo(getattr(torch, dtype))
-    norms = [math.hypot(*row) for row in case.embeddings.tolist()]
+    norms = [math.hypot(*row) for matrix in case.matrices.values() for row in matrix.tolist()]
     return min(norms) < smallest or max(norms) > math.sqrt(info.max) or min(norms) < math.sqrt(info.tiny)
 
 
@@ -122,13 +149,18 @@ def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def logits(case: Case) -> npt.NDArray[np.float64]:
-    """Similarities over the temperature, [N, N], with the similarities' own diagonal."""
-    z = case.embeddings
+    """Similarities over the temperature, of the case's shape, with the similarities' own diagonal."""
+    given = dict(case.matrices)
     if case.option("similarity") == "cosine":
-        z = z / np.max(np.abs(z), axis=1, keepdims=True)
-        z = z / np.linalg.norm(z, axis=1, keepdims=True)
+        for name, z in given.items():
+            z = z / np.max(np.abs(z), axis=1, keepdims=True)
+            given[name] = z / np.linalg.norm(z, axis=1, keepdims=True)
+    found = np.zeros(case.shape)
     with np.errstate(over="ignore"):
-        return np.asarray(z @ z.T / float(case.option("temperature")))
+        for block in case.blocks():
+            part = given[block.left] @ given[block.right].T
+            found[block.row : block.row + len(part), block.column : block.column + part.shape[1]] = part
+        return np.asarray(found / float(case.option("temperature")))
 
 
 def lonely(case: Case) -> bool:

@@ -13,7 +13,7 @@ from ..cases import Case
 from ..compare import Outcome
 from ..oracle import Truth
 from ..tolerances import bounds
-from .base import Deviation, Implementation, logits, norms_leave, outcome_of, stacked_order
+from .base import Deviation, Implementation, logits, norms_leave, outcome_of, stacked_order, takes_a_batch_alone
 
 
 def pair_nt_xent(x: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -80,6 +80,9 @@ class _Document(Implementation):
         """What the document's function cannot be asked."""
         if case.loss not in self.losses:
             return f"has no {case.loss}"
+        alone = takes_a_batch_alone(case)
+        if alone is not None:
+            return alone
         for option in ("anchors", "base_temperature"):
             if case.option(option) is not None:
                 return f"has no {option}"

@@ -1,13 +1,15 @@
-"""Our own torch implementation, in every dtype that holds a case's inputs."""
+"""Our own torch implementation, in every dtype that holds a case's inputs and by each of its roads."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
 import pairproof
 from pairproof import fast
+from pairproof.fast.engine import tiles_of
 
 from ..cases import Case
 from ..catalogue import LOSSES
@@ -27,12 +29,14 @@ PARTNERS = {"stacked_partners": _stacked, "interleaved_partners": _interleaved}
 
 
 class Fast(Implementation):
-    """The vectorised losses of ``fast/``."""
+    """The vectorised losses of ``fast/``, on the road that they choose themselves."""
 
     name: ClassVar[str] = "fast"
     title: ClassVar[str] = "pairproof.fast, torch"
     held_to_plain: ClassVar[bool] = True
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16")
+    backend: ClassVar[str | None] = None
+    """The road that is asked for; None asks for none."""
 
     def version(self) -> str:
         """The package's version and torch's."""
@@ -43,26 +47,61 @@ class Fast(Implementation):
         return None
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Value and gradient, and the values of all anchors from a second call."""
-        embeddings = self.tensor(case, dtype)
-        loss = self._loss(case, embeddings)
+        """Value and gradients, and the values of all anchors from a second call."""
+        given = self.tensors(case, dtype)
+        loss = self._loss(case, given)
         policy = {"no_positive": "zero"} if case.option("no_positive") == "drop" else {}
         with torch.no_grad():
-            each = self._loss(case, embeddings, reduction="none", **policy)
-        return outcome_of(loss, embeddings, dict(zip(case.anchors(), each.double().cpu().tolist(), strict=True)))
+            each = self._loss(case, given, reduction="none", **policy)
+        anchors = dict(zip(case.anchors(), each.double().cpu().tolist(), strict=True))
+        return outcome_of(loss, given.pop(case.first), anchors, given)
 
-    def _loss(self, case: Case, embeddings: torch.Tensor, **changed: Any) -> torch.Tensor:
+    def _loss(self, case: Case, matrices: Mapping[str, torch.Tensor], **changed: Any) -> torch.Tensor:
         given: dict[str, Any] = {**case.keywords, **changed}
         for name, value in case.arguments.items():
             dtype = torch.bool if name == "positives" else torch.int64
             given[name] = torch.tensor(value, dtype=dtype, device=self.device)
         for layout in (fast.stacked_partners, fast.interleaved_partners):
             # Where a case has partners that a layout names, the helper of that name provides them.
-            if "partners" in given and list(case.arguments["partners"]) == PARTNERS[layout.__name__](case.n):
+            if (
+                "partners" in given
+                and not case.others
+                and list(case.arguments["partners"]) == PARTNERS[layout.__name__](case.n)
+            ):
                 given["partners"] = layout(case.n, device=self.device)
         if "positive_pairs" in given:
             given["positive_pairs"] = given["positive_pairs"].reshape(-1, 2)
         if given.get("anchors") is not None:
             given["anchors"] = torch.tensor(given["anchors"], dtype=torch.bool, device=self.device)
-        loss: torch.Tensor = getattr(fast, LOSSES[case.loss].function)(embeddings, **given)
+        if self.backend is not None:
+            given["backend"] = self.backend
+        loss: torch.Tensor = getattr(fast, LOSSES[case.loss].function)(**matrices, **given)
         return loss
+
+
+class FastDense(Fast):
+    """The same, asked for the dense road."""
+
+    name: ClassVar[str] = "fast-dense"
+    title: ClassVar[str] = 'pairproof.fast, torch, backend="dense"'
+    backend: ClassVar[str | None] = "dense"
+
+
+class FastTiled(Fast):
+    """The same, asked for the tiled road, with tiles so small that a case's rows lie in several of them."""
+
+    name: ClassVar[str] = "fast-tiled"
+    title: ClassVar[str] = 'pairproof.fast, torch, backend="tiled", 4 rows a tile'
+    backend: ClassVar[str | None] = "tiled"
+
+    def _loss(self, case: Case, matrices: Mapping[str, torch.Tensor], **changed: Any) -> torch.Tensor:
+        with tiles_of(4):
+            return super()._loss(case, matrices, **changed)
+
+
+class FastExact(Fast):
+    """The same, asked for the float64 road."""
+
+    name: ClassVar[str] = "fast-exact"
+    title: ClassVar[str] = 'pairproof.fast, torch, backend="exact"'
+    backend: ClassVar[str | None] = "exact"

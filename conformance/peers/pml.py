@@ -11,12 +11,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from ..cases import Case, call_reference
 from ..compare import Outcome
 from ..oracle import PROVE_UP_TO, Truth
-from ..tolerances import unit_roundoff
+from ..tolerances import bounds, unit_roundoff
 from .base import Deviation, Implementation, Unavailable, lonely, norms_leave, outcome_of
 
 LARGEST_PAIRS = 4_000_000
@@ -25,20 +26,24 @@ LARGEST_PAIRS = 4_000_000
 
 def _saturates(case: Case, dtype: str) -> bool:
     """Whether some pair's true loss comes within a few units of the largest that the logarithm can give."""
-    if case.n > PROVE_UP_TO:
+    if case.size > PROVE_UP_TO:
         return False
     largest = max((float(pair.value) for pair in call_reference(case).terms.pairs.values()), default=0.0)
     return largest > -math.log(torch.finfo(getattr(torch, dtype)).tiny) - 8
 
 
 def _solved_anchors_matter(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether leaving out the anchors whose loss rounds to 0 changes the mean by more than rounding does."""
+    """Whether leaving out the anchors whose loss rounds to 0 changes the mean, or a gradient, by more than rounding."""
     positives = case.positives()
     values = [value for i, value in true.anchors.items() if positives[i]]
     roundoff = unit_roundoff(dtype)
     left = [value for value in values if value > roundoff]
-    if len(left) == len(values) or not left:
+    if len(left) == len(values):
         return False
+    if not left:
+        # The loss is 0 to rounding, but a reference that is nobody's positive has a gradient that nothing cancels.
+        rows = bounds(case, true, dtype).other_rows
+        return any((np.linalg.norm(found, axis=1) > rows[name]).any() for name, found in true.other_gradients.items())
     return sum(values) / len(left) - sum(values) / len(values) > 4 * roundoff
 
 
@@ -48,7 +53,13 @@ def _sum_overflows(dtype: str, true: Truth) -> bool:
 
 
 def _no_negatives(case: Case) -> bool:
-    return all(len(p) == case.n - 1 for p in case.positives())
+    return all(len(p) == len(members) for p, members in zip(case.positives(), case.members(), strict=True))
+
+
+def _one_pair_each(case: Case) -> bool:
+    """Whether there are no two positive pairs and no two negative pairs, and yet something to lose."""
+    positives = sum(map(len, case.positives()))
+    return positives == 1 and sum(map(len, case.members())) == 2
 
 
 def _no_positives(case: Case) -> bool:
@@ -68,6 +79,7 @@ class PytorchMetricLearning(Implementation):
                 and case.option("no_positive") == "zero"
                 and lonely(case)
                 and any(case.positives())
+                and max(true.anchors.values()) > 0
             ),
             reason="SupConLoss averages over the anchors with a loss above 0, so one without positive is not counted",
             link="https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning/reducers/avg_non_zero_reducer.py",
@@ -80,6 +92,7 @@ class PytorchMetricLearning(Implementation):
                 and len({len(p) for p in case.positives()}) > 1
                 and not _no_positives(case)
                 and not _no_negatives(case)
+                and max(true.anchors.values()) > 0
             ),
             reason="NTXentLoss averages over positive pairs, not over each anchor's mean: unbalanced classes differ",
             link="https://github.com/KevinMusgrave/pytorch-metric-learning/issues/6",
@@ -111,9 +124,18 @@ class PytorchMetricLearning(Implementation):
         ),
         Deviation(
             name="no negatives, no loss",
-            applies=lambda case, dtype, true: case.loss == "supcon" and case.n > 2 and _no_negatives(case),
+            applies=lambda case, dtype, true: (
+                case.loss == "supcon" and any(len(p) > 1 for p in case.positives()) and _no_negatives(case)
+            ),
             reason="SupConLoss returns 0 for a batch without negatives, where the loss is positive",
             link="https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning/losses/supcon_loss.py",
+        ),
+        Deviation(
+            name="one pair is no loss",
+            applies=lambda case, dtype, true: _one_pair_each(case),
+            reason="with at most one positive and one negative pair in all, which takes references to happen, the"
+            " package returns 0",
+            link="https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning/losses/generic_pair_loss.py",
         ),
     )
 
@@ -143,6 +165,8 @@ class PytorchMetricLearning(Implementation):
             return f"has no {case.loss}"
         if case.option("anchors") is not None:
             return "has no subset of anchors"
+        if any(int(row) >= 0 for row in case.arguments.get("self_rows", ())):
+            return "leaves no row of the references out"
         if case.option("base_temperature") is not None:
             return "has no base temperature"
         if "positives" in case.arguments:
@@ -157,7 +181,7 @@ class PytorchMetricLearning(Implementation):
             return "NTXentLoss has no policy for anchors without positive"
         if case.loss != "supcon":
             pairs = sum(len(p) for p in case.positives())
-            if pairs * (case.n * (case.n - 1) - pairs) > LARGEST_PAIRS:
+            if pairs * (sum(len(members) for members in case.members()) - pairs) > LARGEST_PAIRS:
                 return "NTXentLoss would build a matrix of pairs by pairs too large for this machine"
         return None
 
@@ -170,10 +194,21 @@ class PytorchMetricLearning(Implementation):
         )
         kind = self.losses.SupConLoss if case.loss == "supcon" else self.losses.NTXentLoss
         loss = kind(temperature=float(case.option("temperature")), distance=distance)
-        if "labels" in case.arguments:
-            labels = torch.tensor(case.arguments["labels"], dtype=torch.int64, device=self.device)
-        else:
-            partners = [int(p) for p in case.arguments["partners"]]
-            labels = torch.tensor([min(i, p) for i, p in enumerate(partners)], device=self.device)
-        embeddings = self.tensor(case, dtype)
-        return outcome_of(loss(embeddings, labels), embeddings)
+        given = self.tensors(case, dtype)
+        embeddings = given.pop(case.first)
+        labels, ref_labels = (
+            None if side is None else torch.tensor(side, dtype=torch.int64, device=self.device)
+            for side in _labels(case)
+        )
+        references = {"ref_emb": given["ref_embeddings"], "ref_labels": ref_labels} if given else {}
+        return outcome_of(loss(embeddings, labels, **references), embeddings, others=given)
+
+
+def _labels(case: Case) -> tuple[list[int], list[int] | None]:
+    """Labels of the rows and of the references that say who is whose positive."""
+    if "labels" in case.arguments:
+        return case.arguments["labels"], case.arguments.get("ref_labels")
+    partners = [int(p) for p in case.arguments["partners"]]
+    if "ref_embeddings" in case.others:
+        return partners, list(range(case.shape[1]))
+    return [min(i, p) for i, p in enumerate(partners)], None

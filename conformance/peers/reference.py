@@ -14,9 +14,9 @@ from ..compare import Outcome
 from ..oracle import PROVE_UP_TO
 from .base import Implementation
 
-STEP = 1e-200
-"""The complex step: so small that its square vanishes, and with it the truncation error."""
-
+STEP = {"cosine": 1e-120, "dot": 1e-200}
+"""The complex step, in units of a row's largest entry: so small that its square vanishes, and with it the truncation
+error. Logits that are cosines stay in range; the longer step leaves digits to gradients of 1e-160."""
 
 LARGEST = 70
 """Rows up to which the loops are run."""
@@ -35,33 +35,39 @@ class Reference(Implementation):
 
     def refuses(self, case: Case) -> str | None:
         """Batches on which the loops take seconds."""
-        if case.n > LARGEST:
+        if case.size > LARGEST:
             return f"its loops take seconds above {LARGEST} rows; rebuilding the fixtures runs them"
         return None
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Run the loops once on floats for the values and terms, once on complex directions for the gradient."""
+        """Run the loops once on floats for the values and terms, once on complex directions for the gradients."""
         result = call_reference(case)
         values = result.loss if isinstance(result.loss, list) else [result.loss]
+        gradients = complex_step(case) if case.size <= PROVE_UP_TO else {}
         return Outcome(
             values=[float(v) for v in values],
-            gradient=complex_step(case) if case.n <= PROVE_UP_TO else None,
+            gradient=gradients.pop(case.first, None),
             anchors={i: float(v) for i, v in result.terms.anchor_losses.items()},
             terms=result.terms,
+            other_gradients=gradients,
         )
 
 
-def complex_step(case: Case) -> npt.NDArray[np.float64]:
-    """Gradient [N, D] of the reference: the imaginary part of the loss at z + i STEP e_k, over STEP, for every k."""
-    n, dim = case.embeddings.shape
+def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
+    """Gradient of the reference by every matrix: the imaginary part of the loss at z + i STEP e_k, over STEP, all k."""
+    exact = np.concatenate(list(case.matrices.values()))
+    n, dim = exact.shape
     rows = np.empty((n, dim), dtype=object)
-    steps = STEP * np.maximum(np.abs(case.embeddings), 1e-100)
+    largest = np.abs(exact).max(axis=1, keepdims=True)
+    steps = np.broadcast_to(np.maximum(STEP[case.option("similarity")] * largest, 1e-300), exact.shape)
     for k, (i, d) in enumerate(np.ndindex(n, dim)):
-        # One scalar is an array over all N D directions: one run of the loops differentiates by every entry.
-        scalar = np.full(n * dim, complex(case.embeddings[i, d]))
+        # One scalar is an array over all directions: one run of the loops differentiates by every entry.
+        scalar = np.full(n * dim, complex(exact[i, d]))
         scalar[k] += complex(0, steps[i, d])
         rows[i, d] = scalar
-    loss: Any = call_reference(case, rows).loss
+    ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]
+    given = dict(zip(case.matrices, np.split(rows, ends), strict=True))
+    loss: Any = call_reference(case, given).loss
     total = sum(loss) if isinstance(loss, list) else loss
     imaginary = np.broadcast_to(np.imag(total), n * dim).reshape(n, dim)
-    return np.asarray(imaginary / steps)
+    return dict(zip(case.matrices, np.split(np.asarray(imaginary / steps), ends), strict=True))

@@ -34,7 +34,7 @@ class ScipyRoad(Implementation):
         """The value, and every anchor's."""
         given: dict[str, Any] = {**case.arguments, **case.keywords}
         function = getattr(scipy_road, LOSSES[case.loss].function)
-        found: scipy_road.Values = function(case.embeddings, **given)
+        found: scipy_road.Values = function(**case.matrices, **given)
         return Outcome(
             values=np.ravel(found.loss).tolist(),
             anchors=dict(zip(case.anchors(), found.anchors.tolist(), strict=True)),

@@ -25,7 +25,17 @@ import torch
 from ..cases import Case
 from ..compare import Outcome
 from ..fixtures import fixtures_root
-from .base import Deviation, Implementation, Unavailable, logits, lonely, normalised, outcome_of, stacked_order
+from .base import (
+    Deviation,
+    Implementation,
+    Unavailable,
+    logits,
+    lonely,
+    normalised,
+    outcome_of,
+    stacked_order,
+    takes_a_batch_alone,
+)
 
 NOTEBOOK_FILE = "bioencoder/bioencoder/core/losses.py"
 NOTEBOOK_SHA256 = "3715db82773bcecf3f6152fcf0f86858684913bf2e14e2aebf104d5b651db834"
@@ -80,6 +90,9 @@ class _SupConCode(Implementation):
         """What the class cannot be asked."""
         if case.loss not in ("supcon", "nt_xent"):
             return f"has no {case.loss}"
+        alone = takes_a_batch_alone(case)
+        if alone is not None:
+            return alone
         if case.option("reduction") != "mean":
             return f"has no reduction {case.option('reduction')}"
         if case.loss == "supcon" and case.option("denominator") != "all":

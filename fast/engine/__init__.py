@@ -1,69 +1,82 @@
 """The engine: per-anchor values of a described loss, and their gradient.
 
-A loss checks its arguments, describes its pairs (`SameLabel`, `PositiveMask`, `Partners`, `PairList`) and its formula
-(`Rule`), asks `anchor_values`, then applies its policies and its reduction. How the values are evaluated is decided
-here and nowhere else; there is one way so far, `dense`, which holds a few N x N matrices.
+A loss checks its arguments, describes its pairs (`Targets`, `References`) and its formula (`Rule`), asks
+`anchor_values`, then applies its policies and its reduction. How the values are evaluated is decided here and nowhere
+else, by `plan`:
 
-The range that is guaranteed, for temperatures from 1e-3 to 1e3 ("range" is that of the float dtypes, subnormal numbers
-included unless they are being flushed):
+- pairs of a few hundred rows in one matrix and as few operations as it takes;
+- symmetric tiles of unshifted exponentials, where logits are known to be moderate and labels or partners can be sorted;
+- panels of whole rows, shifted by their maxima, for everything else;
+- ``backend="dense"`` takes one tile or panel for all, ``"tiled"`` bounds them, so that memory is linear in the number
+  of rows; ``"auto"`` takes the whole up to 512 rows;
+- ``backend="exact"`` computes in float64 on whole matrices, whatever the dtype, over the whole range of the dtypes.
 
-- The computing dtype is float64, whatever the embeddings' dtype, so neither autocast nor TF32 reaches it. Where a
-  device has no float64 it is float32, and what is said of float64 embeddings below holds with float32's range.
-- float32, bfloat16, float16 embeddings: value and gradient are finite, and no entry of the gradient is rounded to zero,
-  wherever the true one and the logits lie within the range of the returned dtype (under "dot", of float32).
-- float64 embeddings: the same, with three limits. An entry of a row more than 2^900 times smaller than the row's
-  largest may count as zero. So may, under "dot", a product of two entries more than 2^900 times smaller than the
-  product of their rows' largest. So may, within one row of the gradient, a contribution more than 2^1800 times smaller
-  than the row's largest, or than 1 where an anchor has several positives.
-- Rounding remains rounding. Contributions to one entry that cancel to less than about 2^-50 of the largest leave no
-  correct digit, and may leave zero: rows whose directions differ by less than 2^-53, rows that are each other's copies
-  under opposite labels, upstream gradients of very different size.
-- The second derivative is correct where its own terms neither overflow nor underflow; it is not scaled row by row.
+float64 embeddings are computed in float64, all others in float32. Values and gradients are right, within the bounds of
+the conformance suite, at temperatures from 1e-3 to 1e3. Weights of pairs below the range of the computing dtype count
+as zero; "exact" alone keeps them.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from . import dense
+from . import evaluate, exact
 from .description import (
     AnchorValues,
+    Backend,
     Denominator,
-    PairList,
-    Pairs,
-    Partners,
-    PositiveMask,
+    References,
     Rule,
-    SameLabel,
     Similarity,
+    Targets,
     Terms,
 )
+from .plan import choose, tiles_of
+from .scaling import MODERATE, measure, pair_logits
 
 __all__ = [
+    "MODERATE",
     "AnchorValues",
+    "Backend",
     "Denominator",
-    "PairList",
-    "Pairs",
-    "Partners",
-    "PositiveMask",
+    "References",
     "Rule",
-    "SameLabel",
     "Similarity",
+    "Targets",
     "Terms",
     "anchor_values",
+    "measure",
+    "pair_logits",
+    "tiles_of",
 ]
 
 
-def anchor_values(embeddings: Tensor, pairs: Pairs, rule: Rule, *, anchors: Tensor | None = None) -> AnchorValues:
-    """Evaluate one value per anchor, differentiable with respect to the embeddings.
+def anchor_values(
+    embeddings: Tensor,
+    targets: Targets,
+    rule: Rule,
+    *,
+    references: References | None = None,
+    anchors: Tensor | None = None,
+    norms: Tensor | None = None,
+    backend: Backend = "auto",
+) -> AnchorValues:
+    """Evaluate one value per anchor, differentiable by embeddings, references and temperature.
 
     Args:
         embeddings: floating ``[N, D]``, already checked.
-        pairs: which pairs are positive.
+        targets: which pairs are positive.
         rule: the formula.
+        references: the rows that anchors are contrasted with; the batch itself when None.
         anchors: bool ``[N]``, the rows that are anchors; all of them when None.
+        norms: what `measure` returned for the embeddings, all between 1 / `MODERATE` and `MODERATE`; None where that is
+            not known.
+        backend: "auto", "dense", "tiled" or "exact".
 
     Returns:
         Values in the computing dtype, and the sizes of P(i) and N(i).
     """
-    return dense.anchor_values(embeddings, pairs, rule, anchors=anchors)
+    if backend == "exact":
+        return exact.anchor_values(embeddings, targets, rule, references=references, anchors=anchors)
+    plan, targets = choose(embeddings, targets, rule, references, norms, backend=backend)
+    return evaluate.anchor_values(embeddings, targets, rule, plan, references=references, anchors=anchors, norms=norms)

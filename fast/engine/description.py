@@ -1,7 +1,7 @@
 """What a loss tells the engine: which pairs are positive, which formula an anchor's value follows.
 
 Nothing here says how the values are computed. A description holds the caller's own tensors, never an N x N array unless
-the caller gave one, so that an engine is free to sort labels into bands, to walk tiles, or to build a mask.
+the caller gave one, so that an engine is free to sort labels, to walk tiles, or to build a mask.
 """
 
 from __future__ import annotations
@@ -13,57 +13,44 @@ from torch import Tensor
 
 Similarity = Literal["cosine", "dot"]
 Denominator = Literal["all", "one_positive", "only_negatives"]
-Terms = Literal["out", "in", "binary", "epsilon"]
+Terms = Literal["out", "in", "binary", "epsilon", "lse"]
+Backend = Literal["auto", "dense", "tiled", "exact"]
+Kind = Literal["labels", "mask", "partners", "pairs", "none"]
 
 EPSILON = 1e-8
 """The constant of the ``"epsilon"`` terms, part of that published formula."""
 
 
 @dataclass(frozen=True, slots=True)
-class SameLabel:
-    """Rows of equal label are each other's positives.
+class Targets:
+    """Who is whose positive, in one of five ways.
 
     Args:
-        labels: int64 ``[N]``, any values, in any order.
+        kind: ``"labels"``: columns of equal label are positives; ``"mask"``: marked pairs are; ``"partners"``: every
+            row has exactly one; ``"pairs"``: the listed ones are; ``"none"``: no column is.
+        given: int64 labels ``[N]``, bool mask ``[N, M]`` (row is the anchor), int64 partners ``[N]``, int64 pairs
+            ``[P, 2]`` (each an anchor and its positive; duplicates count once), or an empty tensor.
+        columns: int64 labels ``[M]`` of the references, where there are any.
     """
 
-    labels: Tensor
+    kind: Kind
+    given: Tensor
+    columns: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class PositiveMask:
-    """Pairs marked true are positive; the mask may be asymmetric and its diagonal means nothing.
+class References:
+    """Rows that anchors are contrasted with, in place of the batch itself.
 
     Args:
-        positives: bool ``[N, N]``, row is the anchor.
+        embeddings: floating ``[M, D]``.
+        own: int64 ``[N]``, which of them is the anchor itself, -1 where none is; None: none is anyone's.
+        norms: what is said of `norms` in `pairproof.fast.engine.anchor_values`.
     """
 
-    positives: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Partners:
-    """Every row has exactly one positive.
-
-    Args:
-        partners: int64 ``[N]``, mutual, never the row itself.
-    """
-
-    partners: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class PairList:
-    """The listed pairs are positive; duplicates count once and diagonal entries mean nothing.
-
-    Args:
-        pairs: int64 ``[M, 2]``, each an anchor and its positive.
-    """
-
-    pairs: Tensor
-
-
-Pairs = SameLabel | PositiveMask | Partners | PairList
+    embeddings: Tensor
+    own: Tensor | None = None
+    norms: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +59,16 @@ class Rule:
 
     Args:
         terms: ``"out"``, mean over positives of the log; ``"in"``, log of the mean; ``"binary"``, cross-entropy of
-            every pair; ``"epsilon"``, the tutorial's guarded exponentials.
+            every pair; ``"epsilon"``, the tutorial's guarded exponentials; ``"lse"``, the logarithm of the sum of all
+            exponentials, of which info_nce makes its loss.
         similarity: ``"cosine"`` or ``"dot"``.
-        temperature: the positive number that similarities are divided by.
+        temperature: the positive number that similarities are divided by, or a tensor of no dimension.
         denominator: what a positive's numerator is divided by; read by ``"out"`` and ``"in"`` alone.
     """
 
     terms: Terms
     similarity: Similarity
-    temperature: float
+    temperature: float | Tensor
     denominator: Denominator = "all"
 
 

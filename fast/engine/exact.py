@@ -1,4 +1,20 @@
-"""The dense engine: whole N x N matrices of logits, in a handful of operations.
+"""The exact form: float64 on whole N x N matrices, right over the whole range of the dtypes, whatever it takes.
+
+The range that is guaranteed, for temperatures from 1e-3 to 1e3 ("range" is that of the float dtypes, subnormal numbers
+included unless they are being flushed):
+
+- The computing dtype is float64, whatever the embeddings' dtype, so neither autocast nor TF32 reaches it. Where a
+  device has no float64 it is float32, and what is said of float64 embeddings below holds with float32's range.
+- float32, bfloat16, float16 embeddings: value and gradient are finite, and no entry of the gradient is rounded to zero,
+  wherever the true one and the logits lie within the range of the returned dtype (under "dot", of float32).
+- float64 embeddings: the same, with three limits. An entry of a row more than 2^900 times smaller than the row's
+  largest may count as zero. So may, under "dot", a product of two entries more than 2^900 times smaller than the
+  product of their rows' largest. So may, within one row of the gradient, a contribution more than 2^1800 times smaller
+  than the row's largest, or than 1 where an anchor has several positives.
+- Rounding remains rounding. Contributions to one entry that cancel to less than about 2^-50 of the largest leave no
+  correct digit, and may leave zero: rows whose directions differ by less than 2^-53, rows that are each other's copies
+  under opposite labels, upstream gradients of very different size.
+- The second derivative is correct where its own terms neither overflow nor underflow; it is not scaled row by row.
 
 Forward keeps nothing but its inputs. Backward is written by hand, in differentiable operations, because the derivative
 that automatic differentiation would form multiplies a weight that may have underflowed by a 1 / (temperature * norm)
@@ -23,12 +39,10 @@ from .description import (
     EPSILON,
     AnchorValues,
     Denominator,
-    PairList,
-    Pairs,
-    Partners,
+    References,
     Rule,
-    SameLabel,
     Similarity,
+    Targets,
     Terms,
 )
 
@@ -58,40 +72,77 @@ def computing_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def anchor_values(embeddings: Tensor, pairs: Pairs, rule: Rule, *, anchors: Tensor | None) -> AnchorValues:
+def anchor_values(
+    embeddings: Tensor, targets: Targets, rule: Rule, *, references: References | None, anchors: Tensor | None
+) -> AnchorValues:
     """Evaluate one value per anchor; see `pairproof.fast.engine.anchor_values`."""
     count = embeddings.shape[0]
-    positive = positive_mask(pairs, count)
-    positives = positive.sum(1)
-    negatives = count - 1 - positives
+    columns = count if references is None else references.embeddings.shape[0]
+    place = torch.arange(columns, device=embeddings.device)
+    own = place if references is None else references.own
+    itself = torch.zeros((count, columns), dtype=torch.bool, device=place.device)
+    if own is not None:
+        itself = own[:, None] == place[None, :]
+    positive = positive_mask(targets, count, columns) & ~itself
+    negative = ~(positive | itself)
+    positives, negatives = positive.sum(1), negative.sum(1)
     rows = torch.ones_like(positives, dtype=torch.bool) if anchors is None else anchors
-    if rule.terms != "binary":
+    if rule.terms not in ("binary", "lse"):
         rows = rows & (positives > 0)
-    if rule.terms in ("out", "in") and rule.denominator != "all":
+    if rule.terms == "lse" or (rule.terms in ("out", "in") and rule.denominator != "all"):
         rows = rows & (negatives > 0)
-    lone = isinstance(pairs, Partners)
+    kept = rows
+    if references is not None:
+        # References stand below the batch as rows that are no anchors.
+        embeddings = torch.cat((embeddings, references.embeddings))
+        square = torch.zeros((count + columns,) * 2, dtype=torch.bool, device=place.device)
+        positive = square.index_put((torch.arange(count, device=place.device)[:, None], count + place), positive)
+        negative = square.index_put((torch.arange(count, device=place.device)[:, None], count + place), negative)
+        kept = F.pad(rows, (0, columns))
+    temperature, similarity = rule.temperature, rule.similarity
+    if isinstance(temperature, Tensor):
+        embeddings = _differentiable_rows(embeddings, similarity, temperature)
+        temperature, similarity = 1.0, "dot"
     values = cast(
         Tensor,
         _AnchorValues.apply(  # type: ignore[no-untyped-call]
-            embeddings, positive, rows, lone, rule.terms, rule.denominator, rule.similarity, rule.temperature
+            embeddings,
+            positive,
+            negative,
+            kept,
+            targets.kind == "partners",
+            rule.terms,
+            rule.denominator,
+            similarity,
+            temperature,
         ),
     )
-    return AnchorValues(values, positives, negatives)
+    return AnchorValues(values[:count], positives, negatives)
 
 
-def positive_mask(pairs: Pairs, count: int) -> Tensor:
-    """Return bool ``[N, N]``, true where column is a positive of row; the diagonal is false."""
-    if isinstance(pairs, SameLabel):
-        mask = pairs.labels[:, None] == pairs.labels[None, :]
-    elif isinstance(pairs, Partners):
-        mask = pairs.partners[:, None] == torch.arange(count, device=pairs.partners.device)[None, :]
-    elif isinstance(pairs, PairList):
-        mask = torch.zeros((count, count), dtype=torch.bool, device=pairs.pairs.device)
+def _differentiable_rows(embeddings: Tensor, similarity: Similarity, temperature: Tensor) -> Tensor:
+    """Return rows ``[N, D]`` whose products are the logits, differentiable by embeddings and temperature."""
+    scaled = _scale_rows(embeddings, similarity)
+    rows = scaled.basis
+    if similarity == "dot":
+        rows = _times_power(rows, scaled.exponent[:, None])
+    return rows / temperature.to(rows.dtype).sqrt()
+
+
+def positive_mask(targets: Targets, count: int, columns: int) -> Tensor:
+    """Return bool ``[N, M]``, true where column is a positive of row, or perhaps the row itself."""
+    given = targets.given
+    if targets.kind == "labels":
+        return given[:, None] == (given if targets.columns is None else targets.columns)[None, :]
+    if targets.kind == "mask":
+        return given
+    if targets.kind == "partners":
+        return given[:, None] == torch.arange(columns, device=given.device)[None, :]
+    mask = torch.zeros((count, columns), dtype=torch.bool, device=given.device)
+    if targets.kind == "pairs":
         true = torch.ones((), dtype=torch.bool, device=mask.device)
-        mask = mask.index_put((pairs.pairs[:, 0], pairs.pairs[:, 1]), true)
-    else:
-        mask = pairs.positives
-    return mask & ~torch.eye(count, dtype=torch.bool, device=mask.device)
+        mask = mask.index_put((given[:, 0], given[:, 1]), true)
+    return mask
 
 
 class _AnchorValues(torch.autograd.Function):
@@ -101,6 +152,7 @@ class _AnchorValues(torch.autograd.Function):
     def forward(
         embeddings: Tensor,
         positive: Tensor,
+        negative: Tensor,
         rows: Tensor,
         lone: bool,
         terms: Terms,
@@ -110,23 +162,23 @@ class _AnchorValues(torch.autograd.Function):
     ) -> Tensor:
         rule = Rule(terms, similarity, temperature, denominator)
         scaled = _scale_rows(embeddings, similarity)
-        return torch.where(rows, _values(_PairSums(scaled, positive, rows, lone, rule), rule), 0.0)
+        return torch.where(rows, _values(_PairSums(scaled, positive, negative, rows, lone, rule), rule), 0.0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        embeddings, positive, rows, *rest = inputs
-        ctx.save_for_backward(embeddings, positive, rows)
+        embeddings, positive, negative, rows, *rest = inputs
+        ctx.save_for_backward(embeddings, positive, negative, rows)
         ctx.rest = tuple(rest)
 
     @staticmethod
     def backward(ctx: Any, grad_values: Tensor) -> tuple[Tensor | None, ...]:
-        embeddings, positive, rows = ctx.saved_tensors
+        embeddings, positive, negative, rows = ctx.saved_tensors
         lone, terms, denominator, similarity, temperature = ctx.rest
         rule = Rule(terms, similarity, temperature, denominator)
         scaled = _scale_rows(embeddings, similarity)
-        decks = _weights(_PairSums(scaled, positive, rows, lone, rule), rule)
+        decks = _weights(_PairSums(scaled, positive, negative, rows, lone, rule), rule)
         gradient = _pull(torch.where(rows, grad_values, 0.0), decks, scaled, temperature)
-        return gradient.to(embeddings.dtype), *(None,) * 7
+        return gradient.to(embeddings.dtype), *(None,) * 8
 
 
 class _Scaled(NamedTuple):
@@ -197,15 +249,18 @@ def _log_mean_above(logarithms: Tensor, over: _LogSum, mask: Tensor, count: Tens
 class _PairSums:
     """Logits of one batch, the masks of the anchors' pairs, and the sums that values and weights share."""
 
-    def __init__(self, scaled: _Scaled, positive: Tensor, rows: Tensor, lone: bool, rule: Rule) -> None:
+    def __init__(
+        self, scaled: _Scaled, positive: Tensor, negative: Tensor, rows: Tensor, lone: bool, rule: Rule
+    ) -> None:
         self_pair = torch.eye(rows.shape[0], dtype=torch.bool, device=rows.device)
         dtype = scaled.basis.dtype
         self.lone = lone
         self.positive = positive & rows[:, None]
-        self.negative = ~positive & ~self_pair & rows[:, None]
+        self.negative = negative & rows[:, None]
         self.positives = self.positive.sum(1, keepdim=True).to(dtype)
         self.negatives = self.negative.sum(1, keepdim=True).to(dtype)
         self.some_negative = self.negatives > 0
+        assert not isinstance(rule.temperature, Tensor)
         logits = _logits(scaled, rule.temperature)
         # A logit that no anchor reads may overflow, the self products above all: it is put out of the way.
         self.logits = torch.where(self.positive | self.negative, logits, 0.0)
@@ -324,6 +379,8 @@ def _mean(values: Tensor, mask: Tensor, count: Tensor) -> Tensor:
 
 def _values(pairs: _PairSums, rule: Rule) -> Tensor:
     count = pairs.positives.clamp(min=1)
+    if rule.terms == "lse":
+        return (pairs.over_negatives.top + pairs.over_negatives.log)[:, 0]
     if rule.terms == "binary":
         attract = _mean(_softplus(-pairs.logits), pairs.positive, pairs.positives + 1)
         repel = _mean(_softplus(pairs.logits), pairs.negative, pairs.negatives.clamp(min=1))
@@ -368,6 +425,8 @@ def _weights(pairs: _PairSums, rule: Rule) -> list[_Deck]:
     if rule.terms == "epsilon":
         return [_guarded_weights(pairs)]
     both = pairs.positive | pairs.negative
+    if rule.terms == "lse":
+        return [_Deck(pairs.negative.to(pairs.logits.dtype), pairs.share_of_negatives(), both)]
     sign = torch.where(pairs.positive, -1.0, 1.0).to(pairs.logits.dtype)
     count = pairs.positives.clamp(min=1)
     if rule.terms == "binary":

@@ -1,0 +1,581 @@
+"""Values and gradients of a planned batch, as torch sees them: two autograd functions over two operators.
+
+The operators are opaque to `torch.compile`, which would otherwise unroll the tiles. They carry no derivative of their
+own: that belongs to the autograd functions, whose backward passes are autograd functions too, so that `torch.func.grad`
+and a second derivative work and forward mode raises instead of giving zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+from . import device, pairs, rowwise, symmetric
+from .description import AnchorValues, Denominator, Kind, References, Rule, Similarity, Targets, Terms
+from .device import computing_dtype, wide_dtype
+from .plan import PANEL_ELEMENTS, Form, Plan
+from .scaling import Scaled, differentiable_rows, scale_rows, to_embeddings
+from .workspace import borrow, give_back
+
+
+class Batch(NamedTuple):
+    """The tensors of one evaluation.
+
+    Attributes:
+        embeddings: ``[N, D]``.
+        references: ``[M, D]``, or None: the batch itself.
+        temperature: without dimension, or None where it is a number.
+        given: what `Targets.given` holds.
+        columns: what `Targets.columns` holds.
+        own: which column is the row itself, ``[N]``; None: none is, or without references column i is row i.
+        anchors: bool ``[N]``, or None: all.
+        norms: of the embeddings ``[N, 1]``, or None.
+        reference_norms: of the references ``[M, 1]``, or None.
+    """
+
+    embeddings: Tensor
+    references: Tensor | None
+    temperature: Tensor | None
+    given: Tensor
+    columns: Tensor | None
+    own: Tensor | None
+    anchors: Tensor | None
+    norms: Tensor | None
+    reference_norms: Tensor | None
+
+
+@lru_cache(maxsize=64)
+def _plan_of(fixed: Fixed) -> Plan:
+    return Plan(cast(Form, fixed.form), fixed.rows, fixed.columns, fixed.keep, fixed.reads)
+
+
+@lru_cache(maxsize=64)
+def _rule_of(fixed: Fixed) -> Rule:
+    return Rule(
+        cast(Terms, fixed.terms),
+        cast(Similarity, fixed.similarity),
+        fixed.temperature,
+        cast(Denominator, fixed.denominator),
+    )
+
+
+class Fixed(NamedTuple):
+    """What is no tensor: the formula and the plan, in types that an operator takes."""
+
+    temperature: float
+    kind: str
+    terms: str
+    denominator: str
+    similarity: str
+    form: str
+    rows: int
+    columns: int
+    keep: bool
+    reads: bool
+
+    def rule(self, temperature: Tensor | None) -> Rule:
+        """Return the formula, with the temperature as it was given."""
+        rule = _rule_of(self)
+        return rule if temperature is None else replace(rule, temperature=temperature)
+
+    def plan(self) -> Plan:
+        """Return the plan."""
+        return _plan_of(self)
+
+    def targets(self, batch: Batch) -> Targets:
+        """Return who is whose positive."""
+        return Targets(cast(Kind, self.kind), batch.given, batch.columns)
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs of the forward pass, beside what went in.
+
+    Attributes:
+        rows: scaled rows ``[N, D]``; in the symmetric form they are sorted.
+        factor: as in `Scaled`.
+        power: as in `Scaled`.
+        stats: sums per row in sorted order, ``[N]`` each; none in the rowwise form.
+        kept: exponentials, flat; None where they are not kept.
+        classes: the order of the rows; None in the rowwise form, and where it is to be found anew.
+    """
+
+    rows: Tensor
+    factor: Tensor
+    power: Tensor | None
+    stats: tuple[Tensor, ...]
+    kept: Tensor | None
+    classes: symmetric.Classes | None
+
+
+def anchor_values(
+    embeddings: Tensor,
+    targets: Targets,
+    rule: Rule,
+    plan: Plan,
+    *,
+    references: References | None,
+    anchors: Tensor | None,
+    norms: Tensor | None,
+) -> AnchorValues:
+    """Evaluate one value per anchor as planned; see `pairproof.fast.engine.anchor_values`."""
+    temperature = rule.temperature if isinstance(rule.temperature, Tensor) else None
+    fixed = Fixed(
+        1.0 if isinstance(rule.temperature, Tensor) else rule.temperature,
+        targets.kind,
+        rule.terms,
+        rule.denominator,
+        rule.similarity,
+        plan.form,
+        plan.rows,
+        plan.columns,
+        plan.keep,
+        plan.reads,
+    )
+    batch = Batch(
+        embeddings,
+        None if references is None else references.embeddings,
+        temperature,
+        targets.given,
+        targets.columns,
+        None if references is None else references.own,
+        anchors,
+        norms,
+        None if references is None else references.norms,
+    )
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        found = cast(Sequence[Tensor], _Traceable.apply(*batch, *fixed))  # type: ignore[no-untyped-call]
+        return AnchorValues(*found[:3])
+    differentiated = [t for t in (batch.embeddings, batch.references, batch.temperature) if t is not None]
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in differentiated)
+    if not wanted and all(unpack_dual(t).tangent is None for t in differentiated):  # type: ignore[no-untyped-call]
+        return evaluate(batch, fixed._replace(keep=False))[0]
+    return AnchorValues(*cast(Sequence[Tensor], _Values.apply(*batch, *fixed)))  # type: ignore[no-untyped-call]
+
+
+def evaluate(batch: Batch, fixed: Fixed) -> tuple[AnchorValues, Saved]:
+    """Forward pass: values and sizes, and what is saved."""
+    with _full_precision(batch.embeddings):
+        return {"pairs": _pairs, "symmetric": _symmetric, "rowwise": _rowwise}[fixed.form](batch, fixed)
+
+
+def differentiate(
+    grad: Tensor, batch: Batch, found: AnchorValues, saved: Saved, fixed: Fixed
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Backward pass.
+
+    Args:
+        grad: ``[N]``, by the values.
+        batch: what went in.
+        found: what came out.
+        saved: what the forward pass left.
+        fixed: formula and plan.
+
+    Returns:
+        The gradients by embeddings ``[N, D]``, references ``[M, D]`` and temperature; None where there is none.
+    """
+    with _full_precision(batch.embeddings):
+        size, grad = _of_ordinary_size(grad)
+        grad = _where(_valid(found.positives, found.negatives, fixed, batch.anchors), grad)
+        gradient = {"pairs": _pairs_gradient, "symmetric": _symmetric_gradient, "rowwise": _rowwise_gradient}
+        return gradient[fixed.form](grad, size, batch, saved, fixed)
+
+
+def _of_ordinary_size(grad: Tensor) -> tuple[float | Tensor, Tensor]:
+    """Return a power of two and ``grad`` ``[N]`` over it, about one in size: the gradient is linear in it."""
+    largest = grad.abs().amax()
+    if device.may_read(grad) and _SMALL_GRAD < float(largest) < 1 / _SMALL_GRAD:
+        return 1.0, grad
+    limit = 1000 if grad.dtype == torch.float64 else 120
+    exponent = torch.frexp(largest).exponent.clamp(-limit, limit).to(grad.dtype)
+    return torch.exp2(exponent), grad * torch.exp2(-exponent)
+
+
+_SMALL_GRAD = 2.0**-20
+
+
+def _full_precision(embeddings: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which autocast does not reach the products."""
+    kind = embeddings.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
+
+
+def _valid(positives: Tensor, negatives: Tensor, fixed: Fixed, anchors: Tensor | None) -> Tensor | None:
+    """Return which rows are anchors with something to sum over, or None where all are by construction."""
+    rows = anchors
+    if fixed.terms not in ("binary", "lse") and fixed.kind != "partners":
+        some = positives > 0
+        rows = some if rows is None else rows & some
+    if fixed.terms == "lse" or (fixed.terms in ("out", "in") and fixed.denominator != "all"):
+        some = negatives > 0
+        rows = some if rows is None else rows & some
+    return rows
+
+
+def _where(rows: Tensor | None, tensor: Tensor) -> Tensor:
+    return tensor if rows is None else torch.where(rows, tensor, 0.0)
+
+
+def _pairs(batch: Batch, fixed: Fixed) -> tuple[AnchorValues, Saved]:
+    rule = fixed.rule(batch.temperature)
+    rows, factor, power = scale_rows(batch.embeddings, rule.similarity, rule.temperature, batch.norms)
+    count = rows.shape[0]
+    kept = borrow("kept", rows, count * count) if fixed.keep else None
+    stats = pairs.sums(rows, batch.given, kept)
+    values = _where(batch.anchors, pairs.values(stats))
+    positives = torch.ones_like(batch.given)
+    found = AnchorValues(values, positives, positives * (count - 2))
+    return found, Saved(rows, factor, power, stats, kept, None)
+
+
+def _pairs_gradient(
+    grad: Tensor, size: float | Tensor, batch: Batch, saved: Saved, fixed: Fixed
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    rule = fixed.rule(batch.temperature)
+    pull = pairs.pull(grad, saved.rows, batch.given, pairs.Stats(*saved.stats), saved.kept)
+    by_temperature = _by_temperature(pull, saved.rows, size, batch.temperature)
+    scaled = Scaled(saved.rows, saved.factor, saved.power)
+    return to_embeddings(pull, scaled, rule, size, batch.embeddings.dtype), None, by_temperature
+
+
+def _symmetric(batch: Batch, fixed: Fixed) -> tuple[AnchorValues, Saved]:
+    plan, rule = fixed.plan(), fixed.rule(batch.temperature)
+    classes = symmetric.sort_rows(fixed.targets(batch), plan)
+    order, back = classes.order, classes.back
+    scaled = scale_rows(batch.embeddings, rule.similarity, rule.temperature, batch.norms)
+    rows, factor = scaled.rows.index_select(0, order), _in_order(scaled.factor, order)
+    power = None if scaled.power is None else _in_order(scaled.power, order)
+    kept = borrow("kept", rows, symmetric.kept_size(order.shape[0], plan)) if plan.keep else None
+    stats = symmetric.sums(rows, classes, plan, rule, kept)
+    positives = classes.positives if classes.paired else classes.positives[back]
+    negatives = order.shape[0] - 1 - positives
+    values = symmetric.values(stats, classes.positives.to(rows.dtype), rule, classes)[back]
+    values = _where(_valid(positives, negatives, fixed, batch.anchors), values)
+    return AnchorValues(values, positives, negatives), Saved(rows, factor, power, stats, kept, classes)
+
+
+def _in_order(scale: Tensor, order: Tensor) -> Tensor:
+    return scale.index_select(0, order) if scale.shape[0] == order.shape[0] else scale
+
+
+def _symmetric_gradient(
+    grad: Tensor, size: float | Tensor, batch: Batch, saved: Saved, fixed: Fixed
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    plan, rule = fixed.plan(), fixed.rule(batch.temperature)
+    classes = saved.classes or symmetric.sort_rows(fixed.targets(batch), plan)
+    stats, number = symmetric.Stats(*saved.stats), classes.positives.to(grad.dtype)
+    pull = symmetric.pull(grad[classes.order], saved.rows, classes, stats, number, plan, rule, saved.kept)
+    by_temperature = _by_temperature(pull, saved.rows, size, batch.temperature)
+    scaled = Scaled(saved.rows, saved.factor, saved.power)
+    gradient = to_embeddings(pull, scaled, rule, size, batch.embeddings.dtype)
+    return gradient.index_select(0, classes.back), None, by_temperature
+
+
+def _by_temperature(pull: Tensor, rows: Tensor, size: float | Tensor, temperature: Tensor | None) -> Tensor | None:
+    """Return the gradient by the temperature: a logit is homogeneous in it of degree -1, in the rows of degree 2."""
+    if temperature is None:
+        return None
+    total = torch.linalg.vecdot(pull, rows).sum(dtype=wide_dtype(pull))
+    found: Tensor = total * size / (-2 * temperature.to(total.dtype))
+    return found.to(temperature.dtype)
+
+
+def _columns(batch: Batch, rule: Rule, rows: Tensor) -> tuple[Tensor, Scaled | None, Tensor | None]:
+    """Return the scaled columns, their scales where they are not the rows themselves, and which column is each row."""
+    if batch.references is None:
+        return rows, None, torch.arange(rows.shape[0], device=rows.device)
+    scaled = scale_rows(batch.references, rule.similarity, rule.temperature, batch.reference_norms)
+    return scaled.rows, scaled, batch.own
+
+
+def _rowwise(batch: Batch, fixed: Fixed) -> tuple[AnchorValues, Saved]:
+    plan, rule, targets = fixed.plan(), fixed.rule(batch.temperature), fixed.targets(batch)
+    rows, factor, power = scale_rows(batch.embeddings, rule.similarity, rule.temperature, batch.norms)
+    columns, _, own = _columns(batch, rule, rows)
+    count = rows.shape[0]
+    values = rows.new_empty(count)
+    positives = torch.empty(count, dtype=torch.int64, device=values.device)
+    negatives = torch.empty_like(positives)
+    for panel in rowwise.panels(targets, own, count, columns.shape[0], plan.rows, values.dtype):
+        values[panel.rows] = rowwise.values(rows[panel.rows] @ columns.T, panel, rule)
+        positives[panel.rows] = panel.positive.sum(1)
+        negatives[panel.rows] = panel.negative.sum(1)
+    values = _where(_valid(positives, negatives, fixed, batch.anchors), values)
+    saved = Saved(rows, factor, power, (), None, None)
+    return AnchorValues(values, positives, negatives), saved
+
+
+def _rowwise_gradient(
+    grad: Tensor, size: float | Tensor, batch: Batch, saved: Saved, fixed: Fixed
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    plan, rule, targets = fixed.plan(), fixed.rule(batch.temperature), fixed.targets(batch)
+    rows = saved.rows
+    columns, scaled, own = _columns(batch, rule, rows)
+    pull = torch.zeros_like(rows)
+    pull_columns = pull if scaled is None else torch.zeros_like(columns)
+    for panel in rowwise.panels(targets, own, rows.shape[0], columns.shape[0], plan.rows, rows.dtype):
+        weights = rowwise.weights(rows[panel.rows] @ columns.T, panel, rule, grad[panel.rows])
+        pull[panel.rows].addmm_(weights, columns)
+        pull_columns.addmm_(weights.T, rows[panel.rows])
+    by_temperature = _by_temperature(pull, rows, size, batch.temperature)
+    of_rows = Scaled(rows, saved.factor, saved.power)
+    if scaled is None or batch.references is None:
+        return to_embeddings(pull, of_rows, rule, size, batch.embeddings.dtype), None, by_temperature
+    of_columns = _by_temperature(pull_columns, columns, size, batch.temperature)
+    if by_temperature is not None and of_columns is not None:
+        # A row meets its columns only as an anchor, so half of the logits' homogeneity lies with the columns.
+        by_temperature = by_temperature + of_columns
+    by_references = to_embeddings(pull_columns, scaled, rule, size, batch.references.dtype)
+    return to_embeddings(pull, of_rows, rule, size, batch.embeddings.dtype), by_references, by_temperature
+
+
+class _Values(torch.autograd.Function):
+    """Per-anchor values ``[N]``, and the sizes; the arguments are the fields of `Batch`, then those of `Fixed`.
+
+    For plain eager execution: it saves what it likes, and pays for no more than it needs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        batch, ctx.fixed = _parted(arguments)
+        found, saved = evaluate(batch, ctx.fixed)
+        ctx.mark_non_differentiable(found.positives, found.negatives)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*batch, found.positives, found.negatives, saved.rows, saved.factor, saved.power)
+        ctx.left = saved.stats, saved.kept, saved.classes
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        nothing = (None,) * (len(Batch._fields) + len(Fixed._fields) - 3)
+        if grads[0] is None:
+            return (None, None, None, *nothing)
+        tensors = ctx.saved_tensors
+        batch = Batch(*tensors[: len(Batch._fields)])
+        positives, negatives, rows, factor, power = tensors[len(Batch._fields) :]
+        stats, kept, classes = ctx.left
+        if torch.is_grad_enabled():
+            power = torch.ones_like(factor) if power is None else power
+            stats = _stacked(stats, rows.shape[0])
+            gradients = _Gradient.apply(  # type: ignore[no-untyped-call]
+                grads[0], *batch, positives, negatives, rows, factor, power, stats, *ctx.fixed
+            )
+            return (*_present(gradients, batch), *nothing)
+        found = AnchorValues(grads[0], positives, negatives)
+        saved = Saved(rows, factor, power, stats, kept, classes)
+        gradients = differentiate(grads[0], batch, found, saved, ctx.fixed)
+        if kept is not None:
+            # A second backward pass through the same graph computes the exponentials anew.
+            ctx.left = stats, None, classes
+            give_back("kept", kept)
+        return (*gradients, *nothing)
+
+
+def _parted(arguments: Sequence[Any]) -> tuple[Batch, Fixed]:
+    return Batch(*arguments[: len(Batch._fields)]), Fixed(*arguments[len(Batch._fields) :])
+
+
+def _present(gradients: Sequence[Tensor], batch: Batch) -> tuple[Tensor | None, ...]:
+    """Return gradients with None for what there is not."""
+    return (
+        gradients[0],
+        None if batch.references is None else gradients[1],
+        None if batch.temperature is None else gradients[2],
+    )
+
+
+class _Traceable(torch.autograd.Function):
+    """`_Values` for `torch.compile` and `torch.func`: whatever is saved is an input or an output."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        if torch.compiler.is_compiling():
+            return tuple(torch.ops.pairproof.anchor_values(*arguments))
+        return _forward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        batch, ctx.fixed = _parted(inputs)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*batch, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        batch = Batch(*tensors[: len(Batch._fields)])
+        saved = tensors[len(Batch._fields) :]
+        if torch.compiler.is_compiling():
+            gradients = torch.ops.pairproof.anchor_gradients(grads[0], *batch, *saved, *ctx.fixed)
+        else:
+            gradients = _Gradient.apply(grads[0], *batch, *saved, *ctx.fixed)  # type: ignore[no-untyped-call]
+        gradients = _present(gradients, batch)
+        return (*gradients, *(None,) * (len(Batch._fields) + len(Fixed._fields) - 3))
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradients by embeddings, references and temperature, from that by the values ``[N]``."""
+
+    @staticmethod
+    def forward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+        return _backward(grad, *arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        batch, ctx.fixed = _parted((*inputs[1 : 1 + len(Batch._fields)], *inputs[-len(Fixed._fields) :]))
+        ctx.save_for_backward(inputs[0], *batch)
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
+        grad, *rest = ctx.saved_tensors
+        found = second_derivative(directions, grad, Batch(*rest), ctx.fixed)
+        return (*found, *(None,) * (len(Batch._fields) + _SAVED + len(Fixed._fields) - 3))
+
+
+_SAVED = 6
+"""Tensors that `_forward` returns beside the values."""
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    """Return the values, the sizes of P and N, the scaled rows, their factor and power, and the sums per row."""
+    batch, fixed = _parted(arguments)
+    found, saved = evaluate(batch, fixed._replace(keep=False))
+    count = found.values.shape[0]
+    power = torch.ones_like(saved.factor) if saved.power is None else saved.power
+    stats = _stacked(saved.stats, count)
+    # What an operator returns must share no memory with what else it returns.
+    return found.values, found.positives, found.negatives.clone(), saved.rows, saved.factor, power, stats
+
+
+def _stacked(stats: Sequence[Tensor], count: int) -> Tensor:
+    """Return sums per row as ``[S, N]``, those that are empty as 0; S is 2, 7 or 0, by the form."""
+    whole = [part.view(-1) if part.numel() else part.new_zeros(count) for part in stats]
+    return torch.stack(whole) if whole else torch.empty((0, count))
+
+
+def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """Return the gradients, empty tensors where there is none: operators return tensors only."""
+    batch, fixed = _parted((*arguments[: len(Batch._fields)], *arguments[-len(Fixed._fields) :]))
+    positives, negatives, rows, factor, power, stats = arguments[len(Batch._fields) : -len(Fixed._fields)]
+    saved = Saved(rows, factor, power, tuple(stats), None, None)
+    gradients = differentiate(grad, batch, AnchorValues(grad, positives, negatives), saved, fixed)
+    return tuple(grad.new_empty(0) if g is None else g for g in gradients)
+
+
+def second_derivative(
+    directions: Sequence[Tensor], grad: Tensor, batch: Batch, fixed: Fixed
+) -> tuple[Tensor | None, ...]:
+    """Differentiate the gradients, taken along ``directions``, once more.
+
+    One panel of anchors at a time: memory stays linear. The rowwise form's own operations are differentiated, in the
+    computing dtype.
+
+    Args:
+        directions: by embeddings ``[N, D]``, references ``[M, D]`` and temperature, as the gradients are shaped.
+        grad: ``[N]``, by the values.
+        batch: what went into the forward pass.
+        fixed: formula and plan.
+
+    Returns:
+        The derivatives by ``grad``, embeddings, references and temperature; None for what there is not.
+    """
+    count = batch.embeddings.shape[0]
+    columns = count if batch.references is None else batch.references.shape[0]
+    targets = fixed.targets(batch)
+    present = [k for k, t in enumerate((batch.embeddings, batch.references, batch.temperature)) if t is not None]
+    own = batch.own if batch.references is not None else torch.arange(count, device=grad.device)
+    along = [directions[k] for k in present]
+    height = fixed.rows if fixed.form == "rowwise" else max(1, PANEL_ELEMENTS // columns)
+
+    def of_panel(panel: rowwise.Panel, *inputs: Tensor) -> Tensor:
+        given = dict(zip(present, inputs, strict=True))
+        temperature = given.get(2)
+        rule = fixed.rule(temperature)
+        with _full_precision(batch.embeddings):
+            rows = differentiable_rows(given[0], rule)
+            others = rows if 1 not in given else differentiable_rows(given[1], rule)
+            values = rowwise.values(rows[panel.rows] @ others.T, panel, rule)
+        valid = _valid(panel.positive.sum(1), panel.negative.sum(1), fixed, _part(batch.anchors, panel.rows))
+        return _where(valid, values)
+
+    inputs = [t for t in (batch.embeddings, batch.references, batch.temperature) if t is not None]
+    totals: list[Tensor] = [torch.zeros_like(t) for t in inputs]
+    by_grad = []
+    for panel in rowwise.panels(targets, own, count, columns, height, computing_dtype(batch.embeddings)):
+
+        def along_directions(upstream: Tensor, *inputs: Tensor, panel: rowwise.Panel = panel) -> Tensor:
+            pulled = torch.func.vjp(lambda *given: of_panel(panel, *given), *inputs)[1]
+            return sum(((g * v).sum() for g, v in zip(pulled(upstream), along, strict=True)), grad.new_zeros(()))
+
+        numbers = tuple(range(len(inputs) + 1))
+        first, *more = torch.func.grad(along_directions, argnums=numbers)(grad[panel.rows], *inputs)
+        by_grad.append(first)
+        totals = [total + part for total, part in zip(totals, more, strict=True)]
+    by_input = dict(zip(present, totals, strict=True))
+    return torch.cat(by_grad), *(by_input.get(k) for k in range(3))
+
+
+def _part(mask: Tensor | None, rows: slice) -> Tensor | None:
+    return None if mask is None else mask[rows]
+
+
+_FIXED_SCHEMA = (
+    "float temperature_number, str kind, str terms, str denominator, str similarity, str form, int rows, int columns,"
+    " bool keep, bool reads"
+)
+_BATCH_SCHEMA = (
+    "Tensor embeddings, Tensor? references, Tensor? temperature, Tensor given, Tensor? columns, Tensor? own,"
+    " Tensor? anchors, Tensor? norms, Tensor? reference_norms"
+)
+_SAVED_SCHEMA = "Tensor positives, Tensor negatives, Tensor scaled, Tensor factor, Tensor power, Tensor stats"
+
+_anchor_values = torch.library.custom_op(
+    "pairproof::anchor_values",
+    _forward,
+    mutates_args=(),
+    schema=f"({_BATCH_SCHEMA}, {_FIXED_SCHEMA}) -> ({', '.join(['Tensor'] * (1 + _SAVED))})",
+)
+_anchor_gradients = torch.library.custom_op(
+    "pairproof::anchor_gradients",
+    _backward,
+    mutates_args=(),
+    schema=f"(Tensor grad, {_BATCH_SCHEMA}, {_SAVED_SCHEMA}, {_FIXED_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+)
+
+
+_STATS = {"pairs": len(pairs.Stats._fields), "symmetric": len(symmetric.Stats._fields), "rowwise": 0}
+
+
+@_anchor_values.register_fake
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    batch, fixed = _parted(arguments)
+    count, dim = batch.embeddings.shape
+    floats = batch.embeddings.new_empty((), dtype=computing_dtype(batch.embeddings))
+    whole = batch.embeddings.new_empty((), dtype=torch.int64)
+    factors = (count if fixed.similarity == "cosine" else 1, 1)
+    return (
+        floats.new_empty(count),
+        whole.new_empty(count),
+        whole.new_empty(count),
+        floats.new_empty((count, dim)),
+        floats.new_empty(factors),
+        floats.new_empty(factors),
+        floats.new_empty((_STATS[fixed.form], count)),
+    )
+
+
+@_anchor_gradients.register_fake
+def _(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    batch = Batch(*arguments[: len(Batch._fields)])
+    return (
+        torch.empty_like(batch.embeddings),
+        grad.new_empty(0) if batch.references is None else torch.empty_like(batch.references),
+        grad.new_empty(0) if batch.temperature is None else torch.empty_like(batch.temperature),
+    )

@@ -1,0 +1,144 @@
+"""How a batch shall be evaluated: in which form, in tiles of how many rows, and what is kept for the backward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from . import device, pairs
+from .description import Backend, References, Rule, Targets
+from .device import computing_dtype
+from .scaling import measure
+
+Form = Literal["pairs", "symmetric", "rowwise"]
+
+UNSHIFTED = {torch.float64: 600.0, torch.float32: 80.0}
+"""Largest logit plus log N up to which exponentials need no shift: their sums and the reciprocals are then normal."""
+
+PAIRS_UP_TO = 320
+"""Rows up to which pairs are held in one matrix, where tiles would be so small that their number is what costs."""
+DENSE_UP_TO = 512
+"""Rows up to which "auto" takes one panel for all."""
+NARROW_UP_TO = 1024
+"""Rows up to which a tile takes all columns from the diagonal on."""
+NARROW_ROWS = 128
+"""Rows of such a tile: the fewer, the less of the matrix is computed twice."""
+TILE_ROWS = 256
+"""Rows of a tile of more rows than these."""
+TILE_COLUMNS = 1024
+"""Columns of a tile: it must stay, with its rows, in a core's second-level cache."""
+PANEL_ELEMENTS = 2**19
+"""Entries of one panel of whole rows: few enough to bound memory, enough rows for a matrix product to be efficient."""
+KEPT_ELEMENTS = 2**20
+"""Exponentials that may be kept from the forward pass for the backward pass, which then need not recompute them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one batch is evaluated.
+
+    Attributes:
+        form: "pairs": one matrix of unshifted exponentials, of a small batch of pairs; "symmetric": tiles of unshifted
+            exponentials, each serving its rows and its columns; "rowwise": panels of whole rows, shifted by their
+            maxima.
+        rows: of a tile or of a panel.
+        columns: of a tile; a panel has all.
+        keep: whether the forward pass keeps the tiles' exponentials.
+        reads: whether values may be read to choose a path: on an accelerator that would synchronise.
+    """
+
+    form: Form
+    rows: int
+    columns: int
+    keep: bool
+    reads: bool
+
+
+class _Forced:
+    rows: int | None = None
+
+
+@contextmanager
+def tiles_of(rows: int) -> Iterator[None]:
+    """Within the context "tiled" uses tiles and panels of so many rows, so that small batches have seams as well.
+
+    Args:
+        rows: an even number, at least 2.
+    """
+    before, _Forced.rows = _Forced.rows, rows
+    try:
+        yield
+    finally:
+        _Forced.rows = before
+
+
+def choose(
+    embeddings: Tensor,
+    targets: Targets,
+    rule: Rule,
+    references: References | None,
+    norms: Tensor | None = None,
+    *,
+    backend: Backend,
+) -> tuple[Plan, Targets]:
+    """Choose by size, device, dtype and formula; values are looked at only where that costs no synchronisation.
+
+    Returns:
+        The plan, and the targets, which are partners in the form of pairs.
+    """
+    count = embeddings.shape[0]
+    columns = count if references is None else references.embeddings.shape[0]
+    reads = device.may_read(embeddings)
+    dtype = computing_dtype(embeddings)
+    largest = math.inf
+    if references is None and targets.kind in ("labels", "partners") and rule.terms != "epsilon":
+        largest = _largest_logit(embeddings, rule, norms, reads and not torch.compiler.is_compiling())
+    # Where positives have ratios of their own, the largest and the smallest exponential of a row meet in a quotient.
+    ratios = 2 if rule.terms == "in" and rule.denominator == "one_positive" else 1
+    if ratios * largest + math.log(count) <= UNSHIFTED[dtype]:
+        few = backend == "dense" or (backend == "auto" and count <= PAIRS_UP_TO)
+        plain = rule.denominator != "only_negatives" and 2 * largest + math.log(count) <= UNSHIFTED[dtype]
+        partners = (
+            pairs.partners_of(targets, reads=not torch.compiler.is_compiling()) if few and plain and reads else None
+        )
+        if partners is not None:
+            return Plan("pairs", count, count, True, reads), Targets("partners", partners)
+        rows, wide = (count, count) if backend == "dense" else tile_size(count)
+        # The tiles hold half of all entries and the other half of the squares on the diagonal.
+        keep = backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS
+        return Plan("symmetric", rows, wide, keep, reads), targets
+    if backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO):
+        return Plan("rowwise", count, columns, False, reads), targets
+    return Plan("rowwise", _Forced.rows or max(1, PANEL_ELEMENTS // columns), columns, False, reads), targets
+
+
+def tile_size(count: int) -> tuple[int, int]:
+    """Return the rows and the columns of the tiles of ``count`` rows; the columns are a multiple of the rows."""
+    if _Forced.rows is not None:
+        return _Forced.rows, 2 * _Forced.rows
+    if count <= NARROW_UP_TO:
+        return NARROW_ROWS, -(-count // NARROW_ROWS) * NARROW_ROWS
+    return TILE_ROWS, TILE_COLUMNS
+
+
+def _largest_logit(embeddings: Tensor, rule: Rule, norms: Tensor | None, reads: bool) -> float:
+    """Return a bound on every ``|s_ij|``, infinity where none is known without reading an accelerator's memory."""
+    if isinstance(rule.temperature, Tensor):
+        if not (reads and device.may_read(rule.temperature)):
+            return math.inf
+        temperature = float(rule.temperature)
+    else:
+        temperature = rule.temperature
+    if not temperature > 0:
+        return math.inf
+    if rule.similarity == "cosine":
+        return 1 / temperature
+    if not reads:
+        return math.inf
+    return float((measure(embeddings) if norms is None else norms).amax()) ** 2 / temperature

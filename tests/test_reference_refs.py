@@ -1,0 +1,586 @@
+"""The reference with references in place of the batch, and with two towers: equivalences, hand computation, errors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flint import arb
+
+from pairproof import reference
+from pairproof.conformance import tape
+from pairproof.reference import batch as layouts
+from pairproof.reference import info_nce, supcon
+from pairproof.reference.similarity import cosine, similarity_matrix
+
+ROWS = np.array([[1.0, 0.5, -0.25], [0.75, -1.0, 0.5], [-0.5, 0.25, 1.5], [1.25, 1.0, 0.125], [-1.0, -0.5, 0.375]])
+OTHERS = np.array([[0.5, 0.5, 1.0], [-0.75, 1.0, 0.25], [1.0, -0.25, -0.5], [0.125, 1.5, -1.0], [0.25, -1.0, 0.75]])
+QUEUE = np.array([[0.25, -0.75, 1.0], [1.0, 1.0, -0.5], [-1.0, 0.5, 0.125]])
+LABELS = [0, 1, 0, 1, 2]
+MASK = np.array([[1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 0, 1, 0, 1], [1, 1, 1, 1, 1], [0, 0, 1, 0, 0]], dtype=bool)
+
+LABEL_LOSSES = {
+    "supcon": reference.supcon_loss,
+    "supcon_in": reference.supcon_in_loss,
+    "nt_xent_pairwise": reference.nt_xent_pairwise_loss,
+}
+
+
+def label_options(name: str) -> list[dict[str, Any]]:
+    """Every combination of the options that choose a formula, with the policies that could be told apart by it."""
+    reductions = ["mean", "sum", "none", *(["mean_pairs"] if name == "nt_xent_pairwise" else [])]
+    choices: dict[str, list[Any]] = {
+        "similarity": ["cosine", "dot"],
+        "reduction": reductions,
+        "no_positive": ["zero", "drop", "nan"],
+        "base_temperature": [None, 0.25],
+    }
+    if name != "nt_xent_pairwise":
+        choices |= {"denominator": ["all", "one_positive", "only_negatives"], "no_negative": ["zero", "nan"]}
+    return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+
+
+def assert_same(found: reference.Result, expected: reference.Result) -> None:
+    """The same loss, anchor by anchor, of the same positives and negatives."""
+    np.testing.assert_array_equal(np.array(found.loss), np.array(expected.loss))
+    assert found.terms.anchor_losses.keys() == expected.terms.anchor_losses.keys()
+    assert (found.terms.positives, found.terms.negatives) == (expected.terms.positives, expected.terms.negatives)
+    assert found.terms.counted == expected.terms.counted
+
+
+@pytest.mark.parametrize("given", ["labels", "positives"])
+@pytest.mark.parametrize("name", LABEL_LOSSES)
+def test_the_batch_as_its_own_references_is_the_batch(name: str, given: str) -> None:
+    loss = LABEL_LOSSES[name]
+    plain: dict[str, Any] = {"labels": LABELS} if given == "labels" else {"positives": MASK}
+    refs = {"ref_embeddings": ROWS, "self_rows": np.arange(5)} | ({"ref_labels": LABELS} if given == "labels" else {})
+    for options, anchors in itertools.product(label_options(name), (None, np.array([True, False, True, True, True]))):
+        options = {"temperature": 0.5, "anchors": anchors, **options}
+        assert_same(loss(ROWS, **plain, **refs, **options), loss(ROWS, **plain, **options))
+
+
+def test_the_batch_as_its_own_references_is_the_batch_for_partners() -> None:
+    partners = [2, 3, 0, 1]
+    refs = {"ref_embeddings": ROWS[:4], "self_rows": [0, 1, 2, 3]}
+    for similarity, reduction, base in itertools.product(("cosine", "dot"), ("mean", "sum", "none"), (None, 0.25)):
+        options: dict[str, Any] = {"similarity": similarity, "reduction": reduction, "base_temperature": base}
+        found = reference.nt_xent_loss(ROWS[:4], partners, **refs, **options)
+        assert_same(found, reference.nt_xent_loss(ROWS[:4], partners, **options))
+
+
+def complex_step(loss: Callable[..., reference.Result], *matrices: np.ndarray) -> list[np.ndarray]:
+    """The gradient by each matrix: the imaginary part of the loss at x + 1e-200 i, over 1e-200."""
+    gradients = []
+    for k, matrix in enumerate(matrices):
+        gradient = np.zeros_like(matrix)
+        for index in np.ndindex(matrix.shape):
+            moved = [m.astype(complex) for m in matrices]
+            moved[k][index] += 1e-200j
+            gradient[index] = np.imag(loss(*moved).loss) / 1e-200
+        gradients.append(gradient)
+    return gradients
+
+
+def central_differences(loss: Callable[..., reference.Result], *matrices: np.ndarray) -> list[np.ndarray]:
+    """The gradient by each matrix: (f(x + h) - f(x - h)) / 2h."""
+    gradients = []
+    for k, matrix in enumerate(matrices):
+        gradient = np.zeros_like(matrix)
+        for index in np.ndindex(matrix.shape):
+            values = []
+            for step in (1e-6, -1e-6):
+                moved = [m.copy() for m in matrices]
+                moved[k][index] += step
+                values.append(loss(*moved).loss)
+            gradient[index] = (values[0] - values[1]) / 2e-6
+        gradients.append(gradient)
+    return gradients
+
+
+def over_balls(loss: Callable[..., reference.Result], *matrices: np.ndarray) -> tuple[arb, list[np.ndarray]]:
+    """The loss over balls, and its gradient by each matrix by the reverse tape over balls."""
+    record: list[tape.Var] = []
+    inputs = [[[tape.Var(arb(x), record) for x in row] for row in matrix.tolist()] for matrix in matrices]
+    total = loss(*(np.array(rows, dtype=object) for rows in inputs)).loss
+    gradients = [np.array([[float(x) for x in row] for row in tape.gradient(total, rows)]) for rows in inputs]
+    return total.value, gradients
+
+
+WAYS: dict[str, tuple[Callable[..., reference.Result], tuple[np.ndarray, ...]]] = {
+    "supcon": (
+        lambda z, r: reference.supcon_loss(
+            z, LABELS, ref_embeddings=r, ref_labels=[0, 1, 1, 0, 0], self_rows=[-1, 2, -1, 0, 1], temperature=0.5
+        ),
+        (ROWS, OTHERS),
+    ),
+    "supcon_in": (
+        lambda z, r: reference.supcon_in_loss(
+            z, positives=MASK, ref_embeddings=r, denominator="one_positive", base_temperature=0.25, temperature=0.5
+        ),
+        (ROWS, OTHERS),
+    ),
+    "nt_xent": (
+        lambda z, r: reference.nt_xent_loss(
+            z, [2, 2, 0], ref_embeddings=r, self_rows=[0, -1, 1], similarity="dot", temperature=0.5
+        ),
+        (ROWS[:3], QUEUE),
+    ),
+    "nt_xent_pairwise": (
+        lambda z, r: reference.nt_xent_pairwise_loss(
+            z, LABELS, ref_embeddings=r, ref_labels=[1, 0, 0], reduction="mean_pairs", temperature=0.5
+        ),
+        (ROWS, QUEUE),
+    ),
+    "info_nce": (lambda a, b: reference.info_nce_loss(a, b, temperature=0.5), (ROWS, OTHERS)),
+    "info_nce with negatives": (
+        lambda a, b, c: reference.info_nce_loss(a, b, negatives=c, temperature=0.5),
+        (ROWS, OTHERS, QUEUE),
+    ),
+    "info_nce one way": (
+        lambda a, b, c: reference.info_nce_loss(a, b, negatives=c, direction="b_to_a", similarity="dot"),
+        (ROWS, OTHERS, QUEUE),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_matrix_has_its_gradient(way: str) -> None:
+    """Three roads: the complex step, differences, and the tape over balls."""
+    loss, matrices = WAYS[way]
+    value, proved = over_balls(loss, *matrices)
+    plain = loss(*matrices).loss
+    assert value.rel_accuracy_bits() > 30
+    assert float(value) == pytest.approx(plain, rel=1e-13)
+    for stepped, differences, true in zip(
+        complex_step(loss, *matrices), central_differences(loss, *matrices), proved, strict=True
+    ):
+        assert np.abs(true).max() > 1e-2
+        np.testing.assert_allclose(stepped, true, rtol=1e-10, atol=1e-13)
+        np.testing.assert_allclose(differences, true, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", LABEL_LOSSES)
+def test_the_batch_as_its_own_references_splits_the_gradient(name: str) -> None:
+    """As an anchor and as a reference: the plain gradient is their sum, and neither is all of it."""
+    labels = [0, 1, 0, 1, 0]
+
+    def referring(z: np.ndarray, r: np.ndarray) -> reference.Result:
+        loss = LABEL_LOSSES[name]
+        return loss(z, labels, ref_embeddings=r, ref_labels=labels, self_rows=range(5), temperature=0.5)
+
+    as_anchor, as_reference = complex_step(referring, ROWS, ROWS)
+    (plain,) = complex_step(lambda z: LABEL_LOSSES[name](z, labels, temperature=0.5), ROWS)
+    assert min(np.abs(as_anchor).max(), np.abs(as_reference).max()) > 1e-2
+    np.testing.assert_allclose(as_anchor + as_reference, plain, rtol=1e-12, atol=1e-15)
+
+
+SIMPLE = np.array([[1.0, 0.0], [0.0, 2.0]])
+BANK = np.array([[2.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+E = math.e
+
+
+def test_references_by_hand() -> None:
+    """Under cosine the first row has similarities 1, 0, -1 with the bank, the second 0, 1, 0."""
+
+    def values(**options: Any) -> list[float]:
+        found = reference.supcon_loss(
+            SIMPLE,
+            [5, 7],
+            ref_embeddings=BANK,
+            ref_labels=[5, 5, 7],
+            temperature=1.0,
+            reduction="none",
+            **options,
+        )
+        return list(found.loss)
+
+    first = [-math.log(E / (E + 1 + 1 / E)), -math.log(1 / (E + 1 + 1 / E))]
+    second = -math.log(1 / (1 + E + 1))
+    assert values() == pytest.approx([sum(first) / 2, second], rel=1e-14)
+    # The first row is the bank's first, the second none of them.
+    assert values(self_rows=[0, -1]) == pytest.approx([-math.log(1 / (1 + 1 / E)), second], rel=1e-14)
+    one = [-math.log(E / (E + 1 / E)), -math.log(1 / (1 + 1 / E))]
+    assert values(denominator="one_positive") == pytest.approx([sum(one) / 2, second], rel=1e-14)
+    only = [-math.log(E / (1 / E)), -math.log(1 / (1 / E))]
+    assert values(denominator="only_negatives") == pytest.approx([sum(only) / 2, -math.log(1 / (1 + E))], rel=1e-14)
+
+
+def test_the_other_losses_by_hand() -> None:
+    """The same similarities at temperature 1/2: logits 2, 0, -2 and 0, 2, 0."""
+    bank: dict[str, Any] = {"ref_embeddings": BANK, "temperature": 0.5, "reduction": "none"}
+    squared = E**2
+    inside = reference.supcon_in_loss(SIMPLE, [5, 7], ref_labels=[5, 5, 7], **bank).loss
+    total = squared + 1 + 1 / squared
+    assert inside == pytest.approx([-math.log((squared + 1) / total / 2), -math.log(1 / (2 + squared))], rel=1e-14)
+    pairs = reference.nt_xent_pairwise_loss(SIMPLE, [5, 7], ref_labels=[5, 5, 7], **bank | {"reduction": "mean_pairs"})
+    costs = [
+        -math.log(squared / (squared + 1 / squared)),
+        -math.log(1 / (1 + 1 / squared)),
+        -math.log(1 / (2 + squared)),
+    ]
+    assert pairs.loss == pytest.approx(sum(costs) / 3, rel=1e-14)
+    partners = reference.nt_xent_loss(SIMPLE, [1, 1], self_rows=[2, 0], **bank).loss
+    assert partners == pytest.approx([-math.log(1 / (squared + 1)), -math.log(squared / (squared + 1))], rel=1e-14)
+
+
+def test_towers_by_hand() -> None:
+    """Cosines [[1, 0], [0, 1]] of the towers; with the negative [-1, 0] they are -1 and 0."""
+
+    def values(**options: Any) -> list[float]:
+        found = reference.info_nce_loss(SIMPLE, BANK[:2], temperature=1.0, reduction="none", **options)
+        return list(found.loss)
+
+    each = -math.log(E / (E + 1))
+    assert values() == pytest.approx([each] * 4, rel=1e-14)
+    queued = [-math.log(E / (E + 1 / E)), each]
+    assert values(negatives=BANK[2:]) == pytest.approx(queued * 2, rel=1e-14)
+    assert values(negatives=BANK[2:], direction="a_to_b") == pytest.approx(queued, rel=1e-14)
+    # Dot products [[2, 0], [0, 2]]; negatives -1 and 0 for a's rows, -2 and 0 for b's.
+    dots = [
+        -math.log(E**2 / (E**2 + 1 / E)),
+        -math.log(E**2 / (E**2 + 1)),
+        -math.log(E**2 / (E**2 + 1 / E**2)),
+        -math.log(E**2 / (E**2 + 1)),
+    ]
+    assert values(negatives=BANK[2:], similarity="dot") == pytest.approx(dots, rel=1e-14)
+    assert values(similarity="dot", direction="b_to_a") == pytest.approx([-math.log(E**2 / (E**2 + 1))] * 2, rel=1e-14)
+
+
+TOWER_OPTIONS: list[dict[str, Any]] = [
+    {"similarity": similarity, "base_temperature": base, "temperature": temperature}
+    for similarity, base, temperature in itertools.product(("cosine", "dot"), (None, 0.25), (0.07, 0.5))
+]
+
+
+@pytest.mark.parametrize("negatives", [None, QUEUE], ids=["batch", "queue"])
+@pytest.mark.parametrize("options", TOWER_OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
+def test_both_directions_are_two(options: dict[str, Any], negatives: np.ndarray | None) -> None:
+    def loss(a: np.ndarray, b: np.ndarray, direction: str, reduction: str = "mean") -> Any:
+        found = reference.info_nce_loss(a, b, negatives=negatives, direction=direction, reduction=reduction, **options)
+        return found.loss
+
+    forth, back = loss(ROWS, OTHERS, "a_to_b"), loss(ROWS, OTHERS, "b_to_a")
+    assert abs(forth - back) > 1e-3
+    assert back == loss(OTHERS, ROWS, "a_to_b")
+    assert loss(ROWS, OTHERS, "both") == pytest.approx((forth + back) / 2, rel=1e-14)
+    each = {way: loss(ROWS, OTHERS, way, "none") for way in ("both", "a_to_b", "b_to_a")}
+    assert each["both"] == each["a_to_b"] + each["b_to_a"]
+    assert loss(ROWS, OTHERS, "both", "sum") == pytest.approx(sum(each["both"]), rel=1e-14)
+
+
+@pytest.mark.parametrize("options", TOWER_OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
+def test_one_direction_is_nt_xent_with_references(options: dict[str, Any]) -> None:
+    towers = reference.info_nce_loss(ROWS, OTHERS, direction="a_to_b", **options)
+    assert_same(towers, reference.nt_xent_loss(ROWS, range(5), ref_embeddings=OTHERS, **options))
+
+
+@pytest.mark.parametrize("options", TOWER_OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
+def test_a_queue_is_supcon_over_its_columns(options: dict[str, Any]) -> None:
+    """Each anchor by itself, with references of its own: its positive and the queue."""
+    found = reference.info_nce_loss(ROWS, OTHERS, negatives=QUEUE, reduction="none", **options)
+    pairs = [*zip(ROWS, OTHERS, strict=True), *zip(OTHERS, ROWS, strict=True)]
+    alone = [
+        reference.supcon_loss([z], [1], ref_embeddings=[p, *QUEUE], ref_labels=[1, 0, 0, 0], **options)
+        for z, p in pairs
+    ]
+    assert found.loss == pytest.approx([result.loss for result in alone], rel=1e-14)
+    terms = found.terms
+    assert (len(terms.logits), {len(row) for row in terms.logits}) == (10, {8})
+    assert terms.positives == [[i % 5] for i in range(10)]
+    assert terms.negatives == [[5, 6, 7]] * 10
+    assert terms.pairs[6, 1].members == (1, 5, 6, 7)
+    assert terms.pairs[6, 1].log_numerator == alone[6].terms.logits[0][0]
+
+
+def test_terms_of_towers() -> None:
+    terms = reference.info_nce_loss(ROWS, OTHERS, similarity="dot", temperature=0.5).terms
+    np.testing.assert_allclose(terms.similarity, np.concatenate([ROWS @ OTHERS.T, OTHERS @ ROWS.T]), rtol=1e-14)
+    np.testing.assert_allclose(terms.logits, 2 * np.array(terms.similarity))
+    assert terms.negatives[6] == [0, 2, 3, 4]
+    assert terms.counted == list(range(10))
+    single = reference.info_nce_loss(ROWS, OTHERS, direction="b_to_a", similarity="dot").terms
+    np.testing.assert_allclose(single.similarity, OTHERS @ ROWS.T, rtol=1e-14)
+    assert list(single.anchor_losses) == list(range(5))
+
+
+def test_terms_of_references() -> None:
+    found = reference.supcon_loss(
+        ROWS, LABELS, ref_embeddings=QUEUE, ref_labels=[1, 0, 0], self_rows=[2, -1, -1, 0, -1], similarity="dot"
+    )
+    np.testing.assert_allclose(found.terms.similarity, ROWS @ QUEUE.T, rtol=1e-14)
+    assert found.terms.positives == [[1], [0], [1, 2], [], []]
+    assert found.terms.negatives == [[0], [1, 2], [0], [1, 2], [0, 1, 2]]
+    assert found.terms.pairs[0, 1].members == (0, 1)
+
+
+def test_one_pair_costs_nothing() -> None:
+    found = reference.info_nce_loss(ROWS[:1], OTHERS[:1])
+    assert found.loss == 0
+    assert found.terms.negatives == [[], []]
+    assert reference.nt_xent_loss(ROWS[:1], [0], ref_embeddings=OTHERS[:1]).loss == 0
+    assert all(not gradient.any() for gradient in complex_step(reference.info_nce_loss, ROWS[:1], OTHERS[:1]))
+
+
+@pytest.mark.parametrize("name", LABEL_LOSSES)
+def test_an_anchor_without_others_is_lonely(name: str) -> None:
+    """The one reference is the anchor itself."""
+    call: dict[str, Any] = {"ref_embeddings": ROWS[:1], "ref_labels": [0], "self_rows": [0]}
+    values = {
+        (policy, reduction): LABEL_LOSSES[name](ROWS[:1], [0], no_positive=policy, reduction=reduction, **call).loss
+        for policy in ("zero", "drop", "nan")
+        for reduction in ("mean", "none")
+    }
+    assert values["zero", "mean"] == values["drop", "mean"] == 0
+    assert (values["zero", "none"], values["drop", "none"]) == ([0], [])
+    assert math.isnan(values["nan", "mean"])
+    assert math.isnan(values["nan", "none"][0])
+
+
+def test_an_anchor_of_positives_alone_has_no_negatives() -> None:
+    call: dict[str, Any] = {"ref_embeddings": QUEUE, "ref_labels": [0, 0, 1], "self_rows": [2, -1]}
+    for loss in (reference.supcon_loss, reference.supcon_in_loss):
+        each = loss(ROWS[:2], [0, 0], denominator="only_negatives", no_negative="nan", reduction="none", **call).loss
+        assert [math.isnan(value) for value in each] == [True, False]
+        assert loss(ROWS[:2], [0, 0], denominator="only_negatives", reduction="none", **call).loss[0] == 0
+
+
+def test_a_batch_may_share_a_reference_and_number_types_may_differ() -> None:
+    shared = reference.supcon_loss(ROWS, LABELS, ref_embeddings=OTHERS, ref_labels=LABELS, self_rows=[1] * 5)
+    left_out = np.delete(OTHERS, 1, axis=0)
+    expected = reference.supcon_loss(ROWS, LABELS, ref_embeddings=left_out, ref_labels=np.delete(LABELS, 1))
+    assert shared.loss == expected.loss
+    balls = np.array([[arb(x) for x in row] for row in OTHERS.tolist()], dtype=object)
+    mixed = reference.info_nce_loss(ROWS, balls).loss
+    assert float(mixed) == pytest.approx(reference.info_nce_loss(ROWS, OTHERS).loss, rel=1e-13)
+    single = reference.info_nce_loss(ROWS, OTHERS.astype(np.float32)).loss
+    assert single == reference.info_nce_loss(ROWS, OTHERS).loss
+
+
+def test_similarities_may_be_given_with_whoever_is_contrasted() -> None:
+    """What the golden cases are weighed with: rows and columns of their own, and A(i) as lists."""
+    matrix = similarity_matrix(ROWS.tolist(), "cosine", QUEUE.tolist())
+    assert matrix[4][2] == cosine(ROWS[4].tolist(), QUEUE[2].tolist())
+    laid = layouts.lay_out(
+        matrix,
+        [[True, False, True]] * 5,
+        anchors=[1, 4],
+        temperature=0.5,
+        base_temperature=None,
+        others=[[0, 1], [0, 1], [1, 2], [0, 1, 2], [1]],
+    )
+    assert laid.positives == [[0], [0], [2], [0, 2], []]
+    assert laid.negatives == [[1], [1], [1], [1], [1]]
+    supcon.sum_anchors(laid, denominator="all", no_negative="zero", inside=False)
+    logits = laid.logits[1]
+    expected = -math.log(math.exp(logits[0]) / (math.exp(logits[0]) + math.exp(logits[1])))
+    assert laid.finish("none").loss == pytest.approx([expected, 0.0], rel=1e-13)
+    towers = layouts.lay_out(
+        matrix,
+        [[j == i % 2 for j in range(3)] for i in range(5)],
+        anchors=[0, 1, 2, 3, 4],
+        temperature=0.5,
+        base_temperature=None,
+        others=[[i % 2, 2] for i in range(5)],
+    )
+    info_nce.info_nce_anchors(towers)
+    found = [math.log1p(math.exp(2 * (row[2] - row[i % 2]))) for i, row in enumerate(matrix)]
+    assert towers.finish("none").loss == pytest.approx(found, rel=1e-13)
+
+
+def changed(matrix: np.ndarray, index: Any, value: float) -> np.ndarray:
+    copy = matrix.copy()
+    copy[index] = value
+    return copy
+
+
+REFS: dict[str, Any] = {"ref_embeddings": QUEUE, "ref_labels": [0, 1, 2], "self_rows": [-1, 0, 1, 2, -1]}
+
+BAD_REFERENCES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"ref_embeddings": None, "self_rows": None}, ValueError, "ref_labels: expected ref_embeddings with it, got none"),
+    ({"ref_embeddings": None, "ref_labels": None}, ValueError, "self_rows: expected ref_embeddings with it, got none"),
+    (
+        {"ref_embeddings": QUEUE.astype(int), "ref_labels": [0.5]},
+        TypeError,
+        "ref_embeddings: expected a floating dtype, got int64",
+    ),
+    ({"ref_embeddings": QUEUE[0]}, ValueError, "ref_embeddings: expected shape [M, D], got [3]"),
+    ({"ref_embeddings": QUEUE[:0]}, ValueError, "ref_embeddings: expected at least 1 row, got shape [0, 3]"),
+    (
+        {"ref_embeddings": QUEUE[:, :2]},
+        ValueError,
+        "ref_embeddings: expected 3 columns as in embeddings, got shape [3, 2]",
+    ),
+    (
+        {"ref_embeddings": changed(QUEUE, (2, 1), math.nan)},
+        ValueError,
+        "ref_embeddings: expected finite values, got nan in row 2",
+    ),
+    (
+        {"ref_embeddings": changed(QUEUE, (0, 0), -math.inf)},
+        ValueError,
+        "ref_embeddings: expected finite values, got -inf in row 0",
+    ),
+    (
+        {"ref_embeddings": changed(QUEUE, 1, 0.0)},
+        ValueError,
+        "ref_embeddings: expected no zero vector under cosine similarity, got one in row 1",
+    ),
+    ({"ref_labels": None}, ValueError, "ref_labels: expected one label per reference, shape [3], got none"),
+    (
+        {"ref_labels": LABELS, "self_rows": [0.5]},
+        ValueError,
+        "ref_labels: expected one label per reference, shape [3], got shape [5]",
+    ),
+    ({"ref_labels": [0.0, 1.0, 2.0]}, TypeError, "ref_labels: expected integers, got dtype float64"),
+    (
+        {"labels": None, "positives": MASK[:, :3]},
+        ValueError,
+        "ref_labels: expected labels with it, got positives",
+    ),
+    (
+        {"labels": None, "positives": MASK, "ref_labels": None},
+        ValueError,
+        "positives: expected shape [5, 3], got [5, 5]",
+    ),
+    (
+        {"self_rows": [-1, 0, 1]},
+        ValueError,
+        "self_rows: expected one row per embedding, shape [5], got shape [3]",
+    ),
+    ({"self_rows": [-1.0, 0, 1, 2, -1]}, TypeError, "self_rows: expected integers, got dtype float64"),
+    (
+        {"self_rows": [-1, 0, 3, 2, -1]},
+        ValueError,
+        "self_rows: expected rows in the range -1 to 2, got 3 in row 2",
+    ),
+    (
+        {"self_rows": [-1, 0, 1, 2, -2]},
+        ValueError,
+        "self_rows: expected rows in the range -1 to 2, got -2 in row 4",
+    ),
+]
+
+
+@pytest.mark.parametrize("name", LABEL_LOSSES)
+@pytest.mark.parametrize(("bad", "error", "message"), BAD_REFERENCES, ids=[row[2] for row in BAD_REFERENCES])
+def test_bad_references_are_refused(name: str, bad: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        LABEL_LOSSES[name](ROWS, **{"labels": LABELS, **REFS, **bad})
+    assert str(caught.value) == message
+    if "row 1" in message and "zero" in message:
+        assert math.isfinite(LABEL_LOSSES[name](ROWS, **{"labels": LABELS, **REFS, **bad}, similarity="dot").loss)
+
+
+BAD_PARTNERS: list[tuple[Sequence[int], dict[str, Any], type[Exception], str]] = [
+    ([0, 1, 2], {}, ValueError, "partners: expected one partner per embedding, shape [5], got shape [3]"),
+    ([0, 1, 3, 0, 0], {}, ValueError, "partners: expected rows in the range 0 to 2, got 3 in row 2"),
+    ([0, 1, -1, 0, 0], {}, ValueError, "partners: expected rows in the range 0 to 2, got -1 in row 2"),
+    ([0, 1, 1, 0, 0], {}, ValueError, "partners: expected another row as partner, got row 2 as partner of itself"),
+    (
+        [0, 1, 0, 0, 0],
+        {"ref_embeddings": None},
+        ValueError,
+        "self_rows: expected ref_embeddings with it, got none",
+    ),
+    (
+        [0, 1, 0, 0, 0],
+        {"self_rows": [3] * 5},
+        ValueError,
+        "self_rows: expected rows in the range -1 to 2, got 3 in row 0",
+    ),
+    (
+        [0, 1, 0, 0, 0],
+        {"ref_embeddings": QUEUE[:, :1]},
+        ValueError,
+        "ref_embeddings: expected 3 columns as in embeddings, got shape [3, 1]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("partners", "bad", "error", "message"), BAD_PARTNERS, ids=[row[3] for row in BAD_PARTNERS])
+def test_bad_partners_among_references_are_refused(
+    partners: Sequence[int], bad: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    refs = {key: value for key, value in REFS.items() if key != "ref_labels"}
+    assert math.isfinite(reference.nt_xent_loss(ROWS, [0, 1, 0, 0, 0], **refs).loss)
+    with pytest.raises(error) as caught:
+        reference.nt_xent_loss(ROWS, partners, **{**refs, **bad})
+    assert str(caught.value) == message
+
+
+def test_one_row_needs_references() -> None:
+    for call in (
+        lambda **more: reference.supcon_loss(ROWS[:1], [0], **more),
+        lambda **more: reference.nt_xent_loss(ROWS[:1], [0], **{k: v for k, v in more.items() if k != "ref_labels"}),
+    ):
+        assert math.isfinite(call(ref_embeddings=QUEUE, ref_labels=[0, 1, 2]).loss)
+        with pytest.raises(ValueError, match=r"^embeddings: expected at least 2 rows"):
+            call()
+    with pytest.raises(ValueError, match=r"^embeddings: expected at least 1 row, got shape"):
+        reference.supcon_loss(ROWS[:0], [], ref_embeddings=QUEUE, ref_labels=[0, 1, 2])
+
+
+def towers(**changes: Any) -> dict[str, Any]:
+    return {"embeddings_a": ROWS, "embeddings_b": OTHERS, "negatives": QUEUE} | changes
+
+
+BAD_TOWERS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    *(
+        row
+        for (name, matrix), letters in zip(towers().items(), "NNK", strict=True)
+        for row in (
+            ({name: matrix.astype(np.int64)}, TypeError, f"{name}: expected a floating dtype, got int64"),
+            ({name: matrix > 0}, TypeError, f"{name}: expected a floating dtype, got bool"),
+            ({name: matrix[0]}, ValueError, f"{name}: expected shape [{letters}, D], got [3]"),
+            ({name: matrix[:0]}, ValueError, f"{name}: expected at least 1 row, got shape [0, 3]"),
+            (
+                {name: matrix[:, :0]},
+                ValueError,
+                f"{name}: expected at least 1 column, got shape [{len(matrix)}, 0]",
+            ),
+            (
+                {name: changed(matrix, (1, 2), math.nan)},
+                ValueError,
+                f"{name}: expected finite values, got nan in row 1",
+            ),
+            (
+                {name: changed(matrix, 2, 0.0)},
+                ValueError,
+                f"{name}: expected no zero vector under cosine similarity, got one in row 2",
+            ),
+        )
+    ),
+    (
+        {"embeddings_b": OTHERS[:4]},
+        ValueError,
+        "embeddings_b: expected the shape of embeddings_a, [5, 3], got shape [4, 3]",
+    ),
+    (
+        {"embeddings_b": OTHERS[:, :2]},
+        ValueError,
+        "embeddings_b: expected the shape of embeddings_a, [5, 3], got shape [5, 2]",
+    ),
+    (
+        {"negatives": QUEUE[:, :2]},
+        ValueError,
+        "negatives: expected 3 columns as in embeddings_a, got shape [3, 2]",
+    ),
+    ({"direction": "a"}, ValueError, "direction: expected one of both, a_to_b, b_to_a, got 'a'"),
+    ({"direction": None}, ValueError, "direction: expected one of both, a_to_b, b_to_a, got None"),
+    ({"reduction": "mean_pairs"}, ValueError, "reduction: expected one of mean, sum, none, got 'mean_pairs'"),
+    ({"similarity": "l2"}, ValueError, "similarity: expected one of cosine, dot, got 'l2'"),
+    ({"temperature": 0.0}, ValueError, "temperature: expected a positive finite number, got 0.0"),
+    ({"base_temperature": -1.0}, ValueError, "base_temperature: expected a positive finite number, got -1.0"),
+]
+
+
+@pytest.mark.parametrize(("bad", "error", "message"), BAD_TOWERS, ids=[row[2] for row in BAD_TOWERS])
+def test_bad_towers_are_refused(bad: dict[str, Any], error: type[Exception], message: str) -> None:
+    assert math.isfinite(reference.info_nce_loss(**towers()).loss)
+    with pytest.raises(error) as caught:
+        reference.info_nce_loss(**towers(**bad))
+    assert str(caught.value) == message
