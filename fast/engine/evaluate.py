@@ -24,6 +24,8 @@ from .plan import PANEL_ELEMENTS, Form, Plan
 from .scaling import Scaled, differentiable_rows, scale_rows, to_embeddings
 from .workspace import borrow, give_back
 
+AnyPanel = rowwise.Panel | rowwise.LonePanel
+
 
 class Batch(NamedTuple):
     """The tensors of one evaluation.
@@ -181,8 +183,7 @@ def differentiate(
         The gradients by embeddings ``[N, D]``, references ``[M, D]`` and temperature; None where there is none.
     """
     with _full_precision(batch.embeddings):
-        size, grad = _of_ordinary_size(grad)
-        grad = _where(_valid(found.positives, found.negatives, fixed, batch.anchors), grad)
+        size, grad = _of_ordinary_size(_where(_valid(found.positives, found.negatives, fixed, batch.anchors), grad))
         gradient = {"pairs": _pairs_gradient, "symmetric": _symmetric_gradient, "rowwise": _rowwise_gradient}
         return gradient[fixed.form](grad, size, batch, saved, fixed)
 
@@ -306,8 +307,7 @@ def _rowwise(batch: Batch, fixed: Fixed) -> tuple[AnchorValues, Saved]:
     negatives = torch.empty_like(positives)
     for panel in rowwise.panels(targets, own, count, columns.shape[0], plan.rows, values.dtype):
         values[panel.rows] = rowwise.values(rows[panel.rows] @ columns.T, panel, rule)
-        positives[panel.rows] = panel.positive.sum(1)
-        negatives[panel.rows] = panel.negative.sum(1)
+        positives[panel.rows], negatives[panel.rows] = panel.sizes()
     values = _where(_valid(positives, negatives, fixed, batch.anchors), values)
     saved = Saved(rows, factor, power, (), None, None)
     return AnchorValues(values, positives, negatives), saved
@@ -494,7 +494,7 @@ def second_derivative(
     along = [directions[k] for k in present]
     height = fixed.rows if fixed.form == "rowwise" else max(1, PANEL_ELEMENTS // columns)
 
-    def of_panel(panel: rowwise.Panel, *inputs: Tensor) -> Tensor:
+    def of_panel(panel: AnyPanel, *inputs: Tensor) -> Tensor:
         given = dict(zip(present, inputs, strict=True))
         temperature = given.get(2)
         rule = fixed.rule(temperature)
@@ -502,7 +502,7 @@ def second_derivative(
             rows = differentiable_rows(given[0], rule)
             others = rows if 1 not in given else differentiable_rows(given[1], rule)
             values = rowwise.values(rows[panel.rows] @ others.T, panel, rule)
-        valid = _valid(panel.positive.sum(1), panel.negative.sum(1), fixed, _part(batch.anchors, panel.rows))
+        valid = _valid(*panel.sizes(), fixed, _part(batch.anchors, panel.rows))
         return _where(valid, values)
 
     inputs = [t for t in (batch.embeddings, batch.references, batch.temperature) if t is not None]
@@ -510,7 +510,9 @@ def second_derivative(
     by_grad = []
     for panel in rowwise.panels(targets, own, count, columns, height, computing_dtype(batch.embeddings)):
 
-        def along_directions(upstream: Tensor, *inputs: Tensor, panel: rowwise.Panel = panel) -> Tensor:
+        def along_directions(
+            upstream: Tensor, *inputs: Tensor, panel: rowwise.Panel | rowwise.LonePanel = panel
+        ) -> Tensor:
             pulled = torch.func.vjp(lambda *given: of_panel(panel, *given), *inputs)[1]
             return sum(((g * v).sum() for g, v in zip(pulled(upstream), along, strict=True)), grad.new_zeros(()))
 

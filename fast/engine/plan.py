@@ -33,7 +33,7 @@ TILE_ROWS = 256
 """Rows of a tile of more rows than these."""
 TILE_COLUMNS = 1024
 """Columns of a tile: it must stay, with its rows, in a core's second-level cache."""
-PANEL_ELEMENTS = 2**19
+PANEL_ELEMENTS = 2**18
 """Entries of one panel of whole rows: few enough to bound memory, enough rows for a matrix product to be efficient."""
 KEPT_ELEMENTS = 2**20
 """Exponentials that may be kept from the forward pass for the backward pass, which then need not recompute them."""
@@ -113,6 +113,9 @@ def choose(
         # The tiles hold half of all entries and the other half of the squares on the diagonal.
         keep = backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS
         return Plan("symmetric", rows, wide, keep, reads), targets
+    if references is None and targets.kind == "labels" and rule.terms in ("out", "in") and reads:
+        partners = None if torch.compiler.is_compiling() else pairs.partners_of(targets, reads=True)
+        targets = targets if partners is None else Targets("partners", partners)
     if backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO):
         return Plan("rowwise", count, columns, False, reads), targets
     return Plan("rowwise", _Forced.rows or max(1, PANEL_ELEMENTS // columns), columns, False, reads), targets

@@ -40,10 +40,44 @@ class Panel(NamedTuple):
     some_negative: Tensor
     number: Tensor
 
+    def sizes(self) -> tuple[Tensor, Tensor]:
+        """Return the numbers of positives and of negatives, int64 ``[b]`` each."""
+        return self.positive.sum(1), self.negative.sum(1)
+
+
+class LonePanel(NamedTuple):
+    """Anchors with one positive or none, ``[b, M]``: columns are told by their numbers, and no mask is made.
+
+    Attributes:
+        rows: which anchors.
+        columns: M.
+        partner: int64 ``[b, 1]``, the positive; None: there is none.
+        own: int64 ``[b, 1]``, the column that is the row itself, or any that is left out anyway; None: none is.
+        left_out: int64 ``[b]``, how many columns are no negatives.
+    """
+
+    rows: slice
+    columns: int
+    partner: Tensor | None
+    own: Tensor | None
+    left_out: Tensor
+
+    def sizes(self) -> tuple[Tensor, Tensor]:
+        """Return the numbers of positives and of negatives, int64 ``[b]`` each."""
+        positives = torch.full_like(self.left_out, 0 if self.partner is None else 1)
+        return positives, self.columns - self.left_out
+
+    def without(self, matrix: Tensor, value: float) -> Tensor:
+        """Return a matrix ``[b, M]`` with a value where the positive and the row itself stand."""
+        for column in (self.partner, self.own):
+            if column is not None:
+                matrix = matrix.scatter(1, column, value)
+        return matrix
+
 
 def panels(
     targets: Targets, own: Tensor | None, count: int, columns: int, rows: int, dtype: torch.dtype
-) -> Iterator[Panel]:
+) -> Iterator[Panel | LonePanel]:
     """Yield the panels of a batch.
 
     Args:
@@ -57,6 +91,9 @@ def panels(
     place = torch.arange(columns, device=targets.given.device)
     for start in range(0, count, rows):
         here = slice(start, min(start + rows, count))
+        if targets.kind in ("partners", "none"):
+            yield _lone_panel(targets, own, here, columns)
+            continue
         positive = _positive(targets, here, columns, place)
         itself = torch.zeros_like(positive) if own is None else own[here, None] == place
         positive = positive & ~itself
@@ -71,6 +108,17 @@ def panels(
         )
 
 
+def _lone_panel(targets: Targets, own: Tensor | None, here: slice, columns: int) -> LonePanel:
+    partner = targets.given[here, None] if targets.kind == "partners" else None
+    left_out = torch.full((here.stop - here.start,), 0 if partner is None else 1, device=targets.given.device)
+    if own is None:
+        return LonePanel(here, columns, partner, None, left_out)
+    itself = own[here]
+    left_out = left_out + (itself >= 0)
+    instead = itself.new_zeros(()) if partner is None else partner[:, 0]
+    return LonePanel(here, columns, partner, torch.where(itself >= 0, itself, instead)[:, None], left_out)
+
+
 def _positive(targets: Targets, here: slice, columns: int, place: Tensor) -> Tensor:
     """Return bool ``[b, M]``, true where the column is a positive of the row, or perhaps the row itself."""
     given = targets.given
@@ -78,16 +126,12 @@ def _positive(targets: Targets, here: slice, columns: int, place: Tensor) -> Ten
         return given[here, None] == (given if targets.columns is None else targets.columns)
     if targets.kind == "mask":
         return given[here]
-    if targets.kind == "partners":
-        return given[here, None] == place
     number = here.stop - here.start
     marks = torch.zeros((number + 1, columns), dtype=torch.bool, device=given.device)
-    if targets.kind == "pairs":
-        # Pairs of other panels' anchors mark the line too many.
-        line = given[:, 0] - here.start
-        line = torch.where((line >= 0) & (line < number), line, number)
-        marks = marks.index_put((line, given[:, 1]), marks.new_ones(()))
-    return marks[:-1]
+    # Pairs of other panels' anchors mark the line too many.
+    line = given[:, 0] - here.start
+    line = torch.where((line >= 0) & (line < number), line, number)
+    return marks.index_put((line, given[:, 1]), marks.new_ones(()))[:-1]
 
 
 class _Sums(NamedTuple):
@@ -157,11 +201,13 @@ def _guarded(logits: Tensor, panel: Panel, star: Tensor) -> tuple[Tensor, Tensor
     return exponentials, torch.where(panel.own, 0.0, exponentials + EPSILON)
 
 
-def values(logits: Tensor, panel: Panel, rule: Rule) -> Tensor:
+def values(logits: Tensor, panel: Panel | LonePanel, rule: Rule) -> Tensor:
     """Return each row's value ``[b]``, differentiable by the logits ``[b, M]``.
 
     Meaningless, but finite, where the rule gives a row nothing to sum over.
     """
+    if isinstance(panel, LonePanel):
+        return _lone_values(logits, panel, rule)
     if rule.terms == "binary":
         attract = torch.where(panel.positive, _softplus(-logits), 0.0).sum(1) / (panel.positive.sum(1) + 1)
         repel = torch.where(panel.negative, _softplus(logits), 0.0).sum(1) / panel.negative.sum(1).clamp(min=1)
@@ -172,8 +218,6 @@ def values(logits: Tensor, panel: Panel, rule: Rule) -> Tensor:
         ratios = torch.where(panel.positive, torch.log1p(rest / torch.where(panel.own, 1.0, guarded)), 0.0)
         return ratios.sum(1) / (panel.positive.sum(1).to(logits.dtype) + EPSILON)
     sums = _sums(logits, panel)
-    if rule.terms == "lse":
-        return (sums.negative_top + sums.negative_log)[:, 0]
     if rule.denominator == "all":
         value = torch.where(panel.some_negative, _softplus(sums.odds()), 0.0)
         if rule.terms == "in":
@@ -207,7 +251,7 @@ def _log_mean(logarithms: Tensor, panel: Panel) -> Tensor:
     return top + torch.where(total > 0, total / panel.number, 1.0).log()
 
 
-def weights(logits: Tensor, panel: Panel, rule: Rule, grad: Tensor) -> Tensor:
+def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) -> Tensor:
     """Return ``grad_i dL_i/ds_ij``, ``[b, M]``.
 
     Args:
@@ -217,6 +261,8 @@ def weights(logits: Tensor, panel: Panel, rule: Rule, grad: Tensor) -> Tensor:
         grad: ``[b]``, 0 for every row that is no anchor or has nothing to sum over.
     """
     up = grad[:, None]
+    if isinstance(panel, LonePanel):
+        return _lone_weights(logits, panel, rule, up)
     if rule.terms == "binary":
         attract = torch.sigmoid(-logits) * (-up / (panel.positive.sum(1, keepdim=True) + 1))
         repel = torch.sigmoid(logits) * (up / panel.negative.sum(1, keepdim=True).clamp(min=1))
@@ -225,8 +271,6 @@ def weights(logits: Tensor, panel: Panel, rule: Rule, grad: Tensor) -> Tensor:
         return _guarded_weights(logits, panel, up)
     sums = _sums(logits, panel)
     negative = (sums.below - sums.negative_log).exp()
-    if rule.terms == "lse":
-        return _chosen(panel, torch.zeros_like(negative), negative * up)
     if rule.denominator == "one_positive":
         ratios, misses = _own_ratios(logits, sums, panel)
         if rule.terms == "in":
@@ -260,3 +304,37 @@ def _guarded_weights(logits: Tensor, panel: Panel, up: Tensor) -> Tensor:
     # Raising the maximum lowers every logit relative to it.
     at_star = torch.arange(logits.shape[1], device=logits.device) == star
     return through - torch.where(at_star, through.sum(1, keepdim=True), 0.0)
+
+
+def _over_negatives(logits: Tensor, panel: LonePanel) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sum over negatives as ``top`` and the sum relative to it, ``[b, 1]``, and its parts ``[b, M]``.
+
+    What is left out has a part so small that it says nothing; without a negative the sum is 0.
+    """
+    rest = panel.without(logits, -math.inf)
+    top = rest.detach().amax(1, keepdim=True)
+    top = torch.where(top == -math.inf, 0.0, top)
+    parts = (rest - top).clamp(min=_lowest(logits.dtype)).exp()
+    some = (panel.left_out < panel.columns)[:, None]
+    return top, torch.where(some, parts.sum(1, keepdim=True), 0.0), parts
+
+
+def _lone_values(logits: Tensor, panel: LonePanel, rule: Rule) -> Tensor:
+    top, total, _ = _over_negatives(logits, panel)
+    some = total > 0
+    log = top + torch.where(some, total, 1.0).log()
+    if panel.partner is None:
+        return log[:, 0]
+    against = (top - logits.gather(1, panel.partner)) + torch.where(some, total, 1.0).log()
+    value = against if rule.denominator == "only_negatives" else torch.where(some, _softplus(against), 0.0)
+    return value[:, 0]
+
+
+def _lone_weights(logits: Tensor, panel: LonePanel, rule: Rule, up: Tensor) -> Tensor:
+    top, total, parts = _over_negatives(logits, panel)
+    some = total > 0
+    if panel.partner is not None and rule.denominator != "only_negatives":
+        against = (top - logits.gather(1, panel.partner)) + torch.where(some, total, 1.0).log()
+        up = up * torch.where(some, torch.sigmoid(against), 0.0)
+    found = panel.without(parts.mul_(torch.where(some, up / total, 0.0)), 0.0)
+    return found if panel.partner is None else found.scatter_(1, panel.partner, -up)

@@ -413,12 +413,13 @@ def pull(
             exponentials = torch.mm(own, turned[:, tile.columns], out=tile.of(scratch)).exp_()
         else:
             exponentials = tile.of(scratch, tile.place)
-        combined.mul_(exponentials)
         masked = _masked(tile, classes, plan)
         if masked and not classes.paired:
-            _add_positives(combined, exponentials, tile, classes, stats, weight, rule, boost)
-        elif masked and kept is None:
-            _clear_pairs(combined)
+            _weigh(combined, exponentials, tile, classes, stats, weight, rule, boost)
+        else:
+            combined.mul_(exponentials)
+            if masked and kept is None:
+                _clear_pairs(combined)
         out[tile.rows].addmm_(combined, across)
         if tile.others:
             out[tile.others].addmm_(tile.right(combined).T, own)
@@ -432,7 +433,7 @@ def pull(
     return out
 
 
-def _add_positives(
+def _weigh(
     combined: Tensor,
     exponentials: Tensor,
     tile: _Tile,
@@ -442,12 +443,13 @@ def _add_positives(
     rule: Rule,
     boost: Tensor,
 ) -> None:
-    """Replace a tile's weights of positives, which still are those of negatives."""
+    """Turn the coefficients of a tile's negatives into the weights of all its pairs."""
     positive = _same(classes, tile, combined.dtype)
     square = tile.square
+    # A coefficient is fit for the exponentials of its row's negatives alone: the product might overflow elsewhere.
+    combined.mul_(torch.addcmul(exponentials, exponentials, positive, value=-1))
     if square:
         combined.diagonal().zero_()
-    combined.mul_(1 - positive)
     for place, lacking, part, mask in _sides(tile, exponentials, positive):
         level = weight.level[place].unsqueeze(lacking)
         if _own_denominator(rule, classes):
