@@ -60,7 +60,7 @@ def check_temperature(value: object, *, validate: bool = False) -> None:
     if value.ndim:
         raise ValueError(f"temperature: expected a number or a tensor without dimension, got shape {_shape(value)}")
     if _reads_values(value, validate):
-        check_number("temperature", float(value))
+        check_number("temperature", float(value.detach()))
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -241,7 +241,18 @@ def check_labels_or_positives(
         return Targets("labels", own)
     if ref_labels is None:
         raise ValueError(f"ref_labels: expected one label per reference, shape [{columns}], got none")
-    return Targets("labels", own, _labels("ref_labels", ref_labels, columns, "reference", embeddings))
+    others = _labels("ref_labels", ref_labels, columns, "reference", embeddings)
+    if (cast(Tensor, labels).dtype == torch.uint64) != (cast(Tensor, ref_labels).dtype == torch.uint64):
+        own, others = _numbered(cast(Tensor, labels), cast(Tensor, ref_labels), own, others)
+    return Targets("labels", own, others)
+
+
+def _numbered(labels: Tensor, ref_labels: Tensor, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Number labels of which some are unsigned 64-bit integers anew: read as signed, the largest would be negative."""
+    both = [(own, labels.dtype == torch.uint64), (others, ref_labels.dtype == torch.uint64)]
+    keys = [torch.stack((values, (values < 0) & unsigned), 1) for values, unsigned in both]
+    numbers = torch.unique(torch.cat(keys), dim=0, return_inverse=True)[1]
+    return numbers[: own.shape[0]], numbers[own.shape[0] :]
 
 
 def _labels(name: str, value: object, count: int, of: str, embeddings: Tensor) -> Tensor:

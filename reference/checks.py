@@ -33,7 +33,7 @@ def check_choice(name: str, value: object, *more: str) -> None:
 def check_temperature(name: str, value: object) -> None:
     """Refuse anything but a positive finite number."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}: expected a number, got {value!r} of type {type(value).__name__}")
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     try:
         number = float(value)
     except OverflowError:

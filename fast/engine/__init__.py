@@ -18,6 +18,7 @@ as zero; "exact" alone keeps them.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import evaluate, exact
@@ -78,5 +79,9 @@ def anchor_values(
     """
     if backend == "exact":
         return exact.anchor_values(embeddings, targets, rule, references=references, anchors=anchors)
+    if torch.compiler.is_compiling():
+        return evaluate.anchor_values(
+            embeddings, targets, rule, backend, references=references, anchors=anchors, norms=norms
+        )
     plan, targets = choose(embeddings, targets, rule, references, norms, backend=backend)
     return evaluate.anchor_values(embeddings, targets, rule, plan, references=references, anchors=anchors, norms=norms)

@@ -7,21 +7,21 @@ and a second derivative work and forward mode raises instead of giving zero.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from . import device, pairs, rowwise, symmetric
-from .description import AnchorValues, Denominator, Kind, References, Rule, Similarity, Targets, Terms
+from .description import AnchorValues, Backend, Denominator, Kind, References, Rule, Similarity, Targets, Terms
 from .device import computing_dtype, wide_dtype
-from .plan import PANEL_ELEMENTS, Form, Plan
-from .scaling import Scaled, differentiable_rows, scale_rows, to_embeddings
+from .plan import PANEL_ELEMENTS, Form, Plan, choose
+from .scaling import LN2, Scaled, differentiable_rows, scale_rows, to_embeddings
 from .workspace import borrow, give_back
 
 AnyPanel = rowwise.Panel | rowwise.LonePanel
@@ -85,7 +85,7 @@ class Fixed(NamedTuple):
     def rule(self, temperature: Tensor | None) -> Rule:
         """Return the formula, with the temperature as it was given."""
         rule = _rule_of(self)
-        return rule if temperature is None else replace(rule, temperature=temperature)
+        return rule if temperature is None else dataclasses.replace(rule, temperature=temperature)
 
     def plan(self) -> Plan:
         """Return the plan."""
@@ -120,13 +120,16 @@ def anchor_values(
     embeddings: Tensor,
     targets: Targets,
     rule: Rule,
-    plan: Plan,
+    plan: Plan | Backend,
     *,
     references: References | None,
     anchors: Tensor | None,
     norms: Tensor | None,
 ) -> AnchorValues:
-    """Evaluate one value per anchor as planned; see `pairproof.fast.engine.anchor_values`."""
+    """Evaluate one value per anchor as planned; see `pairproof.fast.engine.anchor_values`.
+
+    In the place of a plan a backend leaves the planning to the operator.
+    """
     temperature = rule.temperature if isinstance(rule.temperature, Tensor) else None
     fixed = Fixed(
         1.0 if isinstance(rule.temperature, Tensor) else rule.temperature,
@@ -134,11 +137,7 @@ def anchor_values(
         rule.terms,
         rule.denominator,
         rule.similarity,
-        plan.form,
-        plan.rows,
-        plan.columns,
-        plan.keep,
-        plan.reads,
+        *((plan, 0, 0, False, False) if isinstance(plan, str) else dataclasses.astuple(plan)),
     )
     batch = Batch(
         embeddings,
@@ -151,11 +150,13 @@ def anchor_values(
         norms,
         None if references is None else references.norms,
     )
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        found = cast(Sequence[Tensor], _Traceable.apply(*batch, *fixed))  # type: ignore[no-untyped-call]
-        return AnchorValues(*found[:3])
     differentiated = [t for t in (batch.embeddings, batch.references, batch.temperature) if t is not None]
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in differentiated)
+    if torch.compiler.is_compiling():
+        evaluation: Any = _Traceable.apply if wanted else torch.ops.pairproof.anchor_values
+        return AnchorValues(*evaluation(*batch, *fixed)[:3])
+    if torch._C._are_functorch_transforms_active():
+        return AnchorValues(*_Traceable.apply(*batch, *fixed)[:3])  # type: ignore[no-untyped-call]
     if not wanted and all(unpack_dual(t).tangent is None for t in differentiated):  # type: ignore[no-untyped-call]
         return evaluate(batch, fixed._replace(keep=False))[0]
     return AnchorValues(*cast(Sequence[Tensor], _Values.apply(*batch, *fixed)))  # type: ignore[no-untyped-call]
@@ -227,7 +228,7 @@ def _where(rows: Tensor | None, tensor: Tensor) -> Tensor:
 
 def _pairs(batch: Batch, fixed: Fixed) -> tuple[AnchorValues, Saved]:
     rule = fixed.rule(batch.temperature)
-    rows, factor, power = scale_rows(batch.embeddings, rule.similarity, rule.temperature, batch.norms)
+    rows, factor, power = scale_rows(batch.embeddings, rule.similarity, rule.temperature * LN2, batch.norms)
     count = rows.shape[0]
     kept = borrow("kept", rows, count * count) if fixed.keep else None
     stats = pairs.sums(rows, batch.given, kept)
@@ -241,17 +242,30 @@ def _pairs_gradient(
     grad: Tensor, size: float | Tensor, batch: Batch, saved: Saved, fixed: Fixed
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     rule = fixed.rule(batch.temperature)
-    pull = pairs.pull(grad, saved.rows, batch.given, pairs.Stats(*saved.stats), saved.kept)
+    pull = pairs.pull(grad, saved.rows, batch.given, pairs.Stats(*saved.stats[:2]), saved.kept)
+    gradient, by_temperature = _of_binary_rows(pull, size, batch, saved, rule)
+    return gradient, None, by_temperature
+
+
+def _of_binary_rows(
+    pull: Tensor, size: float | Tensor, batch: Batch, saved: Saved, rule: Rule
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients by embeddings, in the order of the rows, and by temperature.
+
+    The rows' products are logits in units of log 2, and so is their gradient.
+    """
+    size = size * LN2
     by_temperature = _by_temperature(pull, saved.rows, size, batch.temperature)
     scaled = Scaled(saved.rows, saved.factor, saved.power)
-    return to_embeddings(pull, scaled, rule, size, batch.embeddings.dtype), None, by_temperature
+    temperature = rule.temperature * LN2
+    return to_embeddings(pull, scaled, rule.similarity, temperature, size, batch.embeddings.dtype), by_temperature
 
 
 def _symmetric(batch: Batch, fixed: Fixed) -> tuple[AnchorValues, Saved]:
     plan, rule = fixed.plan(), fixed.rule(batch.temperature)
     classes = symmetric.sort_rows(fixed.targets(batch), plan)
     order, back = classes.order, classes.back
-    scaled = scale_rows(batch.embeddings, rule.similarity, rule.temperature, batch.norms)
+    scaled = scale_rows(batch.embeddings, rule.similarity, rule.temperature * LN2, batch.norms)
     rows, factor = scaled.rows.index_select(0, order), _in_order(scaled.factor, order)
     power = None if scaled.power is None else _in_order(scaled.power, order)
     kept = borrow("kept", rows, symmetric.kept_size(order.shape[0], plan)) if plan.keep else None
@@ -274,9 +288,7 @@ def _symmetric_gradient(
     classes = saved.classes or symmetric.sort_rows(fixed.targets(batch), plan)
     stats, number = symmetric.Stats(*saved.stats), classes.positives.to(grad.dtype)
     pull = symmetric.pull(grad[classes.order], saved.rows, classes, stats, number, plan, rule, saved.kept)
-    by_temperature = _by_temperature(pull, saved.rows, size, batch.temperature)
-    scaled = Scaled(saved.rows, saved.factor, saved.power)
-    gradient = to_embeddings(pull, scaled, rule, size, batch.embeddings.dtype)
+    gradient, by_temperature = _of_binary_rows(pull, size, batch, saved, rule)
     return gradient.index_select(0, classes.back), None, by_temperature
 
 
@@ -326,15 +338,15 @@ def _rowwise_gradient(
         pull[panel.rows].addmm_(weights, columns)
         pull_columns.addmm_(weights.T, rows[panel.rows])
     by_temperature = _by_temperature(pull, rows, size, batch.temperature)
-    of_rows = Scaled(rows, saved.factor, saved.power)
+    of_rows, how = Scaled(rows, saved.factor, saved.power), (rule.similarity, rule.temperature)
     if scaled is None or batch.references is None:
-        return to_embeddings(pull, of_rows, rule, size, batch.embeddings.dtype), None, by_temperature
+        return to_embeddings(pull, of_rows, *how, size, batch.embeddings.dtype), None, by_temperature
     of_columns = _by_temperature(pull_columns, columns, size, batch.temperature)
     if by_temperature is not None and of_columns is not None:
         # A row meets its columns only as an anchor, so half of the logits' homogeneity lies with the columns.
         by_temperature = by_temperature + of_columns
-    by_references = to_embeddings(pull_columns, scaled, rule, size, batch.references.dtype)
-    return to_embeddings(pull, of_rows, rule, size, batch.embeddings.dtype), by_references, by_temperature
+    by_references = to_embeddings(pull_columns, scaled, *how, size, batch.references.dtype)
+    return to_embeddings(pull, of_rows, *how, size, batch.embeddings.dtype), by_references, by_temperature
 
 
 class _Values(torch.autograd.Function):
@@ -364,7 +376,7 @@ class _Values(torch.autograd.Function):
         stats, kept, classes = ctx.left
         if torch.is_grad_enabled():
             power = torch.ones_like(factor) if power is None else power
-            stats = _stacked(stats, rows.shape[0])
+            stats = _stacked(Saved(rows, factor, power, stats, None, None))
             gradients = _Gradient.apply(  # type: ignore[no-untyped-call]
                 grads[0], *batch, positives, negatives, rows, factor, power, stats, *ctx.fixed
             )
@@ -435,7 +447,8 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
         grad, *rest = ctx.saved_tensors
-        found = second_derivative(directions, grad, Batch(*rest), ctx.fixed)
+        with _full_precision(grad):
+            found = second_derivative(directions, grad, Batch(*rest), ctx.fixed)
         return (*found, *(None,) * (len(Batch._fields) + _SAVED + len(Fixed._fields) - 3))
 
 
@@ -445,27 +458,50 @@ _SAVED = 6
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     """Return the values, the sizes of P and N, the scaled rows, their factor and power, and the sums per row."""
-    batch, fixed = _parted(arguments)
+    batch, fixed = _planned(*_parted(arguments))
     found, saved = evaluate(batch, fixed._replace(keep=False))
-    count = found.values.shape[0]
     power = torch.ones_like(saved.factor) if saved.power is None else saved.power
-    stats = _stacked(saved.stats, count)
     # What an operator returns must share no memory with what else it returns.
-    return found.values, found.positives, found.negatives.clone(), saved.rows, saved.factor, power, stats
+    return found.values, found.positives, found.negatives.clone(), saved.rows, saved.factor, power, _stacked(saved)
 
 
-def _stacked(stats: Sequence[Tensor], count: int) -> Tensor:
-    """Return sums per row as ``[S, N]``, those that are empty as 0; S is 2, 7 or 0, by the form."""
-    whole = [part.view(-1) if part.numel() else part.new_zeros(count) for part in stats]
-    return torch.stack(whole) if whole else torch.empty((0, count))
+def _planned(batch: Batch, fixed: Fixed) -> tuple[Batch, Fixed]:
+    """Plan what a compiled graph could not: it serves batches of every size, and must not look at values."""
+    if fixed.form not in get_args(Backend):
+        return batch, fixed
+    references = None if batch.references is None else References(batch.references, batch.own)
+    plan, targets = choose(
+        batch.embeddings,
+        fixed.targets(batch),
+        fixed.rule(batch.temperature),
+        references,
+        batch.norms,
+        backend=cast(Backend, fixed.form),
+    )
+    fixed = fixed._replace(kind=targets.kind, **dataclasses.asdict(plan))
+    return batch._replace(given=targets.given), fixed
+
+
+def _stacked(saved: Saved) -> Tensor:
+    """Return the sums per row as ``[S, N]``, S the most that any form has; those that are not there as 0."""
+    count = saved.rows.shape[0]
+    found = saved.rows.new_zeros((_STATS, count))
+    for line, part in enumerate(saved.stats):
+        if part.numel():
+            found[line] = part
+    return found
+
+
+_STATS = max(len(pairs.Stats._fields), len(symmetric.Stats._fields))
 
 
 def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     """Return the gradients, empty tensors where there is none: operators return tensors only."""
     batch, fixed = _parted((*arguments[: len(Batch._fields)], *arguments[-len(Fixed._fields) :]))
+    batch, fixed = _planned(batch, fixed)
     positives, negatives, rows, factor, power, stats = arguments[len(Batch._fields) : -len(Fixed._fields)]
     saved = Saved(rows, factor, power, tuple(stats), None, None)
-    gradients = differentiate(grad, batch, AnchorValues(grad, positives, negatives), saved, fixed)
+    gradients = differentiate(grad, batch, AnchorValues(grad, positives, negatives), saved, fixed._replace(keep=False))
     return tuple(grad.new_empty(0) if g is None else g for g in gradients)
 
 
@@ -498,10 +534,9 @@ def second_derivative(
         given = dict(zip(present, inputs, strict=True))
         temperature = given.get(2)
         rule = fixed.rule(temperature)
-        with _full_precision(batch.embeddings):
-            rows = differentiable_rows(given[0], rule)
-            others = rows if 1 not in given else differentiable_rows(given[1], rule)
-            values = rowwise.values(rows[panel.rows] @ others.T, panel, rule)
+        rows = differentiable_rows(given[0], rule)
+        others = rows if 1 not in given else differentiable_rows(given[1], rule)
+        values = rowwise.values(rows[panel.rows] @ others.T, panel, rule)
         valid = _valid(*panel.sizes(), fixed, _part(batch.anchors, panel.rows))
         return _where(valid, values)
 
@@ -529,8 +564,8 @@ def _part(mask: Tensor | None, rows: slice) -> Tensor | None:
 
 
 _FIXED_SCHEMA = (
-    "float temperature_number, str kind, str terms, str denominator, str similarity, str form, int rows, int columns,"
-    " bool keep, bool reads"
+    "float temperature_number, str kind, str terms, str denominator, str similarity, str form, int tile_rows,"
+    " int tile_columns, bool keep, bool reads"
 )
 _BATCH_SCHEMA = (
     "Tensor embeddings, Tensor? references, Tensor? temperature, Tensor given, Tensor? columns, Tensor? own,"
@@ -552,9 +587,6 @@ _anchor_gradients = torch.library.custom_op(
 )
 
 
-_STATS = {"pairs": len(pairs.Stats._fields), "symmetric": len(symmetric.Stats._fields), "rowwise": 0}
-
-
 @_anchor_values.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
     batch, fixed = _parted(arguments)
@@ -569,7 +601,7 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
         floats.new_empty((count, dim)),
         floats.new_empty(factors),
         floats.new_empty(factors),
-        floats.new_empty((_STATS[fixed.form], count)),
+        floats.new_empty((_STATS, count)),
     )
 
 

@@ -1,6 +1,7 @@
 """The form of small batches of pairs: one matrix, each row with one positive, in as few operations as it takes.
 
-With E_ij = e^s_ij, unshifted, p the row's one positive and ``neg`` the sum over all others, a value is
+The rows are scaled so that their products t are logits in units of log 2: a CPU takes a quarter of the time for 2^t.
+With E_ij = e^s_ij = 2^t_ij, unshifted, p the row's one positive and ``neg`` the sum over all others, a value is
 log(1 + neg / E_ip); its derivative by s_ij is E_ij / (neg + E_ip), and by s_ip it is -neg / (neg + E_ip). What takes
 the time at a few hundred rows is the number of operations, not their size: nothing is sorted, and both directions of a
 pair are put into the one matrix that meets the rows.
@@ -29,17 +30,15 @@ class Stats(NamedTuple):
     pos: Tensor
 
 
-def partners_of(targets: Targets, *, reads: bool) -> Tensor | None:
-    """Return each row's one positive, int64 ``[N]``, or None where labels ``[N]`` are not known to be those of pairs.
+def partners_of(targets: Targets) -> Tensor | None:
+    """Return each row's one positive, int64 ``[N]``, or None where labels ``[N]`` are not those of pairs.
 
-    Args:
-        targets: partners or labels.
-        reads: whether labels may be read.
+    Labels are read.
     """
     given = targets.given
     if targets.kind == "partners":
         return given
-    if not reads or given.shape[0] % 2:
+    if given.shape[0] % 2:
         return None
     labels, order = torch.sort(given)
     first, second = labels.view(-1, 2).unbind(1)
@@ -57,7 +56,7 @@ def sums(rows: Tensor, partners: Tensor, kept: Tensor | None) -> Stats:
     column = partners[:, None]
     room = borrow("logits", rows, count * count) if kept is None else kept
     logits = torch.mm(rows, rows.T, out=room.as_strided((count, count), (count, 1)))
-    pos = logits.gather(1, column).view(-1).exp_()
+    pos = logits.gather(1, column).view(-1).exp2_()
     neg = _exponentials(logits, column).sum(1)
     if kept is None:
         give_back("logits", room)
@@ -66,7 +65,7 @@ def sums(rows: Tensor, partners: Tensor, kept: Tensor | None) -> Stats:
 
 def _exponentials(logits: Tensor, column: Tensor) -> Tensor:
     """Overwrite logits by their exponentials, 0 for the row itself and for its positive, which ``column`` tells."""
-    logits.exp_().diagonal().zero_()
+    logits.exp2_().diagonal().zero_()
     return logits.scatter_(1, column, 0.0)
 
 

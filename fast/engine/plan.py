@@ -98,15 +98,13 @@ def choose(
     dtype = computing_dtype(embeddings)
     largest = math.inf
     if references is None and targets.kind in ("labels", "partners") and rule.terms != "epsilon":
-        largest = _largest_logit(embeddings, rule, norms, reads and not torch.compiler.is_compiling())
+        largest = _largest_logit(embeddings, rule, norms, reads)
     # Where positives have ratios of their own, the largest and the smallest exponential of a row meet in a quotient.
     ratios = 2 if rule.terms == "in" and rule.denominator == "one_positive" else 1
     if ratios * largest + math.log(count) <= UNSHIFTED[dtype]:
         few = backend == "dense" or (backend == "auto" and count <= PAIRS_UP_TO)
         plain = rule.denominator != "only_negatives" and 2 * largest + math.log(count) <= UNSHIFTED[dtype]
-        partners = (
-            pairs.partners_of(targets, reads=not torch.compiler.is_compiling()) if few and plain and reads else None
-        )
+        partners = pairs.partners_of(targets) if few and plain and reads else None
         if partners is not None:
             return Plan("pairs", count, count, True, reads), Targets("partners", partners)
         rows, wide = (count, count) if backend == "dense" else tile_size(count)
@@ -114,7 +112,7 @@ def choose(
         keep = backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS
         return Plan("symmetric", rows, wide, keep, reads), targets
     if references is None and targets.kind == "labels" and rule.terms in ("out", "in") and reads:
-        partners = None if torch.compiler.is_compiling() else pairs.partners_of(targets, reads=True)
+        partners = pairs.partners_of(targets)
         targets = targets if partners is None else Targets("partners", partners)
     if backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO):
         return Plan("rowwise", count, columns, False, reads), targets
@@ -135,7 +133,7 @@ def _largest_logit(embeddings: Tensor, rule: Rule, norms: Tensor | None, reads: 
     if isinstance(rule.temperature, Tensor):
         if not (reads and device.may_read(rule.temperature)):
             return math.inf
-        temperature = float(rule.temperature)
+        temperature = float(rule.temperature.detach())
     else:
         temperature = rule.temperature
     if not temperature > 0:

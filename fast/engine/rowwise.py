@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .description import EPSILON, Rule, Targets
+from .scaling import LN2
 
 
 class Panel(NamedTuple):
@@ -151,9 +152,9 @@ class _Sums(NamedTuple):
         return (self.negative_top - self.positive_top) + (self.negative_log - self.positive_log)
 
 
-def _lowest(dtype: torch.dtype) -> float:
-    """Return where exponentials end: below, they would be subnormal, which is slow and says nothing."""
-    return -708.0 if dtype == torch.float64 else -87.0
+def _exp(logarithms: Tensor) -> Tensor:
+    """Return e^x: as a power of two it takes a quarter of the time on a CPU, and no more where it underflows."""
+    return (logarithms * (1 / LN2)).exp2()
 
 
 def _sums(logits: Tensor, panel: Panel) -> _Sums:
@@ -163,9 +164,9 @@ def _sums(logits: Tensor, panel: Panel) -> _Sums:
         torch.where(some, torch.where(mask, known, -math.inf).amax(1, keepdim=True), 0.0)
         for mask, some in ((panel.positive, some_positive), (panel.negative, panel.some_negative))
     )
-    below = (logits - torch.where(panel.positive, of_positives, of_negatives)).clamp(min=_lowest(logits.dtype))
-    below = torch.where(panel.own, _lowest(logits.dtype), below)
-    exponentials = below.exp()
+    below = logits - torch.where(panel.positive, of_positives, of_negatives)
+    below = torch.where(panel.own, 0.0, below)
+    exponentials = _exp(below)
     logs = [
         torch.where(some, torch.where(mask, exponentials, 0.0).sum(1, keepdim=True), 1.0).log()
         for mask, some in ((panel.positive, some_positive), (panel.negative, panel.some_negative))
@@ -185,18 +186,17 @@ def _mean_below(logits: Tensor, top: Tensor, panel: Panel) -> Tensor:
 def _own_ratios(logits: Tensor, sums: _Sums, panel: Panel) -> tuple[Tensor, Tensor]:
     """Return -log r and log(1 - r), r = e^s / (e^s + sum over negatives), of each positive, ``[b, M]``.
 
-    Elsewhere, and in rows without negatives, they are 0 and the lowest logarithm.
+    Elsewhere, and in rows without negatives, they are 0 and -inf.
     """
     counted = panel.positive & panel.some_negative
     against = torch.where(counted, (sums.negative_top - logits) + sums.negative_log, 0.0)
-    lowest = _lowest(logits.dtype)
-    return torch.where(counted, _softplus(against), 0.0), torch.where(counted, F.logsigmoid(against), lowest)
+    return torch.where(counted, _softplus(against), 0.0), torch.where(counted, F.logsigmoid(against), -math.inf)
 
 
 def _guarded(logits: Tensor, panel: Panel, star: Tensor) -> tuple[Tensor, Tensor]:
     """Return e^(s - max), ``[b, M]``, and that plus epsilon; ``star`` is where the row's maximum stands."""
     top = logits.gather(1, star)
-    exponentials = (logits - top).clamp(min=_lowest(logits.dtype)).exp()
+    exponentials = _exp(logits - top)
     exponentials = torch.where(panel.own, 0.0, exponentials)
     return exponentials, torch.where(panel.own, 0.0, exponentials + EPSILON)
 
@@ -246,7 +246,7 @@ def _log_mean(logarithms: Tensor, panel: Panel) -> Tensor:
     top = torch.where(panel.positive, logarithms.detach(), -math.inf).amax(1, keepdim=True)
     top = torch.where(top == -math.inf, 0.0, top)
     below = torch.where(panel.positive, logarithms - top, -math.inf)
-    total = below.clamp(min=_lowest(below.dtype)).exp() * panel.positive
+    total = _exp(below)
     total = total.sum(1, keepdim=True)
     return top + torch.where(total > 0, total / panel.number, 1.0).log()
 
@@ -270,7 +270,7 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
     if rule.terms == "epsilon":
         return _guarded_weights(logits, panel, up)
     sums = _sums(logits, panel)
-    negative = (sums.below - sums.negative_log).exp()
+    negative = _exp(sums.below - sums.negative_log)
     if rule.denominator == "one_positive":
         ratios, misses = _own_ratios(logits, sums, panel)
         if rule.terms == "in":
@@ -278,7 +278,7 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
         positive = misses.exp() / panel.number
         positive = torch.where(panel.positive, positive, 0.0)
         return _chosen(panel, -positive * up, negative * (positive.sum(1, keepdim=True) * up))
-    share = (sums.below - sums.positive_log).exp()
+    share = _exp(sums.below - sums.positive_log)
     if rule.denominator == "only_negatives":
         positive = share if rule.terms == "in" else 1 / panel.number
         return _chosen(panel, -positive * up, negative * up)
@@ -309,12 +309,12 @@ def _guarded_weights(logits: Tensor, panel: Panel, up: Tensor) -> Tensor:
 def _over_negatives(logits: Tensor, panel: LonePanel) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sum over negatives as ``top`` and the sum relative to it, ``[b, 1]``, and its parts ``[b, M]``.
 
-    What is left out has a part so small that it says nothing; without a negative the sum is 0.
+    What is left out has no part; without a negative the sum is 0.
     """
     rest = panel.without(logits, -math.inf)
     top = rest.detach().amax(1, keepdim=True)
     top = torch.where(top == -math.inf, 0.0, top)
-    parts = (rest - top).clamp(min=_lowest(logits.dtype)).exp()
+    parts = _exp(rest - top)
     some = (panel.left_out < panel.columns)[:, None]
     return top, torch.where(some, parts.sum(1, keepdim=True), 0.0), parts
 

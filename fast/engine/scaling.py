@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from .device import computing_dtype, wide_dtype
 
 _EXPONENTS = {torch.float64: 1000, torch.float32: 120}
 """2^e with ``|e|`` up to here is finite and normal."""
+
+LN2 = math.log(2)
 
 MODERATE = 2.0**60
 """Norms from its reciprocal up to here leave the range of float32 in no product with a temperature."""
@@ -82,7 +85,14 @@ def _by_parts(rows: Tensor, norm: Tensor, power: Tensor, root: float | Tensor) -
     return Scaled(rows.mul_(factor), factor, power)
 
 
-def to_embeddings(pull: Tensor, scaled: Scaled, rule: Rule, size: float | Tensor, dtype: torch.dtype) -> Tensor:
+def to_embeddings(
+    pull: Tensor,
+    scaled: Scaled,
+    similarity: Similarity,
+    temperature: float | Tensor,
+    size: float | Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
     """Turn the gradient by the scaled rows, ``[N, D]``, into that by the embeddings; ``pull`` is overwritten.
 
     Under cosine the component along the row vanishes.
@@ -90,13 +100,14 @@ def to_embeddings(pull: Tensor, scaled: Scaled, rule: Rule, size: float | Tensor
     Args:
         pull: the gradient by the scaled rows.
         scaled: what `scale_rows` returned.
-        rule: the formula.
+        similarity: "cosine" or "dot".
+        temperature: what the rows were scaled by.
         size: what the result is multiplied by.
         dtype: of the result.
     """
-    if rule.similarity == "cosine":
+    if similarity == "cosine":
         along = torch.linalg.vecdot(pull, scaled.rows)[:, None]
-        pull.addcmul_(along * rule.temperature, scaled.rows, value=-1)
+        pull.addcmul_(along * temperature, scaled.rows, value=-1)
     pull.mul_(scaled.factor * size)
     if scaled.power is not None:
         pull.mul_(scaled.power)
