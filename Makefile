@@ -15,7 +15,7 @@ export PAIRPROOF_PEERS := $(CURDIR)/.peers
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv verify test lint format types fixtures fixtures-check wheel clean
+.PHONY: help venv verify test bench bench-quick lint format types fixtures fixtures-check wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -26,7 +26,7 @@ $(VENV_STAMP): pyproject.toml constraints.txt src/pairproof/__init__.py
 	@echo "venv: installing pairproof, its extras and the pinned versions of constraints.txt into $(VENV) (once; torch is large)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(INSTALL) setuptools wheel
-	@$(INSTALL) --no-build-isolation --editable '.[verify,pml,safetensors,dev]'
+	@$(INSTALL) --no-build-isolation --editable '.[verify,pml,bench,safetensors,dev]'
 	@touch $@
 
 # A package of which one file is used: it is loaded by path, so what it depends on stays out.
@@ -48,6 +48,14 @@ test: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests (ARGS=... goes to pytest)
 	@echo "test: pytest on tests/, one worker per core"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS) tests
 
+bench: $(VENV_STAMP) $(PEERS_STAMP) ## time everything into bench/results/, on a quiet machine (DEVICE=cuda, ARGS=--help)
+	@echo "bench: ours beside every peer, in a fresh process for every size, allocator and loss; about 25 minutes"
+	@$(BIN)/python -m bench $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+
+bench-quick: $(VENV_STAMP) $(PEERS_STAMP) ## the same at N = 256 and 1024 alone; writes nothing (ARGS="--floors 0.5")
+	@echo "bench-quick: ours beside every peer at N = 256 and 1024; under two minutes"
+	@$(BIN)/python -m bench --quick $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+
 lint: $(VENV_STAMP) ## check style and layout; changes nothing
 	@echo "lint: ruff check, ruff format --check"
 	@$(BIN)/ruff check .
@@ -60,12 +68,13 @@ format: $(VENV_STAMP) ## rewrite the layout of the code
 
 # mypy needs one folder that looks like the installed package.
 types: $(VENV_STAMP) ## check the types of our code, strictly
-	@echo "types: mypy --strict on pairproof and tools/"
+	@echo "types: mypy --strict on pairproof, tools/ and bench/"
 	@rm -rf .links && mkdir -p .links/pairproof
 	@for room in conformance fast fixtures reference; do ln -s "../../$$room" ".links/pairproof/$$room"; done
 	@for file in __init__.py py.typed; do ln -s "../../src/pairproof/$$file" ".links/pairproof/$$file"; done
 	@$(BIN)/mypy --package pairproof
 	@$(BIN)/mypy tools
+	@$(BIN)/mypy bench
 
 fixtures: $(VENV_STAMP) $(PEERS_STAMP) ## rebuild fixtures/; on a clean tree this changes nothing (ARGS=--peer=...)
 	@echo "fixtures: proving, counting and summing everything under fixtures/ anew"
@@ -84,4 +93,4 @@ wheel: $(VENV_STAMP) ## build the wheel from the source distribution and check w
 
 clean: ## remove everything that make made
 	rm -rf $(VENV) .peers .links build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find conformance fast fixtures reference src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find bench conformance fast fixtures reference src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

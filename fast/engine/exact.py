@@ -266,7 +266,7 @@ class _PairSums:
         self.logits = torch.where(self.positive | self.negative, logits, 0.0)
         self.scaled = scaled
         self.temperature = rule.temperature
-        self.group = (positive | self_pair).int().argmax(1)
+        self.group = (positive | self_pair).float().argmax(1)
         self.log_slope: Tensor | None = None
         self.star: Tensor | None = None
         if rule.terms == "epsilon":
@@ -289,7 +289,7 @@ class _PairSums:
             below = self.below_self()
         else:
             bounded = logits.clamp(max=torch.finfo(logits.dtype).max)
-            first = (bounded == bounded.amax(1, keepdim=True)).int().argmax(1, keepdim=True)
+            first = (bounded == bounded.amax(1, keepdim=True)).float().argmax(1, keepdim=True)
             self.star = torch.zeros_like(self.positive).scatter(1, first, True) & rows[:, None]
             below = logits - bounded.gather(1, first)
         both = self.positive | self.negative

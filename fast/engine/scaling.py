@@ -16,6 +16,9 @@ _EXPONENTS = {torch.float64: 1000, torch.float32: 120}
 
 LN2 = math.log(2)
 
+_ROWS = 2048
+"""Rows whose products with others are formed at a time."""
+
 MODERATE = 2.0**60
 """Norms from its reciprocal up to here leave the range of float32 in no product with a temperature."""
 
@@ -106,8 +109,10 @@ def to_embeddings(
         dtype: of the result.
     """
     if similarity == "cosine":
-        along = torch.linalg.vecdot(pull, scaled.rows)[:, None]
-        pull.addcmul_(along * temperature, scaled.rows, value=-1)
+        # Some rows at a time: a product of all would be one more matrix as large as the embeddings.
+        for part, rows in zip(pull.split(_ROWS), scaled.rows.split(_ROWS), strict=True):
+            along = torch.linalg.vecdot(part, rows)[:, None]
+            part.addcmul_(along * temperature, rows, value=-1)
     pull.mul_(scaled.factor * size)
     if scaled.power is not None:
         pull.mul_(scaled.power)

@@ -253,7 +253,7 @@ def _own_denominator(rule: Rule, classes: Classes) -> bool:
 
 def _own_denominators(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, stats: Stats) -> Stats:
     """Visit the masked tiles once more, now that every row's sum over its negatives is known."""
-    over, boost = stats.neg.log(), _boost(stats)
+    over, boost = stats.neg.log2(), _boost(stats)
     missed, first, second = (torch.zeros_like(over) for _ in range(3))
     for tile in _tiles(rows.shape[0], plan):
         if not _masked(tile, classes, plan):
@@ -261,7 +261,7 @@ def _own_denominators(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, st
         logits = rows[tile.rows] @ rows[tile.columns].T
         positive = _same(classes, tile, rows.dtype)
         for place, across, part, mask in _sides(tile, logits, positive):
-            against = over[place].unsqueeze(across) - part * LN2
+            against = (over[place].unsqueeze(across) - part) * LN2
             miss = torch.sigmoid(against)
             missed[place].add_((miss * mask).sum(across))
             if rule.terms == "out":
@@ -299,7 +299,7 @@ def values(stats: Stats, positives: Tensor, rule: Rule, classes: Classes) -> Ten
     """
     neg, pos, lin = stats.neg, stats.pos, stats.lin
     if classes.paired:
-        return neg.log() - lin * LN2 if rule.denominator == "only_negatives" else _log_of_one_plus_ratio(neg, pos)
+        return (neg.log2() - lin) * LN2 if rule.denominator == "only_negatives" else _log_of_one_plus_ratio(neg, pos)
     positives = positives.clamp(min=1)
     if _own_denominator(rule, classes):
         if rule.terms == "out":

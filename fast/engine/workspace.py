@@ -1,7 +1,7 @@
 """Buffers that outlive a call: on a CPU, touching fresh memory costs more than computing on it.
 
-Only a CPU needs this; an accelerator's allocator keeps memory by itself. Each thread has its own buffers, a few
-megabytes at most, because tiles and what is kept of them are bounded.
+Only a CPU needs this; an accelerator's allocator keeps memory by itself. Each thread has its own buffers: for each of
+three uses and of two dtypes one, of a megabyte or two, and never of more than `MOST_ENTRIES`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ class _Buffers(threading.local):
 
 _BUFFERS = _Buffers()
 
+MOST_ENTRIES = 2**20
+"""Of a buffer that is kept idle."""
+
 
 def borrow(use: str, like: Tensor, entries: int) -> Tensor:
     """Return a flat buffer of ``entries`` numbers of any value, of the dtype and on the device of ``like``.
@@ -38,6 +41,6 @@ def borrow(use: str, like: Tensor, entries: int) -> Tensor:
 
 
 def give_back(use: str, buffer: Tensor) -> None:
-    """Take a buffer back for the next `borrow` of the same use."""
-    if buffer.device.type == "cpu":
+    """Take a buffer back for the next `borrow` of the same use, unless it is so large that holding it would tell."""
+    if buffer.device.type == "cpu" and buffer.numel() <= MOST_ENTRIES:
         _BUFFERS.idle[use, buffer.dtype] = buffer

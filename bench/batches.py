@@ -1,0 +1,89 @@
+"""The batches that are measured: five losses, random and trained-like embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+LOSSES = {
+    "nt_xent": "NT-Xent, two views",
+    "supcon": "SupCon, two per class",
+    "pairwise_views": "pairwise NT-Xent, two views",
+    "pairwise_classes": "pairwise NT-Xent, 10 classes",
+    "info_nce": "InfoNCE, two towers, one way",
+}
+"""Name in options and in the report, and what it is. Losses are means: over pairs for the pairwise forms."""
+
+KINDS = ("random", "trained")
+"""Independent normal rows; rows that lie around their class's centre with a cosine of about 0.9 between them."""
+
+CLASSES = 10
+NOISE = 1 / 3
+"""Of a row against its centre. The cosine of two rows of one class is then 1 / (1 + 1/9) = 0.9."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of one loss.
+
+    Attributes:
+        loss: a name of `LOSSES`.
+        embeddings: floating ``[N, D]``, not normalised. For info_nce one tower's rows, then the other's.
+        labels: integers ``[N]``; with two rows per class, row k and row k + N/2 share one.
+        partners: integers ``[N]``: row k + N/2 for row k and back.
+    """
+
+    loss: str
+    embeddings: Tensor
+    labels: Tensor
+    partners: Tensor
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return len(self.embeddings)
+
+    def to(self, dtype: torch.dtype) -> Batch:
+        """The same rows in another dtype."""
+        return replace(self, embeddings=self.embeddings.to(dtype))
+
+    def first(self, rows: int) -> Batch:
+        """A smaller batch of the same loss: of the first rows or, where rows are in pairs, of the first pairs."""
+        if rows >= self.n:
+            return self
+        if self.loss == "pairwise_classes":
+            kept = torch.arange(rows, device=self.embeddings.device)
+        else:
+            half = torch.arange(rows // 2, device=self.embeddings.device)
+            kept = torch.cat([half, half + self.n // 2])
+        return Batch(self.loss, self.embeddings[kept], self.labels[kept], _partners(len(kept), kept.device))
+
+
+def _partners(n: int, device: torch.device) -> Tensor:
+    return torch.arange(n, device=device).roll(n // 2)
+
+
+def make_batch(loss: str, n: int, d: int, kind: str = "random", *, seed: int = 0, device: str = "cpu") -> Batch:
+    """A float32 batch in which every anchor has a positive.
+
+    Args:
+        loss: a name of `LOSSES`.
+        n: rows, an even number.
+        d: columns.
+        kind: a name of `KINDS`.
+        seed: of torch's generator on the CPU; the same rows on every device.
+        device: where the batch goes.
+
+    Returns:
+        The batch.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % CLASSES if loss == "pairwise_classes" else torch.arange(n // 2).repeat(2)
+    embeddings = torch.randn(n, d, generator=generator)
+    if kind == "trained":
+        centres = torch.randn(int(labels.max()) + 1, d, generator=generator)
+        embeddings = centres[labels] + NOISE * embeddings
+    target = torch.device(device)
+    return Batch(loss, embeddings.to(target), labels.to(target), _partners(n, target))

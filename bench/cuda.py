@@ -1,0 +1,118 @@
+"""The same measurements on a CUDA device: events on the same alternation, and the allocator's own peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .batches import make_batch
+from .measure import reason_of
+from .peers import Step, Unavailable, load
+
+SIZES = (4096, 16384, 65536, 262144)
+
+
+def require(device: str) -> None:
+    """Hold to a usable device.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    if not torch.cuda.is_available():
+        raise Unavailable(f"--device {device}: torch {torch.__version__} finds no CUDA device here")
+    index: int | None = torch.device(device).index  # its stub says never None
+    if index is not None and index >= torch.cuda.device_count():
+        raise Unavailable(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices")
+
+
+class EventClock:
+    """Time between events on the current stream: the device's own, without waiting in between."""
+
+    tile = (8192, 8192)
+    # A symmetric backward does not pay where blocks run at once: forward 2, the tile again 2, its gradient 2.
+    flops: ClassVar[dict[str, int]] = {"forward": 2, "both": 6}
+
+    def step(self, step: Step, embeddings: Tensor, repeats: int) -> tuple[float, float]:
+        """All calls are queued before any is waited for, so that only what the device does is seen where it is slower.
+
+        Where the host is slower (small sizes), the time between the events is the host's, as it is in training.
+        """
+        event: Any = torch.cuda.Event
+        marks = [tuple(event(enable_timing=True) for _ in range(3)) for _ in range(repeats)]
+        torch.cuda.synchronize(embeddings.device)
+        for start, middle, end in marks:
+            embeddings.grad = None
+            start.record()
+            loss = step(embeddings)
+            middle.record()
+            loss.backward()  # type: ignore[no-untyped-call]
+            end.record()
+        torch.cuda.synchronize(embeddings.device)
+        forward = sum(start.elapsed_time(middle) for start, middle, _ in marks)
+        both = sum(start.elapsed_time(end) for start, _, end in marks)
+        return forward / repeats / 1e3, both / repeats / 1e3
+
+    def call(self, function: Callable[[], object], repeats: int) -> float:
+        """One pair of events around the loop."""
+        event: Any = torch.cuda.Event
+        start, end = event(enable_timing=True), event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(repeats):
+            function()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / repeats / 1e3
+
+
+def step_memory(job: dict[str, Any]) -> dict[str, Any]:
+    """One job of kind "memory" on the device: the allocator's peak in forward and backward, beyond the inputs.
+
+    Args:
+        job: implementation, loss, n, d, temperature, backend, dtype, device.
+
+    Returns:
+        ``{"row": {...}}`` in the format that `bench.report` describes.
+    """
+    name, loss, n, d = str(job["implementation"]), str(job["loss"]), int(job["n"]), int(job["d"])
+    device, dtype = torch.device(job["device"]), getattr(torch, job["dtype"])
+    row: dict[str, Any] = {"implementation": name, "loss": loss, "n": n, "status": "refused"}
+    try:
+        implementation = load(name, job["backend"])
+        refused = implementation.refuses(loss, n)
+        if refused is not None:
+            raise Unavailable(refused)
+        # A small step first: cuBLAS takes its workspace from the same allocator, once.
+        small = make_batch(loss, 64, d, device=job["device"]).to(dtype)
+        z = small.embeddings.requires_grad_()
+        implementation.step(small, job["temperature"])(z).backward()  # type: ignore[no-untyped-call]
+        batch = make_batch(loss, n, d, device=job["device"]).to(dtype)
+        step = implementation.step(batch, job["temperature"])
+        embeddings = batch.embeddings.requires_grad_()
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step(embeddings).backward()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize(device)
+        row["bytes"] = torch.cuda.max_memory_allocated(device) - before
+        row["status"] = "measured"
+    except Unavailable as error:
+        row["reason"] = str(error)
+    except Exception as error:  # outside code may raise anything, and may run out of memory
+        row["reason"] = reason_of(error)
+    return {"row": row}
+
+
+def device_facts(device: str) -> dict[str, Any]:
+    """What the report says of the device."""
+    properties = torch.cuda.get_device_properties(torch.device(device))
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_gib": properties.total_memory / (1 << 30),
+        "cuda": torch.version.cuda,
+        "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+    }

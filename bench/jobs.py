@@ -1,0 +1,185 @@
+"""Jobs: what is measured in which process, and the starting of those processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import accuracy
+from .batches import KINDS, LOSSES
+from .peers import OURS, PmlNtXent, Unavailable, names_for
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TUNED = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "8589934592"}
+"""glibc keeps what is freed: big temporaries are not faulted in anew in every step."""
+
+REGIMES = ("default", "tuned")
+
+TEMPERATURE = 0.1
+COLUMNS = 128
+LARGE = 65536
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run measures.
+
+    Attributes:
+        losses: names of `batches.LOSSES`.
+        sizes: of the timings.
+        memory_sizes: of the peaks.
+        regimes: of the allocator.
+        small_rounds: at up to 1024 rows.
+        large_rounds: above.
+        temperatures: of the accuracy table.
+        large: whether the one large step is taken.
+        slow_peers: whether peers that need half a minute a step are timed.
+        every_memory: peaks of the peers too.
+    """
+
+    losses: tuple[str, ...] = tuple(LOSSES)
+    sizes: tuple[int, ...] = (256, 1024, 4096, 8192)
+    memory_sizes: tuple[int, ...] = (256, 1024, 4096, 8192)
+    regimes: tuple[str, ...] = REGIMES
+    small_rounds: int = 15
+    large_rounds: int = 5
+    temperatures: tuple[float, ...] = accuracy.TEMPERATURES
+    large: bool = True
+    slow_peers: bool = True
+    every_memory: bool = True
+    device: str = "cpu"
+    dtype: str = "float32"
+    backend: str = "auto"
+
+    def _job(self, kind: str, loss: str, n: int, regime: str = "default", **more: Any) -> dict[str, Any]:
+        common = {"temperature": TEMPERATURE, "d": COLUMNS}
+        chosen = {"device": self.device, "dtype": self.dtype, "backend": self.backend}
+        return {"kind": kind, "loss": loss, "n": n, "regime": regime, **common, **chosen, **more}
+
+    def timings(self) -> list[dict[str, Any]]:
+        """One process per size, regime and loss."""
+        skip: dict[str, str] = {}
+        if not self.slow_peers:
+            skip = {PmlNtXent.name: "takes half a minute a step: timed in the full run only"}
+        return [
+            self._job(
+                "time",
+                loss,
+                n,
+                regime,
+                rounds=self.small_rounds if n <= 1024 else self.large_rounds,
+                errors=regime == REGIMES[0] and n <= LARGE,
+                skip=skip if loss == "pairwise_classes" else {},
+            )
+            for n in self.sizes
+            for loss in self.losses
+            for regime in self.regimes
+        ]
+
+    def memories(self) -> list[dict[str, Any]]:
+        """One process per size, loss and implementation, under the default allocator."""
+        return [
+            self._job("memory", loss, n, implementation=name)
+            for n in self.memory_sizes
+            for loss in self.losses
+            for name in (names_for(loss) if self.every_memory else names_for(loss)[:1])
+        ]
+
+    def accuracies(self) -> list[dict[str, Any]]:
+        """One process per loss and temperature."""
+        return [
+            self._job("accuracy", loss, accuracy.ROWS, batches=accuracy.BATCHES) | {"temperature": temperature}
+            for loss in accuracy.LOSSES
+            if loss in self.losses
+            for temperature in self.temperatures
+        ]
+
+    def trial(self) -> dict[str, Any]:
+        """Ours on a small batch: what fails here would fail in every row."""
+        return self._job("memory", self.losses[0], 64, implementation=OURS)
+
+    def larges(self) -> list[dict[str, Any]]:
+        """The one large step, if any."""
+        wanted = self.large and "pairwise_classes" in self.losses
+        return [self._job("large", "pairwise_classes", LARGE, anchors=512)] if wanted else []
+
+
+FULL = Plan()
+QUICK = Plan(
+    sizes=(256, 1024),
+    memory_sizes=(4096,),
+    regimes=REGIMES[:1],
+    small_rounds=7,
+    temperatures=(0.05, 0.1),
+    large=False,
+    slow_peers=False,
+    every_memory=False,
+)
+FLOORS = replace(QUICK, losses=("nt_xent", "supcon", "pairwise_views"), memory_sizes=(4096,), temperatures=())
+
+
+def describe(job: dict[str, Any]) -> str:
+    """A job as a few words."""
+    words = [LOSSES[job["loss"]], f"N={job['n']}"]
+    if job["kind"] == "time":
+        words.append(f"{job['regime']} allocator")
+    elif job["kind"] == "memory":
+        words.append(f"memory of {job['implementation']}")
+    elif job["kind"] == "accuracy":
+        words.append(f"errors at temperature {job['temperature']}")
+    return ", ".join(words)
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Do one job in a fresh process.
+
+    Args:
+        job: of a `Plan`.
+
+    Returns:
+        What the worker returned.
+
+    Raises:
+        Unavailable: the process failed; its last words.
+    """
+    environment = {k: v for k, v in os.environ.items() if k not in TUNED}
+    environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment.setdefault("PAIRPROOF_PEERS", str(ROOT / ".peers"))
+    if job["regime"] == "tuned":
+        environment |= TUNED
+    process = subprocess.run(
+        [sys.executable, "-m", "bench.worker"],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=False,
+    )
+    if process.returncode != 0:
+        words = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
+        raise Unavailable(f"{describe(job)}: {words[-1]}")
+    result: dict[str, Any] = json.loads(process.stdout)
+    return result
+
+
+def attempt(job: dict[str, Any]) -> dict[str, Any]:
+    """Do one job; where its process fails, rows that say so take the place of its result, and the rest goes on."""
+    try:
+        return run(job)
+    except Unavailable as error:
+        refused = {"status": "refused", "reason": str(error)}
+    names = [str(job["implementation"])] if "implementation" in job else names_for(job["loss"])
+    keys = {"memory": ("loss", "n"), "large": ("loss", "n"), "accuracy": ("loss", "temperature")}.get(job["kind"], ())
+    same = {key: job[key] for key in keys} | refused
+    if job["kind"] in ("memory", "large"):
+        return {"row": {**same, "implementation": names[0]}}
+    if job["kind"] == "accuracy":
+        return {"rows": [{**same, "kind": kind, "implementation": name} for kind in KINDS for name in names]}
+    return {"rows": [{**same, "implementation": name} for name in names]}

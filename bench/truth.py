@@ -1,0 +1,125 @@
+"""Loss and gradient in float64, by blocks of anchors, in forms that lose no digits where the loss is small.
+
+With u_ip = (log of the sum of an anchor's negatives) - s_ip, one pair's loss is log(1 + e^u), and the factor in its
+derivative is 1 / (1 + e^-u): neither subtracts what nearly cancels. That is the pairwise loss, and with one positive
+per anchor NT-Xent and SupCon are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .batches import Batch
+
+BLOCK = 1 << 23
+"""Entries of a block of logits: 64 MiB of float64."""
+
+
+def _normalised(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows ``[N, D]`` at length 1, and their lengths ``[N, 1]``, in float64."""
+    rows = rows.detach().to(torch.float64)
+    norms = rows.norm(dim=1, keepdim=True)
+    return rows / norms, norms
+
+
+def _blocks(rows: Tensor, columns: int) -> Iterator[Tensor]:
+    """Rows in runs whose logits are at most `BLOCK` entries."""
+    length = max(1, BLOCK // columns)
+    for start in range(0, len(rows), length):
+        yield rows[start : start + length]
+
+
+def _towers(batch: Batch) -> tuple[slice, slice]:
+    """The rows that are anchors, and those that they are contrasted with."""
+    if batch.loss == "info_nce":
+        return slice(0, batch.n // 2), slice(batch.n // 2, batch.n)
+    return slice(0, batch.n), slice(0, batch.n)
+
+
+def _block(batch: Batch, y: Tensor, rows: Tensor, columns: slice, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits ``[b, M]`` with positives and self as -inf, the log of their row sums ``[b, 1]``, the positives' mask."""
+    logits = y[rows] @ y[columns].T / temperature
+    same = batch.labels[rows][:, None] == batch.labels[columns][None, :]
+    positives = same.clone()
+    if batch.loss != "info_nce":
+        positives[torch.arange(len(rows), device=rows.device), rows] = False
+    negatives = logits.masked_fill(same, float("-inf"))
+    return logits, negatives.logsumexp(dim=1, keepdim=True), positives
+
+
+def loss_and_gradient(batch: Batch, temperature: float) -> tuple[float, Tensor]:
+    """The true mean over pairs and its gradient at the batch's own (rounded) embeddings.
+
+    Args:
+        batch: any loss; with one positive per anchor the mean over pairs is the mean over anchors.
+        temperature: positive number.
+
+    Returns:
+        The loss, and its gradient ``[N, D]`` in float64.
+    """
+    y, norms = _normalised(batch.embeddings)
+    anchors, columns = _towers(batch)
+    indices = torch.arange(batch.n, device=y.device)[anchors]
+    total, pairs, slope = y.new_zeros(()), 0, torch.zeros_like(y)
+    for rows in _blocks(indices, len(y[columns])):
+        logits, negative, positives = _block(batch, y, rows, columns, temperature)
+        u = (negative - logits)[positives]
+        total += torch.logaddexp(torch.zeros_like(u), u).sum()
+        pairs += len(u)
+        weight = torch.zeros_like(logits)
+        weight[positives] = u.sigmoid()
+        apart = batch.labels[rows][:, None] != batch.labels[columns][None, :]
+        shares = (logits - negative).exp() * apart
+        derivative = shares * weight.sum(dim=1, keepdim=True) - weight
+        slope[rows] += derivative @ y[columns]
+        slope[columns] += derivative.T @ y[rows]
+    slope /= temperature * pairs
+    tangent = slope - (slope * y).sum(dim=1, keepdim=True) * y
+    return float(total) / pairs, tangent / norms
+
+
+def loss_alone(batch: Batch, temperature: float) -> float:
+    """The true mean over pairs, without its gradient."""
+    y, _ = _normalised(batch.embeddings)
+    anchors, columns = _towers(batch)
+    indices = torch.arange(batch.n, device=y.device)[anchors]
+    total, pairs = 0.0, 0
+    for rows in _blocks(indices, len(y[columns])):
+        logits, negative, positives = _block(batch, y, rows, columns, temperature)
+        u = (negative - logits)[positives]
+        total += float(torch.logaddexp(torch.zeros_like(u), u).sum())
+        pairs += len(u)
+    return total / pairs
+
+
+def anchor_values(batch: Batch, temperature: float, rows: Tensor) -> Tensor:
+    """The true means over the pairs of some anchors.
+
+    Args:
+        batch: any loss.
+        temperature: positive number.
+        rows: integers ``[R]``, the anchors.
+
+    Returns:
+        Float64 ``[R]``.
+    """
+    y, _ = _normalised(batch.embeddings)
+    _, columns = _towers(batch)
+    values = []
+    for some in _blocks(rows, len(y[columns])):
+        logits, negative, positives = _block(batch, y, some, columns, temperature)
+        u = negative - logits
+        losses = torch.logaddexp(torch.zeros_like(u), u) * positives
+        values.append(losses.sum(dim=1) / positives.sum(dim=1))
+    return torch.cat(values)
+
+
+def errors(loss: float, gradient: Tensor, truth: tuple[float, Tensor]) -> dict[str, float]:
+    """Relative errors of a loss and of the norm of its gradient's difference; infinite where either is not finite."""
+    true_loss, true_gradient = truth
+    difference = (gradient.detach().to(torch.float64) - true_gradient).norm() / true_gradient.norm()
+    found = {"loss": abs(loss - true_loss) / abs(true_loss), "gradient": float(difference)}
+    return {name: value if value == value else float("inf") for name, value in found.items()}

@@ -1,0 +1,56 @@
+"""The fresh process: reads one job as JSON from standard input, writes its result as JSON to standard output."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MEMORY_LIMIT = 16 << 30
+"""Bytes of address space that an implementation may ask for."""
+
+
+def _limit_memory() -> None:
+    """At most `MEMORY_LIMIT`, and less where less is free: a peer that wants more gets an error, not the machine."""
+    available = next(
+        int(line.split()[1]) * 1024
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemAvailable:")
+    )
+    limit = min(MEMORY_LIMIT, int(0.85 * available))
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Do one job: "time", "memory", "large" or "accuracy"."""
+    from . import accuracy, cuda, measure, memory
+
+    kind, on_cpu = job["kind"], job["device"] == "cpu"
+    if kind == "time":
+        return measure.time_loss(job, measure.ProcessClock() if on_cpu else cuda.EventClock())
+    if kind == "memory":
+        return memory.step_memory(job) if on_cpu else cuda.step_memory(job)
+    if kind == "large":
+        return memory.large_step(job)
+    return accuracy.error_rows(job)
+
+
+def main() -> None:
+    """Run the job of standard input on one thread."""
+    job = json.load(sys.stdin)
+    # The result alone goes to standard output, whatever a peer prints.
+    output, sys.stdout = sys.stdout, sys.stderr
+    torch.set_num_threads(1)
+    if job["device"] == "cpu":
+        _limit_memory()
+    elif ":" in job["device"]:
+        torch.cuda.set_device(job["device"])
+    json.dump(run(job), output)
+
+
+if __name__ == "__main__":
+    main()
