@@ -31,10 +31,12 @@ NARROW_ROWS = 128
 """Rows of such a tile: the fewer, the less of the matrix is computed twice."""
 TILE_ROWS = 256
 """Rows of a tile of more rows than these."""
-TILE_COLUMNS = 1024
+TILE_COLUMNS = 512
 """Columns of a tile: it must stay, with its rows, in a core's second-level cache."""
 PANEL_ELEMENTS = 2**18
 """Entries of one panel of whole rows: few enough to bound memory, enough rows for a matrix product to be efficient."""
+ACCELERATOR_FACTOR = 8
+"""Times as many rows, and as many columns, of a tile on an accelerator, which a small one would leave idle."""
 KEPT_ELEMENTS = 2**20
 """Exponentials that may be kept from the forward pass for the backward pass, which then need not recompute them."""
 
@@ -107,7 +109,7 @@ def choose(
         partners = pairs.partners_of(targets) if few and plain and reads else None
         if partners is not None:
             return Plan("pairs", count, count, True, reads), Targets("partners", partners)
-        rows, wide = (count, count) if backend == "dense" else tile_size(count)
+        rows, wide = (count, count) if backend == "dense" else tile_size(count, 1 if reads else ACCELERATOR_FACTOR)
         # The tiles hold half of all entries and the other half of the squares on the diagonal.
         keep = backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS
         return Plan("symmetric", rows, wide, keep, reads), targets
@@ -116,16 +118,17 @@ def choose(
         targets = targets if partners is None else Targets("partners", partners)
     if backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO):
         return Plan("rowwise", count, columns, False, reads), targets
-    return Plan("rowwise", _Forced.rows or max(1, PANEL_ELEMENTS // columns), columns, False, reads), targets
+    entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
+    return Plan("rowwise", _Forced.rows or max(1, entries // columns), columns, False, reads), targets
 
 
-def tile_size(count: int) -> tuple[int, int]:
+def tile_size(count: int, factor: int = 1) -> tuple[int, int]:
     """Return the rows and the columns of the tiles of ``count`` rows; the columns are a multiple of the rows."""
     if _Forced.rows is not None:
         return _Forced.rows, 2 * _Forced.rows
-    if count <= NARROW_UP_TO:
-        return NARROW_ROWS, -(-count // NARROW_ROWS) * NARROW_ROWS
-    return TILE_ROWS, TILE_COLUMNS
+    if count <= NARROW_UP_TO * factor:
+        return NARROW_ROWS * factor, -(-count // (NARROW_ROWS * factor)) * NARROW_ROWS * factor
+    return TILE_ROWS * factor, TILE_COLUMNS * factor
 
 
 def _largest_logit(embeddings: Tensor, rule: Rule, norms: Tensor | None, reads: bool) -> float:

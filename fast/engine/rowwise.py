@@ -53,7 +53,7 @@ class LonePanel(NamedTuple):
         rows: which anchors.
         columns: M.
         partner: int64 ``[b, 1]``, the positive; None: there is none.
-        own: int64 ``[b, 1]``, the column that is the row itself, or any that is left out anyway; None: none is.
+        own: int64 ``[b, 1]``, the column that is the row itself, or else its positive; None: none is.
         left_out: int64 ``[b]``, how many columns are no negatives.
     """
 
@@ -110,14 +110,18 @@ def panels(
 
 
 def _lone_panel(targets: Targets, own: Tensor | None, here: slice, columns: int) -> LonePanel:
-    partner = targets.given[here, None] if targets.kind == "partners" else None
-    left_out = torch.full((here.stop - here.start,), 0 if partner is None else 1, device=targets.given.device)
+    number = here.stop - here.start
+    if targets.kind == "none":
+        assert own is None, "rows without a positive are no columns"
+        return LonePanel(here, columns, None, None, torch.zeros(number, dtype=torch.int64, device=targets.given.device))
+    partner = targets.given[here]
+    left_out = torch.ones_like(partner)
     if own is None:
-        return LonePanel(here, columns, partner, None, left_out)
+        return LonePanel(here, columns, partner[:, None], None, left_out)
     itself = own[here]
     left_out = left_out + (itself >= 0)
-    instead = itself.new_zeros(()) if partner is None else partner[:, 0]
-    return LonePanel(here, columns, partner, torch.where(itself >= 0, itself, instead)[:, None], left_out)
+    # A row that is no column leaves out its positive a second time.
+    return LonePanel(here, columns, partner[:, None], torch.where(itself >= 0, itself, partner)[:, None], left_out)
 
 
 def _positive(targets: Targets, here: slice, columns: int, place: Tensor) -> Tensor:

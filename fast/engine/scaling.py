@@ -110,7 +110,7 @@ def to_embeddings(
     """
     if similarity == "cosine":
         # Some rows at a time: a product of all would be one more matrix as large as the embeddings.
-        for part, rows in zip(pull.split(_ROWS), scaled.rows.split(_ROWS), strict=True):
+        for part, rows in zip(torch.split(pull, _ROWS), torch.split(scaled.rows, _ROWS), strict=True):
             along = torch.linalg.vecdot(part, rows)[:, None]
             part.addcmul_(along * temperature, rows, value=-1)
     pull.mul_(scaled.factor * size)
