@@ -1,0 +1,842 @@
+"""``pairproof.fast`` within torch: compiled, transformed, under autocast, without reads, without large tensors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pairproof.fast import (
+    InfoNCELoss,
+    NTXentLoss,
+    SupConLoss,
+    info_nce_loss,
+    nt_bxent_loss,
+    nt_xent_loss,
+    nt_xent_pairwise_loss,
+    supcon_epsilon_loss,
+    supcon_in_loss,
+    supcon_loss,
+)
+from pairproof.fast.engine import device, plan, tiles_of
+
+Tensor = torch.Tensor
+Call = Callable[..., Tensor]
+
+BACKENDS = ("auto", "dense", "tiled", "exact")
+ROWS = 8
+LABELS = torch.tensor([2, 0, 1, 0, 1, 1, 2, 5])
+PARTNERS = torch.tensor([3, 2, 1, 0, 6, 7, 4, 5])
+PAIRS = torch.tensor([[0, 1], [2, 4], [4, 2], [1, 1], [0, 1], [7, 0]])
+ANCHORS = torch.tensor([True, False, True, True, True, True, False, True])
+
+
+def normal(rows: int, dim: int = 4, seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+MASK = torch.rand(ROWS, ROWS, generator=torch.Generator().manual_seed(3)) < 0.4
+BANK = normal(5, seed=9)
+BANK_LABELS = torch.tensor([0, 1, 1, 7, 2])
+OWN = torch.tensor([0, -1, 1, 2, -1, 3, 4, -1])
+HOT = torch.tensor(0.4)
+
+
+def losses(where: str = "cpu") -> dict[str, Call]:
+    """Every loss, and every way that the engine takes: pairs, sorted, whole rows, references, a temperature."""
+    labels, partners, pairs, mask, bank, ref_labels, own, hot = (
+        t.to(where) for t in (LABELS, PARTNERS, PAIRS, MASK, BANK, BANK_LABELS, OWN, HOT)
+    )
+    views = torch.arange(ROWS, device=where) // 2
+    of_bank = {"ref_labels": ref_labels, "self_rows": own}
+    return {
+        "supcon": lambda z, **o: supcon_loss(z, labels, **o),
+        "supcon one_positive": lambda z, **o: supcon_loss(z, labels, denominator="one_positive", **o),
+        "supcon only_negatives": lambda z, **o: supcon_loss(z, labels, denominator="only_negatives", **o),
+        "supcon_in": lambda z, **o: supcon_in_loss(z, labels, **o),
+        "supcon_in one_positive": lambda z, **o: supcon_in_loss(z, labels, denominator="one_positive", **o),
+        "supcon_epsilon": lambda z, **o: supcon_epsilon_loss(z, labels, temperature=2.0, **o),
+        "nt_xent_pairwise": lambda z, **o: nt_xent_pairwise_loss(z, labels, **o),
+        "nt_xent": lambda z, **o: nt_xent_loss(z, partners, **o),
+        "nt_bxent": lambda z, **o: nt_bxent_loss(z, pairs, **o),
+        "two views by label": lambda z, **o: supcon_in_loss(z, views, **o),
+        "mask": lambda z, **o: supcon_in_loss(z, positives=mask, **o),
+        "shifted": lambda z, **o: supcon_loss(z, labels, temperature=2e-3, **o),
+        "dot": lambda z, **o: supcon_loss(z, labels, similarity="dot", temperature=0.5, **o),
+        "references": lambda z, **o: supcon_loss(z, labels, ref_embeddings=bank.to(z.dtype), **of_bank, **o),
+        "temperature": lambda z, **o: supcon_loss(z, labels, temperature=hot, **o),
+        "info_nce": lambda z, **o: info_nce_loss(z, z.flip(1), **o),
+        "info_nce queue": lambda z, **o: info_nce_loss(
+            z, z.flip(1), negatives=bank.to(z.dtype), direction="a_to_b", **o
+        ),
+    }
+
+
+LOSSES = losses()
+
+
+def value_and_gradient(call: Call, z: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    leaf = z.detach().clone().requires_grad_()
+    value = call(leaf, **options)
+    (gradient,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
+    return value.detach(), gradient
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+compiles = pytest.mark.usefixtures("_fresh_compiler")
+old_torch_warns = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class Step:
+    """A linear layer, a loss, a backward pass and an update, in which the temperature may learn as well."""
+
+    def __init__(self, loss: Callable[[Tensor], Tensor], backend: str | None) -> None:
+        self.layer = torch.nn.Linear(5, 4)
+        with torch.no_grad():
+            self.layer.weight.copy_(normal(4, 5, seed=4))
+            self.layer.bias.copy_(normal(1, 4, seed=5)[0])
+        self.optimiser = torch.optim.SGD(self.layer.parameters(), lr=0.05)
+
+        def forward(x: Tensor) -> Tensor:
+            return loss(self.layer(x))
+
+        self.forward = forward if backend is None else torch.compile(forward, fullgraph=True, backend=backend)
+
+    def run(self, steps: int = 2) -> list[Tensor]:
+        values = []
+        for seed in range(steps):
+            self.optimiser.zero_grad()
+            value = self.forward(normal(ROWS, 5, seed=20 + seed))
+            value.backward()
+            self.optimiser.step()
+            values.append(value.detach())
+        return [*values, *(p.detach().clone() for p in self.layer.parameters())]
+
+
+def assert_same_step(loss: Callable[[Tensor], Tensor], backend: str) -> None:
+    found, true = Step(loss, backend).run(), Step(loss, None).run()
+    torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-6)
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("backend", ["auto", "tiled"])
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_a_training_step_compiles_as_one_graph(name: str, backend: str) -> None:
+    with tiles_of(4):
+        assert_same_step(lambda z: LOSSES[name](z, backend=backend), "aot_eager")
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("name", ["supcon", "supcon_in one_positive", "nt_xent", "nt_bxent", "references", "info_nce"])
+def test_a_training_step_of_the_exact_backend_compiles_as_one_graph(name: str) -> None:
+    assert_same_step(lambda z: LOSSES[name](z, backend="exact"), "aot_eager")
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_whole_step_with_its_gradient_is_one_graph(backend: str) -> None:
+    layer = torch.nn.Linear(5, 4)
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def step(parameters: dict[str, Tensor], x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        def loss(parameters: dict[str, Tensor]) -> Tensor:
+            return supcon_loss(torch.func.functional_call(layer, parameters, (x,)), LABELS, backend=backend)
+
+        gradients, value = torch.func.grad_and_value(loss)(parameters)
+        return {name: p - 0.1 * gradients[name] for name, p in parameters.items()}, value
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    x = normal(ROWS, 5, seed=20)
+    torch.testing.assert_close(compiled(parameters, x), step(parameters, x), rtol=1e-5, atol=1e-6)
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("module", [SupConLoss, NTXentLoss, InfoNCELoss])
+def test_a_module_that_learns_its_temperature_compiles(module: type[torch.nn.Module]) -> None:
+    target = {SupConLoss: LABELS, NTXentLoss: PARTNERS, InfoNCELoss: normal(ROWS, seed=7)}[module]
+    found = []
+    for compiler in ("aot_eager", None):
+        made = module(temperature=torch.nn.Parameter(torch.tensor(0.3)))
+        call = made if compiler is None else torch.compile(made, fullgraph=True, backend=compiler)
+        z = normal(ROWS).requires_grad_()
+        value = call(z, target)
+        value.backward()
+        assert made.temperature.grad is not None
+        assert bool(made.temperature.grad != 0)
+        found.append((value.detach(), z.grad, made.temperature.grad))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_reductions_and_anchors_compile(backend: str) -> None:
+    for reduction, anchors in (("mean", ANCHORS), ("none", None), ("none", ANCHORS), ("mean_pairs", None)):
+        torch._dynamo.reset()
+
+        def call(z: Tensor, reduction: str = reduction, anchors: Tensor | None = anchors) -> Tensor:
+            return nt_xent_pairwise_loss(z, LABELS, anchors=anchors, reduction=reduction, backend=backend)
+
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        z = normal(ROWS)
+        found, true = value_and_gradient(compiled, z), value_and_gradient(call, z)
+        torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-6)
+
+
+def of_any_size(z: Tensor, backend: str, loss: str) -> Tensor:
+    place = torch.arange(len(z))
+    if loss == "supcon":
+        return supcon_loss(z, place % 3, backend=backend)
+    return nt_xent_loss(z, place ^ 1, temperature=2e-3, backend=backend)
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("loss", ["supcon", "nt_xent"])
+def test_another_batch_size_compiles(loss: str, backend: str) -> None:
+    compiled = torch.compile(of_any_size, fullgraph=True, backend="aot_eager")
+    for count in (8, 14, 6):
+        found = value_and_gradient(lambda z: compiled(z, backend, loss), normal(count))
+        true = value_and_gradient(lambda z: of_any_size(z, backend, loss), normal(count))
+        torch.testing.assert_close(found, true, rtol=2e-4, atol=1e-4)
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_graph_serves_every_batch_size(backend: str) -> None:
+    """More sizes than torch compiles one function for."""
+    compiled = torch.compile(of_any_size, fullgraph=True, backend="aot_eager")
+    for count in range(6, 6 + 2 * (torch._dynamo.config.recompile_limit + 2), 2):
+        _, gradient = value_and_gradient(lambda z: compiled(z, backend, "supcon"), normal(count))
+        assert bool(gradient.isfinite().all())
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_an_evaluation_without_gradient_compiles(mode: Callable[[], Any], backend: str) -> None:
+    layer = torch.nn.Linear(4, 3).requires_grad_(mode is not torch.enable_grad)
+    for name in ("supcon", "nt_xent", "shifted", "references", "info_nce queue", "nt_bxent"):
+        torch._dynamo.reset()
+        call = lambda z, f=LOSSES[name]: f(torch.cat((layer(z), z), 1)[:, 3:], backend=backend)  # noqa: E731
+        with mode():
+            found = torch.compile(call, fullgraph=True, backend="aot_eager")(normal(ROWS))
+            torch.testing.assert_close(found, call(normal(ROWS)), rtol=1e-5, atol=1e-5)
+
+
+COMPILER = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.skipif(COMPILER is None, reason="inductor compiles C++ for a CPU, and there is no compiler here")
+@pytest.mark.parametrize("name", ["supcon", "nt_xent", "dot", "info_nce queue"])
+def test_a_training_step_with_the_default_compiler(name: str) -> None:
+    assert_same_step(LOSSES[name], "inductor")
+
+
+def operator_calls(call: Call, z: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Our operators, and what they were called with, in a compiled forward and backward pass."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    class Recorder(torch.fx.Interpreter):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            if str(target).startswith("pairproof"):
+                calls.append((target, tuple(a.detach().clone() if isinstance(a, Tensor) else a for a in args)))
+            return super().call_function(target, args, kwargs)
+
+    def recorded(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        return make_boxed_func(lambda *args: Recorder(graph).run(*args))
+
+    compiled = torch.compile(call, fullgraph=True, backend=aot_autograd(fw_compiler=recorded))
+    value_and_gradient(compiled, z)
+    return calls
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name",
+    ["supcon", "supcon_in one_positive", "nt_xent", "nt_bxent", "mask", "shifted", "dot", "references", "temperature"],
+)
+def test_the_operators_are_what_they_say(name: str, dtype: torch.dtype) -> None:
+    extra = {"anchors": ANCHORS} if name in ("mask", "supcon") else {}
+    with tiles_of(4):
+        calls = operator_calls(lambda z: LOSSES[name](z, backend="tiled", **extra), normal(ROWS, dtype=dtype))
+        assert {str(operator) for operator, _ in calls} == {
+            "pairproof.anchor_values.default",
+            "pairproof.anchor_gradients.default",
+        }
+        for operator, args in calls:
+            torch.library.opcheck(operator, args)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_changes_nothing(backend: str, dtype: torch.dtype) -> None:
+    z = normal(ROWS, dtype=dtype)
+    for name, loss in LOSSES.items():
+        plain = value_and_gradient(loss, z, backend=backend)
+        leaf = z.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = loss(leaf, backend=backend)
+            (within,) = torch.autograd.grad(value, leaf, retain_graph=True)
+        (outside,) = torch.autograd.grad(value, leaf)
+        assert value.dtype == torch.float32
+        assert torch.equal(value.detach(), plain[0]), name
+        assert torch.equal(within, plain[1]), name
+        assert torch.equal(outside, plain[1]), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_does_not_reach_the_second_derivative(backend: str) -> None:
+    for name in ("supcon", "nt_xent", "shifted", "references"):
+        found = []
+        for enabled in (False, True):
+            z = normal(ROWS).requires_grad_()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+                (first,) = torch.autograd.grad(LOSSES[name](z, backend=backend), z, create_graph=True)
+                (second,) = torch.autograd.grad((first * normal(ROWS, seed=2)).sum(), z)
+            found.append((first.detach(), second))
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5 * float(found[0][1].abs().max()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_functional_transforms_are_the_backward_passes(backend: str) -> None:
+    z, direction = normal(ROWS, dtype=torch.float64), normal(ROWS, seed=2, dtype=torch.float64)
+    with tiles_of(4):
+        for name, loss in LOSSES.items():
+            call = lambda z, f=loss: f(z, backend=backend)  # noqa: E731
+            leaf = z.clone().requires_grad_()
+            value = call(leaf)
+            (first,) = torch.autograd.grad(value, leaf, create_graph=True)
+            (second,) = torch.autograd.grad((first * direction).sum(), leaf)
+            close = {"rtol": 1e-10, "atol": 1e-11 * float(second.abs().max()), "msg": name}
+            torch.testing.assert_close(torch.func.grad(call)(z), first.detach(), **close)
+            output, back = torch.func.vjp(call, z)
+            torch.testing.assert_close(output, value.detach(), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(back(torch.tensor(2.0, dtype=z.dtype))[0], 2 * first.detach(), **close)
+            twice = torch.func.grad(lambda z, call=call: (torch.func.grad(call)(z) * direction).sum())(z)
+            torch.testing.assert_close(twice, second, **close)
+            # A transform in which the rows are constants: the values are still there.
+            constant = torch.func.grad(lambda w, call=call: call(z) * w)(torch.tensor(1.0, dtype=z.dtype))
+            torch.testing.assert_close(constant, value.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_functional_gradients_by_references_and_temperature(backend: str) -> None:
+    z, references = normal(ROWS, dtype=torch.float64), BANK.double()
+    rest: dict[str, Any] = {"ref_labels": BANK_LABELS, "self_rows": OWN}
+    hot = torch.tensor(0.4, dtype=torch.float64)
+
+    def call(z: Tensor, references: Tensor, hot: Tensor) -> Tensor:
+        return supcon_loss(z, LABELS, ref_embeddings=references, temperature=hot, backend=backend, **rest)
+
+    inputs = [t.clone().requires_grad_() for t in (z, references, hot)]
+    true = torch.autograd.grad(call(*inputs), inputs)
+    torch.testing.assert_close(torch.func.grad(call, argnums=(0, 1, 2))(z, references, hot), true)
+    for number in range(3):
+        torch.testing.assert_close(torch.func.grad(call, argnums=number)(z, references, hot), true[number])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_functional_call_of_a_module(backend: str) -> None:
+    made = SupConLoss(temperature=torch.nn.Parameter(torch.tensor(0.3)), backend=backend)
+    z = normal(ROWS)
+
+    def call(temperature: Tensor) -> Tensor:
+        return torch.func.functional_call(made, {"temperature": temperature}, (z, LABELS))
+
+    gradient, value = torch.func.grad_and_value(call)(torch.tensor(0.7))
+    leaf = torch.tensor(0.7, requires_grad=True)
+    true = supcon_loss(z, LABELS, temperature=leaf, backend=backend)
+    true.backward()
+    torch.testing.assert_close(value, true.detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(gradient, leaf.grad, rtol=1e-6, atol=0)
+
+
+REFUSED = (NotImplementedError, RuntimeError)
+
+
+@old_torch_warns
+@pytest.mark.parametrize("recording", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forward_mode_is_refused(backend: str, recording: bool) -> None:
+    """A tangent is never left out: not of the rows, not of the references, not of the temperature."""
+    z = normal(ROWS)
+    rest: dict[str, Any] = {"ref_labels": BANK_LABELS, "self_rows": OWN}
+    calls: list[tuple[Call, Tensor]] = [(lambda z, f=f: f(z, backend=backend), z) for f in LOSSES.values()]
+    calls += [
+        (lambda w: supcon_loss(z, LABELS, ref_embeddings=w, backend=backend, **rest), BANK),
+        (lambda t: supcon_loss(z, LABELS, temperature=t, backend=backend), HOT),
+        (lambda t: nt_xent_loss(z, PARTNERS, temperature=t, base_temperature=0.1, backend=backend), HOT),
+        (lambda b: info_nce_loss(z, b, backend=backend), z.flip(1)),
+        (lambda q: info_nce_loss(z, z.flip(1), negatives=q, backend=backend), BANK),
+    ]
+    for (call, primal), wanted in itertools.product(calls, (True, False)):
+        with torch.set_grad_enabled(recording):
+            leaf = primal.clone().requires_grad_(wanted)
+            with forward_ad.dual_level(), pytest.raises(REFUSED, match=r"jvp|forward"):
+                call(forward_ad.make_dual(leaf, torch.ones_like(primal)))
+            with pytest.raises(REFUSED, match=r"jvp|forward"):
+                torch.func.jvp(call, (leaf,), (torch.ones_like(primal),))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batched_transforms_are_refused(backend: str) -> None:
+    stack = torch.stack((normal(ROWS), normal(ROWS, seed=2), normal(ROWS, seed=3)))
+    for loss in LOSSES.values():
+        call = lambda z, f=loss: f(z, backend=backend)  # noqa: E731
+        for transform in (call, torch.func.grad(call)):
+            with pytest.raises(REFUSED, match="vmap"):
+                torch.func.vmap(transform)(stack)
+    each = lambda z: supcon_loss(z, LABELS, backend=backend, reduction="none")  # noqa: E731
+    true = torch.autograd.functional.jacobian(each, stack[0])
+    assert true.shape == (ROWS, ROWS, 4)
+    if backend == "exact":
+        # Its backward pass is made of operations that torch knows how to batch.
+        torch.testing.assert_close(torch.func.jacrev(each)(stack[0]), true)
+        return
+    with pytest.raises(REFUSED, match="vmap"):
+        torch.func.jacrev(each)(stack[0])
+
+
+class Watch(TorchDispatchMode):
+    """Raises on operations whose result or whose shape an accelerator would have to be waited for.
+
+    With ``ordered`` it raises as well on those that add floats in whatever order they come.
+    """
+
+    READING = (
+        "_local_scalar_dense",
+        "item",
+        "nonzero",
+        "nonzero_numpy",
+        "argwhere",
+        "equal",
+        "allclose",
+        "is_nonzero",
+        "masked_select",
+        "bincount",
+        "repeat_interleave",
+        "unique_dim",
+        "unique_consecutive",
+        "_unique",
+        "_unique2",
+    )
+    ADDING = (
+        "index_add",
+        "scatter_add",
+        "scatter_reduce",
+        "index_reduce",
+        "put",
+        "embedding_dense_backward",
+        "histc",
+        "bincount",
+    )
+
+    def __init__(self, *, ordered: bool = False) -> None:
+        super().__init__()
+        self.ordered = ordered
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        plain = name.rstrip("_")
+        self.seen += 1
+        if name in self.READING or plain in self.READING:
+            raise AssertionError(f"{name} reads values")
+        if plain in ("index", "index_put", "_index_put_impl"):
+            flags = [t for t in tree_leaves(args[1]) if isinstance(t, Tensor) and t.dtype == torch.bool]
+            if flags:
+                raise AssertionError(f"{name} by flags reads values")
+        if self.ordered and args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            accumulates = plain in ("index_put", "_index_put_impl") and len(args) > 3 and args[3]
+            reduces = plain == "scatter" and (kwargs or {}).get("reduce")
+            if plain in self.ADDING or accumulates or reduces:
+                raise AssertionError(f"{name} adds in any order")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def _accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The paths that are taken where values are not to be read, on the CPU."""
+    monkeypatch.setattr(device, "may_read", lambda tensor: False)
+    # These read the CPU's memory without any operation.
+    for name in ("tolist", "numpy", "__array__"):
+        monkeypatch.setattr(torch.Tensor, name, _unreadable)
+
+
+def _unreadable(*args: Any) -> None:
+    raise AssertionError("memory is read")
+
+
+unread = pytest.mark.usefixtures("_accelerator")
+
+
+def test_the_watch_sees_what_it_watches_for() -> None:
+    flags, floats = torch.tensor([True, False]), torch.ones(2)
+    reading: list[Callable[[], Any]] = [
+        lambda: float(floats[0]),
+        lambda: floats[flags],
+        lambda: bool(flags.any()),
+        lambda: flags.nonzero(),
+        lambda: torch.equal(flags, flags),
+        lambda: floats.unique(),
+        lambda: floats.masked_select(flags),
+    ]
+    for operation in reading:
+        with Watch(), pytest.raises(AssertionError, match="reads values"):
+            operation()
+    place = torch.tensor([0, 0])
+    adding: list[Callable[[], Any]] = [
+        lambda: floats.index_add(0, place, floats),
+        lambda: floats.scatter_add(0, place, floats),
+        lambda: floats.index_put((place,), floats, accumulate=True),
+        lambda: floats.scatter_reduce(0, place, floats, "sum"),
+    ]
+    for operation in adding:
+        with Watch(ordered=True), pytest.raises(AssertionError, match="any order"):
+            operation()
+    # A CPU may be read, and is: what is forbidden below does happen where it is allowed.
+    with Watch(), pytest.raises(AssertionError, match="reads values"):
+        supcon_loss(normal(ROWS), LABELS)
+
+
+@unread
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_nothing_is_read_where_reading_would_wait(name: str) -> None:
+    z = normal(ROWS)
+    with tiles_of(4):
+        for backend, reduction in itertools.product(BACKENDS, ("mean", "sum", "none")):
+            leaf = z.clone().requires_grad_()
+            with Watch(ordered=True) as watch:
+                value = LOSSES[name](leaf, backend=backend, reduction=reduction)
+                value.sum().backward()
+            assert watch.seen > 10
+            true = value_and_gradient(LOSSES[name], z, backend="exact", reduction=reduction)
+            logit = 500 if name == "shifted" else 20
+            torch.testing.assert_close(value.detach(), true[0], rtol=1e-6 * logit, atol=1e-6 * logit)
+            torch.testing.assert_close(leaf.grad, true[1], rtol=1e-5 * logit, atol=1e-5 * logit)
+
+
+@unread
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_read_for_options_and_policies(backend: str) -> None:
+    z = normal(ROWS)
+    for policy, anchors, base in itertools.product(("zero", "drop", "nan"), (None, ANCHORS), (None, 0.2)):
+        options: dict[str, Any] = {"no_positive": policy, "anchors": anchors, "base_temperature": base}
+        for loss, extra in (
+            (supcon_loss, {"denominator": "only_negatives", "no_negative": "nan"}),
+            (nt_xent_pairwise_loss, {"reduction": "mean_pairs"}),
+            (supcon_epsilon_loss, {}),
+        ):
+            with Watch(ordered=True):
+                value = loss(z.clone().requires_grad_(), LABELS, backend=backend, **options, **extra)
+                value.backward()
+            true = loss(z.double(), LABELS, backend="exact", **options, **extra)
+            torch.testing.assert_close(value.detach().double(), true, rtol=1e-4, atol=1e-5, equal_nan=True)
+    temperature = torch.tensor(0.3, requires_grad=True)
+    with Watch(ordered=True):
+        supcon_loss(z, LABELS, temperature=temperature, backend=backend).backward()
+    other = torch.tensor(0.3, requires_grad=True)
+    supcon_loss(z, LABELS, temperature=other, backend="exact").backward()
+    torch.testing.assert_close(temperature.grad, other.grad, rtol=1e-5, atol=1e-6)
+
+
+@unread
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strange_sizes_need_no_reading(backend: str) -> None:
+    """Extreme rows, extreme upstream gradients, and what reaches a row that counts for nothing."""
+    lengths = torch.tensor([1e-30, 1e30, 1, 1e-18, 1e18, 3e37, 1e-34, 1])[:, None]
+    for name in ("supcon", "nt_xent", "nt_bxent", "mask", "shifted"):
+        z = normal(ROWS)
+        true = value_and_gradient(LOSSES[name], z, backend="exact", reduction="none")
+        leaf = (z * lengths).requires_grad_()
+        with Watch():
+            value = LOSSES[name](leaf, backend=backend, reduction="none")
+            (gradient,) = torch.autograd.grad(value, leaf, torch.ones_like(value), retain_graph=True)
+        scale = 500 if name == "shifted" else 20
+        torch.testing.assert_close(value.detach(), true[0], rtol=1e-6 * scale, atol=1e-6 * scale)
+        torch.testing.assert_close(gradient.double() * lengths.double(), true[1].double(), rtol=1e-3, atol=1e-5 * scale)
+        for size in (1e-30, 1e30, 0.0):
+            plain = z.clone().requires_grad_()
+            again = LOSSES[name](plain, backend=backend, reduction="none")
+            (first,) = torch.autograd.grad(again, plain, torch.ones_like(again), retain_graph=True)
+            with Watch():
+                (found,) = torch.autograd.grad(again, plain, torch.full_like(again, size))
+            torch.testing.assert_close(found, first * size, rtol=1e-5, atol=1e-5 * size)
+    lonely = LABELS == 5
+    for strange in (math.nan, math.inf, 1e38):
+        leaf = normal(ROWS).requires_grad_()
+        value = supcon_loss(leaf, LABELS, backend=backend, reduction="none")
+        (true_pull,) = torch.autograd.grad(value, leaf, torch.where(lonely, 0.0, 1.0), retain_graph=True)
+        (found,) = torch.autograd.grad(value, leaf, torch.where(lonely, strange, 1.0))
+        assert torch.equal(found, true_pull)
+
+
+@unread
+def test_a_second_derivative_reads_nothing_either() -> None:
+    for name, backend in itertools.product(("supcon", "nt_xent", "mask", "supcon_epsilon", "references"), BACKENDS):
+        z = normal(ROWS).requires_grad_()
+        with Watch():
+            (first,) = torch.autograd.grad(LOSSES[name](z, backend=backend), z, create_graph=True)
+            first.square().sum().backward()
+        assert z.grad is not None
+        assert bool(z.grad.isfinite().all())
+
+
+def test_values_are_checked_only_where_asked_for() -> None:
+    """``validate`` reads where reading would wait; without it a caller is trusted there, and gets NaN."""
+    z = normal(ROWS)
+    z[3] = 0
+    patch = pytest.MonkeyPatch()
+    with patch.context() as context:
+        context.setattr(device, "may_read", lambda tensor: False)
+        assert bool(supcon_loss(z, LABELS).isnan())
+        with pytest.raises(ValueError, match="row 3"):
+            supcon_loss(z, LABELS, validate=True)
+    with pytest.raises(ValueError, match="row 3"):
+        supcon_loss(z, LABELS)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the entries of the largest tensor that any operation returns, and of the memory that it is part of.
+
+    What was given is left out.
+    """
+
+    def __init__(self, *given: Tensor) -> None:
+        super().__init__()
+        self.given = {t.untyped_storage().data_ptr() for t in given}
+        self.entries = 0
+        self.where = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in self.given:
+                held = tensor.untyped_storage().nbytes() // tensor.element_size()
+                if max(held, tensor.numel()) > self.entries:
+                    self.entries, self.where = max(held, tensor.numel()), str(func)
+        return result
+
+
+def in_a_new_thread(function: Callable[[], None]) -> None:
+    """Run where no buffer of an earlier call is at hand."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(function).result()
+
+
+MANY, DIM = 2048, 16
+
+
+def large_calls(where: str = "cpu") -> dict[str, tuple[Call, list[Tensor]]]:
+    """Losses of many rows, and what is given to them that is large itself."""
+    place = torch.arange(MANY, device=where)
+    labels, mask = place % 10, (place[:, None] % 10) == (place % 10)
+    listed = torch.stack((place, (place * 7 + 1) % MANY), 1)
+    references, turned = normal(MANY, DIM, seed=8).to(where), labels.flip(0)
+    calls: dict[str, tuple[Call, list[Tensor]]] = {
+        "nt_xent": (lambda z, **o: nt_xent_loss(z, place ^ 1, **o), []),
+        "nt_xent dot": (lambda z, **o: nt_xent_loss(z, place ^ 1, similarity="dot", temperature=0.01, **o), []),
+        "nt_bxent": (lambda z, **o: nt_bxent_loss(z, listed, **o), []),
+        "two views": (lambda z, **o: supcon_loss(z, place % (MANY // 2), **o), []),
+        "info_nce": (lambda z, **o: info_nce_loss(z, references, **o), []),
+        "info_nce queue": (lambda z, **o: info_nce_loss(z, z.flip(1), negatives=references, **o), []),
+        "references": (
+            lambda z, **o: supcon_loss(z, labels, ref_embeddings=references, ref_labels=turned, self_rows=place, **o),
+            [],
+        ),
+        "nt_xent references": (lambda z, **o: nt_xent_loss(z, place, ref_embeddings=references, **o), []),
+    }
+    for loss in (supcon_loss, supcon_in_loss, nt_xent_pairwise_loss, supcon_epsilon_loss):
+        name = loss.__name__
+        calls[f"{name} labels"] = (lambda z, f=loss, **o: f(z, labels, **o), [])
+        calls[f"{name} shifted"] = (lambda z, f=loss, **o: f(z, labels, temperature=2e-3, **o), [])
+        calls[f"{name} mask"] = (lambda z, f=loss, **o: f(z, positives=mask, **o), [mask])
+    for loss, denominator in itertools.product((supcon_loss, supcon_in_loss), ("one_positive", "only_negatives")):
+        calls[f"{loss.__name__} {denominator}"] = (
+            lambda z, f=loss, d=denominator, **o: f(z, labels, denominator=d, **o),
+            [],
+        )
+    return calls
+
+
+LARGE = large_calls()
+
+
+def most_entries(count: int) -> int:
+    """What one tensor may hold: a panel with a line to spare, a tile, or what is linear in the rows."""
+    return max(plan.PANEL_ELEMENTS + count, plan.TILE_ROWS * plan.TILE_COLUMNS, 2 * count * DIM)
+
+
+@pytest.mark.parametrize("name", list(LARGE))
+def test_no_tensor_grows_with_the_square_of_the_rows(name: str) -> None:
+    loss, given = LARGE[name]
+    z = normal(MANY, DIM).requires_grad_()
+    assert most_entries(MANY) < MANY * MANY / 4
+    largest = Largest(*given)
+
+    def step() -> None:
+        with largest:
+            loss(z, backend="tiled", validate=True).backward()
+
+    in_a_new_thread(step)
+    assert z.grad is not None
+    assert bool(z.grad.isfinite().all())
+    assert largest.entries <= most_entries(MANY), largest.where
+
+
+@unread
+@pytest.mark.parametrize("name", ["nt_xent", "supcon_loss labels", "supcon_in_loss one_positive", "nt_bxent"])
+def test_nor_where_nothing_may_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tiles as small as a CPU's: an accelerator's are larger than this batch."""
+    monkeypatch.setattr(plan, "ACCELERATOR_FACTOR", 1)
+    largest = Largest()
+
+    def step() -> None:
+        with largest:
+            LARGE[name][0](normal(MANY, DIM).requires_grad_(), backend="auto").backward()
+
+    in_a_new_thread(step)
+    assert largest.entries <= most_entries(MANY), largest.where
+
+
+@pytest.mark.parametrize("name", ["nt_xent", "supcon_loss labels", "references"])
+def test_nor_in_a_second_derivative(name: str) -> None:
+    loss, given = LARGE[name]
+    z = normal(MANY, DIM).requires_grad_()
+    largest = Largest(*given)
+
+    def step() -> None:
+        with largest:
+            (first,) = torch.autograd.grad(loss(z, backend="tiled"), z, create_graph=True)
+            first.square().sum().backward()
+
+    in_a_new_thread(step)
+    assert largest.entries <= most_entries(MANY), largest.where
+
+
+def test_a_matrix_would_be_seen_and_is_not_kept() -> None:
+    """The dense backend is free to hold one, while it needs it: the next call has its own size again."""
+    largest, after = Largest(), Largest()
+
+    def steps() -> None:
+        with largest:
+            supcon_loss(normal(MANY).requires_grad_(), torch.arange(MANY) % 3, backend="dense").backward()
+        with after:
+            supcon_loss(normal(MANY).requires_grad_(), torch.arange(MANY) % 3, backend="tiled").backward()
+
+    in_a_new_thread(steps)
+    assert largest.entries == MANY * MANY
+    assert after.entries <= most_entries(MANY)
+
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is present")
+
+
+@cuda
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_cuda_gives_the_exact_values_and_gradients(name: str, backend: str) -> None:
+    loss = losses("cuda")[name]
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        z = normal(ROWS, dtype=dtype)
+        true = value_and_gradient(LOSSES[name], z.double(), backend="exact")
+        found = value_and_gradient(loss, z.cuda(), backend=backend)
+        unit = (500 if name == "shifted" else 20) * (1e-14 if dtype == torch.float64 else 1e-6)
+        rounding = torch.finfo(dtype).eps
+        torch.testing.assert_close(found[0].cpu().double(), true[0], rtol=unit, atol=unit)
+        torch.testing.assert_close(found[1].cpu().double(), true[1], rtol=10 * unit + rounding, atol=10 * unit)
+
+
+@cuda
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_cuda_is_never_waited_for(name: str, backend: str) -> None:
+    loss = losses("cuda")[name]
+    z = normal(ROWS).cuda().requires_grad_()
+    # Once beforehand: libraries are loaded and handles made, which may wait.
+    loss(z, backend=backend).backward()
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        value = loss(z, backend=backend)
+        value.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert bool(value.isfinite())
+
+
+@cuda
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_cuda_graphs_capture_a_step(name: str, backend: str) -> None:
+    loss = losses("cuda")[name]
+    static = normal(ROWS).cuda().requires_grad_()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            static.grad = None
+            loss(static, backend=backend).backward()
+    torch.cuda.current_stream().wait_stream(side)
+    static.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = loss(static, backend=backend)
+        value.backward()
+    for seed in (5, 6):
+        fresh = normal(ROWS, seed=seed).cuda()
+        with torch.no_grad():
+            static.copy_(fresh)
+        graph.replay()
+        assert static.grad is not None
+        true = value_and_gradient(loss, fresh, backend=backend)
+        torch.testing.assert_close((value.detach(), static.grad), true, rtol=1e-6, atol=1e-7)
+
+
+@cuda
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "tiled"])
+def test_cuda_gives_the_same_bits_again(backend: str, deterministic: bool) -> None:
+    before = torch.are_deterministic_algorithms_enabled()
+    z = normal(MANY, DIM).cuda()
+    for name, (loss, _) in large_calls("cuda").items():
+        try:
+            # It raises where an operation has no deterministic form.
+            torch.use_deterministic_algorithms(deterministic)
+            first, second = (value_and_gradient(loss, z, backend=backend) for _ in range(2))
+        finally:
+            torch.use_deterministic_algorithms(before)
+        assert torch.equal(first[0], second[0]), name
+        assert torch.equal(first[1], second[1]), name
