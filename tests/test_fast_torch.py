@@ -28,7 +28,7 @@ from pairproof.fast import (
     supcon_in_loss,
     supcon_loss,
 )
-from pairproof.fast.engine import device, plan, tiles_of
+from pairproof.fast.engine import Rule, Targets, device, plan, tiles_of
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
@@ -728,6 +728,17 @@ def test_nor_where_nothing_may_be_read(name: str, monkeypatch: pytest.MonkeyPatc
 
     in_a_new_thread(step)
     assert largest.entries <= most_entries(MANY), largest.where
+
+
+@unread
+def test_tiles_and_panels_of_an_accelerator_are_bounded() -> None:
+    most = plan.ACCELERATOR_FACTOR**2 * plan.PANEL_ELEMENTS
+    for count, temperature in itertools.product((1000, 8192, 8193, 2**16, 2**20), (0.1, 2e-3)):
+        rows, targets = torch.empty(count, 1), Targets("labels", torch.empty(count, dtype=torch.int64))
+        for backend in ("auto", "tiled"):
+            found, _ = plan.choose(rows, targets, Rule("out", "cosine", temperature), None, backend=backend)
+            assert found.form == ("symmetric" if temperature == 0.1 else "rowwise")
+            assert min(found.rows, count) * min(found.columns, count) <= most
 
 
 @pytest.mark.parametrize("name", ["nt_xent", "supcon_loss labels", "references"])
