@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -31,7 +32,7 @@ class Unavailable(Exception):
     """An implementation that cannot be measured, with the reason."""
 
 
-class Implementation:
+class Implementation(ABC):
     """One implementation of some of the losses."""
 
     name: ClassVar[str]
@@ -50,13 +51,13 @@ class Implementation:
         """On how many of a batch's rows its float64 value is compared."""
         return min(n, 8192)
 
+    @abstractmethod
     def step(self, batch: Batch, temperature: float) -> Step:
         """The loss of a batch's labels or partners, as a function of its embeddings.
 
         Raises:
             Unavailable: it has no such loss.
         """
-        raise NotImplementedError
 
 
 class Ours(Implementation):

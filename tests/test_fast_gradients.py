@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pairproof.fast import (
     nt_bxent_loss,
@@ -171,30 +172,50 @@ def test_no_anchor_gives_zero_with_zero_gradient(reduction: str) -> None:
         assert bool((embeddings.grad == 0).all())
 
 
+def every_loss(labels: Tensor, partners: Tensor, pairs: Tensor, **options: Any) -> list[Call]:
+    return [
+        *(
+            lambda z, f=f, d=d: f(z, labels, denominator=d, **options)
+            for f in (supcon_loss, supcon_in_loss)
+            for d in DENOMINATORS
+        ),
+        lambda z: supcon_epsilon_loss(z, labels, **options),
+        lambda z: nt_xent_pairwise_loss(z, labels, reduction="mean_pairs", **options),
+        lambda z: nt_xent_loss(z, partners, **options),
+        lambda z: nt_bxent_loss(z, pairs, **options),
+    ]
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense", "tiled", "exact"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_dtypes_of_loss_and_gradient(dtype: torch.dtype, similarity: str) -> None:
-    rounded = leaf(6).detach().to(dtype)
-    calls: list[Call] = [
-        lambda z: supcon_loss(z, LABELS[:6], similarity=similarity, temperature=0.5),
-        lambda z: supcon_in_loss(z, LABELS[:6], similarity=similarity, temperature=0.5),
-        lambda z: supcon_epsilon_loss(z, LABELS[:6], similarity=similarity, temperature=0.5),
-        lambda z: nt_xent_pairwise_loss(z, LABELS[:6], similarity=similarity, temperature=0.5),
-        lambda z: nt_xent_loss(z, PARTNERS, similarity=similarity, temperature=0.5),
-        lambda z: nt_bxent_loss(z, PAIRS, similarity=similarity, temperature=0.5),
-    ]
-    for call in calls:
+def test_dtypes_of_loss_and_gradient(dtype: torch.dtype, similarity: str, backend: str) -> None:
+    temperature, rounded = 0.5, leaf(6).detach().to(dtype)
+    options: dict[str, Any] = {"similarity": similarity, "temperature": temperature}
+    # "exact" computes in float64 and rounds what it returns. The others compute in float32: a logit is a sum of D
+    # products, each side of them rounded. Its error moves one anchor's value, of the N that are averaged, by as much.
+    size = 1.0 if similarity == "cosine" else float((rounded.double() @ rounded.double().T).abs().max())
+    logit = 2.0**-24 * (3 + rounded.shape[1] ** 0.5) * size / temperature
+    room = 0.0 if backend == "exact" or dtype == torch.float64 else logit
+    length = 1.0 if similarity == "cosine" else float(rounded.double().norm(dim=1).max())
+    truth = every_loss(LABELS[:6], PARTNERS, PAIRS, **options)
+    for call, true_call in zip(every_loss(LABELS[:6], PARTNERS, PAIRS, backend=backend, **options), truth, strict=True):
         embeddings = rounded.clone().requires_grad_()
         exact = rounded.clone().double().requires_grad_()
-        loss, true = call(embeddings), call(exact)
+        loss, true = call(embeddings), true_call(exact)
         loss.backward()
         true.backward()
         assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         assert embeddings.grad is not None
         assert exact.grad is not None
         assert embeddings.grad.dtype == dtype
-        torch.testing.assert_close(loss.double(), true, rtol=2.0**-22, atol=0)
-        torch.testing.assert_close(embeddings.grad.double(), exact.grad, rtol=torch.finfo(dtype).eps, atol=2.0**-21)
+        torch.testing.assert_close(loss.double(), true, rtol=2.0**-23, atol=room / len(rounded))
+        torch.testing.assert_close(
+            embeddings.grad.double(),
+            exact.grad,
+            rtol=torch.finfo(dtype).eps,
+            atol=1e-7 + room * length / (temperature * len(rounded)),
+        )
 
 
 def test_autocast_changes_nothing() -> None:
@@ -203,6 +224,35 @@ def test_autocast_changes_nothing() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         under = supcon_loss(embeddings, LABELS)
     assert torch.equal(plain, under)
+
+
+class _Largest(TorchDispatchMode):
+    """Records the most entries that any tensor has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, Tensor):
+                self.entries = max(self.entries, tensor.numel(), tensor.untyped_storage().nbytes() // 8)
+        return result
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_no_tensor_of_the_exact_backend_is_larger_than_n_by_n(similarity: str) -> None:
+    count, dim = 24, 20
+    place = torch.arange(count)
+    pairs = torch.stack([place, (place + 7) % count], 1)
+    for call in every_loss(place % 5, place ^ 1, pairs, similarity=similarity, backend="exact"):
+        embeddings = torch.randn(count, dim, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        with _Largest() as largest:
+            call(embeddings).backward()
+        assert count * count <= largest.entries <= max(count * count, count * dim)
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
@@ -259,7 +309,7 @@ def test_without_float64_the_exact_backend_computes_in_float32(monkeypatch: pyte
 
     exact = leaf()
     supcon_loss(exact, LABELS, backend="exact").backward()
-    monkeypatch.setattr(engine, "computing_dtype", lambda device: torch.float32)
+    monkeypatch.setattr(engine, "wide_dtype", lambda tensor: torch.float32)
     embeddings = exact.detach().float().requires_grad_()
     loss = supcon_loss(embeddings, LABELS, backend="exact")
     loss.backward()

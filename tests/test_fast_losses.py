@@ -240,6 +240,8 @@ def test_a_mask_of_equal_labels_is_the_labels(loss: Loss) -> None:
     by_labels = loss(EMBEDDINGS, labels, reduction="none")
     by_mask = loss(EMBEDDINGS, positives=mask, reduction="none")
     torch.testing.assert_close(by_mask, by_labels, rtol=1e-14, atol=1e-15)
+    exactly = loss(EMBEDDINGS, labels, reduction="none", backend="exact")
+    assert torch.equal(loss(EMBEDDINGS, positives=mask, reduction="none", backend="exact"), exactly)
     off_diagonal = mask & ~torch.eye(6, dtype=torch.bool)
     assert torch.equal(loss(EMBEDDINGS, positives=off_diagonal, reduction="none"), by_mask)
     one_way = mask.triu()

@@ -95,6 +95,8 @@ def test_modules_take_a_mask() -> None:
     mask = LABELS[:, None] == LABELS[None, :]
     for module in (SupConLoss, SupConInLoss, SupConEpsilonLoss, NTXentPairwiseLoss):
         torch.testing.assert_close(module()(Z, positives=mask), module()(Z, LABELS))
+        exact = module(backend="exact")
+        assert torch.equal(exact(Z, positives=mask), exact(Z, LABELS))
 
 
 def test_everything_exported_is_there_and_described() -> None:

@@ -40,7 +40,7 @@ def ratio(case: Case, true: Truth) -> float:
 def test_it_gives_every_golden_value(golden: list[GoldenCase], loss: str) -> None:
     """The float64 bound holds as it stands: no logit is exponentiated before another is taken from it."""
     mine = [g for g in golden if g.case.loss == loss]
-    assert len(mine) > 50
+    assert len(mine) > (50 if loss == "info_nce" else 100)
     worst = {g.id: ratio(g.case, stored_truth(g.case, g.expected)) for g in mine}
     assert {name: r for name, r in worst.items() if not r <= 1} == {}
 

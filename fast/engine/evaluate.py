@@ -545,9 +545,7 @@ def second_derivative(
     by_grad = []
     for panel in rowwise.panels(targets, own, count, columns, height, computing_dtype(batch.embeddings)):
 
-        def along_directions(
-            upstream: Tensor, *inputs: Tensor, panel: rowwise.Panel | rowwise.LonePanel = panel
-        ) -> Tensor:
+        def along_directions(upstream: Tensor, *inputs: Tensor, panel: AnyPanel = panel) -> Tensor:
             pulled = torch.func.vjp(lambda *given: of_panel(panel, *given), *inputs)[1]
             return sum(((g * v).sum() for g, v in zip(pulled(upstream), along, strict=True)), grad.new_zeros(()))
 

@@ -45,8 +45,9 @@ from .description import (
     Targets,
     Terms,
 )
+from .device import wide_dtype
+from .scaling import LN2, differentiable_rows
 
-LN2 = math.log(2)
 LN2_HIGH = 355 / 512
 """log(2) to so few bits that its product with an exponent is exact."""
 LN2_LOW = -2.121944400546905827679e-4
@@ -65,11 +66,6 @@ class _Range(NamedTuple):
 
 
 _RANGES = {torch.float64: _Range(1000, 800, 2112), torch.float32: _Range(120, 64, 288)}
-
-
-def computing_dtype(device: torch.device) -> torch.dtype:
-    """Return float64, or float32 where the device lacks it."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def anchor_values(
@@ -101,7 +97,7 @@ def anchor_values(
         kept = F.pad(rows, (0, columns))
     temperature, similarity = rule.temperature, rule.similarity
     if isinstance(temperature, Tensor):
-        embeddings = _differentiable_rows(embeddings, similarity, temperature)
+        embeddings = differentiable_rows(embeddings.to(wide_dtype(embeddings)), rule)
         temperature, similarity = 1.0, "dot"
     values = cast(
         Tensor,
@@ -118,15 +114,6 @@ def anchor_values(
         ),
     )
     return AnchorValues(values[:count], positives, negatives)
-
-
-def _differentiable_rows(embeddings: Tensor, similarity: Similarity, temperature: Tensor) -> Tensor:
-    """Return rows ``[N, D]`` whose products are the logits, differentiable by embeddings and temperature."""
-    scaled = _scale_rows(embeddings, similarity)
-    rows = scaled.basis
-    if similarity == "dot":
-        rows = _times_power(rows, scaled.exponent[:, None])
-    return rows / temperature.to(rows.dtype).sqrt()
 
 
 def positive_mask(targets: Targets, count: int, columns: int) -> Tensor:
@@ -195,7 +182,7 @@ class _Scaled(NamedTuple):
 
 
 def _scale_rows(embeddings: Tensor, similarity: Similarity) -> _Scaled:
-    rows = embeddings.to(computing_dtype(embeddings.device))
+    rows = embeddings.to(wide_dtype(embeddings))
     limit = _RANGES[rows.dtype].factor
     largest = rows.detach().abs().amax(1)
     exponent = torch.frexp(largest).exponent.clamp(-limit, limit).to(rows.dtype)

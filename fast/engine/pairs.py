@@ -41,13 +41,18 @@ def partners_of(targets: Targets) -> Tensor | None:
     if given.shape[0] % 2:
         return None
     labels, order = torch.sort(given)
-    first, second = labels.view(-1, 2).unbind(1)
-    if not torch.equal(first, second) or bool((first[1:] == first[:-1]).any()):
+    if not are_pairs(labels):
         return None
     order = order.view(-1, 2)
     partners = torch.empty_like(given)
     partners[order] = order.flip(1)
     return partners
+
+
+def are_pairs(labels: Tensor) -> bool:
+    """Whether sorted labels ``[N]``, N even, each stand exactly twice. Values are read."""
+    first, second = labels.view(-1, 2).unbind(1)
+    return torch.equal(first, second) and not bool((first[1:] == first[:-1]).any())
 
 
 def sums(rows: Tensor, partners: Tensor, kept: Tensor | None) -> Stats:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .description import Rule, Targets
+from .pairs import are_pairs
 from .plan import Plan
 from .scaling import LN2
 from .workspace import borrow, give_back
@@ -89,8 +90,7 @@ def sort_rows(targets: Targets, plan: Plan) -> Classes:
     back = torch.empty_like(order)
     back[order] = place
     if plan.reads and not paired and count % 2 == 0:
-        pairs = labels.view(-1, 2)
-        paired = torch.equal(pairs[:, 0], pairs[:, 1]) and not bool((pairs[1:, 0] == pairs[:-1, 0]).any())
+        paired = are_pairs(labels)
     if paired:
         return Classes(order, back, labels, torch.ones_like(order), True, None)
     first = torch.searchsorted(labels, labels)
