@@ -19,9 +19,9 @@ except ImportError as error:  # the base install has the losses alone
     sys.exit(f'bench: the command needs {error.name}: pip install "pairproof[verify,bench]"')
 
 from . import cuda, goals, jobs, report
-from .batches import LOSSES
+from .batches import DTYPES, LOSSES
 from .machine import machine, versions
-from .peers import Unavailable
+from .peers import CAPTURED, Unavailable
 
 MISSED, MISUSED, COULD_NOT_RUN = 1, 2, 3
 
@@ -47,15 +47,15 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
         "date": date,
         "protocol": {
             "device": plan.device,
-            "dtype": plan.dtype,
+            "dtype": plan.dtypes[0] if plan.on_cpu else plan.dtypes,
             "backend": plan.backend,
             "temperature": jobs.TEMPERATURE,
-            "columns": jobs.COLUMNS,
+            "columns": plan.columns[0] if plan.on_cpu else plan.columns,
             "threads": 1,
-            "rounds": {"up to 1024": plan.small_rounds, "above": plan.large_rounds},
-            "regimes": {"default": {}, "tuned": jobs.TUNED},
+            "rounds": {f"up to {plan.small}": plan.small_rounds, "above": plan.large_rounds},
+            "regimes": {"default": {}, "tuned": jobs.TUNED} if plan.on_cpu else {"default": {}},
         },
-        "machine": machine() | ({} if plan.device == "cpu" else {"gpu": cuda.device_facts(plan.device)}),
+        "machine": machine() | ({} if plan.on_cpu else {"gpu": cuda.device_facts(plan.device)}),
         "versions": versions(),
         "timings": [],
         "memory": [],
@@ -75,19 +75,34 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
             return result
 
         for job in timings:
-            found["timings"] += [_named(job, row) for row in done(job)["rows"]]
+            rows = [_named(job, row) for row in done(job)["rows"]]
+            found["timings"] += rows
+            if not plan.on_cpu:
+                found["memory"] += [_peak(row) for row in rows if row["implementation"] != CAPTURED]
         for job in memories:
             found["memory"].append(done(job)["row"])
         for job in accuracies:
-            found["accuracy"] += done(job)["rows"]
+            found["accuracy"] += [_shaped(job) | row for row in done(job)["rows"]]
         for job in larges:
             found["large"] = done(job)["row"]
-    found["goals"] = goals.judge(found) if plan.device == "cpu" else []
+    found["goals"] = goals.judge(found) if plan.on_cpu else goals.judge_device(found)
     return found
 
 
+def _shaped(job: dict[str, Any]) -> dict[str, Any]:
+    """What tells the rows of a GPU's report apart; on a CPU there is one number of columns and one dtype."""
+    return {} if job["device"] == "cpu" else {"d": job["d"], "dtype": job["dtype"]}
+
+
 def _named(job: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    return {"loss": job["loss"], "n": job["n"], "regime": job["regime"], **row}
+    return {"loss": job["loss"], "n": job["n"], **_shaped(job), "regime": job["regime"], **row}
+
+
+def _peak(row: dict[str, Any]) -> dict[str, Any]:
+    """The row of the memory table that a timing on a GPU holds as well."""
+    names = ("loss", "n", "d", "dtype", "implementation", "status", "reason")
+    found = {key: row[key] for key in names if key in row}
+    return found | ({"bytes": row.pop("bytes")} if "bytes" in row else {})
 
 
 def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Console) -> list[goals.Goal]:
@@ -138,10 +153,16 @@ def bench(
         typer.Option("--loss", "-l", help=f"Only this loss (repeatable, or a,b): {', '.join(LOSSES)}."),
     ] = None,
     size: Annotated[list[str] | None, typer.Option("--size", "-n", help="Only this N (repeatable, or a,b).")] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option("--columns", "-d", help="On cuda: only this D (repeatable, or a,b).")
+    ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds at every size, in place of the protocol's.")] = None,
     backend: Annotated[str, typer.Option(help="Backend of pairproof.fast.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, or cuda: events on the same alternation, N up to 262144.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Of the embeddings: float32, or on cuda bfloat16.")] = "float32",
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help=f"On cuda: only this dtype (repeatable, or a,b): {', '.join(DTYPES)} (float32 with TF32)."),
+    ] = None,
     date: Annotated[str | None, typer.Option(help="Written into the report as it is.")] = None,
 ) -> None:
     """Measure pairproof.fast beside its peers: times, errors, memory.
@@ -150,6 +171,9 @@ def bench(
     after its float64 value was found right on the same batch, and ratios are medians over neighbouring samples. A full
     run takes about 25 minutes, a quick one under two.
 
+    With --device cuda the same on a GPU, with its own sizes, columns and dtypes, in one process for each of these and
+    each loss. Peers whose matrices would not fit its memory are refused beforehand.
+
     python -m bench --quick
 
     python -m bench --loss supcon --size 4096 --rounds 3 --backend tiled
@@ -157,13 +181,14 @@ def bench(
     console = Console()
     if not console.is_terminal:
         console = Console(width=FILE_WIDTH)
-    plan = _plan(quick, floors, _split(loss), _split(size), rounds, backend=backend, device=device, dtype=dtype)
-    whole = plan == jobs.FULL or (device != "cpu" and not (quick or loss or size or rounds))
+    plan = _plan(quick, floors, device, rounds, _split(loss), _split(size), _split(columns), _split(dtype))
+    plan = replace(plan, backend=backend)
+    whole = plan in (jobs.FULL, replace(jobs.DEVICE, device=device))
     try:
+        if not plan.on_cpu:
+            cuda.require(device)
         if output is not None or whole:
             report.pyplot()  # said before half an hour of measuring, not after
-        if device != "cpu":
-            cuda.require(device)
         trial = jobs.run(plan.trial())["row"]
         if trial["status"] != "measured":
             raise Unavailable(f"pairproof.fast fails on a small batch: {trial['reason']}")
@@ -187,45 +212,54 @@ def bench(
 def _plan(
     quick: bool,
     floors: float | None,
+    device: str,
+    rounds: int | None,
     losses: tuple[str, ...],
     sizes: tuple[str, ...],
-    rounds: int | None,
-    **chosen: str,
+    columns: tuple[str, ...],
+    dtypes: tuple[str, ...],
 ) -> jobs.Plan:
     """The plan that the options ask for.
 
     Raises:
         typer.BadParameter: an option's value is not one of its choices.
     """
-    device, dtype = chosen["device"], chosen["dtype"]
-    if device != "cpu" and device.partition(":")[0] != "cuda":
+    on_cpu = device == "cpu"
+    if not on_cpu and device.partition(":")[0] != "cuda":
         raise typer.BadParameter(f"expected cpu or cuda, got {device!r}", param_hint="--device")
-    if dtype not in (("float32",) if device == "cpu" else ("float32", "bfloat16")):
-        raise typer.BadParameter(f"expected float32, or bfloat16 on cuda, got {dtype!r}", param_hint="--dtype")
-    if floors is not None and device != "cpu":
+    choices = ("float32",) if on_cpu else tuple(DTYPES)
+    unknown = [name for name in dtypes if name not in choices]
+    if unknown:
+        message = f"expected float32, or on cuda one of {', '.join(DTYPES)}, got {unknown[0]!r}"
+        raise typer.BadParameter(message, param_hint="--dtype")
+    if floors is not None and not on_cpu:
         raise typer.BadParameter("expected --device cpu with it: the goals are a CPU's", param_hint="--floors")
-    plan = jobs.FLOORS if floors is not None else jobs.QUICK if quick else jobs.FULL
-    plan = replace(plan, **chosen)  # type: ignore[arg-type]
-    if device != "cpu":
-        on_device = cuda.SIZES[:1] if quick else cuda.SIZES
-        plan = replace(plan, sizes=on_device, memory_sizes=on_device)
-        plan = replace(plan, regimes=jobs.REGIMES[:1], temperatures=(), large=False)
+    if columns and on_cpu:
+        raise typer.BadParameter(f"expected --device cuda with it: a CPU's is {jobs.COLUMNS}", param_hint="--columns")
+    if on_cpu:
+        plan = jobs.FLOORS if floors is not None else jobs.QUICK if quick else jobs.FULL
+    else:
+        plan = replace(jobs.DEVICE_QUICK if quick else jobs.DEVICE, device=device)
     unknown = [name for name in losses if name not in LOSSES]
     if unknown:
         raise typer.BadParameter(f"expected one of {', '.join(LOSSES)}, got {unknown[0]!r}", param_hint="--loss")
     if losses:
         plan = replace(plan, losses=tuple(name for name in LOSSES if name in losses))
+    if dtypes:
+        plan = replace(plan, dtypes=tuple(name for name in choices if name in dtypes))
+    if columns:
+        plan = replace(plan, columns=tuple(_number(text, "--columns", 16) for text in columns))
     if sizes:
-        wanted = tuple(_size(text) for text in sizes)
-        plan = replace(plan, sizes=wanted, memory_sizes=wanted, large=False, temperatures=())
+        wanted = tuple(_number(text, "--size", 32) for text in sizes)
+        plan = replace(plan, sizes=wanted, memory_sizes=wanted if on_cpu else (), large=False, temperatures=())
     if rounds is not None:
         plan = replace(plan, small_rounds=rounds, large_rounds=rounds)
     return plan
 
 
-def _size(text: str) -> int:
-    if not text.isdecimal() or int(text) < 32 or int(text) % 2:
-        raise typer.BadParameter(f"expected even numbers from 32, got {text!r}", param_hint="--size")
+def _number(text: str, option: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least or int(text) % 2:
+        raise typer.BadParameter(f"expected even numbers from {least}, got {text!r}", param_hint=option)
     return int(text)
 
 

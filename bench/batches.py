@@ -19,6 +19,9 @@ LOSSES = {
 KINDS = ("random", "trained")
 """Independent normal rows; rows that lie around their class's centre with a cosine of about 0.9 between them."""
 
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
+"""Name in options and in the report, and the embeddings' dtype. Under "tf32" float32 products may round to TF32."""
+
 CLASSES = 10
 NOISE = 1 / 3
 """Of a row against its centre. The cosine of two rows of one class is then 1 / (1 + 1/9) = 0.9."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from .batches import make_batch
+from .batches import DTYPES, make_batch
 from .measure import reason_of
 from .peers import Step, Unavailable, load
 
-SIZES = (4096, 16384, 65536, 262144)
+SPARE = 0.1
+"""Of the free memory, left for what the allocator cannot give out in one piece."""
+
+WARMING_STEPS = 3
+"""Before a capture, on another stream: they load code and let the libraries make their workspaces."""
 
 
 def require(device: str) -> None:
@@ -28,12 +33,26 @@ def require(device: str) -> None:
         raise Unavailable(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices")
 
 
+def allow_tf32() -> None:
+    """Let float32 products of this process round to TF32, by the switch that libraries look at."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+
 class EventClock:
-    """Time between events on the current stream: the device's own, without waiting in between."""
+    """Time between events on the current stream: the device's own, without waiting in between.
+
+    Args:
+        device: whose memory bounds what is tried.
+    """
 
     tile = (8192, 8192)
+    square: int | None = 8192
+    slow_seconds = 1.0
     # A symmetric backward does not pay where blocks run at once: forward 2, the tile again 2, its gradient 2.
     flops: ClassVar[dict[str, int]] = {"forward": 2, "both": 6}
+
+    def __init__(self, device: str = "cuda") -> None:
+        self.device = torch.device(device)
 
     def step(self, step: Step, embeddings: Tensor, repeats: int) -> tuple[float, float]:
         """All calls are queued before any is waited for, so that only what the device does is seen where it is slower.
@@ -67,6 +86,39 @@ class EventClock:
         torch.cuda.synchronize()
         return float(start.elapsed_time(end)) / repeats / 1e3
 
+    def room(self) -> int | None:
+        """What is free on the device, but for a spare part: others may be using it too."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return int((1 - SPARE) * free)
+
+    def peak(self, step: Step, embeddings: Tensor) -> int | None:
+        """By the allocator, the gradient of the embeddings included; what was loaded and allocated before is not."""
+        embeddings.grad = None
+        gc.collect()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        step(embeddings).backward()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize(self.device)
+        return int(torch.cuda.max_memory_allocated(self.device) - before)
+
+    def capture(self, step: Step, embeddings: Tensor) -> tuple[Callable[[], object], Tensor]:
+        """A CUDA graph of forward and backward, and the loss and gradient tensors that each replay overwrites."""
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            for _ in range(WARMING_STEPS):
+                embeddings.grad = None
+                step(embeddings).backward()  # type: ignore[no-untyped-call]
+        current.wait_stream(stream)
+        embeddings.grad = None  # so that the graph makes one in its own memory
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = step(embeddings)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return graph.replay, loss.detach()
+
 
 def step_memory(job: dict[str, Any]) -> dict[str, Any]:
     """One job of kind "memory" on the device: the allocator's peak in forward and backward, beyond the inputs.
@@ -78,7 +130,7 @@ def step_memory(job: dict[str, Any]) -> dict[str, Any]:
         ``{"row": {...}}`` in the format that `bench.report` describes.
     """
     name, loss, n, d = str(job["implementation"]), str(job["loss"]), int(job["n"]), int(job["d"])
-    device, dtype = torch.device(job["device"]), getattr(torch, job["dtype"])
+    dtype = DTYPES[job["dtype"]]
     row: dict[str, Any] = {"implementation": name, "loss": loss, "n": n, "status": "refused"}
     try:
         implementation = load(name, job["backend"])
@@ -92,12 +144,7 @@ def step_memory(job: dict[str, Any]) -> dict[str, Any]:
         batch = make_batch(loss, n, d, device=job["device"]).to(dtype)
         step = implementation.step(batch, job["temperature"])
         embeddings = batch.embeddings.requires_grad_()
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        step(embeddings).backward()  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize(device)
-        row["bytes"] = torch.cuda.max_memory_allocated(device) - before
+        row["bytes"] = EventClock(job["device"]).peak(step, embeddings)
         row["status"] = "measured"
     except Unavailable as error:
         row["reason"] = str(error)
@@ -113,6 +160,7 @@ def device_facts(device: str) -> dict[str, Any]:
         "name": properties.name,
         "capability": f"{properties.major}.{properties.minor}",
         "memory_gib": properties.total_memory / (1 << 30),
+        "multiprocessors": properties.multi_processor_count,
         "cuda": torch.version.cuda,
         "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
     }

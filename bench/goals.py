@@ -1,4 +1,4 @@
-"""What the figures should reach on a CPU, and whether they do.
+"""What the figures should reach on a CPU and on an H200, and whether they do.
 
 A ratio is a peer's time over ours, the median of pairs; "best peer" is the one with the smallest ratio. A goal whose
 figures are missing is not met and not missed: ``met`` is None and ``reason`` says what is missing.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .peers import OURS
+from .peers import OURS, TILED, CrossEntropyTf32
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -63,6 +63,17 @@ GROWTH = 2.5
 LARGE_MEMORY = GIB
 ACCURACY_FACTOR = 2.0
 ACCURACY_FLOOR = 4 * ULP
+
+DEVICE_SHARES = {128: {"forward": 0.45, "both": 0.55}, 512: {"both": 0.65}}
+"""On an H200 in bfloat16, by number of columns: of the same run's matrix products."""
+DEVICE_PRODUCTS = {"share": "torch.mm at the tile's shape", "square_share": "a large square torch.mm"}
+DEVICE_LEAST_ROWS = 16384
+"""Below, starting kernels is what costs."""
+EAGER_RATIO = 12.0
+"""In bfloat16 at 128 columns against cross_entropy in TF32, at the sizes where its matrices fit."""
+EAGER_ROWS = (16384, 65536)
+DEVICE_GROWTH = 1.25
+"""Peak per row at the most rows over peak per row at `DEVICE_LEAST_ROWS`: 1 is linear, 16 is quadratic."""
 
 Goal = dict[str, Any]
 
@@ -139,12 +150,13 @@ def _accuracy_goals(report: dict[str, Any]) -> list[Goal]:
         peers = [
             other
             for other in report["accuracy"]
-            if other["implementation"] != OURS
+            if other["implementation"] not in (OURS, TILED)
             and other["status"] == "measured"
-            and all(other[key] == row[key] for key in ("loss", "temperature", "kind"))
+            and all(other.get(key) == row.get(key) for key in ("loss", "temperature", "kind", "dtype"))
         ]
+        dtype = f", {row['dtype']}" if "dtype" in row else ""
         for part in ("loss", "gradient"):
-            what = f"{row['loss']}, temperature {row['temperature']}, {row['kind']}: error of the {part}"
+            what = f"{row['loss']}, temperature {row['temperature']}, {row['kind']}{dtype}: error of the {part}"
             value = row.get(f"{part}_error") if row["status"] == "measured" else None
             if not peers:
                 goals.append(_goal(what, "at most", ACCURACY_FLOOR, None, "no peer beside it", accuracy=True))
@@ -179,3 +191,57 @@ def judge(report: dict[str, Any]) -> list[Goal]:
 def floors(report: dict[str, Any], fraction: float) -> list[Goal]:
     """The goals on ratios and on memory, relaxed by a fraction: 0.5 asks for half a ratio and allows twice a peak."""
     return ratio_goals(report, fraction) + memory_goals(report, fraction)
+
+
+def judge_device(report: dict[str, Any]) -> list[Goal]:
+    """Every goal of a GPU that the run's plan covers, as `judge` gives them. They were set for an H200."""
+    ours = [r for r in report["timings"] if r["implementation"] == OURS and r["loss"] in TWO_VIEW]
+    narrow = [row for row in ours if row["dtype"] == "bfloat16"]
+    goals = []
+    for row in narrow:
+        if row["n"] >= DEVICE_LEAST_ROWS:
+            for part, value in DEVICE_SHARES.get(row["d"], {}).items():
+                goals += [_device_share(row, part, key, value) for key in DEVICE_PRODUCTS]
+    for row in narrow:
+        if row["n"] in EAGER_ROWS and row["d"] == 128:
+            goals.append(_eager_goal(report, row))
+    return goals + _growth_goals(report) + _accuracy_goals(report)
+
+
+def _named(row: dict[str, Any]) -> str:
+    return f"{row['loss']}, N={row['n']}, D={row['d']}, {row['dtype']}"
+
+
+def _device_share(row: dict[str, Any], part: str, key: str, goal: float) -> Goal:
+    found = row.get(f"{part}_{key}")
+    words = {"forward": "forward", "both": "forward+backward"}[part]
+    what = f"{_named(row)}, {words}: share of {DEVICE_PRODUCTS[key]}"
+    return _goal(what, "at least", goal, None if found is None else found[1], row.get("reason", ""))
+
+
+def _eager_goal(report: dict[str, Any], row: dict[str, Any]) -> Goal:
+    same = {key: row[key] for key in ("loss", "n", "d", "dtype")}
+    peer = _row(report["timings"], implementation=CrossEntropyTf32.name, **same) or {}
+    found = peer.get("both_ratio")
+    what = f"{_named(row)}, forward+backward: times faster than cross_entropy in TF32"
+    reason = "" if found is not None else peer.get("reason", "not timed in this run")
+    return _goal(what, "at least", EAGER_RATIO, None if found is None else found[1], reason)
+
+
+def per_row(report: dict[str, Any]) -> dict[tuple[str, int, str], dict[int, float]]:
+    """Peaks of ours over the number of rows, in bytes, by loss, columns and dtype, then by rows."""
+    found: dict[tuple[str, int, str], dict[int, float]] = {}
+    for row in report["memory"]:
+        if row["implementation"] == OURS and "bytes" in row:
+            found.setdefault((row["loss"], row["d"], row["dtype"]), {})[row["n"]] = row["bytes"] / row["n"]
+    return found
+
+
+def _growth_goals(report: dict[str, Any]) -> list[Goal]:
+    goals = []
+    for (loss, d, dtype), peaks in per_row(report).items():
+        last = max(peaks)
+        if last > DEVICE_LEAST_ROWS and DEVICE_LEAST_ROWS in peaks:
+            what = f"{loss}, D={d}, {dtype}: peak per row at {last} over that at {DEVICE_LEAST_ROWS}"
+            goals.append(_goal(what, "at most", DEVICE_GROWTH, peaks[last] / peaks[DEVICE_LEAST_ROWS]))
+    return goals

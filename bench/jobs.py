@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import accuracy
-from .batches import KINDS, LOSSES
+from .batches import DTYPES, KINDS, LOSSES
 from .peers import OURS, PmlNtXent, Unavailable, names_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +24,11 @@ REGIMES = ("default", "tuned")
 TEMPERATURE = 0.1
 COLUMNS = 128
 LARGE = 65536
+"""Rows above which, on a GPU, `GRADIENT_ROWS` rows of the gradient are compared with float64, not all."""
+
+GRADIENT_ROWS = 512
+CAPTURED_UP_TO = 4096
+"""Rows up to which a step on a GPU is also replayed as one graph: there, starting kernels costs as much as they do."""
 
 
 @dataclass(frozen=True)
@@ -35,35 +40,47 @@ class Plan:
         sizes: of the timings.
         memory_sizes: of the peaks.
         regimes: of the allocator.
-        small_rounds: at up to 1024 rows.
+        small: rows up to which `small_rounds` are taken.
+        small_rounds: at up to so many rows.
         large_rounds: above.
         temperatures: of the accuracy table.
         large: whether the one large step is taken.
         slow_peers: whether peers that need half a minute a step are timed.
         every_memory: peaks of the peers too.
+        columns: of the embeddings.
+        dtypes: names of `batches.DTYPES`.
+        device: "cpu", or a CUDA device. There the peaks come with the timings, so `memory_sizes` is empty.
+        backend: of `pairproof.fast`.
     """
 
     losses: tuple[str, ...] = tuple(LOSSES)
     sizes: tuple[int, ...] = (256, 1024, 4096, 8192)
     memory_sizes: tuple[int, ...] = (256, 1024, 4096, 8192)
     regimes: tuple[str, ...] = REGIMES
+    small: int = 1024
     small_rounds: int = 15
     large_rounds: int = 5
     temperatures: tuple[float, ...] = accuracy.TEMPERATURES
     large: bool = True
     slow_peers: bool = True
     every_memory: bool = True
+    columns: tuple[int, ...] = (COLUMNS,)
+    dtypes: tuple[str, ...] = ("float32",)
     device: str = "cpu"
-    dtype: str = "float32"
     backend: str = "auto"
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether its device is the CPU."""
+        return self.device == "cpu"
+
     def _job(self, kind: str, loss: str, n: int, regime: str = "default", **more: Any) -> dict[str, Any]:
-        common = {"temperature": TEMPERATURE, "d": COLUMNS}
-        chosen = {"device": self.device, "dtype": self.dtype, "backend": self.backend}
+        common = {"temperature": TEMPERATURE, "d": self.columns[0], "dtype": self.dtypes[0]}
+        chosen = {"device": self.device, "backend": self.backend}
         return {"kind": kind, "loss": loss, "n": n, "regime": regime, **common, **chosen, **more}
 
     def timings(self) -> list[dict[str, Any]]:
-        """One process per size, regime and loss."""
+        """One process per size, regime and loss, and per number of columns and dtype."""
         skip: dict[str, str] = {}
         if not self.slow_peers:
             skip = {PmlNtXent.name: "takes half a minute a step: timed in the full run only"}
@@ -73,10 +90,16 @@ class Plan:
                 loss,
                 n,
                 regime,
-                rounds=self.small_rounds if n <= 1024 else self.large_rounds,
-                errors=regime == REGIMES[0] and n <= LARGE,
+                rounds=self.small_rounds if n <= self.small else self.large_rounds,
+                errors=regime == REGIMES[0] and (n <= LARGE or not self.on_cpu),
                 skip=skip if loss == "pairwise_classes" else {},
+                d=d,
+                dtype=dtype,
+                **({} if self.on_cpu else {"gradient_rows": GRADIENT_ROWS if n > LARGE else None}),
+                **({} if self.on_cpu else {"captured": n <= CAPTURED_UP_TO}),
             )
+            for d in self.columns
+            for dtype in self.dtypes
             for n in self.sizes
             for loss in self.losses
             for regime in self.regimes
@@ -88,13 +111,15 @@ class Plan:
             self._job("memory", loss, n, implementation=name)
             for n in self.memory_sizes
             for loss in self.losses
-            for name in (names_for(loss) if self.every_memory else names_for(loss)[:1])
+            for name in (names_for(loss) if self.every_memory else [OURS])
         ]
 
     def accuracies(self) -> list[dict[str, Any]]:
-        """One process per loss and temperature."""
+        """One process per loss, temperature and dtype."""
+        rows = accuracy.ROWS if self.on_cpu else accuracy.ACCELERATOR_ROWS
         return [
-            self._job("accuracy", loss, accuracy.ROWS, batches=accuracy.BATCHES) | {"temperature": temperature}
+            self._job("accuracy", loss, rows, batches=accuracy.BATCHES, temperature=temperature, dtype=dtype)
+            for dtype in self.dtypes
             for loss in accuracy.LOSSES
             if loss in self.losses
             for temperature in self.temperatures
@@ -102,7 +127,8 @@ class Plan:
 
     def trial(self) -> dict[str, Any]:
         """Ours on a small batch: what fails here would fail in every row."""
-        return self._job("memory", self.losses[0], 64, implementation=OURS)
+        rows = 64 if self.on_cpu else accuracy.ACCELERATOR_ROWS
+        return self._job("memory", self.losses[0], rows, implementation=OURS)
 
     def larges(self) -> list[dict[str, Any]]:
         """The one large step, if any."""
@@ -123,11 +149,31 @@ QUICK = Plan(
 )
 FLOORS = replace(QUICK, losses=("nt_xent", "supcon", "pairwise_views"), memory_sizes=(4096,), temperatures=())
 
+DEVICE = Plan(
+    losses=("nt_xent", "supcon", "info_nce"),
+    sizes=(1024, 4096, 16384, 65536, 262144),
+    memory_sizes=(),
+    regimes=REGIMES[:1],
+    small=65536,
+    temperatures=(0.01, 0.05, 0.1, 1.0),
+    large=False,
+    columns=(128, 512),
+    dtypes=tuple(DTYPES),
+    device="cuda",
+)
+"""On a GPU. The pairwise losses are measured when they are asked for."""
+
+DEVICE_QUICK = replace(
+    DEVICE, losses=("nt_xent", "supcon"), sizes=(4096, 16384), columns=(128,), small_rounds=7, temperatures=()
+)
+
 
 def describe(job: dict[str, Any]) -> str:
     """A job as a few words."""
     words = [LOSSES[job["loss"]], f"N={job['n']}"]
-    if job["kind"] == "time":
+    if job["device"] != "cpu":
+        words += [f"D={job['d']}", job["dtype"]]
+    if job["kind"] == "time" and job["device"] == "cpu":
         words.append(f"{job['regime']} allocator")
     elif job["kind"] == "memory":
         words.append(f"memory of {job['implementation']}")
@@ -175,7 +221,8 @@ def attempt(job: dict[str, Any]) -> dict[str, Any]:
         return run(job)
     except Unavailable as error:
         refused = {"status": "refused", "reason": str(error)}
-    names = [str(job["implementation"])] if "implementation" in job else names_for(job["loss"])
+    everyone = names_for(job["loss"], job["device"], job["dtype"])
+    names = [str(job["implementation"])] if "implementation" in job else everyone
     keys = {"memory": ("loss", "n"), "large": ("loss", "n"), "accuracy": ("loss", "temperature")}.get(job["kind"], ())
     same = {key: job[key] for key in keys} | refused
     if job["kind"] in ("memory", "large"):

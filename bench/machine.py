@@ -12,7 +12,16 @@ import torch
 
 from pairproof import __version__
 
-PACKAGES = ("torch", "numpy", "pytorch-metric-learning", "info-nce-pytorch", "bioencoder", "lightly")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "pytorch-metric-learning",
+    "info-nce-pytorch",
+    "bioencoder",
+    "lightly",
+    "triton",
+    "inf-cl",
+)
 
 
 def _first(path: Path, start: str) -> str | None:

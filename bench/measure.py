@@ -2,7 +2,8 @@
 
 A round takes each peer in turn, with a sample of ours next to each of its own, before it or after it by turns. The
 ratio of the two samples of such a pair is what the machine's other business disturbs least. The same is done with
-``torch.mm`` at the shape of a tile: it says what the machine could do at best in that very run.
+``torch.mm`` at the shape of a tile: it says what the machine could do at best in that very run. On a GPU, where writing
+a tile of so few columns takes longer than multiplying it, a large square product stands beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -18,19 +20,17 @@ import torch
 from torch import Tensor
 
 from . import truth
-from .batches import KINDS, Batch, make_batch
-from .peers import OURS, Implementation, Step, Unavailable, load, names_for
+from .batches import DTYPES, KINDS, Batch, make_batch
+from .peers import CAPTURED, OURS, Implementation, Step, Unavailable, load, names_for
 
 TARGET_SECONDS = 0.03
 """Of one sample: short steps are repeated until they take as long, and the time is reported per call."""
 
-SLOW_SECONDS = 5.0
-"""Of one step, above which `SLOW_ROUNDS` rounds do."""
-
 SLOW_ROUNDS = 5
+"""Of a peer whose step takes longer than its clock's `Clock.slow_seconds`."""
 
-AGREEMENT = 1e-9
-"""Relative difference of float64 values above which two implementations compute different losses."""
+ROUGH = 0.05
+"""Relative error of the loss on random rows, in the dtype itself, above which it is wrong and not rounded."""
 
 SYMMETRIC = ("nt_xent", "supcon", "pairwise_views", "pairwise_classes")
 
@@ -41,8 +41,14 @@ class Clock(Protocol):
     tile: tuple[int, int]
     """Rows and columns of the matrix product that stands for the machine's best."""
 
+    square: int | None
+    """Rows and columns of the large product that stands beside it, if one does."""
+
     flops: ClassVar[dict[str, int]]
     """Times N*N*D: what "forward" and "both" need at least, each tile made anew for its gradient."""
+
+    slow_seconds: float
+    """Of one step, above which `SLOW_ROUNDS` rounds do."""
 
     def step(self, step: Step, embeddings: Tensor, repeats: int) -> tuple[float, float]:
         """Seconds per call of the forward half of a training step, and of all of it."""
@@ -50,11 +56,26 @@ class Clock(Protocol):
     def call(self, function: Callable[[], object], repeats: int) -> float:
         """Seconds per call of a function."""
 
+    def room(self) -> int | None:
+        """Bytes that one step may take; None where that is not bounded beforehand."""
+
+    def peak(self, step: Step, embeddings: Tensor) -> int | None:
+        """Bytes that one step takes at its peak beyond what was there before; None where a job of its own finds it."""
+
+    def capture(self, step: Step, embeddings: Tensor) -> tuple[Callable[[], object], Tensor]:
+        """A training step as one call that does it again, whatever the embeddings now hold, and the loss it leaves.
+
+        Raises:
+            Unavailable: there is no such thing on the device.
+        """
+
 
 class ProcessClock:
     """CPU time of this process."""
 
     tile = (384, 384)
+    square: int | None = None
+    slow_seconds = 5.0
     flops: ClassVar[dict[str, int]] = {"forward": 1, "both": 4}
 
     def step(self, step: Step, embeddings: Tensor, repeats: int) -> tuple[float, float]:
@@ -77,6 +98,32 @@ class ProcessClock:
         for _ in range(repeats):
             function()
         return (time.process_time() - start) / repeats
+
+    def room(self) -> int | None:
+        """The process itself is limited."""
+        return None
+
+    def peak(self, step: Step, embeddings: Tensor) -> int | None:
+        """A fresh process measures it: see `bench.memory`."""
+        return None
+
+    def capture(self, step: Step, embeddings: Tensor) -> tuple[Callable[[], object], Tensor]:
+        """Not here."""
+        raise Unavailable("a CPU captures no graphs")
+
+
+@contextmanager
+def precision_of(implementation: Implementation) -> Iterator[None]:
+    """Within the context float32 products may round to TF32 if the implementation is measured so."""
+    if not implementation.tf32:
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, True
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
 
 
 def evaluate(step: Step, embeddings: Tensor) -> tuple[float, Tensor]:
@@ -113,30 +160,32 @@ def check_agreement(implementation: Implementation, batch: Batch, temperature: f
     some = batch.first(rows).to(torch.float64)
     expected = true if some.n == batch.n else truth.loss_alone(some, temperature)
     with torch.no_grad():
-        found = float(implementation.step(some, temperature)(some.embeddings))
-    if not abs(found - expected) <= AGREEMENT * abs(expected):
+        found = float(implementation.check_step(some, temperature)(some.embeddings))
+    if not abs(found - expected) <= implementation.agreement * abs(expected):
         raise Unavailable(f"computes another loss: {found!r} in float64, where {expected!r} is true")
 
 
 class _Contender:
     """An implementation that passed the check, with its samples."""
 
-    def __init__(self, name: str, step: Step, embeddings: Tensor, clock: Clock) -> None:
-        self.name = name
+    def __init__(self, implementation: Implementation, step: Step, embeddings: Tensor, clock: Clock) -> None:
+        self.name = implementation.name
+        self.implementation = implementation
         self.run = step
         self.clock = clock
         self.embeddings = embeddings
         self.samples: list[tuple[float, float]] = []
         # The first call also loads code; a second one that would take long is not spent on the estimate.
         _, estimate = clock.step(step, embeddings, 1)
-        if estimate < 1.0:
+        if estimate < 1.0 or implementation.compiled:
             _, estimate = clock.step(step, embeddings, 1)
         self.estimate = estimate
         self.repeats = max(1, min(1000, math.ceil(TARGET_SECONDS / max(estimate, 1e-6))))
 
     def sample(self) -> tuple[float, float]:
         gc.collect()
-        found = self.clock.step(self.run, self.embeddings, self.repeats)
+        with precision_of(self.implementation):
+            found = self.clock.step(self.run, self.embeddings, self.repeats)
         self.samples.append(found)
         return found
 
@@ -146,19 +195,38 @@ def quartiles(values: Sequence[float]) -> list[float]:
     return [float(v) for v in np.percentile(np.asarray(values), [25, 50, 75])]
 
 
+def _truths(job: dict[str, Any], batches: dict[str, Batch]) -> dict[str, tuple[float, Tensor]]:
+    """True losses and gradients by kind; where the job says so, some rows of the gradients alone."""
+    temperature, rows = float(job["temperature"]), _sampled(job)
+    if rows is None:
+        return {kind: truth.loss_and_gradient(batch, temperature) for kind, batch in batches.items()}
+    return {
+        kind: truth.loss_and_rows(batch, temperature, rows.to(batch.embeddings.device))
+        for kind, batch in batches.items()
+    }
+
+
+def _sampled(job: dict[str, Any]) -> Tensor | None:
+    """The rows whose gradient is compared, spread over the batch; None: all of them."""
+    count, n = job.get("gradient_rows"), int(job["n"])
+    return None if count is None else torch.arange(0, n, max(1, n // int(count)))
+
+
+def _errors(loss: float, gradient: Tensor, expected: tuple[float, Tensor], rows: Tensor | None) -> dict[str, float]:
+    return truth.errors(loss, gradient if rows is None else gradient[rows.to(gradient.device)], expected)
+
+
 def _prepare(
-    job: dict[str, Any], batch: Batch, others: dict[str, Batch], clock: Clock
+    job: dict[str, Any], batches: dict[str, Batch], truths: dict[str, tuple[float, Tensor]], clock: Clock
 ) -> tuple[dict[str, _Contender], list[dict[str, Any]]]:
     """Load, check and warm up every implementation; their rows, those of the refused ones with the reason."""
-    temperature = float(job["temperature"])
-    truths = {"random": truth.loss_and_gradient(batch, temperature)} if job["errors"] else {}
+    temperature, batch = float(job["temperature"]), batches["random"]
     true = truths["random"][0] if truths else truth.loss_alone(batch, temperature)
-    if job["errors"]:
-        truths |= {kind: truth.loss_and_gradient(other, temperature) for kind, other in others.items()}
     embeddings = batch.embeddings.clone().requires_grad_()
+    rows_compared, room = _sampled(job), clock.room()
     contenders: dict[str, _Contender] = {}
     rows: list[dict[str, Any]] = []
-    for name in names_for(batch.loss):
+    for name in names_for(batch.loss, job["device"], job["dtype"]):
         row: dict[str, Any] = {"implementation": name, "status": "refused"}
         rows.append(row)
         if name in job["skip"]:
@@ -168,15 +236,25 @@ def _prepare(
             implementation = load(name, job["backend"])
             row["version"] = implementation.version()
             refused = implementation.refuses(batch.loss, batch.n)
+            refused = refused or implementation.does_not_fit(batch.loss, batch.n, batch.embeddings.dtype, room)
             if refused is not None:
                 raise Unavailable(refused)
             check_agreement(implementation, batch, temperature, true)
             row["errors"] = {}
-            for kind, expected in truths.items():
-                of_kind = {"random": batch, **others}[kind]
-                step = implementation.step(of_kind, temperature)
-                row["errors"][kind] = truth.errors(*evaluate(step, of_kind.embeddings), expected)
-            contenders[name] = _Contender(name, implementation.step(batch, temperature), embeddings, clock)
+            given = implementation.given
+            with precision_of(implementation):
+                for kind, expected in truths.items():
+                    of_kind = batches[kind] if given is None else batches[kind].to(given)
+                    step = implementation.step(of_kind, temperature)
+                    found = evaluate(step, of_kind.embeddings)
+                    row["errors"][kind] = _errors(*found, expected, rows_compared)
+                check_roughly(row["errors"])
+                own = embeddings if given is None else embeddings.detach().to(given).requires_grad_()
+                contender = _Contender(implementation, implementation.step(batch, temperature), own, clock)
+                peak = clock.peak(contender.run, own)
+            if peak is not None:
+                row["bytes"] = peak
+            contenders[name] = contender
         except Unavailable as error:
             row["reason"] = str(error)
         except Exception as error:  # outside code may raise anything, and may run out of memory
@@ -186,17 +264,48 @@ def _prepare(
     return contenders, rows
 
 
-def _alternate(ours: _Contender, peers: list[_Contender], clock: Clock, d: int, rounds: int) -> dict[str, list[Any]]:
-    """The rounds: for every peer its pairs (ours, peer), and under "mm" the pairs (ours, seconds of one product)."""
-    a, b = (torch.randn(size, d, device=ours.embeddings.device, dtype=ours.embeddings.dtype) for size in clock.tile)
+def check_roughly(errors: dict[str, dict[str, float]]) -> None:
+    """Hold what was computed in the dtype itself to the truth, roughly: the check in float64 saw other kernels.
+
+    Args:
+        errors: by kind of batch; losses of trained-like rows may be too small for some dtypes and are not judged.
+
+    Raises:
+        Unavailable: the loss is wrong.
+    """
+    error = errors.get("random", {}).get("loss", 0.0)
+    if not error <= ROUGH:
+        raise Unavailable(f"its loss in this dtype is {error:.0%} off")
+
+
+def _product(clock: Clock, shape: tuple[int, int, int], like: Tensor) -> tuple[Callable[[], Tensor], int]:
+    """A matrix product of a shape (rows, columns, depth) in a tensor's dtype, and how often it is repeated."""
+    rows, columns, depth = shape
+    a, b = (torch.randn(size, depth, device=like.device, dtype=like.dtype) for size in (rows, columns))
     out = torch.mm(a, b.T)
-    estimate = clock.call(lambda: torch.mm(a, b.T, out=out), 20)
-    repeats = max(1, math.ceil(TARGET_SECONDS / max(estimate, 1e-6)))
-    pairs: dict[str, list[Any]] = {"mm": [], **{peer.name: [] for peer in peers}}
+
+    def multiply() -> Tensor:
+        return torch.mm(a, b.T, out=out)
+
+    estimate = clock.call(multiply, 20)
+    return multiply, max(1, math.ceil(TARGET_SECONDS / max(estimate, 1e-6)))
+
+
+def _products(clock: Clock, d: int) -> dict[str, tuple[int, int, int]]:
+    """What is multiplied beside ours, by name: rows, columns, depth."""
+    shapes = {"mm": (*clock.tile, d)}
+    return shapes if clock.square is None else shapes | {"square": (clock.square,) * 3}
+
+
+def _alternate(ours: _Contender, peers: list[_Contender], clock: Clock, d: int, rounds: int) -> dict[str, list[Any]]:
+    """The rounds: for every peer its pairs (ours, peer), and under a product's name (ours, seconds of one product)."""
+    products = {name: _product(clock, shape, ours.embeddings) for name, shape in _products(clock, d).items()}
+    pairs: dict[str, list[Any]] = {name: [] for name in (*products, *(peer.name for peer in peers))}
     for number in range(rounds):
-        pairs["mm"].append((ours.sample(), clock.call(lambda: torch.mm(a, b.T, out=out), repeats)))
+        for name, (multiply, repeats) in products.items():
+            pairs[name].append((ours.sample(), clock.call(multiply, repeats)))
         for peer in peers:
-            if peer.estimate > SLOW_SECONDS and number >= SLOW_ROUNDS:
+            if peer.estimate > clock.slow_seconds and number >= SLOW_ROUNDS:
                 continue
             if number % 2:
                 theirs = peer.sample()
@@ -206,22 +315,67 @@ def _alternate(ours: _Contender, peers: list[_Contender], clock: Clock, d: int, 
     return pairs
 
 
+def _captured(
+    job: dict[str, Any],
+    ours: _Contender,
+    batches: dict[str, Batch],
+    truths: dict[str, tuple[float, Tensor]],
+    clock: Clock,
+) -> dict[str, Any]:
+    """The row of our step replayed as one graph: its errors, and its time alternated with that of the step itself."""
+    row: dict[str, Any] = {"implementation": CAPTURED, "status": "refused"}
+    try:
+        row["version"] = ours.implementation.version()
+        embeddings = ours.embeddings.detach().clone().requires_grad_()
+        replay, loss = clock.capture(ours.run, embeddings)
+        row["errors"] = {}
+        # The random rows last: they are the ones that are timed.
+        for kind in reversed(KINDS):
+            with torch.no_grad():
+                embeddings.copy_(batches[kind].embeddings)
+            replay()
+            assert embeddings.grad is not None  # the graph writes it
+            if kind in truths:
+                row["errors"][kind] = _errors(float(loss), embeddings.grad, truths[kind], _sampled(job))
+        check_roughly(row["errors"])
+        repeats = max(1, math.ceil(TARGET_SECONDS / max(clock.call(replay, 20), 1e-6)))
+        pairs = []
+        for number in range(int(job["rounds"])):
+            if number % 2:
+                theirs = clock.call(replay, repeats)
+                pairs.append((ours.sample()[1], theirs))
+            else:
+                pairs.append((ours.sample()[1], clock.call(replay, repeats)))
+    except Unavailable as error:
+        row["reason"] = str(error)
+    except Exception as error:  # what is captured may wait for the device, which capture forbids
+        row["reason"] = reason_of(error)
+    else:
+        row |= {"status": "measured", "rounds": len(pairs), "repeats": repeats}
+        row["both_ms"] = [1e3 * v for v in quartiles([theirs for _, theirs in pairs])]
+        row["both_ratio"] = quartiles([theirs / mine for mine, theirs in pairs])
+    return row
+
+
 def time_loss(job: dict[str, Any], clock: Clock) -> dict[str, Any]:
     """One job of kind "time".
 
     Args:
         job: loss, n, d, temperature, rounds, dtype, device, backend, errors (whether to compute them), skip (names
-            that are not measured, with the reason).
+            that are not measured, with the reason); on a GPU also gradient_rows (how many rows of the gradient are
+            compared, None for all) and captured (whether the step is replayed as a graph too).
         clock: of the device.
 
     Returns:
-        ``{"rows": [...]}``, one row per implementation, in the format that `bench.report` describes.
+        ``{"rows": [...]}``, one row per implementation, in the format that `bench.report` describes; with ``bytes``
+        where the clock finds the peak.
     """
     loss, n, d = str(job["loss"]), int(job["n"]), int(job["d"])
     # Rounded to the dtype at once: the truth is that of the rows which everyone is given.
-    made = {kind: make_batch(loss, n, d, kind, device=job["device"]).to(getattr(torch, job["dtype"])) for kind in KINDS}
-    batch = made.pop("random")
-    contenders, rows = _prepare(job, batch, made, clock)
+    dtype = DTYPES[job["dtype"]]
+    batches = {kind: make_batch(loss, n, d, kind, device=job["device"]).to(dtype) for kind in KINDS}
+    truths = _truths(job, batches) if job["errors"] else {}
+    contenders, rows = _prepare(job, batches, truths, clock)
     ours = contenders.pop(OURS, None)
     if ours is None:
         for row in rows:
@@ -245,12 +399,34 @@ def time_loss(job: dict[str, Any], clock: Clock) -> dict[str, Any]:
             "forward_ratio": quartiles([theirs[0] / mine[0] for mine, theirs in pairs[name]]),
             "both_ratio": quartiles([theirs[1] / mine[1] for mine, theirs in pairs[name]]),
         }
-    product = 2 * clock.tile[0] * clock.tile[1] * d
-    by_name[OURS]["mm_gflops"] = product / float(np.median([seconds for _, seconds in pairs["mm"]])) / 1e9
-    if loss in SYMMETRIC:
-        work = [clock.flops["forward"] * n * n * d, clock.flops["both"] * n * n * d]
-        for index, name in enumerate(("forward", "both")):
-            rates = [work[index] / mine[index] for mine, _ in pairs["mm"]]
-            shares = [rate / (product / seconds) for rate, (_, seconds) in zip(rates, pairs["mm"], strict=True)]
-            by_name[OURS] |= {f"{name}_gflops": float(np.median(rates)) / 1e9, f"{name}_share": quartiles(shares)}
+    for product, shape in _products(clock, d).items():
+        by_name[OURS] |= _shares(product, shape, pairs[product], clock.flops, n * n * d if loss in SYMMETRIC else None)
+    if job.get("captured"):
+        rows.append(_captured(job, ours, batches, truths, clock))
     return {"rows": rows}
+
+
+def _shares(
+    product: str, shape: tuple[int, int, int], pairs: list[Any], flops: dict[str, int], unit: int | None
+) -> dict[str, Any]:
+    """What ours does a second, and what share that is of a product in the same run.
+
+    Args:
+        product: "mm" or "square".
+        shape: of the product.
+        pairs: (ours, seconds of one product).
+        flops: how many units forward and both are.
+        unit: N*N*D; None where the loss is not counted in these.
+    """
+    work = 2 * math.prod(shape)
+    found: dict[str, Any] = {f"{product}_gflops": work / float(np.median([seconds for _, seconds in pairs])) / 1e9}
+    if unit is None:
+        return found
+    key = "share" if product == "mm" else f"{product}_share"
+    for index, part in enumerate(("forward", "both")):
+        rates = [flops[part] * unit / mine[index] for mine, _ in pairs]
+        shares = [rate / (work / seconds) for rate, (_, seconds) in zip(rates, pairs, strict=True)]
+        if product == "mm":
+            found[f"{part}_gflops"] = float(np.median(rates)) / 1e9
+        found[f"{part}_{key}"] = quartiles(shares)
+    return found

@@ -25,13 +25,23 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
+def _prepare_device(job: dict[str, Any]) -> None:
+    """The job's device is the current one, and its products are as precise as the job says."""
+    from . import cuda
+
+    if ":" in job["device"]:
+        torch.cuda.set_device(job["device"])
+    if job["dtype"] == "tf32":
+        cuda.allow_tf32()
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Do one job: "time", "memory", "large" or "accuracy"."""
     from . import accuracy, cuda, measure, memory
 
     kind, on_cpu = job["kind"], job["device"] == "cpu"
     if kind == "time":
-        return measure.time_loss(job, measure.ProcessClock() if on_cpu else cuda.EventClock())
+        return measure.time_loss(job, measure.ProcessClock() if on_cpu else cuda.EventClock(job["device"]))
     if kind == "memory":
         return memory.step_memory(job) if on_cpu else cuda.step_memory(job)
     if kind == "large":
@@ -47,8 +57,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if job["device"] == "cpu":
         _limit_memory()
-    elif ":" in job["device"]:
-        torch.cuda.set_device(job["device"])
+    else:
+        _prepare_device(job)
     json.dump(run(job), output)
 
 

@@ -54,7 +54,8 @@ def info_nce_loss(
         similarity: "cosine" or "dot".
         reduction: "mean" or "sum" over anchors, or "none": one value per anchor, the rows of a before those of b.
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
+        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
+            `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -91,9 +92,18 @@ def info_nce_loss(
     if a.dtype in (torch.float16, torch.bfloat16):
         # The gradients of both directions meet before they are rounded to a narrow dtype.
         a, b, negatives = a.float(), b.float(), None if negatives is None else negatives.float()
-    sides = {"both": [(a, b), (b, a)], "a_to_b": [(a, b)], "b_to_a": [(b, a)]}[direction]
-    parts = [_one_direction(*side, negatives, Rule("out", similarity, temperature), backend) for side in sides]
-    evaluated = parts[0] if len(parts) == 1 else AnchorValues(*(torch.cat(pair) for pair in zip(*parts, strict=True)))
+    rule, held = Rule("out", similarity, temperature), returned.dtype
+    if negatives is not None:
+        sides = {"both": [(a, b), (b, a)], "a_to_b": [(a, b)], "b_to_a": [(b, a)]}[direction]
+        parts = [_against_queue(*side, negatives, rule, held, backend) for side in sides]
+        evaluated = AnchorValues(*(torch.cat(pair) for pair in zip(*parts, strict=True)))
+    else:
+        rows, others = (b, a) if direction == "b_to_a" else (a, b)
+        own = torch.arange(a.shape[0], device=a.device)
+        references = References(others, mutual=direction == "both")
+        evaluated = anchor_values(
+            rows, Targets("partners", own), rule, references=references, held=held, backend=backend
+        )
     return reduce_anchors(
         evaluated,
         returned,
@@ -104,16 +114,12 @@ def info_nce_loss(
     )
 
 
-def _one_direction(
-    anchors: Tensor, others: Tensor, negatives: Tensor | None, rule: Rule, backend: Backend
+def _against_queue(
+    anchors: Tensor, others: Tensor, negatives: Tensor, rule: Rule, held: torch.dtype, backend: Backend
 ) -> AnchorValues:
-    count = anchors.shape[0]
-    if negatives is None:
-        own = torch.arange(count, device=anchors.device)
-        return anchor_values(anchors, Targets("partners", own), rule, references=References(others), backend=backend)
     none = Targets("none", torch.empty(0, dtype=torch.int64, device=anchors.device))
     rule_of_sum = Rule("lse", rule.similarity, rule.temperature)
-    found = anchor_values(anchors, none, rule_of_sum, references=References(negatives), backend=backend)
+    found = anchor_values(anchors, none, rule_of_sum, references=References(negatives), held=held, backend=backend)
     own_logits = pair_logits(anchors, others, rule)
     values = -F.logsigmoid(own_logits - found.values)
     return AnchorValues(values, torch.ones_like(found.positives), found.negatives)

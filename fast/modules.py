@@ -53,7 +53,7 @@ class SupConLoss(_Loss):
         no_negative: "zero" or "nan".
         reduction: "mean", "sum" or "none".
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled" or "exact".
+        backend: "auto", "dense", "tiled", "exact" or "triton".
 
     Raises:
         TypeError: a temperature is no number.
@@ -144,7 +144,7 @@ class SupConInLoss(_Loss):
         no_negative: "zero" or "nan".
         reduction: "mean", "sum" or "none".
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled" or "exact".
+        backend: "auto", "dense", "tiled", "exact" or "triton".
 
     Raises:
         TypeError: a temperature is no number.
@@ -233,7 +233,7 @@ class SupConEpsilonLoss(_Loss):
         no_positive: "zero", "drop" or "nan".
         reduction: "mean", "sum" or "none".
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled" or "exact".
+        backend: "auto", "dense", "tiled", "exact" or "triton".
 
     Raises:
         TypeError: a temperature is no number.
@@ -307,7 +307,7 @@ class NTXentLoss(_Loss):
         similarity: "cosine" or "dot".
         reduction: "mean", "sum" or "none".
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled" or "exact".
+        backend: "auto", "dense", "tiled", "exact" or "triton".
 
     Raises:
         TypeError: a temperature is no number.
@@ -381,7 +381,7 @@ class NTXentPairwiseLoss(_Loss):
         no_positive: "zero", "drop" or "nan".
         reduction: "mean", "sum", "none" or "mean_pairs".
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled" or "exact".
+        backend: "auto", "dense", "tiled", "exact" or "triton".
 
     Raises:
         TypeError: a temperature is no number.
@@ -463,7 +463,7 @@ class NTBXentLoss(_Loss):
         no_negative: "zero" or "nan".
         reduction: "mean", "sum" or "none".
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled" or "exact".
+        backend: "auto", "dense", "tiled", "exact" or "triton".
 
     Raises:
         TypeError: a temperature is no number.
@@ -530,7 +530,7 @@ class InfoNCELoss(_Loss):
         similarity: "cosine" or "dot".
         reduction: "mean", "sum" or "none".
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled" or "exact".
+        backend: "auto", "dense", "tiled", "exact" or "triton".
 
     Raises:
         TypeError: a temperature is no number.

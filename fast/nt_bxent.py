@@ -51,7 +51,8 @@ def nt_bxent_loss(
         no_negative: what the negatives' part of a row without negatives adds: "zero" or "nan".
         reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
+        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
+            `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.

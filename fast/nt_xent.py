@@ -63,7 +63,8 @@ def nt_xent_loss(
         similarity: "cosine" or "dot".
         reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
+        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
+            `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -136,7 +137,8 @@ def nt_xent_pairwise_loss(
         reduction: "mean" or "sum" over anchors, "mean_pairs" over (anchor, positive) pairs, or "none": one value per
             anchor, the mean over its pairs, in row order.
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
+        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
+            `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.

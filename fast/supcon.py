@@ -73,7 +73,8 @@ def supcon_loss(
         no_negative: what an anchor without negative adds under "only_negatives": "zero" or "nan".
         reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
+        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
+            `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -146,7 +147,8 @@ def supcon_in_loss(
         no_negative: what an anchor without negative adds under "only_negatives": "zero" or "nan".
         reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
+        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
+            `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
@@ -210,7 +212,8 @@ def supcon_epsilon_loss(
         no_positive: what an anchor without positive adds: "zero" (counted as 0), "drop" (left out), "nan".
         reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
         validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled" or "exact", see `pairproof.fast.engine`.
+        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
+            `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.

@@ -5,9 +5,12 @@ No time is asserted here: that is the business of ``python -m bench --floors``.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from bench import __main__ as command
-from bench import batches, cuda, goals, jobs, measure, memory, peers, report, truth
+from bench import accuracy, batches, cuda, goals, jobs, measure, memory, peers, report, truth, worker
 from pairproof import reference
 
 D = 128
@@ -56,6 +59,18 @@ def test_truth_by_blocks(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(blocked, gradient, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("loss", batches.LOSSES)
+@pytest.mark.parametrize("kind", batches.KINDS)
+def test_truth_of_some_rows(loss: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = batches.make_batch(loss, 64, 8, kind)
+    value, gradient = truth.loss_and_gradient(batch, TEMPERATURE)
+    rows = torch.tensor([0, 5, 31, 32, 40, 63])
+    monkeypatch.setattr(truth, "BLOCK", 5 * 64)
+    again, some = truth.loss_and_rows(batch, TEMPERATURE, rows)
+    assert again == pytest.approx(value, rel=1e-13)
+    assert torch.allclose(some, gradient[rows], rtol=1e-10, atol=1e-14)
+
+
 @pytest.mark.parametrize(("loss", "name"), [(loss, name) for loss in batches.LOSSES for name in peers.names_for(loss)])
 def test_implementations_agree_on_every_loss_they_are_timed_on(loss: str, name: str) -> None:
     try:
@@ -73,10 +88,21 @@ class Sleepy:
     """A clock whose samples are made up: ours takes 0.1 s forward and 0.2 s in all, every peer three times that."""
 
     tile = (8, 8)
+    square: int | None = None
     flops: ClassVar[dict[str, int]] = {"forward": 1, "both": 4}
+    slow_seconds = 5.0
 
     def __init__(self, ours: Any) -> None:
         self.ours = ours
+
+    def room(self) -> int | None:
+        return None
+
+    def peak(self, step: Any, embeddings: torch.Tensor) -> int | None:
+        return None
+
+    def capture(self, step: Any, embeddings: torch.Tensor) -> Any:
+        raise AssertionError("a CPU's plan asks for none")
 
     def step(self, step: Any, embeddings: torch.Tensor, repeats: int) -> tuple[float, float]:
         step(embeddings)
@@ -110,6 +136,216 @@ def test_rows_of_a_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(peer["errors"]) == set(batches.KINDS)
     assert by_name["pml"] == {"implementation": "pml", "status": "refused", "reason": "for a reason"}
     assert "computes another loss" in by_name["masked_logsumexp"]["reason"]
+
+
+class SleepyDevice(Sleepy):
+    """The same of a device with so much memory, on which a graph takes 0.1 s and a large product as long as a tile."""
+
+    square: int | None = 8
+    memory = 64 * 64 * 2 * 4
+
+    def room(self) -> int | None:
+        return self.memory
+
+    def peak(self, step: Any, embeddings: torch.Tensor) -> int | None:
+        return 1000
+
+    def call(self, function: Any, repeats: int) -> float:
+        function()
+        return 0.1 if getattr(function, "__name__", "") == "replay" else super().call(function, repeats)
+
+    def capture(self, step: Any, embeddings: torch.Tensor) -> Any:
+        loss = torch.zeros(())
+
+        def replay() -> None:
+            embeddings.grad = None
+            found = step(embeddings)
+            found.backward()
+            loss.copy_(found.detach())
+
+        return replay, loss
+
+
+def device_job(**more: Any) -> dict[str, Any]:
+    job = next(job for job in jobs.DEVICE.timings() if job["loss"] == "nt_xent" and job["dtype"] == "bfloat16")
+    return {**job, "n": 64, "rounds": 3, "device": "cpu", **more}
+
+
+def test_rows_of_a_timing_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SleepyDevice(None)
+    made = peers.Ours.step
+
+    def remembered(self: peers.Ours, batch: batches.Batch, temperature: float) -> peers.Step:
+        step = made(self, batch, temperature)
+        clock.ours = step if self.backend == "auto" else clock.ours
+        return step
+
+    asked = [peers.OURS, peers.TILED, "cross_entropy", "cross_entropy_tf32", "supcontrast", "flex_attention", "inf_cl"]
+    given: list[torch.dtype] = []
+    tf32: list[bool] = []
+    eager = peers.CrossEntropyTf32.step
+
+    def watched(self: peers.CrossEntropyTf32, batch: batches.Batch, temperature: float) -> peers.Step:
+        step = eager(self, batch, temperature)
+
+        def loss(z: torch.Tensor) -> torch.Tensor:
+            given.append(z.dtype)
+            tf32.append(torch.backends.cuda.matmul.allow_tf32)
+            return step(z)
+
+        return loss
+
+    monkeypatch.setattr(peers.Ours, "step", remembered)
+    monkeypatch.setattr(peers.CrossEntropyTf32, "step", watched)
+    monkeypatch.setattr(peers.CrossEntropyTf32, "matrices", lambda *_: 1)
+    monkeypatch.setattr(peers.FlexAttention, "check_step", peers.FlexAttention.step)
+    monkeypatch.setattr(measure, "names_for", lambda *_: asked)
+    assert jobs.DEVICE.timings()[0]["captured"] is True
+    rows = measure.time_loss(device_job(), clock)["rows"]
+    by_name = {row["implementation"]: row for row in rows}
+    assert list(by_name) == [*asked, peers.CAPTURED]
+    ours, tiled, captured = by_name[peers.OURS], by_name[peers.TILED], by_name[peers.CAPTURED]
+    assert (ours["bytes"], tiled["bytes"]) == (1000, 1000)
+    assert ours["both_square_share"] == pytest.approx([D / 8 * share for share in ours["both_share"]])
+    assert ours["square_gflops"] == pytest.approx(2 * 8**3 / (2 * 8 * 8 * D / 1e9) / 1e9)
+    assert tiled["both_ratio"] == pytest.approx([3.0] * 3)
+    assert (captured["both_ms"], captured["both_ratio"]) == (pytest.approx([100.0] * 3), pytest.approx([0.5] * 3))
+    assert "forward_ms" not in captured
+    for kind in batches.KINDS:
+        assert captured["errors"][kind] == pytest.approx(ours["errors"][kind])
+    assert max(found["loss"] for found in ours["errors"].values()) < 1e-2
+    assert by_name["cross_entropy_tf32"]["errors"]["random"]["gradient"] < 1e-4 < ours["errors"]["random"]["gradient"]
+    assert given[0] == torch.float64  # the check
+    assert set(given[1:]) == {torch.float32}
+    assert not tf32[0]
+    assert all(tf32[1:])
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert "needs about 0 GiB (8.1 N x N matrices), where 0 GiB are free" in by_name["supcontrast"]["reason"]
+    assert by_name["flex_attention"]["reason"] == "FlexAttention has no backward on a CPU"
+    # Not installed, or installed without its device.
+    assert "Inf-CL" in by_name["inf_cl"]["reason"]
+
+
+def test_a_step_that_cannot_be_captured_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SleepyDevice(None)
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(clock, "capture", fails)
+    monkeypatch.setattr(measure, "names_for", lambda *_: [peers.OURS])
+    ours, captured = measure.time_loss(device_job(), clock)["rows"]
+    assert (ours["status"], captured["status"]) == ("measured", "refused")
+    assert captured["reason"] == "RuntimeError: operation not permitted when stream is capturing"
+
+
+def test_some_rows_of_the_gradient_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "names_for", lambda *_: [peers.OURS])
+    found = []
+    for count in (None, 16):
+        row, _ = measure.time_loss(device_job(dtype="float32", gradient_rows=count), SleepyDevice(None))["rows"]
+        found.append(row["errors"]["random"])
+    assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=1e-3)
+    assert 0 < found[1]["gradient"] < 1e-5
+    assert found[1]["gradient"] != found[0]["gradient"]
+
+
+def test_a_wrong_loss_is_no_rounding() -> None:
+    measure.check_roughly({"random": {"loss": 0.04}, "trained": {"loss": 3.0}})
+    for error in (0.06, float("inf")):
+        with pytest.raises(peers.Unavailable, match="its loss in this dtype is"):
+            measure.check_roughly({"random": {"loss": error}})
+
+
+@pytest.mark.parametrize("n", [40, 256])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_formulas_of_compiled_peers(n: int) -> None:
+    batch = batches.make_batch("nt_xent", n, 32, "trained")
+    true = truth.loss_alone(batch, TEMPERATURE)
+    for peer in (peers.FlexAttention(), peers.CompiledCrossEntropy()):
+        measure.check_agreement(peer, batch, TEMPERATURE, true)
+        with pytest.raises(peers.Unavailable, match="computes another loss"):
+            measure.check_agreement(peer, batch, 1.01 * TEMPERATURE, true)
+
+
+@pytest.mark.parametrize("n", [256, 640])
+def test_the_mask_by_blocks_is_the_librarys(n: int) -> None:
+    peer = peers.FlexAttention()
+    found = peer.everyone_else(n, torch.device("cpu"))
+    library = peer.module.create_block_mask(peers._not_itself, None, None, n, n, device="cpu")
+    for kind in ("kv", "full_kv", "q", "full_q"):
+        counts, expected = (getattr(mask, f"{kind}_num_blocks").flatten().tolist() for mask in (found, library))
+        assert counts == expected
+        lists, others = (getattr(mask, f"{kind}_indices")[0, 0].tolist() for mask in (found, library))
+        for count, mine, theirs in zip(counts, lists, others, strict=True):
+            assert sorted(mine[:count]) == sorted(theirs[:count])
+
+
+def test_peers_by_device_and_dtype() -> None:
+    assert peers.names_for("info_nce") == [peers.OURS, "info_nce_pytorch"]
+    on_cpu = set(peers.names_for("nt_xent"))
+    assert on_cpu == {peers.OURS, "cross_entropy", "supcontrast", "pml_ntxent", "lightly"}
+    more = {peers.TILED, "cross_entropy_compiled", "flex_attention"}
+    assert set(peers.names_for("nt_xent", "cuda:1", "tf32")) - on_cpu == more
+    assert set(peers.names_for("nt_xent", "cuda", "bfloat16")) - on_cpu == more | {"cross_entropy_tf32"}
+    assert "inf_cl" in peers.names_for("info_nce", "cuda", "bfloat16")
+    assert set(peers.TITLES) == {peers.OURS, peers.CAPTURED, *peers.PEERS} == set(report.COLOURS)
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "n", "dtype", "gib"),
+    [
+        ("cross_entropy", "nt_xent", 262144, torch.float32, 794),
+        ("cross_entropy", "nt_xent", 262144, torch.bfloat16, 397),
+        ("cross_entropy_tf32", "nt_xent", 262144, torch.bfloat16, 794),
+        ("masked_logsumexp", "pairwise_views", 131072, torch.float32, 614),
+        ("supcontrast", "supcon", 65536, torch.bfloat16, 130),
+    ],
+)
+def test_a_peer_that_would_not_fit_is_refused(
+    name: str, loss: str, n: int, dtype: torch.dtype, gib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = peers.PEERS[name]
+    monkeypatch.setattr(kind, "__init__", lambda self: None)
+    peer = kind()
+    reason = peer.does_not_fit(loss, n, dtype, 125 << 30)
+    assert reason is not None
+    assert reason.startswith(f"needs about {gib} GiB")
+    assert reason.endswith("where 125 GiB are free")
+    assert peer.does_not_fit(loss, n, dtype, None) is None
+    assert peer.does_not_fit(loss, 16384, dtype, 125 << 30) is None
+
+
+def test_what_is_linear_in_memory_always_fits() -> None:
+    assert peers.Ours().does_not_fit("nt_xent", 1 << 24, torch.float32, 1 << 30) is None
+    assert peers.FlexAttention().does_not_fit("nt_xent", 1 << 24, torch.float32, 1 << 30) is None
+
+
+def test_inf_cl_absent_and_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = batches.make_batch("info_nce", 64, D)
+
+    def missing(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(peers.Unavailable, match=r"Inf-CL is not installed \(No module named 'inf_cl'\)"):
+        peers.load("inf_cl")
+
+    def stand_in(a: torch.Tensor, b: torch.Tensor, *, scale: float, head_dim: int) -> torch.Tensor:
+        assert head_dim == D
+        return (scale * a @ b.T).logsumexp(dim=1) - (scale * a * b).sum(dim=1)
+
+    monkeypatch.setattr(importlib, "import_module", lambda _: SimpleNamespace(cal_flash_loss=stand_in))
+    peer = peers.load("inf_cl")
+    with pytest.raises(peers.Unavailable, match="need a CUDA device"):
+        peer.step(batch, TEMPERATURE)
+    # The batch says that it is on a device, its rows are here.
+    away: Any = replace(batch, embeddings=SimpleNamespace(shape=(64, D), device=torch.device("cuda")))
+    loss = peer.step(away, TEMPERATURE)(batch.embeddings)
+    assert float(loss) == pytest.approx(truth.loss_alone(batch, TEMPERATURE), rel=1e-5)
+    odd: Any = replace(batch, embeddings=SimpleNamespace(shape=(64, 300), device=torch.device("cuda")))
+    with pytest.raises(peers.Unavailable, match="do not take 300 columns"):
+        peer.step(odd, TEMPERATURE)
 
 
 @torch.library.custom_op("pairproof_test::square", mutates_args=())
@@ -190,6 +426,42 @@ def test_goals_and_floors() -> None:
     assert relaxed["MiB beyond the inputs, forward+backward"]["goal"] == 24
 
 
+def on_device(loss: str, n: int, d: int, name: str, **more: Any) -> dict[str, Any]:
+    return {**row(loss, n, "default", name), "d": d, "dtype": "bfloat16", **more}
+
+
+def test_goals_of_a_device() -> None:
+    shares = {f"{part}_{key}": [0.5] * 3 for part in ("forward", "both") for key in ("share", "square_share")}
+    timings = [on_device("supcon", n, 128, peers.OURS, **shares) for n in (4096, 16384, 65536)]
+    timings += [on_device("supcon", 16384, 512, peers.OURS, status="refused", reason="broken")]
+    timings += [on_device("supcon", 16384, 128, "cross_entropy_tf32", both_ratio=[13.0] * 3)]
+    timings += [on_device("supcon", 65536, 128, "cross_entropy_tf32", status="refused", reason="needs about 50 GiB")]
+    peaks = [on_device("supcon", n, 128, peers.OURS, bytes=factor * n * 1024) for n, factor in ((16384, 1), (65536, 2))]
+    found = {"timings": timings, "memory": peaks, "accuracy": []}
+    judged = {
+        goal["what"]: (goal["goal"], goal["value"], goal["met"], goal["reason"]) for goal in goals.judge_device(found)
+    }
+    wide, narrow = "supcon, N=16384, D=512, bfloat16", "supcon, N=16384, D=128, bfloat16"
+    assert judged[f"{narrow}, forward: share of torch.mm at the tile's shape"] == (0.45, 0.5, True, "")
+    assert judged[f"{narrow}, forward+backward: share of a large square torch.mm"] == (0.55, 0.5, False, "")
+    assert judged[f"{wide}, forward+backward: share of a large square torch.mm"] == (0.65, None, None, "broken")
+    faster = "forward+backward: times faster than cross_entropy in TF32"
+    assert judged[f"{narrow}, {faster}"] == (12.0, 13.0, True, "")
+    assert judged[f"supcon, N=65536, D=128, bfloat16, {faster}"] == (12.0, None, None, "needs about 50 GiB")
+    assert judged["supcon, D=128, bfloat16: peak per row at 65536 over that at 16384"] == (1.25, 2.0, False, "")
+    assert not any("N=4096" in what for what in judged)
+    assert len(judged) == 2 * 4 + 2 + 2 + 1
+
+
+def test_accuracy_goals_by_dtype() -> None:
+    wide = {**errors("cross_entropy", 1e-9), "d": 128, "dtype": "float32"}
+    rows = [
+        {**errors(name, 1e-3), "d": 128, "dtype": "bfloat16"} for name in (peers.OURS, peers.TILED, "cross_entropy")
+    ]
+    judged = goals.judge_device({"timings": [], "memory": [], "accuracy": [wide, *rows]})
+    assert [(goal["goal"], goal["met"], goal["reason"]) for goal in judged] == [(2e-3, True, "cross_entropy")] * 2
+
+
 def errors(name: str, error: float) -> dict[str, Any]:
     keys = {"loss": "nt_xent", "temperature": 0.1, "kind": "random", "implementation": name}
     return {**keys, "status": "measured", "loss_error": error, "gradient_error": error}
@@ -242,6 +514,97 @@ def test_the_command_writes_report_and_plot(monkeypatch: pytest.MonkeyPatch, tmp
     assert "original SupCon code" in result.output
 
 
+def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+
+    def run(job: dict[str, Any]) -> dict[str, Any]:
+        if job["kind"] == "memory":
+            return {"row": {"implementation": peers.OURS, "status": "measured", "bytes": 1}}
+        if job["kind"] == "accuracy":
+            return {"rows": [{**errors(name, 1e-7), "smallest_loss": 1.0} for name in (peers.OURS, "cross_entropy")]}
+        kinds = {kind: {"loss": 1e-7, "gradient": 1e-6} for kind in batches.KINDS}
+        times = {"status": "measured", "version": "1", "rounds": 2, "repeats": 1, "both_ms": [2.0] * 3, "errors": kinds}
+        ratio, halves = {"both_ratio": [14.0] * 3}, {"forward_ms": [1.0] * 3}
+        shares = {
+            key: [0.6] * 3 for key in ("forward_share", "both_share", "forward_square_share", "both_square_share")
+        }
+        big = job["n"] * job["d"] * 10
+        rows: list[dict[str, Any]] = [{"implementation": peers.OURS, **times, **halves, **shares, "bytes": big}]
+        for name in peers.names_for(job["loss"], job["device"], job["dtype"])[1:]:
+            if job["n"] > 65536 and name == "cross_entropy":
+                rows.append({"implementation": name, "status": "refused", "reason": "needs about 794 GiB"})
+            else:
+                rows.append({"implementation": name, **times, **halves, **ratio, "bytes": 4 * job["n"] ** 2})
+        if job["captured"]:
+            rows.append({"implementation": peers.CAPTURED, **times, **ratio})
+        return {"rows": rows}
+
+    monkeypatch.setattr(jobs, "run", run)
+    monkeypatch.setattr(cuda, "require", lambda _: None)
+    monkeypatch.setattr(cuda, "device_facts", lambda _: {"name": "a stand-in", "memory_gib": 100.0})
+    chosen = ["--loss", "nt_xent", "--output", str(tmp_path), "--columns", "128,512"]
+    result = CliRunner().invoke(command.app, ["--device", "cuda", *chosen])
+    assert result.exit_code == 0, result.output
+    data = json.loads((tmp_path / "cuda.json").read_text())
+    assert data["format"] == "pairproof-bench/1"
+    assert data["protocol"]["dtype"] == ["float32", "tf32", "bfloat16"]
+    assert data["protocol"]["columns"] == [128, 512]
+    assert {(row["n"], row["d"], row["dtype"]) for row in data["timings"]} == {
+        (n, d, dtype) for n in jobs.DEVICE.sizes for d in (128, 512) for dtype in batches.DTYPES
+    }
+    assert not any("bytes" in row for row in data["timings"])
+    assert {row["implementation"] for row in data["memory"]} == set(peers.TITLES) - {
+        peers.CAPTURED, "masked_logsumexp", "pml", "info_nce_pytorch", "inf_cl"
+    }  # fmt: skip
+    assert {row["dtype"] for row in data["accuracy"]} == set(batches.DTYPES)
+    assert {row["n"] for row in data["timings"] if row["implementation"] == peers.CAPTURED} == {1024, 4096}
+    assert {goal["met"] for goal in data["goals"] if "share of" in goal["what"] and "D=128" in goal["what"]} == {True}
+    assert {goal["met"] for goal in data["goals"] if "share of" in goal["what"] and "D=512" in goal["what"]} == {False}
+    assert "<svg" in (tmp_path / "cuda.svg").read_text()
+    output = " ".join(result.output.split())
+    for said in ("a stand-in", "NT-Xent, two views, D=512, bfloat16", "60 / 60 % of mm / square mm", "captured as a"):
+        assert said in output
+    assert "not timed at N=262144: nt_xent, D=128, tf32, cross_entropy, full matrix: needs about 794 GiB" in output
+    assert "per row and column of the inputs" in output
+    assert not (Path(jobs.ROOT) / "bench/results/cuda.json").exists()
+
+
+def test_the_plans_of_a_device() -> None:
+    plan = command._plan(False, None, "cuda:1", None, (), (), (), ())
+    assert plan == replace(jobs.DEVICE, device="cuda:1")
+    timings = plan.timings()
+    assert len(timings) == 2 * 3 * 5 * 3
+    assert {job["device"] for job in timings} == {"cuda:1"}
+    assert all(job["errors"] for job in timings)
+    assert {(job["n"], job["captured"], job["gradient_rows"]) for job in timings} == {
+        (1024, True, None),
+        (4096, True, None),
+        (16384, False, None),
+        (65536, False, None),
+        (262144, False, 512),
+    }
+    assert plan.memories() == plan.larges() == []
+    assert {job["n"] for job in plan.accuracies()} == {1024}
+    assert {job["dtype"] for job in plan.accuracies()} == set(batches.DTYPES)
+    assert jobs.describe(timings[0]) == "NT-Xent, two views, N=1024, D=128, float32"
+    few = command._plan(True, None, "cuda", 2, ("supcon",), ("2048",), ("64",), ("bfloat16",))
+    (job,) = few.timings()
+    assert (job["n"], job["d"], job["dtype"], job["rounds"]) == (2048, 64, "bfloat16", 2)
+    assert few.accuracies() == []
+
+
+def test_a_cpus_jobs_know_nothing_of_devices() -> None:
+    for job in jobs.FULL.timings():
+        assert (job["d"], job["dtype"]) == (128, "float32")
+        assert not {"captured", "gradient_rows"} & set(job)
+
+
+def test_accuracy_in_the_dtype_of_the_job() -> None:
+    job = jobs.FULL.accuracies()[0] | {"n": 32, "batches": 2, "temperature": 0.5}
+    wide, narrow = (accuracy.error_rows({**job, "dtype": dtype})["rows"][0] for dtype in ("float32", "bfloat16"))
+    assert wide["gradient_error"] < 1e-5 < narrow["gradient_error"] < 1e-2
+
+
 def test_floors_are_tried_again_and_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     done = short_run(monkeypatch, 1.0)
     result = CliRunner().invoke(command.app, ["--floors", "0.5", "--loss", "supcon"])
@@ -261,6 +624,10 @@ def test_floors_are_tried_again_and_fail(monkeypatch: pytest.MonkeyPatch) -> Non
         (["--dtype", "float16"], 2, "expected float32"),
         (["--device", "tpu"], 2, "expected cpu or cuda"),
         (["--floors", "0.5", "--device", "cuda"], 2, "the goals are a CPU's"),
+        (["--dtype", "bfloat16"], 2, "or on cuda one of float32, tf32, bfloat16"),
+        (["--device", "cuda", "--dtype", "float16"], 2, "got 'float16'"),
+        (["--columns", "512"], 2, "expected --device cuda with it"),
+        (["--device", "cuda", "--columns", "8"], 2, "expected even numbers from 16"),
     ],
 )
 def test_misuse(arguments: list[str], code: int, said: str) -> None:
@@ -299,6 +666,57 @@ def test_cuda_code_with_a_stand_in_for_the_device(monkeypatch: pytest.MonkeyPatc
     job = {"implementation": peers.OURS, "loss": "supcon", "n": 64, "d": D, "temperature": TEMPERATURE}
     row = cuda.step_memory({**job, "backend": "auto", "dtype": "bfloat16", "device": "cpu"})["row"]
     assert (row["status"], row["bytes"]) == ("measured", 4000)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 3000))
+    assert clock.room() == 900
+
+
+class Stream:
+    """Stands for a CUDA stream that is waited for."""
+
+    def __init__(self, *_: Any) -> None:
+        self.waited: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited.append(other)
+
+
+def test_capture_with_a_stand_in_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    current, calls = Stream(), []
+    graph = SimpleNamespace(replay=lambda: calls.append("replay"))
+
+    @contextlib.contextmanager
+    def within(thing: Any) -> Any:
+        calls.append("graph" if thing is graph else "side")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current)
+    monkeypatch.setattr(torch.cuda, "stream", within)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", within)
+    z = torch.ones(3, requires_grad=True)
+
+    def step(z: torch.Tensor) -> torch.Tensor:
+        assert z.grad is None
+        calls.append("step")
+        return (2 * z).sum()
+
+    replay, loss = cuda.EventClock().capture(step, z)
+    replay()
+    assert calls == ["side", "step", "step", "step", "graph", "step", "replay"]
+    assert len(current.waited) == 1
+    assert (float(loss), loss.requires_grad) == (6.0, False)
+    assert z.grad is not None
+    assert z.grad.tolist() == [2.0] * 3
+
+
+def test_a_job_in_tf32_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul = SimpleNamespace(allow_tf32=False)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    worker._prepare_device({"device": "cuda", "dtype": "bfloat16"})
+    assert not matmul.allow_tf32
+    worker._prepare_device({"device": "cuda", "dtype": "tf32"})
+    assert matmul.allow_tf32
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

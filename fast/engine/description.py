@@ -14,7 +14,7 @@ from torch import Tensor
 Similarity = Literal["cosine", "dot"]
 Denominator = Literal["all", "one_positive", "only_negatives"]
 Terms = Literal["out", "in", "binary", "epsilon", "lse"]
-Backend = Literal["auto", "dense", "tiled", "exact"]
+Backend = Literal["auto", "dense", "tiled", "exact", "triton"]
 Kind = Literal["labels", "mask", "partners", "pairs", "none"]
 
 EPSILON = 1e-8
@@ -46,11 +46,14 @@ class References:
         embeddings: floating ``[M, D]``.
         own: int64 ``[N]``, which of them is the anchor itself, -1 where none is; None: none is anyone's.
         norms: what is said of `norms` in `pairproof.fast.engine.anchor_values`.
+        mutual: whether the references are anchors as well, each contrasted with the rows, ``M == N``: their values
+            follow those of the rows. Each other's positives are rows of the same number.
     """
 
     embeddings: Tensor
     own: Tensor | None = None
     norms: Tensor | None = None
+    mutual: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,14 @@ def wide_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
+def tf32_allowed() -> bool:
+    """Whether the user allows CUDA products of float32 matrices to be made in TF32, by torch's own switches."""
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    if precision is None:  # torch before 2.9
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    return bool(precision == "tf32")
+
+
 def may_read(tensor: Tensor) -> bool:
     """Whether values may decide how to go on: on an accelerator, reading them would wait for all that is queued."""
     return tensor.device.type == "cpu"

@@ -8,7 +8,7 @@ and a second derivative work and forward mode raises instead of giving zero.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple, cast, get_args
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from .. import kernels
 from . import device, pairs, rowwise, symmetric
 from .description import AnchorValues, Backend, Denominator, Kind, References, Rule, Similarity, Targets, Terms
 from .device import computing_dtype, wide_dtype
@@ -55,7 +56,7 @@ class Batch(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _plan_of(fixed: Fixed) -> Plan:
-    return Plan(cast(Form, fixed.form), fixed.rows, fixed.columns, fixed.keep, fixed.reads)
+    return Plan(cast(Form, fixed.form), fixed.rows, fixed.columns, fixed.keep, fixed.reads, fixed.tf32)
 
 
 @lru_cache(maxsize=64)
@@ -69,7 +70,10 @@ def _rule_of(fixed: Fixed) -> Rule:
 
 
 class Fixed(NamedTuple):
-    """What is no tensor: the formula and the plan, in types that an operator takes."""
+    """What is no tensor: the formula and the plan, in types that an operator takes.
+
+    ``mutual`` is that of `References`; ``held`` is the name of a dtype, or empty.
+    """
 
     temperature: float
     kind: str
@@ -81,6 +85,9 @@ class Fixed(NamedTuple):
     columns: int
     keep: bool
     reads: bool
+    tf32: bool
+    mutual: bool
+    held: str
 
     def rule(self, temperature: Tensor | None) -> Rule:
         """Return the formula, with the temperature as it was given."""
@@ -125,20 +132,18 @@ def anchor_values(
     references: References | None,
     anchors: Tensor | None,
     norms: Tensor | None,
+    held: torch.dtype | None = None,
 ) -> AnchorValues:
     """Evaluate one value per anchor as planned; see `pairproof.fast.engine.anchor_values`.
 
     In the place of a plan a backend leaves the planning to the operator.
     """
     temperature = rule.temperature if isinstance(rule.temperature, Tensor) else None
-    fixed = Fixed(
-        1.0 if isinstance(rule.temperature, Tensor) else rule.temperature,
-        targets.kind,
-        rule.terms,
-        rule.denominator,
-        rule.similarity,
-        *((plan, 0, 0, False, False) if isinstance(plan, str) else dataclasses.astuple(plan)),
-    )
+    planned = (plan, 0, 0, False, False, False) if isinstance(plan, str) else dataclasses.astuple(plan)
+    number = 1.0 if isinstance(rule.temperature, Tensor) else rule.temperature
+    formula = (number, targets.kind, rule.terms, rule.denominator, rule.similarity)
+    mutual, narrow = references is not None and references.mutual, str(held or "").removeprefix("torch.")
+    fixed = Fixed._make((*formula, *planned, mutual, narrow))
     batch = Batch(
         embeddings,
         None if references is None else references.embeddings,
@@ -165,7 +170,7 @@ def anchor_values(
 def evaluate(batch: Batch, fixed: Fixed) -> tuple[AnchorValues, Saved]:
     """Forward pass: values and sizes, and what is saved."""
     with _full_precision(batch.embeddings):
-        return {"pairs": _pairs, "symmetric": _symmetric, "rowwise": _rowwise}[fixed.form](batch, fixed)
+        return _FORMS[fixed.form][0](batch, fixed)
 
 
 def differentiate(
@@ -184,9 +189,14 @@ def differentiate(
         The gradients by embeddings ``[N, D]``, references ``[M, D]`` and temperature; None where there is none.
     """
     with _full_precision(batch.embeddings):
+        if fixed.form == "triton":  # which looks after both of these in its kernels
+            return _triton_gradient(grad, 1.0, batch, saved, fixed)
         size, grad = _of_ordinary_size(_where(_valid(found.positives, found.negatives, fixed, batch.anchors), grad))
-        gradient = {"pairs": _pairs_gradient, "symmetric": _symmetric_gradient, "rowwise": _rowwise_gradient}
-        return gradient[fixed.form](grad, size, batch, saved, fixed)
+        return _FORMS[fixed.form][1](grad, size, batch, saved, fixed)
+
+
+_Evaluation = Callable[[Batch, Fixed], tuple[AnchorValues, Saved]]
+_Differentiation = Callable[[Tensor, float | Tensor, Batch, Saved, Fixed], tuple[Tensor, Tensor | None, Tensor | None]]
 
 
 def _of_ordinary_size(grad: Tensor) -> tuple[float | Tensor, Tensor]:
@@ -286,7 +296,7 @@ def _symmetric_gradient(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     plan, rule = fixed.plan(), fixed.rule(batch.temperature)
     classes = saved.classes or symmetric.sort_rows(fixed.targets(batch), plan)
-    stats, number = symmetric.Stats(*saved.stats), classes.positives.to(grad.dtype)
+    stats, number = symmetric.Stats(*saved.stats[: len(symmetric.Stats._fields)]), classes.positives.to(grad.dtype)
     pull = symmetric.pull(grad[classes.order], saved.rows, classes, stats, number, plan, rule, saved.kept)
     gradient, by_temperature = _of_binary_rows(pull, size, batch, saved, rule)
     return gradient.index_select(0, classes.back), None, by_temperature
@@ -299,6 +309,42 @@ def _by_temperature(pull: Tensor, rows: Tensor, size: float | Tensor, temperatur
     total = torch.linalg.vecdot(pull, rows).sum(dtype=wide_dtype(pull))
     found: Tensor = total * size / (-2 * temperature.to(total.dtype))
     return found.to(temperature.dtype)
+
+
+def _problem(batch: Batch, fixed: Fixed) -> Any:
+    return kernels.evaluation().set_up(
+        batch.embeddings,
+        batch.references,
+        batch.own,
+        fixed.targets(batch),
+        fixed.rule(batch.temperature),
+        held=getattr(torch, fixed.held) if fixed.held else batch.embeddings.dtype,
+        tf32=fixed.tf32,
+    )
+
+
+def _triton(batch: Batch, fixed: Fixed) -> tuple[AnchorValues, Saved]:
+    """Make the rows ready and leave nothing of them: the backward pass makes them anew, in one kernel."""
+    launch = kernels.evaluation()
+    with launch.on_device(batch.embeddings):
+        found = launch.forward(_problem(batch, fixed), batch.anchors, mutual=fixed.mutual)
+    nothing = found.values.new_empty(0)
+    saved = Saved(nothing, nothing, None, (found.stats,), None, None)
+    return AnchorValues(found.values, found.positives, found.negatives), saved
+
+
+def _triton_gradient(
+    grad: Tensor, _size: float | Tensor, batch: Batch, saved: Saved, fixed: Fixed
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    launch, learned = kernels.evaluation(), batch.temperature is not None
+    with launch.on_device(batch.embeddings):
+        gradient, by_references, along = launch.backward(
+            _problem(batch, fixed), grad, saved.stats[0], learned=learned, mutual=fixed.mutual
+        )
+    if batch.temperature is None or along is None:
+        return gradient, by_references, None
+    by_temperature = along / (-2 * batch.temperature.to(along.dtype))
+    return gradient, by_references, by_temperature.to(batch.temperature.dtype)
 
 
 def _columns(batch: Batch, rule: Rule, rows: Tensor) -> tuple[Tensor, Scaled | None, Tensor | None]:
@@ -347,6 +393,14 @@ def _rowwise_gradient(
         by_temperature = by_temperature + of_columns
     by_references = to_embeddings(pull_columns, scaled, *how, size, batch.references.dtype)
     return to_embeddings(pull, of_rows, *how, size, batch.embeddings.dtype), by_references, by_temperature
+
+
+_FORMS: dict[str, tuple[_Evaluation, _Differentiation]] = {
+    "pairs": (_pairs, _pairs_gradient),
+    "symmetric": (_symmetric, _symmetric_gradient),
+    "rowwise": (_rowwise, _rowwise_gradient),
+    "triton": (_triton, _triton_gradient),
+}
 
 
 class _Values(torch.autograd.Function):
@@ -460,6 +514,11 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     """Return the values, the sizes of P and N, the scaled rows, their factor and power, and the sums per row."""
     batch, fixed = _planned(*_parted(arguments))
     found, saved = evaluate(batch, fixed._replace(keep=False))
+    if fixed.form == "triton":
+        # The kernels leave no rows, but the operator promises some, of one shape for every form.
+        rows = batch.embeddings.new_zeros(batch.embeddings.shape, dtype=computing_dtype(batch.embeddings))
+        factor = rows.new_zeros((rows.shape[0] if fixed.similarity == "cosine" else 1, 1))
+        saved = saved._replace(rows=rows, factor=factor)
     power = torch.ones_like(saved.factor) if saved.power is None else saved.power
     # What an operator returns must share no memory with what else it returns.
     return found.values, found.positives, found.negatives.clone(), saved.rows, saved.factor, power, _stacked(saved)
@@ -467,7 +526,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _planned(batch: Batch, fixed: Fixed) -> tuple[Batch, Fixed]:
     """Plan what a compiled graph could not: it serves batches of every size, and must not look at values."""
-    if fixed.form not in get_args(Backend):
+    if fixed.form in get_args(Form):
         return batch, fixed
     references = None if batch.references is None else References(batch.references, batch.own)
     plan, targets = choose(
@@ -484,6 +543,8 @@ def _planned(batch: Batch, fixed: Fixed) -> tuple[Batch, Fixed]:
 
 def _stacked(saved: Saved) -> Tensor:
     """Return the sums per row as ``[S, N]``, S the most that any form has; those that are not there as 0."""
+    if saved.stats and saved.stats[0].dim() == 2:
+        return saved.stats[0]
     count = saved.rows.shape[0]
     found = saved.rows.new_zeros((_STATS, count))
     for line, part in enumerate(saved.stats):
@@ -492,7 +553,7 @@ def _stacked(saved: Saved) -> Tensor:
     return found
 
 
-_STATS = max(len(pairs.Stats._fields), len(symmetric.Stats._fields))
+_STATS = max(len(pairs.Stats._fields), len(symmetric.Stats._fields), kernels.STATS)
 
 
 def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -500,7 +561,8 @@ def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     batch, fixed = _parted((*arguments[: len(Batch._fields)], *arguments[-len(Fixed._fields) :]))
     batch, fixed = _planned(batch, fixed)
     positives, negatives, rows, factor, power, stats = arguments[len(Batch._fields) : -len(Fixed._fields)]
-    saved = Saved(rows, factor, power, tuple(stats), None, None)
+    lines = (stats,) if fixed.form == "triton" else tuple(stats)
+    saved = Saved(rows, factor, power, lines, None, None)
     gradients = differentiate(grad, batch, AnchorValues(grad, positives, negatives), saved, fixed._replace(keep=False))
     return tuple(grad.new_empty(0) if g is None else g for g in gradients)
 
@@ -522,6 +584,8 @@ def second_derivative(
     Returns:
         The derivatives by ``grad``, embeddings, references and temperature; None for what there is not.
     """
+    if fixed.mutual:
+        return _mutual_second_derivative(directions, grad, batch, fixed._replace(mutual=False))
     count = batch.embeddings.shape[0]
     columns = count if batch.references is None else batch.references.shape[0]
     targets = fixed.targets(batch)
@@ -557,13 +621,29 @@ def second_derivative(
     return torch.cat(by_grad), *(by_input.get(k) for k in range(3))
 
 
+def _mutual_second_derivative(
+    directions: Sequence[Tensor], grad: Tensor, batch: Batch, fixed: Fixed
+) -> tuple[Tensor | None, ...]:
+    """Add both directions' parts: in the other one rows and references change places."""
+    assert batch.references is not None
+    count = batch.embeddings.shape[0]
+    turned = batch._replace(embeddings=batch.references, references=batch.embeddings)
+    first = second_derivative(directions, grad[:count], batch, fixed)
+    by_grad, by_columns, by_rows, by_temperature = second_derivative(
+        (directions[1], directions[0], *directions[2:]), grad[count:], turned, fixed
+    )
+    back = (by_rows, by_columns, by_temperature)
+    added = [None if a is None or b is None else a + b for a, b in zip(first[1:], back, strict=True)]
+    return torch.cat([g for g in (first[0], by_grad) if g is not None]), *added
+
+
 def _part(mask: Tensor | None, rows: slice) -> Tensor | None:
     return None if mask is None else mask[rows]
 
 
 _FIXED_SCHEMA = (
     "float temperature_number, str kind, str terms, str denominator, str similarity, str form, int tile_rows,"
-    " int tile_columns, bool keep, bool reads"
+    " int tile_columns, bool keep, bool reads, bool tf32, bool mutual, str held"
 )
 _BATCH_SCHEMA = (
     "Tensor embeddings, Tensor? references, Tensor? temperature, Tensor given, Tensor? columns, Tensor? own,"

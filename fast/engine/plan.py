@@ -11,12 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .. import kernels
 from . import device, pairs
 from .description import Backend, References, Rule, Targets
 from .device import computing_dtype
 from .scaling import measure
 
-Form = Literal["pairs", "symmetric", "rowwise"]
+Form = Literal["pairs", "symmetric", "rowwise", "triton"]
 
 UNSHIFTED = {torch.float64: 600.0, torch.float32: 80.0}
 """Largest logit plus log N up to which exponentials need no shift: their sums and the reciprocals are then normal."""
@@ -48,11 +49,12 @@ class Plan:
     Attributes:
         form: "pairs": one matrix of unshifted exponentials, of a small batch of pairs; "symmetric": tiles of unshifted
             exponentials, each serving its rows and its columns; "rowwise": panels of whole rows, shifted by their
-            maxima.
+            maxima; "triton": fused kernels, which choose their own tiles.
         rows: of a tile or of a panel.
         columns: of a tile; a panel has all.
         keep: whether the forward pass keeps the tiles' exponentials.
         reads: whether values may be read to choose a path: on an accelerator that would synchronise.
+        tf32: whether the kernels may multiply float32 rows in TF32.
     """
 
     form: Form
@@ -60,6 +62,7 @@ class Plan:
     columns: int
     keep: bool
     reads: bool
+    tf32: bool = False
 
 
 class _Forced:
@@ -93,7 +96,15 @@ def choose(
 
     Returns:
         The plan, and the targets, which are partners in the form of pairs.
+
+    Raises:
+        ValueError: ``backend="triton"`` cannot take these embeddings.
     """
+    if backend == "triton" or (backend == "auto" and kernels.chosen(embeddings)):
+        refusal = kernels.refusal(embeddings)
+        if refusal is not None:
+            raise ValueError(f'backend="triton": {refusal}')
+        return Plan("triton", 0, 0, False, False, device.tf32_allowed()), targets
     count = embeddings.shape[0]
     columns = count if references is None else references.embeddings.shape[0]
     reads = device.may_read(embeddings)

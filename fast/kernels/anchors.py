@@ -1,0 +1,294 @@
+"""Per anchor: from sums to values, and from values and upstream gradients to the coefficients of the backward pass.
+
+Each row is one number in each of a few lines; the formulas are those of the published losses, in the form that loses no
+digit where a loss is near 0: log(sum of all / sum over positives) is log1p of the ratio of sums, or a difference of
+logarithms where the ratio is beyond float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .positives import LINES as POSITIVE_LINES
+from .rows import exponent_of, place_of, two_to_the
+from .sums import LINES
+from .tile import EPSILON, LN2, log1p
+
+LARGE = tl.constexpr(2.0**100)
+"""Quotients up to here have lost no digit to the range of float32."""
+COUNTED = tl.constexpr(11)
+"""Which of them says whether the anchor counts."""
+
+
+@triton.jit
+def log_of_one_plus_ratio(first, first_top, second, second_top):
+    """Return log(1 + first 2^first_top / (second 2^second_top)); 0 where first is 0."""
+    some = (first > 0) & (second > 0)
+    first = tl.where(some, first, 1.0)
+    second = tl.where(some, second, 1.0)
+    apart = tl.where(some, first_top - second_top, 0.0)
+    ratio = (first / second) * tl.exp2(tl.minimum(apart, 126.0))
+    far = (apart > 60.0) | (ratio > LARGE)
+    value = tl.where(far, apart * LN2 + tl.log(first) - tl.log(second), log1p(tl.where(far, 0.0, ratio)))
+    return tl.where(some, value, 0.0)
+
+
+@triton.jit(do_not_specialize=["n", "m", "parts"])
+def combine(
+    sums,
+    stats,
+    itself,
+    anchors,
+    order,
+    constants,
+    values,
+    positives,
+    negatives,
+    n,
+    m,
+    pad,
+    parts,
+    TERMS: tl.constexpr,
+    DENOMINATOR: tl.constexpr,
+    FIXED: tl.constexpr,
+    SOME: tl.constexpr,
+    ORDERED: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Add the shares of `sums_plain` and `sums_marked`, and make the values of terms that need no more.
+
+    Stats: FIRST, SECOND, NUMBER, FIRST_TOP, SECOND_TOP, then for `positives` the logarithm of the sum over negatives
+    and the boost (epsilon: the sum of guarded exponentials and the largest logit), then room for its four lines, then
+    1 for rows that count and 0 for those that do not, the only line in the order of the given rows.
+    """
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    real = rows < n
+    source = place_of(rows, order, n, ORDERED)
+
+    first = tl.zeros((BM,), tl.float32)
+    second = tl.zeros((BM,), tl.float32)
+    below = tl.zeros((BM,), tl.float32)
+    number = tl.zeros((BM,), tl.float32)
+    first_top = tl.full((BM,), float("-inf"), tl.float32)
+    second_top = tl.full((BM,), float("-inf"), tl.float32)
+    if TERMS == "epsilon":
+        second_top = tl.zeros((BM,), tl.float32)
+    if FIXED:
+        first_top = tl.zeros((BM,), tl.float32) + tl.load(constants + 1)
+    for part in range(parts):
+        at = sums + (part * LINES * pad + rows)
+        more = tl.load(at)
+        if TERMS == "binary":
+            first += more
+            second += tl.load(at + pad)
+        else:
+            top = tl.load(at + 4 * pad)
+            if TERMS == "epsilon":
+                second_top = tl.where(top > first_top, tl.load(at + 5 * pad), second_top)
+            if FIXED:
+                first += more * tl.exp2(tl.where(top == float("-inf"), 0.0, top - first_top))
+            else:
+                highest = tl.maximum(first_top, top)
+                shift = tl.where(highest == float("-inf"), 0.0, highest)
+                first = first * tl.exp2(first_top - shift) + more * tl.exp2(top - shift)
+                first_top = highest
+            if TERMS != "epsilon":
+                counted_here = tl.load(at + 3 * pad)
+                top = tl.load(at + 5 * pad)
+                highest = tl.maximum(second_top, top)
+                shift = tl.where(highest == float("-inf"), 0.0, highest)
+                second = second * tl.exp2(second_top - shift) + tl.load(at + pad) * tl.exp2(top - shift)
+                below += tl.where(number > 0, number * (shift - second_top), 0.0) + tl.load(at + 2 * pad)
+                below += tl.where(counted_here > 0, counted_here * (shift - top), 0.0)
+                second_top = highest
+        number += tl.load(at + 3 * pad)
+    own = tl.load(itself + rows)
+    others = m - number.to(tl.int32) - ((own >= 0) & (own < m)).to(tl.int32)
+
+    valid = real
+    if SOME:
+        valid = valid & (tl.load(anchors + source) != 0)
+    if TERMS != "binary" and TERMS != "lse":
+        valid = valid & (number > 0)
+    if TERMS == "lse" or ((TERMS == "out" or TERMS == "in") and DENOMINATOR != "all"):
+        valid = valid & (others > 0)
+    tl.store(positives + source, number.to(tl.int64), mask=real)
+    tl.store(negatives + source, others.to(tl.int64), mask=real)
+    tl.store(stats + COUNTED * n + source, valid.to(tl.float32), mask=real)
+
+    total = tl.maximum(number, 1.0)
+    over = tl.where(first > 0, first_top + tl.log2(tl.where(first > 0, first, 1.0)), float("-inf"))
+    lift = tl.where((first > 0) & (second > 0), tl.maximum(over - second_top, 0.0), 0.0)
+    if TERMS == "epsilon":
+        over = first + EPSILON * (m - 1)
+        lift = first_top
+    tl.store(stats + rows, first, mask=real)
+    tl.store(stats + n + rows, second, mask=real)
+    tl.store(stats + 2 * n + rows, number, mask=real)
+    tl.store(stats + 3 * n + rows, first_top, mask=real)
+    tl.store(stats + 4 * n + rows, second_top, mask=real)
+    tl.store(stats + 5 * n + rows, over, mask=real)
+    tl.store(stats + 6 * n + rows, lift, mask=real)
+
+    if DENOMINATOR != "own" and TERMS != "epsilon":
+        if TERMS == "binary":
+            value = second / (number + 1.0) + first / tl.maximum(others, 1).to(tl.float32)
+        elif TERMS == "lse":
+            value = over * LN2
+        else:
+            log_first = tl.log(tl.where(first > 0, first, 1.0))
+            log_second = tl.log(tl.where(second > 0, second, 1.0))
+            if DENOMINATOR == "only_negatives":
+                value = (first_top - second_top) * LN2 + log_first
+                if TERMS == "in":
+                    value += tl.log(total) - log_second
+                else:
+                    value += below * LN2 / total
+            else:
+                value = log_of_one_plus_ratio(first, first_top, second, second_top)
+                if TERMS == "in":
+                    value += tl.log(total)
+                else:
+                    value += log_second + below * LN2 / total
+        tl.store(values + source, tl.where(valid, value, 0.0), mask=real)
+
+
+@triton.jit(do_not_specialize=["n", "parts"])
+def combine_positives(
+    shares,
+    stats,
+    order,
+    values,
+    n,
+    pad,
+    parts,
+    TERMS: tl.constexpr,
+    ORDERED: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Add the shares of `positives` into the last lines of the stats, and make the values of terms that need them."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    real = rows < n
+    source = place_of(rows, order, n, ORDERED)
+    logs = tl.zeros((BM,), tl.float32)
+    missed = tl.zeros((BM,), tl.float32)
+    hit = tl.zeros((BM,), tl.float32)
+    curved = tl.zeros((BM,), tl.float32)
+    for part in range(parts):
+        at = shares + (part * POSITIVE_LINES * pad + rows)
+        logs += tl.load(at)
+        missed += tl.load(at + pad)
+        hit += tl.load(at + 2 * pad)
+        curved += tl.load(at + 3 * pad)
+    tl.store(stats + 7 * n + rows, logs, mask=real)
+    tl.store(stats + 8 * n + rows, missed, mask=real)
+    tl.store(stats + 9 * n + rows, hit, mask=real)
+    tl.store(stats + 10 * n + rows, curved, mask=real)
+    number = tl.load(stats + 2 * n + rows, mask=real, other=0.0)
+    total = tl.maximum(number, 1.0)
+    if TERMS == "out":
+        value = logs / total
+    elif TERMS == "in":
+        # The mean ratio is 1 - share, which says nothing once it rounds to 1; the other says nothing before.
+        share = missed / total
+        lift = tl.load(stats + 6 * n + rows, mask=real, other=0.0)
+        rare = lift * LN2 + tl.log(total) - tl.log(tl.where(hit > 0, hit, 1.0))
+        # log(1 - share) as log1p of what it is the reciprocal of.
+        value = tl.where(share < 0.5, log1p(tl.where(share < 0.5, share / (1.0 - share), 0.0)), rare)
+    else:
+        value = logs / (number + EPSILON)
+    valid = real & (tl.load(stats + COUNTED * n + source) != 0)
+    tl.store(values + source, tl.where(valid, value, 0.0), mask=real)
+
+
+@triton.jit(do_not_specialize=["n", "m"])
+def coefficients(
+    grad,
+    largest,
+    stats,
+    itself,
+    order,
+    out,
+    n,
+    m,
+    pad,
+    TERMS: tl.constexpr,
+    DENOMINATOR: tl.constexpr,
+    ORDERED: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Make the coefficients that `gradient_plain` and `gradient_marked` describe, of gradients brought to size 1.
+
+    Rows that count for nothing have none.
+    """
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    real = rows < n
+    source = place_of(rows, order, n, ORDERED)
+    valid = real & (tl.load(stats + COUNTED * n + source) != 0)
+    up = tl.load(grad + source, mask=valid, other=0.0).to(tl.float32)
+    up = up * two_to_the(-exponent_of(tl.load(largest)))
+    first = tl.load(stats + rows, mask=real, other=0.0)
+    second = tl.load(stats + n + rows, mask=real, other=0.0)
+    number = tl.load(stats + 2 * n + rows, mask=real, other=0.0)
+    first_top = tl.load(stats + 3 * n + rows, mask=real, other=0.0)
+    second_top = tl.load(stats + 4 * n + rows, mask=real, other=0.0)
+    total = tl.maximum(number, 1.0)
+    per_first = tl.where(valid & (first > 0), 1.0 / tl.where(first > 0, first, 1.0), 0.0)
+    per_second = tl.where(valid & (second > 0), 1.0 / tl.where(second > 0, second, 1.0), 0.0)
+    alone = number <= 1.0
+    slope = tl.zeros((BM,), tl.float32)
+    level = tl.zeros((BM,), tl.float32)
+    if TERMS == "binary":
+        own = tl.load(itself + rows)
+        others = m - number.to(tl.int32) - ((own >= 0) & (own < m)).to(tl.int32)
+        negative = up / tl.maximum(others, 1).to(tl.float32)
+        slope = -up / (number + 1.0)
+    elif TERMS == "lse":
+        negative = up * per_first
+    elif TERMS == "epsilon":
+        guarded = tl.load(stats + 5 * n + rows, mask=real, other=0.0)
+        each = up / (number + EPSILON)
+        negative = each * number / tl.where(valid, guarded, 1.0)
+        slope = -each
+        level = -(negative * first - each * tl.load(stats + 8 * n + rows, mask=real, other=0.0))
+    elif DENOMINATOR == "own":
+        second_top = tl.load(stats + 5 * n + rows, mask=real, other=0.0)
+        if TERMS == "out":
+            negative = up * (tl.load(stats + 8 * n + rows, mask=real, other=0.0) / total) * per_first
+            level = -up / total
+        else:
+            hit = tl.load(stats + 9 * n + rows, mask=real, other=0.0)
+            level = tl.where(hit > 0, -up / tl.where(hit > 0, hit, 1.0), 0.0)
+            negative = -level * tl.load(stats + 10 * n + rows, mask=real, other=0.0) * per_first
+            slope = tl.load(stats + 6 * n + rows, mask=real, other=0.0)
+    elif DENOMINATOR == "only_negatives":
+        negative = up * per_first
+        if TERMS == "in":
+            slope = tl.where(alone, 0.0, -up * per_second)
+            level = tl.where(alone, -up, 0.0)
+        else:
+            level = -up / total
+    else:
+        odds = tl.where(
+            valid & (first > 0) & (second > 0),
+            (first_top - second_top)
+            + tl.log2(tl.where(first > 0, first, 1.0))
+            - tl.log2(tl.where(second > 0, second, 1.0)),
+            float("-inf"),
+        )
+        e = tl.exp2(-tl.abs(odds))
+        missed = tl.where(odds >= 0, 1.0, e) / (1.0 + e)
+        kept = tl.where(odds >= 0, e, 1.0) / (1.0 + e)
+        negative = up * missed * per_first
+        if TERMS == "in":
+            slope = tl.where(alone, 0.0, -up * missed * per_second)
+            level = tl.where(alone, -up * missed, 0.0)
+        else:
+            slope = tl.where(alone, 0.0, up * kept * per_second)
+            level = tl.where(alone, -up * missed, -up / total)
+    tl.store(out + rows, tl.where(valid, negative, 0.0))
+    tl.store(out + pad + rows, tl.where(valid & (first_top > float("-inf")), first_top, 0.0))
+    tl.store(out + 2 * pad + rows, tl.where(valid, slope, 0.0))
+    tl.store(out + 3 * pad + rows, second_top)
+    tl.store(out + 4 * pad + rows, tl.where(valid, level, 0.0))

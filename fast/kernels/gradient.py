@@ -1,0 +1,330 @@
+"""Backward: the gradient by rows of x, ``sum over j of G_ij y_j``, with the tile of logits computed anew.
+
+G_ij is dL_i/ds_ij where row i of x is an anchor, plus dL_j/ds_ji where row j of y is one: a batch against itself has
+both, and each row's gradient is complete in one program. Coefficients per anchor, made by `coefficients`:
+
+    a negative          NEGATIVE 2^(t - NEGATIVE_TOP)
+    a positive          SLOPE 2^(t - SLOPE_TOP) + LEVEL
+        own             LEVEL (1 - r), or inside the logarithm LEVEL r (1 - r) 2^boost, r as in `positives`;
+                        boost stands in SLOPE, the logarithm of the sum over negatives in SLOPE_TOP
+    binary              NEGATIVE sigmoid(s), and SLOPE sigmoid(-s) for a positive
+    epsilon             NEGATIVE e for all, e = 2^(t - NEGATIVE_TOP), SLOPE e / (e + epsilon) more for a positive, and
+                        LEVEL at the column SLOPE_TOP where the largest logit stands
+
+Weights are complete, positives and negatives of both directions, before they are narrowed to meet the rows. As in the
+forward pass, `gradient_plain` takes each tile as negatives alone and `gradient_marked` visits those that are not.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .rows import rounded_to_tf32
+from .tile import (
+    EPSILON,
+    LOG2E,
+    NEVER,
+    bounds_at,
+    load_pieces,
+    needs_mask,
+    next_marked,
+    of_pieces,
+    positives_of,
+    products,
+    sigmoid,
+    softplus,
+)
+
+COEFFICIENTS = tl.constexpr(5)
+"""Numbers per anchor of which weights are made."""
+
+
+@triton.jit
+def add_pull(
+    g,
+    scale,
+    y0,
+    y1,
+    y2,
+    acc,
+    REACH: tl.constexpr,
+    RAW: tl.constexpr,
+    PIECES: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """Return ``acc + g @ y``: rows that were not brought to norm 1 are so by ``scale``, before g is narrowed."""
+    if RAW:
+        g0 = (g * (scale * REACH)[None, :]).to(y0.dtype)
+        g1 = g0
+        g2 = g0
+    elif PIECES == 3:
+        g0 = g.to(tl.bfloat16)
+        rest = g - g0.to(tl.float32)
+        g1 = rest.to(tl.bfloat16)
+        g2 = (rest - g1.to(tl.float32)).to(tl.bfloat16)
+    else:
+        g0 = rounded_to_tf32(g)
+        g1 = g0
+        g2 = g0
+    return of_pieces(g0, g1, g2, y0, y1, y2, acc, PIECES, WIDEN)
+
+
+@triton.jit(do_not_specialize=["n", "m", "share", "x_anchor", "y_anchor"])
+def gradient_plain(
+    x,
+    y,
+    x_scale,
+    y_scale,
+    x_bounds,
+    y_bounds,
+    x_coef,
+    y_coef,
+    constants,
+    out,
+    n,
+    m,
+    x_pad,
+    y_pad,
+    share,
+    x_anchor,
+    y_anchor,
+    FIXED: tl.constexpr,
+    RAW: tl.constexpr,
+    PIECES: tl.constexpr,
+    REACH: tl.constexpr,
+    DIM: tl.constexpr,
+    BK: tl.constexpr,
+    OUT: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """Store ``[shares, x_pad, DIM]`` of the gradient by rows of x, of tiles without positives."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    part = tl.program_id(1)
+    slab = tl.program_id(2) * OUT
+    gain = tl.load(constants)
+    own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
+    if RAW:
+        row_gain = tl.load(x_scale + rows) * gain
+    label_low, label_high, self_low, self_high = bounds_at(x_bounds, tl.program_id(0), x_pad // BM)
+    negative = tl.load(x_coef + rows)
+    negative_top = tl.load(x_coef + x_pad + rows)
+    level = 0.0
+    if FIXED:
+        level = tl.load(constants + 1)
+    acc = tl.zeros((BM, OUT), tl.float32)
+    for tile in range(part * share, tl.minimum(part * share + share, tl.cdiv(m, BN))):
+        columns = tile * BN + tl.arange(0, BN)
+        t, y0, y1, y2 = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, WIDEN)
+        hidden = needs_mask(y_bounds, tile, y_pad // BN, label_low, label_high, self_low, self_high, m, BN)
+        lowered = tl.where(hidden, float("-inf"), -level)
+        scale = tl.load(y_scale + columns)
+        if RAW:
+            t = t * row_gain[:, None] * scale[None, :] + lowered
+        else:
+            t = t * gain + lowered
+        across = tl.load(y_coef + columns)
+        if FIXED:
+            g = (negative[:, None] + across[None, :]) * tl.exp2(t)
+        else:
+            g = tl.zeros((BM, BN), tl.float32)
+            if x_anchor != 0:
+                g += negative[:, None] * tl.exp2(t - negative_top[:, None])
+            if y_anchor != 0:
+                across_top = tl.load(y_coef + y_pad + columns)
+                g += across[None, :] * tl.exp2(t - across_top[None, :])
+        if (DIM != BK) or (OUT != DIM):
+            y0, y1, y2 = load_pieces(y, columns, slab, y_pad, DIM, OUT, PIECES)
+        acc = add_pull(g, scale, y0, y1, y2, acc, REACH, RAW, PIECES, WIDEN)
+    at = (part * x_pad + rows).to(tl.int64)[:, None] * DIM + (slab + tl.arange(0, OUT))[None, :]
+    tl.store(out + at, acc)
+
+
+@triton.jit
+def weights_of(
+    t, positive, other, at_star, negative, negative_top, slope, slope_top, level, inside, TERMS: tl.constexpr
+):
+    """Return dL_i/ds of the pairs of one direction; coefficients are as high or as wide as the tile."""
+    if TERMS == "softmax":
+        e = tl.exp2(t - tl.where(positive, slope_top, negative_top))
+        w = tl.where(other, e * tl.where(positive, slope, negative) + tl.where(positive, level, 0.0), 0.0)
+    elif TERMS == "own":
+        against = slope_top - t
+        # 1 - r, times r 2^boost inside the logarithm.
+        log = -softplus(-against) * LOG2E + inside * (slope - softplus(against) * LOG2E)
+        of_positive = level * tl.exp2(tl.where(positive & other, log, float("-inf")))
+        of_negative = negative * tl.exp2(tl.where(other & (positive == 0), t - negative_top, float("-inf")))
+        w = of_positive + of_negative
+    elif TERMS == "binary":
+        w = tl.where(other, tl.where(positive, slope * sigmoid(-t), negative * sigmoid(t)), 0.0)
+    else:
+        e = tl.exp2(t - negative_top)
+        w = tl.where(other, negative * e + tl.where(positive, slope * (e / (e + EPSILON)), 0.0), 0.0)
+        w += tl.where(at_star, level, 0.0)
+    return w
+
+
+@triton.jit
+def walk(place, cursor, stop, marks, columns, limit, BM: tl.constexpr, BN: tl.constexpr):
+    """Return which of some columns before ``limit`` are listed for each row, and how far the lists were read."""
+    listed = tl.zeros((BM, BN), tl.int1)
+    while tl.max((place < limit).to(tl.int32), 0) != 0:
+        listed = listed | (columns[None, :] == place[:, None])
+        cursor += (place < limit).to(tl.int32)
+        place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
+    return listed, place, cursor
+
+
+@triton.jit
+def begin_walk(ends, marks, rows, n, first):
+    """Return each row's first listed column from ``first`` on, its place in the list, and where the list stops."""
+    cursor = tl.load(ends + rows, mask=rows < n, other=0)
+    stop = tl.load(ends + rows + 1, mask=rows < n, other=0)
+    place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
+    while tl.max((place < first).to(tl.int32), 0) != 0:
+        cursor += (place < first).to(tl.int32)
+        place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
+    return place, cursor, stop
+
+
+@triton.jit(do_not_specialize=["n", "m", "share", "first_part", "x_anchor", "y_anchor", "inside"])
+def gradient_marked(
+    x,
+    y,
+    x_scale,
+    y_scale,
+    x_label,
+    y_label,
+    x_self,
+    y_self,
+    x_bounds,
+    y_bounds,
+    marks,
+    ends,
+    back_marks,
+    back_ends,
+    x_coef,
+    y_coef,
+    constants,
+    out,
+    n,
+    m,
+    x_pad,
+    y_pad,
+    share,
+    first_part,
+    x_anchor,
+    y_anchor,
+    row_stride,
+    column_stride,
+    inside,
+    TERMS: tl.constexpr,
+    MARKS: tl.constexpr,
+    RAW: tl.constexpr,
+    PIECES: tl.constexpr,
+    REACH: tl.constexpr,
+    DIM: tl.constexpr,
+    BK: tl.constexpr,
+    OUT: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """Store the same of tiles that `gradient_plain` hides, or of all where TERMS or MARKS leave it nothing."""
+    ALL: tl.constexpr = MARKS != "labels" or (TERMS != "softmax" and TERMS != "own")
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    part = tl.program_id(1)
+    slab = tl.program_id(2) * OUT
+    gain = tl.load(constants)
+    own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
+    if RAW:
+        row_gain = tl.load(x_scale + rows) * gain
+    label = tl.load(x_label + rows)
+    itself = tl.load(x_self + rows)
+    around = tl.program_id(0) * BM // GROUP_ROWS
+    label_low, label_high, self_low, self_high = bounds_at(x_bounds, around, x_pad // GROUP_ROWS)
+    begin = part * share
+    end = tl.minimum(begin + share, tl.cdiv(m, BN))
+    if MARKS == "pairs":
+        place, cursor, stop = begin_walk(ends, marks, rows, n, begin * BN)
+        back_place, back_cursor, back_stop = begin_walk(back_ends, back_marks, rows, n, begin * BN)
+    acc = tl.zeros((BM, OUT), tl.float32)
+    tile = next_marked(
+        begin - 1, end, y_bounds, y_pad // GROUP, label_low, label_high, self_low, self_high, m, BN, GROUP, ALL
+    )
+    while tile != NEVER:
+        columns = tile * BN + tl.arange(0, BN)
+        t, y0, y1, y2 = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, WIDEN)
+        scale = tl.load(y_scale + columns)
+        if RAW:
+            t = t * row_gain[:, None] * scale[None, :]
+        else:
+            t = t * gain
+        columns_label = tl.load(y_label + columns)
+        other = (itself[:, None] != tl.load(y_self + columns)[None, :]) & (columns < m)[None, :]
+        if MARKS == "pairs":
+            positive, place, cursor = walk(place, cursor, stop, marks, columns, tile * BN + BN, BM, BN)
+            back_positive, back_place, back_cursor = walk(
+                back_place, back_cursor, back_stop, back_marks, columns, tile * BN + BN, BM, BN
+            )
+        g = tl.zeros((BM, BN), tl.float32)
+        if x_anchor != 0:
+            if MARKS != "pairs":
+                positive = positives_of(
+                    marks, rows, columns, label, columns_label, row_stride, column_stride, n, m, MARKS
+                )
+            negative = tl.load(x_coef + rows)
+            negative_top = tl.load(x_coef + x_pad + rows)
+            slope = tl.load(x_coef + 2 * x_pad + rows)
+            slope_top = tl.load(x_coef + 3 * x_pad + rows)
+            level = tl.load(x_coef + 4 * x_pad + rows)
+            at_star = columns[None, :] == slope_top.to(tl.int32, bitcast=True)[:, None]
+            g += weights_of(
+                t,
+                positive,
+                other,
+                at_star,
+                negative[:, None],
+                negative_top[:, None],
+                slope[:, None],
+                slope_top[:, None],
+                level[:, None],
+                inside,
+                TERMS,
+            )
+        if y_anchor != 0:
+            if MARKS != "pairs":
+                back_positive = positives_of(
+                    marks, rows, columns, label, columns_label, column_stride, row_stride, n, m, MARKS
+                )
+            negative = tl.load(y_coef + columns)
+            negative_top = tl.load(y_coef + y_pad + columns)
+            slope = tl.load(y_coef + 2 * y_pad + columns)
+            slope_top = tl.load(y_coef + 3 * y_pad + columns)
+            level = tl.load(y_coef + 4 * y_pad + columns)
+            at_star = rows[:, None] == slope_top.to(tl.int32, bitcast=True)[None, :]
+            g += weights_of(
+                t,
+                back_positive,
+                other,
+                at_star,
+                negative[None, :],
+                negative_top[None, :],
+                slope[None, :],
+                slope_top[None, :],
+                level[None, :],
+                inside,
+                TERMS,
+            )
+        if (DIM != BK) or (OUT != DIM):
+            y0, y1, y2 = load_pieces(y, columns, slab, y_pad, DIM, OUT, PIECES)
+        acc = add_pull(g, scale, y0, y1, y2, acc, REACH, RAW, PIECES, WIDEN)
+        tile = next_marked(
+            tile, end, y_bounds, y_pad // GROUP, label_low, label_high, self_low, self_high, m, BN, GROUP, ALL
+        )
+    at = ((first_part + part) * x_pad + rows).to(tl.int64)[:, None] * DIM + (slab + tl.arange(0, OUT))[None, :]
+    tl.store(out + at, acc)

@@ -1,0 +1,225 @@
+"""Forward: what each anchor sums over its columns, BM anchors a program, tile after tile of BN columns.
+
+Two kernels share the work. `sums_plain` takes every tile as if it held negatives alone, and hides the others by
+shifting them to -inf: it has no mask, and little to keep in registers. `sums_marked` visits the tiles that may hold a
+positive, or a row against itself, or that reach past the last column. Per share of the columns, with t the logits:
+
+    FIRST        sum over negatives of 2^(t - FIRST_TOP);   binary: of softplus;   epsilon: over all, of 2^(t - top)
+    SECOND       sum over positives of 2^(t - SECOND_TOP);  binary: of softplus
+    BELOW        sum over positives of SECOND_TOP - t
+    NUMBER       of positives
+    FIRST_TOP    the largest t of a negative, or no less;   epsilon: of any column
+    SECOND_TOP   the largest t of a positive;               epsilon: the column where the largest t stands first
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .tile import (
+    LN2,
+    NEVER,
+    bounds_at,
+    load_pieces,
+    needs_mask,
+    next_marked,
+    positives_of,
+    products,
+    series_of_log1p,
+)
+
+LINES = tl.constexpr(6)
+"""Numbers that a share of the columns leaves per anchor."""
+
+
+@triton.jit
+def exponentials_below(top, t):
+    """Return the larger of ``top`` and the largest of each row of t, and 2^t relative to it; all may be -inf."""
+    highest = tl.maximum(top, tl.max(t, 1))
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    return highest, tl.exp2(top - shift), tl.exp2(t - shift[:, None])
+
+
+@triton.jit(do_not_specialize=["n", "m", "share"])
+def sums_plain(
+    x,
+    y,
+    x_scale,
+    y_scale,
+    x_bounds,
+    y_bounds,
+    constants,
+    out,
+    n,
+    m,
+    x_pad,
+    y_pad,
+    share,
+    FIXED: tl.constexpr,
+    RAW: tl.constexpr,
+    PIECES: tl.constexpr,
+    DIM: tl.constexpr,
+    BK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """Store ``[shares, LINES, x_pad]`` of tiles without positives."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    part = tl.program_id(1)
+    gain = tl.load(constants)
+    own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
+    if RAW:
+        row_gain = tl.load(x_scale + rows) * gain
+    label_low, label_high, self_low, self_high = bounds_at(x_bounds, tl.program_id(0), x_pad // BM)
+    if FIXED:
+        level = tl.load(constants + 1)
+        top = tl.full((BM,), 0.0, tl.float32) + level
+    else:
+        level = 0.0
+        top = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    for tile in range(part * share, tl.minimum(part * share + share, tl.cdiv(m, BN))):
+        columns = tile * BN + tl.arange(0, BN)
+        t, _, _, _ = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, WIDEN)
+        hidden = needs_mask(y_bounds, tile, y_pad // BN, label_low, label_high, self_low, self_high, m, BN)
+        lowered = tl.where(hidden, float("-inf"), -level)
+        if RAW:
+            t = t * row_gain[:, None] * tl.load(y_scale + columns)[None, :] + lowered
+        else:
+            t = t * gain + lowered
+        if FIXED:
+            total += tl.sum(tl.exp2(t), 1)
+        else:
+            top, kept, e = exponentials_below(top, t)
+            total = total * kept + tl.sum(e, 1)
+    at = out + (part * LINES * x_pad + rows)
+    tl.store(at, total)
+    tl.store(at + x_pad, tl.zeros((BM,), tl.float32))
+    tl.store(at + 2 * x_pad, tl.zeros((BM,), tl.float32))
+    tl.store(at + 3 * x_pad, tl.zeros((BM,), tl.float32))
+    tl.store(at + 4 * x_pad, top)
+    tl.store(at + 5 * x_pad, tl.full((BM,), float("-inf"), tl.float32))
+
+
+@triton.jit(do_not_specialize=["n", "m", "share", "first_part"])
+def sums_marked(
+    x,
+    y,
+    x_scale,
+    y_scale,
+    x_label,
+    y_label,
+    x_self,
+    y_self,
+    x_bounds,
+    y_bounds,
+    marks,
+    ends,
+    constants,
+    out,
+    n,
+    m,
+    x_pad,
+    y_pad,
+    share,
+    first_part,
+    row_stride,
+    column_stride,
+    TERMS: tl.constexpr,
+    MARKS: tl.constexpr,
+    RAW: tl.constexpr,
+    PIECES: tl.constexpr,
+    DIM: tl.constexpr,
+    BK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """Store the same of tiles that `sums_plain` hides, or of all where TERMS or MARKS leave it nothing."""
+    ALL: tl.constexpr = TERMS != "softmax" or MARKS != "labels"
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    part = tl.program_id(1)
+    gain = tl.load(constants)
+    own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
+    if RAW:
+        row_gain = tl.load(x_scale + rows) * gain
+    label = tl.load(x_label + rows)
+    itself = tl.load(x_self + rows)
+    around = tl.program_id(0) * BM // GROUP_ROWS
+    label_low, label_high, self_low, self_high = bounds_at(x_bounds, around, x_pad // GROUP_ROWS)
+
+    first = tl.zeros((BM,), tl.float32)
+    second = tl.zeros((BM,), tl.float32)
+    below = tl.zeros((BM,), tl.float32)
+    number = tl.zeros((BM,), tl.float32)
+    first_top = tl.full((BM,), float("-inf"), tl.float32)
+    second_top = tl.full((BM,), float("-inf"), tl.float32)
+    star = tl.full((BM,), NEVER, tl.int32)
+
+    begin = part * share
+    end = tl.minimum(begin + share, tl.cdiv(m, BN))
+    if MARKS == "pairs":
+        cursor = tl.load(ends + rows, mask=rows < n, other=0)
+        stop = tl.load(ends + rows + 1, mask=rows < n, other=0)
+        place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
+        while tl.max((place < begin * BN).to(tl.int32), 0) != 0:
+            cursor += (place < begin * BN).to(tl.int32)
+            place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
+    tile = next_marked(
+        begin - 1, end, y_bounds, y_pad // GROUP, label_low, label_high, self_low, self_high, m, BN, GROUP, ALL
+    )
+    while tile != NEVER:
+        columns = tile * BN + tl.arange(0, BN)
+        t, _, _, _ = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, WIDEN)
+        if RAW:
+            t = t * row_gain[:, None] * tl.load(y_scale + columns)[None, :]
+        else:
+            t = t * gain
+        if MARKS == "pairs":
+            positive = tl.zeros((BM, BN), tl.int1)
+            while tl.max((place < tile * BN + BN).to(tl.int32), 0) != 0:
+                positive = positive | (columns[None, :] == place[:, None])
+                cursor += (place < tile * BN + BN).to(tl.int32)
+                place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
+        else:
+            columns_label = tl.load(y_label + columns)
+            positive = positives_of(marks, rows, columns, label, columns_label, row_stride, column_stride, n, m, MARKS)
+        other = (itself[:, None] != tl.load(y_self + columns)[None, :]) & (columns < m)[None, :]
+        positive = positive & other
+        found = tl.sum(positive.to(tl.float32), 1)
+        if TERMS == "softmax":
+            first_top, kept, e = exponentials_below(first_top, tl.where(other & (positive == 0), t, float("-inf")))
+            first = first * kept + tl.sum(e, 1)
+            before = second_top
+            second_top, kept, e = exponentials_below(second_top, tl.where(positive, t, float("-inf")))
+            second = second * kept + tl.sum(e, 1)
+            below += tl.where(number > 0, number * (second_top - before), 0.0)
+            below += tl.sum(tl.where(positive, second_top[:, None] - t, 0.0), 1)
+        elif TERMS == "binary":
+            rest = series_of_log1p(tl.exp2(-tl.abs(t)))
+            first += tl.sum(tl.where(other & (positive == 0), rest + tl.maximum(t, 0.0) * LN2, 0.0), 1)
+            second += tl.sum(tl.where(positive, rest + tl.maximum(-t, 0.0) * LN2, 0.0), 1)
+        else:
+            real = tl.where((columns < m)[None, :], t, float("-inf"))
+            highest = tl.max(real, 1)
+            here = tl.min(tl.where(real == highest[:, None], columns[None, :], NEVER), 1)
+            star = tl.where(highest > first_top, here, star)
+            first_top, kept, e = exponentials_below(first_top, real)
+            first = first * kept + tl.sum(tl.where(other, e, 0.0), 1)
+        number += found
+        tile = next_marked(
+            tile, end, y_bounds, y_pad // GROUP, label_low, label_high, self_low, self_high, m, BN, GROUP, ALL
+        )
+    if TERMS == "epsilon":
+        second_top = star.to(tl.float32, bitcast=True)
+    at = out + ((first_part + part) * LINES * x_pad + rows)
+    tl.store(at, first)
+    tl.store(at + x_pad, second)
+    tl.store(at + 2 * x_pad, below)
+    tl.store(at + 3 * x_pad, number)
+    tl.store(at + 4 * x_pad, first_top)
+    tl.store(at + 5 * x_pad, second_top)

@@ -1,0 +1,218 @@
+"""What the kernels share: a tile of logits, which of its pairs are positive, and functions of one number.
+
+A tile holds BM rows of one side against BN rows of the other. Logits t are in units of log 2, because a GPU has an
+instruction for 2^t and none for e^s.
+
+Rows meet in products of one of three kinds:
+
+    RAW          bfloat16 and float16 rows as they were given, but for a power of two; the norms divide afterwards
+    PIECES == 3  float32 rows as the sum of three bfloat16 rows: six products of pieces give a float32 product
+    else         float32 rows, multiplied in TF32
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LN2 = tl.constexpr(0.6931471805599453)
+LOG2E = tl.constexpr(1.4426950408889634)
+EPSILON = tl.constexpr(1e-8)
+"""The constant of the epsilon terms, part of that published formula."""
+NEVER = tl.constexpr(2147483647)
+"""No row and no tile has this number."""
+CHUNK = tl.constexpr(256)
+"""Tiles whose bounds are looked at together."""
+
+
+@triton.jit
+def dot(a, b, acc, WIDEN: tl.constexpr):
+    """Return ``acc + a @ b`` in float32, float32 factors in TF32.
+
+    WIDEN serves the interpreter, which multiplies bfloat16 wrongly.
+    """
+    if WIDEN:
+        found = tl.dot(a.to(tl.float32), b.to(tl.float32), acc)
+    else:
+        found = tl.dot(a, b, acc, input_precision="tf32")
+    return found
+
+
+@triton.jit
+def load_part(x, rows, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Return WIDTH columns of rows of a padded matrix ``[.., DIM]``, from column ``first`` on."""
+    return tl.load(x + rows.to(tl.int64)[:, None] * DIM + (first + tl.arange(0, WIDTH))[None, :])
+
+
+@triton.jit
+def load_pieces(x, rows, first, pad, DIM: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr):
+    """Return the three pieces of some rows; where there is one piece, it three times."""
+    high = load_part(x, rows, first, DIM, WIDTH)
+    if PIECES == 3:
+        step = pad.to(tl.int64) * DIM
+        middle = load_part(x + step, rows, first, DIM, WIDTH)
+        low = load_part(x + 2 * step, rows, first, DIM, WIDTH)
+    else:
+        middle = high
+        low = high
+    return high, middle, low
+
+
+@triton.jit
+def of_pieces(a0, a1, a2, b0, b1, b2, acc, PIECES: tl.constexpr, WIDEN: tl.constexpr):
+    """Return ``acc`` plus the product of two matrices in pieces, the smallest parts first."""
+    if PIECES == 3:
+        acc = dot(a2, b0, acc, WIDEN)
+        acc = dot(a0, b2, acc, WIDEN)
+        acc = dot(a1, b1, acc, WIDEN)
+        acc = dot(a1, b0, acc, WIDEN)
+        acc = dot(a0, b1, acc, WIDEN)
+    return dot(a0, b0, acc, WIDEN)
+
+
+@triton.jit
+def products(
+    own0,
+    own1,
+    own2,
+    x,
+    rows,
+    x_pad,
+    y,
+    columns,
+    y_pad,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    DIM: tl.constexpr,
+    BK: tl.constexpr,
+    PIECES: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """Return the products of rows of x and of y, and the pieces of y's rows where these are taken whole.
+
+    ``own0`` to ``own2`` hold the rows of x where DIM == BK; otherwise both are read anew, BK columns at a time.
+    """
+    found = tl.zeros((BM, BN), tl.float32)
+    if DIM == BK:
+        y0, y1, y2 = load_pieces(y, columns, 0, y_pad, DIM, BK, PIECES)
+        found = of_pieces(own0, own1, own2, tl.trans(y0), tl.trans(y1), tl.trans(y2), found, PIECES, WIDEN)
+    else:
+        y0 = own0
+        y1 = own1
+        y2 = own2
+        for k in range(0, DIM, BK):
+            x0, x1, x2 = load_pieces(x, rows, k, x_pad, DIM, BK, PIECES)
+            part0, part1, part2 = load_pieces(y, columns, k, y_pad, DIM, BK, PIECES)
+            found = of_pieces(x0, x1, x2, tl.trans(part0), tl.trans(part1), tl.trans(part2), found, PIECES, WIDEN)
+    return found, y0, y1, y2
+
+
+@triton.jit
+def bounds_at(bounds, tile, tiles):
+    """Return the smallest and the largest label of a tile of rows, and the same of the rows' own numbers."""
+    label_low = tl.load(bounds + tile)
+    label_high = tl.load(bounds + tiles + tile)
+    self_low = tl.load(bounds + 2 * tiles + tile)
+    self_high = tl.load(bounds + 3 * tiles + tile)
+    return label_low, label_high, self_low, self_high
+
+
+@triton.jit
+def needs_mask(bounds, tile, tiles, label_low, label_high, self_low, self_high, m, BN: tl.constexpr):
+    """Whether tiles of BN columns may hold a positive of some rows, or one of these itself, or reach past the end."""
+    first_label, last_label, first_self, last_self = bounds_at(bounds, tile, tiles)
+    labels = (first_label <= label_high) & (last_label >= label_low)
+    selves = (first_self <= self_high) & (last_self >= self_low)
+    return labels | selves | (tile * BN + BN > m)
+
+
+@triton.jit
+def next_marked(
+    after,
+    end,
+    bounds,
+    tiles,
+    label_low,
+    label_high,
+    self_low,
+    self_high,
+    m,
+    BN: tl.constexpr,
+    GROUP: tl.constexpr,
+    ALL: tl.constexpr,
+):
+    """Return the next tile of BN columns behind ``after`` and before ``end`` that is to be visited, or NEVER.
+
+    It is the next of ALL, or that lies in a tile of GROUP columns which needs a mask: what one kernel hides and what
+    another visits must be the same columns.
+    """
+    if ALL:
+        found = tl.where(after + 1 < end, after + 1, NEVER)
+    else:
+        found = after * 0 + NEVER
+        first = after + 1
+        while (first < end) & (found == NEVER):
+            place = first + tl.arange(0, CHUNK)
+            around = tl.minimum(place // (GROUP // BN), tiles - 1)
+            marked = needs_mask(bounds, around, tiles, label_low, label_high, self_low, self_high, m, GROUP)
+            found = tl.min(tl.where(marked & (place < end), place, NEVER), 0)
+            first += CHUNK
+    return found
+
+
+@triton.jit
+def positives_of(
+    marks,
+    rows,
+    columns,
+    label,
+    columns_label,
+    row_stride,
+    column_stride,
+    n,
+    m,
+    MARKS: tl.constexpr,
+):
+    """Return which pairs are positives, or a row with itself, by labels or by a mask of bytes."""
+    if MARKS == "labels":
+        found = label[:, None] == columns_label[None, :]
+    else:
+        at = rows.to(tl.int64)[:, None] * row_stride + columns.to(tl.int64)[None, :] * column_stride
+        found = tl.load(marks + at, mask=(rows < n)[:, None] & (columns < m)[None, :], other=0) != 0
+    return found
+
+
+@triton.jit
+def series_of_log1p(e):
+    """Return log(1 + e) for 0 <= e <= 1, right to a few ulp: 2 artanh z, z = e / (2 + e), as a series."""
+    z = e / (2.0 + e)
+    s = z * z
+    series = 1 / 13 + s * (1 / 15)
+    series = 1 / 11 + s * series
+    series = 1 / 9 + s * series
+    series = 1 / 7 + s * series
+    series = 1 / 5 + s * series
+    series = 1 / 3 + s * series
+    return 2.0 * z * (1.0 + s * series)
+
+
+@triton.jit
+def softplus(t):
+    """Return log(1 + 2^t)."""
+    return tl.maximum(t, 0.0) * LN2 + series_of_log1p(tl.exp2(-tl.abs(t)))
+
+
+@triton.jit
+def sigmoid(t):
+    """Return 2^t / (1 + 2^t)."""
+    e = tl.exp2(-tl.abs(t))
+    return tl.where(t >= 0, 1.0, e) / (1.0 + e)
+
+
+@triton.jit
+def log1p(x):
+    """Return log(1 + x) for x >= 0."""
+    u = 1.0 + x
+    kept = u - 1.0
+    # The logarithm of the rounded sum, times what rounding left out of x.
+    return tl.where(kept == 0.0, x, tl.log(u) * (x / tl.where(kept == 0.0, 1.0, kept)))
