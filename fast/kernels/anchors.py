@@ -22,16 +22,25 @@ COUNTED = tl.constexpr(11)
 
 
 @triton.jit
-def log_of_one_plus_ratio(first, first_top, second, second_top):
-    """Return log(1 + first 2^first_top / (second 2^second_top)); 0 where first is 0."""
+def ratio_of(first, first_top, second, second_top):
+    """Return first 2^first_top / (second 2^second_top), 0 where there is no first or no second, infinity if far off.
+
+    Sums relative to the largest logit met are at least 1. Relative to the largest that there can be they may be tiny,
+    but then the tops lie less than 126 apart.
+    """
     some = (first > 0) & (second > 0)
-    first = tl.where(some, first, 1.0)
-    second = tl.where(some, second, 1.0)
     apart = tl.where(some, first_top - second_top, 0.0)
-    ratio = (first / second) * tl.exp2(tl.minimum(apart, 126.0))
-    far = (apart > 60.0) | (ratio > LARGE)
-    value = tl.where(far, apart * LN2 + tl.log(first) - tl.log(second), log1p(tl.where(far, 0.0, ratio)))
-    return tl.where(some, value, 0.0)
+    ratio = tl.where(some, first, 0.0) / tl.where(some, second, 1.0) * tl.exp2(tl.minimum(apart, 126.0))
+    return tl.where((apart > 126.0) | (ratio > LARGE), float("inf"), ratio)
+
+
+@triton.jit
+def log_of_one_plus_ratio(first, first_top, second, second_top):
+    """Return log(1 + first 2^first_top / (second 2^second_top)), 0 where there is no first or no second."""
+    ratio = ratio_of(first, first_top, second, second_top)
+    far = ratio == float("inf")
+    logs = tl.log(tl.where(far, first, 1.0)) - tl.log(tl.where(far, second, 1.0))
+    return tl.where(far, tl.where(far, first_top - second_top, 0.0) * LN2 + logs, log1p(tl.where(far, 0.0, ratio)))
 
 
 @triton.jit(do_not_specialize=["n", "m", "parts"])
@@ -270,16 +279,9 @@ def coefficients(
         else:
             level = -up / total
     else:
-        odds = tl.where(
-            valid & (first > 0) & (second > 0),
-            (first_top - second_top)
-            + tl.log2(tl.where(first > 0, first, 1.0))
-            - tl.log2(tl.where(second > 0, second, 1.0)),
-            float("-inf"),
-        )
-        e = tl.exp2(-tl.abs(odds))
-        missed = tl.where(odds >= 0, 1.0, e) / (1.0 + e)
-        kept = tl.where(odds >= 0, e, 1.0) / (1.0 + e)
+        ratio = ratio_of(first, first_top, second, second_top)
+        kept = 1.0 / (1.0 + ratio)
+        missed = tl.where(ratio == float("inf"), 1.0, ratio * kept)
         negative = up * missed * per_first
         if TERMS == "in":
             slope = tl.where(alone, 0.0, -up * missed * per_second)

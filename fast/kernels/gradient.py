@@ -25,6 +25,7 @@ from .tile import (
     EPSILON,
     LOG2E,
     NEVER,
+    begin_walk,
     bounds_at,
     load_pieces,
     needs_mask,
@@ -34,6 +35,7 @@ from .tile import (
     products,
     sigmoid,
     softplus,
+    walk,
 )
 
 COEFFICIENTS = tl.constexpr(5)
@@ -164,29 +166,6 @@ def weights_of(
         w = tl.where(other, negative * e + tl.where(positive, slope * (e / (e + EPSILON)), 0.0), 0.0)
         w += tl.where(at_star, level, 0.0)
     return w
-
-
-@triton.jit
-def walk(place, cursor, stop, marks, columns, limit, BM: tl.constexpr, BN: tl.constexpr):
-    """Return which of some columns before ``limit`` are listed for each row, and how far the lists were read."""
-    listed = tl.zeros((BM, BN), tl.int1)
-    while tl.max((place < limit).to(tl.int32), 0) != 0:
-        listed = listed | (columns[None, :] == place[:, None])
-        cursor += (place < limit).to(tl.int32)
-        place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
-    return listed, place, cursor
-
-
-@triton.jit
-def begin_walk(ends, marks, rows, n, first):
-    """Return each row's first listed column from ``first`` on, its place in the list, and where the list stops."""
-    cursor = tl.load(ends + rows, mask=rows < n, other=0)
-    stop = tl.load(ends + rows + 1, mask=rows < n, other=0)
-    place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
-    while tl.max((place < first).to(tl.int32), 0) != 0:
-        cursor += (place < first).to(tl.int32)
-        place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
-    return place, cursor, stop
 
 
 @triton.jit(do_not_specialize=["n", "m", "share", "first_part", "x_anchor", "y_anchor", "inside"])

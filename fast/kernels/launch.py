@@ -292,18 +292,25 @@ def _sides(
     traits: Traits,
 ) -> tuple[Side, Side]:
     labels = targets.given if targets.kind in ("labels", "partners") else None
+    # Sorted by label, positives are neighbours, and few tiles hold any.
+    order = torch.argsort(targets.given, stable=True) if targets.kind == "labels" else None
     if references is None:
-        # Sorted by label, positives are neighbours, and few tiles hold any.
-        order = torch.argsort(targets.given, stable=True) if targets.kind == "labels" else None
         named = {"labels": "given", "partners": "paired"}.get(targets.kind, "never")
         side = _side(embeddings, order, labels, named, None, "place", constants, cosine, traits)
         return side, side
     selves = "never" if own is None else "given"
     named = "never" if labels is None else "given"
     columns_named = "given" if targets.kind == "labels" else "place"
+    columns_order = None
+    if targets.columns is not None:
+        columns_order = torch.argsort(targets.columns, stable=True)
+        if own is not None:
+            place = torch.empty_like(columns_order)
+            place[columns_order] = torch.arange(place.shape[0], device=place.device)
+            own = torch.where(own >= 0, place[own.clamp(min=0)], -1)
     return (
-        _side(embeddings, None, labels, named, own, selves, constants, cosine, traits),
-        _side(references, None, targets.columns, columns_named, None, "place", constants, cosine, traits),
+        _side(embeddings, order, labels, named, own, selves, constants, cosine, traits),
+        _side(references, columns_order, targets.columns, columns_named, None, "place", constants, cosine, traits),
     )
 
 

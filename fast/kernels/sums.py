@@ -20,6 +20,7 @@ import triton.language as tl
 from .tile import (
     LN2,
     NEVER,
+    begin_walk,
     bounds_at,
     load_pieces,
     needs_mask,
@@ -27,6 +28,7 @@ from .tile import (
     positives_of,
     products,
     series_of_log1p,
+    walk,
 )
 
 LINES = tl.constexpr(6)
@@ -163,12 +165,7 @@ def sums_marked(
     begin = part * share
     end = tl.minimum(begin + share, tl.cdiv(m, BN))
     if MARKS == "pairs":
-        cursor = tl.load(ends + rows, mask=rows < n, other=0)
-        stop = tl.load(ends + rows + 1, mask=rows < n, other=0)
-        place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
-        while tl.max((place < begin * BN).to(tl.int32), 0) != 0:
-            cursor += (place < begin * BN).to(tl.int32)
-            place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
+        place, cursor, stop = begin_walk(ends, marks, rows, n, begin * BN)
     tile = next_marked(
         begin - 1, end, y_bounds, y_pad // GROUP, label_low, label_high, self_low, self_high, m, BN, GROUP, ALL
     )
@@ -180,11 +177,7 @@ def sums_marked(
         else:
             t = t * gain
         if MARKS == "pairs":
-            positive = tl.zeros((BM, BN), tl.int1)
-            while tl.max((place < tile * BN + BN).to(tl.int32), 0) != 0:
-                positive = positive | (columns[None, :] == place[:, None])
-                cursor += (place < tile * BN + BN).to(tl.int32)
-                place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
+            positive, place, cursor = walk(place, cursor, stop, marks, columns, tile * BN + BN, BM, BN)
         else:
             columns_label = tl.load(y_label + columns)
             positive = positives_of(marks, rows, columns, label, columns_label, row_stride, column_stride, n, m, MARKS)

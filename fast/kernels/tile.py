@@ -183,6 +183,29 @@ def positives_of(
 
 
 @triton.jit
+def walk(place, cursor, stop, marks, columns, limit, BM: tl.constexpr, BN: tl.constexpr):
+    """Return which of some columns before ``limit`` are listed for each row, and how far the lists were read."""
+    listed = tl.zeros((BM, BN), tl.int1)
+    while tl.max((place < limit).to(tl.int32), 0) != 0:
+        listed = listed | (columns[None, :] == place[:, None])
+        cursor += (place < limit).to(tl.int32)
+        place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
+    return listed, place, cursor
+
+
+@triton.jit
+def begin_walk(ends, marks, rows, n, first):
+    """Return each row's first listed column from ``first`` on, its place in the list, and where the list stops."""
+    cursor = tl.load(ends + rows, mask=rows < n, other=0)
+    stop = tl.load(ends + rows + 1, mask=rows < n, other=0)
+    place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
+    while tl.max((place < first).to(tl.int32), 0) != 0:
+        cursor += (place < first).to(tl.int32)
+        place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
+    return place, cursor, stop
+
+
+@triton.jit
 def series_of_log1p(e):
     """Return log(1 + e) for 0 <= e <= 1, right to a few ulp: 2 artanh z, z = e / (2 + e), as a series."""
     z = e / (2.0 + e)
