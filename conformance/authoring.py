@@ -41,8 +41,7 @@ from .golden import (
 )
 from .peers import ALL
 from .rebuild import failures, put_in_place, read_expected, require_everyone, staged, write_counts
-from .results import tally
-from .run import Progress, Selection, UsageError, repeat_line, run
+from .run import Progress, Selection, UsageError, expected_counts, repeat_line, run
 
 Kind = Literal["float", "integer", "bool"]
 Array = npt.NDArray[Any]
@@ -392,11 +391,11 @@ def add(
         data["cases"].append(entry)
         write_atomically(stage / name, dump_golden(data))
         write_manifest(stage)
-        required = tuple(kind.name for kind in ALL)
+        required = tuple(kind.name for kind in ALL if kind.anywhere)
         with fixtures_at(stage):
             report = run(Selection(losses=(case.loss,), cases=(case.id,), required=required), progress)
         counts = read_expected(stage)
-        for key, found in tally(report.checks).items():
+        for key, found in expected_counts(report)["counts"].items():
             stored = counts["counts"].get(key, {})
             total = {status: stored.get(status, 0) + found.get(status, 0) for status in {**stored, **found}}
             counts["counts"][key] = dict(sorted(total.items()))

@@ -118,6 +118,14 @@ def verify(
     device: Device = "cpu",
     require: Require = None,
     peer: Peers = None,
+    covering: Annotated[
+        bool,
+        typer.Option(
+            "--covering",
+            help="Of the selected cases only as few as together show every flag, every value of every option and"
+            " every kernel; always the same ones.",
+        ),
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="Also write the report as JSON to this file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Also write the report as JUnit XML to this file.")] = None,
 ) -> None:
@@ -135,6 +143,8 @@ def verify(
         pairproof verify --case 'supcon_notebook/*' --dtype float32
 
         pairproof verify --peer supcontrast=../SupContrast --junit report.xml
+
+        TRITON_INTERPRET=1 pairproof verify --impl fast-triton --covering
     """
     from . import report as pages
     from .run import Selection
@@ -147,6 +157,7 @@ def verify(
         device=device,
         required=_split(require),
         peers=_pairs(peer),
+        covering=covering,
     )
     start = time.perf_counter()
     report = _run(selection)

@@ -30,8 +30,8 @@ def plain_outcome(case: Case, dtype: str) -> Outcome:
         name: torch.tensor(matrix).to(getattr(torch, dtype)).requires_grad_() for name, matrix in case.matrices.items()
     }
     temperature = float(case.option("temperature"))
-    s = _similarities(case, given if dtype == "float64" else {name: z.float() for name, z in given.items()})
-    each = _anchors(case, s / temperature)
+    s = similarities(case, given if dtype == "float64" else {name: z.float() for name, z in given.items()})
+    each = anchor_values(case, s / temperature)
     base = case.option("base_temperature")
     if base is not None:
         each = each * (temperature / base)
@@ -55,8 +55,8 @@ def plain_outcome(case: Case, dtype: str) -> Outcome:
     )
 
 
-def _similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The similarities, of the case's shape."""
+def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The similarities of the matrices, by the names of their arguments: of the case's shape."""
     if case.option("similarity") == "cosine":
         given = {name: z / z.norm(dim=1, keepdim=True) for name, z in given.items()}
     bands: dict[int, list[torch.Tensor]] = {}
@@ -65,8 +65,8 @@ def _similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor
     return torch.cat([torch.cat(parts, dim=1) for parts in bands.values()])
 
 
-def _anchors(case: Case, s: torch.Tensor) -> torch.Tensor:
-    """Every row's value; 0 where it has nothing to sum."""
+def anchor_values(case: Case, s: torch.Tensor) -> torch.Tensor:
+    """Every row's value, of the logits; 0 where it has nothing to sum."""
     member = torch.zeros(case.shape, dtype=torch.bool)
     for i, columns in enumerate(case.members()):
         member[i, columns] = True

@@ -287,6 +287,10 @@ def _verdict(report: Report, console: Console, seconds: float) -> None:
     console.print(", ".join(f"{counts[s]} {s.value}" for s in Status) + f" in {seconds:.1f} s", highlight=False)
     for problem in report.problems:
         console.print(f"[bold red]counts[/] {escape(problem)}", highlight=False, soft_wrap=True)
+    if report.selection.covering:
+        console.print(
+            f"{report.cases_chosen} of {report.cases_in_all} cases were run: a covering choice", highlight=False
+        )
     if not report.selection.whole:
         console.print("the counts are not asserted: the run was filtered", style="dim")
     console.print("[bold green]everything holds[/]" if report.passed else "[bold red]NOT everything holds[/]")
@@ -302,6 +306,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "absent": report.absent,
         "problems": report.problems,
         "counts": tally(report.checks),
+        "cases": {"run": report.cases_chosen, "in all": report.cases_in_all},
         "checks": [
             {
                 "kind": check.kind,

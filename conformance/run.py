@@ -22,13 +22,14 @@ import pairproof
 from .cases import Case, worked_cases
 from .claims import CHECKS, ClaimJudgement, judge_claims
 from .compare import compare
+from .covering import covering
 from .fixtures import WorkedFixture, fixtures_root, load_worked
 from .golden import GoldenCase, load_golden
 from .oracle import Truth, stored_truth, truth
 from .peers import ALL, Implementation, Unavailable
 from .plain import plain_outcome
 from .results import BAD, Check, Status, tally
-from .tolerances import Bounds, bounds, held_to
+from .tolerances import Bounds, bounds, held_to, with_narrowed_weights
 from .worked import Judgement, judge
 
 EXPECTED = "expected.json"
@@ -51,7 +52,8 @@ class Selection:
     """What to run. Empty means everything.
 
     ``cases`` are ids or shell patterns; ``required`` names implementations that must be present; ``peers`` maps a
-    peer's name to a path; ``processes`` is how many share the cases (by default one per core, where that is safe).
+    peer's name to a path; ``processes`` is how many share the cases (by default one per core, where that is safe);
+    ``covering`` leaves as few of the selected cases as show everything that they show.
     """
 
     losses: tuple[str, ...] = ()
@@ -62,11 +64,12 @@ class Selection:
     required: tuple[str, ...] = ()
     peers: Mapping[str, str] = field(default_factory=dict)
     processes: int | None = None
+    covering: bool = False
 
     @property
     def whole(self) -> bool:
         """Whether nothing is filtered by loss, case or dtype, so that counts can be asserted."""
-        return not (self.losses or self.cases or self.dtypes)
+        return not (self.losses or self.cases or self.dtypes or self.covering)
 
     def takes_loss(self, loss: str) -> bool:
         """Whether a loss is selected."""
@@ -93,6 +96,8 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    cases_chosen: int = 0
+    cases_in_all: int = 0
 
     @property
     def passed(self) -> bool:
@@ -155,6 +160,10 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     cases = [case for case in stored if selection.takes_loss(case.loss) and selection.takes_case(case.id)]
     if not cases and not report.checks:
         raise UsageError(f"no case matches {', '.join(selection.cases or selection.losses)}; see: pairproof list")
+    report.cases_in_all = len(stored)
+    if selection.covering:
+        cases = covering({case: stored[case] for case in cases})
+    report.cases_chosen = len(cases)
     used: set[tuple[str, str]] = set()
     work = [(case, stored[case]) for case in cases]
     for done, (checks, met) in enumerate(_share_out(work, implementations, selection)):
@@ -168,7 +177,7 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
                     report.problems.append(
                         f"{implementation.name}: the declared deviation {deviation.name!r} meets no case: remove it"
                     )
-        report.problems += _count_problems(report, implementations)
+        report.problems += _count_problems(report, implementations, cases)
     return report
 
 
@@ -182,17 +191,54 @@ class _Yardstick:
 
     case: Case
     true: Truth
-    known: dict[tuple[str, bool], Bounds] = field(default_factory=dict)
+    known: dict[tuple[str, bool, bool], Bounds] = field(default_factory=dict)
 
-    def bounds(self, dtype: str, *, plain: bool) -> Bounds:
-        """The bounds in a dtype, if ``plain`` drawn in to twice what the straightforward implementation attains."""
-        if (dtype, plain) not in self.known:
-            if plain:
-                found = held_to(self.bounds(dtype, plain=False), self.true, plain_outcome(self.case, dtype))
+    def bounds(self, dtype: str, *, plain: bool, narrowed: bool) -> Bounds:
+        """The bounds in a dtype.
+
+        If ``plain`` drawn in to twice what the straightforward implementation attains; if ``narrowed`` for one that
+        rounds its weights.
+        """
+        if (dtype, plain, narrowed) not in self.known:
+            if narrowed:
+                found = self.bounds(dtype, plain=plain, narrowed=False)
+                found = with_narrowed_weights(found, self.case, self.true, dtype)
+            elif plain:
+                found = self.bounds(dtype, plain=False, narrowed=False)
+                found = held_to(found, self.true, plain_outcome(self.case, dtype))
             else:
                 found = bounds(self.case, self.true, dtype)
-            self.known[dtype, plain] = found
-        return self.known[dtype, plain]
+            self.known[dtype, plain, narrowed] = found
+        return self.known[dtype, plain, narrowed]
+
+
+def judge_case(
+    case: Case, golden: GoldenCase | None, implementations: Sequence[Implementation], selection: Selection
+) -> Judged:
+    """Judge implementations on one case.
+
+    Args:
+        case: the case.
+        golden: its golden entry, where it has one.
+        implementations: who is judged.
+        selection: what is said of dtypes and of the device.
+
+    Returns:
+        The checks, and the declared deviations that the case met, each with its implementation.
+    """
+    try:
+        true = truth(case) if golden is None else stored_truth(case, golden.expected)
+    except Exception as error:  # without the truth nobody can be judged on this case; the others can
+        message = f"the truth of this case could not be computed: {type(error).__name__}: {error}"
+        repeat = repeat_line("case", case.id, "reference", "float64")
+        return [
+            Check("case", "reference", case.loss, case.id, "float64", Status.ERRORED, message, repeat=repeat)
+        ], set()
+    used: set[tuple[str, str]] = set()
+    flags = golden.flags if golden else ()
+    yardstick = _Yardstick(case, true)
+    checks = [c for i in implementations for c in _check(i, yardstick, selection, used)]
+    return [replace(check, flags=flags) for check in checks], used
 
 
 class _Judge:
@@ -205,20 +251,7 @@ class _Judge:
     @classmethod
     def judge(cls, k: int) -> Judged:
         """The checks of the k-th case on every implementation, and the declared deviations that it met."""
-        case, golden = cls.work[k]
-        try:
-            true = truth(case) if golden is None else stored_truth(case, golden.expected)
-        except Exception as error:  # without the truth nobody can be judged on this case; the others can
-            message = f"the truth of this case could not be computed: {type(error).__name__}: {error}"
-            repeat = repeat_line("case", case.id, "reference", "float64")
-            return [
-                Check("case", "reference", case.loss, case.id, "float64", Status.ERRORED, message, repeat=repeat)
-            ], set()
-        used: set[tuple[str, str]] = set()
-        flags = golden.flags if golden else ()
-        yardstick = _Yardstick(case, true)
-        checks = [c for i in cls.implementations for c in _check(i, yardstick, cls.selection, used)]
-        return [replace(check, flags=flags) for check in checks], used
+        return judge_case(*cls.work[k], cls.implementations, cls.selection)
 
 
 def _share_out(work: list[Work], implementations: Sequence[Implementation], selection: Selection) -> Iterator[Judged]:
@@ -351,12 +384,14 @@ def _check(
                 "case", name, case.loss, case.id, dtype, Status.SKIPPED, f"its inputs are no numbers of {dtype}"
             )
             continue
-        repeat = repeat_line("case", case.id, name, dtype, selection.device)
+        repeat = " ".join((*implementation.environment, repeat_line("case", case.id, name, dtype, selection.device)))
         declared = [d for d in implementation.deviations if d.applies(case, dtype, true)]
         used.update((name, d.name) for d in declared)
         try:
             outcome = implementation.evaluate(case, dtype)
-            allowed = yardstick.bounds(dtype, plain=implementation.held_to_plain)
+            allowed = yardstick.bounds(
+                dtype, plain=implementation.held_to_plain, narrowed=implementation.narrows_weights
+            )
             comparison = compare(case, true, outcome, allowed, dtype)
         except Exception as error:  # a crash of outside code is a result, not the end of the run
             message = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -388,21 +423,24 @@ def _check(
         )
 
 
-def _count_problems(report: Report, implementations: Sequence[Implementation]) -> list[str]:
-    """The counts of a whole run against those on file, for whatever was present."""
+def _count_problems(report: Report, implementations: Sequence[Implementation], cases: Sequence[Case]) -> list[str]:
+    """The counts of a whole run against those on file, or told by the cases, for whatever was present."""
     path = fixtures_root() / EXPECTED
     if not path.is_file():
         return [f"{EXPECTED} is missing: without it nobody knows how many checks there should be"]
     data = json.loads(path.read_text(encoding="utf-8"))
     if data.get("format") != EXPECTED_FORMAT:
         return [f"{EXPECTED}: $.format: expected {EXPECTED_FORMAT!r}, got {data.get('format')!r}"]
-    present = {i.name for i in implementations}
+    present = {i.name for i in implementations if i.anywhere}
     documents = "reference" in present
     wanted = {
         key: counts
         for key, counts in data["counts"].items()
         if key.partition("/")[0] in present or (documents and "/" not in key)
     }
+    for implementation in implementations:
+        if not implementation.anywhere:
+            wanted |= _every_case(implementation, cases)
     found = tally(report.checks)
     problems = []
     for key in sorted(wanted.keys() | found.keys()):
@@ -412,6 +450,17 @@ def _count_problems(report: Report, implementations: Sequence[Implementation]) -
     if documents and entries != data["entries"]:
         problems.append(f"printed entries: expected {_show(data['entries'])}, judged {_show(entries)}")
     return problems
+
+
+def _every_case(implementation: Implementation, cases: Sequence[Case]) -> dict[str, dict[str, int]]:
+    """The counts of an implementation that passes every case in every dtype which holds it."""
+    checks = [
+        Check("case", implementation.name, case.loss, case.id, dtype, status)
+        for case in cases
+        for dtype in implementation.dtypes
+        for status in (Status.PASSED if case.holds_in(dtype) else Status.SKIPPED,)
+    ]
+    return tally(checks)
 
 
 def _show(counts: Mapping[str, int] | None) -> str:
@@ -429,5 +478,10 @@ def _entries(report: Report) -> dict[str, int]:
 
 
 def expected_counts(report: Report) -> dict[str, Any]:
-    """The JSON object of ``fixtures/expected.json`` for a whole run with everything present."""
-    return {"format": EXPECTED_FORMAT, "counts": tally(report.checks), "entries": _entries(report)}
+    """The JSON object of ``fixtures/expected.json`` for a whole run with everything present.
+
+    What runs on some machines only is left out.
+    """
+    some = {kind.name for kind in ALL if not kind.anywhere}
+    checks = [check for check in report.checks if check.implementation not in some]
+    return {"format": EXPECTED_FORMAT, "counts": tally(checks), "entries": _entries(report)}

@@ -25,6 +25,16 @@ is a sum over its pairs of weights times the rows on the other side, and so is t
 over the anchors that are contrasted with it. A weight's error is amplified by its anchor's logits, and a share falls
 on the anchor's own positives alone; a matrix that is on both sides (a tower, in both directions) has the sum of both.
 
+*Narrowed weights.* Fused kernels for bfloat16 and float16 rows hold a finished weight V_ij (of a batch against itself:
+of both orders, added) in float32 and round it once, to the dtype of the rows, because the tensor cores multiply numbers
+of one dtype. Row i's gradient is then off by at most the dtype's u times the sum over j of |V_ij| |y_j|, y_j the rows
+as they are multiplied (of norm 1 under cosine), divided by the row's own norm under cosine: nothing cancels, for the
+roundings know nothing of each other. In float16 a weight may be below the normal numbers, where rounding is no longer
+relative: its error is then at most half the smallest subnormal, of weights that were multiplied by WEIGHTS_LIFTED
+beforehand, with the largest upstream gradient brought to between 1 and 2. This belongs to implementations that declare
+`narrows_weights`, and to these dtypes: rows of float32 meet their weights in float32. It is added after the bounds are
+drawn in to the straightforward implementation, which rounds no weight.
+
 Peers are held to these bounds. ``fast`` is held to more: never worse than twice what the straightforward torch
 implementation (``plain.py``) attains in the same dtype, with a floor of a few units in the last place. ``pairproof
 verify`` prints how the ratios of error to bound are distributed, so that slack is visible.
@@ -34,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +72,9 @@ FLOOR_ULPS = 4.0
 SMALLEST_SUBNORMAL = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
 SMALLEST_NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126}
+
+WEIGHTS_LIFTED = {"bfloat16": 1.0, "float16": 2.0**12}
+"""By what narrowed weights are multiplied before they are rounded: in each dtype that they are narrowed to."""
 
 
 def unit_roundoff(dtype: str) -> float:
@@ -147,6 +160,54 @@ def _bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
             rows[name] = rows[name] + rounding + SMALLEST_SUBNORMAL[dtype] * math.sqrt(dim)
     share = FLOOR_ULPS / (SIMILARITY_ULPS + math.sqrt(dim))
     return Bounds(values, anchor_bounds, rows.pop(case.first), min(share, 1.0), per_similarity, rows)
+
+
+def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str) -> Bounds:
+    """The bounds of an implementation that rounds its finished weights to the dtype of the rows.
+
+    Args:
+        allowed: the bounds of one that does not.
+        case: the case.
+        truth: its certified results.
+        dtype: of the inputs; only the halves narrow.
+    """
+    if dtype not in WEIGHTS_LIFTED:
+        return allowed
+    with np.errstate(over="ignore"):
+        more = _narrowed(case, truth, dtype)
+    other_rows = {name: rows + more[name] for name, rows in allowed.other_rows.items()}
+    return replace(allowed, rows=allowed.rows + more[case.first], other_rows=other_rows)
+
+
+def _narrowed(case: Case, truth: Truth, dtype: str) -> dict[str, Matrix]:
+    """By row of every matrix: how far narrowed weights may move its gradient."""
+    u, cosine = unit_roundoff(dtype), case.option("similarity") == "cosine"
+    temperature, base = float(case.option("temperature")), case.option("base_temperature")
+    share = (1.0 if base is None else temperature / base) / (temperature * _divisor(case, case.anchors()))
+    least = share * SMALLEST_SUBNORMAL[dtype] / (2 * WEIGHTS_LIFTED[dtype])
+    norms = {name: _norms(matrix) for name, matrix in case.matrices.items()}
+    lengths = {name: np.ones(len(found)) if cosine else found for name, found in norms.items()}
+    # What a weight meets: under cosine a row brought to ordinary size by a power of two, whose norm the weight has.
+    met = {name: _of_ordinary_size(matrix) if cosine else norms[name] for name, matrix in case.matrices.items()}
+    sums = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
+
+    def add(name: str, weights: Matrix, other: str) -> None:
+        sums[name] += u * np.abs(weights) @ lengths[other] + least * met[other].sum()
+
+    for block in case.blocks():
+        rows, columns = len(norms[block.left]), len(norms[block.right])
+        part = truth.weights[block.row : block.row + rows, block.column : block.column + columns]
+        if block.left == block.right:
+            add(block.left, part + part.T, block.right)
+        else:
+            add(block.left, part, block.right)
+            add(block.right, part.T, block.left)
+    return {name: found / norms[name] if cosine else found for name, found in sums.items()}
+
+
+def _of_ordinary_size(matrix: Matrix) -> Matrix:
+    """The norms of rows after a power of two has brought each one's largest entry to between 1 and 2."""
+    return np.array([math.hypot(*(x / 2.0 ** (math.frexp(max(map(abs, row)))[1] - 1) for x in row)) for row in matrix])
 
 
 def _norms(matrix: Matrix) -> Matrix:

@@ -2,7 +2,7 @@
 
 from .base import Deviation, Implementation, Unavailable
 from .documents import DOCUMENTS
-from .fast import Fast, FastDense, FastExact, FastTiled
+from .fast import Fast, FastDense, FastExact, FastTiled, FastTriton
 from .pml import PytorchMetricLearning
 from .reference import Reference
 from .scipy_road import ScipyRoad
@@ -15,6 +15,7 @@ ALL: tuple[type[Implementation], ...] = (
     FastDense,
     FastTiled,
     FastExact,
+    FastTriton,
     PytorchMetricLearning,
     SupContrast,
     SupContrastToday,

@@ -45,6 +45,8 @@ class Implementation(ABC):
         dtypes: in which it is run.
         deviations: declared differences.
         held_to_plain: whether it may be no worse than twice the straightforward torch implementation.
+        anywhere: whether every machine can run it. What needs a device of its own has no counts on file: those of a
+            whole run are told by the cases, every one of which it must pass in every dtype that holds it.
     """
 
     name: ClassVar[str]
@@ -52,6 +54,7 @@ class Implementation(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32")
     deviations: ClassVar[tuple[Deviation, ...]] = ()
     held_to_plain: ClassVar[bool] = False
+    anywhere: ClassVar[bool] = True
 
     def __init__(self, options: Mapping[str, str], device: str) -> None:
         """Load the implementation.
@@ -64,6 +67,16 @@ class Implementation(ABC):
             Unavailable: it cannot be loaded.
         """
         self.device = device
+
+    @property
+    def environment(self) -> tuple[str, ...]:
+        """What must be set where a check is repeated, in the words of a shell."""
+        return ()
+
+    @property
+    def narrows_weights(self) -> bool:
+        """Whether it rounds the weights of bfloat16 and float16 rows to their dtype before the two are multiplied."""
+        return False
 
     @abstractmethod
     def version(self) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any, ClassVar
 
 import torch
 
 import pairproof
 from pairproof import fast
+from pairproof.fast import kernels
 from pairproof.fast.engine import tiles_of
 
 from ..cases import Case
 from ..catalogue import LOSSES
 from ..compare import Outcome
-from .base import Implementation, outcome_of
+from .base import Implementation, Unavailable, outcome_of
 
 
 def _stacked(n: int) -> list[int]:
@@ -37,6 +39,11 @@ class Fast(Implementation):
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16")
     backend: ClassVar[str | None] = None
     """The road that is asked for; None asks for none."""
+
+    @property
+    def narrows_weights(self) -> bool:
+        """Whether the kernels are taken by themselves: on a CUDA device that has what they need."""
+        return self.backend is None and kernels.chosen(torch.empty((2, 1), device=self.device))
 
     def version(self) -> str:
         """The package's version and torch's."""
@@ -105,3 +112,39 @@ class FastExact(Fast):
     name: ClassVar[str] = "fast-exact"
     title: ClassVar[str] = 'pairproof.fast, torch, backend="exact"'
     backend: ClassVar[str | None] = "exact"
+
+
+class FastTriton(Fast):
+    """The same, asked for the fused kernels: on a CUDA device, or in Triton's interpreter on the CPU."""
+
+    name: ClassVar[str] = "fast-triton"
+    title: ClassVar[str] = 'pairproof.fast, torch, backend="triton"'
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+    anywhere: ClassVar[bool] = False
+    backend: ClassVar[str | None] = "triton"
+
+    def __init__(self, options: Mapping[str, str], device: str) -> None:
+        """See whether the kernels can run here.
+
+        Raises:
+            Unavailable: triton is not installed, or the device is not one of theirs.
+        """
+        super().__init__(options, device)
+        refusal = kernels.refusal(torch.empty((2, 1), device=device))
+        if refusal is not None:
+            raise Unavailable(refusal)
+
+    @property
+    def environment(self) -> tuple[str, ...]:
+        """On the CPU only the interpreter runs kernels."""
+        return ("TRITON_INTERPRET=1",) if torch.device(self.device).type == "cpu" else ()
+
+    @property
+    def narrows_weights(self) -> bool:
+        """They do."""
+        return True
+
+    def version(self) -> str:
+        """The package's version, torch's and triton's."""
+        where = "" if torch.device(self.device).type == "cuda" else ", interpreted"
+        return f"{super().version()}, triton {metadata.version('triton')}{where}"

@@ -28,7 +28,7 @@ def ratio_of(first, first_top, second, second_top):
     Sums relative to the largest logit met are at least 1. Relative to the largest that there can be they may be tiny,
     but then the tops lie less than 126 apart.
     """
-    some = (first > 0) & (second > 0)
+    some = (first != 0) & (second != 0)
     apart = tl.where(some, first_top - second_top, 0.0)
     ratio = tl.where(some, first, 0.0) / tl.where(some, second, 1.0) * tl.exp2(tl.minimum(apart, 126.0))
     return tl.where((apart > 126.0) | (ratio > LARGE), float("inf"), ratio)
@@ -127,8 +127,8 @@ def combine(
     tl.store(stats + COUNTED * n + source, valid.to(tl.float32), mask=real)
 
     total = tl.maximum(number, 1.0)
-    over = tl.where(first > 0, first_top + tl.log2(tl.where(first > 0, first, 1.0)), float("-inf"))
-    lift = tl.where((first > 0) & (second > 0), tl.maximum(over - second_top, 0.0), 0.0)
+    over = tl.where(first != 0, first_top + tl.log2(tl.where(first != 0, first, 1.0)), float("-inf"))
+    lift = tl.where((first != 0) & (second != 0), tl.maximum(over - second_top, 0.0), 0.0)
     if TERMS == "epsilon":
         over = first + EPSILON * (m - 1)
         lift = first_top
@@ -146,8 +146,8 @@ def combine(
         elif TERMS == "lse":
             value = over * LN2
         else:
-            log_first = tl.log(tl.where(first > 0, first, 1.0))
-            log_second = tl.log(tl.where(second > 0, second, 1.0))
+            log_first = tl.log(tl.where(first != 0, first, 1.0))
+            log_second = tl.log(tl.where(second != 0, second, 1.0))
             if DENOMINATOR == "only_negatives":
                 value = (first_top - second_top) * LN2 + log_first
                 if TERMS == "in":
@@ -202,7 +202,7 @@ def combine_positives(
         # The mean ratio is 1 - share, which says nothing once it rounds to 1; the other says nothing before.
         share = missed / total
         lift = tl.load(stats + 6 * n + rows, mask=real, other=0.0)
-        rare = lift * LN2 + tl.log(total) - tl.log(tl.where(hit > 0, hit, 1.0))
+        rare = lift * LN2 + tl.log(total) - tl.log(tl.where(hit != 0, hit, 1.0))
         # log(1 - share) as log1p of what it is the reciprocal of.
         value = tl.where(share < 0.5, log1p(tl.where(share < 0.5, share / (1.0 - share), 0.0)), rare)
     else:
@@ -243,8 +243,8 @@ def coefficients(
     first_top = tl.load(stats + 3 * n + rows, mask=real, other=0.0)
     second_top = tl.load(stats + 4 * n + rows, mask=real, other=0.0)
     total = tl.maximum(number, 1.0)
-    per_first = tl.where(valid & (first > 0), 1.0 / tl.where(first > 0, first, 1.0), 0.0)
-    per_second = tl.where(valid & (second > 0), 1.0 / tl.where(second > 0, second, 1.0), 0.0)
+    per_first = tl.where(valid & (first != 0), 1.0 / tl.where(first != 0, first, 1.0), 0.0)
+    per_second = tl.where(valid & (second != 0), 1.0 / tl.where(second != 0, second, 1.0), 0.0)
     alone = number <= 1.0
     slope = tl.zeros((BM,), tl.float32)
     level = tl.zeros((BM,), tl.float32)
@@ -268,7 +268,7 @@ def coefficients(
             level = -up / total
         else:
             hit = tl.load(stats + 9 * n + rows, mask=real, other=0.0)
-            level = tl.where(hit > 0, -up / tl.where(hit > 0, hit, 1.0), 0.0)
+            level = tl.where(hit != 0, -up / tl.where(hit != 0, hit, 1.0), 0.0)
             negative = -level * tl.load(stats + 10 * n + rows, mask=real, other=0.0) * per_first
             slope = tl.load(stats + 6 * n + rows, mask=real, other=0.0)
     elif DENOMINATOR == "only_negatives":

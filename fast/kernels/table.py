@@ -1,17 +1,53 @@
 """Which tile each kernel takes: by architecture, by how rows are multiplied, and by their padded length.
 
-...
+TABLE-PROSE
+
+``PAIRPROOF_KERNEL_TABLE=PATH`` puts tiles that were timed on one's own device in the place of these; `pairproof.fast.
+kernels.tune` writes such a file. It is read once, and one that is malformed or that breaks a rule of `violations` is an
+error.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple, cast, get_args
 
 Kind = Literal["pieces", "tf32", "bfloat16", "float16"]
 Kernel = Literal["sums_plain", "sums_marked", "positives", "gradient_plain", "gradient_marked"]
 
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
+KINDS: tuple[Kind, ...] = get_args(Kind)
+PLAIN: Mapping[Kernel, Kernel] = {
+    "sums_marked": "sums_plain",
+    "positives": "sums_plain",
+    "gradient_marked": "gradient_plain",
+}
+"""Kernels that visit what a plain kernel hides: their tiles lie within its tiles."""
+VARIABLE = "PAIRPROOF_KERNEL_TABLE"
+FORMAT = 1
+"""What a file of tiles calls the layout that is read here."""
+LONGEST_WHOLE = 256
+"""Dimensions up to here are padded to powers of two, longer ones to multiples of 128."""
+LONGEST = 1024
+
 
 class Launch(NamedTuple):
+    """A tile, and how a program works on it.
+
+    Attributes:
+        rows: of one side, which a program keeps.
+        columns: rows of the other side, of which it takes so many at a time.
+        part: entries of both that are multiplied at a time. Where this is the whole length, the rows stay on chip.
+        out: entries of the gradient that one program makes; the forward kernels do not read it.
+        warps: of 32 threads.
+        stages: of the software pipeline.
+    """
+
     rows: int
     columns: int
     part: int
@@ -20,5 +56,196 @@ class Launch(NamedTuple):
     stages: int
 
 
+class Key(NamedTuple):
+    """What a tile is chosen by; ``capability`` is the compute capability times ten."""
+
+    kernel: Kernel
+    kind: Kind
+    dim: int
+    capability: int
+
+
+# Each cell is rows x columns / part / out / warps / stages.
+_TABLE = """
+"""
+
+
+def architecture_of(capability: int) -> int:
+    """Return the architecture whose tiles a device takes: its own, or one with no more shared memory than it has."""
+    if capability in (80, 87):
+        return 80
+    if capability == 90:
+        return 90
+    return 100 if 100 <= capability < 120 else 89
+
+
+def listed_dim(dim: int) -> int:
+    """Return the length in the table whose tiles rows of a padded length take."""
+    if dim <= LONGEST_WHOLE or dim == 512:
+        return max(64, dim)
+    return 768 if dim % 256 == 0 else 384
+
+
+@lru_cache(maxsize=1)
+def committed() -> dict[Key, Launch]:
+    """Return the table as it stands here, for the architectures, kinds and lengths that it lists."""
+    found = {}
+    for line in _TABLE.strip().splitlines():
+        architecture, kind, dim, *cells = line.split()
+        for kernel, cell in zip(KERNELS, cells, strict=True):
+            numbers = [int(number) for number in cell.replace("x", "/").split("/")]
+            found[Key(kernel, cast(Kind, kind), int(dim), int(architecture))] = Launch(*numbers)
+    return found
+
+
 def launch_of(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Launch:
-    return Launch(64, 64 if kernel.endswith("plain") else 16, min(dim, 128), min(dim, 128), 4, 1)
+    """Return a kernel's tile.
+
+    Args:
+        kernel: which.
+        kind: how rows are multiplied; "float16" takes the tiles of "bfloat16".
+        dim: the padded length of a row.
+        capability: the compute capability times ten.
+
+    Raises:
+        ValueError: the file that ``PAIRPROOF_KERNEL_TABLE`` names is no such table.
+    """
+    chosen = _in_place().get(Key(kernel, kind, dim, capability))
+    return _derived(kernel, kind, dim, capability) if chosen is None else chosen
+
+
+@lru_cache(maxsize=None)
+def _derived(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Launch:
+    near = "bfloat16" if kind == "float16" else kind
+    launch = committed()[Key(kernel, cast(Kind, near), listed_dim(dim), architecture_of(capability))]
+    return launch._replace(part=min(launch.part, dim), out=min(launch.out, dim))
+
+
+def violations(kernel: Kernel, launch: Launch, dim: int) -> list[str]:
+    """List the rules that a tile breaks by itself, one line each."""
+    wrong = []
+    for name in ("rows", "columns", "part", "out", "warps"):
+        number = getattr(launch, name)
+        if number < 1 or number & (number - 1):
+            wrong.append(f"{name}: expected a power of two, got {number}")
+    for name in ("part", "out"):
+        number = getattr(launch, name)
+        if number < 16 or dim % number:
+            wrong.append(f"{name}: expected at least 16 and a divisor of {dim}, got {number}")
+    if kernel in PLAIN:
+        if not (16 <= launch.rows <= 128 and 16 <= launch.columns <= 128):
+            wrong.append(f"rows, columns: expected 16 to 128, got {launch.rows} and {launch.columns}")
+    elif not {launch.rows, launch.columns} <= {32, 64, 128}:
+        wrong.append(f"rows, columns: expected 32, 64 or 128, got {launch.rows} and {launch.columns}")
+    if not 1 <= launch.warps <= 16:
+        wrong.append(f"warps: expected 1 to 16, got {launch.warps}")
+    if not 1 <= launch.stages <= 8:
+        wrong.append(f"stages: expected 1 to 8, got {launch.stages}")
+    return wrong
+
+
+def disagreements(kernel: Kernel, launch: Launch, plain: Launch) -> list[str]:
+    """List what keeps a tile from lying within the tiles of the plain kernel of its pass, one line each."""
+    wrong = []
+    for name in ("rows", "columns"):
+        if getattr(plain, name) % getattr(launch, name):
+            of = f"{getattr(plain, name)} of {PLAIN[kernel]}"
+            wrong.append(f"{name}: expected a divisor of the {of}, got {getattr(launch, name)}")
+    return wrong
+
+
+@lru_cache(maxsize=1)
+def _in_place() -> dict[Key, Launch]:
+    """Return what stands in the place of the table: of the file, where one is named."""
+    path = os.environ.get(VARIABLE, "")
+    return read(Path(path)) if path else {}
+
+
+@contextmanager
+def instead(tiles: Mapping[Key, Launch]) -> Iterator[None]:
+    """Within the context these tiles are taken, whatever stood in their place before."""
+    held = _in_place()
+    before = dict(held)
+    held.update(tiles)
+    try:
+        yield
+    finally:
+        held.clear()
+        held.update(before)
+
+
+def read(path: Path) -> dict[Key, Launch]:
+    """Read a file of tiles.
+
+    Args:
+        path: JSON, as `written` makes it.
+
+    Raises:
+        ValueError: it cannot be read, is malformed, or a tile breaks a rule; all that is wrong is said.
+    """
+
+    def error(what: str) -> ValueError:
+        return ValueError(f"{VARIABLE}: {path}: {what}")
+
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as reason:
+        raise error(f"cannot be read: {reason}") from reason
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise error(f'expected an object with "format": {FORMAT}')
+    entries = content.get("tiles")
+    if not isinstance(entries, list) or not entries:
+        raise error('expected "tiles", a list of at least one')
+    found: dict[Key, Launch] = {}
+    for number, entry in enumerate(entries):
+        try:
+            key, launch = _parsed(entry)
+        except ValueError as reason:
+            raise error(f"tile {number}: {reason}") from reason
+        if key in found:
+            raise error(f"tile {number}: {_name(key)} has one already")
+        found[key] = launch
+    wrong = []
+    for key, launch in found.items():
+        wrong += [f"{_name(key)}: {line}" for line in violations(key.kernel, launch, key.dim)]
+    if not wrong:
+        for key in {key._replace(kernel=kernel) for key in found for kernel in PLAIN}:
+            launch, plain = (
+                found.get(k) or _derived(*k) for k in (key, key._replace(kernel=PLAIN[key.kernel]))
+            )
+            wrong += [f"{_name(key)}: {line}" for line in disagreements(key.kernel, launch, plain)]
+    if wrong:
+        raise error("; ".join(sorted(wrong)))
+    return found
+
+
+def written(tiles: Mapping[Key, Launch], note: str) -> str:
+    """Return the text of a file that `read` takes; ``note`` says on what device the tiles were timed."""
+    entries = [
+        {**key._asdict(), **launch._asdict()} for key, launch in sorted(tiles.items(), key=lambda item: _name(item[0]))
+    ]
+    return json.dumps({"format": FORMAT, "note": note, "tiles": entries}, indent=2) + "\n"
+
+
+def _name(key: Key) -> str:
+    return f"{key.kernel} {key.kind} dim {key.dim} capability {key.capability}"
+
+
+def _parsed(entry: object) -> tuple[Key, Launch]:
+    names = (*Key._fields, *Launch._fields)
+    if not isinstance(entry, dict) or set(entry) != set(names):
+        raise ValueError(f"expected an object of {', '.join(names)}")
+    if entry["kernel"] not in KERNELS:
+        raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, got {entry['kernel']!r}")
+    if entry["kind"] not in KINDS:
+        raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {entry['kind']!r}")
+    for name in ("dim", "capability", *Launch._fields):
+        if type(entry[name]) is not int:
+            raise ValueError(f"{name}: expected an integer, got {entry[name]!r}")
+    dim = entry["dim"]
+    padded = dim in (16, 32, 64, 128, 256) or (dim % 128 == 0 and LONGEST_WHOLE < dim <= LONGEST)
+    if not padded:
+        raise ValueError(f"dim: expected a padded length, 16 to 256 by twos or a multiple of 128 up to 1024, got {dim}")
+    if entry["capability"] < 80:
+        raise ValueError(f"capability: expected at least 80, got {entry['capability']}")
+    return Key(*(entry[name] for name in Key._fields)), Launch(*(entry[name] for name in Launch._fields))
