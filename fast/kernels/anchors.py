@@ -13,7 +13,7 @@ import triton.language as tl
 from .positives import LINES as POSITIVE_LINES
 from .rows import exponent_of, place_of, two_to_the
 from .sums import LINES
-from .tile import EPSILON, LN2, log1p
+from .tile import EPSILON, log1p
 
 LARGE = tl.constexpr(2.0**100)
 """Quotients up to here have lost no digit to the range of float32."""
@@ -23,24 +23,24 @@ COUNTED = tl.constexpr(11)
 
 @triton.jit
 def ratio_of(first, first_top, second, second_top):
-    """Return first 2^first_top / (second 2^second_top), 0 where there is no first or no second, infinity if far off.
+    """Return first e^first_top / (second e^second_top), 0 where there is no first or no second, infinity if far off.
 
     Sums relative to the largest logit met are at least 1. Relative to the largest that there can be they may be tiny,
-    but then the tops lie less than 126 apart.
+    but then the tops lie less than 87 apart.
     """
     some = (first != 0) & (second != 0)
     apart = tl.where(some, first_top - second_top, 0.0)
-    ratio = tl.where(some, first, 0.0) / tl.where(some, second, 1.0) * tl.exp2(tl.minimum(apart, 126.0))
-    return tl.where((apart > 126.0) | (ratio > LARGE), float("inf"), ratio)
+    ratio = tl.where(some, first, 0.0) / tl.where(some, second, 1.0) * tl.exp(tl.minimum(apart, 87.0))
+    return tl.where((apart > 87.0) | (ratio > LARGE), float("inf"), ratio)
 
 
 @triton.jit
 def log_of_one_plus_ratio(first, first_top, second, second_top):
-    """Return log(1 + first 2^first_top / (second 2^second_top)), 0 where there is no first or no second."""
+    """Return log(1 + first e^first_top / (second e^second_top)), 0 where there is no first or no second."""
     ratio = ratio_of(first, first_top, second, second_top)
     far = ratio == float("inf")
     logs = tl.log(tl.where(far, first, 1.0)) - tl.log(tl.where(far, second, 1.0))
-    return tl.where(far, tl.where(far, first_top - second_top, 0.0) * LN2 + logs, log1p(tl.where(far, 0.0, ratio)))
+    return tl.where(far, tl.where(far, first_top - second_top, 0.0) + logs, log1p(tl.where(far, 0.0, ratio)))
 
 
 @triton.jit(do_not_specialize=["n", "m", "parts"])
@@ -84,7 +84,7 @@ def combine(
     if TERMS == "epsilon":
         second_top = tl.zeros((BM,), tl.float32)
     if FIXED:
-        first_top = tl.zeros((BM,), tl.float32) + tl.load(constants + 1)
+        first_top = tl.zeros((BM,), tl.float32) + tl.load(constants)
     for part in range(parts):
         at = sums + (part * LINES * pad + rows)
         more = tl.load(at)
@@ -96,18 +96,18 @@ def combine(
             if TERMS == "epsilon":
                 second_top = tl.where(top > first_top, tl.load(at + 5 * pad), second_top)
             if FIXED:
-                first += more * tl.exp2(tl.where(top == float("-inf"), 0.0, top - first_top))
+                first += more * tl.exp(tl.where(top == float("-inf"), 0.0, top - first_top))
             else:
                 highest = tl.maximum(first_top, top)
                 shift = tl.where(highest == float("-inf"), 0.0, highest)
-                first = first * tl.exp2(first_top - shift) + more * tl.exp2(top - shift)
+                first = first * tl.exp(first_top - shift) + more * tl.exp(top - shift)
                 first_top = highest
             if TERMS != "epsilon":
                 counted_here = tl.load(at + 3 * pad)
                 top = tl.load(at + 5 * pad)
                 highest = tl.maximum(second_top, top)
                 shift = tl.where(highest == float("-inf"), 0.0, highest)
-                second = second * tl.exp2(second_top - shift) + tl.load(at + pad) * tl.exp2(top - shift)
+                second = second * tl.exp(second_top - shift) + tl.load(at + pad) * tl.exp(top - shift)
                 below += tl.where(number > 0, number * (shift - second_top), 0.0) + tl.load(at + 2 * pad)
                 below += tl.where(counted_here > 0, counted_here * (shift - top), 0.0)
                 second_top = highest
@@ -127,7 +127,7 @@ def combine(
     tl.store(stats + COUNTED * n + source, valid.to(tl.float32), mask=real)
 
     total = tl.maximum(number, 1.0)
-    over = tl.where(first != 0, first_top + tl.log2(tl.where(first != 0, first, 1.0)), float("-inf"))
+    over = tl.where(first != 0, first_top + tl.log(tl.where(first != 0, first, 1.0)), float("-inf"))
     lift = tl.where((first != 0) & (second != 0), tl.maximum(over - second_top, 0.0), 0.0)
     if TERMS == "epsilon":
         over = first + EPSILON * (m - 1)
@@ -144,22 +144,22 @@ def combine(
         if TERMS == "binary":
             value = second / (number + 1.0) + first / tl.maximum(others, 1).to(tl.float32)
         elif TERMS == "lse":
-            value = over * LN2
+            value = over
         else:
             log_first = tl.log(tl.where(first != 0, first, 1.0))
             log_second = tl.log(tl.where(second != 0, second, 1.0))
             if DENOMINATOR == "only_negatives":
-                value = (first_top - second_top) * LN2 + log_first
+                value = (first_top - second_top) + log_first
                 if TERMS == "in":
                     value += tl.log(total) - log_second
                 else:
-                    value += below * LN2 / total
+                    value += below / total
             else:
                 value = log_of_one_plus_ratio(first, first_top, second, second_top)
                 if TERMS == "in":
                     value += tl.log(total)
                 else:
-                    value += log_second + below * LN2 / total
+                    value += log_second + below / total
         tl.store(values + source, tl.where(valid, value, 0.0), mask=real)
 
 
@@ -202,7 +202,7 @@ def combine_positives(
         # The mean ratio is 1 - share, which says nothing once it rounds to 1; the other says nothing before.
         share = missed / total
         lift = tl.load(stats + 6 * n + rows, mask=real, other=0.0)
-        rare = lift * LN2 + tl.log(total) - tl.log(tl.where(hit != 0, hit, 1.0))
+        rare = lift + tl.log(total) - tl.log(tl.where(hit != 0, hit, 1.0))
         # log(1 - share) as log1p of what it is the reciprocal of.
         value = tl.where(share < 0.5, log1p(tl.where(share < 0.5, share / (1.0 - share), 0.0)), rare)
     else:
@@ -290,7 +290,7 @@ def coefficients(
             slope = tl.where(alone, 0.0, up * kept * per_second)
             level = tl.where(alone, -up * missed, -up / total)
     tl.store(out + rows, tl.where(valid, negative, 0.0))
-    tl.store(out + pad + rows, tl.where(valid & (first_top > float("-inf")), first_top, 0.0))
+    tl.store(out + pad + rows, tl.where(valid & (first_top > float("-inf")), first_top, float("inf")))
     tl.store(out + 2 * pad + rows, tl.where(valid, slope, 0.0))
     tl.store(out + 3 * pad + rows, second_top)
     tl.store(out + 4 * pad + rows, tl.where(valid, level, 0.0))

@@ -3,12 +3,12 @@
 G_ij is dL_i/ds_ij where row i of x is an anchor, plus dL_j/ds_ji where row j of y is one: a batch against itself has
 both, and each row's gradient is complete in one program. Coefficients per anchor, made by `coefficients`:
 
-    a negative          NEGATIVE 2^(t - NEGATIVE_TOP)
-    a positive          SLOPE 2^(t - SLOPE_TOP) + LEVEL
-        own             LEVEL (1 - r), or inside the logarithm LEVEL r (1 - r) 2^boost, r as in `positives`;
+    a negative          NEGATIVE e^(t - NEGATIVE_TOP)
+    a positive          SLOPE e^(t - SLOPE_TOP) + LEVEL
+        own             LEVEL (1 - r), or inside the logarithm LEVEL r (1 - r) e^boost, r as in `positives`;
                         boost stands in SLOPE, the logarithm of the sum over negatives in SLOPE_TOP
-    binary              NEGATIVE sigmoid(s), and SLOPE sigmoid(-s) for a positive
-    epsilon             NEGATIVE e for all, e = 2^(t - NEGATIVE_TOP), SLOPE e / (e + epsilon) more for a positive, and
+    binary              NEGATIVE sigmoid(t), and SLOPE sigmoid(-t) for a positive
+    epsilon             NEGATIVE e for all, e = e^(t - NEGATIVE_TOP), SLOPE e / (e + epsilon) more for a positive, and
                         LEVEL at the column SLOPE_TOP where the largest logit stands
 
 Weights are complete, positives and negatives of both directions, before they are narrowed to meet the rows. As in the
@@ -20,13 +20,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rows import rounded_to_tf32
+from .rows import rounded_to_bfloat16, rounded_to_tf32
 from .tile import (
     EPSILON,
-    LOG2E,
     NEVER,
     begin_walk,
     bounds_at,
+    gain_of,
     load_pieces,
     needs_mask,
     next_marked,
@@ -57,7 +57,10 @@ def add_pull(
 ):
     """Return ``acc + g @ y``: rows that were not brought to norm 1 are so by ``scale``, before g is narrowed."""
     if RAW:
-        g0 = (g * (scale * REACH)[None, :]).to(y0.dtype)
+        g = g * (scale * REACH)[None, :]
+        if WIDEN and y0.dtype == tl.bfloat16:
+            g = rounded_to_bfloat16(g)
+        g0 = g.to(y0.dtype)
         g1 = g0
         g2 = g0
     elif PIECES == 3:
@@ -106,7 +109,7 @@ def gradient_plain(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
     slab = tl.program_id(2) * OUT
-    gain = tl.load(constants)
+    gain = gain_of(constants, FIXED)
     own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
     if RAW:
         row_gain = tl.load(x_scale + rows) * gain
@@ -115,7 +118,7 @@ def gradient_plain(
     negative_top = tl.load(x_coef + x_pad + rows)
     level = 0.0
     if FIXED:
-        level = tl.load(constants + 1)
+        level = gain
     acc = tl.zeros((BM, OUT), tl.float32)
     for tile in range(part * share, tl.minimum(part * share + share, tl.cdiv(m, BN))):
         columns = tile * BN + tl.arange(0, BN)
@@ -133,10 +136,10 @@ def gradient_plain(
         else:
             g = tl.zeros((BM, BN), tl.float32)
             if x_anchor != 0:
-                g += negative[:, None] * tl.exp2(t - negative_top[:, None])
+                g += negative[:, None] * tl.exp(t - negative_top[:, None])
             if y_anchor != 0:
                 across_top = tl.load(y_coef + y_pad + columns)
-                g += across[None, :] * tl.exp2(t - across_top[None, :])
+                g += across[None, :] * tl.exp(t - across_top[None, :])
         if (DIM != BK) or (OUT != DIM):
             y0, y1, y2 = load_pieces(y, columns, slab, y_pad, DIM, OUT, PIECES)
         acc = add_pull(g, scale, y0, y1, y2, acc, REACH, RAW, PIECES, WIDEN)
@@ -150,19 +153,19 @@ def weights_of(
 ):
     """Return dL_i/ds of the pairs of one direction; coefficients are as high or as wide as the tile."""
     if TERMS == "softmax":
-        e = tl.exp2(t - tl.where(positive, slope_top, negative_top))
+        e = tl.exp(t - tl.where(positive, slope_top, negative_top))
         w = tl.where(other, e * tl.where(positive, slope, negative) + tl.where(positive, level, 0.0), 0.0)
     elif TERMS == "own":
         against = slope_top - t
-        # 1 - r, times r 2^boost inside the logarithm.
-        log = -softplus(-against) * LOG2E + inside * (slope - softplus(against) * LOG2E)
-        of_positive = level * tl.exp2(tl.where(positive & other, log, float("-inf")))
-        of_negative = negative * tl.exp2(tl.where(other & (positive == 0), t - negative_top, float("-inf")))
+        # 1 - r, times r e^boost inside the logarithm.
+        log = -softplus(-against) + inside * (slope - softplus(against))
+        of_positive = level * tl.exp(tl.where(positive & other, log, float("-inf")))
+        of_negative = negative * tl.exp(tl.where(other & (positive == 0), t - negative_top, float("-inf")))
         w = of_positive + of_negative
     elif TERMS == "binary":
         w = tl.where(other, tl.where(positive, slope * sigmoid(-t), negative * sigmoid(t)), 0.0)
     else:
-        e = tl.exp2(t - negative_top)
+        e = tl.exp(t - negative_top)
         w = tl.where(other, negative * e + tl.where(positive, slope * (e / (e + EPSILON)), 0.0), 0.0)
         w += tl.where(at_star, level, 0.0)
     return w

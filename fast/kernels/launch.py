@@ -16,10 +16,10 @@ import triton
 from torch import Tensor
 
 from ..engine.description import Rule, Targets
+from ..engine.scaling import LN2
 from . import STATS, anchors, gradient, positives, rows, sums
 from .table import Kernel, Kind, Launch, launch_of
 
-LOG2E = 1.4426950408889634
 PAD = 128
 """Rows are padded to a multiple of this, which every tile divides."""
 LINES = 128
@@ -181,7 +181,7 @@ class Problem:
         anchors: the rows.
         columns: what they are contrasted with; the same object where there are no references.
         marks: where labels do not tell who is positive.
-        constants: what products are multiplied by to be logits, and the largest logit under cosine.
+        constants: what products are multiplied by to be logits, and the same over log 2.
         traits: how rows are multiplied.
         cosine: whether rows have norm 1.
         fixed: whether one exponential serves both directions.
@@ -340,11 +340,12 @@ def _side(
     )
     temperature, ordered = constants.temperature, order is not None
     learned = isinstance(temperature, Tensor)
+    known = 1.0 if isinstance(temperature, Tensor) else 1 / temperature
     _queue(
         rows.prepare_labels,
         (pad // PAD,),
         temperature.to(given.device) if isinstance(temperature, Tensor) else constants.place,
-        1.0 if isinstance(temperature, Tensor) else LOG2E / temperature,
+        *(known, known / LN2),
         *(side.places, side.label if labels is None else labels, side.itself if selves is None else selves),
         *(constants.place, side.label, side.itself, side.bounds, count, pad),
         LEARNED=learned,
@@ -604,5 +605,6 @@ def _pull(
         DIM=x.dim,
         WIDTH=min(x.dim, 128),
         BM=FEW,
+        WIDEN=interpreted(),
     )
     return out, along.sum(dtype=torch.float64) if learned else None

@@ -1,14 +1,14 @@
 """Forward, second pass: what a positive can tell only once its anchor's sums are known.
 
-Where each positive has its own denominator, r = 2^t / (2^t + sum over negatives) is its ratio; `epsilon` compares each
+Where each positive has its own denominator, r = e^t / (e^t + sum over negatives) is its ratio; `epsilon` compares each
 positive with the sum of all. Per share of the columns:
 
     LOGS      sum of -log r;                  epsilon: of log(1 + rest / own), exponentials guarded by epsilon
     MISSED    sum of 1 - r;                   epsilon: of e / (e + epsilon)
-    HIT       sum of r 2^boost
-    CURVED    sum of r (1 - r) 2^boost
+    HIT       sum of r e^boost
+    CURVED    sum of r (1 - r) e^boost
 
-where 2^boost lifts the ratios of a row whose positives are all far below its negatives.
+where e^boost lifts the ratios of a row whose positives are all far below its negatives.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import triton.language as tl
 
 from .tile import (
     EPSILON,
-    LOG2E,
     NEVER,
     bounds_at,
     load_pieces,
@@ -107,13 +106,13 @@ def positives(
             against = tl.where(positive, over[:, None] - t, float("-inf"))
             log = softplus(against)
             miss = sigmoid(against)
-            ratio = tl.exp2(lift[:, None] - log * LOG2E)
+            ratio = tl.exp(lift[:, None] - log)
             logs += tl.sum(log, 1)
             missed += tl.sum(miss, 1)
             hit += tl.sum(tl.where(positive, ratio, 0.0), 1)
             curved += tl.sum(tl.where(positive, ratio * miss, 0.0), 1)
         else:
-            e = tl.exp2(tl.where(positive, t - lift[:, None], 0.0))
+            e = tl.exp(tl.where(positive, t - lift[:, None], 0.0))
             guarded = e + EPSILON
             logs += tl.sum(tl.where(positive, log1p((over[:, None] - guarded) / guarded), 0.0), 1)
             missed += tl.sum(tl.where(positive, e / guarded, 0.0), 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import LN2, LOG2E
+from .tile import LOG2E
 
 
 @triton.jit
@@ -23,6 +23,13 @@ def two_to_the(exponent):
 def rounded_to_tf32(x):
     """Return float32 numbers rounded to the ten bits behind the leading one that TF32 keeps; it would cut them off."""
     return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rounded_to_bfloat16(x):
+    """Return float32 numbers rounded to bfloat16, as a device does where it narrows them; the interpreter cuts off."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -57,7 +64,8 @@ def place_of(rows, order, n, ORDERED: tl.constexpr):
 @triton.jit(do_not_specialize=["n"])
 def prepare_labels(
     temperature,
-    number,
+    reciprocal,
+    reciprocal_in_log2,
     order,
     labels,
     selves,
@@ -77,16 +85,17 @@ def prepare_labels(
 
     LABELS: "given"; "paired", the smaller of a row's number and its partner's; "place", the row's number; "never", none
     that a column has. SELVES: "place", "given" or "never". The first program stores the constants as well: what
-    products are multiplied by to be logits in units of log 2, which is also the largest logit under cosine.
+    products are multiplied by to be logits, which is also the largest logit under cosine, and the same over log 2.
     """
     block = tl.program_id(0)
     if block == 0:
         if LEARNED:
-            gain = ((1.0 / tl.load(temperature).to(tl.float64)) * LOG2E).to(tl.float32)
+            gain = 1.0 / tl.load(temperature).to(tl.float64)
+            tl.store(constants, gain.to(tl.float32))
+            tl.store(constants + 1, (gain * LOG2E).to(tl.float32))
         else:
-            gain = number
-        tl.store(constants, gain)
-        tl.store(constants + 1, gain)
+            tl.store(constants, reciprocal)
+            tl.store(constants + 1, reciprocal_in_log2)
     rows = block * BM + tl.arange(0, BM)
     # Rows past the end repeat the last one's label, so that they leave the bounds as they are.
     known = tl.minimum(rows, n - 1)
@@ -205,6 +214,7 @@ def finish(
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     BM: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):
     """Add the parts of the gradient by unit rows and make of it the gradient by the embeddings.
 
@@ -217,7 +227,7 @@ def finish(
     factor = tl.load(scale + rows)
     lifted = tl.load(power + rows)
     # What divides similarities by the temperature, and the size that `coefficients` took out.
-    whole = tl.load(constants) * LN2 * (1.0 / REACH) * two_to_the(exponent_of(tl.load(largest)))
+    whole = tl.load(constants) * (1.0 / REACH) * two_to_the(exponent_of(tl.load(largest)))
     step = pad.to(tl.int64) * DIM
 
     along = tl.zeros((BM,), tl.float32)
@@ -245,4 +255,6 @@ def finish(
             total = (total - along[:, None] * (unit * lifted[:, None] * factor[:, None])) * factor[:, None]
         total = total * whole * lifted[:, None]
         to = source[:, None] * dim + places.to(tl.int64)[None, :]
+        if WIDEN and out.dtype.element_ty == tl.bfloat16:
+            total = rounded_to_bfloat16(total)
         tl.store(out + to, total.to(out.dtype.element_ty), mask=inside)

@@ -4,8 +4,8 @@ Two kernels share the work. `sums_plain` takes every tile as if it held negative
 shifting them to -inf: it has no mask, and little to keep in registers. `sums_marked` visits the tiles that may hold a
 positive, or a row against itself, or that reach past the last column. Per share of the columns, with t the logits:
 
-    FIRST        sum over negatives of 2^(t - FIRST_TOP);   binary: of softplus;   epsilon: over all, of 2^(t - top)
-    SECOND       sum over positives of 2^(t - SECOND_TOP);  binary: of softplus
+    FIRST        sum over negatives of e^(t - FIRST_TOP);   binary: of softplus;   epsilon: over all, of e^(t - top)
+    SECOND       sum over positives of e^(t - SECOND_TOP);  binary: of softplus
     BELOW        sum over positives of SECOND_TOP - t
     NUMBER       of positives
     FIRST_TOP    the largest t of a negative, or no less;   epsilon: of any column
@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 
 from .tile import (
-    LN2,
     NEVER,
     begin_walk,
     bounds_at,
+    gain_of,
     load_pieces,
     needs_mask,
     next_marked,
@@ -37,10 +37,10 @@ LINES = tl.constexpr(6)
 
 @triton.jit
 def exponentials_below(top, t):
-    """Return the larger of ``top`` and the largest of each row of t, and 2^t relative to it; all may be -inf."""
+    """Return the larger of ``top`` and the largest of each row of t, and e^t relative to it; all may be -inf."""
     highest = tl.maximum(top, tl.max(t, 1))
     shift = tl.where(highest == float("-inf"), 0.0, highest)
-    return highest, tl.exp2(top - shift), tl.exp2(t - shift[:, None])
+    return highest, tl.exp(top - shift), tl.exp(t - shift[:, None])
 
 
 @triton.jit(do_not_specialize=["n", "m", "share"])
@@ -70,14 +70,14 @@ def sums_plain(
     """Store ``[shares, LINES, x_pad]`` of tiles without positives."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
-    gain = tl.load(constants)
+    gain = gain_of(constants, FIXED)
     own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
     if RAW:
         row_gain = tl.load(x_scale + rows) * gain
     label_low, label_high, self_low, self_high = bounds_at(x_bounds, tl.program_id(0), x_pad // BM)
     if FIXED:
-        level = tl.load(constants + 1)
-        top = tl.full((BM,), 0.0, tl.float32) + level
+        level = gain
+        top = tl.zeros((BM,), tl.float32) + tl.load(constants)
     else:
         level = 0.0
         top = tl.full((BM,), float("-inf"), tl.float32)
@@ -193,9 +193,9 @@ def sums_marked(
             below += tl.where(number > 0, number * (second_top - before), 0.0)
             below += tl.sum(tl.where(positive, second_top[:, None] - t, 0.0), 1)
         elif TERMS == "binary":
-            rest = series_of_log1p(tl.exp2(-tl.abs(t)))
-            first += tl.sum(tl.where(other & (positive == 0), rest + tl.maximum(t, 0.0) * LN2, 0.0), 1)
-            second += tl.sum(tl.where(positive, rest + tl.maximum(-t, 0.0) * LN2, 0.0), 1)
+            rest = series_of_log1p(tl.exp(-tl.abs(t)))
+            first += tl.sum(tl.where(other & (positive == 0), rest + tl.maximum(t, 0.0), 0.0), 1)
+            second += tl.sum(tl.where(positive, rest + tl.maximum(-t, 0.0), 0.0), 1)
         else:
             real = tl.where((columns < m)[None, :], t, float("-inf"))
             highest = tl.max(real, 1)

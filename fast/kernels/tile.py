@@ -1,7 +1,6 @@
 """What the kernels share: a tile of logits, which of its pairs are positive, and functions of one number.
 
-A tile holds BM rows of one side against BN rows of the other. Logits t are in units of log 2, because a GPU has an
-instruction for 2^t and none for e^s.
+A tile holds BM rows of one side against BN rows of the other: logits t, their similarities over the temperature.
 
 Rows meet in products of one of three kinds:
 
@@ -15,7 +14,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = tl.constexpr(1.4426950408889634)
 EPSILON = tl.constexpr(1e-8)
 """The constant of the epsilon terms, part of that published formula."""
@@ -105,6 +103,20 @@ def products(
             part0, part1, part2 = load_pieces(y, columns, k, y_pad, DIM, BK, PIECES)
             found = of_pieces(x0, x1, x2, tl.trans(part0), tl.trans(part1), tl.trans(part2), found, PIECES, WIDEN)
     return found, y0, y1, y2
+
+
+@triton.jit
+def gain_of(constants, FIXED: tl.constexpr):
+    """Return what products are multiplied by: to be logits, or where these are FIXED below the largest, in log 2.
+
+    A GPU has an instruction for 2^t; where one exponential serves all, e^t would cost it a product more. Elsewhere
+    logits stay what they are: near the end of float32, units of log 2 would leave it.
+    """
+    if FIXED:
+        gain = tl.load(constants + 1)
+    else:
+        gain = tl.load(constants)
+    return gain
 
 
 @triton.jit
@@ -221,14 +233,14 @@ def series_of_log1p(e):
 
 @triton.jit
 def softplus(t):
-    """Return log(1 + 2^t)."""
-    return tl.maximum(t, 0.0) * LN2 + series_of_log1p(tl.exp2(-tl.abs(t)))
+    """Return log(1 + e^t)."""
+    return tl.maximum(t, 0.0) + series_of_log1p(tl.exp(-tl.abs(t)))
 
 
 @triton.jit
 def sigmoid(t):
-    """Return 2^t / (1 + 2^t)."""
-    e = tl.exp2(-tl.abs(t))
+    """Return e^t / (1 + e^t)."""
+    e = tl.exp(-tl.abs(t))
     return tl.where(t >= 0, 1.0, e) / (1.0 + e)
 
 
@@ -236,6 +248,5 @@ def sigmoid(t):
 def log1p(x):
     """Return log(1 + x) for x >= 0."""
     u = 1.0 + x
-    kept = u - 1.0
-    # The logarithm of the rounded sum, times what rounding left out of x.
-    return tl.where(kept == 0.0, x, tl.log(u) * (x / tl.where(kept == 0.0, 1.0, kept)))
+    # The logarithm of the rounded sum, and what rounding left out of it.
+    return tl.log(u) + (x - (u - 1.0)) / u
