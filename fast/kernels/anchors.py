@@ -129,6 +129,11 @@ def combine(
     total = tl.maximum(number, 1.0)
     over = tl.where(first != 0, first_top + tl.log(tl.where(first != 0, first, 1.0)), float("-inf"))
     lift = tl.where((first != 0) & (second != 0), tl.maximum(over - second_top, 0.0), 0.0)
+    if TERMS == "binary":
+        first_top = tl.zeros((BM,), tl.float32)
+        second_top = first_top
+        over = first_top
+        lift = first_top
     if TERMS == "epsilon":
         over = first + EPSILON * (m - 1)
         lift = first_top
@@ -141,6 +146,8 @@ def combine(
     tl.store(stats + 6 * n + rows, lift, mask=real)
 
     if DENOMINATOR != "own" and TERMS != "epsilon":
+        for line in range(7, 11):  # an operator returns nothing that was not written
+            tl.store(stats + line * n + rows, tl.zeros((BM,), tl.float32), mask=real)
         if TERMS == "binary":
             value = second / (number + 1.0) + first / tl.maximum(others, 1).to(tl.float32)
         elif TERMS == "lse":
