@@ -25,8 +25,8 @@ COUNTED = tl.constexpr(11)
 def ratio_of(first, first_top, second, second_top):
     """Return first e^first_top / (second e^second_top), 0 where there is no first or no second, infinity if far off.
 
-    Sums relative to the largest logit met are at least 1. Relative to the largest that there can be they may be tiny,
-    but then the tops lie less than 87 apart.
+    Sums relative to the largest logit met are at least 1; those relative to nothing may be small, but then their top is
+    0, and the other one moderate.
     """
     some = (first != 0) & (second != 0)
     apart = tl.where(some, first_top - second_top, 0.0)
@@ -50,7 +50,6 @@ def combine(
     itself,
     anchors,
     order,
-    constants,
     values,
     positives,
     negatives,
@@ -84,7 +83,7 @@ def combine(
     if TERMS == "epsilon":
         second_top = tl.zeros((BM,), tl.float32)
     if FIXED:
-        first_top = tl.zeros((BM,), tl.float32) + tl.load(constants)
+        first_top = tl.zeros((BM,), tl.float32)
     for part in range(parts):
         at = sums + (part * LINES * pad + rows)
         more = tl.load(at)

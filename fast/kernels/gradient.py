@@ -116,15 +116,12 @@ def gradient_plain(
     label_low, label_high, self_low, self_high = bounds_at(x_bounds, tl.program_id(0), x_pad // BM)
     negative = tl.load(x_coef + rows)
     negative_top = tl.load(x_coef + x_pad + rows)
-    level = 0.0
-    if FIXED:
-        level = gain
     acc = tl.zeros((BM, OUT), tl.float32)
     for tile in range(part * share, tl.minimum(part * share + share, tl.cdiv(m, BN))):
         columns = tile * BN + tl.arange(0, BN)
         t, y0, y1, y2 = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, WIDEN)
         hidden = needs_mask(y_bounds, tile, y_pad // BN, label_low, label_high, self_low, self_high, m, BN)
-        lowered = tl.where(hidden, float("-inf"), -level)
+        lowered = tl.where(hidden, float("-inf"), 0.0)
         scale = tl.load(y_scale + columns)
         if RAW:
             t = t * row_gain[:, None] * scale[None, :] + lowered

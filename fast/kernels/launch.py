@@ -5,6 +5,7 @@ Everything is queued on the current stream and nothing is read back. Buffers are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import triton
 from torch import Tensor
 
 from ..engine.description import Rule, Targets
+from ..engine.plan import UNSHIFTED
 from ..engine.scaling import LN2
 from . import STATS, anchors, gradient, positives, rows, sums
 from .table import Kernel, Kind, Launch, launch_of
@@ -26,8 +28,6 @@ LINES = 128
 """Anchors of one program where each is a few numbers."""
 FEW = 16
 """Embeddings of one program that makes them ready, or their gradients."""
-FIXED_UP_TO = 83.0
-"""Twice the reciprocal of the temperature up to which one exponential serves both directions of a pair."""
 REACH = 4096.0
 """Factor that keeps weights of float16 within its range: they are at most 8 by themselves."""
 WAVES = 4
@@ -258,7 +258,9 @@ def set_up(
     temperature = rule.temperature
     constants = _Constants(empty((2,), embeddings, torch.float32), temperature)
     anchors_side, columns_side = _sides(embeddings, references, own, targets, constants, cosine, traits)
-    moderate = not isinstance(temperature, Tensor) and 2 / temperature <= FIXED_UP_TO
+    # The largest logit there can be, and the sum of as many exponentials: one then serves both directions of a pair.
+    count = max(anchors_side.count, columns_side.count)
+    moderate = not isinstance(temperature, Tensor) and 1 / temperature + math.log(count) <= UNSHIFTED[torch.float32]
     # Where every row has one positive, its denominator is everyone's.
     own_denominator = rule.denominator == "one_positive" and targets.kind != "partners"
     problem = Problem(
@@ -469,7 +471,7 @@ def _forward(problem: Problem, chosen: Tensor | None) -> Found:
         anchors.combine,
         (x.pad // LINES,),
         *(parts, stats, x.itself, x.itself if chosen is None else chosen.view(torch.uint8), x.places),
-        *(problem.constants, values, *sizes, x.count, y.count, x.pad, before + more.shares),
+        *(values, *sizes, x.count, y.count, x.pad, before + more.shares),
         DENOMINATOR=problem.denominator,
         FIXED=problem.fixed,
         SOME=chosen is not None,

@@ -85,7 +85,7 @@ def prepare_labels(
 
     LABELS: "given"; "paired", the smaller of a row's number and its partner's; "place", the row's number; "never", none
     that a column has. SELVES: "place", "given" or "never". The first program stores the constants as well: what
-    products are multiplied by to be logits, which is also the largest logit under cosine, and the same over log 2.
+    products are multiplied by to be logits, and the same over log 2.
     """
     block = tl.program_id(0)
     if block == 0:

@@ -8,7 +8,7 @@ positive, or a row against itself, or that reach past the last column. Per share
     SECOND       sum over positives of e^(t - SECOND_TOP);  binary: of softplus
     BELOW        sum over positives of SECOND_TOP - t
     NUMBER       of positives
-    FIRST_TOP    the largest t of a negative, or no less;   epsilon: of any column
+    FIRST_TOP    the largest t of a negative, or where logits are FIXED 0;   epsilon: the largest of any column
     SECOND_TOP   the largest t of a positive;               epsilon: the column where the largest t stands first
 """
 
@@ -76,17 +76,15 @@ def sums_plain(
         row_gain = tl.load(x_scale + rows) * gain
     label_low, label_high, self_low, self_high = bounds_at(x_bounds, tl.program_id(0), x_pad // BM)
     if FIXED:
-        level = gain
-        top = tl.zeros((BM,), tl.float32) + tl.load(constants)
+        top = tl.zeros((BM,), tl.float32)
     else:
-        level = 0.0
         top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     for tile in range(part * share, tl.minimum(part * share + share, tl.cdiv(m, BN))):
         columns = tile * BN + tl.arange(0, BN)
         t, _, _, _ = products(own0, own1, own2, x, rows, x_pad, y, columns, y_pad, BM, BN, DIM, BK, PIECES, WIDEN)
         hidden = needs_mask(y_bounds, tile, y_pad // BN, label_low, label_high, self_low, self_high, m, BN)
-        lowered = tl.where(hidden, float("-inf"), -level)
+        lowered = tl.where(hidden, float("-inf"), 0.0)
         if RAW:
             t = t * row_gain[:, None] * tl.load(y_scale + columns)[None, :] + lowered
         else:

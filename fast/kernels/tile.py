@@ -107,7 +107,7 @@ def products(
 
 @triton.jit
 def gain_of(constants, FIXED: tl.constexpr):
-    """Return what products are multiplied by: to be logits, or where these are FIXED below the largest, in log 2.
+    """Return what products are multiplied by to be logits, where these are FIXED in units of log 2.
 
     A GPU has an instruction for 2^t; where one exponential serves all, e^t would cost it a product more. Elsewhere
     logits stay what they are: near the end of float32, units of log 2 would leave it.
