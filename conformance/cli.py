@@ -1,4 +1,4 @@
-"""The command line: ``pairproof verify``, ``list``, ``explain``, and ``fixtures rebuild|check|add|show``.
+"""The command line: ``pairproof verify``, ``check``, ``list``, ``explain``, and ``fixtures rebuild|check|add|show``.
 
 Exit codes: 0 everything holds, 1 something does not, 2 the command was misused, 3 it could not run.
 """
@@ -102,6 +102,18 @@ class _Bar:
         self.progress.update(self.tasks[what], completed=done, total=total)
 
 
+def _settings(values: list[str] | None) -> dict[str, object]:
+    """KEY=VALUE, a tuple where a key is given several values."""
+    settings: dict[str, object] = {}
+    for text in values or ():
+        for key, value in _pairs([text], "--set", "KEY=VALUE").items():
+            before = settings.get(key, ())
+            settings[key] = (*before, value) if isinstance(before, tuple) and before else value
+            if isinstance(before, str):
+                settings[key] = (before, value)
+    return settings
+
+
 def _run(selection: Selection) -> Report:
     from .run import run
 
@@ -169,6 +181,118 @@ def verify(
         pages.write_junit(report, junit)
     if not report.passed:
         raise typer.Exit(NOT_CONFORMING)
+
+
+@app.command()
+def check(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="package.module:attribute or file.py:attribute: a function, a class that is constructed with its"
+            " options, or an instance. With --call command: a shell command line."
+        ),
+    ],
+    loss: Annotated[str, typer.Option("--loss", "-l", help="What it is held to; see: pairproof list.")],
+    call: Annotated[
+        str | None,
+        typer.Option(
+            help="How it is called: labels (embeddings, labels), features (features, labels=None, mask=None),"
+            " views (view_a, view_b), pairs (embeddings, positive_pairs), or command. Guessed from the parameters'"
+            " names, and said."
+        ),
+    ] = None,
+    arrays: Annotated[
+        str | None, typer.Option(help="What it is given: torch, numpy or jax. Guessed from its imports, and said.")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="The temperature that is built in, where no parameter temperature (or tau) takes a case's."),
+    ] = None,
+    normalised: Annotated[
+        bool | None,
+        typer.Option(
+            "--normalised/--raw",
+            help="Whether it expects rows of norm 1, which cases of cosine similarity then bring. Default: raw.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="KEY=VALUE, an option that it claims (repeatable); KEY=* says that it takes the option by keyword.",
+        ),
+    ] = None,
+    case: Annotated[
+        list[str] | None, typer.Option("--case", "-c", help="Only this case; * and ? match (repeatable).")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dtype", "-d", help="float64, float32, bfloat16 or float16 (repeatable). Default: the first two."
+        ),
+    ] = None,
+    device: Device = "cpu",
+    limit: Annotated[float, typer.Option(help="Seconds that a case may take.")] = 60.0,
+    everything: Annotated[bool, typer.Option("--all", help="Show and explain all failures, not the first 10.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Also write what was found as JSON to this file.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write what was found as JUnit XML to this file.")] = None,
+) -> None:
+    """Judge a loss of your own, or anybody's.
+
+    It is held to the proved values and gradients of every case that it claims, within the bounds of [bold]verify[/].
+    Options of the catalogue that it takes by keyword are passed, and all their values judged; of every other option
+    only the default, or what --set claims. How many cases that leaves out is said, by reason. Exit codes: 0 it
+    conforms, 1 it does not, 2 the command was misused, 3 it could not run.
+
+    Examples:
+        pairproof check mylib.losses:SupConLoss --loss supcon
+
+        pairproof check losses.py:my_loss --loss supcon --temperature 0.1 --set no_positive=drop
+
+        pairproof check losses.py:nt_xent --loss nt_xent --call views --normalised --junit report.xml
+
+        pairproof check './loss --stdin' --call command --loss supcon --set 'reduction=*' --limit 5
+
+    A command speaks JSON lines. It is started once; for every line on its standard input, such as
+
+        {"id": 7, "loss": "supcon", "dtype": "float64", "matrices": {"embeddings": [[0.5, -1.25], ...]},
+        "arguments": {"labels": [0, ...]}, "options": {"temperature": 0.1, "reduction": "mean", ...}}
+
+    it writes one line to its standard output, with gradients or without, and flushes it:
+
+        {"id": 7, "value": 1.25, "gradients": {"embeddings": [[0.01, -0.02], ...]}}
+
+    or "values", one per anchor, for reduction "none"; or "error" with a text. What is no number is NaN, Infinity or
+    null, never a text. One that hangs, crashes or answers anything else gives errored, and is started anew at most
+    three times. pydoc pairproof.conformance.lines has the whole of it.
+    """
+    from . import check as checking
+
+    request = checking.Request(
+        target,
+        loss,
+        call=call,
+        arrays=arrays,
+        temperature=temperature,
+        normalised=normalised,
+        settings=_settings(settings),
+        cases=tuple(case or ()),
+        dtypes=_split(dtype),
+        device=device,
+        limit=limit,
+    )
+    start = time.perf_counter()
+    with _Bar() as bar:
+        checked = checking.check(request, bar, explain=None if everything else checking.SHOWN)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    checking.show(checked, console, seconds=time.perf_counter() - start, everything=everything)
+    if json is not None:
+        checking.write_json(checked, json)
+    if junit is not None:
+        checking.write_junit(checked, junit)
+    if checked.exit_code:
+        raise typer.Exit(checked.exit_code)
 
 
 @app.command("list")

@@ -47,6 +47,17 @@ def test_verify_filtered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert sum(int(suite.get("tests", 0)) for suite in root) == len(data["checks"])
 
 
+def test_verify_a_covering_choice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    arguments = ["verify", "--case", "golden/nt_xent/*", "--impl", "reference", "--covering"]
+    assert call(*arguments, "--json", str(report)) == 0
+    text = capsys.readouterr().out
+    data = json.loads(report.read_text())
+    assert 5 < data["cases"]["run"] < 60
+    assert f"{data['cases']['run']} of {data['cases']['in all']} cases were run: a covering choice" in text
+    assert len({check["case"] for check in data["checks"]}) == data["cases"]["run"]
+
+
 def test_a_failure_exits_1_and_says_how_to_repeat_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +121,13 @@ def test_every_case_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None
 def test_list_names_what_verify_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("list") == 0
     text = capsys.readouterr().out
-    for name in ("supcon_epsilon", "supcontrast-today", "supcon_notebook/supcon-3x3", "pair_notebook/in-103-loss-0.01"):
+    for name in (
+        "supcon_epsilon",
+        "supcontrast-today",
+        "fast-triton",
+        "supcon_notebook/supcon-3x3",
+        "pair_notebook/in-103-loss-0.01",
+    ):
         assert name in text
     assert call("list", "--loss", "nt_bxent") == 0
     assert "supcon_notebook" not in capsys.readouterr().out

@@ -1,0 +1,76 @@
+"""What a fault is, and how a family's file declares its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeVar
+
+from torch import Tensor
+
+Function = Callable[..., Tensor]
+
+_F = TypeVar("_F", bound=Function)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A wrong implementation that the suite must catch.
+
+    Attributes:
+        name: of the loss and what is wrong, "supcon/self-kept".
+        loss: the loss that it claims to be, by its short name in the catalogue.
+        call: how it is called, a word of ``targets.CALLS``.
+        words: what is wrong, in a sentence.
+        link: where it was shipped or discussed: an address, or a file of the repository; "" for a classic slip.
+        function: the implementation, called as ``call`` says, with a keyword ``temperature``.
+        settings: the options that it claims and that are not the catalogue's defaults.
+        family: the kind of mistake; the file that it stands in.
+    """
+
+    name: str
+    loss: str
+    call: str
+    words: str
+    link: str
+    function: Function
+    settings: Mapping[str, object]
+    family: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """The faults of one file.
+
+    Attributes:
+        name: of the kind of mistake.
+        faults: in the order of the file.
+    """
+
+    name: str
+    faults: list[Fault] = field(default_factory=list)
+
+    def fault(self, loss: str, call: str, link: str = "", **settings: object) -> Callable[[_F], _F]:
+        """Declare the function below as a fault: its name says what is wrong, and its docstring says it in a sentence.
+
+        Args:
+            loss: the loss that it claims to be.
+            call: how it is called.
+            link: where it was shipped or discussed.
+            **settings: the options that it claims beside the defaults.
+        """
+
+        def declare(function: _F) -> _F:
+            stem = function.__name__.removeprefix(f"{loss}_").replace("_", "-")
+            words = " ".join((function.__doc__ or "").split())
+            kept = MappingProxyType(dict(settings))
+            self.faults.append(Fault(f"{loss}/{stem}", loss, call, words, link, function, kept, self.name))
+            return function
+
+        return declare
+
+
+def github(repository: str, thread: str) -> str:
+    """The address of a thread: ``github("owner/name", "issues/3")``."""
+    return f"https://github.com/{repository}/{thread}"

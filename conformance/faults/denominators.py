@@ -1,0 +1,162 @@
+"""Denominators that sum too much, too little, or something else."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import parts
+from .base import Family, github
+
+FAMILY = Family("denominators")
+
+
+@FAMILY.fault("supcon", "labels")
+def supcon_self_kept(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """The denominator keeps the anchor itself: the diagonal is removed from the positives alone."""
+    batch = parts.labelled(embeddings, labels, temperature)
+    everyone = torch.ones_like(batch.other)
+    return parts.row_means(parts.log_sum(batch.s, everyone) - batch.s, batch.positive).mean()
+
+
+@FAMILY.fault("nt_xent", "views")
+def nt_xent_self_kept(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+    """The denominator keeps the anchor itself: nothing masks the diagonal of the logits."""
+    rows = parts.unit(torch.cat([view_a, view_b]))
+    return F.cross_entropy(rows @ rows.T / temperature, parts.stacked(len(rows)))
+
+
+@FAMILY.fault("supcon", "labels", github("zhoujiahuan1991/CVPR2024-FCS", "issues/3"))
+def supcon_other_positives_dropped(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """The denominator of a pair lacks the other positives of its anchor."""
+    batch = parts.labelled(embeddings, labels, temperature)
+    return parts.row_means(parts.pairwise_values(batch), batch.positive).mean()
+
+
+@FAMILY.fault("supcon_in", "labels")
+def supcon_in_other_positives_dropped(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """Each ratio inside the logarithm has a denominator of its own, without the other positives."""
+    batch = parts.labelled(embeddings, labels, temperature)
+    inside = parts.log_sum(-parts.pairwise_values(batch), batch.positive)[:, 0]
+    count = parts.counts(batch)
+    return (count.clamp(min=1).log() - inside).where(count > 0, 0).mean()
+
+
+@FAMILY.fault("supcon", "labels", github("HobbitLong/SupContrast", "issues/64"))
+def supcon_positives_dropped(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """The denominator sums the negatives alone, as the paper's supplement can be read."""
+    batch = parts.labelled(embeddings, labels, temperature)
+    values = parts.row_means(parts.log_sum(batch.s, batch.negative) - batch.s, batch.positive)
+    return values.where(batch.negative.any(dim=1), 0).mean()
+
+
+@FAMILY.fault("nt_xent", "views", github("amazon-science/sccl", "issues/27"))
+def nt_xent_positive_dropped(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+    """The denominator sums the negatives alone: the positive is divided by what it is not part of."""
+    logits = parts.views_logits(view_a, view_b, temperature)
+    partner = F.one_hot(parts.stacked(len(logits))).bool()
+    rest = parts.log_sum(logits, parts.others(len(logits)) & ~partner)[:, 0]
+    return (rest - logits[partner]).mean()
+
+
+@FAMILY.fault("nt_xent", "views", github("torchgeo/torchgeo", "pull/1208"))
+def nt_xent_other_view_only(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+    """A row is contrasted with the other view alone, and only rows of the first view are anchors."""
+    return parts.diagonal_is_right(parts.tower_logits(view_a, view_b, temperature))
+
+
+@FAMILY.fault("nt_xent", "views")
+def nt_xent_own_view_only(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+    """The negatives are those of the anchor's own view: the rows of the other view are left out."""
+    logits = parts.views_logits(view_a, view_b, temperature)
+    partners = parts.stacked(len(logits))
+    first = torch.arange(len(logits)) < len(view_a)
+    kept = (first[:, None] == first) | F.one_hot(partners).bool()
+    return F.cross_entropy(logits.masked_fill(~kept, -torch.inf), partners)
+
+
+@FAMILY.fault("supcon_in", "labels", "https://pypi.org/project/infonce/")
+def supcon_in_diagonal_is_exp_0(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """The diagonal's logit is set to 0 and exponentiated: e^0 = 1 stands in the numerator and in the denominator."""
+    batch = parts.products(parts.unit(embeddings), labels, temperature)
+    s, eye = batch.s.where(batch.other, 0), ~batch.other
+    value = parts.log_sum(s, batch.other | eye) - parts.log_sum(s, batch.positive | eye)
+    count = parts.counts(batch)
+    return (value[:, 0] + count.clamp(min=1).log()).where(count > 0, 0).mean()
+
+
+@FAMILY.fault("nt_xent", "views", github("taesungp/contrastive-unpaired-translation", "issues/34"))
+def nt_xent_diagonal_is_minus_ten(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+    """The diagonal's cosine is set to -10 and not to minus infinity: at a high temperature it is still there."""
+    rows = parts.unit(torch.cat([view_a, view_b]))
+    cosines = (rows @ rows.T).masked_fill(~parts.others(len(rows)), -10.0)
+    return F.cross_entropy(cosines / temperature, parts.stacked(len(rows)))
+
+
+@FAMILY.fault("supcon", "labels")
+def supcon_mean_of_exponentials(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """The denominator is the mean of the exponentials, not their sum: the gradient is right, the value is not."""
+    batch = parts.labelled(embeddings, labels, temperature)
+    mean = parts.log_sum(batch.s, batch.other) - batch.other.sum(dim=1, keepdim=True).to(batch.s.dtype).log()
+    return parts.row_means(mean - batch.s, batch.positive).mean()
+
+
+@FAMILY.fault("nt_xent_pairwise", "labels", github("KevinMusgrave/pytorch-metric-learning", "issues/699"))
+def nt_xent_pairwise_other_positives_kept(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """The denominator of a pair holds the other positives of its anchor too: this is SupCon."""
+    return parts.supcon_anchors(parts.labelled(embeddings, labels, temperature)).mean()
+
+
+@FAMILY.fault("nt_xent_pairwise", "labels")
+def nt_xent_pairwise_positive_dropped(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """The denominator of a pair sums the negatives alone, without the pair itself."""
+    batch = parts.labelled(embeddings, labels, temperature)
+    values = parts.row_means(parts.log_sum(batch.s, batch.negative) - batch.s, batch.positive)
+    return values.where(batch.negative.any(dim=1), 0).mean()
+
+
+@FAMILY.fault("supcon_epsilon", "labels")
+def supcon_epsilon_self_kept(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """The denominator keeps the anchor itself."""
+    batch = parts.products(embeddings, labels, temperature)
+    e = torch.exp(batch.s - batch.s.amax(dim=1, keepdim=True)) + parts.EPSILON
+    return parts.epsilon_anchors(batch._replace(other=torch.ones_like(batch.other)), e).mean()
+
+
+@FAMILY.fault("nt_bxent", "pairs")
+def nt_bxent_positives_among_negatives(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
+    """The negatives' mean runs over every other row, the positives included."""
+    batch = parts.paired(embeddings, positive_pairs, temperature)
+    as_positive, as_negative = parts.bxent_values(batch)
+    attracted = as_positive.where(batch.positive, 0).sum(dim=1) / (parts.counts(batch) + 1)
+    return (attracted + parts.row_means(as_negative, batch.other)).mean()
+
+
+@FAMILY.fault("info_nce", "views")
+def info_nce_positive_twice(
+    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
+) -> Tensor:
+    """The positive stands in the denominator twice: as the first column, and among the keys that follow."""
+
+    def one_way(anchors: Tensor, keys: Tensor) -> Tensor:
+        return parts.first_is_right(parts.queue_logits(anchors, keys, keys, temperature))
+
+    if negatives is not None:
+        return parts.info_nce(view_a, view_b, negatives, temperature=temperature)
+    return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
+
+
+@FAMILY.fault("info_nce", "views", github("Seonghoon-Yu/MoCov2_Pytorch_tutorial", "issues/2"))
+def info_nce_every_sum_for_every_anchor(
+    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
+) -> Tensor:
+    """A column of positives plus a row of sums is a matrix: every anchor is divided by every anchor's sum."""
+
+    def one_way(anchors: Tensor, keys: Tensor) -> Tensor:
+        if negatives is None:
+            return parts.diagonal_is_right(parts.tower_logits(anchors, keys, temperature))
+        logits = parts.queue_logits(anchors, keys, negatives, temperature)
+        return (torch.logaddexp(logits[:, :1], logits[:, 1:].logsumexp(dim=1)) - logits[:, :1]).mean()
+
+    return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2

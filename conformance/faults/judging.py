@@ -1,0 +1,151 @@
+"""Faults, and the right losses beside them, put through the harness on the golden cases that their claims cover."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import ClassVar, cast
+
+from ..cases import Case
+from ..compare import Outcome
+from ..golden import GoldenCase, load_golden
+from ..peers import Implementation
+from ..results import Check, Status
+from ..run import Selection, judge_case
+from ..targets import External, from_function
+from .base import Fault, Function
+from .parts import RIGHT
+
+LARGEST = 64
+"""Rows up to which a case is put to the faults: what larger ones show, these show too."""
+
+DTYPES = ("float64", "float32")
+
+CLEARLY = 5.0
+"""How many times its bound an error must be for a case to be said to catch a fault. What is nearer to its bound, and is
+an error of rounding, may fall on the other side of it on another machine."""
+
+NEAR = 8.0
+"""Within this factor of that, an error of rounding may still fall on either side."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the golden cases say of one implementation.
+
+    Attributes:
+        name: of the fault, or of the right loss.
+        checks: every check that was made, in the order of the cases.
+        cases: the ids of the cases that were judged.
+        caught: the ids of those that failed clearly in some dtype, in the order of the cases.
+        near: how many cases would catch it, or not, if errors were a few times larger or smaller.
+        flags: for every flag of a case that caught it, how many cases with that flag did, and how many were judged.
+    """
+
+    name: str
+    checks: Sequence[Check]
+    cases: tuple[str, ...]
+    caught: tuple[str, ...]
+    near: int
+    flags: Mapping[str, tuple[int, int]]
+
+    @property
+    def telling(self) -> list[str]:
+        """The flags that caught it, those first whose cases did so most often, then those of most cases."""
+        return sorted(self.flags, key=lambda flag: (-self.flags[flag][0] / self.flags[flag][1], -self.flags[flag][0]))
+
+
+class _Suspect(Implementation):
+    """A target that has a name of its own in the checks."""
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = "a known implementation"
+    dtypes: ClassVar[tuple[str, ...]] = DTYPES
+
+    def __init__(self, target: External) -> None:
+        super().__init__({}, "cpu")
+        self.target = target
+
+    def version(self) -> str:
+        """The target's."""
+        return self.target.version()
+
+    def refuses(self, case: Case) -> str | None:
+        """As the target does."""
+        return self.target.refuses(case)
+
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        """As the target does; nothing is kept."""
+        try:
+            return self.target.evaluate(case, dtype)
+        finally:
+            self.target.outcomes.clear()
+
+
+def target_of(fault: Fault) -> External:
+    """A fault as the harness takes anybody's loss, claiming to be the loss that it is not."""
+    return from_function(fault.function, loss=fault.loss, call=fault.call, title=fault.name, settings=fault.settings)
+
+
+@cache
+def small_cases() -> tuple[GoldenCase, ...]:
+    """The golden cases that are put to the faults."""
+    return tuple(golden for golden in load_golden() if golden.case.n <= LARGEST)
+
+
+def judge(loss: str, faults: Iterable[Fault]) -> tuple[list[Verdict], list[Verdict]]:
+    """Judge faults of one loss, and the right loss under every call that the faults are called with.
+
+    Args:
+        loss: short name in the catalogue.
+        faults: of this loss.
+
+    Returns:
+        The verdicts on the faults, in their order, and on the right implementations.
+    """
+    faults = list(faults)
+    right = {f"{loss}, right, called with {call}": (call, RIGHT[loss, call]) for call in _calls(faults)}
+    suspects = [_suspect(fault.name, target_of(fault)) for fault in faults]
+    suspects += [_suspect(name, _claimed(loss, call, function)) for name, (call, function) in right.items()]
+    found: dict[str, list[Check]] = {suspect.name: [] for suspect in suspects}
+    selection = Selection(dtypes=DTYPES)
+    for golden in small_cases():
+        if golden.case.loss != loss:
+            continue
+        # One truth and one set of bounds serve everybody who is judged on a case.
+        for check in judge_case(golden.case, golden, suspects, selection)[0]:
+            found[check.implementation].append(check)
+    verdicts = [_verdict(name, checks) for name, checks in found.items()]
+    return verdicts[: len(faults)], verdicts[len(faults) :]
+
+
+def _calls(faults: Iterable[Fault]) -> list[str]:
+    return list(dict.fromkeys(fault.call for fault in faults))
+
+
+def _claimed(loss: str, call: str, function: Function) -> External:
+    return from_function(function, loss=loss, call=call)
+
+
+def _suspect(name: str, target: External) -> _Suspect:
+    kind = cast("type[_Suspect]", type("Suspect", (_Suspect,), {"name": name}))
+    return kind(target)
+
+
+def _verdict(name: str, checks: Sequence[Check]) -> Verdict:
+    made = [check for check in checks if check.status is not Status.SKIPPED]
+    cases = {check.case: check.flags for check in made}
+    errors = dict.fromkeys(cases, 0.0)
+    for check in made:
+        # A crash has no error that could be measured, and is no matter of rounding.
+        error = math.inf if check.ratio is None else check.ratio
+        errors[check.case] = max(errors[check.case], error)
+    caught = [case for case, error in errors.items() if error >= CLEARLY]
+    near = sum(1 / NEAR < error / CLEARLY < NEAR for error in errors.values())
+    judged = [flag for flags in cases.values() for flag in flags]
+    hits = [flag for case in caught for flag in cases[case]]
+    flags = {flag: (hits.count(flag), judged.count(flag)) for flag in dict.fromkeys(hits)}
+    return Verdict(name, made, tuple(cases), tuple(caught), near, MappingProxyType(flags))

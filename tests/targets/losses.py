@@ -1,0 +1,180 @@
+"""Losses as somebody would write them, right and wrong, for the tests of ``pairproof check``."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+
+def _parts(embeddings, labels, temperature):
+    """The logarithms of the softmax over all others, and who is whose positive."""
+    # Rows of any length are brought to 1, and no square leaves the range.
+    rows = F.normalize(embeddings / embeddings.detach().abs().amax(dim=1, keepdim=True), dim=1)
+    logits = rows @ rows.T / temperature
+    own = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+    positives = (labels[:, None] == labels[None]) & ~own
+    return logits, own, positives
+
+
+def supcon(embeddings, labels, temperature=0.1):
+    """Right: an anchor without positive counts as 0."""
+    return per_anchor(embeddings, labels, temperature).mean()
+
+
+def per_anchor(embeddings, labels, temperature=0.1):
+    """Right, and one value per anchor."""
+    logits, own, positives = _parts(embeddings, labels, temperature)
+    logs = F.log_softmax(logits.masked_fill(own, float("-inf")), dim=1)
+    return -logs.where(positives, 0).sum(dim=1) / positives.sum(dim=1).clamp(min=1)
+
+
+def drops(embeddings, labels, temperature=0.1):
+    """Right where anchors without positive are left out of the mean."""
+    lonely = ~_parts(embeddings, labels, temperature)[2].any(dim=1)
+    values = per_anchor(embeddings, labels, temperature)[~lonely]
+    return values.mean() if len(values) else values.sum()
+
+
+def built_in(embeddings, labels):
+    """Right at temperature 0.5."""
+    return supcon(embeddings, labels, 0.5)
+
+
+def without_other_positives(embeddings, labels, temperature=0.1):
+    """Wrong: a positive's denominator lacks the other positives."""
+    logits, own, positives = _parts(embeddings, labels, temperature)
+    negatives = logits.masked_fill(own | positives, float("-inf")).logsumexp(dim=1, keepdim=True)
+    each = torch.logaddexp(logits, negatives.clamp(min=-1e30)) - logits
+    return (each.where(positives, 0).sum(dim=1) / positives.sum(dim=1).clamp(min=1)).mean()
+
+
+def mean_over_pairs(embeddings, labels, temperature=0.1):
+    """Wrong: the mean over all positive pairs, not over each anchor's mean."""
+    logits, own, positives = _parts(embeddings, labels, temperature)
+    logs = F.log_softmax(logits.masked_fill(own, float("-inf")), dim=1)
+    return -logs.where(positives, 0).sum() / positives.sum().clamp(min=1)
+
+
+def detached(embeddings, labels, temperature=0.1):
+    """Wrong in its gradient alone."""
+    return supcon(embeddings.detach(), labels, temperature) + 0 * embeddings.sum()
+
+
+def dot(embeddings, labels, temperature=0.1):
+    """Right for dot products, or for rows of norm 1."""
+    logits = embeddings @ embeddings.T / temperature
+    own = torch.eye(len(logits), dtype=torch.bool)
+    positives = (labels[:, None] == labels[None]) & ~own
+    logs = F.log_softmax(logits.masked_fill(own, float("-inf")), dim=1)
+    return (-logs.where(positives, 0).sum(dim=1) / positives.sum(dim=1).clamp(min=1)).mean()
+
+
+class Module(torch.nn.Module):
+    """Right; the temperature goes by another name, and the reduction by keyword."""
+
+    def __init__(self, tau=0.1, reduction="mean"):
+        super().__init__()
+        self.tau, self.reduction = tau, reduction
+
+    def forward(self, embeddings, labels):
+        values = per_anchor(embeddings, labels, self.tau)
+        return {"mean": values.mean, "sum": values.sum, "none": values.clone}[self.reduction]()
+
+
+class Instance(torch.nn.Module):
+    """Right at the temperature that it was made with."""
+
+    def __init__(self, temperature):
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, embeddings, labels):
+        return supcon(embeddings, labels, self.temperature)
+
+
+at_half = Instance(0.5)
+
+
+class Features(torch.nn.Module):
+    """The original code's signature: [batch, views, dim], with labels, a mask or neither; rows of norm 1 expected."""
+
+    def __init__(self, temperature=0.07, base_temperature=0.07):
+        super().__init__()
+        self.temperature, self.base_temperature = temperature, base_temperature
+
+    def forward(self, features, labels=None, mask=None):
+        batch, views, _ = features.shape
+        rows = torch.cat(features.unbind(dim=1))
+        if mask is None:
+            labels = torch.arange(batch) if labels is None else labels
+            mask = labels[:, None] == labels[None]
+        positives = mask.repeat(views, views).bool().fill_diagonal_(False)
+        logits = rows @ rows.T / self.temperature
+        own = torch.eye(len(rows), dtype=torch.bool)
+        logs = F.log_softmax(logits.masked_fill(own, float("-inf")), dim=1)
+        values = -logs.where(positives, 0).sum(dim=1) / positives.sum(dim=1).clamp(min=1)
+        return self.temperature / self.base_temperature * values.mean()
+
+
+def views(z_i, z_j, tau):
+    """Right: NT-Xent of two views, one value per row, the first views' first."""
+    rows = F.normalize(torch.cat([z_i, z_j]), dim=1)
+    n = len(rows)
+    logits = (rows @ rows.T / tau).masked_fill(torch.eye(n, dtype=torch.bool), float("-inf"))
+    return F.cross_entropy(logits, torch.arange(n).roll(n // 2), reduction="none")
+
+
+def one_way(query, key, temperature=0.1, reduction="mean"):
+    """Right: InfoNCE of a query against its key."""
+    logits = F.normalize(query, dim=1) @ F.normalize(key, dim=1).T / temperature
+    return F.cross_entropy(logits, torch.arange(len(logits)), reduction=reduction)
+
+
+def pairs(embeddings, positive_pairs, temperature):
+    """Right: the binary cross-entropy of listed pairs."""
+    rows = F.normalize(embeddings, dim=1)
+    logits = rows @ rows.T / temperature
+    own = torch.eye(len(rows), dtype=torch.bool)
+    positives = torch.zeros_like(own)
+    positives[positive_pairs[:, 0], positive_pairs[:, 1]] = True
+    positives &= ~own
+    negatives = ~positives & ~own
+    attract = F.softplus(-logits).where(positives, 0).sum(dim=1) / (positives.sum(dim=1) + 1)
+    return (attract + F.softplus(logits).where(negatives, 0).sum(dim=1) / negatives.sum(dim=1).clamp(min=1)).mean()
+
+
+def hangs(embeddings, labels, temperature):
+    """Never returns, and holds on to what it is told."""
+    while True:
+        try:
+            time.sleep(0.01)
+        except Exception:  # it swallows whatever it can
+            continue
+
+
+def leaves(embeddings, labels, temperature):
+    """Ends the process that it runs in."""
+    sys.exit(5)
+
+
+def breaks(embeddings, labels, temperature):
+    """Breaks on batches of odd size."""
+    if len(embeddings) % 2:
+        raise RuntimeError("an even batch is needed")
+    return supcon(embeddings, labels, temperature)
+
+
+def returns_a_tuple(embeddings, labels, temperature):
+    """Returns more than the loss."""
+    return supcon(embeddings, labels, temperature), embeddings
+
+
+def unclear(a_thing, something_else, temperature):
+    """Nobody knows what these are."""
+    return a_thing, something_else
+
+
+NOT_A_FUNCTION = 5

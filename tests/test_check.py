@@ -1,0 +1,414 @@
+"""``pairproof check``: verdicts, exit codes, what is said, and what is written."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from pairproof.conformance import check as checking
+from pairproof.conformance import cli, hypotheses, run
+from pairproof.conformance.cases import Case
+from pairproof.conformance.check import Checked, Request, check
+from pairproof.conformance.fixtures import load_worked
+from pairproof.conformance.golden import GoldenCase
+from pairproof.conformance.results import Status
+from pairproof.conformance.run import CouldNotRun, UsageError
+
+FOLDER = Path(__file__).parent / "targets"
+LOSSES = FOLDER / "losses.py"
+SOME = "golden/supcon/temperature-1*"
+ODD = "golden/supcon/lonely*"
+
+
+@pytest.fixture(autouse=True)
+def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cases are read once for all tests."""
+    monkeypatch.setattr(checking, "load_cases", lambda fixtures: _cases())
+    monkeypatch.setattr(checking, "load_worked", list)
+
+
+@cache
+def _cases() -> dict[Case, GoldenCase | None]:
+    return run.load_cases(load_worked())
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(list(arguments))
+    return int(caught.value.code or 0)
+
+
+def of(name: str, *cases: str, loss: str = "supcon", **said: object) -> Checked:
+    return check(Request(f"{LOSSES}:{name}", loss, cases=cases, **said))  # type: ignore[arg-type]
+
+
+def command(mode: str, case: str = SOME, **said: object) -> Checked:
+    line = f"{sys.executable} {FOLDER / 'command.py'} {mode}"
+    return check(Request(line, "supcon", call="command", cases=(case,), **said))  # type: ignore[arg-type]
+
+
+def test_a_right_loss_conforms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("check", f"{LOSSES}:supcon", "--loss", "supcon") == 0
+    text = capsys.readouterr().out
+    assert f"{LOSSES}:supcon as supcon_loss" in text
+    assert "call: labels, guessed from the parameters (embeddings, labels, temperature); --call says otherwise" in text
+    assert "arrays: torch, guessed from what its module imports (torch); --arrays says otherwise" in text
+    assert "rows: as they are" in text
+    assert "not judged: reduction=sum is not claimed" in text
+    assert "not judged: takes no subset of anchors (keyword anchors)" in text
+    assert f"conforms: {LOSSES}:supcon as supcon: " in text
+    assert "Checks by flag" in text
+    assert "failed " not in text.partition("Checks by flag")[2].partition("\n")[2].replace("   failed", "")
+
+
+def test_our_own_loss_is_judged_on_every_case() -> None:
+    checked = check(Request("pairproof.fast:supcon_loss", "supcon", cases=("golden/supcon/*ref*", SOME)))
+    assert checked.verdict == "conforms"
+    assert not checked.left_out
+    assert checked.report.cases_chosen == checked.cases
+    statuses = {one.status for one in checked.report.checks}
+    assert statuses <= {Status.PASSED, Status.SKIPPED}
+
+
+@pytest.mark.parametrize("name", ["without_other_positives", "mean_over_pairs", "drops", "detached", "dot", "breaks"])
+def test_a_wrong_loss_does_not_conform(name: str) -> None:
+    checked = of(name, ODD, "supcon_notebook/*", "golden/supcon/unbalanced-classes")
+    assert checked.verdict == "does not conform"
+    assert checked.exit_code == 1
+    assert checked.failures
+    assert checked.advice == [] or name in ("drops", "dot")
+    # On the same cases the right one conforms.
+    assert of("supcon", ODD, "supcon_notebook/*", "golden/supcon/unbalanced-classes").verdict == "conforms"
+
+
+def test_a_failure_is_told_with_its_term_and_how_to_repeat_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hypotheses, "diagnose", lambda case, outcome, true: f"{case.id} is explained")
+    case = "supcon_notebook/supcon-3x3"
+    arguments = ["check", f"{LOSSES}:without_other_positives", "--loss", "supcon", "--raw", "--limit", "30"]
+    assert call(*arguments, "--case", case) == 1
+    text = capsys.readouterr().out
+    assert f"failed {case} float64, float32\n    loss: expected 2.19" in text
+    assert f"\n    {case} is explained\n" in text
+    assert "2 failed" in text
+    (repeat,) = (line.partition("repeat: ")[2] for line in text.splitlines() if "repeat: " in line)
+    words = shlex.split(repeat)
+    assert words == ["pairproof", *arguments, "--case", case, "--dtype", "float64"]
+    assert call(*words[1:]) == 1
+    assert "1 failed" in capsys.readouterr().out
+
+
+def test_the_repeating_line_says_all_that_was_said() -> None:
+    request = Request(
+        "./run it",
+        "supcon",
+        call="command",
+        temperature=0.1,
+        normalised=True,
+        settings={"no_positive": ("drop", "nan"), "reduction": "*"},
+        device="cuda",
+        limit=5.0,
+    )
+    assert request.repeat("golden/a", "float32") == (
+        "pairproof check './run it' --loss supcon --call command --temperature 0.1 --normalised --set no_positive=drop"
+        " --set no_positive=nan --set 'reduction=*' --device cuda --limit 5 --case golden/a --dtype float32"
+    )
+
+
+def test_only_the_first_failures_are_shown_unless_all_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["check", f"{LOSSES}:dot", "--loss", "supcon", "--case", "golden/supcon/*labels*"]
+    arguments += ["--case", "golden/supcon/temperature*", "--case", "golden/supcon/lonely*"]
+    assert call(*arguments) == 1
+    short = capsys.readouterr().out
+    assert short.count("repeat: ") == 10
+    assert "more cases: --all shows them" in short
+    assert call(*arguments, "--all") == 1
+    text = capsys.readouterr().out
+    assert text.count("repeat: ") > 10
+    assert "more cases" not in text
+
+
+def test_without_an_explanation_the_failure_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = "supcon_notebook/supcon-3x3"
+    monkeypatch.setattr(hypotheses, "diagnose", lambda *given: None)
+    assert of("mean_over_pairs", "golden/supcon/unbalanced-classes").diagnoses == {}
+
+    def broken(*given: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(hypotheses, "diagnose", broken)
+    checked = of("without_other_positives", case)
+    assert checked.diagnoses == {(case, "float64"): "no explanation was found: KeyError: 'lost'"}
+    monkeypatch.delattr(hypotheses, "diagnose")
+    checked = of("without_other_positives", case)
+    assert checked.verdict == "does not conform"
+    assert checked.diagnoses == {}
+
+
+def test_a_failure_that_the_straightforward_road_shares_is_told_apart() -> None:
+    checked = of("Module", "golden/supcon/duplicate-same-class")
+    (failure,) = checked.failures
+    assert checked.verdict == "does not conform"
+    assert checked.shared == {(failure.case, "float64")}
+    assert checked.diagnoses[failure.case, "float64"] == checking.SHARED
+    assert "1 failed (1 of them no worse than the straightforward implementation)" in checked.sentence()
+    assert of("mean_over_pairs", "golden/supcon/unbalanced-classes").shared == set()
+
+
+def test_settings_leave_their_cases_and_the_rest_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    checked = of("drops", ODD, settings={"no_positive": "drop"})
+    assert checked.verdict == "conforms"
+    assert checked.report.cases_chosen + checked.left_out.total() == checked.cases
+    assert checked.left_out["no_positive=zero is not claimed"] >= 2
+    assert {one.case for one in checked.judged}
+    assert of("drops", ODD).verdict == "does not conform"
+    arguments = ["check", f"{LOSSES}:drops", "--loss", "supcon", "--case", ODD, "--set", "no_positive=drop"]
+    assert call(*arguments) == 0
+    text = capsys.readouterr().out
+    assert f"{checked.report.cases_chosen} of {checked.cases} cases of supcon judged" in text
+    assert f"{checked.left_out['no_positive=zero is not claimed']} not judged: no_positive=zero is not claimed" in text
+
+
+def test_several_values_of_one_option_may_be_claimed() -> None:
+    assert cli._settings(["reduction=mean", "reduction=sum", "reduction=none", "no_positive=drop"]) == {
+        "reduction": ("mean", "sum", "none"),
+        "no_positive": "drop",
+    }
+    checked = of("Module", "golden/supcon/*sum*", "golden/supcon/*none*", settings={"reduction": ("sum", "mean")})
+    assert checked.left_out["reduction=none is not claimed"] > 0
+    assert checked.verdict == "conforms"
+
+
+def test_a_built_in_temperature_is_said_and_its_cases_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["check", f"{LOSSES}:built_in", "--loss", "supcon"]
+    assert call(*arguments) == 2
+    error = capsys.readouterr().err
+    assert "no parameter temperature (or tau): say with --temperature which one is built in" in error
+    assert call(*arguments, "--temperature", "0.5") == 0
+    text = capsys.readouterr().out
+    assert "temperature: 0.5 built in: only cases of that temperature are judged" in text
+    assert "not judged: has the temperature 0.5 built in" in text
+    assert call(*arguments, "--temperature", "0.3") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--loss", "supkon"], "unknown loss 'supkon'"),
+        (["--loss", "supcon", "--call", "rows"], "unknown call 'rows'"),
+        (["--loss", "supcon", "--arrays", "lists"], "unknown kind of arrays 'lists'"),
+        (["--loss", "supcon", "--dtype", "float8"], "unknown dtype 'float8'"),
+        (["--loss", "supcon", "--set", "no_positive=maybe"], "no_positive: expected one of zero, drop, nan"),
+        (["--loss", "supcon", "--case", "nothing/like-it"], "no case of supcon matches nothing/like-it"),
+        (["--loss", "supcon", "--limit", "0"], "--limit: expected a positive number of seconds"),
+        (["--loss", "supcon", "--temperature", "-1"], "--temperature: expected a positive number"),
+        (["--loss", "info_nce"], "info_nce cannot be asked of a target that is called with labels"),
+        (
+            ["--loss", "supcon", "--normalised", "--dtype", "float16"],
+            "rows brought to norm 1 are no numbers of float16",
+        ),
+        (["--loss", "supcon", "--arrays", "numpy", "--dtype", "bfloat16"], "numpy has no bfloat16"),
+    ],
+)
+def test_misuse_exits_2(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("check", f"{LOSSES}:supcon", *words) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_misuse_of_the_line_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("check", f"{LOSSES}:supcon") == 2
+    assert call("check", f"{LOSSES}:supcon", "--loss", "supcon", "--set", "reduction") == 2
+    assert call("check", f"{LOSSES}:unclear", "--loss", "supcon") == 2
+    assert "how it is called does not show in the parameters (a_thing, something_else, temperature)" in (
+        capsys.readouterr().err
+    )
+
+
+def test_what_cannot_run_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("check", "nowhere.py:supcon", "--loss", "supcon") == 3
+    assert "could not run: no file nowhere.py" in capsys.readouterr().err
+    assert call("check", f"{LOSSES}:supkon", "--loss", "supcon") == 3
+    assert call("check", f"{LOSSES}:supcon", "--loss", "supcon", "--device", "cuda:77") == 3
+    capsys.readouterr()
+    # Nothing to judge: no case has this temperature.
+    assert call("check", f"{LOSSES}:built_in", "--loss", "supcon", "--temperature", "0.123", "--case", SOME) == 3
+    text = capsys.readouterr().out
+    number = sum(case.loss == "supcon" and fnmatchcase(case.id, SOME) for case in _cases())
+    assert f"could not run: none of the {number} cases of supcon can be judged" in text
+    assert f"{number} not judged: has the temperature 0.123 built in" in text
+    # Nothing but errors.
+    assert call("check", f"{LOSSES}:returns_a_tuple", "--loss", "supcon", "--case", SOME) == 3
+    text = capsys.readouterr().out
+    assert "could not run: each of 6 checks ended in an error: returned a tuple where a tensor is expected" in text
+    with pytest.raises(CouldNotRun):
+        check(Request("nowhere:f", "supcon"))
+    with pytest.raises(UsageError):
+        check(Request("nowhere", "supcon"))
+
+
+def test_a_target_that_breaks_on_some_cases_is_errored_there() -> None:
+    checked = of("breaks", "supcon_notebook/supcon-3x3", SOME)
+    assert checked.verdict == "does not conform"
+    errored = [one for one in checked.failures if one.status is Status.ERRORED]
+    assert errored
+    assert {one.message for one in errored} == {"RuntimeError: an even batch is needed"}
+    assert all(one.repeat for one in errored)
+    assert any(one.status is Status.PASSED for one in checked.judged)
+
+
+def test_a_target_that_hangs_is_errored() -> None:
+    checked = of("hangs", "golden/supcon/temperature-1", limit=0.2)
+    assert checked.exit_code == 3
+    assert {one.message for one in checked.failures} == {"took longer than 0.2 s (--limit)"}
+    assert of("leaves", "golden/supcon/temperature-1").failures[0].message == "wanted to end the process: SystemExit(5)"
+
+
+def test_a_right_command_conforms(capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"{sys.executable} {FOLDER / 'command.py'} right"
+    assert call("check", line, "--call", "command", "--loss", "supcon", "--case", SOME, "--set", "reduction=*") == 0
+    text = capsys.readouterr().out
+    assert "6 passed" in text
+    assert "gradients were not judged" not in text
+
+
+@pytest.mark.parametrize(
+    ("mode", "verdict", "words"),
+    [
+        ("values", "conforms", ""),
+        ("one", "does not conform", "loss: expected 1.98"),
+        ("null", "does not conform", "got nan, not a matter of rounding"),
+        (
+            "crash",
+            "could not run",
+            "the command ended without an answer (exit code 7); its last message: out of memory",
+        ),
+        ("no-json", "could not run", "the command answered what is no JSON"),
+        ("wrong-id", "could not run", "the command answered id 2 to request 1"),
+        ("text", "could not run", 'value: expected a number, got the text "NaN"'),
+        ("short-gradient", "could not run", "gradients.embeddings: expected 8 rows of 4 numbers"),
+        ("hang", "could not run", "the command did not answer within 1 s (--limit) and was killed"),
+    ],
+)
+def test_commands_end_in_a_verdict(mode: str, verdict: str, words: str) -> None:
+    checked = command(mode, limit=1.0 if mode == "hang" else 60.0)
+    assert checked.verdict == verdict
+    if verdict == "could not run":
+        assert {one.status for one in checked.judged} == {Status.ERRORED}
+        assert words in checked.sentence()
+    else:
+        assert "by its values alone" in checked.sentence()
+    if words:
+        assert words in checked.failures[0].message
+
+
+def test_a_command_that_hangs_once_spoils_that_case_alone() -> None:
+    checked = command("hang-once", "golden/supcon/temperature-1", limit=5.0)
+    assert checked.verdict == "does not conform"
+    assert [one.status for one in checked.judged] == [Status.PASSED, Status.ERRORED]
+
+
+def test_numpy_is_judged_by_its_values_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["check", f"{FOLDER / 'plain.py'}:supcon", "--loss", "supcon", "--case", SOME]
+    assert call(*arguments) == 0
+    text = capsys.readouterr().out
+    assert "arrays: numpy, guessed from its annotations" in text
+    assert "gradients were not judged: the target gives none" in text
+    assert "as supcon, by its values alone: 6 passed" in text
+    assert call(*arguments, "--set", "reduction=*", "--set", "ref_embeddings=*", "--case", "golden/supcon/refs*") in (
+        0,
+        1,
+    )
+    nt_xent = ["check", f"{FOLDER / 'plain.py'}:nt_xent", "--loss", "nt_xent", "--case", "golden/nt_xent/temperature-1"]
+    assert call(*nt_xent) == 0
+
+
+def test_advice_for_who_meant_it_otherwise() -> None:
+    (advice,) = of("dot", SOME).advice
+    assert "--normalised" in advice
+    assert "--set similarity=dot" in advice
+    assert of("dot", SOME, normalised=True).verdict == "conforms"
+    (advice,) = of("drops", ODD).advice
+    assert "--set no_positive=drop" in advice
+    (advice,) = of("per_anchor", SOME).advice
+    assert advice == "it returns one value per anchor: --set reduction=none says that it is meant to"
+    assert of("per_anchor", SOME, settings={"reduction": "none"}).verdict == "conforms"
+
+
+def test_halves_are_judged_where_they_are_asked_for() -> None:
+    checked = check(Request("pairproof.fast:supcon_loss", "supcon", cases=(SOME,), dtypes=("bfloat16", "float16")))
+    assert {one.dtype for one in checked.judged} <= {"bfloat16", "float16"}
+    assert checked.verdict == "conforms"
+
+
+def test_the_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "report.json"
+    arguments = ["check", f"{LOSSES}:mean_over_pairs", "--loss", "supcon", "--json", str(path)]
+    arguments += ["--case", "golden/supcon/unbalanced-classes", "--case", "*2x2", "--case", "golden/supcon/reduction*"]
+    assert call(*arguments) == 1
+    data = json.loads(path.read_text())
+    assert data["format"] == "pairproof-check/1"
+    assert data["passed"] is False
+    assert data["verdict"] == "does not conform"
+    assert data["target"] == f"{LOSSES}:mean_over_pairs"
+    assert data["claim"] == {
+        "loss": "supcon",
+        "call": "labels",
+        "arrays": "torch",
+        "temperature": None,
+        "normalised": False,
+        "settings": {},
+        "passed": [],
+    }
+    assert data["gradients_judged"] is True
+    assert data["statuses"] == {
+        status: sum(one["status"] == status for one in data["checks"]) for status in data["statuses"]
+    }
+    assert data["flags"]["unbalanced-classes"] == {"failed": 2}
+    assert data["worst"]["float64"] > 1
+    assert sum(data["left_out"].values()) + data["cases"]["run"] == data["cases"]["in all"]
+    failed = [one for one in data["checks"] if one["status"] == "failed"]
+    assert {one["case"] for one in failed} == {"golden/supcon/unbalanced-classes"}
+    assert failed[0]["diagnosis"]
+    assert failed[0]["shared"] is False
+    assert failed[0]["repeat"].endswith("--case golden/supcon/unbalanced-classes --dtype float64")
+
+
+def test_the_junit_report(tmp_path: Path) -> None:
+    path = tmp_path / "report.xml"
+    checked = of("breaks", "supcon_notebook/supcon-3x3", SOME, ODD)
+    checking.write_junit(checked, path)
+    (suite,) = ElementTree.parse(path).getroot()
+    assert suite.get("name") == "target"
+    counts = {name: int(suite.get(name, "")) for name in ("tests", "failures", "errors", "skipped")}
+    errored = sum(one.status is Status.ERRORED for one in checked.report.checks)
+    skipped = sum(one.status is Status.SKIPPED for one in checked.report.checks)
+    assert counts == {"tests": len(checked.report.checks), "failures": 0, "errors": errored, "skipped": skipped}
+    (message,) = {error.get("message") for error in suite.iter("error")}
+    assert message == "RuntimeError: an even batch is needed"
+    checked = of("mean_over_pairs", "golden/supcon/unbalanced-classes")
+    checking.write_junit(checked, path)
+    (suite,) = ElementTree.parse(path).getroot()
+    failure = next(suite.iter("failure"))
+    assert checked.diagnoses["golden/supcon/unbalanced-classes", "float64"] in (failure.text or "")
+    assert "repeat: pairproof check" in (failure.text or "")
+    nothing = of("built_in", SOME, temperature=0.123)
+    checking.write_junit(nothing, path)
+    suites = {suite.get("name"): suite for suite in ElementTree.parse(path).getroot()}
+    assert nothing.sentence() == str(next(suites["counts"].iter("failure")).get("message"))
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("check", "--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert '{"id": 7, "value": 1.25, "gradients":' in text
+    assert "pairproof check mylib.losses:SupConLoss --loss supcon" in text
+    assert call("--help") == 0
+    assert "check" in capsys.readouterr().out

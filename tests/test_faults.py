@@ -1,0 +1,114 @@
+"""Every wrong implementation is caught, the right ones beside it are not, and the table says what happened."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pairproof.conformance.catalogue import LOSSES
+from pairproof.conformance.faults import FAMILIES, FAULTS, RIGHT
+from pairproof.conformance.faults.judging import CLEARLY, Verdict, judge
+from pairproof.conformance.golden import load_flags
+from pairproof.conformance.results import BAD, Status
+from pairproof.conformance.targets import CALLS, EXPRESSES
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@cache
+def judged(loss: str) -> tuple[list[Verdict], list[Verdict]]:
+    """The verdicts on the faults of a loss and on the right ones: found once, with one truth for all."""
+    return judge(loss, [fault for fault in FAULTS if fault.loss == loss])
+
+
+@cache
+def fault_table() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fault_table", ROOT / "tools" / "fault_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# One test for each loss, and not one for each fault: tests may be shared among processes, and verdicts are dear.
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_fault_is_caught_and_the_table_says_by_what(loss: str) -> None:
+    faults, right = judged(loss)
+    flags = load_flags()
+    for verdict in faults:
+        assert verdict.caught, f"{verdict.name} passes all {len(verdict.cases)} cases that it is judged on"
+        failed = {check.case for check in verdict.checks if check.status in BAD}
+        assert set(verdict.caught) <= failed
+        assert verdict.flags
+        assert verdict.flags.keys() <= flags.keys()
+    assert right
+    for verdict in right:
+        assert len(verdict.checks) >= 100, verdict.name
+        wrong = [f"{c.case} {c.dtype}: {c.message}" for c in verdict.checks if c.status is not Status.PASSED]
+        assert not wrong, f"{verdict.name}: {wrong[:3]}"
+    _assert_as_written(loss, faults)
+
+
+def _assert_as_written(loss: str, verdicts: list[Verdict]) -> None:
+    table = fault_table()
+    text = table.TABLE.read_text(encoding="utf-8")
+    section = text.split(f"## {loss}\n")[1].split("\n## ")[0]
+    written = table.as_written(section)
+    faults = [fault for fault in FAULTS if fault.loss == loss]
+    assert list(written) == [fault.name for fault in faults], "python tools/fault_table.py"
+    for fault, verdict in zip(faults, verdicts, strict=True):
+        found = written[fault.name]
+        expected = table.cells(table.row(fault, verdict, found[-1]))
+        if verdict.near:
+            # Where an error is near its bound, another machine's rounding may count a few cases more or fewer.
+            counts = [int(re.sub(r"\*\*one\*\*", "1", row[4]).split()[0]) for row in (expected, found)]
+            assert abs(counts[0] - counts[1]) <= verdict.near, f"{fault.name}: python tools/fault_table.py"
+            expected[4:6] = found[4:6]
+        assert found == expected, "python tools/fault_table.py"
+
+
+def test_what_the_table_says_of_all_faults() -> None:
+    table = fault_table()
+    text = table.TABLE.read_text(encoding="utf-8")
+    assert text.startswith("# Faults: what the suite must catch\n")
+    written = table.as_written(text)
+    assert [fault.name for loss in LOSSES for fault in FAULTS if fault.loss == loss] == list(written)
+    once = [name for name, row in written.items() if row[4].startswith("**one**")]
+    (said,) = re.findall(r"hints at a case that is missing: (.*)\.", text)
+    assert said == (", ".join(f"`{name}`" for name in once) if once else "none")
+    named = sum(bool(row[-1]) for row in written.values())
+    assert f"\nOf {named} the last column tells" in text
+    linked = sum(bool(fault.link) for fault in FAULTS)
+    assert f"\n{len(FAULTS)} wrong implementations, {linked} of them seen or discussed" in text
+
+
+def test_faults_are_described() -> None:
+    assert len(FAULTS) >= 60
+    assert {fault.loss for fault in FAULTS} == set(LOSSES)
+    names = [fault.name for fault in FAULTS]
+    assert len(set(names)) == len(names)
+    for fault in FAULTS:
+        assert re.fullmatch(rf"{fault.loss}/[a-z0-9]+(-[a-z0-9]+)*", fault.name)
+        assert fault.call in CALLS
+        assert fault.loss in EXPRESSES[fault.call]
+        assert (fault.loss, fault.call) in RIGHT
+        assert fault.words.endswith(".")
+        assert fault.words.count(". ") == 0
+        assert not fault.link or fault.link.startswith("https://") or (ROOT / fault.link).is_file()
+        assert fault.settings.keys() <= LOSSES[fault.loss].keywords.keys()
+    assert {family.name for family in FAMILIES} == {fault.family for fault in FAULTS}
+
+
+def test_a_right_loss_is_not_taken_for_a_fault() -> None:
+    # A fault that does nothing wrong must be told: what is judged is what is called.
+    (fault,) = [fault for fault in FAULTS if fault.name == "supcon_in/count-in-float32"]
+    right = type(fault)(**{**vars(fault), "function": RIGHT[fault.loss, fault.call]})
+    (verdict,), _ = judge(fault.loss, [right])
+    assert not verdict.caught
+    assert max(check.ratio or 0.0 for check in verdict.checks) < 1 < CLEARLY

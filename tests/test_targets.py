@@ -1,0 +1,665 @@
+"""Anybody's loss as an implementation: found, guessed at, called, timed, and its gradient mapped back."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pairproof import fast
+from pairproof.conformance import targets
+from pairproof.conformance.cases import Case
+from pairproof.conformance.compare import compare
+from pairproof.conformance.lines import RESTARTS, LineError, Lines
+from pairproof.conformance.oracle import truth
+from pairproof.conformance.run import Selection, judge_case
+from pairproof.conformance.targets import (
+    Claim,
+    External,
+    TargetError,
+    TargetMisused,
+    find,
+    from_function,
+    guess_arrays,
+    guess_call,
+    load,
+    within,
+)
+from pairproof.conformance.tolerances import bounds
+
+FOLDER = Path(__file__).parent / "targets"
+LOSSES = FOLDER / "losses.py"
+COMMAND = FOLDER / "command.py"
+
+ROWS = np.random.default_rng(7).normal(size=(6, 3)).astype(np.float32).astype(np.float64)
+MORE = np.random.default_rng(8).normal(size=(6, 3)).astype(np.float32).astype(np.float64)
+
+SUPCON = Case("case/supcon", "supcon", ROWS, {"labels": [0, 0, 1, 1, 1, 2]}, {"temperature": 0.5})
+NT_XENT = Case("case/nt_xent", "nt_xent", ROWS, {"partners": [4, 3, 5, 1, 0, 2]}, {"temperature": 0.5})
+NT_BXENT = Case("case/nt_bxent", "nt_bxent", ROWS, {"positive_pairs": [[0, 1], [1, 0], [2, 5]]}, {"temperature": 0.5})
+INFO_NCE = Case(
+    "case/info_nce", "info_nce", ROWS, {}, {"temperature": 0.5, "direction": "a_to_b"}, others={"embeddings_b": MORE}
+)
+
+
+def target(name: str, loss: str = "supcon", **said: object) -> External:
+    return load(f"{LOSSES}:{name}", loss=loss, **said)  # type: ignore[arg-type]
+
+
+def ratio(external: External, case: Case, dtype: str = "float64") -> float:
+    """The worst error in units of its bound."""
+    assert external.refuses(case) is None
+    true = truth(case)
+    return compare(case, true, external.evaluate(case, dtype), bounds(case, true, dtype), dtype).ratio
+
+
+def with_options(case: Case, **options: object) -> Case:
+    return replace(case, keywords={**case.keywords, **options})
+
+
+@pytest.mark.parametrize(
+    ("names", "call"),
+    [
+        ("embeddings, labels", "labels"),
+        ("z, y", "labels"),
+        ("x, targets, weight", "labels"),
+        ("embeddings, partners", "labels"),
+        ("embeddings, labels=None, indices_tuple=None, ref_emb=None", "labels"),
+        ("features, labels=None, mask=None", "features"),
+        ("features", "features"),
+        ("z_i, z_j", "views"),
+        ("view_a, view_b", "views"),
+        ("hidden1, hidden2, temperature=1", "views"),
+        ("embeddings_a, embeddings_b", "views"),
+        ("query, positive_key, negative_keys=None", "views"),
+        ("embeddings, positive_pairs", "pairs"),
+        ("embeddings, pos_indices, *more, **others", "pairs"),
+    ],
+)
+def test_the_call_is_guessed_from_the_names(names: str, call: str) -> None:
+    scope: dict[str, object] = {}
+    exec(f"def function({names}): ...", scope)
+    found, words = guess_call(inspect.signature(scope["function"]).parameters)  # type: ignore[arg-type]
+    assert found == call
+    assert names.split(",")[0] in words
+
+
+@pytest.mark.parametrize("names", ["a_thing, something_else", "rows", "", "*args, **kwargs"])
+def test_names_that_tell_nothing_are_asked_about(names: str) -> None:
+    scope: dict[str, object] = {}
+    exec(f"def function({names}): ...", scope)
+    with pytest.raises(TargetMisused, match=r"say it with --call labels\|features\|views\|pairs"):
+        guess_call(inspect.signature(scope["function"]).parameters)  # type: ignore[arg-type]
+
+
+def test_the_arrays_are_guessed_from_annotations_then_imports(tmp_path: Path) -> None:
+    assert guess_arrays(find(f"{LOSSES}:supcon")) == ("torch", "what its module imports (torch)")
+    assert guess_arrays(find(f"{LOSSES}:Module")) == ("torch", "its class, a torch module")
+    assert guess_arrays(find(f"{LOSSES}:at_half"))[0] == "torch"
+    assert guess_arrays(find(f"{FOLDER / 'plain.py'}:supcon")) == ("numpy", "its annotations")
+    assert guess_arrays(fast.supcon_loss) == ("torch", "its annotations")
+    path = tmp_path / "bare.py"
+    path.write_text(
+        "class Bare:\n    def __call__(self, embeddings, labels, temperature):\n        return 1.0\nit = Bare()\n"
+    )
+    assert guess_arrays(find(f"{path}:it")) == ("numpy", "its module, which imports neither torch nor jax")
+    (tmp_path / "both.py").write_text(
+        "import types\ntorch, jax = types.ModuleType('torch'), types.ModuleType('jax.numpy')\ndef f(z, y): ...\n"
+    )
+    with pytest.raises(TargetMisused, match="imports torch and jax"):
+        guess_arrays(find(f"{tmp_path / 'both.py'}:f"))
+    (tmp_path / "lone.py").write_text("import types\njnp = types.ModuleType('jax.numpy')\ndef f(z, y): ...\n")
+    assert guess_arrays(find(f"{tmp_path / 'lone.py'}:f"))[0] == "jax"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("losses.supcon", "expected package.module:attribute or file.py:attribute"),
+        ("nowhere.py:supcon", "no file nowhere.py"),
+        ("no_such_package.losses:supcon", "imports what is not here: No module named 'no_such_package'"),
+        (f"{LOSSES}:supkon", "has no supkon"),
+        (f"{LOSSES}:Module.nothing", "has no Module.nothing"),
+        (f"{LOSSES}:NOT_A_FUNCTION", "it is an int, which cannot be called"),
+    ],
+)
+def test_a_target_that_is_not_there_is_named(spec: str, words: str) -> None:
+    with pytest.raises(TargetError, match=words):
+        load(spec, loss="supcon")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import no_such_thing", "No module named 'no_such_thing': pip install no_such_thing"),
+        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
+        ("def f(:", "cannot be imported: SyntaxError"),
+    ],
+)
+def test_a_file_that_does_not_import_says_why(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "mine.py").write_text(text + "\n")
+    with pytest.raises(TargetError, match=words):
+        load(f"{tmp_path / 'mine.py'}:f", loss="supcon")
+
+
+def test_a_file_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "pairproof_test_helper.py").write_text("TEMPERATURE = 0.5\n")
+    (tmp_path / "mine.py").write_text(
+        "from pairproof_test_helper import TEMPERATURE\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Mine:\n    temperature: float = TEMPERATURE\n"
+        "    def __call__(self, embeddings, labels): return 1.0\n"
+    )
+    found = load(f"{tmp_path / 'mine.py'}:Mine", loss="supcon")
+    assert found.claim.temperature is None
+    assert found.evaluate(SUPCON, "float64").values == [1.0]
+
+
+def test_a_module_is_found_by_its_name() -> None:
+    found = load("pairproof.fast:SupConLoss", loss="supcon")
+    assert found.claim.passed >= {"denominator", "anchors", "ref_embeddings", "self_rows", "reduction"}
+    assert ratio(found, SUPCON) <= 1
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"loss": "supkon"}, "unknown loss 'supkon'; known: supcon"),
+        ({"call": "rows"}, "unknown call 'rows'; known: labels, features"),
+        ({"arrays": "tensorflow"}, "unknown kind of arrays 'tensorflow'"),
+        ({"call": "pairs"}, r"supcon cannot be asked of a target that is called with pairs: --call labels\|features"),
+        ({"loss": "info_nce"}, r"called with labels: --call views\|command"),
+        ({"settings": {"no_positiv": "drop"}}, "supcon_loss has no option 'no_positiv'; known: base_temperature"),
+        ({"settings": {"no_positive": "ignore"}}, "no_positive: expected one of zero, drop, nan"),
+        ({"settings": {"base_temperature": "warm"}}, "base_temperature: expected a number"),
+        ({"settings": {"temperature": "1"}}, "temperature is said with --temperature"),
+        ({"settings": {"anchors": "first"}}, r"only anchors=\* can be said"),
+        ({"settings": {"reduction": "*"}}, r"reduction=\*: it takes no keyword reduction"),
+    ],
+)
+def test_what_contradicts_a_target_is_refused(said: dict[str, object], words: str) -> None:
+    with pytest.raises(TargetMisused, match=words):
+        target("supcon", **said)
+
+
+def test_a_temperature_that_nobody_says_is_asked_for() -> None:
+    with pytest.raises(TargetMisused, match=r"no parameter temperature \(or tau\): say with --temperature"):
+        target("built_in")
+    with pytest.raises(TargetMisused, match="--temperature"):
+        from_function(lambda embeddings, labels: embeddings.sum(), loss="supcon", call="labels")
+
+
+def test_a_built_in_temperature_chooses_the_cases() -> None:
+    for found in (target("built_in", temperature=0.5), target("at_half")):
+        assert found.claim.temperature == 0.5
+        assert ratio(found, SUPCON) <= 1
+        assert found.refuses(with_options(SUPCON, temperature=0.1)) == "has the temperature 0.5 built in"
+    assert any("0.5 built in, the instance's attribute" in note for note in target("at_half").notes)
+
+
+def test_a_temperature_goes_by_its_own_word() -> None:
+    for name, loss, case in (("views", "nt_xent", NT_XENT), ("Module", "supcon", SUPCON)):
+        found = target(name, loss, settings={} if name == "Module" else {"reduction": "none"})
+        assert found.claim.temperature is None
+        assert "temperature: passed as tau" in found.notes
+        assert ratio(found, case) <= 1
+        assert ratio(found, with_options(case, temperature=2.0)) <= 1
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("name", "case", "said"),
+    [
+        ("supcon", SUPCON, {}),
+        ("supcon", NT_XENT, {}),
+        ("Module", SUPCON, {}),
+        ("Features", SUPCON, {"normalised": True}),
+        ("Features", NT_XENT, {"normalised": True}),
+        ("views", NT_XENT, {"settings": {"reduction": "none"}}),
+        ("one_way", INFO_NCE, {"settings": {"direction": "a_to_b"}}),
+        ("pairs", NT_BXENT, {}),
+    ],
+)
+def test_every_call_gives_values_and_gradients_of_the_cases_rows(
+    name: str, case: Case, said: dict[str, object], dtype: str
+) -> None:
+    found = target(name, case.loss, **said)
+    assert ratio(found, case, dtype) <= 1
+    outcome = found.evaluate(case, dtype)
+    assert outcome.gradient is not None
+    assert outcome.gradient.shape == case.embeddings.shape
+    assert set(outcome.other_gradients) == set(case.others)
+    # The judge is not blind: rows in another order are another gradient.
+    true = truth(case)
+    swapped = replace(outcome, gradient=outcome.gradient[::-1].copy())
+    assert compare(case, true, swapped, bounds(case, true, dtype), dtype).ratio > 1
+
+
+def test_a_mask_of_positives_goes_to_features() -> None:
+    mask = [[i != j and (i + j) % 2 == 0 for j in range(6)] for i in range(6)]
+    case = replace(SUPCON, arguments={"positives": mask})
+    assert ratio(target("Features", normalised=True), case) <= 1
+    assert target("supcon").refuses(case) == "takes no mask of positives (keyword positives)"
+    assert ratio(load("pairproof.fast:supcon_loss", loss="supcon"), case) <= 1
+
+
+def test_arrays_go_by_keyword_to_whoever_takes_them() -> None:
+    refs = replace(
+        SUPCON,
+        arguments={**SUPCON.arguments, "ref_labels": [2, 1, 0, 1, 0, 2], "self_rows": [0, -1, 2, -1, -1, 5]},
+        others={"ref_embeddings": MORE},
+    )
+    some = with_options(SUPCON, anchors=(True, False, True, True, False, False))
+    queue = replace(INFO_NCE, others={**INFO_NCE.others, "negatives": MORE[:4] + 1})
+    ours = load("pairproof.fast:supcon_loss", loss="supcon")
+    assert ratio(ours, refs) <= 1
+    assert ratio(ours, some) <= 1
+    assert ratio(load("pairproof.fast:info_nce_loss", loss="info_nce"), queue) <= 1
+    for case, words in (
+        (refs, "takes no references in place of the batch (keyword ref_embeddings)"),
+        (some, "takes no subset of anchors (keyword anchors)"),
+    ):
+        assert target("supcon").refuses(case) == words
+    assert target("one_way", "info_nce", settings={"direction": "a_to_b"}).refuses(queue) == (
+        "takes no queue of negatives (keyword negatives)"
+    )
+
+
+def test_our_own_losses_take_every_call_that_is_theirs() -> None:
+    partners = load("pairproof.fast:nt_xent_loss", loss="nt_xent")
+    assert "partners" in partners.claim.passed
+    assert ratio(partners, NT_XENT) <= 1
+    assert ratio(load("pairproof.fast:nt_bxent_loss", loss="nt_bxent"), NT_BXENT) <= 1
+
+
+def test_options_that_are_not_taken_must_be_claimed() -> None:
+    plain = target("supcon")
+    dropped = with_options(SUPCON, no_positive="drop")
+    assert plain.refuses(dropped) == "no_positive=drop is not claimed"
+    assert plain.refuses(with_options(SUPCON, reduction="sum")) == "reduction=sum is not claimed"
+    assert plain.refuses(with_options(SUPCON, base_temperature=1.0)) == "base_temperature is not claimed"
+    assert plain.refuses(NT_XENT) == "is checked as supcon"
+    drops = target("drops", settings={"no_positive": "drop"})
+    assert drops.refuses(SUPCON) == "no_positive=zero is not claimed"
+    assert ratio(drops, dropped) <= 1
+    # Where every anchor has a positive the policy changes nothing.
+    paired = replace(dropped, arguments={"labels": [0, 0, 1, 1, 2, 2]})
+    assert plain.refuses(paired) is None
+    same = with_options(SUPCON, base_temperature=0.5)
+    assert plain.refuses(same) is None
+    both = target("supcon", settings={"no_positive": ("zero", "drop")})
+    assert both.refuses(SUPCON) is None
+    assert both.refuses(dropped) is None
+
+
+def test_a_claimed_value_restricts_an_option_that_is_passed() -> None:
+    module = target("Module", settings={"reduction": "sum"})
+    assert module.refuses(SUPCON) == "reduction=mean is not claimed"
+    assert ratio(module, with_options(SUPCON, reduction="sum")) <= 1
+    assert ratio(target("Module"), with_options(SUPCON, reduction="none")) <= 1
+
+
+def test_an_option_of_another_meaning_is_not_passed() -> None:
+    def loss(embeddings, labels, temperature, similarity=len):
+        assert similarity is len
+        return fast.supcon_loss(embeddings, labels, temperature=temperature)
+
+    found = from_function(loss, loss="supcon", call="labels")
+    assert found.claim.passed == frozenset()
+    assert any(note.startswith("similarity: its default ") for note in found.notes)
+    assert ratio(found, SUPCON) <= 1
+
+
+def test_no_base_temperature_is_a_base_that_is_the_temperature() -> None:
+    features = target("Features", normalised=True)
+    assert "base_temperature" in features.claim.passed
+    assert ratio(features, SUPCON) <= 1
+    assert ratio(features, with_options(SUPCON, base_temperature=2.0)) <= 1
+
+
+def test_values_of_anchors_are_reduced_here_and_kept() -> None:
+    found = target("per_anchor", settings={"reduction": "none"})
+    for reduction in ("mean", "sum", "none"):
+        case = with_options(SUPCON, reduction=reduction)
+        assert ratio(found, case) <= 1
+        outcome = found.evaluate(case, "float64")
+        assert outcome.anchors is not None
+        assert list(outcome.anchors) == list(range(6))
+    wrong = from_function(
+        lambda embeddings, labels, temperature: embeddings.sum(), loss="supcon", call="labels",
+        settings={"reduction": "none"},
+    )  # fmt: skip
+    with pytest.raises(TargetError, match="returned 1 values where 6 anchors are counted"):
+        wrong.evaluate(SUPCON, "float64")
+
+
+def test_pairs_weigh_the_values_of_anchors() -> None:
+    found = from_function(
+        lambda embeddings, labels, temperature: fast.nt_xent_pairwise_loss(
+            embeddings, labels, temperature=temperature, reduction="none"
+        ),
+        loss="nt_xent_pairwise",
+        call="labels",
+        settings={"reduction": "none"},
+    )
+    case = replace(with_options(SUPCON, reduction="mean_pairs"), loss="nt_xent_pairwise")
+    assert ratio(found, case) <= 1
+
+
+def test_anchors_are_told_by_a_second_call() -> None:
+    outcome = load("pairproof.fast:supcon_loss", loss="supcon").evaluate(SUPCON, "float64")
+    assert outcome.anchors is not None
+    assert outcome.values[0] == pytest.approx(sum(outcome.anchors.values()) / 6, rel=1e-12)
+    assert target("supcon").evaluate(SUPCON, "float64").anchors is None
+
+
+@pytest.mark.parametrize("own", ["a_to_b", "b_to_a"])
+@pytest.mark.parametrize("direction", ["a_to_b", "b_to_a", "both"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_towers_are_turned_round_for_one_way(own: str, direction: str, reduction: str) -> None:
+    def other_way(view_a, view_b, temperature, reduction="mean"):
+        return fast.info_nce_loss(view_a, view_b, temperature=temperature, reduction=reduction, direction=own)
+
+    found = from_function(other_way, loss="info_nce", call="views", settings={"direction": own})
+    assert ratio(found, with_options(INFO_NCE, direction=direction, reduction=reduction)) <= 1
+
+
+def test_rows_are_brought_to_norm_1_where_that_is_claimed() -> None:
+    assert ratio(target("dot", normalised=True), SUPCON) <= 1
+    assert ratio(target("dot"), SUPCON) > 1
+    dot = with_options(SUPCON, similarity="dot")
+    assert ratio(target("dot", settings={"similarity": "dot"}), dot) <= 1
+    assert target("dot", normalised=True).refuses(dot) == "similarity=dot is not claimed"
+
+
+def test_numpy_gives_values_alone() -> None:
+    found = load(f"{FOLDER / 'plain.py'}:supcon", loss="supcon")
+    assert found.gradients_judged is False
+    assert "gradient: not judged, for a numpy function gives none" in found.notes
+    assert "temperature: passed, for it takes any keyword; --temperature says otherwise" in found.notes
+    assert ratio(found, SUPCON) <= 1
+    assert found.evaluate(SUPCON, "float64").gradient is None
+    seen = []
+    watched = from_function(
+        lambda embeddings, labels, temperature: seen.append((embeddings.dtype, labels.dtype)) or 1.0,
+        loss="supcon",
+        call="labels",
+        arrays="numpy",
+    )
+    watched.evaluate(SUPCON, "float32")
+    watched.evaluate(SUPCON, "float64")
+    assert seen == [(np.float32, np.int64), (np.float64, np.int64)]
+    with pytest.raises(TargetError, match="numpy has no bfloat16"):
+        watched.evaluate(SUPCON, "bfloat16")
+
+
+def test_jax_is_asked_for_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = importlib.import_module
+
+    def without(name: str, package: str | None = None) -> object:
+        if name.partition(".")[0] == "jax":
+            raise ModuleNotFoundError("No module named 'jax'")
+        return right(name, package)
+
+    monkeypatch.setattr(targets.importlib, "import_module", without)
+    with pytest.raises(TargetError, match=r"jax is needed to call it and is not here .*: pip install jax"):
+        load(f"{LOSSES}:supcon", loss="supcon", arrays="jax")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_jax_gives_values_and_gradients(reduction: str) -> None:
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+
+    def supcon(embeddings, labels, tau):
+        rows = embeddings / jax.numpy.linalg.norm(embeddings, axis=1, keepdims=True)
+        own = jax.numpy.eye(len(rows), dtype=bool)
+        logs = jax.nn.log_softmax(jax.numpy.where(own, -jax.numpy.inf, rows @ rows.T / tau), axis=1)
+        positives = (labels[:, None] == labels[None]) & ~own
+        values = jax.numpy.where(positives, -logs, 0).sum(axis=1) / jax.numpy.maximum(positives.sum(axis=1), 1)
+        return values.mean() if reduction == "mean" else values
+
+    found = from_function(
+        supcon,
+        loss="supcon",
+        call="labels",
+        arrays="jax",
+        settings={} if reduction == "mean" else {"reduction": "none"},
+    )
+    for dtype in ("float64", "float32"):
+        assert ratio(found, SUPCON, dtype) <= 1
+        assert found.evaluate(SUPCON, dtype).gradient is not None
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (1.0, "returned a float where a tensor is expected"),
+        (None, "returned nothing where a tensor is expected"),
+        (
+            (torch.ones(()), 1),
+            "returned a tuple where a tensor is expected: name a function that returns the loss alone",
+        ),
+        (torch.ones((), dtype=torch.int64), "returned a tensor of torch.int64"),
+    ],
+)
+def test_what_is_no_loss_is_said(returned: object, words: str) -> None:
+    found = from_function(lambda embeddings, labels, temperature: returned, loss="supcon", call="labels")
+    with pytest.raises(TargetError, match=words):
+        found.evaluate(SUPCON, "float64")
+    found = from_function(lambda embeddings, labels, temperature: "high", loss="supcon", call="labels", arrays="numpy")
+    with pytest.raises(TargetError, match="returned a str where a number or an array is expected"):
+        found.evaluate(SUPCON, "float64")
+
+
+def test_a_second_value_where_one_is_wanted_fails_and_does_not_break() -> None:
+    (check, _), _ = judge_case(SUPCON, None, [target("per_anchor")], Selection())
+    assert check.message == "loss: expected 1 values, got 6"
+
+
+def test_a_case_has_a_limit_of_time() -> None:
+    before, handler = signal.setitimer(signal.ITIMER_REAL, 1000.0), signal.getsignal(signal.SIGALRM)
+    start = time.monotonic()
+    with pytest.raises(TargetError, match=r"took longer than 0\.2 s \(--limit\)"):
+        target("hangs", limit=0.2).evaluate(SUPCON, "float64")
+    assert time.monotonic() - start < 30
+    assert signal.getsignal(signal.SIGALRM) == handler
+    remaining, _ = signal.setitimer(signal.ITIMER_REAL, *before)
+    assert 900 < remaining <= 1000
+    with within(5.0):
+        pass
+    assert signal.setitimer(signal.ITIMER_REAL, *before)[0] == before[0]
+
+
+def test_a_target_cannot_end_the_run() -> None:
+    with pytest.raises(TargetError, match=r"wanted to end the process: SystemExit\(5\)"):
+        target("leaves").evaluate(SUPCON, "float64")
+    with pytest.raises(TargetError, match="wanted to end the process"):
+        target("leaves", limit=None).evaluate(SUPCON, "float64")
+
+
+def test_a_claim_must_be_expressible() -> None:
+    with pytest.raises(TargetMisused, match="cannot be asked"):
+        External(len, Claim("nt_bxent", "labels"))
+
+
+def command(mode: str, limit: float = 60.0, **said: object) -> External:
+    line = f"{sys.executable} {COMMAND} {mode}"
+    return load(line, loss=said.pop("loss", "supcon"), call="command", limit=limit, **said)  # type: ignore[arg-type]
+
+
+def test_a_command_gives_values_and_gradients() -> None:
+    found = command("right", normalised=True)
+    try:
+        for dtype in ("float64", "float32"):
+            assert ratio(found, SUPCON, dtype) <= 1
+        assert found.gradients_judged
+        assert isinstance(found.function, Lines)
+        assert found.function.started == 1
+        assert found.refuses(with_options(SUPCON, reduction="sum")) == "reduction=sum is not claimed"
+    finally:
+        found.close()
+    found = command("right", loss="info_nce", settings={"direction": "*", "reduction": "*"})
+    try:
+        assert ratio(found, with_options(INFO_NCE, reduction="none")) <= 1
+    finally:
+        found.close()
+
+
+def test_a_command_may_give_values_alone() -> None:
+    found = command("values", settings={"anchors": "*"})
+    try:
+        assert ratio(found, with_options(SUPCON, anchors=(True, False, True, True, False, False))) <= 1
+        assert not found.gradients_judged
+    finally:
+        found.close()
+
+
+def test_a_command_for_each_anchor_is_reduced_here() -> None:
+    line = f"{sys.executable} -c '{EACH}'"
+    found = load(line, loss="supcon", call="command", settings={"reduction": "none"})
+    try:
+        outcome = found.evaluate(SUPCON, "float64")
+        assert outcome.values == [2.5]
+        assert outcome.anchors == {i: float(i) for i in range(6)}
+        # The gradient of the values' sum was given: that of their mean is a sixth of it.
+        assert outcome.gradient is not None
+        np.testing.assert_allclose(outcome.gradient, SUPCON.embeddings / 6)
+    finally:
+        found.close()
+
+
+EACH = """import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    rows = asked["matrices"]["embeddings"]
+    reply = {"id": asked["id"], "values": list(range(len(rows))), "gradients": {"embeddings": rows}}
+    print(json.dumps(reply), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "words", "started"),
+    [
+        ("crash", r"ended without an answer \(exit code 7\); its last message: out of memory", 2),
+        ("dead", r"ended without an answer \(exit code 1\); its last message: no licence found", 2),
+        ("no-json", "answered what is no JSON: 'the loss is 1.25'", 2),
+        ("no-object", r"answered what is no JSON object: '\[1.25\]'", 2),
+        ("wrong-id", r"answered id \d to request", 2),
+        ("true-id", "answered id True to request", 2),
+        ("text", 'value: expected a number, got the text "NaN"', 1),
+        ("bool", "value: expected a number, got true", 1),
+        ("nothing", "must have either value or values", 1),
+        ("too-many", "gave 5 values where there are 1", 1),
+        ("no-list", "values are 1.0, no list", 1),
+        ("short-gradient", "gradients.embeddings: expected 6 rows of 3 numbers, got a list of 5", 1),
+        ("narrow-gradient", r"gradients.embeddings\[0\]: expected 6 rows of 3 numbers, got a list of 2", 1),
+        ("other-gradient", "gave gradients by features where there are embeddings", 1),
+        ("flat-gradient", "gradients are a list of 6, no object", 1),
+        ("text-gradient", r'gradients.embeddings\[0\]\[0\]: expected a number, got the text "nan"', 1),
+        ("error", "the command says: no such loss", 1),
+    ],
+)
+def test_a_command_that_crashes_or_lies_is_named(mode: str, words: str, started: int) -> None:
+    found = command(mode)
+    try:
+        for _ in range(2):
+            with pytest.raises(TargetError, match=words):
+                found.evaluate(SUPCON, "float64")
+        assert isinstance(found.function, Lines)
+        assert found.function.started == started
+    finally:
+        found.close()
+
+
+def test_numbers_that_are_none_are_told_apart_from_texts() -> None:
+    for mode, value in (("null", np.nan), ("infinite", np.inf)):
+        found = command(mode)
+        try:
+            np.testing.assert_equal(found.evaluate(SUPCON, "float64").values, [value])
+        finally:
+            found.close()
+
+
+@pytest.mark.parametrize("mode", ["hang", "babble"])
+def test_a_command_that_hangs_is_killed_and_started_at_most_three_times_more(mode: str) -> None:
+    found = command(mode, limit=1.0)
+    assert isinstance(found.function, Lines)
+    start = time.monotonic()
+    try:
+        for _ in range(RESTARTS + 1):
+            with pytest.raises(TargetError, match=r"did not answer within 1 s \(--limit\) and was killed"):
+                found.evaluate(SUPCON, "float64")
+        assert found.function.started == RESTARTS + 1
+        asked = time.monotonic()
+        with pytest.raises(TargetError, match=r"not asked: the command was started 4 times; the last time: .*killed"):
+            found.evaluate(SUPCON, "float64")
+        assert time.monotonic() - asked < 1
+    finally:
+        found.close()
+    assert time.monotonic() - start < 60
+
+
+def test_a_command_that_hangs_once_is_asked_again() -> None:
+    found = command("hang-once", limit=5.0)
+    try:
+        assert ratio(found, SUPCON) <= 1
+        with pytest.raises(TargetError, match="did not answer"):
+            found.evaluate(SUPCON, "float64")
+        assert ratio(found, SUPCON) <= 1
+        assert isinstance(found.function, Lines)
+        assert found.function.started == 2
+    finally:
+        found.close()
+
+
+def test_a_large_request_passes_both_ways() -> None:
+    """More than a pipe holds: whoever writes must read as well."""
+    echo = "import sys\nfor line in sys.stdin:\n    print(line.strip(), flush=True)"
+    lines = Lines(f"{sys.executable} -c '{echo}'")
+    try:
+        with pytest.raises(LineError, match="either value or values"):
+            lines.ask({"matrices": {"embeddings": [[0.125] * 1000] * 1000}}, 1, 60.0)
+    finally:
+        lines.close()
+
+
+def test_a_command_that_does_not_exist_says_so() -> None:
+    found = load("./no-such-command", loss="supcon", call="command")
+    with pytest.raises(TargetError, match=r"ended without an answer \(exit code 127\); its last message: .*not found"):
+        found.evaluate(SUPCON, "float64")
+
+
+def test_a_command_is_gone_once_it_is_closed() -> None:
+    lines = Lines("sleep 1000")
+    with pytest.raises(LineError, match=r"did not answer within 0\.2 s"):
+        lines.ask({"matrices": {}}, 1, 0.2)
+    lines.close()
+    lines.close()
+    found = command("one")
+    found.evaluate(SUPCON, "float64")
+    assert isinstance(found.function, Lines)
+    process = found.function._process
+    assert process is not None
+    found.close()
+    assert process.returncode == 0
+
+
+def test_only_whoever_asks_is_judged_in_halves() -> None:
+    assert target("supcon").dtypes == ("float64", "float32")
+    assert target("supcon", halves=True).dtypes == ("float64", "float32", "bfloat16", "float16")
+
+
+def test_outcomes_are_kept_for_whoever_explains_them() -> None:
+    found = target("supcon")
+    outcome = found.evaluate(SUPCON, "float32")
+    assert found.outcomes == {(SUPCON.id, "float32"): outcome}
+    assert found.version().endswith("losses.py")
