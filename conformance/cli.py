@@ -1,4 +1,4 @@
-"""The command line: ``pairproof verify``, ``check``, ``list``, ``explain``, and ``fixtures rebuild|check|add|show``.
+"""The command line: ``pairproof verify``, ``check``, ``identify``, ``list``, ``explain`` and ``fixtures``.
 
 Exit codes: 0 everything holds, 1 something does not, 2 the command was misused, 3 it could not run.
 """
@@ -293,6 +293,42 @@ def check(
         checking.write_junit(checked, junit)
     if checked.exit_code:
         raise typer.Exit(checked.exit_code)
+
+
+@app.command()
+def identify(
+    target: Annotated[
+        str,
+        typer.Argument(help="package.module:attribute or file.py:attribute: a function, a class or an instance."),
+    ],
+    call: Annotated[
+        str | None,
+        typer.Option(help="How it is called: labels, features, views or pairs, see check. Guessed, and said."),
+    ] = None,
+    arrays: Annotated[
+        str | None, typer.Option(help="What it is given: torch, numpy or jax. Guessed from its imports, and said.")
+    ] = None,
+    limit: Annotated[float, typer.Option(help="Seconds that one answer may take.")] = 60.0,
+) -> None:
+    """Say which loss a black box computes, with which options and which temperature.
+
+    It is asked about batches on which losses differ, and what it answers is compared with every loss of the catalogue,
+    every option, and the mistakes that are known. A temperature that is built in is recovered. Exit codes: 0 it is
+    recognised, as a right loss or as a wrong one that has a name; 1 it is none of them, and the nearest is said; 2 how
+    it is called must be said; 3 it cannot be asked.
+
+    Examples:
+        pairproof identify mylib.losses:contrastive_loss
+
+        pairproof identify losses.py:MyLoss --call features
+    """
+    from .identify import identify_command
+
+    lines, code = identify_command(target, call=call, arrays=arrays, limit=limit)
+    for line in lines:
+        typer.echo(line)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command("list")

@@ -1,0 +1,144 @@
+"""A black box that answers questions: called with torch, numpy or jax arrays, its answer and gradient in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .questions import QUESTIONS
+from .readings import Batch
+from .targets import Door, External, TargetError, guess_arrays, guess_call, import_jax, within
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A batch, and the temperature it is asked with where the target takes one."""
+
+    batch: Batch
+    temperature: float | None
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        at = "" if self.temperature is None else f", temperature {self.temperature:g}"
+        return self.batch.name + at
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What the target said.
+
+    Attributes:
+        values: [K] float64; one, or one per anchor.
+        gradient: [N, D] of the sum of the values; None where there is none.
+        single: whether every value is a float32 number.
+    """
+
+    values: Tensor
+    gradient: Tensor | None
+    single: bool
+
+    @property
+    def total(self) -> float:
+        """The sum of the values."""
+        return float(self.values.sum())
+
+
+class Asked:
+    """A target that answers questions.
+
+    Attributes:
+        door: what is called.
+        call: how.
+        arrays: with what.
+        passes: whether it takes a temperature.
+        notes: what was guessed.
+    """
+
+    def __init__(
+        self,
+        thing: Any,
+        *,
+        call: str | None = None,
+        arrays: str | None = None,
+        limit: float | None = 60.0,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Find out how the target is called.
+
+        Raises:
+            TargetError: it cannot be called, or how does not show.
+        """
+        found = list(notes)
+        if isinstance(thing, External):
+            call, arrays = call or thing.claim.call, arrays or thing.claim.arrays
+            thing = thing.function
+        if call == "command":
+            raise TargetError("a command is told which loss it is asked for: check it with pairproof check")
+        self.door = thing if isinstance(thing, Door) else Door(thing, "cpu")
+        if call is None:
+            call, words = guess_call(self.door.signature)
+            found.append(f"call: {call}, guessed from {words}; --call says otherwise")
+        if arrays is None:
+            arrays, words = guess_arrays(self.door.thing)
+            found.append(f"arrays: {arrays}, guessed from {words}; --arrays says otherwise")
+        if call not in QUESTIONS:
+            raise TargetError(f"unknown call {call!r}; known: {', '.join(QUESTIONS)}")
+        self.call, self.arrays, self.limit, self.notes = call, arrays, limit, tuple(found)
+        self.passes = self.door.keyword("temperature") is not None
+
+    def ask(self, question: Question) -> Answer:
+        """Put one question.
+
+        Raises:
+            TargetError: what came back is no loss, nothing came back, or it broke.
+        """
+        rows = question.batch.embeddings.detach().clone().requires_grad_(self.arrays == "torch")
+        positional: list[Any] = list(question.batch.positional(rows))
+        keywords: dict[str, Any] = {}
+        if question.temperature is not None:
+            keywords["temperature"] = question.temperature
+        if self.call == "features" and len(positional) == 2:
+            keywords["labels"] = positional.pop()
+        if self.arrays != "torch":
+            positional = [self._array(value) for value in positional]
+            keywords = {name: self._array(value) for name, value in keywords.items()}
+        try:
+            with within(self.limit):
+                loss = self.door(*positional, **keywords)
+                return self._answer(loss, rows)
+        except TargetError:
+            raise
+        except Exception as error:  # outside code may raise anything
+            raise TargetError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
+    def _array(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        found = value.detach().numpy()
+        return import_jax().numpy.asarray(found) if self.arrays == "jax" else found
+
+    def _answer(self, loss: Any, rows: Tensor) -> Answer:
+        if not isinstance(loss, Tensor):
+            if isinstance(loss, (tuple, list, Mapping, str)) or loss is None:
+                raise TargetError(f"returned a {type(loss).__name__} where a number or an array is expected")
+            values = torch.tensor(np.asarray(loss, dtype=np.float64).reshape(-1))
+            return Answer(values, None, _is_single(values))
+        if not loss.is_floating_point():
+            raise TargetError(f"returned a tensor of {loss.dtype} where floating-point numbers are expected")
+        values = loss.detach().double().reshape(-1)
+        gradient = None
+        if loss.requires_grad and rows.requires_grad:
+            (gradient,) = torch.autograd.grad(loss.sum(), rows, materialize_grads=True)
+        return Answer(values, gradient, _is_single(values))
+
+
+def _is_single(values: Tensor) -> bool:
+    known = values[values.isfinite()]
+    return bool((known.float().double() == known).all())

@@ -1,0 +1,585 @@
+"""The identification of black boxes: ours, those of others, wrong ones, and functions that are no such loss at all."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pairproof import fast, reference
+from pairproof.conformance import hypotheses, identify
+from pairproof.conformance.cases import Case
+from pairproof.conformance.catalogue import LOSSES
+from pairproof.conformance.compare import Outcome
+from pairproof.conformance.faults import FAULTS
+from pairproof.conformance.hypotheses import diagnose
+from pairproof.conformance.oracle import truth
+from pairproof.conformance.peers.supcontrast import NOTEBOOK_FILE, load_file
+from pairproof.conformance.questions import QUESTIONS, drawn
+from pairproof.conformance.readings import Batch
+from pairproof.conformance.targets import TargetError, from_function
+
+SECONDS = 10.0
+TEMPERATURES = (0.05, 0.1, 0.5, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def found(function, **given):
+    identification = identify.identify(function, **given)
+    assert identification.seconds < SECONDS
+    assert identification.lines()
+    return identification
+
+
+# The hypotheses themselves
+
+
+LABELS = (0, 0, 1, 0, 1, 2, 2, 1, 3)
+PARTNERS = (5, 6, 7, 8, 9, 0, 1, 2, 3, 4)
+PAIRS = ((0, 1), (1, 0), (2, 3), (3, 5), (4, 2), (5, 4), (6, 0), (7, 8), (0, 6), (6, 1))
+
+
+def case_of(loss, call, options, temperature, rows):
+    if call == "pairs" or loss == "nt_bxent":
+        arguments = {"positive_pairs": PAIRS}
+    elif loss == "nt_xent":
+        arguments = {"partners": PARTNERS}
+    else:
+        arguments = {} if loss == "info_nce" else {"labels": list(LABELS)}
+    rows = rows.numpy()
+    others = {}
+    if loss == "info_nce":
+        rows, others = rows[:5], {"embeddings_b": rows[5:]}
+    return Case("mine", loss, rows, arguments, {"temperature": temperature, **options}, others=others)
+
+
+CALLS = {"info_nce": "views", "nt_xent": "views", "nt_bxent": "pairs"}
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_every_catalogue_hypothesis_agrees_with_the_reference_in_value_and_gradient(loss):
+    call = CALLS.get(loss, "labels")
+    n = {"views": 10, "pairs": 9, "labels": 9}[call]
+    leaf = drawn(5, [k % 4 for k in range(n)], 0.4).requires_grad_()
+    batch = Batch(
+        "mine",
+        call,
+        leaf,
+        LABELS if call == "labels" else None,
+        PAIRS if call == "pairs" else None,
+        n_views=2 if call == "views" else 1,
+    )
+    held = 0
+    for hypothesis in hypotheses.hypotheses(loss, call, wrong=False):
+        for temperature in (0.07, 0.5):
+            case = case_of(loss, call, hypothesis.options, temperature, leaf.detach())
+            true = truth(case)
+            value = hypothesis.predict(batch, temperature).reshape(-1)
+            np.testing.assert_allclose(value.detach().numpy(), true.values, rtol=1e-11)
+            if true.gradient is not None:
+                (gradient,) = torch.autograd.grad(value.sum(), leaf)
+                right = np.concatenate([true.gradient, *true.other_gradients.values()])
+                # The epsilon's logarithms are of sums that are taken apart again.
+                room = 1e-8 if loss == "supcon_epsilon" else 1e-10
+                assert np.linalg.norm(gradient.numpy() - right) <= room * np.linalg.norm(right)
+            held += 1
+    assert held >= 12
+
+
+def test_wrong_hypotheses_have_words_and_names_of_their_own():
+    for call in QUESTIONS:
+        given = list(hypotheses.hypotheses(call=call))
+        wrong = [h for h in given if h.wrong]
+        assert len(wrong) > 300
+        assert all(words.strip() == words and words for h in wrong for words in h.wrong)
+        assert {h.loss for h in given} <= set(LOSSES)
+
+
+def test_a_batch_that_cannot_be_read_so_is_refused():
+    batch = Batch("odd", "labels", drawn(1, LABELS, 0.5), LABELS)
+    partners = next(h for h in hypotheses.hypotheses("nt_xent", "labels"))
+    with pytest.raises(ValueError, match="cannot be read"):
+        partners.predict(batch, 0.1)
+
+
+# The catalogue
+
+
+def interleaved(function):
+    return lambda view_a, view_b, **given: function(
+        torch.stack([view_a, view_b], dim=1).flatten(0, 1),
+        torch.arange(2 * len(view_a)) ^ 1,
+        **given,
+    )
+
+
+def stacked(function):
+    return lambda view_a, view_b, **given: function(
+        torch.cat([view_a, view_b]), torch.arange(2 * len(view_a)).roll(len(view_a)), **given
+    )
+
+
+def in_fast(loss, **options):
+    function = getattr(fast, f"{loss}_loss")
+    shaped = stacked(function) if loss == "nt_xent" else function
+    return lambda *arrays, **given: shaped(*arrays, **options, **given)
+
+
+def in_reference(loss, **options):
+    function = getattr(reference, f"{loss}_loss")
+
+    def shaped(*arrays, **given):
+        if loss == "nt_xent":
+            rows = np.concatenate(arrays)
+            arrays = rows, np.roll(np.arange(len(rows)), len(rows) // 2)
+        return np.array(function(*arrays, **options, **given).loss)
+
+    return shaped
+
+
+def with_temperature(function):
+    return lambda first, second, temperature: function(first, second, temperature=temperature)
+
+
+def built_in(function, temperature):
+    return lambda first, second: function(first, second, temperature=temperature)
+
+
+VARIANTS = [
+    (loss, options)
+    for loss in LOSSES
+    for options in (
+        {},
+        {"similarity": "dot" if loss != "supcon_epsilon" else "cosine"},
+        {"reduction": "sum"},
+        {"reduction": "none"},
+        {"base_temperature": 0.3},
+        *({"denominator": d} for d in ("one_positive", "only_negatives") if loss in ("supcon", "supcon_in")),
+        *({"no_positive": p} for p in ("drop", "nan") if loss.startswith("supcon")),
+        *({"reduction": "mean_pairs"} for _ in range(loss == "nt_xent_pairwise")),
+        *({"direction": d} for d in ("a_to_b", "b_to_a") if loss == "info_nce"),
+    )
+]
+
+
+def same_name(identification, loss, options):
+    """Supcon with a denominator of one positive is pairwise NT-Xent: either name will do."""
+    told = {key: value for key, value in identification.options.items() if value is not None}
+    wanted = {key: str(value) for key, value in options.items()}
+    if loss == "supcon" and wanted.get("denominator") == "one_positive":
+        loss = "nt_xent_pairwise"
+        del wanted["denominator"]
+    return identification.verdict == "match" and (identification.loss, told) == (loss, wanted)
+
+
+@pytest.mark.parametrize(("loss", "options"), VARIANTS, ids=str)
+def test_every_loss_of_the_fast_room_is_identified_with_its_options(loss, options):
+    function = with_temperature(in_fast(loss, **options))
+    identification = found(function, call=CALLS.get(loss, "labels"), arrays="torch")
+    assert same_name(identification, loss, options), identification.lines()
+    assert identification.match.gradient_error < 1e-6
+    assert identification.temperature is None
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_of_the_reference_is_identified_by_its_values(loss):
+    function = with_temperature(in_reference(loss))
+    identification = found(function, call=CALLS.get(loss, "labels"), arrays="numpy")
+    assert same_name(identification, loss, {}), identification.lines()
+    assert identification.match.gradient_error is None
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_temperature_that_is_built_in_is_recovered(loss, temperature):
+    for function, arrays in ((in_fast(loss), "torch"), (in_reference(loss), "numpy")):
+        hidden = built_in(function, temperature)
+        identification = found(hidden, call=CALLS.get(loss, "labels"), arrays=arrays)
+        assert identification.temperature == pytest.approx(temperature, rel=1e-6)
+        assert same_name(identification, loss, {}), identification.lines()
+
+
+def test_an_instance_is_identified_whatever_its_attributes_say():
+    identification = found(fast.SupConLoss(temperature=0.2), call="labels")
+    assert (identification.loss, identification.temperature) == ("supcon", pytest.approx(0.2))
+
+
+def test_an_external_target_is_asked_as_it_is_called():
+    external = from_function(in_fast("nt_xent"), loss="nt_xent", call="views", temperature=0.2)
+    assert found(external).loss == "nt_xent"
+
+
+def test_answers_in_float32_are_taken_for_what_they_are():
+    function = in_fast("supcon")
+    single = found(lambda e, y: function(e.float(), y, temperature=0.1), call="labels", arrays="torch")
+    assert (single.verdict, single.loss) == ("match", "supcon")
+    assert single.temperature == pytest.approx(0.1, rel=1e-4)
+    assert any("float32" in line for line in single.evidence)
+
+
+# What others wrote
+
+
+def test_pytorch_metric_learning():
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    reducers = importlib.import_module("pytorch_metric_learning.reducers")
+    supcon = found(losses.SupConLoss(temperature=0.1), call="labels")
+    assert (supcon.loss, supcon.options) == ("supcon", {"no_positive": "drop"})
+    assert supcon.temperature == pytest.approx(0.1)
+    assert any("one class" in remark for remark in supcon.remarks)
+    pairs = found(losses.NTXentLoss(temperature=0.05), call="labels")
+    assert (pairs.loss, pairs.options) == ("nt_xent_pairwise", {"reduction": "mean_pairs"})
+    assert pairs.temperature == pytest.approx(0.05)
+    anchors = found(losses.NTXentLoss(temperature=0.07, reducer=reducers.PerAnchorReducer()), call="labels")
+    assert (anchors.loss, anchors.options) == ("nt_xent_pairwise", {})
+
+
+def test_the_original_supcon_code():
+    path = Path(os.environ.get("PAIRPROOF_PEERS", ".peers")) / NOTEBOOK_FILE
+    if not path.is_file():
+        pytest.skip(f"no {path}")
+    module = load_file(path)
+    hidden = found(module.SupConLoss(temperature=0.1))
+    assert (hidden.call, hidden.verdict, hidden.loss) == ("features", "match", "supcon")
+    assert hidden.options == {"similarity": "dot", "no_positive": "nan", "base_temperature": "0.07"}
+    assert hidden.temperature == pytest.approx(0.1)
+    assert any("anchor itself" in remark for remark in hidden.remarks)
+    passed = found(module.SupConLoss)
+    assert (passed.options, passed.temperature) == (hidden.options, None)
+    first = found(module.SupConLoss(temperature=0.1, base_temperature=0.1, contrast_mode="one"))
+    assert any("first view" in words for words in first.wrong)
+
+
+def test_info_nce_pytorch():
+    package = pytest.importorskip("info_nce")
+    for target, temperature in ((package.InfoNCE(), 0.1), (package.InfoNCE(temperature=0.5), 0.5)):
+        identification = found(target)
+        assert (identification.loss, identification.options) == ("info_nce", {"direction": "a_to_b"})
+        assert identification.temperature == pytest.approx(temperature)
+
+
+def test_lines_of_cross_entropy():
+    def clip(image_features, text_features):
+        logits = F.normalize(image_features, dim=1) @ F.normalize(text_features, dim=1).T / 0.05
+        own = torch.arange(len(logits))
+        return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
+
+    def simclr(z_i, z_j, *, half=1.0):
+        rows = F.normalize(torch.cat([z_i, z_j]), dim=1)
+        logits = (rows @ rows.T / 0.5).fill_diagonal_(-torch.inf)
+        return F.cross_entropy(logits, torch.arange(len(rows)).roll(len(z_i)), reduction="sum") / (half * len(z_i))
+
+    towers = found(clip)
+    assert (towers.verdict, towers.loss, towers.options) == ("match", "info_nce", {})
+    assert towers.temperature == pytest.approx(0.05)
+    views = found(simclr)
+    assert (views.loss, views.temperature) == ("nt_xent", pytest.approx(0.5))
+    assert views.wrong == ["the values are 2 times those of the loss"]
+
+
+# Wrong ones
+
+
+def parts(embeddings, labels, temperature, *, unit=True):
+    rows = F.normalize(embeddings, dim=1) if unit else embeddings
+    logits = rows @ rows.T / temperature
+    own = torch.eye(len(rows), dtype=torch.bool)
+    return rows @ rows.T, logits, (labels[:, None] == labels) & ~own, own
+
+
+def averaged(values, positive):
+    return ((values * positive).sum(1) / positive.sum(1).clamp(min=1)).mean()
+
+
+def keeps_itself(embeddings, labels, temperature=0.1):
+    _, s, positive, _ = parts(embeddings, labels, temperature)
+    return averaged(s.logsumexp(1, keepdim=True) - s, positive)
+
+
+def leaks_one(embeddings, labels, temperature=0.1):
+    _, s, positive, own = parts(embeddings, labels, temperature)
+    return averaged(s.masked_fill(own, 0.0).logsumexp(1, keepdim=True) - s, positive)
+
+
+def forgets_to_divide(embeddings, labels, temperature=0.1):
+    _, s, positive, own = parts(embeddings, labels, temperature)
+    below = s.masked_fill(own, -torch.inf).logsumexp(1, keepdim=True)
+    return ((below - s) * positive).sum(1).mean()
+
+
+def divides_twice(embeddings, labels, temperature=0.1):
+    _, s, positive, own = parts(embeddings, labels, temperature)
+    below = s.masked_fill(own, -torch.inf).logsumexp(1, keepdim=True)
+    return (((below - s) * positive).sum(1) / positive.sum(1).clamp(min=1) ** 2).mean()
+
+
+def forgets_the_positive(embeddings, labels, temperature=0.1):
+    similarity, s, positive, own = parts(embeddings, labels, temperature)
+    below = s.masked_fill(own, -torch.inf).logsumexp(1, keepdim=True)
+    return averaged(below - similarity, positive)
+
+
+def squares_the_temperature(embeddings, labels, temperature=0.4):
+    return fast.supcon_loss(embeddings, labels, temperature=temperature**2)
+
+
+def takes_columns(embeddings, labels, temperature=0.1):
+    rows = F.normalize(embeddings, dim=0)
+    return fast.supcon_loss(rows, labels, temperature=temperature, similarity="dot")
+
+
+def takes_one_positive(embeddings, labels, temperature=0.1):
+    _, s, positive, own = parts(embeddings, labels, temperature)
+    kept = positive.any(1)
+    return F.cross_entropy(s.masked_fill(own, -torch.inf)[kept], positive.int().argmax(1)[kept])
+
+
+def adds_epsilon(embeddings, labels, temperature=0.1):
+    _, s, positive, own = parts(embeddings, labels, temperature)
+    ratio = s.exp() / s.exp().masked_fill(own, 0).sum(1, keepdim=True)
+    return averaged(-torch.log(ratio + 1e-4), positive)
+
+
+def detaches_the_others(embeddings, labels, temperature=0.1):
+    rows = F.normalize(embeddings, dim=1)
+    s = rows @ rows.detach().T / temperature
+    own = torch.eye(len(rows), dtype=torch.bool)
+    below = s.masked_fill(own, -torch.inf).logsumexp(1, keepdim=True)
+    return averaged(below - s, (labels[:, None] == labels) & ~own)
+
+
+def mixes_up_the_sign(embeddings, labels, temperature=0.1):
+    return -fast.supcon_loss(embeddings, labels, temperature=temperature)
+
+
+WRONG = [
+    (keeps_itself, "the anchor itself is kept in the denominator"),
+    (leaks_one, "exp(0) of the diagonal leaks"),
+    (forgets_to_divide, "not divided by their number"),
+    (divides_twice, "divided by their number twice"),
+    (forgets_the_positive, "temperature is not applied to the numerator"),
+    (squares_the_temperature, "the temperature is applied twice"),
+    (takes_columns, "norms are taken over the batch"),
+    (takes_one_positive, "first positive alone"),
+    (adds_epsilon, "epsilon of 1e-04 is added to the ratio"),
+    (detaches_the_others, "no gradient flows into the rows that anchors are contrasted with"),
+    (mixes_up_the_sign, "-1 times"),
+]
+
+
+@pytest.mark.parametrize(("function", "words"), WRONG, ids=lambda x: getattr(x, "__name__", ""))
+def test_what_is_wrong_is_said_without_knowing_the_faults(function, words, monkeypatch):
+    monkeypatch.setattr(identify, "known_faults", lambda: ())
+    identification = found(function, call="labels")
+    assert identification.verdict == "wrong"
+    assert any(words in said for said in identification.wrong), identification.lines()
+    assert identification.exit_code == 0
+
+
+@pytest.mark.parametrize("function", [keeps_itself, leaks_one, divides_twice], ids=lambda f: f.__name__)
+def test_a_wrong_loss_gives_its_built_in_temperature_away(function, monkeypatch):
+    monkeypatch.setattr(identify, "known_faults", lambda: ())
+    identification = found(lambda e, y: function(e, y, 0.2), call="labels", arrays="torch")
+    assert identification.verdict == "wrong"
+    assert identification.temperature == pytest.approx(0.2, rel=1e-6)
+
+
+def is_another_loss(identification, fault):
+    """Whether what is found is a right loss, and not the one that the fault claims to be."""
+    told = {key: str(value) for key, value in identification.options.items()}
+    claimed = {key: str(value) for key, value in fault.settings.items()}
+    return identification.verdict == "match" and (identification.loss, told) != (fault.loss, claimed)
+
+
+def test_known_faults_are_named_or_told_to_be_another_loss():
+    chosen = FAULTS[::4]
+    missed = []
+    for fault in chosen:
+        identification = found(fault.function, call=fault.call)
+        named = any(name.startswith(f"{fault.name}:") for name in identification.faults)
+        if not (named or identification.wrong or is_another_loss(identification, fault)):
+            missed.append(fault.name)
+    assert len(missed) <= 0.2 * len(chosen), missed
+
+
+def test_no_right_loss_is_taken_for_a_fault():
+    for loss in LOSSES:
+        identification = found(with_temperature(in_fast(loss)), call=CALLS.get(loss, "labels"), arrays="torch")
+        assert identification.faults == []
+
+
+# What is none of them
+
+
+def triplet(embeddings, labels):
+    distances = torch.cdist(embeddings, embeddings)
+    same = labels[:, None] == labels
+    return F.relu(distances[same].mean() - distances[~same].mean() + 1.0)
+
+
+def noise(embeddings, labels):
+    return (torch.randn_like(embeddings) * embeddings).sum()
+
+
+def constant(embeddings, labels):
+    return embeddings.sum() * 0 + 1.5
+
+
+def spread(embeddings, labels, temperature):
+    return (embeddings.std(dim=0) / temperature).sum()
+
+
+@pytest.mark.parametrize("function", [triplet, noise, constant, spread], ids=lambda f: f.__name__)
+def test_what_is_none_of_them_is_said_to_be_none(function):
+    identification = found(function, call="labels")
+    assert (identification.verdict, identification.exit_code) == ("none", 1)
+    assert any("none of the losses" in line for line in identification.lines())
+    if function in (triplet, spread):
+        assert "departs on" in identification.nearest
+
+
+def test_what_cannot_be_asked_is_an_error():
+    def breaks(embeddings, labels):
+        raise RuntimeError("no such luck")
+
+    with pytest.raises(TargetError, match="no such luck"):
+        identify.identify(breaks, call="labels", arrays="torch")
+    with pytest.raises(TargetError, match="tuple"):
+        identify.identify(lambda e, y: (e.sum(), y), call="labels", arrays="torch")
+
+
+def test_the_command_says_what_it_found_and_how_it_ended(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n"
+        "from pairproof.fast import supcon_loss\n"
+        "def right(embeddings, labels):\n    return supcon_loss(embeddings, labels, temperature=0.3)\n"
+        "def wrong(embeddings, labels):\n    return embeddings.sum()\n",
+        encoding="utf-8",
+    )
+    lines, code = identify.identify_command(f"{file}:right")
+    assert code == 0
+    assert any("computes supcon, temperature 0.3 (built in, recovered)" in line for line in lines)
+    lines, code = identify.identify_command(f"{file}:wrong")
+    assert code == 1
+    lines, code = identify.identify_command(f"{file}:absent")
+    assert code == 3
+    assert "absent" in lines[0]
+    lines, code = identify.identify_command("no colon")
+    assert code == 2
+
+
+# Diagnosis of failing checks
+
+
+def diagnosis(wrong, *, loss="supcon", keywords=None, values_only=False, labels=(0, 0, 0, 1, 1, 1, 1, 2), **given):
+    rows = drawn(17, [0] * len(labels), 0.0).numpy()
+    arguments = {"labels": list(labels)} if loss != "nt_bxent" else {"positive_pairs": [(0, 1), (1, 0), (2, 5), (0, 3)]}
+    case = Case("mine", loss, rows, arguments, {"temperature": 0.4, **(keywords or {})}, **given)
+    leaf = torch.tensor(rows, requires_grad=True)
+    value = wrong(leaf, torch.tensor(labels))
+    (gradient,) = torch.autograd.grad(value.sum(), leaf, retain_graph=True)
+    values = value.detach().reshape(-1).tolist()
+    outcome = Outcome(values, None if values_only else gradient.numpy())
+    if len(values) > 1:
+        outcome = Outcome(values, gradient.numpy(), dict(enumerate(values)))
+    return diagnose(case, outcome, truth(case))
+
+
+def ours(loss, **options):
+    function = getattr(fast, f"{loss}_loss")
+    return lambda e, y: function(e, y, **{"temperature": 0.4, **options})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "keywords", "words"),
+    [
+        (ours("nt_xent_pairwise"), {}, "the denominator of anchor 0 lacks the other positives: 6 terms instead of 7"),
+        (ours("supcon", denominator="only_negatives"), {}, "the denominator of anchor 0 lacks the positives: 5 terms"),
+        (lambda e, y: keeps_itself(e, y, 0.4), {}, "the denominator of anchor 0 holds the anchor itself: 8 terms"),
+        (lambda e, y: leaks_one(e, y, 0.4), {}, "leaks into the denominator of anchor 0: 8 terms instead of 7"),
+        (ours("supcon"), {"denominator": "one_positive"}, "holds the other positives: 7 terms instead of 6"),
+        (ours("supcon", reduction="sum"), {}, "the sum over 8 anchors is not divided by their number"),
+        (ours("supcon", no_positive="drop"), {}, "anchor 7 has no positive and was left out of the mean"),
+        (ours("supcon"), {"no_positive": "drop"}, "anchor 7 has no positive and was counted"),
+        (ours("supcon_in"), {}, "the mean over the positives is taken inside the logarithm, not outside it"),
+        (ours("supcon", similarity="dot"), {}, "similarities are raw dot products: rows are not brought to norm 1"),
+        (lambda e, y: 2 * ours("supcon")(e, y), {}, "values are 2 times too large"),
+        (lambda e, y: squares_the_temperature(e, y, 0.4), {}, "the temperature is applied twice (0.4)"),
+        (lambda e, y: forgets_to_divide(e, y, 0.4), {}, "is not divided by their number (anchor 0 has 2)"),
+        (lambda e, y: detaches_the_others(e, y, 0.4), {}, "the value is right, but no gradient flows into the rows"),
+        (lambda e, y: ours("supcon")(e, y) * 0.4 / 0.07, {}, "multiplied by temperature/0.07"),
+    ],
+)
+def test_a_failing_check_is_diagnosed(wrong, keywords, words):
+    said = diagnosis(wrong, keywords=keywords)
+    assert said is not None
+    assert words in said, said
+
+
+def test_the_mean_over_pairs_is_counted():
+    said = diagnosis(ours("nt_xent_pairwise", reduction="mean_pairs"), loss="nt_xent_pairwise")
+    assert said == "the mean is over 18 pairs, not over 8 anchors"
+
+
+def test_values_alone_are_diagnosed_more_carefully():
+    assert "lacks the other positives" in diagnosis(ours("nt_xent_pairwise"), values_only=True)
+    assert diagnosis(lambda e, y: ours("supcon")(e, y) * 1.0317, values_only=True) is None
+
+
+def test_an_anchor_is_named_where_each_has_a_value():
+    labels = (0, 0, 1, 1, 1, 2, 2)
+    said = diagnosis(
+        ours("supcon", reduction="none", denominator="one_positive"), keywords={"reduction": "none"}, labels=labels
+    )
+    assert said == "the denominator of anchor 2 lacks the other positives: 5 terms instead of 6"
+
+
+def test_what_nothing_explains_is_left_alone():
+    assert diagnosis(lambda e, y: ours("supcon")(e, y) + (e**3).sum() * 0.01) is None
+
+
+def test_no_number_is_explained_by_what_makes_it():
+    labels = (0, 0, 1, 2)
+    case = Case("mine", "supcon", drawn(3, [0] * 4, 0.0).numpy(), {"labels": list(labels)}, {"temperature": 0.1})
+    said = diagnose(case, Outcome([float("nan")]), truth(case))
+    assert said.startswith("anchors 2 and 3 have no positive, and the loss becomes NaN")
+    steep = Case("mine", "supcon", case.embeddings, {"labels": [0, 0, 1, 1]}, {"temperature": 0.001})
+    assert "overflows" in diagnose(steep, Outcome([float("inf")]), truth(steep))
+
+
+def test_a_case_too_large_is_left_alone():
+    large = SimpleNamespace(size=1000, anchors=lambda: [0])
+    assert diagnose(large, Outcome([1.0]), None) is None
+
+
+def test_the_command_prints_what_was_found(tmp_path):
+    from typer.testing import CliRunner
+
+    from pairproof.conformance.cli import app
+
+    file = tmp_path / "losses.py"
+    file.write_text(
+        "import torch\n\nfrom pairproof.fast import supcon_loss\n\n\n"
+        "def mine(embeddings, labels):\n    return supcon_loss(embeddings, labels, temperature=0.3)\n\n\n"
+        "def noise(embeddings, labels):\n    return torch.sum(embeddings**3)\n"
+    )
+    found = CliRunner().invoke(app, ["identify", f"{file}:mine"])
+    assert found.exit_code == 0, found.output
+    assert "computes supcon with" in found.output
+    assert "0.3" in found.output
+    assert CliRunner().invoke(app, ["identify", f"{file}:noise"]).exit_code == 1
+    assert CliRunner().invoke(app, ["identify", f"{file}:absent"]).exit_code == 3
