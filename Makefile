@@ -11,14 +11,18 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 VENV_STAMP := $(VENV)/.installed
 PEERS_STAMP := .peers/.installed
+# The oldest triton that the kernels are held to; constraints.txt has the newest.
+OLD_TRITON := 3.6.0
+OLD_TRITON_STAMP := .peers/.installed-triton-$(OLD_TRITON)
+OLD_TRITON_FOLDER := .peers/triton-3.6
 export PAIRPROOF_PEERS := $(CURDIR)/.peers
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv verify test bench bench-quick lint format types fixtures fixtures-check wheel clean
+.PHONY: help venv verify test kernels kernels-3.6 kernels-long kernels-golden kernels-golden-all bench bench-quick lint format types fixtures fixtures-check wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
 
 # The version is read from src/pairproof/__init__.py when the package is built.
 $(VENV_STAMP): pyproject.toml constraints.txt src/pairproof/__init__.py
@@ -26,7 +30,7 @@ $(VENV_STAMP): pyproject.toml constraints.txt src/pairproof/__init__.py
 	@echo "venv: installing pairproof, its extras and the pinned versions of constraints.txt into $(VENV) (once; torch is large)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(INSTALL) setuptools wheel
-	@$(INSTALL) --no-build-isolation --editable '.[verify,pml,bench,safetensors,dev]'
+	@$(INSTALL) --no-build-isolation --editable '.[verify,pml,bench,safetensors,triton,dev]'
 	@touch $@
 
 # A package of which one file is used: it is loaded by path, so what it depends on stays out.
@@ -34,6 +38,14 @@ $(PEERS_STAMP): constraints.txt | $(VENV_STAMP)
 	@echo "peers: installing the original SupCon code (one file of bioencoder) into .peers/bioencoder"
 	@rm -rf .peers/bioencoder
 	@$(INSTALL) --no-deps --target .peers/bioencoder bioencoder
+	@touch $@
+
+# Beside the one in the venv, and put before it where it is wanted.
+$(OLD_TRITON_STAMP): | $(VENV_STAMP)
+	@echo "triton: installing triton $(OLD_TRITON) into $(OLD_TRITON_FOLDER)"
+	@rm -rf $(OLD_TRITON_FOLDER)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(OLD_TRITON_FOLDER) triton==$(OLD_TRITON)
 	@touch $@
 
 venv: $(VENV_STAMP) $(PEERS_STAMP) ## make .venv and .peers, or bring them up to date
@@ -45,8 +57,31 @@ verify: $(VENV_STAMP) $(PEERS_STAMP) ## judge every printed figure and every imp
 
 # One thread per worker: the workers already share the cores out.
 test: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests (ARGS=... goes to pytest)
-	@echo "test: pytest on tests/, one worker per core"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS) tests
+	@echo "test: pytest on tests/ but for tests/kernels, one worker per core"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --ignore=tests/kernels $(ARGS) tests
+
+kernels: $(VENV_STAMP) ## compile every GPU kernel in every form and check what came out; needs no GPU (ARGS=--help)
+	@echo "kernels: compiled for sm_80, sm_90 and sm_100; about XXX minutes on two cores"
+	@$(BIN)/python tools/compile_kernels.py $(ARGS)
+
+kernels-3.6: $(VENV_STAMP) $(OLD_TRITON_STAMP) ## the same with triton 3.6
+	@echo "kernels-3.6: the same with triton $(OLD_TRITON)"
+	@PYTHONPATH=$(OLD_TRITON_FOLDER) $(BIN)/python tools/compile_kernels.py $(ARGS)
+
+kernels-long: $(VENV_STAMP) ## the same for sm_89, more lengths of rows and more types of arguments too
+	@echo "kernels-long: every architecture and length that has tiles of its own; about XXX minutes on two cores"
+	@$(BIN)/python tools/compile_kernels.py --long $(ARGS)
+
+# Whether kernels are interpreted or compiled is decided when triton is imported: a run of its own.
+KERNEL_TESTS := TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+kernels-golden: $(VENV_STAMP) ## run the GPU kernels on golden cases in triton's interpreter; needs no GPU
+	@echo "kernels-golden: pytest on tests/kernels, in triton's interpreter"
+	@$(KERNEL_TESTS) $(ARGS) tests/kernels
+
+kernels-golden-all: $(VENV_STAMP) ## the same on all golden cases
+	@echo "kernels-golden-all: pytest on tests/kernels with every golden case, in triton's interpreter"
+	@$(KERNEL_TESTS) --all-cases $(ARGS) tests/kernels
 
 bench: $(VENV_STAMP) $(PEERS_STAMP) ## time everything into bench/results/, on a quiet machine (DEVICE=cuda, ARGS=--help)
 	@echo "bench: ours beside every peer, in a fresh process for every size, allocator and loss; about 25 minutes"

@@ -229,7 +229,7 @@ def options() -> list[Bad]:
                     )
                 )
     for value in ("mystery", "AUTO", None):
-        phrases = ("auto", "dense", "tiled", "exact", repr(value))
+        phrases = ("auto", "dense", "tiled", "exact", "triton", repr(value))
         rows.append(Bad(f"backend {value}", "backend", {"backend": value}, ValueError, phrases, rooms=("fast",)))
     return rows
 

@@ -16,6 +16,7 @@ from pairproof.fast import (
     SupConEpsilonLoss,
     SupConInLoss,
     SupConLoss,
+    kernels,
     nt_bxent_loss,
     nt_xent_loss,
     nt_xent_pairwise_loss,
@@ -83,7 +84,7 @@ ANY_LOSS: list[tuple[dict[str, Any], type[Exception], str, list[str]]] = [
     ({"temperature": torch.tensor(1)}, TypeError, "temperature", ["floating", "int64"]),
     ({"temperature": torch.tensor(0.0)}, ValueError, "temperature", ["positive", "0.0"]),
     ({"temperature": torch.tensor(float("nan"))}, ValueError, "temperature", ["positive", "nan"]),
-    ({"backend": "fastest"}, ValueError, "backend", ["auto", "dense", "tiled", "exact", "fastest"]),
+    ({"backend": "fastest"}, ValueError, "backend", ["auto", "dense", "tiled", "exact", "triton", "fastest"]),
     ({"base_temperature": 0}, ValueError, "base_temperature", ["positive", "0"]),
     ({"base_temperature": float("inf")}, ValueError, "base_temperature", ["positive", "inf"]),
     ({"base_temperature": "1"}, TypeError, "base_temperature", ["number", "str"]),
@@ -185,6 +186,45 @@ def test_a_zero_row_is_fine_under_dot(loss: Loss) -> None:
     assert bool(value.isfinite())
     assert rows.grad is not None
     assert bool(rows.grad.isfinite().all())
+
+
+def refused(loss: Loss, rows: Tensor, **arguments: Any) -> str:
+    with pytest.raises(ValueError, match=r'^backend="triton": ') as caught:
+        loss(rows, **arguments, backend="triton")
+    return str(caught.value).removeprefix('backend="triton": ')
+
+
+@pytest.mark.parametrize("loss", list(GOOD))
+def test_the_kernels_say_what_they_cannot_take(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each refusal is a ValueError that says what would be taken, whichever loss asks."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    told = "it needs embeddings on a CUDA device, got cpu (with TRITON_INTERPRET=1 its interpreter takes those)"
+    assert refused(loss, Z, **GOOD[loss]) == told
+    assert "take float32, bfloat16 and float16, not float64" in refused(loss, Z.double(), **GOOD[loss])
+    assert "take at most 1024 columns, got 1025" in refused(loss, torch.ones(4, 1025), **GOOD[loss])
+    on_meta = {key: value.to("meta") if isinstance(value, Tensor) else value for key, value in GOOD[loss].items()}
+    assert refused(loss, Z.to("meta"), **on_meta) == "it needs embeddings on a CUDA device, got meta"
+
+
+def test_the_kernels_need_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(kernels, "_importable", lambda: False)
+    assert refused(supcon_loss, Z, **GOOD[supcon_loss]) == "triton is not installed: pip install triton"
+    # Whoever asks for nothing is served without.
+    assert bool(supcon_loss(Z, **GOOD[supcon_loss]).isfinite())
+
+
+def test_every_kind_of_refusal_names_what_would_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    given = (Z, Z.double(), Z.to(torch.float8_e4m3fn), torch.ones(4, 2000))
+    assert all(kernels.refusal(rows) for rows in given)
+    assert not any(kernels.chosen(rows) for rows in given)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(kernels, "_importable", lambda: True)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert kernels.refusal(Z.to(dtype)) is None
+        # The interpreter serves tests: nobody is given it without asking.
+        assert not kernels.chosen(Z.to(dtype))
 
 
 @pytest.mark.parametrize("loss", list(GOOD))

@@ -17,19 +17,29 @@ from pairproof.conformance import run as running
 from pairproof.conformance.cases import Case
 from pairproof.conformance.certify import certify
 from pairproof.conformance.compare import Outcome, compare
+from pairproof.conformance.covering import covering, traits_of
+from pairproof.conformance.fixtures import load_worked
 from pairproof.conformance.golden import load_golden
 from pairproof.conformance.oracle import Truth, stored_truth, truth, weights
 from pairproof.conformance.peers import Deviation, Implementation, Unavailable
 from pairproof.conformance.peers.base import normalised
 from pairproof.conformance.peers.documents import StackedCriterion
-from pairproof.conformance.peers.fast import Fast, FastDense, FastExact, FastTiled
+from pairproof.conformance.peers.fast import Fast, FastDense, FastExact, FastTiled, FastTriton
 from pairproof.conformance.peers.pml import PytorchMetricLearning
 from pairproof.conformance.peers.reference import Reference
 from pairproof.conformance.peers.supcontrast import SupContrast, SupContrastToday, load_file
 from pairproof.conformance.plain import plain_outcome
 from pairproof.conformance.results import Check, Status, tally
-from pairproof.conformance.run import CouldNotRun, Selection, UsageError, run
-from pairproof.conformance.tolerances import bounds, held_to, unit_roundoff
+from pairproof.conformance.run import CouldNotRun, Selection, UsageError, load_cases, run
+from pairproof.conformance.tolerances import (
+    SMALLEST_SUBNORMAL,
+    WEIGHTS_LIFTED,
+    bounds,
+    held_to,
+    unit_roundoff,
+    with_narrowed_weights,
+)
+from pairproof.fast import kernels
 
 ROWS = np.array([[1.0, 0.5, -0.25], [0.75, -1.0, 0.5], [-0.5, 0.25, 1.5], [1.25, 1.0, 0.125]])
 CASE = Case("test/case", "supcon", ROWS, {"labels": [0, 1, 0, 1]}, {"temperature": 0.5})
@@ -423,3 +433,166 @@ def test_the_straightforward_road_is_right_on_ordinary_batches() -> None:
         assert comparison.ratio < 4, (case.id, comparison.first)
         tried += 1
     assert tried > 20
+
+
+STEEP = replace(CASE, id="test/steep", keywords={"temperature": 0.03, "reduction": "sum"})
+DOTS = replace(CASE, id="test/dots", keywords={"temperature": 0.5, "similarity": "dot", "base_temperature": 0.1})
+
+
+def rows_of_weights(case: Case, weights: np.ndarray, dtype: str | None) -> dict[str, np.ndarray]:
+    """What every row of every matrix gathers from the others: complete weights times rows, as a fused kernel does it.
+
+    Args:
+        case: the case.
+        weights: the derivative by each similarity.
+        dtype: to which complete weights are rounded, after they were multiplied as the kernels multiply them; or None.
+    """
+    cosine = case.option("similarity") == "cosine"
+    found = {name: np.zeros_like(matrix) for name, matrix in case.matrices.items()}
+    base, temperature = case.option("base_temperature"), float(case.option("temperature"))
+    upstream = (1 if base is None else temperature / base) / (1 if case.option("reduction") == "sum" else case.n)
+    unit = upstream / temperature
+
+    def gather(name: str, part: np.ndarray, other: str) -> None:
+        rows = case.matrices[other]
+        norms = np.linalg.norm(rows, axis=1) if cosine else np.ones(len(rows))
+        complete = part / norms
+        if dtype is not None:
+            lift = 2.0 ** np.floor(np.log2(upstream)) / upstream * WEIGHTS_LIFTED[dtype] / unit
+            complete = torch.tensor(complete * lift).to(getattr(torch, dtype)).double().numpy() / lift
+        found[name] += complete @ rows
+
+    for block in case.blocks():
+        rows, columns = (len(case.matrices[name]) for name in (block.left, block.right))
+        part = weights[block.row : block.row + rows, block.column : block.column + columns]
+        if block.left == block.right:
+            gather(block.left, part + part.T, block.right)
+        else:
+            gather(block.left, part, block.right)
+            gather(block.right, part.T, block.left)
+    if cosine:
+        for name, rows in found.items():
+            norms = np.linalg.norm(case.matrices[name], axis=1, keepdims=True)
+            units = case.matrices[name] / norms
+            found[name] = (rows - (rows * units).sum(axis=1, keepdims=True) * units) / norms
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", [CASE, STEEP, DOTS, *FURTHER], ids=lambda case: case.id)
+def test_narrowed_weights_cost_what_is_allowed_for_them(case: Case, dtype: str) -> None:
+    """Weights rounded on purpose: the gradient moves by no more than the term says, and by a fair part of it."""
+    true = truth(case)
+    assert true.gradient is not None
+    whole = rows_of_weights(case, true.weights, None)
+    np.testing.assert_allclose(whole[case.first], true.gradient, rtol=1e-9, atol=1e-12)
+    before = bounds(case, true, dtype)
+    after = with_narrowed_weights(before, case, true, dtype)
+    narrowed = rows_of_weights(case, true.weights, dtype)
+    fullest = 0.0
+    for name in case.matrices:
+        without, allowed = (b.rows if name == case.first else b.other_rows[name] for b in (before, after))
+        moved = np.linalg.norm(narrowed[name] - whole[name], axis=1)
+        assert (moved <= allowed - without).all()
+        fullest = max(fullest, float((moved / (allowed - without)).max()))
+    assert fullest > 0.05
+    assert after.values == before.values
+    assert after.anchors == before.anchors
+
+
+@pytest.mark.parametrize("case", [CASE, *FURTHER], ids=lambda case: case.id)
+def test_rows_of_full_precision_narrow_nothing(case: Case) -> None:
+    true = truth(case)
+    for dtype in ("float64", "float32"):
+        before = bounds(case, true, dtype)
+        assert with_narrowed_weights(before, case, true, dtype) is before
+
+
+def test_weights_below_the_normal_numbers_have_an_error_of_their_own() -> None:
+    """In float16 what is relative ends at 2^-14, which a lift of 2^12 moves to 2^-26."""
+    true = replace(truth(CASE), weights=np.full((4, 4), 1e-13))
+    before = bounds(CASE, true, "float16")
+    more = with_narrowed_weights(before, CASE, true, "float16").rows - before.rows
+    lifted = [np.linalg.norm(row) / 2.0 ** np.floor(np.log2(np.abs(row).max())) for row in ROWS]
+    share = 1 / (0.5 * 4)
+    least = share * SMALLEST_SUBNORMAL["float16"] / 2**13 * sum(lifted)
+    np.testing.assert_allclose(more * np.linalg.norm(ROWS, axis=1), least + 2.0**-11 * 4 * 2e-13, rtol=1e-6)
+
+
+def test_only_who_narrows_is_allowed_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(kind({}, "cpu").narrows_weights for kind in (Reference, Fast, FastDense, FastTiled, FastExact))
+    monkeypatch.setattr(kernels, "chosen", lambda rows: rows.device.type == "meta")
+    assert Fast({}, "meta").narrows_weights
+    assert not FastTiled({}, "meta").narrows_weights
+    monkeypatch.setattr(kernels, "refusal", lambda rows: None)
+    assert FastTriton({}, "meta").narrows_weights
+
+
+def test_the_kernels_say_why_they_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(Unavailable, match="on a CUDA device, got cpu"):
+        FastTriton({}, "cpu")
+    report = run(replace(ONLY, implementations=("fast-triton", "reference"), cases=("golden/supcon/refs-self-some",)))
+    assert set(report.absent) == {"fast-triton"}
+    assert {check.implementation for check in report.checks} == {"reference"}
+    with pytest.raises(CouldNotRun, match="fast-triton is required and not here: it needs embeddings on a CUDA device"):
+        run(replace(ONLY, implementations=(), required=("fast-triton",)))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(kernels, "_importable", lambda: False)
+    with pytest.raises(Unavailable, match="triton is not installed: pip install triton"):
+        FastTriton({}, "cpu")
+
+
+def test_a_check_of_the_interpreter_is_repeated_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "refusal", lambda rows: None)
+    assert FastTriton({}, "cpu").environment == ("TRITON_INTERPRET=1",)
+    assert FastTriton({}, "meta").environment == ()
+    monkeypatch.setattr(FastTriton, "version", lambda self: "")
+    monkeypatch.setattr(FastTriton, "evaluate", lambda self, case, dtype: 1 / 0)
+    monkeypatch.setattr(running, "ALL", (FastTriton,))
+    only = replace(ONLY, implementations=(), cases=("golden/supcon/refs-self-some",), dtypes=("bfloat16",))
+    (check,) = run(only).checks
+    command = "pairproof verify --case golden/supcon/refs-self-some --impl fast-triton --dtype bfloat16"
+    assert check.repeat == f"TRITON_INTERPRET=1 {command}"
+
+
+def test_who_runs_on_some_machines_only_is_counted_by_the_cases(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of theirs is on file; a check that is missing, or that did not pass, is missed all the same."""
+    expected = {"format": running.EXPECTED_FORMAT, "counts": {}, "entries": {}}
+    (tmp_path / "expected.json").write_text(json.dumps(expected))
+    fake.setattr(running, "fixtures_root", lambda: tmp_path)
+    fake.setattr(running, "load_golden", list)
+    fake.setattr(Fake, "anywhere", False)
+    everyone = Selection(implementations=("fake",), processes=1)
+    report = run(everyone)
+    missed = [problem for problem in report.problems if "fake/supcon:" in problem]
+    assert not missed
+    # It has one loss: the others' cases are refused, and were to be passed.
+    assert any(problem.startswith("fake/nt_xent: expected ") for problem in report.problems)
+    assert not any(key.startswith("fake") for key in running.expected_counts(report)["counts"])
+    fake.setattr(Fake, "mode", "wrong")
+    assert any("fake/supcon: expected 4 passed, ran 4 failed" in problem for problem in run(everyone).problems)
+
+
+def test_a_covering_choice_shows_all_that_any_case_shows() -> None:
+    cases = load_cases(load_worked())
+    chosen = covering(cases)
+    traits = {case: traits_of(case, golden) for case, golden in cases.items()}
+    assert set().union(*(traits[case] for case in chosen)) == set().union(*traits.values())
+    assert len(chosen) < len(cases) / 5
+    flags = {(case.loss, flag) for case, golden in cases.items() if golden for flag in golden.flags}
+    assert flags == {(case.loss, flag) for case in chosen for flag in getattr(cases[case], "flags", ())}
+    # In their own order, the same every time, whatever order they come in.
+    assert [case for case in cases if case in set(chosen)] == chosen
+    assert [case.id for case in covering(cases)] == [case.id for case in chosen]
+    assert covering({}) == []
+
+
+def test_a_covering_run_says_what_it_left_out(fake: pytest.MonkeyPatch) -> None:
+    selection = replace(ONLY, cases=("golden/supcon/*",), covering=True)
+    assert not replace(selection, cases=()).whole
+    report = run(selection)
+    every = [case for case in load_cases(load_worked()) if case.id.startswith("golden/supcon/")]
+    assert 10 < report.cases_chosen < len(every) / 4
+    assert len({check.case for check in report.checks}) == report.cases_chosen
+    assert report.cases_in_all == len(load_cases(load_worked()))

@@ -1,6 +1,18 @@
 """Which tile each kernel takes: by architecture, by how rows are multiplied, and by their padded length.
 
-TABLE-PROSE
+It was made without a device: tiles were compiled, not timed. Ten to forty were compiled for each line and kernel, in
+every form of the kernel. A tile counted where no form spills registers, all fit in shared and tensor memory, and tensor
+cores make the products. Of such tiles the one was taken that is best on paper, where time goes into
+
+- products, at the rate that is reached in practice, less for 16 or 32 columns, which leave tensor cores half idle;
+- what is read from the second-level cache: a program that keeps its rows on chip reads only columns, and the more rows
+  it has, the less it reads per product;
+- exponentials, and what else is done per pair; a gradient made in parts of the length makes all of these anew;
+
+and the longest of the three hides the others the better, the more programs a multiprocessor has room for: one program's
+exponentials overlap another's products. Loads in three stages hide best, in two nearly so. Tiles within a few registers
+of the limit stand back behind those with some to spare. `tools/compile_kernels.py` holds every line to what it was
+chosen by, with the compiler of the day.
 
 ``PAIRPROOF_KERNEL_TABLE=PATH`` puts tiles that were timed on one's own device in the place of these; `pairproof.fast.
 kernels.tune` writes such a file. It is read once, and one that is malformed or that breaks a rule of `violations` is an
@@ -13,7 +25,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -67,6 +79,78 @@ class Key(NamedTuple):
 
 # Each cell is rows x columns / part / out / warps / stages.
 _TABLE = """
+80  pieces   64  64x64/64/64/4/3     64x32/64/64/8/1     64x64/32/32/8/1     128x64/32/64/8/3    64x32/64/64/8/1
+80  pieces   128 128x64/32/32/4/3    64x32/128/128/8/1   64x32/128/128/8/1   64x64/64/64/8/3     64x32/128/128/8/1
+80  pieces   256 128x64/32/32/8/3    64x32/32/32/8/1     64x32/32/32/8/1     64x64/32/64/4/3     64x32/32/256/8/1
+80  pieces   384 128x64/32/32/8/3    64x32/32/32/8/1     64x32/32/32/8/1     64x64/32/64/4/3     64x32/32/128/8/1
+80  pieces   512 128x64/32/32/8/3    64x32/32/32/8/1     64x32/32/32/8/1     64x64/32/64/4/3     64x32/32/256/8/1
+80  pieces   768 128x64/32/32/8/3    64x32/32/32/8/1     64x32/32/32/8/1     64x64/32/64/4/3     64x32/32/256/8/1
+80  tf32     64  128x64/64/64/4/2    64x64/64/64/8/1     64x64/64/64/8/1     64x64/64/64/4/3     64x64/64/64/8/1
+80  tf32     128 128x64/128/128/8/3  64x32/128/128/8/1   64x32/128/128/8/1   64x64/128/128/8/3   64x32/128/128/8/1
+80  tf32     256 128x32/256/256/8/2  32x32/256/256/8/1   64x32/256/256/8/1   64x32/256/256/8/3   64x32/128/256/8/1
+80  tf32     384 128x128/128/128/8/2 64x32/128/128/8/1   64x64/64/64/8/1     64x64/64/128/8/3    64x64/64/128/8/1
+80  tf32     512 128x128/32/32/8/3   64x32/256/256/8/1   64x64/64/64/8/1     64x32/64/256/8/3    64x32/128/256/8/1
+80  tf32     768 128x128/64/64/8/3   64x32/256/256/8/1   64x64/64/64/8/1     64x32/64/256/8/3    64x32/128/256/8/1
+80  bfloat16 64  128x64/64/64/4/3    64x64/64/64/8/1     64x64/64/64/8/1     64x64/64/64/4/3     64x32/64/64/8/1
+80  bfloat16 128 128x64/128/128/4/2  64x32/128/128/8/1   64x32/128/128/4/1   128x32/128/128/8/3  32x32/128/128/4/1
+80  bfloat16 256 128x64/256/256/8/3  64x32/256/256/8/1   64x32/256/256/8/1   64x32/256/256/8/3   64x32/128/256/8/1
+80  bfloat16 384 128x128/64/64/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x64/128/128/8/3   64x64/64/128/8/1
+80  bfloat16 512 128x128/64/64/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x32/512/256/8/2   64x32/256/256/8/1
+80  bfloat16 768 128x128/64/64/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x32/256/256/8/3   64x32/256/256/8/1
+89  pieces   64  64x64/64/64/4/2     64x32/64/64/8/1     64x64/32/32/8/1     128x64/32/64/8/3    64x32/64/64/8/1
+89  pieces   128 128x64/32/32/8/3    64x32/128/128/8/1   64x32/128/128/8/1   64x64/64/64/8/3     64x32/128/128/8/1
+89  pieces   256 128x64/32/32/8/3    64x32/32/32/8/1     64x32/32/32/8/1     64x64/32/64/4/3     64x32/32/256/8/1
+89  pieces   384 128x64/32/32/8/3    64x32/32/32/8/1     64x32/32/32/8/1     64x64/32/64/4/3     64x32/32/128/8/1
+89  pieces   512 128x64/32/32/8/3    64x32/32/32/8/1     64x32/32/32/8/1     64x64/32/64/4/3     64x32/32/256/8/1
+89  pieces   768 128x64/32/32/8/3    64x32/32/32/8/1     64x32/32/32/8/1     64x64/32/64/4/3     64x32/32/256/8/1
+89  tf32     64  128x64/64/64/8/2    64x64/64/64/8/1     64x64/64/64/8/1     64x64/64/64/4/3     64x64/64/64/8/1
+89  tf32     128 128x32/128/128/8/3  64x32/128/128/8/1   64x32/128/128/8/1   128x32/128/128/8/3  64x32/128/128/8/1
+89  tf32     256 128x128/64/64/8/2   32x32/256/256/8/1   64x32/256/256/8/1   64x32/64/256/8/3    64x32/128/256/8/1
+89  tf32     384 128x128/64/64/8/2   64x32/128/128/8/1   64x64/64/64/8/1     64x64/64/64/4/1     64x16/64/64/4/1
+89  tf32     512 128x128/64/64/8/2   64x32/256/256/8/1   64x64/64/64/8/1     64x32/64/256/8/3    64x32/128/256/8/1
+89  tf32     768 128x128/64/64/8/2   64x32/256/256/8/1   64x64/64/64/8/1     64x32/64/256/8/3    64x32/128/256/8/1
+89  bfloat16 64  128x64/64/64/8/3    64x64/64/64/8/1     64x64/64/64/8/1     64x64/64/64/4/3     64x32/64/64/8/1
+89  bfloat16 128 128x64/128/128/8/2  64x32/128/128/8/1   64x32/128/128/4/1   128x32/128/128/8/3  64x32/128/128/8/1
+89  bfloat16 256 128x64/256/256/8/2  64x32/256/256/8/1   64x32/256/256/8/1   64x32/256/256/8/3   64x32/128/256/8/1
+89  bfloat16 384 128x128/64/64/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x64/128/128/8/3   64x64/64/128/8/1
+89  bfloat16 512 128x128/64/64/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x64/128/128/8/3   64x32/256/256/8/1
+89  bfloat16 768 128x128/64/64/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x64/128/128/8/3   64x32/256/256/8/1
+90  pieces   64  128x64/64/64/8/2    64x64/64/64/8/1     64x64/64/64/8/1     128x64/64/64/8/3    64x32/64/64/8/1
+90  pieces   128 128x64/128/128/8/2  64x32/128/128/8/1   64x32/128/128/8/1   128x64/128/128/8/2  64x32/128/128/8/1
+90  pieces   256 128x128/32/32/8/3   64x32/64/64/8/1     64x64/64/64/8/1     128x32/32/128/8/3   64x32/128/256/8/1
+90  pieces   384 128x128/32/32/8/3   64x32/64/64/8/1     64x64/64/64/8/1     128x32/32/128/8/3   64x32/32/128/8/1
+90  pieces   512 128x128/32/32/8/3   64x32/64/64/8/1     64x64/64/64/8/1     128x32/32/128/8/3   64x32/128/256/8/1
+90  pieces   768 128x128/32/32/8/3   64x32/64/64/8/1     64x64/64/64/8/1     128x32/32/256/8/3   64x32/128/256/8/1
+90  tf32     64  128x64/64/64/8/2    64x64/64/64/8/1     64x64/64/64/4/1     64x64/64/64/4/3     64x64/64/64/8/1
+90  tf32     128 128x32/128/128/8/3  64x32/128/128/8/1   64x32/128/128/4/1   128x64/128/128/8/3  64x32/128/128/8/1
+90  tf32     256 128x32/256/256/8/3  64x32/256/256/8/1   64x32/256/256/8/1   64x64/64/256/8/3    64x16/256/256/8/1
+90  tf32     384 128x128/32/32/8/2   64x64/64/64/8/1     64x64/64/64/8/1     128x64/32/128/8/2   64x32/128/128/8/1
+90  tf32     512 128x128/32/32/8/2   64x16/512/512/8/1   64x32/512/512/8/1   64x64/64/256/8/3    64x32/64/256/8/1
+90  tf32     768 128x128/32/32/8/2   64x64/64/64/8/1     64x64/64/64/8/1     64x64/64/256/8/3    64x32/64/256/8/1
+90  bfloat16 64  128x64/64/64/8/3    64x64/64/64/8/1     64x64/64/64/4/1     64x64/64/64/4/3     64x64/64/64/8/1
+90  bfloat16 128 128x64/128/128/8/2  64x16/128/128/4/1   64x16/128/128/4/1   64x32/128/128/4/3   64x16/128/128/4/1
+90  bfloat16 256 128x32/256/256/8/3  64x32/256/256/8/1   64x32/256/256/4/1   128x64/256/256/8/3  64x32/256/256/8/1
+90  bfloat16 384 128x128/128/128/8/3 64x64/64/64/8/1     64x64/64/64/8/1     128x64/32/128/8/3   64x64/64/128/8/1
+90  bfloat16 512 128x32/512/512/8/3  64x32/512/512/8/1   64x16/512/512/4/1   128x32/512/256/8/2  64x16/512/256/8/1
+90  bfloat16 768 128x128/128/128/8/3 64x64/64/64/8/1     64x64/64/64/8/1     64x64/128/256/8/3   64x32/128/256/8/1
+100 pieces   64  128x64/64/64/8/3    128x16/64/64/8/1    128x64/64/64/8/1    64x64/64/64/4/3     64x32/64/64/8/1
+100 pieces   128 128x32/128/128/8/3  128x16/128/128/8/1  128x16/128/128/8/1  64x32/128/64/4/3    64x32/128/128/8/1
+100 pieces   256 64x64/256/256/4/1   64x64/64/64/8/1     64x64/64/64/8/1     64x32/64/128/4/1    64x32/32/256/8/1
+100 pieces   384 128x64/32/32/8/1    64x64/64/64/8/1     128x64/64/64/8/1    64x32/64/128/4/1    64x32/128/128/8/1
+100 pieces   512 128x64/32/32/8/1    64x64/64/64/8/1     128x64/64/64/8/1    64x32/64/128/4/1    64x32/32/256/8/1
+100 pieces   768 128x64/32/32/8/1    64x64/64/64/8/1     128x64/64/64/8/1    64x32/64/128/4/1    64x32/32/256/8/1
+100 tf32     64  64x64/64/64/4/1     64x16/64/64/4/1     64x16/64/64/4/1     64x64/64/64/4/1     64x16/64/64/4/1
+100 tf32     128 64x64/64/64/4/1     64x16/64/64/4/1     64x16/64/64/4/1     64x64/64/64/4/1     64x16/64/64/4/1
+100 tf32     256 64x64/64/64/4/1     64x16/64/64/4/1     64x16/64/64/4/1     64x64/64/64/4/1     64x16/64/64/4/1
+100 tf32     384 64x64/64/64/4/1     64x16/64/64/4/1     64x16/64/64/4/1     64x64/64/64/4/1     64x16/64/64/4/1
+100 tf32     512 64x64/64/64/4/1     64x16/64/64/4/1     64x16/64/64/4/1     64x64/64/64/4/1     64x16/64/64/4/1
+100 tf32     768 64x64/64/64/4/1     64x16/64/64/4/1     64x16/64/64/4/1     64x64/64/64/4/1     64x16/64/64/4/1
+100 bfloat16 64  128x64/64/64/4/3    128x32/64/64/8/1    128x32/64/64/8/1    128x32/64/64/8/3    128x16/64/64/8/1
+100 bfloat16 128 128x32/128/128/8/3  128x16/128/128/8/1  128x32/128/128/8/1  128x32/128/128/8/3  128x16/128/128/8/1
+100 bfloat16 256 128x32/256/256/8/3  128x16/256/256/8/1  128x32/256/256/8/1  128x64/256/256/8/3  64x16/256/256/8/1
+100 bfloat16 384 128x128/128/128/8/3 64x64/64/64/8/1     128x64/64/64/8/1    128x64/64/128/8/3   64x32/128/128/8/1
+100 bfloat16 512 128x32/512/512/8/3  128x16/512/512/8/1  128x16/512/512/8/1  128x32/512/256/8/2  64x32/32/256/8/1
+100 bfloat16 768 128x128/128/128/8/3 64x64/64/64/8/1     128x64/64/64/8/1    128x64/128/256/8/3  64x32/32/256/8/1
 """
 
 
@@ -86,7 +170,7 @@ def listed_dim(dim: int) -> int:
     return 768 if dim % 256 == 0 else 384
 
 
-@lru_cache(maxsize=1)
+@cache
 def committed() -> dict[Key, Launch]:
     """Return the table as it stands here, for the architectures, kinds and lengths that it lists."""
     found = {}
@@ -114,7 +198,7 @@ def launch_of(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Launch:
     return _derived(kernel, kind, dim, capability) if chosen is None else chosen
 
 
-@lru_cache(maxsize=None)
+@cache
 def _derived(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Launch:
     near = "bfloat16" if kind == "float16" else kind
     launch = committed()[Key(kernel, cast(Kind, near), listed_dim(dim), architecture_of(capability))]
@@ -154,7 +238,7 @@ def disagreements(kernel: Kernel, launch: Launch, plain: Launch) -> list[str]:
     return wrong
 
 
-@lru_cache(maxsize=1)
+@cache
 def _in_place() -> dict[Key, Launch]:
     """Return what stands in the place of the table: of the file, where one is named."""
     path = os.environ.get(VARIABLE, "")
@@ -210,9 +294,7 @@ def read(path: Path) -> dict[Key, Launch]:
         wrong += [f"{_name(key)}: {line}" for line in violations(key.kernel, launch, key.dim)]
     if not wrong:
         for key in {key._replace(kernel=kernel) for key in found for kernel in PLAIN}:
-            launch, plain = (
-                found.get(k) or _derived(*k) for k in (key, key._replace(kernel=PLAIN[key.kernel]))
-            )
+            launch, plain = (found.get(k) or _derived(*k) for k in (key, key._replace(kernel=PLAIN[key.kernel])))
             wrong += [f"{_name(key)}: {line}" for line in disagreements(key.kernel, launch, plain)]
     if wrong:
         raise error("; ".join(sorted(wrong)))
