@@ -6,12 +6,12 @@ Everything is queued on the current stream and nothing is read back. Buffers are
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -90,8 +90,9 @@ def _queue(kernel: Any, grid: tuple[int, ...], *given: Any, **flags: Any) -> Non
     for observe in observers:
         observe(kernel.fn.__name__, flags)
     if interpreted():
-        # numpy warns of infinities that a device takes for granted.
-        with np.errstate(all="ignore"):
+        # Its numpy warns of infinities that a device takes for granted.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
             kernel[grid](*given, **flags)
     else:
         kernel[grid](*given, **flags)

@@ -1,0 +1,275 @@
+"""Time tiles around the committed table on the device at hand, and write the best of them as a file.
+
+    python -m pairproof.fast.kernels.tune --rows 65536 --columns 128 --dtype bfloat16 --output tiles.json
+    PAIRPROOF_KERNEL_TABLE=tiles.json python train.py
+
+Each kernel is timed within the whole pass that it belongs to, candidates in turn, round after round, and the median
+counts: a device that slows down slows all of them alike. An existing output file is extended.
+
+Exit code: 0 done; 2 wrong usage; 3 no CUDA device that the kernels run on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import evaluation, refusal
+from .table import (
+    KERNELS,
+    LONGEST,
+    PLAIN,
+    Kernel,
+    Key,
+    Kind,
+    Launch,
+    disagreements,
+    instead,
+    launch_of,
+    read,
+    violations,
+    written,
+)
+
+Timer = Callable[[Key, Sequence[Launch]], list[float | None]]
+"""Gives the milliseconds of each tile of one kernel, None for one that does not run."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CLEARLY = 0.98
+"""A tile takes another's place where it needs at most this share of its time: less is noise."""
+STEPS = 3
+"""How often the search goes on from the best so far."""
+MASK_ROWS = 16384
+"""Rows of a batch with a mask, at most: it is one byte for each pair."""
+
+
+class Timed(NamedTuple):
+    """A tile, and the milliseconds of the pass with it and with the one that the table had."""
+
+    launch: Launch
+    milliseconds: float
+    before: float
+
+
+def candidates(key: Key, launch: Launch) -> list[Launch]:
+    """Return a tile and those that differ from it by a factor of two, one stage, or rows and warps together.
+
+    The rules of the table hold for each; the tiles of a pass fit each other as its plain kernel is tuned first.
+    """
+    found = [launch]
+    for name in ("rows", "columns", "part", "out", "warps"):
+        number = getattr(launch, name)
+        found += [launch._replace(**{name: other}) for other in (number // 2, number * 2)]
+    found += [launch._replace(stages=launch.stages + step) for step in (-1, 1)]
+    found += [
+        launch._replace(rows=launch.rows // 2, warps=launch.warps // 2),
+        launch._replace(rows=launch.rows * 2, warps=launch.warps * 2),
+        launch._replace(columns=launch.columns * 2, warps=launch.warps * 2),
+    ]
+    if not key.kernel.startswith("gradient"):
+        found = [one for one in found if one.out == launch.out]
+    return [one for one in dict.fromkeys(found) if not violations(key.kernel, one, key.dim) and _fits(key, one)]
+
+
+def _fits(key: Key, launch: Launch) -> bool:
+    """Whether a tile fits those that the other kernels of its pass have now."""
+    if key.kernel in PLAIN:
+        return not disagreements(key.kernel, launch, _now(key._replace(kernel=PLAIN[key.kernel])))
+    return not any(
+        disagreements(marked, _now(key._replace(kernel=marked)), launch)
+        for marked, plain in PLAIN.items()
+        if plain == key.kernel
+    )
+
+
+def _now(key: Key) -> Launch:
+    return launch_of(*key)
+
+
+def best_of(key: Key, timer: Timer) -> Timed:
+    """Search one kernel's tiles from where the table stands.
+
+    Args:
+        key: which kernel, on what.
+        timer: as described at `Timer`.
+
+    Raises:
+        RuntimeError: the table's own tile does not run.
+    """
+    best = _now(key)
+    before = last = math.inf
+    for step in range(STEPS):
+        tried = candidates(key, best)
+        found = timer(key, tried)
+        now = found[0]
+        if now is None:
+            raise RuntimeError(f"{key.kernel}: the tile {best} does not run on this device")
+        before = before if step else now
+        last, at = min((time, place) for place, time in enumerate(found) if time is not None)
+        if last > CLEARLY * now:
+            return Timed(best, now, before)
+        best = tried[at]
+    return Timed(best, last, before)
+
+
+def tune(kernels: Sequence[Kernel], kind: Kind, dim: int, capability: int, timer: Timer) -> dict[Key, Timed]:
+    """Search the tiles of some kernels, each with the best tiles of those before it.
+
+    Args:
+        kernels: which, in any order: plain kernels come first.
+        kind: how rows are multiplied.
+        dim: padded length of a row.
+        capability: the compute capability times ten.
+        timer: as described at `Timer`.
+    """
+    found: dict[Key, Timed] = {}
+    for kernel in sorted(kernels, key=lambda kernel: (kernel in PLAIN, KERNELS.index(kernel))):
+        key = Key(kernel, kind, dim, capability)
+        with instead({key: timed.launch for key, timed in found.items()}):
+            found[key] = best_of(key, timer)
+    return found
+
+
+class EventTimer:
+    """Times passes of a synthetic batch between events on the current stream.
+
+    Args:
+        rows: N; with a mask, `MASK_ROWS` at most.
+        columns: D.
+        dtype: of the embeddings.
+        tf32: whether float32 rows are multiplied in TF32.
+        rounds: in which every candidate has its turn.
+        device: that it is timed on.
+    """
+
+    def __init__(
+        self, rows: int, columns: int, dtype: torch.dtype, *, tf32: bool, rounds: int, device: str = "cuda"
+    ) -> None:
+        self.rows, self.columns, self.dtype, self.tf32, self.rounds = rows, columns, dtype, tf32, rounds
+        self.device = device
+
+    def __call__(self, key: Key, launches: Sequence[Launch]) -> list[float | None]:
+        """Time each tile; one that the compiler or the device refuses is None."""
+        step = self.pass_with(key.kernel)
+        times: list[list[float] | None] = []
+        for launch in launches:
+            with instead({key: launch}):
+                try:
+                    step()
+                    torch.cuda.synchronize()
+                except Exception as reason:
+                    if "out of memory" in str(reason):
+                        raise
+                    times.append(None)
+                    continue
+                times.append([])
+        for _ in range(self.rounds):
+            for launch, taken in zip(launches, times, strict=True):
+                if taken is None:
+                    continue
+                with instead({key: launch}):
+                    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                    begin.record()
+                    step()
+                    end.record()
+                    end.synchronize()
+                    taken.append(begin.elapsed_time(end))
+        return [None if taken is None else statistics.median(taken) for taken in times]
+
+    def pass_with(self, kernel: Kernel) -> Callable[[], object]:
+        """Return what runs the pass that a kernel belongs to, on a batch where it has most to do."""
+        from ..engine.description import Rule, Targets
+
+        marked = kernel in PLAIN
+        rows = min(self.rows, MASK_ROWS) if marked else self.rows
+        embeddings = torch.randn(rows, self.columns, device=self.device).to(self.dtype)
+        labels = torch.arange(rows, device=self.device) // 2
+        targets = Targets("mask", labels[:, None] == labels) if marked else Targets("labels", labels)
+        rule = Rule("out", "cosine", 0.1, "one_positive" if marked else "all")
+        queue: Any = evaluation()
+        problem = queue.set_up(embeddings, None, None, targets, rule, held=self.dtype, tf32=self.tf32)
+        found = queue.forward(problem, None)
+        grad: Tensor = torch.ones_like(found.values)
+        if kernel.startswith("gradient"):
+            return lambda: queue.backward(problem, grad, found.stats, learned=False)
+        return lambda: queue.forward(problem, None)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pairproof.fast.kernels.tune",
+        description="Time tiles around the committed table on this device; write the best as a file for"
+        " PAIRPROOF_KERNEL_TABLE.",
+    )
+    parser.add_argument("--rows", type=int, default=65536, help="N (default: %(default)s)")
+    parser.add_argument("--columns", type=int, default=128, help="D (default: %(default)s)")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16", help="default: %(default)s")
+    parser.add_argument("--tf32", action="store_true", help="float32 rows are multiplied in TF32")
+    parser.add_argument("--kernel", choices=KERNELS, action="append", help="only this one (repeatable)")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of every candidate (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="JSON to write, or to extend")
+    return parser
+
+
+def main(arguments: Sequence[str], timer: Timer | None = None, capability: int | None = None) -> int:
+    """Tune what the command line asks for, and print it.
+
+    Args:
+        arguments: the command line.
+        timer: in the place of CUDA events.
+        capability: in the place of the device's, with a timer.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    dtype = DTYPES[options.dtype]
+    if options.tf32 and dtype != torch.float32:
+        parser.error(f"--tf32: expected --dtype float32 with it, got {options.dtype}")
+    for name, least, most in (("rows", 2, None), ("columns", 1, LONGEST), ("rounds", 1, None)):
+        number = getattr(options, name)
+        if number < least or (most is not None and number > most):
+            parser.error(f"--{name}: expected at least {least}{f', at most {most}' if most else ''}, got {number}")
+    device = "no device: an injected timer"
+    if timer is None:
+        reason = _unusable(dtype)
+        if reason is not None:
+            sys.stderr.write(f"tune: {reason}\n")
+            return 3
+        device = torch.cuda.get_device_name()
+        timer = EventTimer(options.rows, options.columns, dtype, tf32=options.tf32, rounds=options.rounds)
+    if capability is None:
+        major, minor = torch.cuda.get_device_capability()
+        capability = 10 * major + minor
+    queue: Any = evaluation()
+    kind: Kind = queue.traits_of(dtype, tf32=options.tf32).kind
+    dim = queue.padded_dim(options.columns)
+    held = read(options.output) if options.output is not None and options.output.exists() else {}
+    with instead(held):
+        found = tune(options.kernel or KERNELS, kind, dim, capability, timer)
+    for key, timed in found.items():
+        rows, columns, *rest = timed.launch
+        tile = f"{rows}x{columns} part {rest[0]} out {rest[1]} warps {rest[2]} stages {rest[3]}"
+        sys.stdout.write(f"{key.kernel:16} {tile:48} {timed.milliseconds:9.3f} ms, before {timed.before:9.3f} ms\n")
+    if options.output is not None:
+        tiles = {**held, **{key: timed.launch for key, timed in found.items()}}
+        options.output.write_text(written(tiles, f"{device}, torch {torch.__version__}"))
+        sys.stdout.write(f"written: {options.output}\n")
+    return 0
+
+
+def _unusable(dtype: torch.dtype) -> str | None:
+    """Return why nothing can be timed here, or None."""
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no CUDA device here, and there is nothing to time without one"
+    return refusal(torch.empty((1, 1), dtype=dtype, device="cuda"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

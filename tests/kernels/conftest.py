@@ -1,0 +1,262 @@
+"""Tests of the fused kernels in Triton's interpreter, which runs them on the CPU: no device is needed.
+
+A process either interprets or compiles, and decides so when triton is imported: these tests are a run of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from pairproof.fast import (
+    info_nce_loss,
+    interleaved_partners,
+    nt_bxent_loss,
+    nt_xent_loss,
+    nt_xent_pairwise_loss,
+    stacked_partners,
+    supcon_epsilon_loss,
+    supcon_in_loss,
+    supcon_loss,
+)
+
+Tensor = torch.Tensor
+
+if "triton" in sys.modules:
+    import triton.language
+
+    if isinstance(triton.language.cdiv, triton.JITFunction):
+        pytest.exit(
+            "tests/kernels: triton was imported without TRITON_INTERPRET=1: run this folder alone, in a new process",
+            returncode=3,
+        )
+os.environ["TRITON_INTERPRET"] = "1"
+
+
+def _quicken() -> None:
+    """Spare the interpreter a third of its time: names patched anew at every call of a function within a kernel."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    if not all(hasattr(interpreter, name) for name in ("_patch_lang", "GridExecutor")):
+        return
+    patch, run, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set()
+
+    def patch_once(function: Any) -> Any:
+        languages = (interpreter.tl, interpreter.tl.core)
+        here = {id(value) for value in function.__globals__.values() if any(value is known for known in languages)}
+        if here <= patched:
+            return None
+        patched.update(here)
+        return patch(function)
+
+    def run_kernel(self: Any, *given: Any, **flags: Any) -> Any:
+        patched.clear()
+        try:
+            return run(self, *given, **flags)
+        finally:
+            patched.clear()
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, run_kernel
+
+
+if importlib.util.find_spec("triton") is not None:
+    _quicken()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="every case of the suite, not a covering choice of them")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The tiles are small: more threads would only be in each other's way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+ROWS = 37
+"""More than one tile of 32, and no multiple of anything."""
+DIM = 5
+
+
+def normal(rows: int, dim: int = DIM, seed: int = 1) -> Tensor:
+    """Rows that every dtype holds."""
+    return torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed)).half().bfloat16().float()
+
+
+def labels_of(rows: int) -> Tensor:
+    """Unsorted, of unequal classes, with two rows that are alone."""
+    place = torch.arange(rows)
+    labels = (place * 7 + place // 3) % 5
+    labels[rows // 2], labels[rows // 3] = 77, -3
+    return labels
+
+
+def partners_of(rows: int) -> Tensor:
+    """Row k of the first half with some row of the second."""
+    half = rows // 2
+    turned = (torch.arange(half) * 5 + 1) % half + half
+    assert len(turned.unique()) == half
+    partners = torch.empty(2 * half, dtype=torch.int64)
+    partners[:half], partners[turned] = turned, torch.arange(half)
+    return partners
+
+
+def pairs_of(rows: int) -> Tensor:
+    """Duplicates, rows with themselves, pairs of one direction, rows without any."""
+    place = torch.arange(rows)
+    pairs = torch.stack((place, (place * 5 + 2) % rows), 1)[place % 4 != 3]
+    return torch.cat((pairs, pairs[::3], pairs[::2].flip(1), torch.tensor([[4, 4], [0, rows - 1]])))
+
+
+def mask_of(rows: int, columns: int) -> Tensor:
+    """Not symmetric, with marks on the diagonal, and stored by columns."""
+    return (torch.rand(columns, rows, generator=torch.Generator().manual_seed(rows)) < 0.2).T
+
+
+@dataclass(frozen=True)
+class Call:
+    """One way through the kernels.
+
+    Attributes:
+        loss: takes the rows, the further matrices, and options.
+        rows: embeddings.
+        others: further float matrices, each of which has a gradient.
+    """
+
+    loss: Callable[..., Tensor]
+    rows: Tensor
+    others: tuple[Tensor, ...] = ()
+
+    def results(
+        self,
+        dtype: torch.dtype = torch.float32,
+        *,
+        backend: str = "triton",
+        upstream: Tensor | None = None,
+        **options: Any,
+    ) -> list[Tensor]:
+        """Values, and the gradients by all matrices.
+
+        Args:
+            dtype: of the matrices.
+            backend: that is asked for.
+            upstream: gradient by the values; 1 when None.
+            options: of the loss.
+        """
+        leaves = [given.to(dtype, copy=True).requires_grad_() for given in (self.rows, *self.others)]
+        values = self.loss(*leaves, backend=backend, **options)
+        given = torch.ones_like(values) if upstream is None else upstream.to(values.dtype)
+        return [values.detach(), *torch.autograd.grad(values, leaves, given)]
+
+
+def _calls() -> dict[str, Call]:
+    labels, some = labels_of(ROWS), torch.arange(ROWS) % 3 != 1
+    even, half = 2 * (ROWS // 2), ROWS // 2
+    z, w, queue = normal(ROWS), normal(ROWS - 3, seed=2), normal(ROWS + 8, seed=3)
+    own = torch.full((ROWS,), -1)
+    own[:12] = torch.arange(12).flip(0) * 2
+    mask = mask_of(ROWS, ROWS)
+    of_bank = {"ref_labels": labels_of(ROWS - 3).flip(0), "self_rows": own}
+    calls = {
+        "pairwise": Call(partial(nt_xent_pairwise_loss, labels=labels), z),
+        "pairwise mask": Call(partial(nt_xent_pairwise_loss, positives=mask), z),
+        "epsilon": Call(partial(supcon_epsilon_loss, labels=labels, temperature=2.0), z),
+        "epsilon mask": Call(partial(supcon_epsilon_loss, positives=mask, similarity="cosine", temperature=0.3), z),
+        "stacked": Call(partial(nt_xent_loss, partners=stacked_partners(even)), normal(even)),
+        "interleaved": Call(partial(nt_xent_loss, partners=interleaved_partners(even), temperature=0.5), normal(even)),
+        "partners": Call(partial(nt_xent_loss, partners=partners_of(even), similarity="dot"), normal(even)),
+        "partners in references": Call(
+            lambda z, w, **o: nt_xent_loss(z, torch.arange(ROWS) * 3 % len(w), ref_embeddings=w, **o), z, (w,)
+        ),
+        "pairs": Call(partial(nt_bxent_loss, positive_pairs=pairs_of(ROWS)), z),
+        "pairs dot": Call(partial(nt_bxent_loss, positive_pairs=pairs_of(ROWS), similarity="dot"), z),
+        "no pair": Call(partial(nt_bxent_loss, positive_pairs=torch.empty((0, 2), dtype=torch.int64)), z),
+        "both directions": Call(info_nce_loss, z, (normal(ROWS, seed=4),)),
+        "one direction": Call(partial(info_nce_loss, direction="a_to_b", temperature=0.5), z, (normal(ROWS, seed=4),)),
+        "queue": Call(lambda a, b, n, **o: info_nce_loss(a, b, negatives=n, **o), z, (normal(ROWS, seed=4), queue)),
+        "running": Call(partial(supcon_loss, labels=labels, temperature=0.01), z),
+        "dot": Call(partial(supcon_loss, labels=labels, similarity="dot", temperature=0.7), z),
+        "anchors": Call(partial(supcon_loss, labels=labels, anchors=some, temperature=0.2), z),
+        "anchors mask": Call(partial(supcon_in_loss, positives=mask, anchors=some), z),
+        "anchors pairs": Call(partial(nt_bxent_loss, positive_pairs=pairs_of(ROWS), anchors=some), z),
+        "one class": Call(partial(supcon_loss, labels=torch.zeros(ROWS, dtype=torch.int64)), z),
+        "all alone": Call(partial(supcon_loss, labels=torch.arange(ROWS).flip(0)), z),
+        "two views": Call(partial(supcon_in_loss, labels=torch.arange(even) % half), normal(even)),
+    }
+    place = torch.arange(ROWS)
+    next_row = torch.where(place % 3 == 0, (place + 3) % (ROWS - 3), -1)
+    other_mask, no_own = mask_of(ROWS, ROWS - 3), {"ref_labels": of_bank["ref_labels"]}
+    calls |= {
+        "mask of references": Call(
+            lambda z, w, **o: supcon_loss(z, positives=other_mask, ref_embeddings=w, **o), z, (w,)
+        ),
+        "mask of references with own": Call(
+            lambda z, w, **o: supcon_in_loss(z, positives=other_mask, ref_embeddings=w, self_rows=own, **o), z, (w,)
+        ),
+        "references of nobody": Call(
+            lambda z, w, **o: supcon_loss(z, labels, ref_embeddings=w, **no_own, **o), z, (w,)
+        ),
+        "partners but own": Call(
+            lambda z, w, **o: nt_xent_loss(z, place % len(w), ref_embeddings=w, self_rows=next_row, **o),
+            z,
+            (w,),
+        ),
+    }
+    for loss in (supcon_loss, supcon_in_loss):
+        for denominator in ("all", "one_positive", "only_negatives"):
+            name, told = f"{loss.__name__} {denominator}", partial(loss, denominator=denominator)
+            calls[name] = Call(partial(told, labels=labels), z)
+            calls[f"{name} mask"] = Call(partial(told, positives=mask), z)
+            calls[f"{name} references"] = Call(
+                lambda z, w, told=told, **o: told(z, labels, ref_embeddings=w, **of_bank, **o), z, (w,)
+            )
+    return calls
+
+
+CALLS = _calls()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "call" in metafunc.fixturenames:
+        metafunc.parametrize("call", list(CALLS.values()), ids=list(CALLS))
+
+
+@pytest.fixture
+def calls() -> dict[str, Call]:
+    """Every way through the kernels, by its name; the fixture ``call`` is each of them in turn."""
+    return CALLS
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles so small that a few rows lie in several, and columns in parts of which a row has several."""
+    launch = pytest.importorskip("pairproof.fast.kernels.launch")
+    table = pytest.importorskip("pairproof.fast.kernels.table")
+
+    def launch_of(kernel: str, kind: str, dim: int, capability: int) -> Any:
+        side, part = 32 if kernel.endswith("plain") else 16, min(dim, 64 if dim <= 128 else 128)
+        return table.Launch(rows=side, columns=side, part=part, out=part, warps=4, stages=1)
+
+    monkeypatch.setattr(launch, "launch_of", launch_of)
+
+
+@pytest.fixture
+def queued(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Kernels are noted, by their names and what they are told at compile time, and not run."""
+    launch = pytest.importorskip("pairproof.fast.kernels.launch")
+    found: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(
+        launch, "_queue", lambda kernel, grid, *given, **flags: found.append((kernel.fn.__name__, flags))
+    )
+    monkeypatch.setattr(launch, "empty", lambda shape, like, dtype: torch.zeros(shape, dtype=dtype))
+    return found

@@ -1,0 +1,336 @@
+"""The kernels on batches of several tiles and parts of a row, held to the exact engine by the suite's own bounds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+
+from pairproof.conformance import plain
+from pairproof.conformance.cases import Case
+from pairproof.conformance.compare import Outcome, compare
+from pairproof.conformance.oracle import Truth
+from pairproof.conformance.peers.base import outcome_of
+from pairproof.conformance.peers.fast import FastExact, FastTriton
+from pairproof.conformance.tolerances import Bounds, accumulating, bounds, unit_roundoff, with_narrowed_weights
+from pairproof.fast import engine, nt_bxent_loss, nt_xent_loss, supcon_in_loss, supcon_loss
+from pairproof.fast.engine import References, Rule, Targets
+
+Tensor = torch.Tensor
+Matrix = np.ndarray
+
+HALVES = ("bfloat16", "float16")
+DTYPES = ("float32", *HALVES)
+DENOMINATORS = ("all", "one_positive", "only_negatives")
+
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
+
+def rows_of(count: int, dim: int, dtype: str, seed: int = 1) -> Matrix:
+    """Numbers that the dtype holds, as float64."""
+    return held(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)), dtype)
+
+
+def held(rows: Tensor, dtype: str) -> Matrix:
+    """Rows rounded to a dtype, as float64; what is not normal in it becomes 0."""
+    kind = getattr(torch, dtype)
+    rounded = rows.to(kind).double()
+    return torch.where(rounded.abs() < torch.finfo(kind).tiny, 0.0, rounded).numpy()
+
+
+def truth_of(case: Case) -> Truth:
+    """What the exact engine gives in float64, with the derivative by each similarity of the straightforward formula."""
+    found = FastExact({}, "cpu").evaluate(case, "float64")
+    s = plain.similarities(case, {name: torch.tensor(matrix) for name, matrix in case.matrices.items()})
+    s = s.detach().requires_grad_()
+    each = plain.anchor_values(case, s / float(case.option("temperature")))[case.counted()]
+    assert case.option("base_temperature") is None
+    total = each.mean() if case.option("reduction") == "mean" else each.sum()
+    (weights,) = torch.autograd.grad(total, s)
+    return Truth(
+        loss=found.values if case.option("reduction") == "none" else found.values[0],
+        anchors=found.anchors or {},
+        gradient=found.gradient,
+        similarity=None,
+        weights=weights.nan_to_num(0, 0, 0).numpy(),
+        other_gradients=found.other_gradients,
+    )
+
+
+class Kernels(FastTriton):
+    """The values once, not a second time for each anchor: these cases ask for one per anchor."""
+
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        given = self.tensors(case, dtype)
+        return outcome_of(self._loss(case, given), given.pop(case.first), others=given)
+
+
+def allowed_of(case: Case, true: Truth, dtype: str) -> Bounds:
+    """The bounds of the suite, which count the sum of a few exponentials as one rounding: of many it is no longer."""
+    found = with_narrowed_weights(bounds(case, true, dtype), case, true, dtype)
+    more = math.sqrt(case.shape[1]) * unit_roundoff(accumulating(dtype))
+    return replace(found, values=[bound + more for bound in found.values])
+
+
+def assert_right(case: Case, *dtypes: str) -> None:
+    true = truth_of(case)
+    assert true.gradient is not None
+    assert np.isfinite(true.gradient).all()
+    for dtype in dtypes:
+        assert case.holds_in(dtype)
+        found = Kernels({}, "cpu").evaluate(case, dtype)
+        comparison = compare(case, true, found, allowed_of(case, true, dtype), dtype)
+        assert not comparison.first, f"{case.id}, {dtype}: {comparison.first}"
+
+
+def layouts(count: int) -> dict[str, list[int]]:
+    """Labels in every order that tiles may meet them in."""
+    place = torch.arange(count)
+    shuffle = torch.randperm(count, generator=torch.Generator().manual_seed(count))
+    found = {
+        "sorted": place // 9,
+        "unsorted": (place * 7 + place // 3) % 4,
+        "one class": torch.zeros_like(place),
+        "one alone": torch.where(place == count // 2, -5, place % 2 * 2**40),
+        "stacked views": place % ((count + 1) // 2),
+        "interleaved views": place // 2,
+        "all alone": shuffle,
+    }
+    return {name: labels.tolist() for name, labels in found.items()}
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A loss with options, and how a batch of it is made of its rows, its labels and a seed."""
+
+    loss: str
+    options: dict[str, Any]
+    batch: Callable[[Matrix, list[int], str], tuple[dict[str, Any], dict[str, Matrix]]]
+
+
+def by_labels(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
+    return {"labels": labels}, {}
+
+
+def by_mask(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
+    """Not symmetric, with marks on the diagonal and rows without any."""
+    marks = torch.rand(len(rows), len(rows), generator=torch.Generator().manual_seed(len(rows))) < 0.1
+    marks[3] = False
+    marks[5, 5] = True
+    return {"positives": marks.tolist()}, {}
+
+
+def by_pairs(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
+    """Duplicates, rows with themselves, one direction only."""
+    count = len(rows)
+    pairs = [[i, (i * 5 + 2) % count] for i in range(count) if i % 4] + [[4, 4], [0, count - 1]]
+    return {"positive_pairs": pairs + pairs[::3] + [[j, i] for i, j in pairs[::2]]}, {}
+
+
+def by_partners(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
+    """Stacked where half the rows are even in number, else interleaved."""
+    count = len(rows)
+    half = count // 2
+    stacked = [*range(half, count), *range(half)]
+    return {"partners": stacked if half % 2 == 0 else [i ^ 1 for i in range(count)]}, {}
+
+
+def by_references(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
+    """More or fewer references than rows, some of them the rows' own."""
+    count, bank = len(rows), len(rows) + (11 if len(rows) % 2 else -9)
+    own = [-1 if i % 3 == 0 else (i * 2 + 1) % bank for i in range(count)]
+    given = {"labels": labels, "ref_labels": [labels[(k * 3) % count] for k in range(bank)], "self_rows": own}
+    return given, {"ref_embeddings": rows_of(bank, rows.shape[1], dtype, seed=2)}
+
+
+def of_towers(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
+    return {}, {"embeddings_b": rows_of(*rows.shape, dtype, seed=3)}
+
+
+def of_a_queue(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
+    return {}, {**of_towers(rows, labels, dtype)[1], "negatives": rows_of(len(rows) + 13, rows.shape[1], dtype, seed=4)}
+
+
+FORMULAS = {
+    **{f"out {d}": Formula("supcon", {"denominator": d}, by_labels) for d in DENOMINATORS},
+    **{f"in {d}": Formula("supcon_in", {"denominator": d}, by_labels) for d in DENOMINATORS},
+    "out mask": Formula("supcon", {}, by_mask),
+    "in mask one_positive": Formula("supcon_in", {"denominator": "one_positive"}, by_mask),
+    "epsilon": Formula("supcon_epsilon", {}, by_labels),
+    "epsilon mask": Formula("supcon_epsilon", {}, by_mask),
+    "pairwise": Formula("nt_xent_pairwise", {}, by_labels),
+    "partners": Formula("nt_xent", {}, by_partners),
+    "pairs": Formula("nt_bxent", {}, by_pairs),
+    "references": Formula("supcon", {}, by_references),
+    "references in only_negatives": Formula("supcon_in", {"denominator": "only_negatives"}, by_references),
+    "towers": Formula("info_nce", {}, of_towers),
+    "queue": Formula("info_nce", {"direction": "a_to_b"}, of_a_queue),
+}
+SHAPES = ((33, 1), (65, 63), (34, 100), (33, 130), (33, 300), (34, 513))
+LONG = ("out all", "in one_positive", "epsilon mask", "pairs", "queue")
+"""Formulas that are tried on the longest rows: the interpreter takes a second for each."""
+HOW = (("cosine", 0.1), ("cosine", 0.01), ("dot", 1.0), ("cosine", 100.0), ("cosine", 1e-3))
+"""Fixed exponentials, running maxima, norms of any size, and the ends of the range."""
+
+
+def batches() -> Iterator[Any]:
+    """Every formula with every shape; layouts, similarities and dtypes take turns, so that each meets each."""
+    for (f, name), (k, (count, dim)) in itertools.product(enumerate(FORMULAS), enumerate(SHAPES)):
+        if dim > 300 and name not in LONG:
+            continue
+        layout = list(layouts(count))[(f + k) % 7]
+        similarity, temperature = HOW[(f + 2 * k) % len(HOW)]
+        dtype = DTYPES[(f + k + k // 3) % len(DTYPES)]
+        yield pytest.param(
+            name,
+            count + (count % 2 if name == "partners" else 0),
+            dim,
+            layout,
+            similarity,
+            temperature,
+            dtype,
+            id=f"{name}-{count}x{dim}-{layout}-{similarity}-{temperature}-{dtype}".replace(" ", "_"),
+        )
+
+
+def case_of(
+    name: str, count: int, dim: int, layout: str, similarity: str, temperature: float, dtype: str, **options: Any
+) -> Case:
+    formula, labels = FORMULAS[name], layouts(count)[layout]
+    rows = rows_of(count, dim, dtype)
+    arguments, others = formula.batch(rows, labels, dtype)
+    keywords = {"similarity": similarity, "temperature": temperature, "reduction": "none", **formula.options, **options}
+    return Case(f"test/{name}", formula.loss, rows, arguments, keywords, others=others)
+
+
+@pytest.mark.parametrize(("name", "count", "dim", "layout", "similarity", "temperature", "dtype"), list(batches()))
+def test_batches_of_several_tiles(
+    name: str, count: int, dim: int, layout: str, similarity: str, temperature: float, dtype: str
+) -> None:
+    assert_right(case_of(name, count, dim, layout, similarity, temperature, dtype), dtype)
+
+
+def test_every_formula_meets_every_layout_similarity_and_dtype() -> None:
+    """That the turns which are taken above leave out no shape, and few of the rest."""
+    drawn = [p.values for p in batches()]
+    assert {(v[0], v[2]) for v in drawn} == {
+        (name, dim) for name in FORMULAS for _, dim in SHAPES if dim <= 300 or name in LONG
+    }
+    for place, number in ((3, 5), (5, 4), (6, 2)):
+        for name in FORMULAS:
+            assert len({v[place] for v in drawn if v[0] == name}) >= number
+
+
+@pytest.mark.parametrize("name", ["out all", "in one_positive", "out mask", "pairs"])
+def test_more_rows_than_are_padded_to(name: str) -> None:
+    """129 rows: one more than the kernels pad to."""
+    assert_right(case_of(name, 129, 16, "unsorted", "cosine", 0.1, "bfloat16"), "bfloat16", "float32")
+
+
+@pytest.mark.parametrize("name", ["out all", "in only_negatives", "out mask", "pairs", "epsilon"])
+@pytest.mark.parametrize("temperature", [0.5, 0.01])
+def test_some_rows_are_anchors(name: str, temperature: float) -> None:
+    for keep in ([i % 3 != 1 for i in range(40)], [i == 33 for i in range(40)]):
+        case = case_of(name, 40, 8, "one alone", "cosine", temperature, "float32", anchors=keep)
+        assert_right(case, "float32")
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ["out all", "partners", "references", "pairs"])
+def test_rows_of_very_different_norms(name: str, dtype: str) -> None:
+    """Under cosine a row's norm matters to its own gradient alone, which it divides."""
+    case = case_of(name, 34, 12, "unsorted", "cosine", 0.5, dtype, reduction="mean")
+    sizes = 2.0 ** np.linspace(-13, 13, 34).round()
+    rows = held(torch.tensor(case.embeddings * sizes[:, None]), dtype)
+    assert_right(replace(case, embeddings=rows), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("denominator", DENOMINATORS)
+@pytest.mark.parametrize("loss", ["supcon", "supcon_in"])
+def test_batches_that_are_solved(loss: str, denominator: str, dtype: str) -> None:
+    """Weights of 1e-7 and less, which float16 holds only because they are multiplied beforehand."""
+    count, dim = 40, 64
+    centres, noise = rows_of(8, dim, "float32"), rows_of(count, dim, "float32", seed=2)
+    labels = [i % 8 for i in range(count)]
+    rows = held(torch.tensor(centres[labels] + 0.1 * noise), dtype)
+    keywords = {"temperature": 0.05, "denominator": denominator, "reduction": "mean"}
+    case = Case("test/solved", loss, rows, {"labels": labels}, keywords)
+    true = truth_of(case)
+    apart = np.array(labels)[:, None] != np.array(labels)
+    assert denominator == "only_negatives" or 0 < np.abs(true.weights[apart]).max() < 1e-6
+    assert_right(case, dtype)
+
+
+def sizes(targets: Targets, references: References | None, rows: int, backend: Any) -> tuple[Tensor, Tensor]:
+    z = torch.tensor(rows_of(rows, 4, "float32")).float()
+    found = engine.anchor_values(z, targets, Rule("out", "cosine", 0.5), references=references, backend=backend)
+    return found.positives, found.negatives
+
+
+@pytest.mark.parametrize("layout", list(layouts(4)))
+def test_sizes_are_counted(layout: str) -> None:
+    count, bank = 41, 35
+    labels = torch.tensor(layouts(count)[layout])
+    mask = torch.tensor(by_mask(np.zeros((count, 1)), [], "")[0]["positives"])
+    pairs = torch.tensor(by_pairs(np.zeros((count, 1)), [], "")[0]["positive_pairs"])
+    own = torch.arange(count) % (bank + 1) - 1
+    others = References(torch.tensor(rows_of(bank, 4, "float32")).float(), own)
+    for targets, references in (
+        (Targets("labels", labels), None),
+        (Targets("mask", mask), None),
+        (Targets("pairs", pairs), None),
+        (Targets("labels", labels, labels[:bank].flip(0)), others),
+        (Targets("mask", mask[:, :bank]), others),
+        (Targets("partners", torch.arange(count) % bank), others),
+        (Targets("none", torch.empty(0, dtype=torch.int64)), others),
+    ):
+        found = sizes(targets, references, count, "triton")
+        true = sizes(targets, references, count, "exact")
+        assert found[0].dtype == found[1].dtype == torch.int64
+        assert torch.equal(found[0], true[0]), targets.kind
+        assert torch.equal(found[1], true[1]), targets.kind
+
+
+def test_no_row_listed_and_no_row_marked() -> None:
+    none = np.zeros((0, 2)).tolist()
+    rows = rows_of(35, 6, "float32")
+    for similarity in ("cosine", "dot"):
+        how = {"similarity": similarity, "reduction": "none", "temperature": 0.5}
+        assert_right(Case("test/no pair", "nt_bxent", rows, {"positive_pairs": none}, how), "float32")
+        blank = {"positives": [[False] * 35] * 35}
+        assert_right(Case("test/no mark", "supcon", rows, blank, how), "float32")
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_what_stands_behind_the_strides(kind: str) -> None:
+    """Rows and masks that are views: transposed, cut out, every second."""
+    dtype = getattr(torch, kind)
+    wide = torch.tensor(rows_of(7, 90, kind)).to(dtype)
+    mask = torch.rand(80, 70, generator=torch.Generator().manual_seed(3)) < 0.2
+    for z, marks in ((wide.T[:35], mask.T[:35, :35]), (wide.T[::2][:35, 1:6], mask[::2, ::2][:35, :35])):
+        found, true = [], []
+        for given, pulled in (((z, marks), found), ((z.contiguous(), marks.contiguous()), true)):
+            leaf = given[0].detach().requires_grad_()
+            for loss in (supcon_loss, supcon_in_loss):
+                value = loss(leaf, positives=given[1], backend="triton")
+                pulled += [value.detach(), *torch.autograd.grad(value, leaf)]
+        for one, other in zip(found, true, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("loss", [nt_bxent_loss, nt_xent_loss])
+def test_two_rows(loss: Callable[..., Tensor]) -> None:
+    """The least batch: a value, and a gradient that is 0 or not."""
+    z = torch.tensor([[1.0, 2.0], [0.5, -1.0]])
+    target = torch.tensor([1, 0]) if loss is nt_xent_loss else torch.tensor([[0, 1]])
+    found, true = (loss(z, target, backend=backend, temperature=0.5) for backend in ("triton", "exact"))
+    torch.testing.assert_close(found, true)

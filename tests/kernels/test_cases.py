@@ -1,0 +1,47 @@
+"""The kernels on the cases of the suite, held to the truth as ``pairproof verify`` holds them; ``--all-cases`` for all.
+
+Every loss, flag and option is there, and every kernel: that the chosen cases launch whatever any case launches is
+tested below, without running them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+
+from pairproof.conformance.cases import Case
+from pairproof.conformance.covering import covering
+from pairproof.conformance.fixtures import load_worked
+from pairproof.conformance.golden import GoldenCase
+from pairproof.conformance.peers.fast import FastTriton
+from pairproof.conformance.results import Status
+from pairproof.conformance.run import Selection, judge_case, load_cases
+
+
+@cache
+def cases() -> dict[str, tuple[Case, GoldenCase | None]]:
+    return {case.id: (case, golden) for case, golden in load_cases(load_worked()).items()}
+
+
+@cache
+def chosen() -> list[str]:
+    return [case.id for case in covering(dict(cases().values()))]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case_id" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--all-cases", default=False)
+        metafunc.parametrize("case_id", list(cases()) if every else chosen())
+
+
+def test_the_kernels_give_the_truth(case_id: str) -> None:
+    case, golden = cases()[case_id]
+    checks, _ = judge_case(case, golden, [FastTriton({}, "cpu")], Selection())
+    assert [check.dtype for check in checks] == list(FastTriton.dtypes)
+    for check in checks:
+        assert check.status is (Status.PASSED if case.holds_in(check.dtype) else Status.SKIPPED), (
+            f"{check.case}, {check.dtype}: {check.status.value}: {check.message}; repeat: {check.repeat}"
+        )

@@ -1,0 +1,185 @@
+"""How the kernels are queued: every variant is, buffers are linear and may hold anything, shares change no result."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+
+from pairproof.conformance.cases import Case
+from pairproof.conformance.covering import covering
+from pairproof.conformance.fixtures import load_worked
+from pairproof.conformance.peers.fast import FastTriton
+from pairproof.conformance.run import load_cases
+from pairproof.fast import supcon_loss
+from pairproof.fast.engine import device
+from pairproof.fast.kernels import launch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+Tensor = torch.Tensor
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def test_the_kernels_are_interpreted() -> None:
+    assert launch.interpreted()
+
+
+def poisoned(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
+    """What memory may hold: NaN, or numbers that are no row's."""
+    return torch.full(shape, float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max - 5, dtype=dtype)
+
+
+def test_memory_may_hold_anything(call: Any, calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype = DTYPES[list(calls.values()).index(call) % len(DTYPES)]
+    clean = call.results(dtype, reduction="none")
+    monkeypatch.setattr(launch, "empty", poisoned)
+    for found, true in zip(call.results(dtype, reduction="none"), clean, strict=True):
+        assert bool(true.isfinite().all())
+        assert torch.equal(found, true)
+
+
+def test_the_poison_is_poison() -> None:
+    like = torch.zeros(1)
+    assert bool(poisoned((3,), like, torch.float32).isnan().all())
+    assert int(poisoned((3,), like, torch.int32).min()) > 2**30
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("name", ["supcon_loss all", "supcon_in_loss one_positive", "epsilon", "pairs", "queue"])
+def test_shares_of_the_columns_change_nothing_but_rounding(
+    name: str, calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many programs share a panel's columns, and two runs of as many give the same bits."""
+
+    def shared(most: int) -> Callable[..., Any]:
+        def split(tile: Any, x: Any, y: Any) -> Any:
+            panels, tiles = -(-x.count // tile.rows), -(-y.count // tile.columns)
+            share = -(-tiles // min(most, tiles))
+            return launch._Split(panels, share, -(-tiles // share))
+
+        return split
+
+    found = []
+    for most in (1, 1, 2, 5):
+        monkeypatch.setattr(launch, "_split", shared(most))
+        found.append(calls[name].results(reduction="none", temperature=0.2))
+    for first, second in zip(*found[:2], strict=True):
+        assert torch.equal(first, second)
+    for others in found[2:]:
+        for one, other in zip(found[0], others, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-5, atol=2e-6 * float(one.abs().max()))
+
+
+Queued = list[tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> ModuleType:
+    """The tool that compiles every variant for devices: the home of their list."""
+    spec = importlib.util.spec_from_file_location("compile_kernels", ROOT / "tools" / "compile_kernels.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def of_cases(cases: Iterable[Case]) -> None:
+    peer = FastTriton({}, "cpu")
+    for case, dtype in itertools.product(cases, peer.dtypes):
+        if case.holds_in(dtype):
+            peer.evaluate(case, dtype)
+
+
+def of_calls(calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call in every dtype, with temperatures that are moderate, steep and learned, of some rows or of all."""
+    learned = torch.tensor(0.1, requires_grad=True)
+    some = torch.arange(calls["supcon_loss all"].rows.shape[0]) % 3 != 0
+    for call, dtype, temperature in itertools.product(calls.values(), DTYPES, (0.2, 0.01, learned)):
+        call.results(dtype, reduction="none", temperature=temperature)
+        with contextlib.suppress(TypeError, ValueError):  # losses without anchors, or with fewer rows
+            call.results(dtype, reduction="none", temperature=temperature, anchors=some)
+    monkeypatch.setattr(device, "tf32_allowed", lambda: True)
+    for call in calls.values():
+        call.results(reduction="none")
+
+
+def test_every_variant_is_run(
+    queued: Queued, calls: dict[str, Any], compiled: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What devices may be asked for, and what the cases and the calls of these tests ask for, is the same."""
+
+    def variants() -> set[Any]:
+        found = {compiled.variant_of(kernel, flags) for kernel, flags in queued}
+        queued.clear()
+        return found
+
+    cases = load_cases(load_worked())
+    of_cases(covering(cases))
+    chosen = variants()
+    of_cases(cases)
+    every = variants()
+    assert chosen == every, f"no covering case asks for {', '.join(map(str, every - chosen))}"
+    of_calls(calls, monkeypatch)
+    known = set(compiled.variants())
+    found = every | variants()
+    assert found <= known, f"tools/compile_kernels.py does not know {', '.join(map(str, found - known))}"
+    assert known <= found, f"no test runs {', '.join(map(str, known - found))}"
+
+
+def bytes_of(count: int, monkeypatch: pytest.MonkeyPatch, dim: int = 16) -> dict[str, list[int]]:
+    """Bytes of every buffer that a step of so many rows asks for, by the kind of its targets."""
+    place = torch.arange(count)
+    asked: list[int] = []
+    right = launch.empty
+
+    def noted(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
+        memory = right(shape, like, dtype)
+        asked.append(memory.numel() * memory.element_size())
+        return memory.zero_()
+
+    monkeypatch.setattr(launch, "empty", noted)
+    found: dict[str, list[int]] = {}
+    mask = (place[:, None] % 7 == place % 7) if count <= 2048 else None
+    calls: dict[str, dict[str, Any]] = {
+        "labels": {"labels": place % 7},
+        "own": {"labels": place % 7, "denominator": "one_positive"},
+        "mask": {"positives": mask},
+        "references": {
+            "labels": place % 7,
+            "ref_embeddings": torch.ones(count - 5, dim, requires_grad=True),
+            "ref_labels": torch.arange(count - 5) % 7,
+        },
+    }
+    for (name, given), dtype in itertools.product(calls.items(), DTYPES):
+        given = {k: v.to(dtype) if k == "ref_embeddings" else v for k, v in given.items()}
+        asked.clear()
+        z = torch.ones(count, dim, dtype=dtype, requires_grad=True)
+        supcon_loss(z, **given, backend="triton", reduction="sum").backward()
+        found[f"{name}, {dtype}"] = list(asked)
+    monkeypatch.setattr(launch, "empty", right)
+    return found
+
+
+@pytest.mark.usefixtures("queued")
+def test_memory_is_linear_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    dim = 16
+    small, middle, large = (bytes_of(count, monkeypatch, dim) for count in (256, 512, 1024))
+    for name in small:
+        totals = [sum(sizes[name]) for sizes in (small, middle, large)]
+        assert 1.9 < totals[1] / totals[0] < 2.1, name
+        assert 1.9 < totals[2] / totals[1] < 2.1, name
+        # The largest is what the shares of the columns leave: two of each kernel, of a row's length each.
+        assert max(large[name]) <= 4 * (1024 + 128) * dim * 4, name

@@ -1,0 +1,238 @@
+"""The kernels within torch: compiled, transformed, differentiated twice, under autocast, with a learned temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+
+from pairproof.fast import InfoNCELoss, SupConLoss, nt_xent_loss, supcon_loss
+from pairproof.fast.engine import device
+
+Tensor = torch.Tensor
+SOME = ("supcon_loss all", "supcon_in_loss one_positive mask", "epsilon", "pairs", "partners", "queue")
+"""One of each kernel that `torch` is to see."""
+SEVERAL = (*SOME, "supcon_loss only_negatives references", "anchors", "both directions")
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+compiles = pytest.mark.usefixtures("_fresh_compiler")
+old_torch_warns = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def assert_close(found: list[Tensor], true: list[Tensor], unit: float = 2e-6) -> None:
+    assert len(found) == len(true)
+    for one, other in zip(found, true, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=unit * max(1.0, float(other.abs().max())))
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_step_compiles_as_one_graph(name: str, calls: dict[str, Any]) -> None:
+    call = calls[name]
+    given = [matrix.clone().requires_grad_() for matrix in (call.rows, *call.others)]
+
+    def step(*matrices: Tensor) -> Tensor:
+        return call.loss(*(matrix * 1.5 for matrix in matrices), backend="triton", temperature=0.3)
+
+    found = torch.compile(step, fullgraph=True, backend="aot_eager")(*given)
+    true = step(*given)
+    assert torch.equal(found, true)
+    assert_close(list(torch.autograd.grad(found, given)), list(torch.autograd.grad(true, given)), 1e-7)
+
+
+@compiles
+@old_torch_warns
+def test_one_graph_serves_every_batch_size() -> None:
+    def call(z: Tensor) -> Tensor:
+        return supcon_loss(z, torch.arange(len(z)) % 3, backend="triton")
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    compiled(torch.randn(6, 5))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        compiled(torch.randn(6, 5))
+    compiled(torch.randn(9, 5))
+    for count in (12, 40, 130):
+        z = torch.randn(count, 5)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            assert torch.equal(compiled(z), call(z))
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["supcon_loss all", "pairs", "supcon_in_loss one_positive references"])
+def test_the_operators_are_what_they_say(name: str, dtype: torch.dtype, calls: dict[str, Any]) -> None:
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    met: list[tuple[Any, tuple[Any, ...]]] = []
+
+    class Recorder(torch.fx.Interpreter):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            if str(target).startswith("pairproof"):
+                met.append((target, tuple(a.detach().clone() if isinstance(a, Tensor) else a for a in args)))
+            return super().call_function(target, args, kwargs)
+
+    def recorded(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        return make_boxed_func(lambda *args: Recorder(graph).run(*args))
+
+    call = calls[name]
+    compiled = torch.compile(call.loss, fullgraph=True, backend=aot_autograd(fw_compiler=recorded))
+    given = [matrix.to(dtype, copy=True).requires_grad_() for matrix in (call.rows, *call.others)]
+    torch.autograd.grad(compiled(*given, backend="triton"), given)
+    assert {str(operator) for operator, _ in met} == {
+        "pairproof.anchor_values.default",
+        "pairproof.anchor_gradients.default",
+    }
+    for operator, args in met:
+        torch.library.opcheck(operator, args)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_functional_transforms_are_the_backward_passes(name: str, calls: dict[str, Any]) -> None:
+    call = calls[name]
+    given = (call.rows, *call.others)
+    numbers = tuple(range(len(given)))
+
+    def loss(*matrices: Tensor) -> Tensor:
+        return call.loss(*matrices, backend="triton", temperature=0.3)
+
+    value, *true = call.results(temperature=0.3)
+    found, again = torch.func.grad_and_value(loss, argnums=numbers)(*given)
+    assert_close([again, *found], [value, *true])
+    output, back = torch.func.vjp(loss, *given)
+    assert_close([output, *back(torch.tensor(2.0))], [value, *(2 * gradient for gradient in true)])
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_second_derivative(name: str, calls: dict[str, Any]) -> None:
+    """It is that of the exact engine, both ways of asking for it."""
+    call = calls[name]
+    given = (call.rows, *call.others)
+    direction = torch.randn(call.rows.shape, generator=torch.Generator().manual_seed(8))
+
+    def first(backend: str) -> Callable[..., Tensor]:
+        def along(z: Tensor, *others: Tensor) -> Tensor:
+            def loss(z: Tensor) -> Tensor:
+                return call.loss(z, *others, backend=backend, temperature=0.5)
+
+            return (torch.func.grad(loss)(z) * direction.to(z.dtype)).sum()
+
+        return along
+
+    true = torch.func.grad(first("exact"))(*(matrix.double() for matrix in given))
+    assert_close([torch.func.grad(first("triton"))(*given)], [true], 2e-5)
+    leaf = call.rows.clone().requires_grad_()
+    value = call.loss(leaf, *call.others, backend="triton", temperature=0.5)
+    (pulled,) = torch.autograd.grad(value, leaf, create_graph=True)
+    (found,) = torch.autograd.grad((pulled * direction).sum(), leaf)
+    assert_close([found], [true], 2e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.4, 0.02])
+def test_a_learned_temperature(temperature: float, call: Any) -> None:
+    """Its gradient, and the others beside it, are those of the exact engine; half of the calls at each temperature."""
+    if (len(call.others) + call.rows.shape[0] + int(call.rows.abs().sum())) % 2 == (temperature < 0.1):
+        temperature = 0.1
+    found = []
+    for backend, dtype in (("triton", torch.float32), ("exact", torch.float64)):
+        hot = torch.tensor(temperature, dtype=torch.float32).to(dtype).requires_grad_()
+        given = [matrix.to(dtype, copy=True).requires_grad_() for matrix in (call.rows, *call.others)]
+        value = call.loss(*given, backend=backend, temperature=hot)
+        found.append([value.detach(), *torch.autograd.grad(value, [*given, hot])])
+    # A logit is known to a few units of its size, and steep ones are the temperature's own doing.
+    assert_close(found[0], found[1], 4e-6 / temperature)
+
+
+def test_temperatures_of_any_dtype() -> None:
+    z, labels = torch.randn(9, 5), torch.arange(9) % 2
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        hot = torch.tensor(0.25, dtype=dtype, requires_grad=True)
+        value = supcon_loss(z, labels, temperature=hot, backend="triton")
+        value.backward()
+        assert hot.grad is not None
+        assert hot.grad.dtype == dtype
+        torch.testing.assert_close(value.detach(), supcon_loss(z, labels, temperature=0.25, backend="triton"))
+
+
+@pytest.mark.parametrize("module", [SupConLoss, InfoNCELoss])
+def test_a_module_learns_its_temperature(module: type[torch.nn.Module]) -> None:
+    z = torch.randn(10, 4)
+    target = torch.arange(10) % 3 if module is SupConLoss else torch.randn(10, 4)
+    gradients = []
+    for backend in ("triton", "exact"):
+        made = module(temperature=torch.nn.Parameter(torch.tensor(0.3)), backend=backend)
+        made(z, target).backward()
+        assert made.temperature.grad is not None
+        gradients.append(made.temperature.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_autocast_changes_nothing(dtype: torch.dtype, calls: dict[str, Any]) -> None:
+    for name in SOME:
+        plain = calls[name].results(dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            within = calls[name].results(dtype)
+        for one, other in zip(within, plain, strict=True):
+            assert torch.equal(one, other), name
+
+
+def test_a_backward_pass_twice_and_in_parts(calls: dict[str, Any]) -> None:
+    for name in SOME:
+        call = calls[name]
+        leaf = call.rows.clone().requires_grad_()
+        values = call.loss(leaf, *call.others, backend="triton", reduction="none")
+        first, again = (torch.autograd.grad(values.sum(), leaf, retain_graph=True)[0] for _ in range(2))
+        assert torch.equal(first, again), name
+
+
+@old_torch_warns
+def test_forward_mode_and_batches_are_refused(calls: dict[str, Any]) -> None:
+    for name in SOME:
+        call = calls[name]
+
+        def loss(z: Tensor, call: Any = call) -> Tensor:
+            return call.loss(z, *call.others, backend="triton")
+
+        with forward_ad.dual_level(), pytest.raises((NotImplementedError, RuntimeError), match=r"jvp|forward"):
+            loss(forward_ad.make_dual(call.rows, torch.ones_like(call.rows)))
+        with pytest.raises((NotImplementedError, RuntimeError), match="vmap"):
+            torch.func.vmap(loss)(torch.stack((call.rows, call.rows)))
+
+
+def test_tf32_is_taken_where_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are then rounded to ten bits behind the leading one; the interpreter multiplies them exactly."""
+    z, labels = torch.randn(40, 16, generator=torch.Generator().manual_seed(2)), torch.arange(40) % 4
+    monkeypatch.setattr(device, "tf32_allowed", lambda: True)
+    leaf = z.clone().requires_grad_()
+    value = supcon_loss(leaf, labels, temperature=0.1, backend="triton")
+    (gradient,) = torch.autograd.grad(value, leaf)
+    exact = z.double().requires_grad_()
+    true = supcon_loss(exact, labels, temperature=0.1, backend="exact")
+    (pulled,) = torch.autograd.grad(true, exact)
+    apart = abs(float(value.detach()) - float(true.detach()))
+    assert 1e-7 < apart < 2.0**-11 * 2 / 0.1
+    errors = (gradient.double() - pulled).norm() / pulled.norm()
+    assert 1e-6 < float(errors) < 2.0**-11 * 4 / 0.1
+
+
+def test_nothing_is_kept_of_a_batch_without_gradient() -> None:
+    z = torch.randn(12, 4)
+    with torch.no_grad():
+        value = nt_xent_loss(z.requires_grad_(), torch.arange(12) ^ 1, backend="triton")
+    assert not value.requires_grad
+    torch.testing.assert_close(value, nt_xent_loss(z.detach(), torch.arange(12) ^ 1, backend="exact"))

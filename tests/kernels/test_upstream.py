@@ -1,0 +1,97 @@
+"""Gradients that reach the kernels from above: of any size, and what must not be heard at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+
+from pairproof.fast import engine, supcon_in_loss, supcon_loss
+from pairproof.fast.engine import Rule, Targets
+
+Tensor = torch.Tensor
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
+"""Of a gradient's largest entry: in the halves two roundings of the dtype, of the weights and of what is returned."""
+
+
+def upstream_of(count: int) -> Tensor:
+    """None like another, of both signs, some 0."""
+    return torch.where(torch.arange(count) % 5 == 4, 0.0, torch.linspace(-1, 2, count) + 0.07)
+
+
+def test_upstream_gradients_of_any_size(call: Any, calls: dict[str, Any]) -> None:
+    """A power of two as a factor is one in the result; any other factor is, to rounding; 0 gives 0."""
+    dtype = DTYPES[list(calls.values()).index(call) % len(DTYPES)]
+    given = [matrix.to(dtype, copy=True).requires_grad_() for matrix in (call.rows, *call.others)]
+    values = call.loss(*given, backend="triton", reduction="none", temperature=0.3)
+    up = upstream_of(len(values))
+
+    def pulled(size: float) -> list[Tensor]:
+        return [g.float() for g in torch.autograd.grad(values, given, up * size, retain_graph=True)]
+
+    exact = call.results(torch.float64, backend="exact", reduction="none", temperature=0.3, upstream=up)
+    found = pulled(1.0)
+    torch.testing.assert_close(values.detach().double(), exact[0], rtol=1e-5, atol=1e-5)
+    for one, true in zip(found, exact[1:], strict=True):
+        limit = ROUNDING[dtype] * float(true.abs().max()) + 1e-9
+        torch.testing.assert_close(one.double(), true, rtol=0, atol=limit)
+    # What float16 holds of them, beside what bfloat16 and float32 do.
+    sizes = (2.0**-3, 2.0**4) if dtype == torch.float16 else (2.0**-60, 2.0**90)
+    for size in sizes:
+        for one, other in zip(pulled(size), found, strict=True):
+            normal = other.abs() * size >= torch.finfo(dtype).tiny
+            assert torch.equal(one[normal], (other * size)[normal])
+    for size in () if dtype == torch.float16 else (1e-30, 1e30):
+        for one, other in zip(pulled(size), found, strict=True):
+            limit = ROUNDING[dtype] * float(other.abs().max()) + 1e-12
+            torch.testing.assert_close(one / size, other, rtol=0, atol=limit)
+    assert not any(bool(one.any()) for one in pulled(0.0))
+
+
+LABELS = torch.where(torch.arange(35) == 17, -5, torch.arange(35) % 2 * 2**40)
+SOME = torch.arange(35) != 7
+RULE = Rule("out", "cosine", 0.2)
+ALONE = {
+    "labels": (lambda z: supcon_loss(z, LABELS, reduction="none", backend="triton"), 17),
+    "mask": (lambda z: supcon_in_loss(z, positives=LABELS[:, None] == LABELS, reduction="none", backend="triton"), 17),
+    "own": (
+        lambda z: supcon_in_loss(z, LABELS, denominator="one_positive", reduction="none", backend="triton"),
+        17,
+    ),
+    "steep": (lambda z: supcon_loss(z, LABELS, temperature=0.005, reduction="none", backend="triton"), 17),
+    "anchors": (
+        lambda z: engine.anchor_values(z, Targets("labels", LABELS), RULE, anchors=SOME, backend="triton").values,
+        7,
+    ),
+    "partners": (
+        lambda z: (
+            engine.anchor_values(
+                z[:34], Targets("partners", torch.arange(34) ^ 1), RULE, anchors=SOME[:34], backend="triton"
+            ).values
+        ),
+        7,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", list(ALONE))
+def test_what_reaches_a_row_that_counts_for_nothing_is_not_heard(name: str, dtype: torch.dtype) -> None:
+    """It must not be multiplied by 0, for it may be infinite, nor set the scale, for the others would drown."""
+    loss, alone = ALONE[name]
+    leaf = torch.randn(35, 6, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+    values = loss(leaf)
+    assert not bool(values[alone])
+    ones = torch.ones_like(values)
+    ones[alone] = 0
+    (true,) = torch.autograd.grad(values, leaf, ones, retain_graph=True)
+    assert bool(true.isfinite().all())
+    assert bool(true.any())
+    for strange in (1e30, float("inf"), float("nan")):
+        ones[alone] = strange
+        (found,) = torch.autograd.grad(values, leaf, ones, retain_graph=True)
+        assert torch.equal(found, true), strange

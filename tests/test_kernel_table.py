@@ -1,0 +1,540 @@
+"""The table of tiles, the search for better ones, and the tool that compiles every kernel with them."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import pairproof.fast as fast
+from pairproof.fast import kernels
+from pairproof.fast.engine import device
+from pairproof.fast.kernels import table, tune
+from pairproof.fast.kernels.table import KERNELS, KINDS, PLAIN, Key, Launch, launch_of
+
+ROOT = Path(__file__).resolve().parent.parent
+ARCHS = (80, 89, 90, 100)
+DIMS = (16, 32, 64, 128, 256, *range(384, 1025, 128))
+NO_TRITON = importlib.util.find_spec("triton") is None
+needs_triton = pytest.mark.skipif(NO_TRITON or kernels.interpreting(), reason="needs triton, and not its interpreter")
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("compile_kernels", ROOT / "tools" / "compile_kernels.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Its processes find what they are sent by the module's name.
+    sys.modules["compile_kernels"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Any], Path]]:
+    """Name a file of tiles in the environment; whatever was read is forgotten before and after."""
+    path = tmp_path / "tiles.json"
+
+    def write(content: Any) -> Path:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        monkeypatch.setenv(table.VARIABLE, str(path))
+        table._in_place.cache_clear()
+        return path
+
+    table._in_place.cache_clear()
+    yield write
+    table._in_place.cache_clear()
+
+
+def test_the_table_lists_every_architecture_kind_and_length() -> None:
+    kinds, dims = ("pieces", "tf32", "bfloat16"), (64, 128, 256, 384, 512, 768)
+    assert set(table.committed()) == {Key(*names) for names in itertools.product(KERNELS, kinds, dims, ARCHS)}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dim", DIMS)
+def test_every_tile_keeps_the_rules(arch: int, kind: table.Kind, dim: int) -> None:
+    launches = {kernel: launch_of(kernel, kind, dim, arch) for kernel in KERNELS}
+    for kernel, launch in launches.items():
+        assert table.violations(kernel, launch, dim) == []
+        # Tensor cores that take their rows from shared or tensor memory want 64 of them.
+        assert launch.rows >= (64 if arch in (90, 100) else 32)
+        if kernel in PLAIN:
+            assert table.disagreements(kernel, launch, launches[PLAIN[kernel]]) == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch"),
+    [(80, 80), (86, 89), (87, 80), (89, 89), (90, 90), (100, 100), (103, 100), (110, 100), (120, 89), (130, 89)],
+)
+def test_a_device_takes_tiles_that_fit_it(capability: int, arch: int) -> None:
+    assert table.architecture_of(capability) == arch
+    assert launch_of("sums_plain", "bfloat16", 128, capability) == launch_of("sums_plain", "bfloat16", 128, arch)
+
+
+def test_float16_takes_the_tiles_of_bfloat16() -> None:
+    for kernel, dim in itertools.product(KERNELS, DIMS):
+        assert launch_of(kernel, "float16", dim, 90) == launch_of(kernel, "bfloat16", dim, 90)
+
+
+GOOD = Launch(64, 64, 64, 64, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("launch", "rule"),
+    [
+        (GOOD._replace(rows=48), "rows: expected a power of two, got 48"),
+        (GOOD._replace(rows=256), "rows, columns: expected 32, 64 or 128, got 256 and 64"),
+        (GOOD._replace(columns=16), "rows, columns: expected 32, 64 or 128, got 64 and 16"),
+        (GOOD._replace(part=8), "part: expected at least 16 and a divisor of 192, got 8"),
+        (GOOD._replace(part=128), "part: expected at least 16 and a divisor of 192, got 128"),
+        (GOOD._replace(out=0), "out: expected a power of two, got 0"),
+        (GOOD._replace(warps=32), "warps: expected 1 to 16, got 32"),
+        (GOOD._replace(stages=0), "stages: expected 1 to 8, got 0"),
+    ],
+)
+def test_a_broken_rule_is_told(launch: Launch, rule: str) -> None:
+    assert table.violations("sums_plain", GOOD, 192) == []
+    assert rule in table.violations("sums_plain", launch, 192)
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    key = Key("sums_plain", "bfloat16", 128, 90)
+    return {**key._asdict(), **launch_of(*key)._asdict(), **changes}
+
+
+def tiles(*entries: Any) -> dict[str, Any]:
+    return {"format": table.FORMAT, "tiles": list(entries)}
+
+
+def test_a_named_file_stands_in_the_place_of_the_table(named: Callable[[Any], Path]) -> None:
+    key = Key("sums_plain", "bfloat16", 128, 90)
+    committed = launch_of(*key)
+    mine = committed._replace(stages=committed.stages + 1)
+    named(json.loads(table.written({key: mine}, "a test")))
+    assert launch_of(*key) == mine
+    for other in (key._replace(dim=64), key._replace(capability=80), key._replace(kernel="positives")):
+        assert launch_of(*other) == table._derived(*other)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read"),
+        ([], 'expected an object with "format": 1'),
+        ({"format": 2, "tiles": []}, 'expected an object with "format": 1'),
+        ({"format": 1}, 'expected "tiles", a list of at least one'),
+        (tiles("x"), "tile 0: expected an object of kernel, kind, dim, capability, rows"),
+        (tiles({**entry(), "more": 1}), "tile 0: expected an object of kernel"),
+        (tiles(entry(), entry(kernel="sums")), "tile 1: kernel: expected one of sums_plain, .*, got 'sums'"),
+        (tiles(entry(kind="int8")), "tile 0: kind: expected one of pieces, .*, got 'int8'"),
+        (tiles(entry(warps=True)), "tile 0: warps: expected an integer, got True"),
+        (tiles(entry(rows=64.0)), r"tile 0: rows: expected an integer, got 64\.0"),
+        (tiles(entry(dim=100)), "tile 0: dim: expected a padded length, .*, got 100"),
+        (tiles(entry(capability=75)), "tile 0: capability: expected at least 80, got 75"),
+        (tiles(entry(), entry()), "tile 1: sums_plain bfloat16 dim 128 capability 90 has one already"),
+        (tiles(entry(part=256)), "sums_plain bfloat16 dim 128 .*: part: expected .* divisor of 128, got 256"),
+        (tiles(entry(rows=32)), "sums_marked .*: rows: expected a divisor of the 32 of sums_plain, got 64"),
+    ],
+)
+def test_a_bad_file_is_an_error_that_says_why(named: Callable[[Any], Path], content: Any, message: str) -> None:
+    path = named(content)
+    with pytest.raises(ValueError, match=f"^PAIRPROOF_KERNEL_TABLE: {path}: .*{message}"):
+        launch_of("sums_plain", "bfloat16", 128, 90)
+
+
+def test_a_file_that_is_not_there_is_an_error(named: Callable[[Any], Path]) -> None:
+    named({}).unlink()
+    with pytest.raises(ValueError, match=r"^PAIRPROOF_KERNEL_TABLE: .*cannot be read"):
+        launch_of("sums_plain", "bfloat16", 128, 90)
+
+
+def test_tiles_taken_instead_are_put_back() -> None:
+    key = Key("sums_plain", "tf32", 64, 80)
+    before = launch_of(*key)
+    with table.instead({key: GOOD}):
+        with table.instead({key: GOOD._replace(stages=4)}):
+            assert launch_of(*key).stages == 4
+        assert launch_of(*key) == GOOD
+    assert launch_of(*key) == before
+
+
+class Model:
+    """A timer without a device: every tile has its time by a formula, and some do not run."""
+
+    def __init__(self, time_of: Callable[[Key, Launch], float | None]) -> None:
+        self.time_of = time_of
+        self.asked: list[tuple[Key, Launch]] = []
+
+    def __call__(self, key: Key, launches: Sequence[Launch]) -> list[float | None]:
+        self.asked += [(key, launch) for launch in launches]
+        return [self.time_of(key, launch) for launch in launches]
+
+
+def test_the_search_follows_the_times() -> None:
+    key = Key("sums_plain", "bfloat16", 256, 90)
+    start = launch_of(*key)
+    found = tune.best_of(key, Model(lambda _, launch: 100.0 / launch.stages if launch.stages < 6 else None))
+    assert found.launch == start._replace(stages=min(5, start.stages + tune.STEPS))
+    assert found.before == 100.0 / start.stages
+    assert found.milliseconds == 100.0 / found.launch.stages
+
+
+def test_the_search_takes_no_noise_for_a_gain() -> None:
+    key = Key("gradient_plain", "pieces", 128, 90)
+    start = launch_of(*key)
+    found = tune.best_of(key, Model(lambda _, launch: 1.0 if launch == start else 0.99))
+    assert found == tune.Timed(start, 1.0, 1.0)
+
+
+def test_the_search_says_when_the_table_does_not_run() -> None:
+    with pytest.raises(RuntimeError, match=r"sums_plain: the tile .* does not run on this device"):
+        tune.best_of(Key("sums_plain", "tf32", 128, 80), Model(lambda *_: None))
+
+
+def test_the_search_offers_only_tiles_that_keep_the_rules() -> None:
+    def time_of(key: Key, launch: Launch) -> float:
+        return 1.0 / (launch.rows * launch.columns)  # ever larger tiles
+
+    for kind, dim in itertools.product(KINDS, (16, 128, 384)):
+        model = Model(time_of)
+        found = tune.tune(KERNELS[::-1], kind, dim, 90, model)
+        assert set(found) == {Key(kernel, kind, dim, 90) for kernel in KERNELS}
+        assert list(found)[:2] == [Key(kernel, kind, dim, 90) for kernel in ("sums_plain", "gradient_plain")]
+        for key, launch in model.asked:
+            assert table.violations(key.kernel, launch, dim) == []
+        for key, timed in found.items():
+            if key.kernel in PLAIN:
+                plain = found[key._replace(kernel=PLAIN[key.kernel])].launch
+                assert table.disagreements(key.kernel, timed.launch, plain) == []
+
+
+@needs_triton
+def test_what_tuning_writes_can_be_named(
+    named: Callable[[Any], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "mine.json"
+    model = Model(lambda _, launch: 1.0 / launch.stages)
+    for columns in ("100", "64"):
+        arguments = ["--columns", columns, "--dtype", "float32", "--kernel", "sums_plain", "--output", str(output)]
+        assert tune.main(arguments, model, 90) == 0
+    assert f"written: {output}" in capsys.readouterr().out
+    found = table.read(output)
+    keys = {Key("sums_plain", "pieces", dim, 90) for dim in (128, 64)}
+    assert set(found) == keys
+    named(output.read_text())
+    for key in keys:
+        assert launch_of(*key) == found[key]
+        assert found[key].stages == table._derived(*key).stages + tune.STEPS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tf32"], "--tf32: expected --dtype float32 with it, got bfloat16"),
+        (["--columns", "1025"], "--columns: expected at least 1, at most 1024, got 1025"),
+        (["--rows", "1"], "--rows: expected at least 2, got 1"),
+    ],
+)
+def test_tuning_with_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        tune.main(arguments, Model(lambda *_: 1.0), 90)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_tuning_without_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune.main([]) == 3
+    assert "finds no CUDA device here" in capsys.readouterr().err
+
+
+@needs_triton
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_timed_pass_queues_the_kernel(kernel: table.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = kernels.evaluation()
+    names: list[str] = []
+    monkeypatch.setattr(queue, "_queue", lambda one, *given, **flags: names.append(one.fn.__name__))
+    monkeypatch.setattr(queue, "empty", lambda shape, like, dtype: torch.zeros(shape, dtype=dtype))
+    step = tune.EventTimer(64, 16, torch.float32, tf32=False, rounds=1, device="cpu").pass_with(kernel)
+    names.clear()
+    step()
+    assert names.count(kernel) == 1
+
+
+Queued = list[tuple[Any, tuple[Any, ...], dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def queued() -> Queued:
+    """Everything that the losses queue in all their ways of being asked, one call of each form and dtype; none runs."""
+    found: Queued = []
+    seen: set[Any] = set()
+    with pytest.MonkeyPatch.context() as patch:
+        queue = kernels.evaluation()
+
+        def record(kernel: Any, grid: tuple[int, ...], *given: Any, **flags: Any) -> None:
+            dtypes = tuple(str(one.dtype) if isinstance(one, torch.Tensor) else type(one) for one in given)
+            key = (kernel.fn.__name__, dtypes, *sorted(flags.items()))
+            if key not in seen:
+                seen.add(key)
+                found.append((kernel, given, flags))
+
+        patch.setattr(queue, "_queue", record)
+        patch.setattr(queue, "empty", lambda shape, like, dtype: torch.zeros(shape, dtype=dtype))
+        patch.setattr(kernels, "refusal", lambda embeddings: None)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for tf32 in (False, True) if dtype == torch.float32 else (False,):
+                patch.setattr(device, "tf32_allowed", lambda tf32=tf32: tf32)
+                for loss in losses(dtype):
+                    loss().sum().backward()
+    return found
+
+
+def losses(dtype: torch.dtype) -> Iterator[Callable[[], torch.Tensor]]:
+    """Every loss of the kernels with every choice that they are compiled for."""
+    z, y = (torch.randn(6, 5).to(dtype).requires_grad_() for _ in range(2))
+    labels, mask, some = torch.arange(6) // 2, torch.eye(6, dtype=torch.bool).roll(1, 0), torch.arange(6) < 4
+    pairs, partners = torch.tensor([[0, 1], [2, 3]]), torch.arange(6) ^ 1
+    temperatures = (0.01, 0.1, torch.tensor(0.1, requires_grad=True))
+    for similarity, temperature in itertools.product(("cosine", "dot"), temperatures):
+        rule: dict[str, Any] = {"similarity": similarity, "temperature": temperature, "backend": "triton"}
+        for direction in (None, y):
+            yield lambda rule=rule, n=direction: fast.info_nce_loss(z, y, negatives=n, **rule)
+        for anchors in (None, some):
+            chosen = {**rule, "anchors": anchors}
+            yield lambda chosen=chosen: fast.nt_bxent_loss(z, pairs, **chosen)
+            for self_rows in ("batch", None, torch.arange(6)):
+                others = {} if isinstance(self_rows, str) else {"ref_embeddings": y, "self_rows": self_rows}
+                yield lambda more={**chosen, **others}: fast.nt_xent_loss(z, partners, **more)
+                with_labels = {**others, "labels": labels, **({"ref_labels": labels} if others else {})}
+                for who in (with_labels, {**others, "positives": mask}):
+                    asked = {**chosen, **who}
+                    if not others:
+                        yield lambda asked=asked: fast.supcon_epsilon_loss(z, **asked)
+                    yield lambda asked=asked: fast.nt_xent_pairwise_loss(z, **asked)
+                    for denominator in ("all", "one_positive", "only_negatives"):
+                        more = {**asked, "denominator": denominator}
+                        yield lambda more=more: fast.supcon_loss(z, **more)
+                        yield lambda more=more: fast.supcon_in_loss(z, **more)
+
+
+@needs_triton
+def test_the_variants_are_what_can_be_queued(tool: ModuleType, queued: Queued) -> None:
+    found = {tool.variant_of(kernel.fn.__name__, flags) for kernel, _, flags in queued}
+    listed = tool.variants()
+    assert len(listed) == len(set(listed))
+    assert {str(one) for one in found - set(listed)} == set(), "queued, and not listed"
+    assert {str(one) for one in set(listed) - found} == set(), "listed, and never queued"
+
+
+@needs_triton
+def test_the_tool_compiles_what_triton_would(tool: ModuleType, queued: Queued) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    for kernel, given, flags in queued:
+        binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+        bound, specialization, options = binder(*given, **flags)
+        packed = kernel._pack_args(backend, dict(options), bound, specialization, options)
+        options, types, constants, attributes = packed
+        name = kernel.fn.__name__
+        kind = kind_of(name, given, flags)
+        floats = name in ("prepare", "finish") and kind.endswith("16") and given[0].dtype == torch.float32
+        job = tool.Job(tool.variant_of(name, flags), kind, flags.get("DIM", 128), 90, floats=floats)
+        ours = tool.signature_of(job, kernel.arg_names)
+        told = f"{job}, {flags}"
+        assert ours.types == types, told
+        assert {kernel.arg_names.index(name): value for name, value in ours.constants.items()} == {
+            place: value for (place,), value in constants.items()
+        }, told
+        assert ours.attributes == {place: value for place, value in attributes.items() if value}, told
+        if job.launch is not None:
+            assert (job.launch.warps, job.launch.stages) == (options.num_warps, options.num_stages), told
+
+
+def kind_of(kernel: str, given: tuple[Any, ...], flags: dict[str, Any]) -> table.Kind:
+    """The kind of rows of a queued kernel; of those that have no rows, any."""
+    rows = given[2] if kernel == "prepare" else given[0]
+    if flags.get("PIECES") == 3:
+        return "pieces"
+    if rows.dtype == torch.float16 or flags.get("REACH", 1.0) != 1.0:
+        return "float16"
+    return "bfloat16" if rows.dtype == torch.bfloat16 else "tf32"
+
+
+def test_the_jobs(tool: ModuleType) -> None:
+    every = tool.jobs(tool.ARCHS, tool.DIMS, KINDS, tool.MODULES, thorough=False)
+    assert len(every) == len(set(every))
+    tiled = [job for job in every if job.variant.kernel in KERNELS]
+    forms = len({job.variant for job in tiled})
+    assert forms == 20
+    # Float16 at one length.
+    assert len(tiled) == forms * len(tool.ARCHS) * (3 * len(tool.DIMS) + 1)
+    assert {job.variant for job in every} == set(tool.variants())
+    assert all(job.machine == (job.dim == tool.SMALL_DIM or ("FIXED", True) in job.variant.flags) for job in tiled)
+    longer = tool.jobs(tool.ARCHS, tool.DIMS, KINDS, tool.MODULES, thorough=True)
+    assert {job._replace(machine=True) for job in every} < set(longer)
+    assert any(job.wide for job in longer)
+
+
+CODE = """
+	/*0000*/                   MOV R1, c[0x0][0x28] ;      /* 0x0a */
+	/*0010*/                   MUFU.EX2 R2, R3 ;           /* 0x0b */
+	/*0020*/                   HGMMA.64x64x16.F32.BF16 R4, gdesc[UR4] ;
+	/*0030*/                   MUFU.EX2 R2, R3 ;
+	/*0040*/                   MUFU.EX2 R2, R3 ;
+	/*0050*/              @!P0 BRA 0x20 ;
+	/*0060*/               @P1 BRA 0x10 ;
+	/*0070*/              @UP1 STL [R1], R2 ;
+	/*0080*/                   ATOMS.OR RZ, [UR5+0x14], R2 ;
+	/*0090*/                   REDG.E.ADD.F32.FTZ.RN [R2], R3 ;
+	/*00a0*/                   REDUX UR8, R0 ;
+	/*00b0*/                   BRA 0xb0;
+"""
+
+
+def test_the_code_is_read(tool: ModuleType) -> None:
+    code = tool.instructions_of(CODE)
+    assert len(code) == 12
+    assert {name: tool.count(code, name) for name in tool.PATTERNS} == {
+        "products": 1,
+        "exponentials": 3,
+        "local": 1,
+        "atomics": 1,
+    }
+    assert tool.exponentials_of(code) == 2
+    assert tool.exponentials_of([line for line in code if "HGMMA" not in line[1]]) is None
+
+
+PTX = """
+.visible .entry sums_plain(
+{
+	.reg .pred 	%p<43>;
+	ld.param.b64 	%rd1, [sums_plain_param_0];
+$L__BB0_1:
+	ex2.approx.ftz.f32 	%r1, %r2;
+$L__BB0_2:                              // the loop
+	wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%r1,%r2}, %rd1, %rd2, %p1, 1, 1, 0, 1;
+	ex2.approx.ftz.f32 	%r1, %r2;
+	@%p1 bra 	$L__BB0_2;
+	@!%p2 bra 	$L__BB0_1;
+	red.global.add.f32 	[%rd1], %r1;
+	redux.sync.max.s32 	%r3, %r4, -1;
+	st.local.b32 	[%rd1], %r1;
+	ret;
+}
+"""
+
+
+def test_the_step_before_is_read(tool: ModuleType) -> None:
+    code = tool.steps_of(PTX)
+    assert {name: tool.count(code, name) for name in tool.PATTERNS} == {
+        "products": 1,
+        "exponentials": 2,
+        "local": 1,
+        "atomics": 1,
+    }
+
+
+def test_every_check_can_fail(tool: ModuleType) -> None:
+    job = tool.Job(tool.variant_of("sums_plain", {"FIXED": True}), "bfloat16", 128, 90)
+    tile = job.launch
+    each = tile.rows * tile.columns // (32 * tile.warps)
+    good = tool.Found(
+        registers=128,
+        shared=65536,
+        warps=tile.warps,
+        instructions={"products": 8, "exponentials": each, "local": 0, "atomics": 0},
+        exponentials=each,
+    )
+    assert tool.failures(job, good) == []
+    for change, message in [
+        ({"shared": 232449}, "232449 bytes of shared memory, at most 232448"),
+        ({"tensor": 544}, "544 columns of tensor memory, at most 512"),
+        ({"stack": 8}, "8 bytes of stack, at most 0"),
+        ({"instructions": {**good.instructions, "local": 2}}, r"2 instructions on the stack \(LDL, STL\), at most 0"),
+        ({"instructions": {**good.instructions, "products": 0}}, "no HGMMA, at least 1"),
+        ({"instructions": {**good.instructions, "atomics": 1}}, "1 atomic instructions, at most 0"),
+        ({"exponentials": 2 * each}, f"{2 * each} exponentials of a thread per tile, expected {each}"),
+        ({"error": "it broke"}, "did not compile: it broke"),
+    ]:
+        (line,) = tool.failures(job, good._replace(**change))
+        assert re.match(message, line), line
+    described = str(job)
+    for word in ("sums_plain", "FIXED=True", "bfloat16", "D=128", "sm_90", f"{tile.rows}x{tile.columns}"):
+        assert word in described
+
+
+def test_programs_by_what_runs_out_first(tool: ModuleType) -> None:
+    roomy = tool.Found(registers=32, shared=1024, warps=4)
+    device = tool.DEVICES[100]
+    assert tool.programs_of(roomy, device) == 16
+    assert tool.programs_of(roomy._replace(registers=121), device) == 4
+    assert tool.programs_of(roomy._replace(shared=100_000), device) == 2
+    assert tool.programs_of(roomy._replace(tensor=256), device) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arch", "70"], "--arch: expected some of 80, 89, 90, 100, got 70"),
+        (["--dim", "100"], "--dim: expected some of 16, .*, got 100"),
+        (["--kind", "int8"], "--kind: expected some of pieces, .*, got int8"),
+        (["--kernel", "matmul"], "--kernel: expected some of sums_plain, .*, got matmul"),
+        (["--report", "x.txt"], r"--report: expected a path that ends with .md or .json, got x.txt"),
+        (["--jobs", "0"], "--jobs: expected at least 1, got 0"),
+    ],
+)
+def test_the_tool_with_wrong_usage(
+    tool: ModuleType, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        tool.main(arguments)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_the_tool_without_a_compiler(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tool, "missing", lambda: "triton is not installed")
+    assert tool.main([]) == 3
+    assert "triton is not installed" in capsys.readouterr().err
+
+
+@needs_triton
+def test_the_tool_compiles_reports_and_fails(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # In this process: starting others takes longer than compiling.
+    monkeypatch.setattr(tool, "compiled", lambda work, processes, done: [tool.examine(job) for job in work])
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    asked = ["--arch", "90", "--dim", "64", "--kind", "bfloat16", "--kernel", "sums_plain"]
+    assert tool.main([*asked, "--report", str(tmp_path / "report.json")]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [record["flags"] for record in report["compiled"]] == [{"FIXED": False}, {"FIXED": True}]
+    for record in report["compiled"]:
+        assert record["failures"] == []
+        assert record["stack"] == 0
+        assert record["instructions"]["products"] > 0
+        assert record["programs"] >= 1
+    assert tool.main([*asked, "--report", str(tmp_path / "report.md")]) == 0
+    assert "| 90 | sums_plain | bfloat16 | 64 | " in (tmp_path / "report.md").read_text()
+    capsys.readouterr()
+    monkeypatch.setitem(tool.DEVICES, 90, tool.DEVICES[90]._replace(shared=16))
+    assert tool.main(asked) == 1
+    told = capsys.readouterr().err
+    assert "sums_plain FIXED=True bfloat16 D=64 sm_90, tile" in told
+    assert "bytes of shared memory, at most 16" in told
