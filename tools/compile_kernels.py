@@ -234,9 +234,8 @@ def jobs(
         dims: the padded lengths.
         kinds: how rows are multiplied.
         kernels: names of kernels.
-        thorough: whether "float16", which has the tiles and all but the dtype of "bfloat16", is compiled at every
-            length rather than at one; masks with strides beyond 32 bits, and narrow rows given in float32, as well;
-            and whether the machine's code is read at every length.
+        thorough: whether masks with strides beyond 32 bits, and narrow rows given in float32, are compiled as well; and
+            whether the machine's code is read at every length.
     """
     archs, dims, kinds, kernels = list(archs), list(dims), list(kinds), set(kernels)
     found = []
@@ -251,9 +250,8 @@ def jobs(
             continue
         for kind, dim in itertools.product(kinds, dims):
             typical = thorough or dim == SMALL_DIM or len(dims) == 1
-            if typical or kind != "float16":
-                # Loops stand together in the machine's code alone, and exponentials are counted in a loop.
-                found.append(Job(variant, kind, dim, arch, machine=typical or bool(flags.get("FIXED"))))
+            # Loops stand together in the machine's code alone, and exponentials are counted in a loop.
+            found.append(Job(variant, kind, dim, arch, machine=typical or bool(flags.get("FIXED"))))
             if thorough and flags.get("MARKS") == "mask":
                 found.append(Job(variant, kind, dim, arch, wide=True))
     return found
@@ -334,7 +332,7 @@ def constants_of(job: Job) -> dict[str, Any]:
     told = dict(job.variant.flags)
     tile = job.launch
     if tile is None:
-        of_rows = {"DIM": job.dim, "WIDTH": min(job.dim, 128), "BM": queue.FEW}
+        of_rows = {"DIM": job.dim, "WIDTH": min(job.dim, queue.NARROW), "BM": queue.FEW}
         sizes: dict[str, dict[str, Any]] = {
             "prepare": of_rows,
             "finish": {**of_rows, "WIDEN": False},
@@ -626,7 +624,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kind", type=several, help=f"a,b of {', '.join(KINDS)}; default: all")
     parser.add_argument("--kernel", type=several, help=f"a,b of {', '.join(MODULES)}; default: all")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes; default: %(default)s")
-    parser.add_argument("--long", action="store_true", help="every architecture, more lengths, float16 at every length")
+    parser.add_argument("--long", action="store_true", help="every architecture, more lengths and types of arguments")
     parser.add_argument("--report", type=Path, help="write a table (.md) or everything (.json) here")
     return parser
 

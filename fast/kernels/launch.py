@@ -26,8 +26,10 @@ PAD = 128
 """Rows are padded to a multiple of this, which every tile divides."""
 LINES = 128
 """Anchors of one program where each is a few numbers."""
-FEW = 16
+FEW = 32
 """Embeddings of one program that makes them ready, or their gradients."""
+NARROW = 64
+"""Entries of these that it takes at a time: with more, some compiler spills a register or two."""
 REACH = 4096.0
 """Factor that keeps weights of float16 within its range: they are at most 8 by themselves."""
 WAVES = 4
@@ -366,7 +368,7 @@ def _side(
         PIECES=traits.pieces,
         ORDERED=ordered,
         DIM=wide,
-        WIDTH=min(wide, 128),
+        WIDTH=min(wide, NARROW),
         BM=FEW,
     )
     return side
@@ -606,7 +608,7 @@ def _pull(
         ORDERED=x.order is not None,
         LEARNED=learned,
         DIM=x.dim,
-        WIDTH=min(x.dim, 128),
+        WIDTH=min(x.dim, NARROW),
         BM=FEW,
         WIDEN=interpreted(),
     )
