@@ -285,6 +285,11 @@ def _verdict(report: Report, console: Console, seconds: float) -> None:
             highlight=False,
         )
     console.print(", ".join(f"{counts[s]} {s.value}" for s in Status) + f" in {seconds:.1f} s", highlight=False)
+    if report.absent:
+        who = f"{len(report.absent)} implementation{'s' if len(report.absent) > 1 else ''}"
+        console.print(
+            f"{who} not here, so skipped: {', '.join(report.absent)}", style="yellow", highlight=False, soft_wrap=True
+        )
     for problem in report.problems:
         console.print(f"[bold red]counts[/] {escape(problem)}", highlight=False, soft_wrap=True)
     if report.selection.covering:

@@ -3,9 +3,15 @@
 from .base import Deviation, Implementation, Unavailable
 from .documents import DOCUMENTS
 from .fast import Fast, FastDense, FastExact, FastTiled, FastTriton
-from .pml import PytorchMetricLearning
+from .info_nce_pytorch import InfoNCEPytorch
+from .infonce import InfoNCEPackage
+from .lightly import Lightly
+from .open_clip import OpenClip
+from .optax_ntxent import Optax
+from .pml import CrossBatchMemory, PytorchMetricLearning, Reducers, SelfSupervised
 from .reference import Reference
 from .scipy_road import ScipyRoad
+from .setfit import SetFit
 from .supcontrast import SupContrast, SupContrastToday
 
 ALL: tuple[type[Implementation], ...] = (
@@ -17,8 +23,17 @@ ALL: tuple[type[Implementation], ...] = (
     FastExact,
     FastTriton,
     PytorchMetricLearning,
+    Reducers,
+    SelfSupervised,
+    CrossBatchMemory,
     SupContrast,
     SupContrastToday,
+    SetFit,
+    InfoNCEPytorch,
+    InfoNCEPackage,
+    Optax,
+    OpenClip,
+    Lightly,
     *DOCUMENTS,
 )
 

@@ -16,6 +16,7 @@ import torch
 from ..cases import Case
 from ..compare import Outcome
 from ..oracle import Truth
+from ..tolerances import bounds
 
 
 class Unavailable(Exception):
@@ -27,13 +28,15 @@ class Deviation:
     """A declared difference: on the cases and dtypes that ``applies`` picks, given the truth, the result must be wrong.
 
     A declared deviation that does not show is a failure, and one that no case of a full run meets is an error: a
-    declaration must never outlive its reason.
+    declaration must never outlive its reason. ``wrong`` says that no other reading of the loss explains it: numbers are
+    lost, or it is not what its own documentation says.
     """
 
     name: str
     applies: Callable[[Case, str, Truth], bool]
     reason: str
     link: str
+    wrong: bool = False
 
 
 class Implementation(ABC):
@@ -154,11 +157,48 @@ def norms_leave(case: Case, dtype: str, smallest: float) -> bool:
     return min(norms) < smallest or max(norms) > math.sqrt(info.max) or min(norms) < math.sqrt(info.tiny)
 
 
+def clamped_norms(smallest: float, function: str = "normalize") -> Deviation:
+    """The deviation of the norms of a function of torch's: clamped from below, their squares out of range."""
+    return Deviation(
+        name="norms are clamped",
+        applies=lambda case, dtype, true: norms_leave(case, dtype, smallest),
+        reason=f"torch divides by a norm of at least {smallest:g}, whose square may leave the dtype's range",
+        link=f"https://pytorch.org/docs/stable/generated/torch.nn.functional.{function}.html",
+    )
+
+
 def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
     """An order of rows in which the partners of a case are stacked: first views, then second views."""
     partners = [int(p) for p in case.arguments["partners"]]
     first = [i for i, p in enumerate(partners) if i < p]
     return np.array(first + [partners[i] for i in first])
+
+
+def directed(
+    case: Case,
+    given: Mapping[str, torch.Tensor],
+    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor],
+) -> torch.Tensor:
+    """The loss of two towers through an implementation that knows one direction: asked twice for both.
+
+    Args:
+        case: of info_nce.
+        given: its matrices.
+        loss: of anchors, their positives and the negatives or None, reduced as the case says.
+    """
+    towers = given["embeddings_a"], given["embeddings_b"]
+    ways = {"a_to_b": [towers], "b_to_a": [towers[::-1]], "both": [towers, towers[::-1]]}
+    found = [loss(one, other, given.get("negatives")) for one, other in ways[case.option("direction")]]
+    if case.option("reduction") == "none":
+        return torch.cat(found)
+    total = torch.stack(found).sum()
+    return total / len(found) if case.option("reduction") == "mean" else total
+
+
+def stacked_views(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first views and the second views of a case of nt_xent, in the order of the items."""
+    first, second = rows[torch.as_tensor(stacked_order(case), device=rows.device)].chunk(2)
+    return first, second
 
 
 def logits(case: Case) -> npt.NDArray[np.float64]:
@@ -176,7 +216,30 @@ def logits(case: Case) -> npt.NDArray[np.float64]:
         return np.asarray(found / float(case.option("temperature")))
 
 
+def labels_of(case: Case) -> tuple[list[int], list[int] | None]:
+    """Labels of the rows, and of the references or None, that say who is whose positive: of a case without a mask."""
+    if "labels" in case.arguments:
+        return case.arguments["labels"], case.arguments.get("ref_labels")
+    partners = [int(p) for p in case.arguments["partners"]]
+    if "ref_embeddings" in case.others:
+        return partners, list(range(case.shape[1]))
+    return [min(i, p) for i, p in enumerate(partners)], None
+
+
 def lonely(case: Case) -> bool:
     """Whether some anchor has no positive."""
     positives = case.positives()
     return any(not positives[i] for i in case.anchors())
+
+
+def gradient_is_missing(case: Case, dtype: str, true: Truth, name: str) -> bool:
+    """Whether a matrix that is given no gradient should have had one beyond what rounding explains."""
+    gradient = true.other_gradients.get(name)
+    if gradient is None:
+        return False
+    return bool((row_norms(gradient) > bounds(case, true, dtype).other_rows[name]).any())
+
+
+def row_norms(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The norms of rows whose squares may leave the range of float64."""
+    return np.array([math.hypot(*row) for row in matrix.tolist()])

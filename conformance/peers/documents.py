@@ -13,7 +13,7 @@ from ..cases import Case
 from ..compare import Outcome
 from ..oracle import Truth
 from ..tolerances import bounds
-from .base import Deviation, Implementation, logits, norms_leave, outcome_of, stacked_order, takes_a_batch_alone
+from .base import Deviation, Implementation, clamped_norms, logits, outcome_of, stacked_order, takes_a_batch_alone
 
 
 def pair_nt_xent(x: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -120,16 +120,6 @@ def _cancels(case: Case, dtype: str, true: Truth) -> bool:
     return bool((np.linalg.norm(missing, axis=1) > allowed.rows).any())
 
 
-def clamped_norms(smallest: float) -> Deviation:
-    """The deviation of torch's own norms: clamped from below, their squares out of range."""
-    return Deviation(
-        name="norms are clamped",
-        applies=lambda case, dtype, true: norms_leave(case, dtype, smallest),
-        reason=f"torch divides by a norm of at least {smallest:g}, whose square may leave the dtype's range",
-        link="https://pytorch.org/docs/stable/generated/torch.nn.functional.cosine_similarity.html",
-    )
-
-
 class PairNotebook(_Document):
     """The pair notebook's two functions."""
 
@@ -137,13 +127,14 @@ class PairNotebook(_Document):
     title: ClassVar[str] = "the pair notebook's nt_xent_loss and nt_bxent_loss"
     losses: ClassVar[tuple[str, ...]] = ("nt_xent", "nt_bxent")
     deviations: ClassVar[tuple[Deviation, ...]] = (
-        clamped_norms(1e-8),
+        clamped_norms(1e-8, "cosine_similarity"),
         Deviation(
             name="1 - sigmoid cancels",
             applies=lambda case, dtype, true: case.loss == "nt_bxent" and _cancels(case, dtype, true),
             reason="1 - sigmoid(s) keeps fewer and fewer digits, and none once the sigmoid rounds to 1, where the"
             " logarithm is clamped at -100: 62.8988 is printed for 48.2864",
             link="https://github.com/pytorch/pytorch/issues/49844",
+            wrong=True,
         ),
     )
 
@@ -178,6 +169,7 @@ class StackedCriterion(_Document):
             applies=lambda case, dtype, true: _overflows(case, dtype),
             reason="exponentiates without subtracting a maximum: float32 overflows below a temperature of about 1/88",
             link="https://github.com/Sara-Ahmed/SiT",
+            wrong=True,
         ),
     )
 
@@ -204,6 +196,7 @@ class BatchTutorial(_Document):
             applies=lambda case, dtype, true: _detaching_shows(case, dtype, true),
             reason="no gradient flows through the row's maximum, though the epsilon makes the loss depend on it",
             link="https://github.com/KevinMusgrave/pytorch-metric-learning/issues/282",
+            wrong=True,
         ),
     )
 

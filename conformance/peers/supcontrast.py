@@ -10,11 +10,8 @@ the first view's rows as anchors. It does not normalise; under cosine similarity
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +33,7 @@ from .base import (
     stacked_order,
     takes_a_batch_alone,
 )
+from .files import load_file, peer_file, sha256
 
 NOTEBOOK_FILE = "bioencoder/bioencoder/core/losses.py"
 NOTEBOOK_SHA256 = "3715db82773bcecf3f6152fcf0f86858684913bf2e14e2aebf104d5b651db834"
@@ -48,43 +46,38 @@ LARGEST_RECORDED = 40
 RECORDED_FORMAT = "pairproof-recorded/1"
 
 
-def load_file(path: Path) -> Any:
-    """Import one Python file by its path.
-
-    Raises:
-        Unavailable: there is no such file, or something that it imports is missing.
-    """
-    if not path.is_file():
-        raise Unavailable(f"no file {path}")
-    spec = importlib.util.spec_from_file_location(f"pairproof_peer_{path.stem}_{abs(hash(str(path)))}", path)
-    if spec is None or spec.loader is None:
-        raise Unavailable(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        raise Unavailable(f"{path} imports what is not installed: {error}") from None
-    return module
+def _row_drowns(case: Case, dtype: str) -> bool:
+    """Whether some anchor's own logit exceeds all others by more than the dtype's exponentials can hold."""
+    deepest = -math.log(torch.finfo(getattr(torch, dtype)).tiny)
+    found, positives = logits(case), case.positives()
+    own = found.diagonal().copy()
+    np.fill_diagonal(found, -np.inf)
+    return any(positives[i] and own[i] - found[i].max() > deepest for i in case.anchors())
 
 
-def sha256(path: Path) -> str:
-    """Checksum of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+ROW_DROWNS = Deviation(
+    name="its own similarity drowns the row",
+    applies=lambda case, dtype, true: _row_drowns(case, dtype),
+    reason="the row's maximum is taken with the anchor itself in it: once all others lie far below, their"
+    " exponentials are 0, and so is the sum whose logarithm is taken",
+    link="https://github.com/HobbitLong/SupContrast/issues/104",
+    wrong=True,
+)
+
+NAN_FOR_THE_LONELY = Deviation(
+    name="NaN for an anchor without positive",
+    applies=lambda case, dtype, true: case.loss == "supcon" and lonely(case) and case.option("no_positive") == "zero",
+    reason="divides by the number of positives, 0 for a class with one member: the loss is NaN",
+    link="https://github.com/HobbitLong/SupContrast/pull/142",
+    wrong=True,
+)
 
 
 class _SupConCode(Implementation):
     """What both revisions share: how a case is put to ``SupConLoss``."""
 
     loss: Any
-    deviations: ClassVar[tuple[Deviation, ...]] = (
-        Deviation(
-            name="its own similarity drowns the row",
-            applies=lambda case, dtype, true: _row_drowns(case, dtype),
-            reason="the row's maximum is taken with the anchor itself in it: once all others lie far below, their"
-            " exponentials are 0, and so is the sum whose logarithm is taken",
-            link="https://github.com/HobbitLong/SupContrast/issues/104",
-        ),
-    )
+    deviations: ClassVar[tuple[Deviation, ...]] = (ROW_DROWNS,)
 
     def refuses(self, case: Case) -> str | None:
         """What the class cannot be asked."""
@@ -126,15 +119,6 @@ class _SupConCode(Implementation):
         return outcome_of(loss(rows[:, None], mask=mask), embeddings)
 
 
-def _row_drowns(case: Case, dtype: str) -> bool:
-    """Whether some anchor's own logit exceeds all others by more than the dtype's exponentials can hold."""
-    deepest = -math.log(torch.finfo(getattr(torch, dtype)).tiny)
-    found, positives = logits(case), case.positives()
-    own = found.diagonal().copy()
-    np.fill_diagonal(found, -np.inf)
-    return any(positives[i] and own[i] - found[i].max() > deepest for i in case.anchors())
-
-
 def _one_of_each(case: Case) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     """For NT-Xent with one anchor out of each pair: those rows, then their partners. None if it is another subset."""
     if case.loss != "nt_xent" or case.option("anchors") is None:
@@ -151,17 +135,7 @@ class SupContrast(_SupConCode):
 
     name: ClassVar[str] = "supcontrast"
     title: ClassVar[str] = "the original SupCon code, in the notebook's revision (bioencoder 1.0.5, core/losses.py)"
-    deviations: ClassVar[tuple[Deviation, ...]] = (
-        *_SupConCode.deviations,
-        Deviation(
-            name="NaN for an anchor without positive",
-            applies=lambda case, dtype, true: (
-                case.loss == "supcon" and lonely(case) and case.option("no_positive") == "zero"
-            ),
-            reason="divides by the number of positives, 0 for a class with one member: the loss is NaN",
-            link="https://github.com/HobbitLong/SupContrast/pull/142",
-        ),
-    )
+    deviations: ClassVar[tuple[Deviation, ...]] = (ROW_DROWNS, NAN_FOR_THE_LONELY)
 
     def __init__(self, options: Mapping[str, str], device: str) -> None:
         """Find the file, verify it, load it.
@@ -170,16 +144,7 @@ class SupContrast(_SupConCode):
             Unavailable: it is not there, not that file, or lacks what it imports.
         """
         super().__init__(options, device)
-        folder = Path(options.get("folder") or os.environ.get("PAIRPROOF_PEERS") or ".peers")
-        self.path = folder / NOTEBOOK_FILE
-        if not self.path.is_file():
-            raise Unavailable(
-                f"no {self.path}: pip install --no-deps --target {folder / 'bioencoder'} bioencoder==1.0.5,"
-                " or name the folder that holds it with PAIRPROOF_PEERS"
-            )
-        found = sha256(self.path)
-        if found != NOTEBOOK_SHA256:
-            raise Unavailable(f"{self.path}: expected SHA-256 {NOTEBOOK_SHA256}, got {found}")
+        self.path = peer_file(options, NOTEBOOK_FILE, NOTEBOOK_SHA256, "bioencoder==1.0.5")
         self.loss = load_file(self.path).SupConLoss
 
     def version(self) -> str:

