@@ -11,15 +11,20 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 VENV_STAMP := $(VENV)/.installed
 PEERS_STAMP := .peers/.installed
+ALL_PEERS_STAMP := .peers/.installed-all
 # The oldest triton that the kernels are held to; constraints.txt has the newest.
 OLD_TRITON := 3.6.0
 OLD_TRITON_STAMP := .peers/.installed-triton-$(OLD_TRITON)
 OLD_TRITON_FOLDER := .peers/triton-3.6
 export PAIRPROOF_PEERS := $(CURDIR)/.peers
+# What JAX compiled for one batch size is kept for the next run, and shared among processes.
+export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.peers/jax-cache
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0
+export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv verify test kernels kernels-3.6 kernels-long kernels-golden kernels-golden-all bench bench-quick lint format types fixtures fixtures-check wheel clean
+.PHONY: help venv peers verify test kernels kernels-3.6 kernels-long kernels-golden kernels-golden-all mutants bench bench-quick lint format types fixtures fixtures-check wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
@@ -30,7 +35,7 @@ $(VENV_STAMP): pyproject.toml constraints.txt src/pairproof/__init__.py
 	@echo "venv: installing pairproof, its extras and the pinned versions of constraints.txt into $(VENV) (once; torch is large)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(INSTALL) setuptools wheel
-	@$(INSTALL) --no-build-isolation --editable '.[verify,pml,bench,safetensors,triton,dev]'
+	@$(INSTALL) --no-build-isolation --editable '.[verify,pml,bench,safetensors,triton,mutants,dev]'
 	@touch $@
 
 # A package of which one file is used: it is loaded by path, so what it depends on stays out.
@@ -38,6 +43,15 @@ $(PEERS_STAMP): constraints.txt | $(VENV_STAMP)
 	@echo "peers: installing the original SupCon code (one file of bioencoder) into .peers/bioencoder"
 	@rm -rf .peers/bioencoder
 	@$(INSTALL) --no-deps --target .peers/bioencoder bioencoder
+	@touch $@
+
+# Small packages go into the venv, of large ones the files alone go beside it.
+$(ALL_PEERS_STAMP): pyproject.toml constraints.txt | $(VENV_STAMP) $(PEERS_STAMP)
+	@echo "peers: installing info-nce-pytorch, infonce and optax on JAX into $(VENV), setfit, open_clip and lightly into .peers"
+	@$(INSTALL) --no-build-isolation --editable '.[peers]'
+	@for package in setfit open_clip_torch lightly; do \
+		rm -rf .peers/$$package && $(INSTALL) --no-deps --target .peers/$$package $$package || exit 1; \
+	done
 	@touch $@
 
 # Beside the one in the venv, and put before it where it is wanted.
@@ -50,6 +64,9 @@ $(OLD_TRITON_STAMP): | $(VENV_STAMP)
 
 venv: $(VENV_STAMP) $(PEERS_STAMP) ## make .venv and .peers, or bring them up to date
 	@echo "venv: $(VENV) is up to date"
+
+peers: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## install every peer that can be; without, they are skipped
+	@echo "peers: every peer is installed"
 
 verify: $(VENV_STAMP) $(PEERS_STAMP) ## judge every printed figure and every implementation (DEVICE=cuda, ARGS=...)
 	@echo "verify: every implementation against every case, pytorch-metric-learning and the original SupCon code included"
@@ -83,6 +100,10 @@ kernels-golden-all: $(VENV_STAMP) ## the same on all golden cases
 	@echo "kernels-golden-all: pytest on tests/kernels with every golden case, in triton's interpreter"
 	@$(KERNEL_TESTS) --all-cases $(ARGS) tests/kernels
 
+mutants: $(VENV_STAMP) ## break reference/ and fast/ in 1000 places and see which the cases notice (ARGS=--help)
+	@echo "mutants: 1000 mutants, two at a time, with the conformance cases as the judge; MINUTES minutes on two cores"
+	@OMP_NUM_THREADS=1 $(BIN)/python tools/mutants.py --processes 2 $(ARGS)
+
 bench: $(VENV_STAMP) $(PEERS_STAMP) ## time everything into bench/results/, on a quiet machine (DEVICE=cuda, ARGS=--help)
 	@echo "bench: ours beside every peer, in a fresh process for every size, allocator and loss; about 25 minutes"
 	@$(BIN)/python -m bench $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
@@ -111,11 +132,11 @@ types: $(VENV_STAMP) ## check the types of our code, strictly
 	@$(BIN)/mypy tools
 	@$(BIN)/mypy bench
 
-fixtures: $(VENV_STAMP) $(PEERS_STAMP) ## rebuild fixtures/; on a clean tree this changes nothing (ARGS=--peer=...)
+fixtures: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## rebuild fixtures/; on a clean tree this changes nothing (ARGS=--peer=...)
 	@echo "fixtures: proving, counting and summing everything under fixtures/ anew"
 	@OMP_NUM_THREADS=1 $(BIN)/pairproof fixtures rebuild $(ARGS)
 
-fixtures-check: $(VENV_STAMP) $(PEERS_STAMP) ## say what make fixtures would change; changes nothing
+fixtures-check: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## say what make fixtures would change; changes nothing
 	@echo "fixtures-check: the same in a copy, compared with fixtures/"
 	@OMP_NUM_THREADS=1 $(BIN)/pairproof fixtures check $(ARGS)
 

@@ -1,4 +1,24 @@
-"""The harness: cases, their certified truth, the implementations, the verdicts, the command line.
+"""The harness: cases, their certified truth, the implementations, the verdicts, the command line, the pytest plugin.
 
 It needs the extra ``pairproof[verify]``; each module says at its top what it is for.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .plugin import parametrize
+
+__all__ = ["parametrize"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what pytest is needed for when it is asked for."""
+    if name == "parametrize":
+        try:
+            from .plugin import parametrize
+        except ImportError as error:
+            raise ImportError(f'{error.name} is not installed: pip install "pairproof[verify]"') from None
+        return parametrize
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,14 +25,15 @@ from . import report as pages
 from .cases import Case
 from .catalogue import LOSSES
 from .compare import Outcome, compare
+from .declared import PROJECT, Declaration, DeclarationError, check_names, deviations, read_declarations, unused
 from .fixtures import load_worked
-from .golden import DTYPES
+from .golden import DTYPES, GoldenCase
 from .oracle import Truth, stored_truth, truth
 from .peers.base import lonely
 from .plain import plain_outcome
 from .results import BAD, Check, Status
 from .run import CouldNotRun, Progress, Report, Selection, UsageError, judge_case, load_cases
-from .targets import HALVES, External, TargetError, TargetMisused, load
+from .targets import HALVES, External, TargetError, TargetMisused, describe, load
 from .tolerances import bounds
 
 FORMAT = "pairproof-check/1"
@@ -41,6 +42,9 @@ LIMIT = 60.0
 
 SHOWN = 10
 """Failing cases that are shown and explained without being asked for."""
+
+SHARED_WITHIN = 1000.0
+"""Bounds beyond which an error is no loss of digits, whoever else makes it."""
 
 SHARED = (
     "the straightforward implementation (norms, products, logsumexp) is as far off in this dtype: digits are lost on"
@@ -53,10 +57,10 @@ EXIT_CODES = {CONFORMS: 0, DOES_NOT: 1, COULD_NOT: 3}
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line says.
+    """Who is judged, as what, and on what.
 
     Attributes:
-        target: "package.module:attribute", "file.py:attribute" or a shell command line.
+        target: "package.module:attribute", "file.py:attribute" or a shell command line; or the thing itself.
         loss: short name in the catalogue.
         call: how it is called; guessed when None.
         arrays: what it is given; guessed when None.
@@ -67,9 +71,10 @@ class Request:
         dtypes: nothing means float64 and float32.
         device: torch device.
         limit: seconds that a case may take.
+        deviations: TOML file of declared deviations; None is the ``pyproject.toml`` of the working directory, if any.
     """
 
-    target: str
+    target: object
     loss: str
     call: str | None = None
     arrays: str | None = None
@@ -80,10 +85,66 @@ class Request:
     dtypes: tuple[str, ...] = ()
     device: str = "cpu"
     limit: float = LIMIT
+    deviations: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The target in words."""
+        return describe(self.target)
+
+    @property
+    def whole(self) -> bool:
+        """Whether no case or dtype is filtered out, so that a declaration must meet something."""
+        return not self.cases and not self.dtypes
+
+    def declarations(self) -> list[Declaration]:
+        """The declared deviations, of whatever loss and target.
+
+        Raises:
+            UsageError: their file cannot be read as one.
+        """
+        path = self.deviations or Path(PROJECT)
+        try:
+            return read_declarations(path) if self.deviations is not None or path.is_file() else []
+        except DeclarationError as error:
+            raise UsageError(str(error)) from None
+
+    def load(self, declarations: Sequence[Declaration], stored: Mapping[Case, GoldenCase | None]) -> External:
+        """Find the target.
+
+        Args:
+            declarations: what is declared, of whatever loss and target.
+            stored: every case of the suite, with its golden entry where it has one.
+
+        Raises:
+            UsageError: what is said of it is wrong or too little.
+            CouldNotRun: it cannot be loaded.
+        """
+        try:
+            check_names(declarations, stored)
+            target = load(
+                self.target,
+                loss=self.loss,
+                call=self.call,
+                arrays=self.arrays,
+                temperature=self.temperature,
+                normalised=self.normalised,
+                settings=self.settings,
+                limit=self.limit,
+                device=self.device,
+                halves=any(dtype in HALVES for dtype in self.dtypes),
+                deviations=deviations(declarations, self.loss, self.name, stored),
+            )
+        except (TargetMisused, DeclarationError) as error:
+            raise UsageError(str(error)) from None
+        except TargetError as error:
+            raise CouldNotRun(str(error)) from None
+        _check_dtypes(target, self.dtypes or External.dtypes)
+        return target
 
     def repeat(self, case: str, dtype: str) -> str:
         """The command that repeats one check."""
-        words = ["pairproof", "check", self.target, "--loss", self.loss]
+        words = ["pairproof", "check", self.name, "--loss", self.loss]
         temperature = None if self.temperature is None else repr(self.temperature)
         for option, said in (("--call", self.call), ("--arrays", self.arrays), ("--temperature", temperature)):
             if said is not None:
@@ -97,6 +158,8 @@ class Request:
             words += ["--device", self.device]
         if self.limit != LIMIT:
             words += ["--limit", f"{self.limit:g}"]
+        if self.deviations is not None:
+            words += ["--deviations", str(self.deviations)]
         return shlex.join([*words, "--case", case, "--dtype", dtype])
 
 
@@ -114,6 +177,8 @@ class Checked:
         shared: the failures, by case and dtype, that are at most twice as large as those of the straightforward
             implementation in ``plain.py``: beyond the bound, but no sign of another formula.
         advice: what to say of the target if the verdict surprises.
+        declared: the declared deviations that speak of this loss of this target.
+        unused: what to say of those that no check met.
     """
 
     request: Request
@@ -124,6 +189,8 @@ class Checked:
     diagnoses: dict[tuple[str, str], str] = field(default_factory=dict)
     shared: set[tuple[str, str]] = field(default_factory=set)
     advice: list[str] = field(default_factory=list)
+    declared: list[Declaration] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
 
     @property
     def judged(self) -> list[Check]:
@@ -141,7 +208,7 @@ class Checked:
         statuses = {check.status for check in self.judged}
         if not statuses - {Status.ERRORED}:
             return COULD_NOT
-        return DOES_NOT if statuses & set(BAD) else CONFORMS
+        return DOES_NOT if statuses & set(BAD) or self.unused else CONFORMS
 
     @property
     def exit_code(self) -> int:
@@ -160,7 +227,8 @@ class Checked:
         shared = (
             f" ({len(self.shared)} of them no worse than the straightforward implementation)" if self.shared else ""
         )
-        return f"{self.verdict}: {self.request.target} as {self.request.loss}{values}: {told}{shared}"
+        stale = f"; {len(self.unused)} declarations meet nothing" if self.unused else ""
+        return f"{self.verdict}: {self.request.name} as {self.request.loss}{values}: {told}{shared}{stale}"
 
     def worst(self) -> dict[str, float]:
         """The worst error in units of its bound, by dtype."""
@@ -196,33 +264,18 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         FixtureError: the fixtures cannot be trusted.
     """
     torch.set_num_threads(1)
-    _check_request(request)
+    check_request(request)
     dtypes = request.dtypes or External.dtypes
-    try:
-        target = load(
-            request.target,
-            loss=request.loss,
-            call=request.call,
-            arrays=request.arrays,
-            temperature=request.temperature,
-            normalised=request.normalised,
-            settings=request.settings,
-            limit=request.limit,
-            device=request.device,
-            halves=any(dtype in HALVES for dtype in dtypes),
-        )
-    except TargetMisused as error:
-        raise UsageError(str(error)) from None
-    except TargetError as error:
-        raise CouldNotRun(str(error)) from None
-    _check_dtypes(target, dtypes)
     selection = Selection(losses=(request.loss,), cases=request.cases, dtypes=dtypes, device=request.device)
-    stored = load_cases(load_worked())
+    declarations, stored = request.declarations(), load_cases(load_worked())
+    target = request.load(declarations, stored)
     cases = [case for case in stored if case.loss == request.loss and selection.takes_case(case.id)]
     if not cases:
         raise UsageError(f"no case of {request.loss} matches {', '.join(request.cases)}; see: pairproof list")
     report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
     checked = Checked(request, target, report, len(cases))
+    checked.declared = [one for one in declarations if one.of(request.loss, request.name)]
+    met: set[str] = set()
     kept: dict[tuple[str, str], tuple[Case, Outcome]] = {}
     try:
         for done, case in enumerate(cases):
@@ -232,7 +285,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             if reason is not None:
                 checked.left_out[reason] += 1
             target.outcomes.clear()
-            checks, _ = judge_case(case, stored[case], [target], selection)
+            checks, used = judge_case(case, stored[case], [target], selection)
+            met |= {name for _, name in used}
             for one in checks:
                 repeat = request.repeat(case.id, one.dtype) if one.repeat else ""
                 report.checks.append(replace(one, repeat=repeat, message=one.message.removeprefix("TargetError: ")))
@@ -246,28 +300,37 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         checked.advice += _advice(checked, kept, {case.id: case for case in cases})
     finally:
         target.close()
+    if request.whole:
+        checked.unused = unused(declarations, request.loss, request.name, met)
+        report.problems += checked.unused
     failing = [case for case in cases if any(c.case == case.id and c.status is Status.FAILED for c in report.checks)]
     for done, case in enumerate(failing):
         if progress is not None:
             progress("failures", done, len(failing))
-        golden = stored[case]
-        true = truth(case) if golden is None else stored_truth(case, golden.expected)
+        true = truth_of(case, stored[case])
         for one in report.checks:
-            if one.case == case.id and one.status is Status.FAILED and _is_shared(one, case, true):
-                checked.shared.add((one.case, one.dtype))
-        for dtype in dtypes:
-            if (case.id, dtype) in checked.shared:
-                checked.diagnoses[case.id, dtype] = SHARED
-            elif (case.id, dtype) in kept:
-                sentence = _diagnosis(case, kept[case.id, dtype][1], true)
+            name = one.case, one.dtype
+            if one.case != case.id or one.status is not Status.FAILED:
+                continue
+            if is_shared(one, case, true):
+                checked.shared.add(name)
+                checked.diagnoses[name] = SHARED
+            elif name in kept:
+                sentence = diagnosis(case, kept[name][1], true)
                 if sentence:
-                    checked.diagnoses[case.id, dtype] = sentence
+                    checked.diagnoses[name] = sentence
     if checked.verdict == COULD_NOT:
         report.problems.append(checked.sentence())
     return checked
 
 
-def _check_request(request: Request) -> None:
+def check_request(request: Request) -> None:
+    """Refuse what cannot be asked.
+
+    Raises:
+        UsageError: a loss, dtype or number is wrong.
+        CouldNotRun: the device cannot be used.
+    """
     if request.loss not in LOSSES:
         raise UsageError(f"unknown loss {request.loss!r}; known: {', '.join(LOSSES)}")
     for dtype in request.dtypes:
@@ -291,15 +354,20 @@ def _check_dtypes(target: External, dtypes: Sequence[str]) -> None:
         raise UsageError(f"rows brought to norm 1 are no numbers of {halves[0]}: --raw, or other dtypes")
 
 
-def _is_shared(check: Check, case: Case, true: Truth) -> bool:
+def truth_of(case: Case, golden: GoldenCase | None) -> Truth:
+    """What a case must give: proved beforehand where it is golden, computed here where it is a worked example."""
+    return truth(case) if golden is None else stored_truth(case, golden.expected)
+
+
+def is_shared(check: Check, case: Case, true: Truth) -> bool:
     """Whether a failure is at most twice as large as that of the straightforward implementation in the same dtype."""
-    if check.ratio is None or not math.isfinite(check.ratio):
+    if check.ratio is None or not check.ratio <= SHARED_WITHIN:
         return False
     plain = compare(case, true, plain_outcome(case, check.dtype), bounds(case, true, check.dtype), check.dtype)
     return math.isfinite(plain.ratio) and check.ratio <= 2 * plain.ratio
 
 
-def _diagnosis(case: Case, outcome: Outcome, true: Truth) -> str | None:
+def diagnosis(case: Case, outcome: Outcome, true: Truth) -> str | None:
     """What explains a failure, from whoever knows: nothing where that is not here, or does not know."""
     try:
         diagnose = importlib.import_module(".hypotheses", __package__).diagnose
@@ -359,18 +427,20 @@ def show(checked: Checked, console: Console, *, seconds: float, everything: bool
     def line(text: str, style: str = "") -> None:
         console.print(escape(text), highlight=False, soft_wrap=True, style=style)
 
-    line(f"{request.target} as {LOSSES[request.loss].function}")
+    line(f"{request.name} as {LOSSES[request.loss].function}")
     line(
         f"  pairproof {header['pairproof']}; python {header['python']}, numpy {header['numpy']}, torch"
         f" {header['torch']}, {header['device']}"
     )
-    if target.version() != request.target:
+    if target.version() != request.name:
         line(f"  target: {target.version()}")
     for note in target.notes:
         line(f"  {note}")
     if target.claim.temperature is not None and request.temperature is not None:
         line(f"  temperature: {target.claim.temperature:g} built in: only cases of that temperature are judged")
     line("  rows: " + ("brought to norm 1 under cosine" if target.claim.normalised else "as they are"))
+    for one in checked.declared:
+        line(f"  declared: {one.place}: {one.reason} ({one.link})")
     line(f"{checked.report.cases_chosen} of {checked.cases} cases of {request.loss} judged")
     for reason, count in checked.left_out.most_common():
         line(f"  {count} not judged: {reason}", style="dim")
@@ -381,6 +451,8 @@ def show(checked: Checked, console: Console, *, seconds: float, everything: bool
         if not target.gradients_judged:
             line("gradients were not judged: the target gives none", style="yellow")
     _show_failures(checked, line, everything)
+    for words in checked.unused:
+        line(words, style="bold red")
     for words in checked.advice:
         line(f"advice: {words}", style="yellow")
     style = "bold green" if checked.verdict == CONFORMS else "bold red"
@@ -411,12 +483,13 @@ def _by_dtype(checked: Checked) -> Table:
         pad_edge=False,
     )
     table.add_column("dtype")
-    for name in (*(status.value for status in Status if status is not Status.DEVIATES), "worst"):
+    shown = [status for status in Status if status is not Status.DEVIATES or checked.declared]
+    for name in (*(status.value for status in shown), "worst"):
         table.add_column(name, justify="right")
     worst = checked.worst()
     for dtype in dict.fromkeys(check.dtype for check in checked.judged):
         counts = Counter(check.status for check in checked.report.checks if check.dtype == dtype)
-        cells = [_cell(status, counts[status]) for status in Status if status is not Status.DEVIATES]
+        cells = [_cell(status, counts[status]) for status in shown]
         table.add_row(dtype, *cells, f"{worst[dtype]:.3g}" if dtype in worst else "")
     return table
 
@@ -428,7 +501,7 @@ def _cell(status: Status, count: int) -> str:
 def _by_flag(checked: Checked) -> Table:
     table = Table(title="Checks by flag", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column("flag")
-    shown = (Status.PASSED, *BAD)
+    shown = (Status.PASSED, *((Status.DEVIATES,) if checked.declared else ()), *BAD)
     for status in shown:
         table.add_column(status.value, justify="right")
     for flag, counts in checked.flags().items():
@@ -448,7 +521,7 @@ def as_json(checked: Checked) -> dict[str, Any]:
         "format": FORMAT,
         "passed": checked.verdict == CONFORMS,
         "verdict": checked.verdict,
-        "target": checked.request.target,
+        "target": checked.request.name,
         "claim": {
             "loss": claim.loss,
             "call": claim.call,
@@ -460,6 +533,8 @@ def as_json(checked: Checked) -> dict[str, Any]:
         },
         "notes": list(checked.target.notes),
         "advice": checked.advice,
+        "declared": [{"place": one.place, "reason": one.reason, "link": one.link} for one in checked.declared],
+        "unused": checked.unused,
         "gradients_judged": bool(checked.target.gradients_judged),
         "left_out": dict(checked.left_out.most_common()),
         "statuses": {status.value: n for status, n in Counter(c.status for c in checked.report.checks).items()},

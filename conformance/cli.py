@@ -53,7 +53,7 @@ Peers = Annotated[
     typer.Option(
         "--peer",
         help="supcontrast=PATH runs today's SupContrast live from its repository or its losses.py;"
-        " folder=PATH says where bioencoder lies (default: PAIRPROOF_PEERS, then .peers).",
+        " folder=PATH says where the peers' files lie (default: PAIRPROOF_PEERS, then .peers).",
     ),
 ]
 
@@ -234,6 +234,13 @@ def check(
     ] = None,
     device: Device = "cpu",
     limit: Annotated[float, typer.Option(help="Seconds that a case may take.")] = 60.0,
+    deviations: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file that declares where it knowingly deviates, with reasons. Default: tool.pairproof of"
+            " the pyproject.toml here."
+        ),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show and explain all failures, not the first 10.")] = False,
     json: Annotated[Path | None, typer.Option(help="Also write what was found as JSON to this file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Also write what was found as JUnit XML to this file.")] = None,
@@ -244,6 +251,9 @@ def check(
     Options of the catalogue that it takes by keyword are passed, and all their values judged; of every other option
     only the default, or what --set claims. How many cases that leaves out is said, by reason. Exit codes: 0 it
     conforms, 1 it does not, 2 the command was misused, 3 it could not run.
+
+    A declared deviation must show on every check that it names, and must name one: pydoc pairproof.conformance.declared
+    has its form.
 
     Examples:
         pairproof check mylib.losses:SupConLoss --loss supcon
@@ -281,6 +291,7 @@ def check(
         dtypes=_split(dtype),
         device=device,
         limit=limit,
+        deviations=deviations,
     )
     start = time.perf_counter()
     with _Bar() as bar:
@@ -425,7 +436,7 @@ RecordedPeers = Annotated[
     typer.Option(
         "--peer",
         help="supcontrast=PATH takes the recorded values of today's SupContrast anew, from its repository or losses.py;"
-        " folder=PATH says where bioencoder lies (default: PAIRPROOF_PEERS, then .peers).",
+        " folder=PATH says where the peers' files lie (default: PAIRPROOF_PEERS, then .peers).",
     ),
 ]
 Source = Annotated[str | None, typer.Option(help="File of the array: npy, csv, or FILE.safetensors:TENSOR.")]

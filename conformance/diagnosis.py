@@ -176,7 +176,7 @@ def diagnose(case: Case, outcome: Outcome, truth: Truth) -> str | None:
         return _not_finite(found)
     if not bool(found.expected.isfinite().all()):
         return "a number is returned where the policy asks for NaN"
-    simple = _scaled(found)
+    simple = _norms(found) or _scaled(found)
     if simple is not None:
         return simple
     best: tuple[float, Suspect] | None = None
@@ -187,6 +187,40 @@ def diagnose(case: Case, outcome: Outcome, truth: Truth) -> str | None:
                 best = remaining, suspect
         if best is not None:
             return best[1].words or _words(found, best[1])
+    return None
+
+
+CLAMP = 1e-12
+"""The least norm that torch divides by in ``normalize``."""
+
+SQUARES_OVERFLOW = (1.8e19, 1.3e154)
+"""Norms whose squares leave float32, and float64."""
+
+
+def _norms(found: _Diagnosis) -> str | None:
+    """Rows that are not brought to norm 1 because their norms are too small or too large to be computed so."""
+    if found.recipe.similarity != "cosine":
+        return None
+    rows = found.rows.detach()
+    largest = rows.abs().amax(1, keepdim=True)
+    norms = largest * (rows / largest).norm(dim=1, keepdim=True)
+    for end in SQUARES_OVERFLOW:
+        odd = ((norms < CLAMP) | (norms > end)).reshape(-1).nonzero().reshape(-1).tolist()
+        if not odd:
+            continue
+        unit = torch.where(norms > end, 0.0, rows / norms.clamp(min=CLAMP))
+        setting = case_setting(found.case, unit)
+        suspect = Suspect(
+            replace(found.recipe, similarity="dot"), setting, found.reduction, found.policy, "", found.scale
+        )
+        value = found.value(suspect).reshape(-1)
+        if len(value) == len(found.given) and _remaining(value, found.given, found.expected) <= EXPLAINED_BY_VALUE:
+            which = f"row {odd[0]} is" if len(odd) == 1 else f"{len(odd)} rows, from row {odd[0]} on, are"
+            size = float(norms[odd[0]])
+            return (
+                f"{which} not brought to norm 1: a norm of {size:.2g} is clamped, or the squares under its root leave"
+                " the range of the dtype"
+            )
     return None
 
 

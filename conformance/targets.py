@@ -27,7 +27,7 @@ from .cases import Case
 from .catalogue import LOSSES
 from .compare import Outcome
 from .lines import LineError, Lines
-from .peers.base import Implementation, lonely, normalised, stacked_order
+from .peers.base import Deviation, Implementation, lonely, normalised, stacked_order
 
 CALLS = ("labels", "features", "views", "pairs", "command")
 ARRAYS = ("torch", "numpy", "jax")
@@ -508,7 +508,7 @@ class ExternalInHalves(External):
 
 
 def load(
-    spec: str,
+    spec: object,
     *,
     loss: str,
     call: str | None = None,
@@ -519,11 +519,13 @@ def load(
     limit: float | None = 60.0,
     device: str = "cpu",
     halves: bool = False,
+    deviations: tuple[Deviation, ...] = (),
 ) -> External:
     """Find a target and say how it is called.
 
     Args:
-        spec: "package.module:attribute" or "file.py:attribute"; for the call "command" a shell command line.
+        spec: "package.module:attribute" or "file.py:attribute"; for the call "command" a shell command line; or the
+            function, class or instance itself.
         loss: short name in the catalogue.
         call: one of ``CALLS``; guessed from the names of the parameters when None.
         arrays: one of ``ARRAYS``; guessed from annotations and imports when None.
@@ -533,18 +535,23 @@ def load(
         limit: seconds that a case may take; None for no limit.
         device: torch device.
         halves: whether it is judged in bfloat16 and float16 too.
+        deviations: what is declared of it beforehand.
 
     Raises:
         TargetError: it cannot be loaded.
         TargetMisused: what is said of it contradicts it, or is too little.
     """
     _check_names(loss, call, arrays)
-    kind = ExternalInHalves if halves else External
+    kind: type[External] = ExternalInHalves if halves else External
+    if deviations:
+        kind = type(kind.__name__, (kind,), {"deviations": deviations})
     if call == "command":
+        if not isinstance(spec, str):
+            raise TargetMisused(f"call: command is a shell command line, and {describe(spec)} is none")
         claim = _command_claim(loss, temperature, bool(normalised), settings)
         notes = ["call: command, one JSON object per line"]
         return kind(Lines(spec), claim, spec, device=device, limit=limit, notes=notes)
-    found = find(spec)
+    found = find(spec) if isinstance(spec, str) else spec
     door = Door(found, device)
     notes = []
     if call is None:
@@ -559,7 +566,15 @@ def load(
     if arrays == "numpy":
         notes.append("gradient: not judged, for a numpy function gives none")
     claim, more = _claim(door, loss, call, arrays, temperature, bool(normalised), settings)
-    return kind(door, claim, spec, device=device, limit=limit, notes=[*notes, *more], version=_copy(found))
+    return kind(door, claim, describe(spec), device=device, limit=limit, notes=[*notes, *more], version=_copy(found))
+
+
+def describe(spec: object) -> str:
+    """A target in words: as it was named, or by its module and its name where it was given itself."""
+    if isinstance(spec, str):
+        return spec
+    named = spec if hasattr(spec, "__qualname__") else type(spec)
+    return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', type(spec).__name__)}"
 
 
 def from_function(

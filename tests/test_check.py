@@ -412,3 +412,32 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert "pairproof check mylib.losses:SupConLoss --loss supcon" in text
     assert call("--help") == 0
     assert "check" in capsys.readouterr().out
+
+
+def test_declared_deviations_must_show_and_be_met(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``drops`` leaves lonely anchors out of the mean: once that is said it conforms, but for what is said in vain."""
+    path = tmp_path / "known.toml"
+    entry = '[[deviations]]\n{}\nreason = "lonely anchors are not counted"\nlink = "https://example.org/7"\n'
+    told = [f"{LOSSES}:drops", "--loss", "supcon", "--deviations", str(path)]
+    wrong = of("drops", loss="supcon")
+    failed = sorted({one.case for one in wrong.failures})
+    assert failed
+    path.write_text(entry.format(f"case = {json.dumps(failed)}"))
+    assert call("check", *told) == 0
+    text = capsys.readouterr().out
+    assert "declared: known.toml, deviations 1: lonely anchors are not counted (https://example.org/7)" in text
+    assert f"{len(wrong.failures)} deviates" in text
+    path.write_text(
+        entry.format(f"case = {json.dumps(failed)}") + entry.format('case = "golden/nt_xent/one-positive-balanced"')
+    )
+    assert call("check", *told) == 1
+    assert "known.toml, deviations 2: meets no check of" in capsys.readouterr().out
+    right = next(one.case for one in wrong.judged if one.status is Status.PASSED and one.case not in failed)
+    path.write_text(entry.format(f"case = {json.dumps([*failed, right])}"))
+    assert call("check", *told, "--case", right) == 1
+    text = capsys.readouterr().out
+    assert "declared to deviate (known.toml, deviations 1) but conforms" in text
+    assert f"--deviations {path}" in text
+    path.write_text("[[deviations]]")
+    assert call("check", *told) == 2
+    assert "known.toml, deviations 1: reason is missing" in capsys.readouterr().err

@@ -16,5 +16,6 @@ def test_readme_has_examples() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.strip().splitlines()[-1])
-def test_example_runs(example: str) -> None:
+def test_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(README.parent / "examples" / "adopter"))
     exec(compile(example, str(README), "exec"), {"__name__": "readme"})

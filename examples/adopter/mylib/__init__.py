@@ -1,0 +1,1 @@
+"""A library with two contrastive losses of its own."""

@@ -1,0 +1,298 @@
+"""The pytest plugin: what adopters' runs say and end with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pairproof.conformance import adopting, run
+from pairproof.conformance.cases import Case
+from pairproof.conformance.declared import DeclarationError, read_declarations
+from pairproof.conformance.fixtures import load_worked
+from pairproof.conformance.golden import GoldenCase
+
+LOSSES = """
+import torch
+from torch.nn import functional
+
+
+def supcon(embeddings, labels, temperature=0.1, factor=1.0):
+    rows = functional.normalize(embeddings, dim=1)
+    itself = torch.eye(len(rows), dtype=torch.bool)
+    logits = (rows @ rows.T / temperature).masked_fill(itself, float("-inf"))
+    positives = (labels[:, None] == labels) & ~itself
+    sums = torch.log_softmax(logits, dim=1).masked_fill(~positives, 0).sum(1)
+    return factor * (-sums / positives.sum(1).clamp(min=1)).mean()
+
+
+def doubled(embeddings, labels, temperature=0.1):
+    return supcon(embeddings, labels, temperature, 2.0)
+
+
+def crashing(embeddings, labels, temperature=0.1):
+    raise RuntimeError("out of order")
+"""
+LONELY = "golden/supcon/lonely-"
+FEW = '["golden/supcon/temperature-1*"]'
+
+
+@cache
+def _cases() -> dict[Case, GoldenCase | None]:
+    return run.load_cases(load_worked())
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project with losses of its own; the cases are read once for all tests."""
+    monkeypatch.setattr(adopting, "load_cases", lambda fixtures: _cases())
+    monkeypatch.setattr(adopting, "load_worked", list)
+    pytester.makepyfile(losses=LOSSES)
+    pytester.syspathinsert()
+    return pytester
+
+
+Runs = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture
+def runs(project: pytest.Pytester) -> Runs:
+    """Run a test file in which a loss is judged on a few cases."""
+
+    def of(target: str, arguments: str, *options: str, body: str = "check()") -> pytest.RunResult:
+        project.makepyfile(
+            test_own=f"""
+            import losses
+            import pairproof.conformance
+
+            @pairproof.conformance.parametrize({target}{arguments})
+            def test_it(check):
+                {body}
+            """
+        )
+        return project.runpytest_inprocess("test_own.py", *options)
+
+    return of
+
+
+def test_a_right_loss_passes_and_is_counted(runs: Runs) -> None:
+    result = runs("losses.supcon", f', loss="supcon", cases={FEW}')
+    judged = result.parseoutcomes()["passed"]
+    assert judged > 2
+    assert set(result.parseoutcomes()) <= {"passed", "skipped"}
+    result.stdout.fnmatch_lines(
+        [
+            "pairproof *: losses:supcon as supcon, * checks",
+            f"losses:supcon as supcon: {judged} of * checks judged: {judged} passed*",
+            "*call: labels, guessed from the parameters (embeddings, labels, temperature, factor)*",
+        ]
+    )
+    assert result.ret == 0
+
+
+def test_a_wrong_loss_fails_with_the_case_the_term_and_how_to_repeat_it(runs: Runs) -> None:
+    result = runs("losses.doubled", f', loss="supcon", cases={FEW}')
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        [
+            "golden/supcon/temperature-1* float64: failed: *expected *, got *",
+            "values are 2 times too large",
+            "the case is there for: *",
+            "repeat: pytest 'test_own.py::test_it[[]golden/supcon/temperature-1*-float64]'",
+        ]
+    )
+
+
+def test_a_crash_is_told_apart(runs: Runs) -> None:
+    result = runs("losses.crashing", f', loss="supcon", cases={FEW}')
+    result.stdout.fnmatch_lines(["*float64: errored: RuntimeError: out of order"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_the_test_may_name_the_target(runs: Runs) -> None:
+    result = runs("", f'loss="supcon", cases={FEW}', body="check(losses.supcon)")
+    result.stdout.fnmatch_lines(["losses:supcon as supcon: * checks judged: *"])
+    assert result.ret == 0
+    nobody = runs("", f'loss="supcon", cases={FEW}')
+    nobody.stdout.fnmatch_lines(["no target: check(MyLoss), or --pairproof-target=*"])
+    assert nobody.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_test_that_does_not_check_fails(runs: Runs) -> None:
+    result = runs("losses.supcon", f', loss="supcon", cases={FEW}', body="assert check is not None")
+    result.stdout.fnmatch_lines(["the test did not call check(), so nothing was judged"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_the_number_of_checks_is_asserted(runs: Runs) -> None:
+    judged = runs("losses.supcon", f', loss="supcon", cases={FEW}').parseoutcomes()["passed"]
+    exact = runs("losses.supcon", f', loss="supcon", cases={FEW}, checks={judged}')
+    assert exact.ret == 0
+    other = runs("losses.supcon", f', loss="supcon", cases={FEW}, checks={judged + 1}')
+    other.stdout.fnmatch_lines([f"ERROR *: {judged} checks were judged where {judged + 1} are asserted"])
+    assert other.ret == pytest.ExitCode.TESTS_FAILED
+    filtered = runs("losses.supcon", f', loss="supcon", cases={FEW}, checks={judged + 1}', "-k", "float64")
+    filtered.stdout.fnmatch_lines(["*did not run: counts are not asserted"])
+    assert filtered.ret == 0
+
+
+def test_a_run_that_judges_nothing_fails(runs: Runs) -> None:
+    result = runs("losses.supcon", ', loss="supcon", cases=["golden/supcon/*-drop"], settings={"no_positive": "zero"}')
+    result.stdout.fnmatch_lines(["ERROR losses:supcon as supcon: none of its checks could be judged"])
+    assert set(result.parseoutcomes()) == {"skipped"}
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def declared(project: pytest.Pytester, *entries: str) -> None:
+    text = "\n".join(f"[[tool.pairproof.deviations]]\n{entry}" for entry in entries)
+    (project.path / "pyproject.toml").write_text(text)
+
+
+REASON = 'reason = "it is doubled"\nlink = "https://example.org/7"'
+
+
+def test_a_declared_deviation_must_show(runs: Runs, project: pytest.Pytester) -> None:
+    case = "golden/supcon/temperature-1"
+    assert case in {one.id for one in _cases()}
+    declared(project, f'case = "{case}"\n{REASON}')
+    wrong = runs("losses.doubled", f', loss="supcon", cases=["{case}"]', "-rx")
+    assert set(wrong.parseoutcomes()) == {"xfailed"}
+    wrong.stdout.fnmatch_lines(["XFAIL *Declared: it is doubled (https://example.org/7)*"])
+    assert wrong.ret == 0
+    right = runs("losses.supcon", f', loss="supcon", cases=["{case}"]')
+    right.stdout.fnmatch_lines(["*declared to deviate (pyproject.toml, tool.pairproof.deviations 1) but conforms*"])
+    assert right.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_declaration_that_meets_nothing_is_an_error(runs: Runs, project: pytest.Pytester) -> None:
+    declared(
+        project,
+        f'flag = "tiny-norms"\nloss = "supcon_epsilon"\ndtype = "float16"\n{REASON}',
+        f'flag = "tiny-norms"\nloss = "nt_xent"\n{REASON}',
+    )
+    arguments = ', loss="supcon_epsilon", settings={"similarity": "cosine"}'
+    stale = (
+        "ERROR losses:crashing as supcon_epsilon: pyproject.toml, tool.pairproof.deviations 1: meets no check: remove"
+    )
+    whole = runs("losses.crashing", arguments)
+    assert [line for line in whole.outlines if line.startswith("ERROR")] == [f"{stale} it"]
+    some = runs("losses.crashing", arguments, "-k", "temperature")
+    assert not [line for line in some.outlines if line.startswith("ERROR")]
+
+
+def test_without_a_test_file(project: pytest.Pytester) -> None:
+    options = ["--pyargs", "pairproof.conformance", "--pairproof-target=losses:supcon", "--pairproof-loss=supcon"]
+    options += ["--pairproof-case=golden/supcon/temperature-1*", "--import-mode=importlib"]
+    result = project.runpytest_inprocess(*options)
+    judged = result.parseoutcomes()["passed"]
+    result.stdout.fnmatch_lines(["pairproof *: losses:supcon as supcon", f"losses:supcon as supcon: {judged} of *"])
+    assert result.ret == 0
+    # Processes of their own, which count together what each of them judged.
+    shared = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "-n", "2", f"--pairproof-checks={judged}"],
+        cwd=project.path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"losses:supcon as supcon: {judged} of" in shared.stdout, shared.stdout + shared.stderr
+    assert shared.returncode == 0
+    odd = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "-n", "2", f"--pairproof-checks={judged - 1}"],
+        cwd=project.path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"{judged} checks were judged where {judged - 1} are asserted" in odd.stdout
+    assert odd.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "--pairproof-target is missing"),
+        (["--pairproof-target=losses:supcon"], "--pairproof-loss is missing"),
+        (["--pairproof-target=losses:supcon", "--pairproof-loss=subcon"], "unknown loss 'subcon'"),
+        (
+            ["--pairproof-target=losses:supcon", "--pairproof-loss=supcon", "--pairproof-case=nothing"],
+            "no case of supcon matches nothing",
+        ),
+        (
+            ["--pairproof-target=losses:supcon", "--pairproof-loss=supcon", "--pairproof-set=x"],
+            "expected KEY=VALUE, got 'x'",
+        ),
+        (
+            ["--pairproof-target=losses:supcon", "--pairproof-loss=supcon", "--pairproof-deviations=none.toml"],
+            "none.toml: cannot be read",
+        ),
+    ],
+)
+def test_wrong_options(project: pytest.Pytester, options: list[str], words: str) -> None:
+    result = project.runpytest_inprocess("--pyargs", "pairproof.conformance", "--import-mode=importlib", *options)
+    assert words in result.stdout.str() + result.stderr.str()
+    assert result.ret in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED)
+
+
+def test_a_target_that_is_not_there(project: pytest.Pytester) -> None:
+    options = ["--pairproof-target=losses:nobody", "--pairproof-loss=supcon", "--pairproof-case=*temperature-1"]
+    result = project.runpytest_inprocess("--pyargs", "pairproof.conformance", "--import-mode=importlib", *options)
+    result.stdout.fnmatch_lines(["losses:nobody cannot be judged: losses has no nobody"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+ENTRY = 'case = "golden/supcon/temperature-1"\n' + REASON
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("pyproject.toml", "[tool.pairproof]\nchecks = 3", "tool.pairproof.checks: unknown"),
+        ("pyproject.toml", "[tool]\npairproof = 3", "expected a table"),
+        ("own.toml", "deviations = 3", "expected a list of tables"),
+        ("own.toml", "[[deviations]]\n" + REASON, "own.toml, deviations 1: expected a case (ids) or a flag"),
+        ("own.toml", f'[[deviations]]\nflag = "x"\n{ENTRY}', "one of both"),
+        ("own.toml", '[[deviations]]\ncase = "x"\nlink = "y"', "reason is missing"),
+        ("own.toml", '[[deviations]]\ncase = "x"\nreason = "y"', "link is missing"),
+        ("own.toml", "[[deviations]]\ncase = []\n" + REASON, "case: expected a text or a list of texts"),
+        ("own.toml", "[[deviations]]\nwhy = 1\n" + ENTRY, "why: unknown; known"),
+        ("own.toml", "[[deviations]]\nloss = 1\n" + ENTRY, "loss: expected a text, got 1"),
+        ("own.toml", "[[deviations", "is no TOML"),
+    ],
+)
+def test_a_malformed_declaration(tmp_path: Path, name: str, text: str, words: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(DeclarationError) as caught:
+        read_declarations(path)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (
+            f'case = "golden/supcon/temperature-11111"\n{REASON}',
+            "unknown case 'golden/supcon/temperature-11111'; meant",
+        ),
+        (f'flag = "tiny-norm"\n{REASON}', "unknown flag 'tiny-norm'; meant tiny-norms?"),
+        (f'flag = "tiny-norms"\nloss = "sup"\n{REASON}', "unknown loss 'sup'"),
+        (f'flag = "tiny-norms"\ndtype = "float31"\n{REASON}', "unknown dtype 'float31'"),
+    ],
+)
+def test_a_declaration_of_what_does_not_exist(runs: Runs, project: pytest.Pytester, entry: str, words: str) -> None:
+    declared(project, entry)
+    result = runs("losses.supcon", f', loss="supcon", cases={FEW}')
+    assert words in result.stdout.str()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_the_plugin_is_light() -> None:
+    """pytest loads it in every project where pairproof is installed."""
+    code = "import pairproof.conformance.plugin, sys; print({'torch', 'numpy', 'scipy', 'rich'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
