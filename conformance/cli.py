@@ -197,8 +197,8 @@ def check(
         str | None,
         typer.Option(
             help="How it is called: labels (embeddings, labels), features (features, labels=None, mask=None),"
-            " views (view_a, view_b), pairs (embeddings, positive_pairs), or command. Guessed from the parameters'"
-            " names, and said."
+            " views (view_a, view_b), stacked (all first views, then all second ones), pairs (embeddings,"
+            " positive_pairs), or command. Guessed from the parameters' names, and said."
         ),
     ] = None,
     arrays: Annotated[
@@ -206,7 +206,10 @@ def check(
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(help="The temperature that is built in, where no parameter temperature (or tau) takes a case's."),
+        typer.Option(
+            help="The temperature that is built in, where no parameter temperature (tau, or logit_scale, its inverse)"
+            " takes a case's."
+        ),
     ] = None,
     normalised: Annotated[
         bool | None,
@@ -314,7 +317,7 @@ def identify(
     ],
     call: Annotated[
         str | None,
-        typer.Option(help="How it is called: labels, features, views or pairs, see check. Guessed, and said."),
+        typer.Option(help="How it is called: labels, features, views, stacked or pairs, see check. Guessed, and said."),
     ] = None,
     arrays: Annotated[
         str | None, typer.Option(help="What it is given: torch, numpy or jax. Guessed from its imports, and said.")

@@ -327,6 +327,8 @@ def _not_finite(found: _Diagnosis) -> str | None:
     alone = [i for i, members in enumerate(case.members()) if i in case.anchors() and len(positives[i]) == len(members)]
     if alone:
         return f"{_named(alone)} no negative, and the loss becomes {odd}"
+    if bool((found.given == -math.inf).any()):
+        return "minus infinity: all that a denominator sums underflows, and its logarithm is of 0"
     if largest > 88.7:
         return f"{odd}: the largest logit is {largest:.4g}, whose exponential overflows; no maximum is subtracted"
     own = logits.masked_fill(~setting.own, -math.inf).amax(dim=1)

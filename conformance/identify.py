@@ -135,7 +135,8 @@ def identify(
 
     Args:
         target: a function, a class, an instance, or an ``External``.
-        call: how it is called, one of "labels", "features", "views", "pairs"; guessed from its parameters when None.
+        call: how it is called, one of "labels", "features", "views", "stacked", "pairs"; guessed from its parameters
+            when None.
         arrays: "torch", "numpy" or "jax"; guessed when None.
         limit: seconds that one answer may take.
         title: what the target is called in the report.
@@ -146,7 +147,7 @@ def identify(
     """
     start = time.perf_counter()
     asked = Asked(target, call=call, arrays=arrays, limit=limit, notes=notes)
-    found = Identification(title or asked.door.__name__, asked.call, notes=list(asked.notes))
+    found = Identification(title or asked.door.__name__, asked.called, notes=list(asked.notes))
     search = Search(asked)
     told = _unusable(search)
     if told:
@@ -381,7 +382,7 @@ STEEP: tuple[tuple[str, str, tuple[tuple[float, ...], ...], float], ...] = (
     ),
     (
         "a positive far away and a negative near, at a low temperature",
-        "the probability of a pair that costs hundreds underflows before its logarithm is taken",
+        "exponentials underflow before the logarithm is taken: a pair that costs hundreds is lost",
         ((1, 0, 0.1), (0, 1, 0.1), (0.1, 0.1, 1), (0.1, 1, 0), (0, 0.1, 1.1), (1, 0.1, 0)),
         1 / 1000,
     ),

@@ -63,7 +63,7 @@ def parametrize(
         target: a function, a class that is constructed with its options, an instance, "package.module:attribute" or
             "file.py:attribute". None: what ``check`` is given, or ``--pairproof-target``.
         loss: short name in the catalogue; None: ``--pairproof-loss``.
-        call: how it is called: labels, features, views, pairs or command; guessed when None.
+        call: how it is called: labels, features, views, stacked, pairs or command; guessed when None.
         arrays: torch, numpy or jax; guessed when None.
         temperature: the one that is built in, where no parameter takes a case's.
         normalised: whether rows are brought to norm 1 under cosine before it is called.
@@ -106,7 +106,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add = group.addoption
     add("--pairproof-target", metavar="TARGET", help="package.module:attribute or file.py:attribute.")
     add("--pairproof-loss", metavar="LOSS", help="What it is held to: supcon, nt_xent, ...; see: pairproof list.")
-    add("--pairproof-call", metavar="HOW", help="labels, features, views, pairs or command; guessed otherwise.")
+    add("--pairproof-call", metavar="HOW", help="labels, features, views, stacked, pairs, command; else guessed.")
     add("--pairproof-arrays", metavar="KIND", help="torch, numpy or jax; guessed otherwise.")
     add("--pairproof-temperature", metavar="T", type=float, help="The temperature that is built in.")
     add(

@@ -29,7 +29,7 @@ from .compare import Outcome
 from .lines import LineError, Lines
 from .peers.base import Deviation, Implementation, lonely, normalised, stacked_order
 
-CALLS = ("labels", "features", "views", "pairs", "command")
+CALLS = ("labels", "features", "views", "stacked", "pairs", "command")
 ARRAYS = ("torch", "numpy", "jax")
 
 _LABELLED = ("supcon", "supcon_in", "nt_xent_pairwise", "supcon_epsilon", "nt_xent")
@@ -38,6 +38,7 @@ EXPRESSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "labels": _LABELLED,
         "features": _LABELLED,
         "views": ("nt_xent", "info_nce"),
+        "stacked": ("nt_xent",),
         "pairs": ("nt_bxent",),
         "command": tuple(LOSSES),
     }
@@ -56,7 +57,9 @@ STRUCTURE: Mapping[str, str] = MappingProxyType(
 )
 """Keywords of the catalogue that bring arrays, in words: cases that have one go to whoever takes it by keyword."""
 
-TEMPERATURES = ("temperature", "tau")
+TEMPERATURES = ("temperature", "tau", "logit_scale")
+SCALE = "logit_scale"
+"""The word of those that is one over the temperature."""
 HALVES = ("bfloat16", "float16")
 EVERY = "*"
 """The value that says of an option: it is taken by keyword, whatever the signature shows."""
@@ -81,7 +84,9 @@ _VIEW_NAMES = (
     ("anchor", "positive"),
     ("image_features", "text_features"),
     ("image_embeddings", "text_embeddings"),
+    ("embeddings", "ref_emb"),
 )
+_STACKED_NAMES = ("embeddings", "z", "reps", "representations", "projections", "outputs", "hidden")
 
 
 class TargetError(ValueError):
@@ -268,9 +273,11 @@ class External(Implementation):
         if case.option("anchors") is not None:
             keywords["anchors"] = torch.tensor(case.option("anchors"), dtype=torch.bool, device=self.device)
         order = None
-        if case.loss == "nt_xent" and self.claim.call in ("features", "views"):
+        if case.loss == "nt_xent" and self.claim.call in ("features", "views", "stacked"):
             first = stacked_order(case)
             order = first.tolist()
+            if self.claim.call == "stacked":
+                return [rows[torch.as_tensor(first, device=self.device)]], keywords, order
             views = rows[torch.as_tensor(first, device=self.device)].chunk(2)
             return ([torch.stack(views, dim=1)] if self.claim.call == "features" else list(views)), keywords, order
         if self.claim.call == "views":
@@ -650,6 +657,8 @@ class Door:
             if found is not None:
                 place, word = found[0], found[1].name
                 default = found[1].default
+                if word == SCALE:
+                    value = 1 / value
                 if name == "base_temperature" and value is None and isinstance(default, (int, float)):
                     # Without a base the loss is not scaled, which is to say: the base is the temperature.
                     value = keywords.get("temperature")
@@ -724,6 +733,8 @@ def guess_call(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, str]:
             return "views", words
     if lower[:1] == ["features"]:
         return "features", words
+    if lower[:1] and lower[0] in _STACKED_NAMES and not set(lower[1:]) - {*TEMPERATURES, "reduction"}:
+        return "stacked", words
     raise TargetMisused(f"how it is called does not show in {words}: say it with --call {'|'.join(CALLS[:-1])}")
 
 
@@ -952,7 +963,7 @@ def _inexpressible(case: Case, claim: Claim) -> str | None:
         return "takes features, which say nothing of references"
     if case.loss != "nt_xent":
         return None
-    if claim.call in ("features", "views"):
+    if claim.call in ("features", "views", "stacked"):
         if case.option("anchors") is not None:
             return "takes views, which say nothing of anchors"
         return "takes views, which say nothing of references" if case.others else None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +23,10 @@ from pairproof.conformance.compare import Outcome
 from pairproof.conformance.faults import FAULTS
 from pairproof.conformance.hypotheses import diagnose
 from pairproof.conformance.oracle import truth
+from pairproof.conformance.peers.base import Unavailable
+from pairproof.conformance.peers.lightly import Lightly
+from pairproof.conformance.peers.open_clip import OpenClip
+from pairproof.conformance.peers.setfit import SetFit
 from pairproof.conformance.peers.supcontrast import NOTEBOOK_FILE, load_file
 from pairproof.conformance.questions import QUESTIONS, drawn
 from pairproof.conformance.readings import Batch
@@ -269,6 +276,76 @@ def test_info_nce_pytorch():
         identification = found(target)
         assert (identification.loss, identification.options) == ("info_nce", {"direction": "a_to_b"})
         assert identification.temperature == pytest.approx(temperature)
+
+
+def test_wrappers_of_pytorch_metric_learning():
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    for symmetric, loss, options in ((True, "nt_xent", {}), (False, "info_nce", {"direction": "a_to_b"})):
+        wrapped = losses.SelfSupervisedLoss(losses.NTXentLoss(temperature=0.1), symmetric=symmetric)
+        identification = found(wrapped)
+        assert (identification.call, identification.loss, identification.options) == ("views", loss, options)
+        assert (identification.verdict, identification.temperature) == ("match", pytest.approx(0.1))
+
+    def through_a_memory(embeddings, labels):
+        memory = losses.CrossBatchMemory(losses.NTXentLoss(temperature=0.1), embeddings.shape[1], len(embeddings))
+        return memory(embeddings, labels)
+
+    identification = found(through_a_memory)
+    assert (identification.loss, identification.options) == ("nt_xent_pairwise", {"reduction": "mean_pairs"})
+    assert identification.wrong == ["no gradient flows into the rows that anchors are contrasted with"]
+
+
+def peer_of(kind):
+    try:
+        return kind({}, "cpu")
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+def test_setfit():
+    loss = peer_of(SetFit).loss(lambda rows: {"sentence_embedding": rows}, temperature=0.1)
+
+    def asked(embeddings, labels):
+        return loss([embeddings], labels=labels)
+
+    identification = found(asked)
+    assert identification.loss == "supcon"
+    assert identification.options == {"no_positive": "nan", "base_temperature": "0.07"}
+    assert identification.temperature == pytest.approx(0.1)
+
+
+def test_open_clip_whose_scale_is_one_over_the_temperature():
+    identification = found(peer_of(OpenClip).loss)
+    assert (identification.call, identification.verdict, identification.loss) == ("views", "match", "info_nce")
+    assert (identification.options, identification.temperature) == ({"similarity": "dot"}, None)
+
+
+def test_lightly():
+    identification = found(peer_of(Lightly).loss(temperature=0.1))
+    assert (identification.verdict, identification.loss, identification.options) == ("match", "nt_xent", {})
+    assert identification.temperature == pytest.approx(0.1)
+
+
+def test_infonce():
+    package = pytest.importorskip("infonce", reason="infonce is not installed: make peers")
+    stacked = found(package.InfoNCE(0.1), call="stacked")
+    assert (stacked.call, stacked.verdict, stacked.loss) == ("stacked", "match", "nt_xent")
+    assert stacked.temperature == pytest.approx(0.1)
+    supervised = found(package.SupervisedInfoNCE(0.1))
+    assert (supervised.verdict, supervised.loss) == ("wrong", "supcon_in")
+    assert "exp(0) of the diagonal leaks into the denominator" in supervised.wrong
+
+
+def test_optax_with_its_gradient():
+    """In a process of its own: JAX has threads, and tests after this one may fork."""
+    if importlib.util.find_spec("optax") is None or importlib.util.find_spec("jax") is None:
+        pytest.skip("optax or jax is not installed: make peers")
+    command = [sys.executable, "-m", "pairproof.conformance.cli", "identify", "optax.losses:ntxent"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "computes nt_xent_pairwise with reduction=mean_pairs, temperature passed\n" in done.stdout
+    assert "gradients, the worst off by" in done.stdout
+    assert "out of range: exponentials underflow" in done.stdout
 
 
 def test_lines_of_cross_entropy():

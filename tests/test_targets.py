@@ -80,6 +80,9 @@ def with_options(case: Case, **options: object) -> Case:
         ("hidden1, hidden2, temperature=1", "views"),
         ("embeddings_a, embeddings_b", "views"),
         ("query, positive_key, negative_keys=None", "views"),
+        ("embeddings, ref_emb", "views"),
+        ("embeddings", "stacked"),
+        ("z, temperature=0.5, reduction='mean'", "stacked"),
         ("embeddings, positive_pairs", "pairs"),
         ("embeddings, pos_indices, *more, **others", "pairs"),
     ],
@@ -96,7 +99,7 @@ def test_the_call_is_guessed_from_the_names(names: str, call: str) -> None:
 def test_names_that_tell_nothing_are_asked_about(names: str) -> None:
     scope: dict[str, object] = {}
     exec(f"def function({names}): ...", scope)
-    with pytest.raises(TargetMisused, match=r"say it with --call labels\|features\|views\|pairs"):
+    with pytest.raises(TargetMisused, match=r"say it with --call labels\|features\|views\|stacked\|pairs"):
         guess_call(inspect.signature(scope["function"]).parameters)  # type: ignore[arg-type]
 
 
@@ -225,6 +228,8 @@ def test_a_temperature_goes_by_its_own_word() -> None:
         ("Features", SUPCON, {"normalised": True}),
         ("Features", NT_XENT, {"normalised": True}),
         ("views", NT_XENT, {"settings": {"reduction": "none"}}),
+        ("stacked", NT_XENT, {}),
+        ("scaled", with_options(INFO_NCE, direction="both"), {}),
         ("one_way", INFO_NCE, {"settings": {"direction": "a_to_b"}}),
         ("pairs", NT_BXENT, {}),
     ],

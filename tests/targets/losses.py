@@ -178,3 +178,18 @@ def unclear(a_thing, something_else, temperature):
 
 
 NOT_A_FUNCTION = 5
+
+
+def stacked(embeddings, temperature):
+    """All first views, then all second views, in one matrix."""
+    rows = F.normalize(embeddings, dim=1)
+    logits = (rows @ rows.T / temperature).fill_diagonal_(-torch.inf)
+    return F.cross_entropy(logits, torch.arange(len(rows)).roll(len(rows) // 2))
+
+
+def scaled(image_features, text_features, logit_scale):
+    """What multiplies similarities is one over the temperature."""
+    first, second = (F.normalize(rows, dim=1) for rows in (image_features, text_features))
+    logits = logit_scale * first @ second.T
+    same = torch.arange(len(first))
+    return (F.cross_entropy(logits, same) + F.cross_entropy(logits.T, same)) / 2
