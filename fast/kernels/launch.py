@@ -351,7 +351,8 @@ def _side(
         (pad // PAD,),
         temperature.to(given.device) if isinstance(temperature, Tensor) else constants.place,
         *(known, known / LN2),
-        *(side.places, side.label if labels is None else labels, side.itself if selves is None else selves),
+        *(side.places, side.label if labels is None else labels.contiguous()),
+        side.itself if selves is None else selves.contiguous(),
         *(constants.place, side.label, side.itself, side.bounds, count, pad),
         LEARNED=learned,
         ORDERED=ordered,
@@ -473,7 +474,7 @@ def _forward(problem: Problem, chosen: Tensor | None) -> Found:
     _queue(
         anchors.combine,
         (x.pad // LINES,),
-        *(parts, stats, x.itself, x.itself if chosen is None else chosen.view(torch.uint8), x.places),
+        *(parts, stats, x.itself, x.itself if chosen is None else chosen.contiguous().view(torch.uint8), x.places),
         *(values, *sizes, x.count, y.count, x.pad, before + more.shares),
         DENOMINATOR=problem.denominator,
         FIXED=problem.fixed,

@@ -327,6 +327,39 @@ def test_what_stands_behind_the_strides(kind: str) -> None:
             assert torch.equal(one, other)
 
 
+def strided(given: Tensor) -> Tensor:
+    """The same numbers, every second of what lies in memory."""
+    return torch.stack((given, given.flip(0)), 1)[:, 0]
+
+
+def test_labels_and_choices_behind_a_stride() -> None:
+    """``batch[:, 0]`` is everyday code."""
+    rows = torch.tensor(rows_of(40, 6, "float32")).float()
+    references = rows[:36].flip(0).contiguous()
+    numbers = torch.arange(40)
+    labels, some = numbers % 3, numbers % 4 != 1
+    own = torch.where(numbers < 36, 35 - numbers, -1)
+    calls: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
+        "labels": lambda s: supcon_loss(rows, s(labels), backend="triton"),
+        "one class": lambda s: supcon_loss(rows, s(torch.zeros(40, dtype=torch.int64)), backend="triton"),
+        "anchors": lambda s: supcon_loss(rows, labels, anchors=s(some), backend="triton"),
+        "partners": lambda s: nt_xent_loss(rows, s((numbers + 20) % 40), backend="triton"),
+        "references": lambda s: supcon_loss(
+            rows,
+            s(labels),
+            ref_embeddings=references,
+            ref_labels=s(labels[:36]),
+            self_rows=s(own),
+            backend="triton",
+        ),
+    }
+    for name, call in calls.items():
+        true = call(lambda given: given)
+        assert torch.equal(call(strided), true), name
+    one = torch.zeros(1, dtype=torch.int64).expand(40)
+    assert torch.equal(supcon_loss(rows, one, backend="triton"), supcon_loss(rows, one.clone(), backend="triton"))
+
+
 @pytest.mark.parametrize("loss", [nt_bxent_loss, nt_xent_loss])
 def test_two_rows(loss: Callable[..., Tensor]) -> None:
     """The least batch: a value, and a gradient that is 0 or not."""
