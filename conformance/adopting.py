@@ -12,8 +12,19 @@ import torch
 
 from .cases import Case
 from .catalogue import LOSSES
-from .check import LIMIT, SHARED, SHOWN, Request, check_request, diagnosis, is_shared, truth_of
-from .declared import PROJECT, Declaration, DeclarationError, read_declarations
+from .check import (
+    LIMIT,
+    SHARED,
+    SHOWN,
+    Request,
+    check_device,
+    check_request,
+    conforms,
+    diagnosis,
+    is_shared,
+    truth_of,
+)
+from .declared import Declaration, DeclarationError, project_file, read_declarations
 from .fixtures import load_worked
 from .golden import GoldenCase
 from .results import Check, Status
@@ -30,12 +41,16 @@ class Asked:
         asserted: how many checks must be judged; None says nothing.
         suite: the cases.
         count: how many checks there are.
+        number: of the mark, among those of its test function.
+        said: whether the command line says something of it.
     """
 
     request: Request
     asserted: int | None
     suite: Suite
     count: int = 0
+    number: int = 0
+    said: bool = False
 
     @property
     def loss(self) -> str:
@@ -56,22 +71,25 @@ def _title(request: Request) -> str:
 class Suite:
     """Every case, and what is declared of targets: read once in a process."""
 
-    def __init__(self, declared: Path | None) -> None:
+    def __init__(self, declared: Path | None, root: Path) -> None:
         """Read the cases and the declarations.
 
         Args:
-            declared: TOML file of declared deviations, if any.
+            declared: TOML file of declared deviations; None is the nearest ``pyproject.toml`` that has any.
+            root: where the search for that begins; then comes the working directory.
 
         Raises:
             pytest.UsageError: the file cannot be read as one.
         """
         self.cases: dict[Case, GoldenCase | None] = load_cases(load_worked())
         self.by_id = {case.id: case for case in self.cases}
-        self.declared = declared
         self.explained = 0
         self._targets: dict[tuple[int, int], tuple[object, External]] = {}
         try:
-            self.declarations: list[Declaration] = [] if declared is None else read_declarations(declared)
+            found = project_file(Path.cwd())
+            self.declared = declared or project_file(root) or found
+            self.declarations: list[Declaration] = [] if self.declared is None else read_declarations(self.declared)
+            self.to_say = None if self.declared == found else self.declared
         except DeclarationError as error:
             raise pytest.UsageError(str(error)) from None
 
@@ -81,11 +99,18 @@ class Suite:
             return []
         return [f"declared deviations: {len(self.declarations)} in {self.declared}"]
 
-    def checks(self, given: Mapping[str, Any]) -> list[CaseCheck]:
+    def close(self) -> None:
+        """End the commands that were judged."""
+        for _, target in self._targets.values():
+            target.close()
+
+    def checks(self, given: Mapping[str, Any], number: int, *, said: bool) -> list[CaseCheck]:
         """The checks that a mark asks for, in the order of the cases.
 
         Args:
             given: the arguments of ``pairproof.conformance.parametrize``.
+            number: of the mark, among those of its test function.
+            said: whether the command line says something of it.
 
         Raises:
             pytest.UsageError: one of them is wrong, or no case is selected.
@@ -94,13 +119,12 @@ class Suite:
             raise pytest.UsageError("pairproof.conformance.parametrize: loss is missing; known: " + ", ".join(LOSSES))
         words = {name: given[name] for name in given if name not in ("limit", "checks")}
         limit = LIMIT if given["limit"] is None else given["limit"]
-        project = self.declared is None or self.declared.name == PROJECT
-        request = Request(**words, limit=limit, deviations=None if project else self.declared)
+        request = Request(**words, limit=limit, deviations=self.to_say)
         try:
             check_request(request)
-        except (UsageError, CouldNotRun) as error:
+        except UsageError as error:
             raise pytest.UsageError(str(error)) from None
-        asked = Asked(request, given["checks"], self)
+        asked = Asked(request, given["checks"], self, number=number, said=said)
         selection = Selection(cases=request.cases)
         found = [
             CaseCheck(asked, case.id, dtype)
@@ -114,17 +138,22 @@ class Suite:
         return found
 
     def target(self, asked: Asked, thing: object) -> External:
-        """Find a target, once for each mark and thing.
+        """Find a target: once where it is named, or the mark's own.
 
         Raises:
             UsageError: what is said of it is wrong or too little.
             CouldNotRun: it cannot be loaded.
         """
+        request = replace(asked.request, target=thing)
+        check_device(request)
         key = id(asked), id(thing)
-        if key not in self._targets:
+        if key in self._targets:
+            return self._targets[key][1]
+        found = request.load(self.declarations, self.cases)
+        if isinstance(thing, str) or thing is asked.request.target:
             # The thing is kept, so that its id stays its own.
-            self._targets[key] = thing, replace(asked.request, target=thing).load(self.declarations, self.cases)
-        return self._targets[key][1]
+            self._targets[key] = thing, found
+        return found
 
 
 @dataclass(eq=False)
@@ -191,6 +220,8 @@ class CaseCheck:
         declared = [one for one in self.asked.suite.declarations if one.of(request.loss, request.name)]
         self.told = {
             "title": _title(request),
+            "group": f"{self._node.replace(self.name, '')} {self.asked.number}",
+            "said": self.asked.said,
             "case": self.case,
             "dtype": self.dtype,
             "status": check.status.value,
@@ -200,6 +231,7 @@ class CaseCheck:
             "whole": request.whole,
             "notes": list(judged.notes),
             "declared": {one.place: f"{one.reason} ({one.link})" for one in declared},
+            "aside": {one.place: one.target for one in self.asked.suite.declarations if one not in declared},
             "met": sorted(met),
         }
 
@@ -218,7 +250,8 @@ class CaseCheck:
         request, suite = self.asked.request, self.asked.suite
         lines = [f"{self.case} {self.dtype}: {check.status.value}: {message}"]
         outcome = judged.outcomes.get((self.case, self.dtype))
-        if check.status is Status.FAILED and outcome is not None and suite.explained < SHOWN:
+        wrong = check.status is Status.FAILED and outcome is not None and not conforms(check)
+        if wrong and outcome is not None and suite.explained < SHOWN:
             suite.explained += 1
             true = truth_of(case, suite.cases[case])
             lines.append(SHARED if is_shared(check, case, true) else diagnosis(case, outcome, true) or "")

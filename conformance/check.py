@@ -25,7 +25,15 @@ from . import report as pages
 from .cases import Case
 from .catalogue import LOSSES
 from .compare import Outcome, compare
-from .declared import PROJECT, Declaration, DeclarationError, check_names, deviations, read_declarations, unused
+from .declared import (
+    Declaration,
+    DeclarationError,
+    check_names,
+    deviations,
+    project_file,
+    read_declarations,
+    unused,
+)
 from .fixtures import load_worked
 from .golden import DTYPES, GoldenCase
 from .oracle import Truth, stored_truth, truth
@@ -71,7 +79,7 @@ class Request:
         dtypes: nothing means float64 and float32.
         device: torch device.
         limit: seconds that a case may take.
-        deviations: TOML file of declared deviations; None is the ``pyproject.toml`` of the working directory, if any.
+        deviations: TOML file of declared deviations; None is the ``pyproject.toml`` of the working directory or above.
     """
 
     target: object
@@ -103,9 +111,9 @@ class Request:
         Raises:
             UsageError: their file cannot be read as one.
         """
-        path = self.deviations or Path(PROJECT)
         try:
-            return read_declarations(path) if self.deviations is not None or path.is_file() else []
+            path = self.deviations or project_file(Path.cwd())
+            return [] if path is None else read_declarations(path)
         except DeclarationError as error:
             raise UsageError(str(error)) from None
 
@@ -179,6 +187,7 @@ class Checked:
         advice: what to say of the target if the verdict surprises.
         declared: the declared deviations that speak of this loss of this target.
         unused: what to say of those that no check met.
+        aside: those of this loss that speak of another target.
     """
 
     request: Request
@@ -191,6 +200,7 @@ class Checked:
     advice: list[str] = field(default_factory=list)
     declared: list[Declaration] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    aside: list[Declaration] = field(default_factory=list)
 
     @property
     def judged(self) -> list[Check]:
@@ -265,6 +275,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     """
     torch.set_num_threads(1)
     check_request(request)
+    check_device(request)
     dtypes = request.dtypes or External.dtypes
     selection = Selection(losses=(request.loss,), cases=request.cases, dtypes=dtypes, device=request.device)
     declarations, stored = request.declarations(), load_cases(load_worked())
@@ -275,6 +286,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
     checked = Checked(request, target, report, len(cases))
     checked.declared = [one for one in declarations if one.of(request.loss, request.name)]
+    checked.aside = [one for one in declarations if one.loss in ("", request.loss) and one not in checked.declared]
     met: set[str] = set()
     kept: dict[tuple[str, str], tuple[Case, Outcome]] = {}
     try:
@@ -315,7 +327,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             if is_shared(one, case, true):
                 checked.shared.add(name)
                 checked.diagnoses[name] = SHARED
-            elif name in kept:
+            elif name in kept and not conforms(one):
                 sentence = diagnosis(case, kept[name][1], true)
                 if sentence:
                     checked.diagnoses[name] = sentence
@@ -329,7 +341,6 @@ def check_request(request: Request) -> None:
 
     Raises:
         UsageError: a loss, dtype or number is wrong.
-        CouldNotRun: the device cannot be used.
     """
     if request.loss not in LOSSES:
         raise UsageError(f"unknown loss {request.loss!r}; known: {', '.join(LOSSES)}")
@@ -340,6 +351,14 @@ def check_request(request: Request) -> None:
         raise UsageError(f"--temperature: expected a positive number, got {request.temperature:g}")
     if not request.limit > 0:
         raise UsageError(f"--limit: expected a positive number of seconds, got {request.limit:g}")
+
+
+def check_device(request: Request) -> None:
+    """Refuse a device that cannot be used.
+
+    Raises:
+        CouldNotRun: it cannot be used.
+    """
     try:
         torch.empty(1, device=request.device)
     except (RuntimeError, AssertionError) as error:
@@ -359,9 +378,14 @@ def truth_of(case: Case, golden: GoldenCase | None) -> Truth:
     return truth(case) if golden is None else stored_truth(case, golden.expected)
 
 
+def conforms(check: Check) -> bool:
+    """Whether a check fails for a declaration alone: nothing in its result is to be explained."""
+    return check.ratio is not None and check.ratio <= 1
+
+
 def is_shared(check: Check, case: Case, true: Truth) -> bool:
     """Whether a failure is at most twice as large as that of the straightforward implementation in the same dtype."""
-    if check.ratio is None or not check.ratio <= SHARED_WITHIN:
+    if check.ratio is None or not 1 < check.ratio <= SHARED_WITHIN:
         return False
     plain = compare(case, true, plain_outcome(case, check.dtype), bounds(case, true, check.dtype), check.dtype)
     return math.isfinite(plain.ratio) and check.ratio <= 2 * plain.ratio
@@ -441,6 +465,8 @@ def show(checked: Checked, console: Console, *, seconds: float, everything: bool
     line("  rows: " + ("brought to norm 1 under cosine" if target.claim.normalised else "as they are"))
     for one in checked.declared:
         line(f"  declared: {one.place}: {one.reason} ({one.link})")
+    for one in checked.aside:
+        line(f"  declared of another target, {one.target}: {one.place}", style="dim")
     line(f"{checked.report.cases_chosen} of {checked.cases} cases of {request.loss} judged")
     for reason, count in checked.left_out.most_common():
         line(f"  {count} not judged: {reason}", style="dim")

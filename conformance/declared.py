@@ -10,7 +10,8 @@ In ``pyproject.toml`` under ``[[tool.pairproof.deviations]]``, in any other TOML
     reason = "anchors without positive are not counted"
     link = "https://example.org/mylib/issues/7"
 
-A declaration is strict: every check that it names must fail, and one that names no check is an error.
+A declaration is strict: every check that it names must fail, and one that names no check is an error. One whose target
+is not judged is no error, for it may be judged elsewhere, and is said.
 """
 
 from __future__ import annotations
@@ -72,6 +73,29 @@ class Declaration:
         return self.loss in ("", loss) and self.target in ("", target)
 
 
+def project_file(*starts: Path) -> Path | None:
+    """The nearest ``pyproject.toml``, upwards from each of some folders in turn, that has a table tool.pairproof.
+
+    Raises:
+        DeclarationError: a ``pyproject.toml`` on the way is no TOML.
+    """
+    for start in starts:
+        for folder in (start, *start.parents):
+            path = folder / PROJECT
+            if path.is_file() and TOOL in _toml(path).get("tool", {}):
+                return path
+    return None
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DeclarationError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DeclarationError(f"{path}: is no TOML: {error}") from None
+
+
 def read_declarations(path: Path) -> list[Declaration]:
     """Read the declarations of a TOML file.
 
@@ -84,12 +108,7 @@ def read_declarations(path: Path) -> list[Declaration]:
     Raises:
         DeclarationError: the file is missing or malformed, or an entry says too little, too much or the wrong thing.
     """
-    try:
-        data: Any = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DeclarationError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DeclarationError(f"{path}: is no TOML: {error}") from None
+    data: Any = _toml(path)
     prefix = ""
     if path.name == PROJECT:
         prefix = f"tool.{TOOL}."

@@ -20,7 +20,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,10 @@ PROPERTY = "pairproof"
 """Name of the property of a test's report in which a check is told: to whoever counts, and in JUnit files."""
 
 FIXTURE = "check"
+_OPTIONS = (
+    *("target", "loss", "call", "arrays", "temperature", "normalised"),
+    *("set", "case", "dtype", "device", "limit", "checks"),
+)
 _SUITE = pytest.StashKey["Suite"]()
 
 
@@ -86,8 +90,8 @@ def parametrize(
         "temperature": temperature,
         "normalised": normalised,
         "settings": dict(settings or {}),
-        "cases": tuple(cases),
-        "dtypes": tuple(dtypes),
+        "cases": (cases,) if isinstance(cases, str) else tuple(cases),
+        "dtypes": (dtypes,) if isinstance(dtypes, str) else tuple(dtypes),
         "device": device,
         "limit": limit,
         "checks": checks,
@@ -102,7 +106,11 @@ def parametrize(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that stand for a test file."""
-    group = parser.getgroup("pairproof", "pairproof: a contrastive loss held to its proved values")
+    group = parser.getgroup(
+        "pairproof",
+        "pairproof: a contrastive loss held to its proved values. These options are for pytest --pyargs"
+        " pairproof.conformance, and for tests whose parametrize names no target.",
+    )
     add = group.addoption
     add("--pairproof-target", metavar="TARGET", help="package.module:attribute or file.py:attribute.")
     add("--pairproof-loss", metavar="LOSS", help="What it is held to: supcon, nt_xent, ...; see: pairproof list.")
@@ -124,7 +132,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     add("--pairproof-case", metavar="ID", action="append", default=[], help="Only this case; * and ? match.")
     add("--pairproof-dtype", metavar="DTYPE", action="append", default=[], help="Default: float64 and float32.")
-    add("--pairproof-device", metavar="DEVICE", default="cpu", help="torch device.")
+    add("--pairproof-device", metavar="DEVICE", help="torch device (cpu).")
     add("--pairproof-limit", metavar="SECONDS", type=float, help="Seconds that a case may take (60).")
     add(
         "--pairproof-deviations",
@@ -143,7 +151,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known; count what the tests report, in the process that prints it."""
     config.addinivalue_line("markers", "pairproof: made by pairproof.conformance.parametrize")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Tally(), "pairproof-tally")
+        said = [name for name in _OPTIONS if config.getoption(f"--pairproof-{name}") not in (None, [])]
+        config.pluginmanager.register(Tally([f"--pairproof-{name}" for name in said]), "pairproof-tally")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -171,9 +180,8 @@ def _suite(config: pytest.Config) -> Suite:
                 f'pairproof: {error.name} is not installed: pip install "pairproof[verify]"'
             ) from None
         said = config.getoption("--pairproof-deviations")
-        project = config.rootpath / "pyproject.toml"
-        path = Path(said) if said else project if project.is_file() else None
-        config.stash[_SUITE] = Suite(path)
+        config.stash[_SUITE] = Suite(Path(said) if said else None, config.rootpath)
+        config.add_cleanup(config.stash[_SUITE].close)
     return config.stash[_SUITE]
 
 
@@ -182,11 +190,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = list(metafunc.definition.iter_markers(MARK))
     if not marks:
         return
-    if FIXTURE not in metafunc.fixturenames:
-        raise pytest.UsageError(f"{metafunc.definition.nodeid}: takes no argument named {FIXTURE}")
     found: list[CaseCheck] = []
-    for mark in reversed(marks):
-        found += _suite(metafunc.config).checks({**mark.kwargs, **_said(metafunc.config, mark.kwargs)})
+    try:
+        if FIXTURE not in metafunc.fixturenames:
+            raise pytest.UsageError(f"{metafunc.definition.nodeid}: takes no argument named {FIXTURE}")
+        for number, mark in enumerate(reversed(marks)):
+            said = _said(metafunc.config, mark.kwargs)
+            given = {**mark.kwargs, **said}
+            found += _suite(metafunc.config).checks(given, number, said=bool(said))
+    except pytest.UsageError as error:
+        # Said in a line, where a collector's other errors are shown with their tracebacks.
+        raise pytest.Collector.CollectError(f"pairproof: {error}") from None
     several = len({check.asked.loss for check in found}) > 1
     names = [f"{check.asked.loss}-{check.name}" if several else check.name for check in found]
     metafunc.parametrize(FIXTURE, found, ids=names)
@@ -202,7 +216,7 @@ def _said(config: pytest.Config, given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in (("target", target), ("loss", loss or given.get("loss"))):
         if value is None:
             raise pytest.UsageError(
-                f"pairproof: --pairproof-{name} is missing: pytest --pyargs pairproof.conformance"
+                f"--pairproof-{name} is missing: pytest --pyargs pairproof.conformance"
                 " --pairproof-target=mylib.losses:MyLoss --pairproof-loss=supcon"
             )
     settings: dict[str, object] = {}
@@ -212,7 +226,7 @@ def _said(config: pytest.Config, given: Mapping[str, Any]) -> dict[str, Any]:
             raise pytest.UsageError(f"--pairproof-set: expected KEY=VALUE, got {text!r}")
         before = settings.get(key)
         settings[key] = value if before is None else (*before, value) if isinstance(before, tuple) else (before, value)
-    return {
+    said = {
         "target": target,
         "loss": loss or given.get("loss"),
         "settings": settings,
@@ -223,6 +237,7 @@ def _said(config: pytest.Config, given: Mapping[str, Any]) -> dict[str, Any]:
             for name in ("call", "arrays", "temperature", "normalised", "device", "limit", "checks")
         },
     }
+    return {name: value for name, value in said.items() if value not in (None, (), {})}
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
@@ -266,7 +281,7 @@ class _Judged:
     Attributes:
         of: how many tests there are of it.
         asserted: how many checks must be judged; None says nothing.
-        statuses: how the tests ended.
+        statuses: how each test ended, by its id.
         reasons: why tests were skipped.
         declared: what is declared of it, by place, in words.
         met: the places of the declarations that a check met.
@@ -279,22 +294,22 @@ class _Judged:
     declared: Mapping[str, str]
     notes: Sequence[str]
     whole: bool
-    statuses: Counter[str] = field(default_factory=Counter)
+    statuses: dict[str, str] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)
     met: set[str] = field(default_factory=set)
 
     @property
     def complete(self) -> bool:
         """Whether every test of it has run."""
-        return self.statuses.total() == self.of
+        return len(self.statuses) == self.of
 
     @property
     def judged(self) -> int:
         """How many checks were judged."""
-        return self.statuses.total() - self.statuses["skipped"]
+        return sum(status != "skipped" for status in self.statuses.values())
 
-    def problems(self) -> list[str]:
-        """What is wrong beyond the tests that failed."""
+    def problems(self, met: Collection[str]) -> list[str]:
+        """What is wrong beyond the tests that failed, given the declarations that checks of this target met."""
         if not self.complete:
             return []
         found = []
@@ -303,7 +318,7 @@ class _Judged:
         if self.asserted is not None and self.judged != self.asserted:
             found.append(f"{self.judged} checks were judged where {self.asserted} are asserted")
         if self.whole:
-            stale = [place for place in self.declared if place not in self.met]
+            stale = [place for place in self.declared if place not in met]
             found += [f"{place}: meets no check: remove it" for place in stale]
         return found
 
@@ -311,31 +326,47 @@ class _Judged:
 class Tally:
     """What the tests told: counted in the process that reports, whichever processes ran them."""
 
-    def __init__(self) -> None:
-        self.groups: dict[tuple[str, str], _Judged] = {}
-        """By test function and target."""
+    def __init__(self, said: Sequence[str]) -> None:
+        """Begin to count.
 
-    def add(self, test: str, told: Mapping[str, Any]) -> None:
-        """Count one check of a test function."""
-        group = self.groups.get((test, told["title"]))
-        if group is None:
-            group = _Judged(told["of"], told["asserted"], told["declared"], told["notes"], told["whole"])
-            self.groups[test, told["title"]] = group
-        group.statuses[told["status"]] += 1
-        if told["status"] == "skipped":
+        Args:
+            said: the options that the command line has.
+        """
+        self.said, self.taken = said, False
+        self.groups: dict[tuple[str, str], _Judged] = {}
+        """By mark and target."""
+        self.aside: dict[str, str] = {}
+
+    def add(self, node: str, told: Mapping[str, Any]) -> None:
+        """Count one check, of the test with this id; of a test that is repeated the last one."""
+        key = told["group"], told["title"]
+        if key not in self.groups:
+            self.groups[key] = _Judged(told["of"], told["asserted"], told["declared"], told["notes"], told["whole"])
+        group = self.groups[key]
+        if told["status"] == "skipped" and node not in group.statuses:
             group.reasons[told["message"]] += 1
+        group.statuses[node] = told["status"]
         group.met |= set(told["met"])
+        self.aside |= told["aside"]
+        self.taken = self.taken or told["said"]
 
     def problems(self) -> list[str]:
         """What is wrong beyond the tests that failed, with whose it is."""
-        return [f"{title}: {problem}" for (_, title), group in self.groups.items() for problem in group.problems()]
+        found = []
+        for (_, title), group in self.groups.items():
+            alike = [other for (_, name), other in self.groups.items() if name == title]
+            met = set().union(*(other.met for other in alike))
+            unsure = not all(other.complete for other in alike)
+            found += [f"{title}: {problem}" for problem in group.problems(group.declared if unsure else met)]
+        if self.said and self.groups and not self.taken:
+            found.append(f"{', '.join(self.said)}: every test has a target of its own, so this was not looked at")
+        return list(dict.fromkeys(found))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count what a test told."""
-        if report.when == "call":
-            for name, value in report.user_properties:
-                if name == PROPERTY:
-                    self.add(report.nodeid.partition("[")[0], json.loads(str(value)))
+        told = [value for name, value in report.user_properties if name == PROPERTY]
+        if report.when == "call" and told:
+            self.add(report.nodeid, json.loads(str(told[-1])))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run whose tests passed and whose counts or declarations are wrong."""
@@ -348,15 +379,20 @@ class Tally:
             return
         terminalreporter.section("pairproof")
         for (_, title), group in self.groups.items():
-            counts = ", ".join(f"{n} {status}" for status, n in sorted(group.statuses.items()))
+            counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(group.statuses.values()).items()))
             terminalreporter.line(f"{title}: {group.judged} of {group.of} checks judged: {counts}")
             for note in group.notes:
                 terminalreporter.line(f"  {note}")
             for reason, count in group.reasons.most_common():
                 terminalreporter.line(f"  {count} skipped: {reason}")
             if not group.complete:
-                terminalreporter.line(f"  {group.of - group.statuses.total()} did not run: counts are not asserted")
+                terminalreporter.line(f"  {group.of - len(group.statuses)} did not run: counts are not asserted")
             for place, words in group.declared.items():
                 terminalreporter.line(f"  declared: {place}: {words}")
+        spoken = {place for group in self.groups.values() for place in group.declared}
+        for place, target in self.aside.items():
+            if place not in spoken:
+                whose = f"of {target}, which" if target else "of a loss that"
+                terminalreporter.line(f"declared {whose} was not judged here: {place}")
         for problem in self.problems():
             terminalreporter.line(f"ERROR {problem}", red=True)

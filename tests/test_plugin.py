@@ -165,6 +165,7 @@ def test_a_declared_deviation_must_show(runs: Runs, project: pytest.Pytester) ->
     assert wrong.ret == 0
     right = runs("losses.supcon", f', loss="supcon", cases=["{case}"]')
     right.stdout.fnmatch_lines(["*declared to deviate (pyproject.toml, tool.pairproof.deviations 1) but conforms*"])
+    assert "straightforward" not in right.stdout.str()
     assert right.ret == pytest.ExitCode.TESTS_FAILED
 
 
@@ -210,6 +211,82 @@ def test_without_a_test_file(project: pytest.Pytester) -> None:
     )
     assert f"{judged} checks were judged where {judged - 1} are asserted" in odd.stdout
     assert odd.returncode == 1
+
+
+def test_marks_and_parameters_are_counted_apart(runs: Runs, project: pytest.Pytester) -> None:
+    """Two marks, each asked for twice: four times the checks, each of which is asserted."""
+    project.makepyfile(
+        test_twice=f"""
+        import losses
+        import pytest
+        import pairproof.conformance
+
+        @pytest.mark.parametrize("again", [1, 2])
+        @pairproof.conformance.parametrize(losses.supcon, loss="supcon", cases={FEW}, dtypes="float64", checks=3)
+        @pairproof.conformance.parametrize(losses.supcon, loss="supcon", cases={FEW}, dtypes="float32", checks=4)
+        def test_it(check, again):
+            check()
+        """
+    )
+    result = project.runpytest_inprocess("test_twice.py")
+    text = result.stdout.str()
+    assert "did not run" not in text
+    assert text.count("losses:supcon as supcon: 3 of 5 checks judged") == 4
+    assert text.count("ERROR losses:supcon as supcon: 3 checks were judged where 4 are asserted") == 1
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_declaration_may_be_met_by_another_test_of_the_target(runs: Runs, project: pytest.Pytester) -> None:
+    declared(project, f'flag = "tiny-norms"\nloss = "supcon_epsilon"\n{REASON}')
+    project.makepyfile(
+        test_two="""
+        import losses
+        import pairproof.conformance
+
+        @pairproof.conformance.parametrize(losses.crashing, loss="supcon_epsilon", settings={"similarity": "cosine"})
+        def test_one(check):
+            check()
+
+        @pairproof.conformance.parametrize(losses.crashing, loss="supcon_epsilon", settings={"reduction": "sum"})
+        def test_other(check):
+            check()
+        """
+    )
+    flags = {flag for golden in _cases().values() if golden for flag in golden.flags if "epsilon" in golden.id}
+    assert "tiny-norms" in flags
+    assert not [line for line in project.runpytest_inprocess("test_two.py").outlines if line.startswith("ERROR")]
+
+
+def test_what_the_line_says_of_nobody_is_an_error(runs: Runs) -> None:
+    result = runs("losses.supcon", f', loss="supcon", cases={FEW}', "--pairproof-checks=3")
+    result.stdout.fnmatch_lines(["ERROR --pairproof-checks: every test has a target of its own*"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_the_line_leaves_what_it_does_not_say(runs: Runs) -> None:
+    result = runs("", f'loss="supcon", cases={FEW}', "--pairproof-target=losses:supcon", "--pairproof-dtype=float64")
+    result.stdout.fnmatch_lines(["losses:supcon as supcon: 3 of 5 checks judged: *"])
+    assert result.ret == 0
+
+
+def test_declarations_of_another_target_are_said(runs: Runs, project: pytest.Pytester) -> None:
+    declared(project, f'flag = "tiny-norms"\ntarget = "losses:sucpon"\n{REASON}')
+    result = runs("losses.supcon", f', loss="supcon", cases={FEW}')
+    result.stdout.fnmatch_lines(["declared of losses:sucpon, which was not judged here: pyproject.toml, *"])
+    assert result.ret == 0
+
+
+def test_a_device_that_is_not_here_fails_its_tests_alone(runs: Runs) -> None:
+    result = runs("losses.supcon", f', loss="supcon", cases={FEW}, device="nowhere"')
+    result.stdout.fnmatch_lines(["losses:supcon cannot be judged: device 'nowhere' cannot be used: *"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_command_is_ended(runs: Runs) -> None:
+    command = f"{sys.executable} {Path(__file__).parent / 'targets' / 'command.py'} right"
+    result = runs(repr(command), f', loss="supcon", call="command", cases={FEW}')
+    assert result.parseoutcomes().get("passed", 0) > 2
+    assert result.ret == 0
 
 
 @pytest.mark.parametrize(
