@@ -165,12 +165,14 @@ class CaseCheck:
         case: id of the case.
         dtype: of the inputs.
         told: how it ended, for whoever counts; None as long as it was not called.
+        id: what its test's id says of it.
     """
 
     asked: Asked
     case: str
     dtype: str
     told: dict[str, Any] | None = None
+    id: str = ""
     _node: str = field(default="", repr=False)
 
     @property
@@ -220,7 +222,7 @@ class CaseCheck:
         declared = [one for one in self.asked.suite.declarations if one.of(request.loss, request.name)]
         self.told = {
             "title": _title(request),
-            "group": f"{self._node.replace(self.name, '')} {self.asked.number}",
+            "group": f"{self._node.replace(self.id, '')} {self.asked.number}",
             "said": self.asked.said,
             "case": self.case,
             "dtype": self.dtype,

@@ -11,7 +11,7 @@ In ``pyproject.toml`` under ``[[tool.pairproof.deviations]]``, in any other TOML
     link = "https://example.org/mylib/issues/7"
 
 A declaration is strict: every check that it names must fail, and one that names no check is an error. One whose target
-is not judged is no error, for it may be judged elsewhere, and is said.
+is not judged is no error, for it may be judged elsewhere, and is said. A crash is no deviation: it stays an error.
 """
 
 from __future__ import annotations
@@ -74,17 +74,23 @@ class Declaration:
 
 
 def project_file(*starts: Path) -> Path | None:
-    """The nearest ``pyproject.toml``, upwards from each of some folders in turn, that has a table tool.pairproof.
+    """The nearest ``pyproject.toml`` upwards from each of some folders in turn, if it has a table tool.pairproof.
 
     Raises:
-        DeclarationError: a ``pyproject.toml`` on the way is no TOML.
+        DeclarationError: it is no TOML.
     """
     for start in starts:
-        for folder in (start, *start.parents):
-            path = folder / PROJECT
-            if path.is_file() and TOOL in _toml(path).get("tool", {}):
-                return path
+        near = next((path for folder in (start, *start.parents) if (path := folder / PROJECT).is_file()), None)
+        if near is not None and TOOL in _tools(_toml(near), near):
+            return near
     return None
+
+
+def _tools(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    tools = data.get("tool", {})
+    if not isinstance(tools, dict):
+        raise DeclarationError(f"{path}: tool: expected a table")
+    return tools
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -112,7 +118,7 @@ def read_declarations(path: Path) -> list[Declaration]:
     prefix = ""
     if path.name == PROJECT:
         prefix = f"tool.{TOOL}."
-        data = data.get("tool", {}).get(TOOL, {})
+        data = _tools(data, path).get(TOOL, {})
     if not isinstance(data, dict):
         raise DeclarationError(f"{path}: tool.{TOOL}: expected a table")
     for name in data:

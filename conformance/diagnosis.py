@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from .cases import Case, Matrix
@@ -40,6 +41,9 @@ EXPLAINED = 0.02
 
 EXPLAINED_BY_VALUE = 1e-4
 """The same where there is one number alone, which hundreds of hypotheses would hit by chance otherwise."""
+
+SLIGHT = "it is off by"
+"""How a text begins that finds nothing but lost digits."""
 
 DTYPE_NOISE = 1e-6
 """A departure relative to the truth below which there is nothing to be explained in it."""
@@ -120,7 +124,8 @@ class _Diagnosis:
             return None
         allowed = EXPLAINED if self.given_gradient is not None or len(found) > 2 else EXPLAINED_BY_VALUE
         remaining = _remaining(found.detach(), self.given, self.expected)
-        if remaining > allowed:
+        # So that NaN explains nothing.
+        if not remaining <= allowed:
             return None
         if self.given_gradient is None or self.true_gradient is None:
             return remaining
@@ -128,7 +133,20 @@ class _Diagnosis:
         if found.requires_grad:
             (gradient,) = torch.autograd.grad(found.sum(), self.rows, retain_graph=True, materialize_grads=True)
         left = _remaining(gradient, self.given_gradient, self.true_gradient)
-        return None if left > EXPLAINED else max(remaining, left)
+        return max(remaining, left) if left <= EXPLAINED else None
+
+    @property
+    def slight(self) -> str:
+        """What to say of a departure so small that every hypothesis which is right would explain it; else nothing."""
+        sizes = [_departure(self.given, self.expected)] if len(self.given) == len(self.expected) else [math.inf]
+        if self.given_gradient is not None and self.true_gradient is not None:
+            sizes.append(_departure(self.given_gradient, self.true_gradient))
+        if max(sizes) > DTYPE_NOISE:
+            return ""
+        return (
+            f"{SLIGHT} {max(sizes):.1g} of its size: the formula is right, and digits are lost on the way, or something"
+            " as small is added or cut off"
+        )
 
     @property
     def anchor(self) -> int:
@@ -149,13 +167,21 @@ def _joined(case: Case, gradient: Matrix | None, others: Mapping[str, Matrix]) -
     return joined if bool(joined.isfinite().all()) else None
 
 
+def _departure(given: Tensor, expected: Tensor) -> float:
+    """How far what was given is from the truth, as a share of its size."""
+    away, size = float((given - expected).norm()), float(expected.norm())
+    return away / size if size else math.inf if away else 0.0
+
+
 def _remaining(found: Tensor, given: Tensor, expected: Tensor) -> float:
     """How far ``found`` is from what was given, as a share of how far the truth is from it."""
     if not bool(given.isfinite().all()):
         return math.inf
     departure, left, size = (float(x.norm()) for x in (given - expected, given - found, expected))
     noise = DTYPE_NOISE * size
-    return 0.0 if left <= noise else left / max(departure, noise)
+    if left <= noise:
+        return 0.0
+    return left / max(departure, noise) if max(departure, noise) else math.inf
 
 
 def diagnose(case: Case, outcome: Outcome, truth: Truth) -> str | None:
@@ -176,6 +202,8 @@ def diagnose(case: Case, outcome: Outcome, truth: Truth) -> str | None:
         return _not_finite(found)
     if not bool(found.expected.isfinite().all()):
         return "a number is returned where the policy asks for NaN"
+    if found.slight:
+        return found.slight
     simple = _norms(found) or _scaled(found)
     if simple is not None:
         return simple
@@ -226,7 +254,7 @@ def _norms(found: _Diagnosis) -> str | None:
 
 def _times_words(factor: float) -> str:
     if abs(factor) < 1e-12:
-        return "the loss is always 0"
+        return "the loss is 0"
     if factor < 0:
         wrong_sign = "values have the wrong sign"
         return wrong_sign if abs(factor + 1) < 1e-5 else f"{wrong_sign}, and are {-factor:.6g} times as large"
@@ -280,6 +308,8 @@ def _of_factor(found: _Diagnosis, factor: float) -> str:
     for base in (0.07, found.case.option("base_temperature")):
         if base and abs(factor * float(base) - temperature) <= 1e-4 * temperature:
             return f"values are multiplied by temperature/{float(base):g}, a base temperature that is not asked for"
+    if found.scale != 1 and abs(factor * found.scale * found.scale - 1) <= 1e-4:
+        return "values are multiplied by base_temperature/temperature, not by temperature/base_temperature"
     if found.scale != 1 and abs(factor * found.scale - 1) <= 1e-4:
         return "values are not multiplied by temperature/base_temperature"
     if pairs and found.reduction == "mean" and abs(factor * pairs - anchors) <= 1e-4 * anchors and pairs != anchors:
@@ -346,7 +376,7 @@ def _reduced(found: _Diagnosis) -> Iterator[Suspect]:
     anchors, pairs = len(case.anchors()), int(setting.counts.sum())
     one = replace(found.recipe, form="mean" if found.recipe.form == "sum" else found.recipe.form)
     if found.reduction != "none":
-        if found.recipe.form == "mean":
+        if found.recipe.form == "mean" and pairs != anchors:
             yield Suspect(
                 replace(one, form="sum"),
                 setting,
@@ -358,6 +388,8 @@ def _reduced(found: _Diagnosis) -> Iterator[Suspect]:
         for reduction in ("mean", "sum"):
             for policy in POLICIES[:2]:
                 if (reduction, policy) == (found.reduction, found.policy):
+                    continue
+                if reduction == found.reduction and not _lonely(found):
                     continue
                 words = f"the {reduction} over {anchors} anchors is taken, not the {found.reduction}"
                 if reduction == found.reduction or found.reduction == "mean_pairs":
@@ -382,6 +414,8 @@ def _suspects(found: _Diagnosis) -> Iterator[Suspect]:
     def suspect(other: Recipe, seen: Setting = setting, words: str = "") -> Suspect:
         return Suspect(other, seen, found.reduction, found.policy, words, found.scale)
 
+    # What hangs on this very batch comes before the forms that agree with it there by chance.
+    yield from (suspect(recipe, seen, words) for seen, words in _of_labels(found))
     for flow in FLOWS:
         if flow != "whole":
             yield suspect(replace(recipe, flow=flow), words=f"the value is right, but {FLOWS[flow]}")
@@ -396,11 +430,18 @@ def _suspects(found: _Diagnosis) -> Iterator[Suspect]:
             yield suspect(replace(recipe, guard=""), words="no epsilon is added")
             yield suspect(replace(recipe, flow="maximum"), words=FLOWS["maximum"])
     for other in (*temperings(recipe), *variations(recipe, "")):
-        yield suspect(other)
+        # Two towers have no diagonal that could be subtracted.
+        if not (found.case.loss == "info_nce" and other.denominator.startswith("subtract")):
+            yield suspect(other)
     for name, change in CASE_READINGS.items():
         if name != "meant":
             yield suspect(recipe, change(setting), READINGS[name].words)
     yield from (suspect(recipe, seen, words) for seen, words in _case_settings(found))
+    if "negatives" in found.case.others:
+        yield from (suspect(*rest) for rest in _of_queue(found))
+    if recipe.similarity == "cosine":
+        dot = replace(recipe, similarity="dot")
+        yield from (suspect(dot, replace(setting, rows=rows), words) for rows, words in _of_norms(found))
 
 
 def _case_settings(found: _Diagnosis) -> Iterator[tuple[Setting, str]]:
@@ -433,6 +474,122 @@ def _case_settings(found: _Diagnosis) -> Iterator[tuple[Setting, str]]:
                 positive = same(item) & found.right.member
                 if not torch.equal(positive, found.right.positive):
                     yield replace(found.right, positive=positive), f"views are taken to lie {kind}, {words}"
+
+
+def _of_labels(found: _Diagnosis) -> Iterator[tuple[Setting, str]]:
+    """Labels that are narrowed, or not looked at, and rows that are lost or taken for one another."""
+    case, right = found.case, found.right
+    if "labels" in case.arguments:
+        sides = [name for name in ("labels", "ref_labels") if name in case.arguments]
+        narrowed: dict[str, Callable[[int], object]] = {
+            "labels are narrowed to float32: large ones that lie close together become one class": np.float32,
+            "labels are narrowed to float16: large ones become one class": lambda x: np.float64(x).astype(np.float16),
+            "labels are narrowed to 32 bits or fewer: those that differ by a multiple of 2^32 become one class": (
+                lambda x: x % 2**32
+            ),
+            "labels are narrowed to bytes: those that differ by a multiple of 256 become one class": lambda x: x % 256,
+        }
+        for words, narrow in narrowed.items():
+            with np.errstate(over="ignore"):
+                seen = {name: [narrow(int(x)) for x in case.arguments[name]] for name in sides}
+            numbers = {value: k for k, value in enumerate(dict.fromkeys(v for side in seen.values() for v in side))}
+            given = {name: [numbers[value] for value in side] for name, side in seen.items()}
+            yield from _if_other(
+                right, case_setting(replace(case, arguments={**case.arguments, **given}), found.rows), words
+            )
+        if any(int(x) < 0 for x in case.arguments["labels"]):
+            positive = right.positive.clone()
+            for k, label in enumerate(case.arguments["labels"]):
+                if int(label) < 0:
+                    positive[k] = False
+                    positive[:, k] = False
+            yield replace(right, positive=positive), "a row with a negative label is nobody's positive, and has none"
+    if len(case.matrices) > 1:
+        return
+    n = case.n
+    if n % 2:
+        kept = torch.arange(n) < n - 1
+        cut = replace(
+            right,
+            member=right.member & kept & kept[:, None],
+            positive=right.positive & kept & kept[:, None],
+            anchors=right.anchors & kept,
+        )
+        yield cut, f"the last of {n} rows is lost: the batch is cut to an even number"
+    unit = found.rows.detach() / found.rows.detach().norm(dim=1, keepdim=True)
+    equal = (unit[:, None] == unit[None]).all(dim=2) & ~right.own
+    if bool((equal & right.member).any()):
+        words = "rows that equal the anchor are left out with it, as if they were the anchor itself"
+        yield replace(right, member=right.member & ~equal, positive=right.positive & ~equal), words
+    place = torch.arange(n)
+    beside = same(place // 2) & right.member
+    if "labels" in case.arguments:
+        words = "rows that stand side by side are taken for positives, whatever their labels are"
+        yield from _if_other(right, replace(right, positive=beside), words)
+    if case.loss == "nt_xent" and not case.others:
+        view = torch.empty(n, dtype=torch.int64)
+        _, order = next(_orders(case))
+        view[torch.tensor(order)] = torch.arange(n) // (n // 2)
+        alone = replace(right, member=right.positive | (same(view) & right.member))
+        yield from _if_other(right, alone, "the negatives are the rows of the anchor's own view alone")
+
+
+def _if_other(right: Setting, seen: Setting, words: str) -> Iterator[tuple[Setting, str]]:
+    if not (torch.equal(right.positive, seen.positive) and torch.equal(right.member, seen.member)):
+        yield seen, words
+
+
+def _parts(case: Case) -> dict[str, slice]:
+    """Where each matrix lies among the joined rows."""
+    found, start = {}, 0
+    for name, matrix in case.matrices.items():
+        found[name] = slice(start, start + len(matrix))
+        start += len(matrix)
+    return found
+
+
+def _of_queue(found: _Diagnosis) -> Iterator[tuple[Recipe, Setting, str]]:
+    """What becomes of explicit negatives."""
+    right, parts, recipe = found.right, _parts(found.case), found.recipe
+    queue = torch.zeros(len(found.rows), dtype=torch.bool)
+    queue[parts["negatives"]] = True
+    # The rows of the tower in which an anchor's positive is.
+    tower = torch.zeros_like(right.member)
+    for name in ("embeddings_a", "embeddings_b"):
+        inside = torch.zeros(len(found.rows), dtype=torch.bool)
+        inside[parts[name]] = True
+        tower |= (right.positive & inside).any(dim=1)[:, None] & inside
+    ignored = replace(right, member=tower & right.anchors[:, None])
+    yield recipe, ignored, "the negatives that are passed are not used: the other keys of the batch are negatives"
+    beside = replace(right, member=(right.member | tower) & right.anchors[:, None])
+    yield recipe, beside, "the other keys of the batch are negatives beside those that are passed"
+    detached = torch.where(queue[:, None], found.rows.detach(), found.rows)
+    yield recipe, replace(right, rows=detached), "the value is right, but no gradient flows into the negatives"
+    if recipe.similarity != "cosine":
+        return
+    unit = found.rows / found.rows.norm(dim=1, keepdim=True)
+    dot = replace(recipe, similarity="dot")
+    lengths = (
+        (found.rows, "the negatives that are passed are not normalised"),
+        (unit * found.temperature, "the temperature is not applied to the negatives that are passed"),
+    )
+    for rows, words in lengths:
+        yield dot, replace(right, rows=torch.where(queue[:, None], rows, unit)), words
+
+
+def _of_norms(found: _Diagnosis) -> Iterator[tuple[Tensor, str]]:
+    """Rows that are brought to other lengths than 1, some of them or all."""
+    unit = found.rows / found.rows.norm(dim=1, keepdim=True)
+    if found.case.loss == "info_nce":
+        parts = _parts(found.case)
+        for name, other in (("embeddings_a", "embeddings_b"), ("embeddings_b", "embeddings_a")):
+            rows = unit.clone()
+            rows[parts[other]] = found.rows[parts[other]]
+            yield rows, f"only {name} is normalised, and {other} is not"
+    centred = found.rows - found.rows.mean(dim=1, keepdim=True)
+    spread = (centred**2).mean(dim=1, keepdim=True).sqrt()
+    yield centred / spread, "rows go through a layer norm: they are centred, and of norm sqrt(D)"
+    yield centred / centred.norm(dim=1, keepdim=True), "rows are centred before they are normalised"
 
 
 def _orders(case: Case) -> Iterator[tuple[str, list[int]]]:

@@ -177,7 +177,7 @@ def _suite(config: pytest.Config) -> Suite:
             from .adopting import Suite
         except ImportError as error:
             raise pytest.UsageError(
-                f'pairproof: {error.name} is not installed: pip install "pairproof[verify]"'
+                f'pairproof: {error.name or error} is not installed: pip install "pairproof[verify]"'
             ) from None
         said = config.getoption("--pairproof-deviations")
         config.stash[_SUITE] = Suite(Path(said) if said else None, config.rootpath)
@@ -201,9 +201,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     except pytest.UsageError as error:
         # Said in a line, where a collector's other errors are shown with their tracebacks.
         raise pytest.Collector.CollectError(f"pairproof: {error}") from None
-    several = len({check.asked.loss for check in found}) > 1
-    names = [f"{check.asked.loss}-{check.name}" if several else check.name for check in found]
-    metafunc.parametrize(FIXTURE, found, ids=names)
+    several = len({id(check.asked) for check in found}) > 1
+    for check in found:
+        # Ids that pytest would have to number could not be told apart from others'.
+        check.id = f"{check.asked.loss}-{check.asked.number}-{check.name}" if several else check.name
+    metafunc.parametrize(FIXTURE, found, ids=[check.id for check in found])
 
 
 def _said(config: pytest.Config, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -359,7 +361,7 @@ class Tally:
             unsure = not all(other.complete for other in alike)
             found += [f"{title}: {problem}" for problem in group.problems(group.declared if unsure else met)]
         if self.said and self.groups and not self.taken:
-            found.append(f"{', '.join(self.said)}: every test has a target of its own, so this was not looked at")
+            found.append(f"{', '.join(self.said)}: no test that ran took it, for each has a target of its own")
         return list(dict.fromkeys(found))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -888,7 +888,7 @@ def _claim(
             )
         else:
             raise TargetMisused(
-                "it has no parameter temperature (or tau): say with --temperature which one is built in"
+                "it has no parameter temperature (or tau, or logit_scale): say with --temperature which one is built in"
             )
     elif temperature is not None and own is not None:
         notes.append(f"temperature: {temperature:g} built in, as said; its parameter {own[1].name} is left alone")

@@ -50,7 +50,7 @@ class Device(NamedTuple):
     Attributes:
         shared: bytes of shared memory, at most, of a program.
         all_shared: bytes of shared memory of a multiprocessor.
-        products: the instruction of its tensor cores.
+        products: the instruction of its tensor cores, in the machine's code and in PTX; older ones would run as well.
     """
 
     shared: int
@@ -59,10 +59,10 @@ class Device(NamedTuple):
 
 
 DEVICES = {
-    80: Device(166912, 167936, "HMMA"),
-    89: Device(101376, 102400, "HMMA"),
-    90: Device(232448, 233472, "HGMMA"),
-    100: Device(232448, 233472, "UTCHMMA"),
+    80: Device(166912, 167936, r"HMMA|mma\.sync"),
+    89: Device(101376, 102400, r"HMMA|mma\.sync"),
+    90: Device(232448, 233472, r"HGMMA|wgmma\.mma_async"),
+    100: Device(232448, 233472, r"UTCHMMA|tcgen05\.mma"),
 }
 ARCHS = (80, 90, 100)
 
@@ -429,9 +429,9 @@ def steps_of(code: str) -> list[tuple[int, str]]:
     return [(number, step[1].strip()) for number, step in enumerate(_STEP.finditer(code))]
 
 
-def count(instructions: Iterable[tuple[int, str]], name: str) -> int:
-    """Count the instructions of one of `PATTERNS`."""
-    pattern = re.compile(rf"(?:{PATTERNS[name]})\b")
+def count(instructions: Iterable[tuple[int, str]], name: str, how: str | None = None) -> int:
+    """Count the instructions of one of `PATTERNS`, or of a narrower pattern."""
+    pattern = re.compile(rf"(?:{how or PATTERNS[name]})\b")
     return sum(pattern.match(text) is not None for _, text in instructions)
 
 
@@ -467,14 +467,15 @@ def failures(job: Job, found: Found) -> list[str]:
         wrong.append(f"{found.tensor} columns of tensor memory, at most {TENSOR_COLUMNS}")
     if found.stack:
         wrong.append(f"{found.stack} bytes of stack, at most 0: registers are spilled")
-    if job.launch is None or not found.instructions:
+    if found.instructions["atomics"]:
+        wrong.append(f"{found.instructions['atomics']} atomic instructions, at most 0")
+    if job.launch is None:
         return wrong
     if found.instructions["local"]:
         wrong.append(f"{found.instructions['local']} instructions on the stack (LDL, STL), at most 0")
     if not found.instructions["products"]:
-        wrong.append(f"no {device.products}, at least 1: products are not made by tensor cores")
-    if found.instructions["atomics"]:
-        wrong.append(f"{found.instructions['atomics']} atomic instructions, at most 0")
+        name = device.products.partition("|")[0]
+        wrong.append(f"no {name}, at least 1: products are not made by these tensor cores")
     if dict(job.variant.flags).get("FIXED") and job.machine:
         each = job.launch.rows * job.launch.columns // (32 * job.launch.warps)
         if found.exponentials != each:
@@ -528,7 +529,7 @@ def examine(job: Job) -> Found:
     usage = re.search(r"REG:(\d+) STACK:(\d+)", shown)
     if usage is None:
         return Found(error="cuobjdump names no registers")
-    code = instructions_of(shown) if disassembled else [] if tile is None else steps_of(compiled.asm["ptx"])
+    code = instructions_of(shown) if disassembled else steps_of(compiled.asm["ptx"])
     metadata = compiled.metadata
     found = Found(
         registers=int(usage[1]),
@@ -536,7 +537,10 @@ def examine(job: Job) -> Found:
         shared=metadata.shared,
         tensor=getattr(metadata, "tmem_size", None) or 0,
         warps=metadata.num_warps,
-        instructions={name: count(code, name) for name in PATTERNS} if code else {},
+        instructions={
+            **{name: count(code, name) for name in PATTERNS},
+            "products": count(code, "products", DEVICES[job.arch].products),
+        },
         exponentials=exponentials_of(code),
         seconds=time.perf_counter() - began,
     )

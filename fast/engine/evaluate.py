@@ -520,8 +520,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
         factor = rows.new_zeros((rows.shape[0] if fixed.similarity == "cosine" else 1, 1))
         saved = saved._replace(rows=rows, factor=factor)
     power = torch.ones_like(saved.factor) if saved.power is None else saved.power
-    # What an operator returns must share no memory with what else it returns.
-    return found.values, found.positives, found.negatives.clone(), saved.rows, saved.factor, power, _stacked(saved)
+    # What an operator returns must share no memory with what else it returns, and lie in memory as was promised.
+    parts = (saved.rows.contiguous(), saved.factor.contiguous(), power.contiguous())
+    return found.values, found.positives, found.negatives.clone(), *parts, _stacked(saved)
 
 
 def _planned(batch: Batch, fixed: Fixed) -> tuple[Batch, Fixed]:
@@ -564,7 +565,7 @@ def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     lines = (stats,) if fixed.form == "triton" else tuple(stats)
     saved = Saved(rows, factor, power, lines, None, None)
     gradients = differentiate(grad, batch, AnchorValues(grad, positives, negatives), saved, fixed._replace(keep=False))
-    return tuple(grad.new_empty(0) if g is None else g for g in gradients)
+    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in gradients)
 
 
 def second_derivative(
@@ -686,8 +687,6 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
 @_anchor_gradients.register_fake
 def _(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     batch = Batch(*arguments[: len(Batch._fields)])
-    return (
-        torch.empty_like(batch.embeddings),
-        grad.new_empty(0) if batch.references is None else torch.empty_like(batch.references),
-        grad.new_empty(0) if batch.temperature is None else torch.empty_like(batch.temperature),
-    )
+    given = (batch.embeddings, batch.references, batch.temperature)
+    # Contiguous, however the rows lie in memory.
+    return tuple(grad.new_empty(0) if part is None else part.new_empty(part.shape) for part in given)

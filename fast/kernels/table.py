@@ -187,14 +187,17 @@ def launch_of(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Launch:
 
     Args:
         kernel: which.
-        kind: how rows are multiplied; "float16" takes the tiles of "bfloat16".
+        kind: how rows are multiplied; "float16" takes the tiles of "bfloat16" where it has none of its own.
         dim: the padded length of a row.
         capability: the compute capability times ten.
 
     Raises:
         ValueError: the file that ``PAIRPROOF_KERNEL_TABLE`` names is no such table.
     """
-    chosen = _in_place().get(Key(kernel, kind, dim, capability))
+    near = "bfloat16" if kind == "float16" else kind
+    chosen = _in_place().get(Key(kernel, kind, dim, capability)) or _in_place().get(
+        Key(kernel, cast(Kind, near), dim, capability)
+    )
     return _derived(kernel, kind, dim, capability) if chosen is None else chosen
 
 
