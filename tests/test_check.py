@@ -191,7 +191,7 @@ def test_a_built_in_temperature_is_said_and_its_cases_counted(capsys: pytest.Cap
     arguments = ["check", f"{LOSSES}:built_in", "--loss", "supcon"]
     assert call(*arguments) == 2
     error = capsys.readouterr().err
-    assert "no parameter temperature (or tau): say with --temperature which one is built in" in error
+    assert "no parameter temperature (or tau, or logit_scale): say with --temperature which one is built in" in error
     assert call(*arguments, "--temperature", "0.5") == 0
     text = capsys.readouterr().out
     assert "temperature: 0.5 built in: only cases of that temperature are judged" in text

@@ -226,6 +226,21 @@ def test_another_batch_size_compiles(loss: str, backend: str) -> None:
 @compiles
 @old_torch_warns
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_that_are_stored_by_columns_compile(backend: str) -> None:
+    rows = normal(8).T.contiguous().T
+    assert not rows.is_contiguous()
+    for call in (
+        lambda z: of_any_size(z, backend, "supcon"),
+        lambda z: info_nce_loss(z, z.detach().flip(0).T.contiguous().T, backend=backend),
+    ):
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        found, true = value_and_gradient(compiled, rows), value_and_gradient(call, rows.contiguous())
+        torch.testing.assert_close(found, true, rtol=2e-4, atol=1e-4)
+
+
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_one_graph_serves_every_batch_size(backend: str) -> None:
     """More sizes than torch compiles one function for."""
     compiled = torch.compile(of_any_size, fullgraph=True, backend="aot_eager")
