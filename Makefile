@@ -78,7 +78,7 @@ test: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests (ARGS=... goes to pytest)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --ignore=tests/kernels $(ARGS) tests
 
 kernels: $(VENV_STAMP) ## compile every GPU kernel in every form and check what came out; needs no GPU (ARGS=--help)
-	@echo "kernels: compiled for sm_80, sm_90 and sm_100; a few minutes on two cores"
+	@echo "kernels: compiled for sm_80, sm_90 and sm_100; four to five minutes on two cores"
 	@$(BIN)/python tools/compile_kernels.py $(ARGS)
 
 kernels-3.6: $(VENV_STAMP) $(OLD_TRITON_STAMP) ## the same with triton 3.6
@@ -86,14 +86,14 @@ kernels-3.6: $(VENV_STAMP) $(OLD_TRITON_STAMP) ## the same with triton 3.6
 	@PYTHONPATH=$(OLD_TRITON_FOLDER) $(BIN)/python tools/compile_kernels.py $(ARGS)
 
 kernels-long: $(VENV_STAMP) ## the same for sm_89, more lengths of rows and more types of arguments too
-	@echo "kernels-long: every architecture and length that has tiles of its own; a few minutes on two cores"
+	@echo "kernels-long: every architecture and length that has tiles of its own"
 	@$(BIN)/python tools/compile_kernels.py --long $(ARGS)
 
 # Whether kernels are interpreted or compiled is decided when triton is imported: a run of its own.
 KERNEL_TESTS := TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 kernels-golden: $(VENV_STAMP) ## run the GPU kernels on golden cases in triton's interpreter; needs no GPU
-	@echo "kernels-golden: pytest on tests/kernels, in triton's interpreter"
+	@echo "kernels-golden: pytest on tests/kernels, in triton's interpreter; about four minutes on two cores"
 	@$(KERNEL_TESTS) $(ARGS) tests/kernels
 
 kernels-golden-all: $(VENV_STAMP) ## the same on all golden cases
