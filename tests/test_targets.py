@@ -195,7 +195,7 @@ def test_what_contradicts_a_target_is_refused(said: dict[str, object], words: st
 
 
 def test_a_temperature_that_nobody_says_is_asked_for() -> None:
-    with pytest.raises(TargetMisused, match=r"no parameter temperature \(or tau\): say with --temperature"):
+    with pytest.raises(TargetMisused, match=r"no parameter temperature \(or tau, or logit_scale\): say with"):
         target("built_in")
     with pytest.raises(TargetMisused, match="--temperature"):
         from_function(lambda embeddings, labels: embeddings.sum(), loss="supcon", call="labels")
