@@ -161,11 +161,13 @@ def combine(
                 else:
                     value += below / total
             else:
-                value = log_of_one_plus_ratio(first, first_top, second, second_top)
+                # In float64: an anchor's terms may be larger than their sum, and there is one of each per row.
+                wide, wide_top = second.to(tl.float64), second_top.to(tl.float64)
+                value = log_of_one_plus_ratio(first.to(tl.float64), first_top.to(tl.float64), wide, wide_top)
                 if TERMS == "in":
-                    value += tl.log(total)
+                    value += tl.log(total.to(tl.float64))
                 else:
-                    value += log_second + below / total
+                    value += tl.log(tl.where(second != 0, wide, 1.0)) + below.to(tl.float64) / total
         tl.store(values + source, tl.where(valid, value, 0.0), mask=real)
 
 
