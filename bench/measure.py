@@ -406,6 +406,28 @@ def time_loss(job: dict[str, Any], clock: Clock) -> dict[str, Any]:
     return {"rows": rows}
 
 
+def median_of_processes(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of one job that was done in several processes, as one row per implementation.
+
+    Args:
+        runs: the rows of each process, of the same implementations in the same order.
+
+    Returns:
+        The rows of the first, where each figure of a time, a ratio or a share is the median of all processes'. A row
+        that one of the processes refused is that process's.
+    """
+    rows = []
+    for same in zip(*runs, strict=True):
+        refused = next((row for row in same if row["status"] != "measured"), None)
+        row = dict(refused or same[0])
+        if refused is None:
+            for key in [key for key in row if key.endswith(("_ms", "_ratio", "_share"))]:
+                row[key] = np.median([other[key] for other in same], axis=0).tolist()
+            row["processes"] = len(same)
+        rows.append(row)
+    return rows
+
+
 def _shares(
     product: str, shape: tuple[int, int, int], pairs: list[Any], flops: dict[str, int], unit: int | None
 ) -> dict[str, Any]:

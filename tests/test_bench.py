@@ -476,11 +476,15 @@ def test_accuracy_goals(ours: float, theirs: float, met: bool) -> None:
     assert [goal["met"] for goal in judged] == [met, met]
 
 
-def short_run(monkeypatch: pytest.MonkeyPatch, ratio: float) -> list[dict[str, Any]]:
-    """The command with jobs that take no time and peers that are so many times as slow; the jobs that were run."""
-    done: list[dict[str, Any]] = []
+def short_run(monkeypatch: pytest.MonkeyPatch, ratio: float, first: float | None = None) -> list[dict[str, Any]]:
+    """The command with jobs that take no time and peers that are so many times as slow; the jobs that were run.
+
+    In the first process of a size they may be so many times as slow instead.
+    """
+    usual, done = ratio, list[dict[str, Any]]()
 
     def run(job: dict[str, Any]) -> dict[str, Any]:
+        ratio = usual if first is None or job in done else first
         done.append(job)
         name = job.get("implementation", peers.OURS)
         if job["kind"] == "memory":
@@ -609,11 +613,35 @@ def test_floors_are_tried_again_and_fail(monkeypatch: pytest.MonkeyPatch) -> Non
     done = short_run(monkeypatch, 1.0)
     result = CliRunner().invoke(command.app, ["--floors", "0.5", "--loss", "supcon"])
     assert result.exit_code == 1, result.output
-    assert "measured again with 21 rounds: SupCon, two per class, N=1024" in result.output
+    assert "measured in 8 more processes: SupCon, two per class, N=1024" in result.output
     timed = [job["n"] for job in done if job["kind"] == "time"]
-    assert timed == [256, 1024, 1024]  # at 256 half of every goal is reached
+    assert timed == [256, 1024] + 8 * [1024]  # at 256 half of every goal is reached
     short_run(monkeypatch, 500.0)
     assert CliRunner().invoke(command.app, ["--floors", "0.5"]).exit_code == 0
+
+
+def test_one_process_below_a_floor_is_one_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    short_run(monkeypatch, 5.0, first=1.0)
+    result = CliRunner().invoke(command.app, ["--floors", "0.5", "--loss", "supcon"])
+    assert result.exit_code == 0, result.output
+    assert "measured in 8 more processes: SupCon, two per class, N=1024" in result.output
+
+
+def test_the_median_of_processes() -> None:
+    def rows(ratio: float, status: str = "measured") -> list[dict[str, Any]]:
+        figures = {"both_ms": [10 * ratio] * 3, "both_ratio": [ratio - 1, ratio, ratio + 1], "errors": {}}
+        peer = {"implementation": "peer", "status": status, **({"reason": "why"} if status == "refused" else figures)}
+        return [
+            {"implementation": peers.OURS, "status": "measured", "both_ms": [ratio] * 3, "mm_share": [0.5] * 3},
+            peer,
+        ]
+
+    ours, peer = measure.median_of_processes([rows(4.0), rows(9.0), rows(5.0)])
+    assert (ours["both_ms"], ours["mm_share"], ours["processes"]) == ([5.0] * 3, [0.5] * 3, 3)
+    assert (peer["both_ms"], peer["both_ratio"], peer["errors"]) == ([50.0] * 3, [4.0, 5.0, 6.0], {})
+    _, peer = measure.median_of_processes([rows(4.0), rows(9.0, "refused"), rows(5.0)])
+    assert (peer["status"], peer["reason"]) == ("refused", "why")
+    assert "both_ratio" not in peer
 
 
 @pytest.mark.parametrize(
