@@ -314,6 +314,20 @@ def test_the_operators_are_what_they_say(name: str, dtype: torch.dtype) -> None:
             torch.library.opcheck(operator, args)
 
 
+@compiles
+@old_torch_warns
+@pytest.mark.parametrize("name", ["supcon", "nt_xent", "dot", "references"])
+def test_the_operators_are_what_they_say_of_rows_stored_by_columns(name: str) -> None:
+    rows = normal(ROWS).T.contiguous().T
+    with tiles_of(4):
+        calls = operator_calls(lambda z: LOSSES[name](z, backend="tiled"), rows)
+        (_, forward), (_, backward) = calls
+        assert not forward[0].is_contiguous()
+        assert not backward[1].is_contiguous()
+        for operator, args in calls:
+            torch.library.opcheck(operator, args)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_autocast_changes_nothing(backend: str, dtype: torch.dtype) -> None:

@@ -352,6 +352,13 @@ def test_labels_and_choices_behind_a_stride() -> None:
             self_rows=s(own),
             backend="triton",
         ),
+        "partners among references": lambda s: nt_xent_loss(
+            rows,
+            s(numbers % 36),
+            ref_embeddings=references,
+            self_rows=s(own),
+            backend="triton",
+        ),
     }
     for name, call in calls.items():
         true = call(lambda given: given)

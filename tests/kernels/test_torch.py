@@ -208,9 +208,9 @@ def test_forward_mode_and_batches_are_refused(calls: dict[str, Any]) -> None:
         def loss(z: Tensor, call: Any = call) -> Tensor:
             return call.loss(z, *call.others, backend="triton")
 
-        with forward_ad.dual_level(), pytest.raises((NotImplementedError, RuntimeError), match=r"jvp|forward"):
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
             loss(forward_ad.make_dual(call.rows, torch.ones_like(call.rows)))
-        with pytest.raises((NotImplementedError, RuntimeError), match="vmap"):
+        with pytest.raises(RuntimeError, match="vmap"):
             torch.func.vmap(loss)(torch.stack((call.rows, call.rows)))
 
 
