@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -239,7 +239,7 @@ class External(Implementation):
             prepared = {name: normalised(matrix, case) for name, matrix in leaves.items()}
         if self.claim.call == "command":
             return self._of_command(case, dtype, leaves, prepared)
-        with within(self.limit):
+        with within(self.limit), within_memory() if self.device == "cpu" else nullcontext():
             positional, keywords, rows = self._arguments(case, prepared)
             keywords |= self._options(case)
             if self.claim.arrays == "torch":
@@ -815,6 +815,48 @@ def within(limit: float | None) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, remaining, interval)
         signal.signal(signal.SIGALRM, before)
         raise TargetError(f"took longer than {limit:g} s (--limit)") from None
+
+
+MEMORY_SHARE = 0.85
+"""Of the memory that is free, which a case may take: a loss that builds pairs by pairs must not take the machine."""
+
+
+@contextmanager
+def within_memory() -> Iterator[None]:
+    """Let what is inside map so much more memory, where the system bounds that (Linux); else without limit.
+
+    Raises:
+        TargetError: it wanted more.
+    """
+    room = _free_memory()
+    if room is None:
+        yield
+        return
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = pages * resource.getpagesize() + int(MEMORY_SHARE * room)
+    bounds = [bound for bound in (most, before, hard) if bound != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+            raise
+        gigabytes = MEMORY_SHARE * room / 2**30
+        raise TargetError(f"wanted more memory than the {gigabytes:.2g} GiB that a case may take here") from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
+
+
+def _free_memory() -> int | None:
+    """Bytes that are free; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 @contextmanager

@@ -257,7 +257,7 @@ def test_pytorch_metric_learning():
 def test_the_original_supcon_code():
     path = Path(os.environ.get("PAIRPROOF_PEERS", ".peers")) / NOTEBOOK_FILE
     if not path.is_file():
-        pytest.skip(f"no {path}")
+        pytest.skip(f"no {path}: make peers installs it")
     module = load_file(path)
     hidden = found(module.SupConLoss(temperature=0.1))
     assert (hidden.call, hidden.verdict, hidden.loss) == ("features", "match", "supcon")

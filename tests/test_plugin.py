@@ -107,6 +107,15 @@ def test_a_wrong_loss_fails_with_the_case_the_term_and_how_to_repeat_it(runs: Ru
     )
 
 
+def test_what_is_no_longer_explained_says_so(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adopting, "SHOWN", 1)
+    output = runs("losses.doubled", f', loss="supcon", cases={FEW}').stdout.str()
+    failed = output.count("failed: loss: expected")
+    assert failed > 1
+    assert output.count("values are 2 times too large") == 1
+    assert output.count("1 failures of this run are explained above; run alone, this one is too") == failed - 1
+
+
 def test_a_crash_is_told_apart(runs: Runs) -> None:
     result = runs("losses.crashing", f', loss="supcon", cases={FEW}')
     result.stdout.fnmatch_lines(["*float64: errored: RuntimeError: out of order"])

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -482,6 +483,39 @@ def test_a_case_has_a_limit_of_time() -> None:
     with within(5.0):
         pass
     assert signal.setitimer(signal.ITIMER_REAL, *before)[0] == before[0]
+
+
+def hungry(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+    return torch.ones(2**27).sum() * embeddings.sum()
+
+
+def starving(embeddings: np.ndarray, labels: np.ndarray, temperature: float) -> float:
+    return float(np.ones(2**26).sum() * embeddings.sum())
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux tells and bounds a process's memory")
+@pytest.mark.parametrize("wasteful", [hungry, starving])
+def test_a_case_has_a_limit_of_memory(wasteful: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    arrays = "torch" if wasteful is hungry else "numpy"
+    found = load(wasteful, loss="supcon", call="labels", arrays=arrays)
+    found.evaluate(SUPCON, "float64")
+    monkeypatch.setattr(targets, "_free_memory", lambda: 2**28)
+    with pytest.raises(TargetError, match=r"wanted more memory than the 0\.21 GiB that a case may take here"):
+        found.evaluate(SUPCON, "float64")
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    monkeypatch.setattr(targets, "_free_memory", lambda: None)
+    found.evaluate(SUPCON, "float64")
+
+
+def test_another_error_of_a_target_is_its_own() -> None:
+    def broken(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match=r"^no$"):
+        load(broken, loss="supcon", call="labels", arrays="torch").evaluate(SUPCON, "float64")
 
 
 def test_a_target_cannot_end_the_run() -> None:
