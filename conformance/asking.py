@@ -94,6 +94,8 @@ class Asked:
             raise TargetError(f"unknown call {call!r}; known: {', '.join((*QUESTIONS, 'stacked'))}")
         self.call, self.arrays, self.limit, self.notes = call, arrays, limit, tuple(found)
         self.passes = self.door.keyword("temperature") is not None
+        if self.door.made:
+            self.notes += ("a class: constructed anew for each question, so what it remembers is not seen",)
 
     def ask(self, question: Question) -> Answer:
         """Put one question.

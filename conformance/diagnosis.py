@@ -136,6 +136,24 @@ class _Diagnosis:
         return max(remaining, left) if left <= EXPLAINED else None
 
     @property
+    def broken(self) -> str:
+        """What to say of a gradient that is no number where the value is right; else nothing."""
+        given = {self.case.first: self.outcome.gradient, **self.outcome.other_gradients}
+        odd = {
+            name: int((~np.isfinite(matrix).all(axis=1)).sum())
+            for name, matrix in given.items()
+            if matrix is not None and not np.isfinite(matrix).all()
+        }
+        right = len(self.given) == len(self.expected) and _departure(self.given, self.expected) <= DTYPE_NOISE
+        if not odd or not right:
+            return ""
+        where = ", ".join(f"{rows} of {len(self.case.matrices[name])} rows of {name}" for name, rows in odd.items())
+        return (
+            f"the value is right, and the gradient is NaN or infinite in {where}, as where a branch that torch.where"
+            " does not take divides by 0 or takes its logarithm"
+        )
+
+    @property
     def slight(self) -> str:
         """What to say of a departure so small that every hypothesis which is right would explain it; else nothing."""
         sizes = [_departure(self.given, self.expected)] if len(self.given) == len(self.expected) else [math.inf]
@@ -202,6 +220,8 @@ def diagnose(case: Case, outcome: Outcome, truth: Truth) -> str | None:
         return _not_finite(found)
     if not bool(found.expected.isfinite().all()):
         return "a number is returned where the policy asks for NaN"
+    if found.broken:
+        return found.broken
     if found.slight:
         return found.slight
     simple = _norms(found) or _scaled(found)
@@ -290,7 +310,20 @@ def _scaled(found: _Diagnosis) -> str | None:
     return None
 
 
+SIMPLE = (2.0, 0.5, 4.0, 0.25)
+"""Factors that stand in formulas by themselves, so that what else is as large may be a coincidence."""
+
+
 def _of_factor(found: _Diagnosis, factor: float) -> str:
+    """A factor in words: where it comes from, or that this may be where."""
+    words, cause = _times_words(factor), _cause_of(found, factor)
+    if cause is None:
+        return words
+    return f"{words}; it may be that {cause}" if any(abs(factor - x) <= 1e-4 * x for x in SIMPLE) else cause
+
+
+def _cause_of(found: _Diagnosis, factor: float) -> str | None:
+    """What of the case is as large as a factor, in words."""
     case = found.case
     anchors, pairs = len(case.anchors()), int(found.right.counts.sum())
     temperature = found.temperature
@@ -314,7 +347,7 @@ def _of_factor(found: _Diagnosis, factor: float) -> str:
         return "values are not multiplied by temperature/base_temperature"
     if pairs and found.reduction == "mean" and abs(factor * pairs - anchors) <= 1e-4 * anchors and pairs != anchors:
         return f"the sum over {anchors} anchors is divided by {pairs}, the number of pairs"
-    return _times_words(factor)
+    return None
 
 
 def _lonely(found: _Diagnosis) -> list[int]:
@@ -352,15 +385,17 @@ def _not_finite(found: _Diagnosis) -> str | None:
         logits = (SIMILARITIES[found.recipe.similarity].measure(found.rows, found.rows, setting) / at).detach()
     seen = logits.masked_fill(~(setting.member & setting.anchors[:, None]), -math.inf)
     largest = float(seen.max())
+    overflow = f"{odd}: the largest logit is {largest:.4g}, whose exponential overflows; no maximum is subtracted"
     if _lonely(found):
-        return f"{_named(_lonely(found))} no positive, and the loss becomes {odd}: 0 divided by 0, or a logarithm of 0"
+        words = f"{_named(_lonely(found))} no positive, and the loss becomes {odd}: 0 divided by 0, or a logarithm of 0"
+        return f"{words}; or {overflow}" if largest > 88.7 else words
     alone = [i for i, members in enumerate(case.members()) if i in case.anchors() and len(positives[i]) == len(members)]
     if alone:
         return f"{_named(alone)} no negative, and the loss becomes {odd}"
     if bool((found.given == -math.inf).any()):
         return "minus infinity: all that a denominator sums underflows, and its logarithm is of 0"
     if largest > 88.7:
-        return f"{odd}: the largest logit is {largest:.4g}, whose exponential overflows; no maximum is subtracted"
+        return overflow
     own = logits.masked_fill(~setting.own, -math.inf).amax(dim=1)
     drowned = ((own - seen.amax(dim=1)) > 87).nonzero().reshape(-1).tolist()
     if drowned:

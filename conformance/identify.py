@@ -41,6 +41,9 @@ from .targets import TargetError, TargetMisused, find
 
 Tensor = torch.Tensor
 
+PUBLISHED_BASE = 0.07
+"""The base temperature of the original SupCon code: any factor is some temperature/base, so another is not believed."""
+
 ROUNDING = 1e-12
 """A difference of values at the edge that is none."""
 
@@ -118,7 +121,7 @@ def _short(value: float) -> str:
     for digits in range(1, 12):
         text = f"{value:.{digits}g}"
         if abs(float(text) - value) <= 1e-8 * abs(value):
-            return text
+            return text if "e+" not in text else f"{float(text):g}"
     return repr(value)
 
 
@@ -148,7 +151,11 @@ def identify(
     start = time.perf_counter()
     asked = Asked(target, call=call, arrays=arrays, limit=limit, notes=notes)
     found = Identification(title or asked.door.__name__, asked.called, notes=list(asked.notes))
-    search = Search(asked)
+    try:
+        search = Search(asked)
+    except TargetError as error:
+        said = "; ".join(note for note in asked.notes if "guessed" in note)
+        raise type(error)(f"{error} ({said})" if said else str(error)) from error
     told = _unusable(search)
     if told:
         found.remarks.append(told)
@@ -160,6 +167,7 @@ def identify(
     _name_faults(found, search)
     if not good and not found.faults:
         _say_nearest(found, search, matches)
+        _say_undetermined(found, search)
     found.seconds = time.perf_counter() - start
     return found
 
@@ -178,8 +186,35 @@ def _unusable(search: Search) -> str:
         return f"asked the same batch again, it does not answer: {error}"
     once, twice = search.answer(question).total, again.total
     if relative(once, twice) > search.close:
-        return f"it answers the same batch with {once:.6g} and with {twice:.6g}: it is random, or remembers"
+        made = ", or is random when it is constructed, as it is for each question" if search.target.door.made else ""
+        return f"it answers the same batch with {once:.6g} and with {twice:.6g}: it is random, or remembers{made}"
     return ""
+
+
+def _say_undetermined(found: Identification, search: Search) -> None:
+    """What explains the answers at any temperature: similarities, which no contrast enters."""
+    if not search.undetermined:
+        return
+    match = min(search.undetermined, key=lambda match: (len(match.recipe.words()), plainness(match)))
+    found.nearest = (
+        f"{describe(match.base, match.recipe)}, which gives the same at more than one temperature: the answers hold"
+        " none, and the loss contrasts nothing"
+    )
+
+
+def _say_broken_gradients(found: Identification, search: Search) -> None:
+    """Batches on which the value is a number and the gradient is none."""
+    asked = search.answered((*search.questions.alike, *search.questions.further, *search.questions.edges))
+    answers = [(question, search.answer(question)) for question in asked]
+    broken = [
+        question.batch.name
+        for question, answer in answers
+        if math.isfinite(answer.total) and answer.gradient is not None and not bool(answer.gradient.isfinite().all())
+    ]
+    if len(broken) == len(answers):
+        found.wrong.append("the gradient is NaN or infinite, though the value is a number")
+    elif broken:
+        found.wrong.append(f"the gradient is NaN or infinite on {', '.join(dict.fromkeys(broken))}")
 
 
 def _say_match(found: Identification, search: Search, good: list[Match]) -> None:
@@ -200,6 +235,7 @@ def _say_match(found: Identification, search: Search, good: list[Match]) -> None
         found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times that of the value")
     elif match.gradient_error is not None and match.gradient_error > search.close:
         found.wrong.append(f"the gradient is not that of the value: off by {match.gradient_error:.2g} of its size")
+    _say_broken_gradients(found, search)
     if search.target.arrays == "torch" and not any(answer.gradient is not None for answer in search.answers.values()):
         found.wrong.append("no gradient flows back to the embeddings")
     if match.error > EXACT and not search.single:
@@ -251,7 +287,7 @@ def _say_reduction(found: Identification, match: Match) -> None:
     elif match.count.name == "sum" or (_over_pairs(match) and match.base.pairs):
         found.options["reduction"] = match.count.name
     elif match.count.name not in ("mean", "drop") and not _over_pairs(match):
-        found.remarks.append(f"reduction: {match.count.words}")
+        found.wrong.append(f"reduction: {match.count.words}")
 
 
 def _say_temperature(found: Identification, search: Search, match: Match) -> None:
@@ -272,9 +308,12 @@ def _say_temperature(found: Identification, search: Search, match: Match) -> Non
                 found.options["base_temperature"] = _short(1 / share)
                 found.remarks.append(f"the loss is multiplied by temperature/{_short(1 / share)}")
                 return
-            inverse = one * PASSED[0]
+            inverse, square = one * PASSED[0], one / PASSED[0] ** 2
             if abs(two * PASSED[1] - inverse) <= 1e-6 * abs(inverse):
                 found.wrong.append(f"the loss is multiplied by {_short(inverse)}/temperature")
+            elif abs(two / PASSED[1] ** 2 - square) <= 1e-6 * abs(square):
+                times = "" if abs(square - 1) <= 1e-6 else f"{_short(square)} times "
+                found.wrong.append(f"the loss is multiplied by {times}the square of the temperature")
             else:
                 told = f"{_short(one)} at {PASSED[0]}, {_short(two)} at {PASSED[1]}"
                 found.wrong.append(f"the loss is multiplied by {told}")
@@ -297,10 +336,13 @@ def _say_factor(found: Identification, factor: float, temperature: float | None)
             found.remarks.append("the loss is multiplied by the temperature")
             return
         base = temperature / factor
-        if base > 0 and abs(float(f"{base:.2g}") - base) <= CLOSE * base and factor not in (2.0, 0.5, 4.0, 0.25):
-            found.options["base_temperature"] = f"{base:.2g}"
-            found.remarks.append(f"the loss is multiplied by temperature/{base:.2g}")
+        if abs(base - PUBLISHED_BASE) <= CLOSE * PUBLISHED_BASE:
+            found.options["base_temperature"] = f"{PUBLISHED_BASE:g}"
+            found.remarks.append(f"the loss is multiplied by temperature/{PUBLISHED_BASE:g}")
             return
+        simple = factor in (2.0, 0.5, 4.0, 0.25)
+        if base > 0 and abs(float(f"{base:.2g}") - base) <= CLOSE * base and not simple:
+            words += f", or the loss is multiplied by temperature/{base:.2g}: ask with a temperature that is passed"
     found.wrong.append(words)
 
 
@@ -361,6 +403,8 @@ def _say_evidence(found: Identification, search: Search, match: Match) -> None:
     )
     if match.gradient_error is not None:
         found.evidence.append(f"as many gradients, the worst off by {match.gradient_error:.1e} of its norm")
+    elif any(answer.gradient is not None for answer in search.answers.values()):
+        found.evidence.append("values alone: no gradient could be compared")
     else:
         found.evidence.append("values alone: it gives no gradient")
     if search.single:
@@ -493,7 +537,11 @@ def _same_answers(search: Search, fault: Any, found: Identification, close: floa
         other = wrong.ask(Question(question.batch, at))
         if len(other.values) != len(answer.values) or relative(other.total, answer.total) > close:
             return False
-        if answer.gradient is not None and other.gradient is not None and bool(answer.gradient.isfinite().all()):
+        if answer.gradient is not None and other.gradient is not None:
+            if not bool(answer.gradient.isfinite().all()):
+                if bool(other.gradient.isfinite().all()):
+                    return False
+                continue
             size = max(float(answer.gradient.norm()), 1e-9 * abs(answer.total))
             if not float((answer.gradient - other.gradient).norm()) <= 10 * search.close * size:
                 return False

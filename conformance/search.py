@@ -47,6 +47,12 @@ PASSED = (0.5, 0.2)
 NEAR = 0.05
 """How far the answers may be from a candidate's values, interpolated between two temperatures of the grid."""
 
+POWERS = (0, 1, -1, 2, -2)
+"""Of the temperature, which a factor may be a multiple of."""
+
+ANOTHER = (0.5, 2.0)
+"""Shares of a temperature that was found, at which the answers must not be explained as well."""
+
 REFINED = 40
 """How many crossings are refined: the most promising ones."""
 
@@ -84,7 +90,7 @@ class Match:
     gradient_factor: float = 1.0
 
     def predict(self, question: Question, policy: str = "zero", rows: Tensor | None = None) -> Tensor | None:
-        """The value, or one per anchor, or None where the batch cannot be read so."""
+        """The value, or one per anchor, or None where the batch cannot be read so or the factor is not known there."""
         setting = read(question.batch, self.recipe.reading, rows)
         if setting is None:
             return None
@@ -92,7 +98,8 @@ class Match:
         temperature = self.temperature_for(at)
         each = Evaluation(setting, torch.tensor([temperature], dtype=torch.float64)).anchors(self.recipe)[0]
         reduction = "none" if self.vector else self.count.name
-        return reduce_anchors(setting, each, reduction, policy) * self.factor_for(at)
+        factor = self.factor_for(at)
+        return None if factor is None else reduce_anchors(setting, each, reduction, policy) * factor
 
     def temperature_for(self, passed: float | None) -> float:
         """The effective temperature where this one is passed, which may be another than those tried."""
@@ -104,14 +111,18 @@ class Match:
             return passed
         return next(iter(found.values()))
 
-    def factor_for(self, passed: float | None) -> float:
-        """The factor where this temperature is passed."""
+    def factor_for(self, passed: float | None) -> float | None:
+        """The factor where this temperature is passed; None where those known are no multiples of a power of it."""
         if passed in self.factor:
             return self.factor[passed]
         assert passed is not None
-        (first, one), (_, two) = list(self.factor.items())[:2]
+        (first, one), (second, two) = list(self.factor.items())[:2]
         assert first is not None
-        return one if abs(one - two) <= 1e-9 * abs(one) else one * passed / first
+        assert second is not None
+        for power in POWERS:
+            if abs(one * second**power - two * first**power) <= 1e-9 * abs(one * second**power):
+                return one * (passed / first) ** power
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +147,7 @@ class Search:
         self.answers: dict[tuple[str, float | None], Answer] = {}
         self.broken: dict[str, str] = {}
         self.steep: list[Question] = []
+        self.undetermined: list[Match] = []
         self.questions = self._choose()
         self.single = all(answer.single for answer in self.answers.values())
         self.close = CLOSE_SINGLE if self.single else CLOSE
@@ -218,7 +230,8 @@ class Search:
         with np.errstate(all="ignore"):
             scale = np.abs(ends).max(axis=0) * np.abs(given).max()
             first = (ends[0] * given[-1] - ends[1] * given[0]) / scale
-            places = (np.sign(first[:, :-1]) * np.sign(first[:, 1:]) <= 0) & np.isfinite(first[:, :-1] + first[:, 1:])
+            finite = np.isfinite(first)
+            places = (np.sign(first[:, :-1]) * np.sign(first[:, 1:]) <= 0) & finite[:, :-1] & finite[:, 1:]
         kept = [int(k) for k in np.flatnonzero(places.any(axis=1))]
         if not kept:
             return []
@@ -230,6 +243,8 @@ class Search:
             k = kept[at]
             span = first[k, j + 1] - first[k, j]
             share = 0.0 if span == 0 else -first[k, j] / span
+            if not np.isfinite(values[:, at, j : j + 2]).all():
+                continue
             here = values[:, at, j] + share * (values[:, at, j + 1] - values[:, at, j])
             away = disproportion(here, given)
             if away < NEAR:
@@ -335,8 +350,10 @@ class Search:
         if match.recipe.guard and len(set(map(tuple, rows.tolist()))) < len(rows):
             return None  # where two rows share a maximum, its derivative is not one number
         given = self.answer(question).gradient
-        expected = self._gradient_of(match, question) if given is not None else None
-        if given is None or expected is None or not bool(expected.isfinite().all()):
+        if given is None or not bool(given.isfinite().all()):
+            return None  # which is said apart
+        expected = self._gradient_of(match, question)
+        if expected is None or not bool(expected.isfinite().all()):
             return None
         size = max(float(expected.norm()), float(given.norm()))
         # A gradient that vanishes is all rounding.
@@ -357,6 +374,7 @@ class Search:
             float((given * expected).sum() / (expected * expected).sum())
             for question in self.ordinary
             if (given := self.answer(question).gradient) is not None
+            and bool(given.isfinite().all())
             and (expected := self._gradient_of(match, question)) is not None
             and float(expected.norm()) > 0
         ]
@@ -503,6 +521,21 @@ def _solved(search: Search, candidates: Sequence[Candidate]) -> list[Match]:
                 temperatures[passed] = refined
         if len(temperatures) == len(search.passed):
             match = search.explain(candidate, temperatures)
-            if match is not None:
+            if match is None:
+                continue
+            if match.error <= search.close and _at_another_temperature(search, candidate, temperatures):
+                search.undetermined.append(match)
+            else:
                 found.append(match)
     return found
+
+
+def _at_another_temperature(search: Search, candidate: Candidate, temperatures: Mapping[float | None, float]) -> bool:
+    """Whether the answers are explained as well by another temperature, so that none can be told from them.
+
+    Where exponentials saturate, or there is no sum of them, the temperature is a factor of the value and no more.
+    """
+    others = (
+        search.explain(candidate, {passed: share * at for passed, at in temperatures.items()}) for share in ANOTHER
+    )
+    return any(other is not None and other.error <= search.close for other in others)

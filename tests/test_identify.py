@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from pairproof import fast, reference
 from pairproof.conformance import hypotheses, identify
+from pairproof.conformance.asking import Asked
 from pairproof.conformance.cases import Case
 from pairproof.conformance.catalogue import LOSSES
 from pairproof.conformance.compare import Outcome
@@ -30,6 +31,7 @@ from pairproof.conformance.peers.setfit import SetFit
 from pairproof.conformance.peers.supcontrast import NOTEBOOK_FILE, load_file
 from pairproof.conformance.questions import QUESTIONS, drawn
 from pairproof.conformance.readings import Batch
+from pairproof.conformance.search import Search
 from pairproof.conformance.targets import TargetError, from_function
 
 SECONDS = 10.0
@@ -492,10 +494,47 @@ def test_known_faults_are_named_or_told_to_be_another_loss():
     assert len(missed) <= 0.2 * len(chosen), missed
 
 
+NOT_ASKED_FOR = (
+    "supcon/base-temperature-inverted",
+    "supcon/base-temperature-ignored",
+    "supcon/no-shift",
+    "supcon/epsilon-in-the-logarithm",
+    "supcon_in/logarithm-of-softmax",
+    "supcon_in/count-in-float32",
+    "nt_xent/diagonal-is-minus-ten",
+    "nt_xent/norm-plus-epsilon",
+    "nt_xent/self-subtracted",
+    "nt_xent/epsilon-twice",
+    "nt_xent_pairwise/cosine-kept-inside",
+    "nt_xent_pairwise/probability-clamped",
+    "nt_xent_pairwise/one-maximum-per-row",
+    "nt_bxent/norms-clamped",
+    "nt_bxent/sigmoid-first",
+    "nt_bxent/softplus-linear",
+    "supcon_epsilon/count-without-epsilon",
+    "info_nce/every-sum-for-every-anchor",
+    "info_nce/logit-scale-capped",
+    "info_nce/own-key-in-the-queue",
+    "info_nce/queue-not-normalised",
+    "info_nce/queue-without-temperature",
+    "info_nce/batch-beside-the-queue",
+    "info_nce/queue-ignored",
+    "info_nce/queue-detached",
+)
+"""Faults that show in lost digits, at the end of the range, with a base temperature or a queue: none is asked about."""
+
+
 def test_no_right_loss_is_taken_for_a_fault():
     for loss in LOSSES:
-        identification = found(with_temperature(in_fast(loss)), call=CALLS.get(loss, "labels"), arrays="torch")
+        call, function = CALLS.get(loss, "labels"), with_temperature(in_fast(loss))
+        identification = found(function, call=call, arrays="torch")
         assert identification.faults == []
+        # As if it departed somewhere, so that it is compared with the faults.
+        identification.remarks.append("departs on something")
+        identify._name_faults(identification, Search(Asked(function, call=call, arrays="torch")))
+        alike = [fault for fault in FAULTS if any(n.startswith(f"{fault.name}:") for n in identification.faults)]
+        wrongly = [f.name for f in alike if not is_another_loss(identification, f) and f.name not in NOT_ASKED_FOR]
+        assert wrongly == []
 
 
 # What is none of them
@@ -517,6 +556,99 @@ def constant(embeddings, labels):
 
 def spread(embeddings, labels, temperature):
     return (embeddings.std(dim=0) / temperature).sum()
+
+
+def byol(p, z):
+    return 2 - 2 * F.cosine_similarity(p, z.detach()).mean()
+
+
+def simsiam(p1, p2):
+    return (1 - F.cosine_similarity(p1, p2)).mean()
+
+
+def cosine_embedding(x1, x2):
+    return F.cosine_embedding_loss(x1, x2, torch.ones(len(x1)))
+
+
+def mean_square(x1, x2):
+    return F.mse_loss(F.normalize(x1, dim=1), F.normalize(x2, dim=1))
+
+
+@pytest.mark.parametrize("function", [byol, simsiam, cosine_embedding, mean_square], ids=lambda f: f.__name__)
+def test_similarity_without_contrast_is_none(function):
+    """Sums of exponentials that one term outweighs give the same at many temperatures, so they tell none."""
+    identification = found(function)
+    assert (identification.verdict, identification.exit_code) == ("none", 1)
+    assert identification.temperature is None
+    assert "the answers hold none, and the loss contrasts nothing" in identification.nearest
+
+
+def supcon_through_a_mask(embeddings, labels):
+    z = F.normalize(embeddings, dim=1)
+    logits = z @ z.T / 0.1
+    own = torch.eye(len(z), dtype=torch.bool)
+    positive = (labels[:, None] == labels) & ~own
+    shares = torch.exp(logits) * ~own
+    shares = shares / shares.sum(1, keepdim=True)
+    logs = torch.where(positive, -torch.log(shares * positive), 0.0)
+    return (logs.sum(1) / positive.sum(1).clamp(min=1)).mean()
+
+
+def test_a_gradient_that_is_no_number():
+    identification = found(supcon_through_a_mask, call="labels", arrays="torch")
+    assert (identification.verdict, identification.loss) == ("wrong", "supcon")
+    assert identification.wrong == ["the gradient is NaN or infinite, though the value is a number"]
+    assert identification.faults == []
+    assert "values alone: no gradient could be compared" in identification.evidence
+
+
+def test_a_value_times_what_depends_on_the_temperature():
+    for power, words in ((-1, "1/temperature"), (2, "the square of the temperature")):
+        identification = found(
+            lambda e, y, temperature, power=power: fast.supcon_loss(e, y, temperature=temperature) * temperature**power,
+            call="labels",
+            arrays="torch",
+        )
+        assert identification.wrong == [f"the loss is multiplied by {words}"]
+        assert not any("departs" in remark for remark in identification.remarks)
+
+
+@pytest.mark.parametrize("factor", [0.1 / 0.3, 5.0, 10.0, 0.3])
+def test_a_factor_is_not_taken_for_a_base_temperature(factor):
+    identification = found(lambda e, y: factor * fast.supcon_loss(e, y, temperature=0.1), call="labels", arrays="torch")
+    assert (identification.verdict, identification.options) == ("wrong", {})
+    assert identification.wrong[0].startswith("the values are ")
+
+
+def test_a_sum_divided_by_what_no_loss_divides_by():
+    identification = found(
+        lambda e, y: fast.supcon_loss(e, y, temperature=0.1, reduction="sum") / (len(y) - 1),
+        call="labels",
+        arrays="torch",
+    )
+    assert identification.wrong == ["reduction: the sum over the anchors divided by their number less 1"]
+
+
+class Counting:
+    calls = 0
+
+    def __call__(self, embeddings, labels):
+        self.calls += 1
+        return fast.supcon_loss(embeddings, labels, temperature=0.1 * self.calls)
+
+
+def test_a_class_is_said_to_be_constructed_anew():
+    assert any("constructed anew for each question" in note for note in found(Counting, call="labels").notes)
+    assert any("it is random, or remembers" in said for said in found(Counting(), call="labels").remarks)
+
+
+def test_what_was_guessed_is_said_of_what_cannot_be_asked():
+    def three(features, labels=None):
+        rows, _views, _columns = features.shape
+        return features.sum() * rows
+
+    with pytest.raises(TargetError, match=r"not enough values .*call: labels, guessed from .*--call says otherwise"):
+        found(three)
 
 
 @pytest.mark.parametrize("function", [triplet, noise, constant, spread], ids=lambda f: f.__name__)
@@ -636,6 +768,27 @@ def test_no_number_is_explained_by_what_makes_it():
     assert said.startswith("anchors 2 and 3 have no positive, and the loss becomes NaN")
     steep = Case("mine", "supcon", case.embeddings, {"labels": [0, 0, 1, 1]}, {"temperature": 0.001})
     assert "overflows" in diagnose(steep, Outcome([float("inf")]), truth(steep))
+
+
+def test_overflow_is_said_beside_an_anchor_without_positive():
+    steep = Case("mine", "supcon", drawn(3, [0] * 4, 0.0).numpy(), {"labels": [0, 0, 1, 2]}, {"temperature": 0.001})
+    said = diagnose(steep, Outcome([float("nan")]), truth(steep))
+    assert "no positive" in said
+    assert "exponential overflows" in said
+
+
+def test_a_gradient_that_is_no_number_is_not_lost_digits():
+    def spoilt(e, y):
+        value = ours("supcon")(e, y)
+        return value + (e[2, 0] * 0).sqrt() * 0
+
+    said = diagnosis(spoilt)
+    assert said.startswith("the value is right, and the gradient is NaN or infinite in 1 of 8 rows of embeddings")
+
+
+def test_a_simple_factor_is_not_explained_by_a_coincidence_alone():
+    said = diagnosis(lambda e, y: 0.5 * ours("supcon")(e, y), labels=(0, 0, 0, 1, 1, 1))
+    assert said.startswith("values are 2 times too small; it may be that the sum over 6 anchors is divided by 12")
 
 
 def test_a_case_too_large_is_left_alone():
