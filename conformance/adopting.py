@@ -19,12 +19,13 @@ from .check import (
     Request,
     check_device,
     check_request,
+    chosen_cases,
     conforms,
     diagnosis,
     is_shared,
     truth_of,
 )
-from .declared import Declaration, DeclarationError, project_file, read_declarations
+from .declared import Declaration, DeclarationError, looked_up, project_file, read_declarations
 from .fixtures import load_worked
 from .golden import GoldenCase
 from .results import Check, Status
@@ -84,11 +85,12 @@ class Suite:
         self.cases: dict[Case, GoldenCase | None] = load_cases(load_worked())
         self.by_id = {case.id: case for case in self.cases}
         self.explained = 0
-        self._targets: dict[tuple[int, int], tuple[object, External]] = {}
+        self._targets: dict[tuple[int, int | str], tuple[object, External]] = {}
         try:
             found = project_file(Path.cwd())
             self.declared = declared or project_file(root) or found
-            self.declarations: list[Declaration] = [] if self.declared is None else read_declarations(self.declared)
+            read: list[Declaration] = [] if self.declared is None else read_declarations(self.declared)
+            self.declarations = looked_up(read, self.cases)
             self.to_say = None if self.declared == found else self.declared
         except DeclarationError as error:
             raise pytest.UsageError(str(error)) from None
@@ -125,15 +127,11 @@ class Suite:
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
         asked = Asked(request, given["checks"], self, number=number, said=said)
-        selection = Selection(cases=request.cases)
-        found = [
-            CaseCheck(asked, case.id, dtype)
-            for case in self.cases
-            if case.loss == request.loss and selection.takes_case(case.id)
-            for dtype in request.dtypes or External.dtypes
-        ]
-        if not found:
-            raise pytest.UsageError(f"no case of {request.loss} matches {', '.join(request.cases)}")
+        try:
+            cases = chosen_cases(request, self.cases)
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from None
+        found = [CaseCheck(asked, case.id, dtype) for case in cases for dtype in request.dtypes or External.dtypes]
         asked.count = len(found)
         return found
 
@@ -146,12 +144,12 @@ class Suite:
         """
         request = replace(asked.request, target=thing)
         check_device(request)
-        key = id(asked), id(thing)
+        key = id(asked), thing if isinstance(thing, str) else id(thing)
         if key in self._targets:
             return self._targets[key][1]
         found = request.load(self.declarations, self.cases)
         if isinstance(thing, str) or thing is asked.request.target:
-            # The thing is kept, so that its id stays its own.
+            # A thing is kept, so that its id stays its own.
             self._targets[key] = thing, found
         return found
 
@@ -183,6 +181,17 @@ class CaseCheck:
     def begin(self, node: str) -> None:
         """Forget how it ended before: the test with this id is about to run."""
         self._node, self.told = node, None
+
+    @property
+    def asking(self) -> dict[str, Any]:
+        """To which mark's checks it belongs, how many they are, and how many of them must be judged."""
+        return {
+            "group": f"{self._node.replace(self.id, '')} {self.asked.number}",
+            "of": self.asked.count,
+            "asserted": self.asked.asserted,
+            "said": self.asked.said,
+            "title": self.asked.title,
+        }
 
     def __call__(self, target: object | None = None) -> None:
         """Judge a target on this case, and end the test as the verdict says.
@@ -219,21 +228,23 @@ class CaseCheck:
 
     def _tell(self, check: Check, thing: object, judged: External, met: set[str]) -> None:
         request = replace(self.asked.request, target=thing)
-        declared = [one for one in self.asked.suite.declarations if one.of(request.loss, request.name)]
+        dtypes = request.dtypes or External.dtypes
+        mine = [one for one in self.asked.suite.declarations if one.of(request.loss, request.name)]
+        declared = [one for one in mine if one.in_any(dtypes)]
+        notes = list(judged.notes)
+        if judged.claim.call == "command" and judged.gradients_judged is False and check.status is not Status.SKIPPED:
+            notes.append("gradients were not judged: the target gives none")
         self.told = {
+            **self.asking,
             "title": _title(request),
-            "group": f"{self._node.replace(self.id, '')} {self.asked.number}",
-            "said": self.asked.said,
             "case": self.case,
             "dtype": self.dtype,
             "status": check.status.value,
             "message": check.message,
-            "of": self.asked.count,
-            "asserted": self.asked.asserted,
             "whole": request.whole,
-            "notes": list(judged.notes),
+            "notes": notes,
             "declared": {one.place: f"{one.reason} ({one.link})" for one in declared},
-            "aside": {one.place: one.target for one in self.asked.suite.declarations if one not in declared},
+            "aside": {one.place: one.target for one in self.asked.suite.declarations if one not in mine},
             "met": sorted(met),
         }
 

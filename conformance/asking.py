@@ -141,7 +141,7 @@ class Asked:
         try:
             # Compiled whole it takes a third of the time; a function that looks at values cannot be.
             (_, loss), found = jax.jit(taken)(given)
-        except jax.errors.JAXTypeError:
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
             (_, loss), found = taken(given)
         back = [torch.tensor(np.asarray(gradient, dtype=np.float64)) for gradient in found]
         (gradient,) = torch.autograd.grad([positional[k] for k in places], rows, back)

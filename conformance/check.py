@@ -10,7 +10,7 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from .declared import (
     DeclarationError,
     check_names,
     deviations,
+    looked_up,
     project_file,
     read_declarations,
     unused,
@@ -278,26 +279,24 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     check_device(request)
     dtypes = request.dtypes or External.dtypes
     selection = Selection(losses=(request.loss,), cases=request.cases, dtypes=dtypes, device=request.device)
-    declarations, stored = request.declarations(), load_cases(load_worked())
+    stored = load_cases(load_worked())
+    declarations = looked_up(request.declarations(), stored)
     target = request.load(declarations, stored)
-    cases = [case for case in stored if case.loss == request.loss and selection.takes_case(case.id)]
-    if not cases:
-        raise UsageError(f"no case of {request.loss} matches {', '.join(request.cases)}; see: pairproof list")
+    cases = chosen_cases(request, stored)
     report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
     checked = Checked(request, target, report, len(cases))
     checked.declared = [one for one in declarations if one.of(request.loss, request.name)]
-    checked.aside = [one for one in declarations if one.loss in ("", request.loss) and one not in checked.declared]
+    checked.aside = [one for one in declarations if one not in checked.declared and one.of(request.loss, one.target)]
     met: set[str] = set()
     kept: dict[tuple[str, str], tuple[Case, Outcome]] = {}
     try:
         for done, case in enumerate(cases):
             if progress is not None:
                 progress("cases", done, len(cases))
-            reason = target.refuses(case)
-            if reason is not None:
-                checked.left_out[reason] += 1
             target.outcomes.clear()
             checks, used = judge_case(case, stored[case], [target], selection)
+            if all(one.status is Status.SKIPPED for one in checks):
+                checked.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
             met |= {name for _, name in used}
             for one in checks:
                 repeat = request.repeat(case.id, one.dtype) if one.repeat else ""
@@ -313,7 +312,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     finally:
         target.close()
     if request.whole:
-        checked.unused = unused(declarations, request.loss, request.name, met)
+        checked.unused = unused(declarations, request.loss, request.name, dtypes, met)
         report.problems += checked.unused
     failing = [case for case in cases if any(c.case == case.id and c.status is Status.FAILED for c in report.checks)]
     for done, case in enumerate(failing):
@@ -334,6 +333,20 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     if checked.verdict == COULD_NOT:
         report.problems.append(checked.sentence())
     return checked
+
+
+def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
+    """The cases that a request names.
+
+    Raises:
+        UsageError: one of its patterns names none.
+    """
+    cases = [case for case in stored if case.loss == request.loss]
+    for pattern in request.cases:
+        if not any(Selection(cases=(pattern,)).takes_case(case.id) for case in cases):
+            raise UsageError(f"no case of {request.loss} matches {pattern}; see: pairproof list")
+    selection = Selection(cases=request.cases)
+    return [case for case in cases if selection.takes_case(case.id)]
 
 
 def check_request(request: Request) -> None:

@@ -114,6 +114,14 @@ def _settings(values: list[str] | None) -> dict[str, object]:
     return settings
 
 
+def _check_writable(**paths: Path | None) -> None:
+    """Refuse a file that could not be written, before the run and not after it."""
+    for option, path in paths.items():
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            what = "is a folder" if path.is_dir() else "has no folder to be in"
+            raise typer.BadParameter(f"{path} {what}", param_hint=f"--{option}")
+
+
 def _run(selection: Selection) -> Report:
     from .run import run
 
@@ -161,6 +169,7 @@ def verify(
     from . import report as pages
     from .run import Selection
 
+    _check_writable(json=json, junit=junit)
     selection = Selection(
         losses=_split(loss),
         implementations=_split(impl),
@@ -282,6 +291,7 @@ def check(
     """
     from . import check as checking
 
+    _check_writable(json=json, junit=junit)
     request = checking.Request(
         target,
         loss,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Declaration:
         dtypes: nothing means all.
         loss: short name; nothing means any.
         target: as it is named; nothing means any.
+        losses: those that have a case which it names; nothing means that this was not looked up.
     """
 
     place: str
@@ -62,6 +63,7 @@ class Declaration:
     dtypes: tuple[str, ...] = ()
     loss: str = ""
     target: str = ""
+    losses: tuple[str, ...] = ()
 
     def names(self, case: str, flags: Collection[str], dtype: str) -> bool:
         """Whether a check of the right loss and target is one of those that must fail."""
@@ -70,7 +72,11 @@ class Declaration:
 
     def of(self, loss: str, target: str) -> bool:
         """Whether it speaks of this loss of this target."""
-        return self.loss in ("", loss) and self.target in ("", target)
+        return self.loss in ("", loss) and self.target in ("", target) and (not self.losses or loss in self.losses)
+
+    def in_any(self, dtypes: Collection[str]) -> bool:
+        """Whether it speaks of one of these dtypes."""
+        return not self.dtypes or not set(self.dtypes).isdisjoint(dtypes)
 
 
 def project_file(*starts: Path) -> Path | None:
@@ -189,6 +195,24 @@ def check_names(declarations: Iterable[Declaration], cases: Mapping[Case, Golden
                     raise DeclarationError(f"{one.place}: unknown {what} {name!r}{hint}")
 
 
+def looked_up(declarations: Iterable[Declaration], cases: Mapping[Case, GoldenCase | None]) -> list[Declaration]:
+    """Declarations that know which losses they speak of: those of their cases.
+
+    Args:
+        declarations: as they were read.
+        cases: every case of the suite, with its golden entry where it has one.
+    """
+
+    def losses(one: Declaration) -> tuple[str, ...]:
+        dtype = (one.dtypes or tuple(DTYPES))[0]
+        found = {
+            case.loss for case, golden in cases.items() if one.names(case.id, golden.flags if golden else (), dtype)
+        }
+        return tuple(sorted(found))
+
+    return [replace(one, losses=losses(one)) for one in declarations]
+
+
 def deviations(
     declarations: Iterable[Declaration], loss: str, target: str, cases: Mapping[Case, GoldenCase | None]
 ) -> tuple[Deviation, ...]:
@@ -211,17 +235,20 @@ def deviations(
     return tuple(form(one) for one in declarations if one.of(loss, target))
 
 
-def unused(declarations: Sequence[Declaration], loss: str, target: str, met: Collection[str]) -> list[str]:
+def unused(
+    declarations: Sequence[Declaration], loss: str, target: str, dtypes: Collection[str], met: Collection[str]
+) -> list[str]:
     """What to say of the declarations of one loss of one target that no check met.
 
     Args:
         declarations: all of them.
         loss: short name in the catalogue.
         target: as it is named.
+        dtypes: that were judged.
         met: the places of those that some check met.
     """
     return [
         f"{one.place}: meets no check of {target} as {loss}: remove it"
         for one in declarations
-        if one.of(loss, target) and one.place not in met
+        if one.of(loss, target) and one.in_any(dtypes) and one.place not in met
     ]

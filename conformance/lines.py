@@ -99,7 +99,7 @@ class Lines:
                 message = f"the command did not answer within {limit:g} s (--limit) and was killed"
             self._last = message = self._end(message)
             raise LineError(message) from None
-        if "error" in answer:
+        if answer.get("error") is not None:
             raise LineError(f"the command says: {answer['error']}")
         return _values(answer, expected), _gradients(answer, request["matrices"])
 

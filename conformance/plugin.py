@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 MARK = "pairproof"
 PROPERTY = "pairproof"
 """Name of the property of a test's report in which a check is told: to whoever counts, and in JUnit files."""
+ASKED = "pairproof-asked"
+"""The same of what was asked for, which a test that ends before its check tells as well."""
 
 FIXTURE = "check"
 _OPTIONS = (
@@ -152,7 +154,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pairproof: made by pairproof.conformance.parametrize")
     if not hasattr(config, "workerinput"):
         said = [name for name in _OPTIONS if config.getoption(f"--pairproof-{name}") not in (None, [])]
-        config.pluginmanager.register(Tally([f"--pairproof-{name}" for name in said]), "pairproof-tally")
+        options = [] if config.option.collectonly else [f"--pairproof-{name}" for name in said]
+        config.pluginmanager.register(Tally(options), "pairproof-tally")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -259,13 +262,21 @@ def _check_of(item: pytest.Item) -> CaseCheck | None:
     return found
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tell the reports of a test what was asked for, whether or not it comes to its check."""
+    check = _check_of(item)
+    if check is not None:
+        check.begin(item.nodeid)
+        item.user_properties[:] = [kept for kept in item.user_properties if kept[0] not in (PROPERTY, ASKED)]
+        item.user_properties.append((ASKED, json.dumps(check.asking)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Tell the report of a test how its check ended; a test that asked for no check has proved nothing."""
     check = _check_of(item)
     if check is None:
         return (yield)
-    check.begin(item.nodeid)
     try:
         result = yield
     finally:
@@ -277,52 +288,77 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 @dataclass
-class _Judged:
-    """What was reported of one target as one loss.
+class _Asked:
+    """What was reported of the checks that one mark asks for.
 
     Attributes:
         of: how many tests there are of it.
         asserted: how many checks must be judged; None says nothing.
-        statuses: how each test ended, by its id.
-        reasons: why tests were skipped.
-        declared: what is declared of it, by place, in words.
-        met: the places of the declarations that a check met.
-        notes: what was guessed.
-        whole: whether nothing was filtered by case or dtype.
+        title: of whom it asks.
+        statuses: how each test's check ended, by its id.
+        before: the tests that ended before their check.
     """
 
     of: int
     asserted: int | None
-    declared: Mapping[str, str]
-    notes: Sequence[str]
-    whole: bool
+    title: str
     statuses: dict[str, str] = field(default_factory=dict)
-    reasons: Counter[str] = field(default_factory=Counter)
-    met: set[str] = field(default_factory=set)
+    before: set[str] = field(default_factory=set)
 
     @property
-    def complete(self) -> bool:
-        """Whether every test of it has run."""
-        return len(self.statuses) == self.of
+    def missing(self) -> int:
+        """How many of its tests did not run."""
+        return self.of - len(self.before | self.statuses.keys())
 
     @property
     def judged(self) -> int:
         """How many checks were judged."""
         return sum(status != "skipped" for status in self.statuses.values())
 
-    def problems(self, met: Collection[str]) -> list[str]:
-        """What is wrong beyond the tests that failed, given the declarations that checks of this target met."""
-        if not self.complete:
-            return []
-        found = []
+    def problems(self) -> list[str]:
+        """What is wrong beyond the tests that failed."""
+        found: list[str] = []
+        if self.missing:
+            return found
         if not self.judged:
-            found.append("none of its checks could be judged")
+            found.append("none of its checks could be judged" if self.statuses else "none of its checks was judged")
         if self.asserted is not None and self.judged != self.asserted:
             found.append(f"{self.judged} checks were judged where {self.asserted} are asserted")
-        if self.whole:
-            stale = [place for place in self.declared if place not in met]
-            found += [f"{place}: meets no check: remove it" for place in stale]
         return found
+
+
+@dataclass
+class _Judged:
+    """What was reported of one target as one loss, in the tests of one mark.
+
+    Attributes:
+        asked: the mark.
+        declared: what is declared of it, by place, in words.
+        met: the places of the declarations that a check met.
+        notes: what was guessed, and what was not judged.
+        whole: whether nothing was filtered by case or dtype.
+        statuses: how each test's check ended, by its id.
+        reasons: why tests were skipped.
+    """
+
+    asked: _Asked
+    declared: Mapping[str, str]
+    whole: bool
+    notes: list[str] = field(default_factory=list)
+    statuses: dict[str, str] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+    met: set[str] = field(default_factory=set)
+
+    @property
+    def judged(self) -> int:
+        """How many checks were judged."""
+        return sum(status != "skipped" for status in self.statuses.values())
+
+    def stale(self, met: Collection[str]) -> list[str]:
+        """The declarations that no check met, given those that checks of this target met."""
+        if self.asked.missing or not self.whole:
+            return []
+        return [f"{place}: meets no check: remove it" for place in self.declared if place not in met]
 
 
 class Tally:
@@ -335,40 +371,60 @@ class Tally:
             said: the options that the command line has.
         """
         self.said, self.taken = said, False
+        self.asked: dict[str, _Asked] = {}
+        """By mark."""
         self.groups: dict[tuple[str, str], _Judged] = {}
         """By mark and target."""
         self.aside: dict[str, str] = {}
 
+    def expect(self, node: str, asked: Mapping[str, Any], *, ended: bool) -> _Asked:
+        """Take in that a test belongs to a mark, and whether it ended before its check."""
+        mark = self.asked.setdefault(asked["group"], _Asked(asked["of"], asked["asserted"], asked["title"]))
+        self.taken = self.taken or asked["said"]
+        if ended:
+            mark.before.add(node)
+        return mark
+
     def add(self, node: str, told: Mapping[str, Any]) -> None:
         """Count one check, of the test with this id; of a test that is repeated the last one."""
+        mark = self.expect(node, told, ended=False)
         key = told["group"], told["title"]
         if key not in self.groups:
-            self.groups[key] = _Judged(told["of"], told["asserted"], told["declared"], told["notes"], told["whole"])
+            self.groups[key] = _Judged(mark, told["declared"], told["whole"])
         group = self.groups[key]
         if told["status"] == "skipped" and node not in group.statuses:
             group.reasons[told["message"]] += 1
-        group.statuses[node] = told["status"]
+        mark.statuses[node] = group.statuses[node] = told["status"]
+        group.notes += [note for note in told["notes"] if note not in group.notes]
         group.met |= set(told["met"])
         self.aside |= told["aside"]
-        self.taken = self.taken or told["said"]
 
     def problems(self) -> list[str]:
         """What is wrong beyond the tests that failed, with whose it is."""
         found = []
+        for name, mark in self.asked.items():
+            titles = [title for group, title in self.groups if group == name] or [mark.title]
+            found += [f"{', '.join(titles)}: {problem}" for problem in mark.problems()]
         for (_, title), group in self.groups.items():
             alike = [other for (_, name), other in self.groups.items() if name == title]
             met = set().union(*(other.met for other in alike))
-            unsure = not all(other.complete for other in alike)
-            found += [f"{title}: {problem}" for problem in group.problems(group.declared if unsure else met)]
-        if self.said and self.groups and not self.taken:
+            unsure = any(other.asked.missing for other in alike)
+            found += [f"{title}: {problem}" for problem in group.stale(group.declared if unsure else met)]
+        if self.said and not self.taken and self.asked:
             found.append(f"{', '.join(self.said)}: no test that ran took it, for each has a target of its own")
+        elif "--pairproof-target" in self.said and not self.asked:
+            found.append("--pairproof-target: no test that ran took it: pytest --pyargs pairproof.conformance has one")
         return list(dict.fromkeys(found))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count what a test told."""
-        told = [value for name, value in report.user_properties if name == PROPERTY]
-        if report.when == "call" and told:
-            self.add(report.nodeid, json.loads(str(told[-1])))
+        told = {name: json.loads(str(value)) for name, value in report.user_properties if name in (ASKED, PROPERTY)}
+        if ASKED not in told or report.when == "teardown":
+            return
+        if report.when == "call" and PROPERTY in told:
+            self.add(report.nodeid, told[PROPERTY])
+        else:
+            self.expect(report.nodeid, told[ASKED], ended=report.when == "call" or not report.passed)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run whose tests passed and whose counts or declarations are wrong."""
@@ -377,24 +433,28 @@ class Tally:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Say how many checks of what ended how, and what was not judged."""
-        if not self.groups:
+        problems = self.problems()
+        if not self.asked and not problems:
             return
         terminalreporter.section("pairproof")
         for (_, title), group in self.groups.items():
             counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(group.statuses.values()).items()))
-            terminalreporter.line(f"{title}: {group.judged} of {group.of} checks judged: {counts}")
+            terminalreporter.line(f"{title}: {group.judged} of {group.asked.of} checks judged: {counts}")
             for note in group.notes:
                 terminalreporter.line(f"  {note}")
             for reason, count in group.reasons.most_common():
                 terminalreporter.line(f"  {count} skipped: {reason}")
-            if not group.complete:
-                terminalreporter.line(f"  {group.of - len(group.statuses)} did not run: counts are not asserted")
+            if group.asked.missing:
+                terminalreporter.line(f"  {group.asked.missing} did not run: counts are not asserted")
             for place, words in group.declared.items():
                 terminalreporter.line(f"  declared: {place}: {words}")
+        for mark in self.asked.values():
+            if mark.before:
+                terminalreporter.line(f"{mark.title}: {len(mark.before)} tests ended before their check")
         spoken = {place for group in self.groups.values() for place in group.declared}
         for place, target in self.aside.items():
             if place not in spoken:
                 whose = f"of {target}, which" if target else "of a loss that"
                 terminalreporter.line(f"declared {whose} was not judged here: {place}")
-        for problem in self.problems():
+        for problem in problems:
             terminalreporter.line(f"ERROR {problem}", red=True)

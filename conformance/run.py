@@ -160,6 +160,10 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     cases = [case for case in stored if selection.takes_loss(case.loss) and selection.takes_case(case.id)]
     if not cases and not report.checks:
         raise UsageError(f"no case matches {', '.join(selection.cases or selection.losses)}; see: pairproof list")
+    names = {case.id for case in cases} | {check.case for check in report.checks}
+    for pattern in selection.cases:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(f"no case matches {pattern}; see: pairproof list")
     report.cases_in_all = len(stored)
     if selection.covering:
         cases = covering({case: stored[case] for case in cases})

@@ -10,12 +10,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -192,6 +194,7 @@ class External(Implementation):
         self.outcomes: dict[tuple[str, str], Outcome] = {}
         self._version = version
         self._compiled = True
+        self._answered = False
 
     def version(self) -> str:
         """Which copy is tested."""
@@ -208,7 +211,7 @@ class External(Implementation):
         if case.loss != claim.loss:
             return f"is checked as {claim.loss}"
         if claim.temperature is not None and float(case.option("temperature")) != claim.temperature:
-            return f"has the temperature {claim.temperature:g} built in"
+            return f"has the temperature {claim.temperature!r} built in"
         for option in (*LOSSES[case.loss].choices, "base_temperature"):
             value, values = case.option(option), claim.values_of(option)
             if values is not None and value not in values and _matters(case, option):
@@ -285,11 +288,17 @@ class External(Implementation):
         if self.claim.call == "pairs":
             return [rows, self._integers(case.arguments["positive_pairs"]).reshape(-1, 2)], keywords, order
         if self.claim.call == "features":
+            items = items_of(case)
+            some = [item[0] for item in items]
             if "labels" in case.arguments:
-                keywords["labels"] = self._integers(case.arguments["labels"])
+                keywords["labels"] = self._integers([case.arguments["labels"][i] for i in some])
             else:
-                keywords["mask"] = torch.tensor(case.arguments["positives"], dtype=rows.dtype, device=self.device)
-            return [rows[:, None]], keywords, order
+                mask = torch.tensor(case.arguments["positives"], dtype=rows.dtype, device=self.device)[some][:, some]
+                if len(items[0]) > 1:
+                    mask.fill_diagonal_(1)
+                keywords["mask"] = mask
+            by_view = [list(view) for view in zip(*items, strict=True)]
+            return [torch.stack([rows[view] for view in by_view], dim=1)], keywords, [*chain(*by_view)]
         if "positives" in case.arguments:
             keywords["positives"] = torch.tensor(case.arguments["positives"], dtype=torch.bool, device=self.device)
             return [rows, None], keywords, order
@@ -402,7 +411,7 @@ class External(Implementation):
             # Compiled whole it takes a third of the time; a function that looks at values cannot be.
             try:
                 (_, loss), found = jax.jit(taken)(given)
-            except jax.errors.JAXTypeError:
+            except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
                 self._compiled = False
         if not self._compiled:
             (_, loss), found = taken(given)
@@ -440,10 +449,12 @@ class External(Implementation):
         except LineError as error:
             raise TargetError(str(error)) from None
         told = self._told(values, case)
+        if self._answered and bool(gradients) != self.gradients_judged:
+            now, before = ("gradients", "none") if gradients else ("no gradients", "some")
+            raise TargetError(f"gave {now} where it gave {before} before: they are judged in all answers or in none")
+        self._answered, self.gradients_judged = True, bool(gradients)
         if not gradients:
-            self.gradients_judged = bool(self.gradients_judged)
             return _outcome(case, self._reduced(values, case), {}, told)
-        self.gradients_judged = True
         weights = self._weights(case, values)
         if len(set(weights)) > 1:
             # Only the gradient of the values' sum was given, and the case weighs them differently.
@@ -709,6 +720,8 @@ def find(spec: str) -> Any:
             found = getattr(found, part)
         except AttributeError:
             raise TargetError(f"{name} has no {attribute}") from None
+        except Exception as error:  # a module may import what it has only when it is asked for it
+            raise TargetError(f"{name}: {attribute}: {type(error).__name__}: {error}") from None
     return found
 
 
@@ -747,9 +760,10 @@ def guess_arrays(thing: Any) -> tuple[str, str]:
     if isinstance(thing, torch.nn.Module) or (isinstance(thing, type) and issubclass(thing, torch.nn.Module)):
         return "torch", "its class, a torch module"
     plain = inspect.unwrap(getattr(thing, "func", thing)) if callable(thing) else thing
-    called = plain
-    if not inspect.isfunction(plain):
-        called = vars(plain if isinstance(plain, type) else type(plain)).get("__call__", plain)
+    called = getattr(plain, "__func__", plain)
+    if not inspect.isfunction(called):
+        kinds = (plain if isinstance(plain, type) else type(plain)).__mro__
+        called = next((vars(kind)["__call__"] for kind in kinds if "__call__" in vars(kind)), plain)
     annotations = " ".join(map(str, getattr(called, "__annotations__", {}).values()))
     for arrays, marks in (("torch", ("torch", "Tensor")), ("jax", ("jax", "jnp")), ("numpy", ("numpy", "np.", "npt."))):
         if any(mark in annotations for mark in marks):
@@ -791,7 +805,7 @@ def within(limit: float | None) -> Iterator[None]:
     Raises:
         TargetError: the time is up, or what is inside wants to end the process.
     """
-    alarmed = limit is not None and hasattr(signal, "setitimer")
+    alarmed = limit is not None and math.isfinite(limit) and hasattr(signal, "setitimer")
     if not alarmed or threading.current_thread() is not threading.main_thread():
         with _not_exiting():
             yield
@@ -865,6 +879,10 @@ def _not_exiting() -> Iterator[None]:
         yield
     except SystemExit as error:
         raise TargetError(f"wanted to end the process: SystemExit({error.code!r})") from None
+    except (Exception, KeyboardInterrupt, _OutOfTime):
+        raise
+    except BaseException as error:  # such as a panic of a library written in another language
+        raise TargetError(f"{type(error).__name__}: {error}".splitlines()[0]) from None
 
 
 def _check_names(loss: str, call: str | None, arrays: str | None) -> None:
@@ -926,8 +944,14 @@ def _claim(
         if isinstance(attribute, (int, float)) and not isinstance(attribute, bool):
             temperature = float(attribute)
             notes.append(
-                f"temperature: {temperature:g} built in, the instance's attribute; --temperature says otherwise"
+                f"temperature: {temperature!r} built in, the instance's attribute; --temperature says otherwise"
             )
+            meant = float(str(np.float32(temperature)))
+            if meant != temperature and float(np.float32(meant)) == temperature:
+                notes.append(
+                    f"temperature: that is {meant!r} as float32 holds it: --temperature {meant!r} --dtype float32"
+                    " judges it as such"
+                )
         else:
             raise TargetMisused(
                 "it has no parameter temperature (or tau, or logit_scale): say with --temperature which one is built in"
@@ -939,6 +963,10 @@ def _claim(
     claim = Claim(loss, call, arrays, temperature, normalised, MappingProxyType(wanted), frozenset(passed))
     if claim.reduced_here:
         notes.append("reduction: it returns one value per anchor; mean and sum are taken here")
+    if call == "features" and loss != "nt_xent":
+        notes.append(
+            "features: rows are given as two or three views of an item where every class divides so, else as one"
+        )
     if claim.turned_here:
         notes.append(
             "direction: it goes one way; it is called with its towers turned round, or both ways, as cases ask"
@@ -981,9 +1009,12 @@ def _checked_value(name: str, value: object, choices: tuple[str, ...] | None) ->
     if value is None or str(value).lower() == "none":
         return None
     try:
-        return float(str(value))
+        number = float(str(value))
     except ValueError:
-        raise TargetMisused(f"{name}: expected a number, none or *, got {value!r}") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise TargetMisused(f"{name}: expected a number, none or *, got {value!r}")
+    return number
 
 
 def _matters(case: Case, option: str) -> bool:
@@ -997,6 +1028,22 @@ def _matters(case: Case, option: str) -> bool:
         base = case.option(option)
         return base is not None and float(base) != float(case.option("temperature"))
     return True
+
+
+def items_of(case: Case) -> list[tuple[int, ...]]:
+    """The rows of a case as items of equally many views: two, three, or one where neither divides its classes.
+
+    Rows may be views of one item where they are each other's positives and have all their other positives in common.
+    """
+    if case.option("anchors") is not None:
+        return [(i,) for i in range(case.n)]
+    mask = np.array(case.positive_mask()) | np.eye(case.n, dtype=bool)
+    alike: dict[bytes, list[int]] = {}
+    for i in range(case.n):
+        alike.setdefault(mask[i].tobytes() + mask[:, i].tobytes(), []).append(i)
+    views = next((v for v in (2, 3) if all(len(rows) % v == 0 for rows in alike.values())), 1)
+    items = [tuple(rows[k : k + views]) for rows in alike.values() for k in range(0, len(rows), views)]
+    return sorted(items)
 
 
 def _inexpressible(case: Case, claim: Claim) -> str | None:
@@ -1123,8 +1170,10 @@ def _load_file(path: Path) -> Any:
 
 
 def _install(error: ImportError) -> str:
-    top = (error.name or "").partition(".")[0]
-    return f": pip install {top}" if isinstance(error, ModuleNotFoundError) and top else ""
+    """What helps. Nothing is said to be installed by a name that may be misspelt: anyone may own it on an index."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    return f" (python looks in {Path.cwd()} and where packages are installed)"
 
 
 def _copy(found: Any) -> str:

@@ -322,12 +322,40 @@ def test_numpy_is_judged_by_its_values_and_that_is_said(capsys: pytest.CaptureFi
     assert "arrays: numpy, guessed from its annotations" in text
     assert "gradients were not judged: the target gives none" in text
     assert "as supcon, by its values alone: 6 passed" in text
-    assert call(*arguments, "--set", "reduction=*", "--set", "ref_embeddings=*", "--case", "golden/supcon/refs*") in (
-        0,
-        1,
-    )
     nt_xent = ["check", f"{FOLDER / 'plain.py'}:nt_xent", "--loss", "nt_xent", "--case", "golden/nt_xent/temperature-1"]
     assert call(*nt_xent) == 0
+
+
+def test_what_a_dtype_leaves_out_is_counted_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    checked = of("supcon", "golden/supcon/huge-norms-float64", "golden/supcon/temperature-1", dtypes=("float32",))
+    assert checked.report.cases_chosen == 1
+    assert checked.left_out == {"its inputs are no numbers of float32": 1}
+    arguments = ["check", f"{LOSSES}:supcon", "--loss", "supcon"]
+    assert call(*arguments, "--case", "golden/supcon/huge-norms-float64", "--dtype", "float32") == 3
+    text = capsys.readouterr().out
+    assert "0 of 1 cases of supcon judged" in text
+    assert "1 not judged: its inputs are no numbers of float32" in text
+
+
+def test_a_pattern_that_matches_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = ("--case", "golden/supcon/temperature-1"), ("--case", "golden/supcon/temprature-0-01")
+    assert call("check", f"{LOSSES}:supcon", "--loss", "supcon", *good, *bad) == 2
+    assert "no case of supcon matches golden/supcon/temprature-0-01" in capsys.readouterr().err
+    assert call("verify", "--impl", "reference", "--dtype", "float64", *good, *bad) == 2
+    assert "no case matches golden/supcon/temprature-0-01" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--junit"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["check", f"{LOSSES}:supcon", "--loss", "supcon", "--case", "golden/supcon/temperature-1"]
+    for path, words in ((".", "is a folder"), ("none/report", "has no folder to be in")):
+        assert call(*arguments, option, path) == 2
+        assert words in capsys.readouterr().err
+    assert call(*arguments, option, "report") == 0
+    assert Path("report").is_file()
 
 
 def test_advice_for_who_meant_it_otherwise() -> None:
@@ -427,11 +455,17 @@ def test_declared_deviations_must_show_and_be_met(tmp_path: Path, capsys: pytest
     text = capsys.readouterr().out
     assert "declared: known.toml, deviations 1: lonely anchors are not counted (https://example.org/7)" in text
     assert f"{len(wrong.failures)} deviates" in text
-    path.write_text(
-        entry.format(f"case = {json.dumps(failed)}") + entry.format('case = "golden/nt_xent/one-positive-balanced"')
-    )
+    elsewhere = entry.format('case = "golden/nt_xent/one-positive-balanced"')
+    elsewhere += entry.format('flag = "lonely-anchors"\ndtype = "float16"')
+    path.write_text(entry.format(f"case = {json.dumps(failed)}") + elsewhere)
+    assert call("check", *told) == 0
+    unclaimed = entry.format('case = "golden/supcon/one-positive-balanced-dot"')
+    path.write_text(entry.format(f"case = {json.dumps(failed)}") + elsewhere + unclaimed)
+    capsys.readouterr()
     assert call("check", *told) == 1
-    assert "known.toml, deviations 2: meets no check of" in capsys.readouterr().out
+    said = [line for line in capsys.readouterr().out.splitlines() if "meets no check" in line]
+    assert len(said) == 1
+    assert said[0].startswith("known.toml, deviations 4: meets no check of")
     right = next(one.case for one in wrong.judged if one.status is Status.PASSED and one.case not in failed)
     path.write_text(entry.format(f"case = {json.dumps([*failed, right])}"))
     assert call("check", *told, "--case", right) == 1

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pairproof.conformance import adopting, run
+from pairproof.conformance import adopting, lines, run
 from pairproof.conformance.cases import Case
 from pairproof.conformance.declared import DeclarationError, read_declarations
 from pairproof.conformance.fixtures import load_worked
@@ -181,8 +182,11 @@ def test_a_declared_deviation_must_show(runs: Runs, project: pytest.Pytester) ->
 def test_a_declaration_that_meets_nothing_is_an_error(runs: Runs, project: pytest.Pytester) -> None:
     declared(
         project,
-        f'flag = "tiny-norms"\nloss = "supcon_epsilon"\ndtype = "float16"\n{REASON}',
+        f'case = "golden/supcon_epsilon/one-positive-balanced-dot"\n{REASON}',
         f'flag = "tiny-norms"\nloss = "nt_xent"\n{REASON}',
+        # Neither of which this run judges.
+        f'case = "golden/nt_xent/temperature-1"\n{REASON}',
+        f'flag = "tiny-norms"\nloss = "supcon_epsilon"\ndtype = "float16"\n{REASON}',
     )
     arguments = ', loss="supcon_epsilon", settings={"similarity": "cosine"}'
     stale = (
@@ -293,11 +297,80 @@ def test_a_device_that_is_not_here_fails_its_tests_alone(runs: Runs) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_a_command_is_ended(runs: Runs) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_a_command_is_started_once_and_ended(runs: Runs, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Watched(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            started.append(self)
+
+    monkeypatch.setattr(lines.subprocess, "Popen", Watched)
     command = f"{sys.executable} {Path(__file__).parent / 'targets' / 'command.py'} right"
-    result = runs(repr(command), f', loss="supcon", call="command", cases={FEW}')
+    arguments = f', loss="supcon", call="command", cases={FEW}'
+    # The same text, made anew for each test.
+    body = "check()" if named else f"check(' '.join({command.split()}))"
+    result = runs(repr(command) if named else "None", arguments, body=body)
     assert result.parseoutcomes().get("passed", 0) > 2
     assert result.ret == 0
+    assert [process.poll() is not None for process in started] == [True]
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "2"]])
+def test_checks_that_no_test_comes_to_are_missed(
+    runs: Runs, project: pytest.Pytester, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a fixture that skips, by a test that skips, and by tests that split the checks between two targets."""
+    project.makeconftest("import pytest\n@pytest.fixture\ndef away():\n    pytest.skip('not today')")
+    asked = f', loss="supcon", cases={FEW}, checks=999'
+    skips = runs("losses.supcon", asked, *options, body="import pytest; pytest.skip('nor today')")
+    assert skips.ret == pytest.ExitCode.TESTS_FAILED
+    skips.stdout.fnmatch_lines(
+        [
+            "losses:supcon as supcon: * tests ended before their check",
+            "ERROR losses:supcon as supcon: none of its checks was judged",
+            "ERROR losses:supcon as supcon: 0 checks were judged where 999 are asserted",
+        ]
+    )
+    source = Path("test_own.py").read_text().replace("(check)", "(check, away)")
+    project.makepyfile(test_own=source)
+    result = project.runpytest_inprocess("test_own.py", *options)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["ERROR losses:supcon as supcon: none of its checks was judged"])
+    split = "check(losses.supcon if check.dtype == 'float64' else losses.per)"
+    project.makepyfile(
+        losses=LOSSES + "\n\nper = lambda embeddings, labels, temperature=0.1: supcon(embeddings, labels, temperature)"
+    )
+    both = runs("None", asked, *options, body=split)
+    assert both.ret == pytest.ExitCode.TESTS_FAILED
+    (line,) = [line for line in both.outlines if line.startswith("ERROR")]
+    assert line.endswith("checks were judged where 999 are asserted")
+    assert "losses:supcon as supcon" in line
+
+
+def test_a_target_that_no_test_takes_is_an_error(project: pytest.Pytester) -> None:
+    project.makepyfile(test_other="def test_other():\n    pass")
+    options = ["--pairproof-target=losses:nobody", "--pairproof-loss=supkon"]
+    result = project.runpytest_inprocess("test_other.py", *options)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["ERROR --pairproof-target: no test that ran took it: pytest --pyargs *"])
+    assert project.runpytest_inprocess("test_other.py", "--collect-only", *options).ret == 0
+
+
+def test_a_command_without_gradients_is_said_to_give_none(runs: Runs) -> None:
+    command = f"{sys.executable} {Path(__file__).parent / 'targets' / 'command.py'} values"
+    result = runs(repr(command), f', loss="supcon", call="command", cases={FEW}')
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["  gradients were not judged: the target gives none"])
+
+
+def test_a_pattern_that_matches_nothing_is_refused(runs: Runs) -> None:
+    result = runs(
+        "losses.supcon", ', loss="supcon", cases=["golden/supcon/temperature-1*", "golden/supcon/temprature"]'
+    )
+    assert "no case of supcon matches golden/supcon/temprature" in result.stdout.str()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from pairproof.conformance.targets import (
     from_function,
     guess_arrays,
     guess_call,
+    items_of,
     load,
     within,
 )
@@ -115,6 +116,12 @@ def test_the_arrays_are_guessed_from_annotations_then_imports(tmp_path: Path) ->
         "class Bare:\n    def __call__(self, embeddings, labels, temperature):\n        return 1.0\nit = Bare()\n"
     )
     assert guess_arrays(find(f"{path}:it")) == ("numpy", "its module, which imports neither torch nor jax")
+    path.write_text(
+        "import torch\nclass Base:\n    def __call__(self, z, y): ...\n    def loss(self, z, y): ...\n"
+        "class Heir(Base): ...\nit = Heir()\nmethod = it.loss\n"
+    )
+    for name in ("it", "method", "Heir"):
+        assert guess_arrays(find(f"{path}:{name}")) == ("torch", "what its module imports (torch)")
     (tmp_path / "both.py").write_text(
         "import types\ntorch, jax = types.ModuleType('torch'), types.ModuleType('jax.numpy')\ndef f(z, y): ...\n"
     )
@@ -143,7 +150,7 @@ def test_a_target_that_is_not_there_is_named(spec: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("import no_such_thing", "No module named 'no_such_thing': pip install no_such_thing"),
+        ("import no_such_thing", r"No module named 'no_such_thing' \(python looks in .*\)"),
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
         ("def f(:", "cannot be imported: SyntaxError"),
@@ -153,6 +160,12 @@ def test_a_file_that_does_not_import_says_why(tmp_path: Path, text: str, words: 
     (tmp_path / "mine.py").write_text(text + "\n")
     with pytest.raises(TargetError, match=words):
         load(f"{tmp_path / 'mine.py'}:f", loss="supcon")
+
+
+def test_an_attribute_that_cannot_be_had_says_why(tmp_path: Path) -> None:
+    (tmp_path / "lazy.py").write_text("def __getattr__(name):\n    import no_such_thing\n")
+    with pytest.raises(TargetError, match="f: ModuleNotFoundError: No module named 'no_such_thing'"):
+        load(f"{tmp_path / 'lazy.py'}:f", loss="supcon")
 
 
 def test_a_file_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +198,7 @@ def test_a_module_is_found_by_its_name() -> None:
         ({"settings": {"no_positiv": "drop"}}, "supcon_loss has no option 'no_positiv'; known: base_temperature"),
         ({"settings": {"no_positive": "ignore"}}, "no_positive: expected one of zero, drop, nan"),
         ({"settings": {"base_temperature": "warm"}}, "base_temperature: expected a number"),
+        ({"settings": {"base_temperature": "nan"}}, "base_temperature: expected a number"),
         ({"settings": {"temperature": "1"}}, "temperature is said with --temperature"),
         ({"settings": {"anchors": "first"}}, r"only anchors=\* can be said"),
         ({"settings": {"reduction": "*"}}, r"reduction=\*: it takes no keyword reduction"),
@@ -256,6 +270,54 @@ def test_a_mask_of_positives_goes_to_features() -> None:
     assert ratio(target("Features", normalised=True), case) <= 1
     assert target("supcon").refuses(case) == "takes no mask of positives (keyword positives)"
     assert ratio(load("pairproof.fast:supcon_loss", loss="supcon"), case) <= 1
+
+
+class Views(torch.nn.Module):
+    """Right, or wrong only where an item has several views."""
+
+    def __init__(self, wrong: str = "") -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def forward(self, features: torch.Tensor, labels: Any = None, mask: Any = None, temperature: float = 0.1) -> Any:
+        items, views, _ = features.shape
+        if self.wrong == "first":
+            features, views = features[:, :1], 1
+        rows = torch.cat(features.unbind(1))
+        if self.wrong == "mixed":
+            rows = features.reshape(items * views, -1)
+        same = (labels[:, None] == labels if labels is not None else mask.bool()).repeat(views, views)
+        if self.wrong == "alone":
+            same &= ~torch.eye(items, dtype=torch.bool).repeat(views, views)
+        return fast.supcon_loss(rows, positives=same.fill_diagonal_(False), temperature=temperature)
+
+
+def test_features_have_views_wherever_classes_divide() -> None:
+    right, wrong = Views(), [Views(words) for words in ("first", "mixed", "alone")]
+    said = {"loss": "supcon", "call": "features", "arrays": "torch"}
+    for labels, rows in (((0, 1, 0, 1, 1, 1), 6), ((2, 1, 1, 2, 2, 1), 6), ((0, 0, 1, 1, 2), 5)):
+        case = replace(SUPCON, embeddings=SUPCON.embeddings[:rows], arguments={"labels": list(labels)})
+        for similarity in ("labels", "positives"):
+            if similarity == "positives":
+                mask = [[a == b and i != j for j, b in enumerate(labels)] for i, a in enumerate(labels)]
+                case = replace(case, arguments={"positives": mask})
+            for dtype in ("float64", "float32"):
+                assert ratio(load(right, **said), case, dtype) <= 1
+            for one in wrong:
+                assert (ratio(load(one, **said), case) > 1) == (rows == 6)
+    assert any("two or three views" in note for note in load(right, **said).notes)
+
+
+def test_items_are_rows_that_share_their_positives() -> None:
+    def of(*labels: int, **options: object) -> list[tuple[int, ...]]:
+        rows = np.ones((len(labels), 2))
+        return items_of(Case("mine", "supcon", rows, {"labels": list(labels)}, {"temperature": 0.1, **options}))
+
+    assert of(0, 1, 0, 1) == [(0, 2), (1, 3)]
+    assert of(0, 1, 0, 1, 0, 1) == [(0, 2, 4), (1, 3, 5)]
+    assert of(0, 0, 0, 0, 1, 1) == [(0, 1), (2, 3), (4, 5)]
+    assert of(0, 1, 1, 2) == [(0,), (1,), (2,), (3,)]
+    assert of(0, 0, anchors=(True, False)) == [(0,), (1,)]
 
 
 def test_arrays_go_by_keyword_to_whoever_takes_them() -> None:
@@ -525,6 +587,52 @@ def test_a_target_cannot_end_the_run() -> None:
         target("leaves", limit=None).evaluate(SUPCON, "float64")
 
 
+class Panic(BaseException):
+    """As a library written in another language raises."""
+
+
+def test_what_is_no_ordinary_exception_is_an_error_of_the_case() -> None:
+    def panics(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+        raise Panic("index out of bounds")
+
+    with pytest.raises(TargetError, match=r"^Panic: index out of bounds$"):
+        load(panics, loss="supcon", call="labels", arrays="torch", limit=None).evaluate(SUPCON, "float64")
+
+
+def test_no_limit_may_be_said_as_infinity() -> None:
+    assert ratio(target("supcon", limit=float("inf")), SUPCON) <= 1
+
+
+def test_a_float32_temperature_is_told_with_all_its_digits() -> None:
+    class Learned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.temperature = torch.nn.Parameter(torch.tensor(0.1))
+
+        def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return fast.supcon_loss(embeddings, labels, temperature=float(self.temperature.detach()))
+
+    found = load(Learned(), loss="supcon")
+    assert found.refuses(SUPCON) == "has the temperature 0.10000000149011612 built in"
+    assert any("--temperature 0.1 --dtype float32 judges it as such" in note for note in found.notes)
+    assert ratio(load(Learned(), loss="supcon", temperature=0.1), with_options(SUPCON, temperature=0.1), "float32") <= 1
+
+
+def test_jax_that_compiles_to_no_mask_is_run_as_it_is() -> None:
+    jax = pytest.importorskip("jax", reason="jax is not installed: make peers")
+
+    def loss(embeddings: Any, labels: Any, temperature: float) -> Any:
+        rows = embeddings / jax.numpy.linalg.norm(embeddings, axis=1, keepdims=True)
+        n = len(rows)
+        others = ~jax.numpy.eye(n, dtype=bool)
+        logits = (rows @ rows.T / temperature)[others].reshape(n, n - 1)
+        positive = (labels[:, None] == labels)[others].reshape(n, n - 1)
+        logs = jax.nn.log_softmax(logits, axis=1)
+        return -((logs * positive).sum(1) / jax.numpy.maximum(positive.sum(1), 1)).mean()
+
+    assert ratio(load(loss, loss="supcon", call="labels", arrays="jax"), SUPCON) <= 1
+
+
 def test_a_claim_must_be_expressible() -> None:
     with pytest.raises(TargetMisused, match="cannot be asked"):
         External(len, Claim("nt_bxent", "labels"))
@@ -558,6 +666,23 @@ def test_a_command_may_give_values_alone() -> None:
     try:
         assert ratio(found, with_options(SUPCON, anchors=(True, False, True, True, False, False))) <= 1
         assert not found.gradients_judged
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize(
+    ("without", "words"),
+    [("> 1", "gave no gradients where it gave some"), ("== 1", "gave gradients where it gave none")],
+)
+def test_a_command_gives_gradients_always_or_never(without: str, words: str, tmp_path: Path) -> None:
+    script = tmp_path / "fickle.py"
+    script.write_text(EACH.replace("    print", f"    if asked['id'] {without}: del reply['gradients']\n    print"))
+    line = f"{sys.executable} {script}"
+    found = load(line, loss="supcon", call="command", settings={"reduction": "none"})
+    try:
+        found.evaluate(SUPCON, "float64")
+        with pytest.raises(TargetError, match=words):
+            found.evaluate(SUPCON, "float64")
     finally:
         found.close()
 
@@ -605,6 +730,7 @@ for line in sys.stdin:
         ("flat-gradient", "gradients are a list of 6, no object", 1),
         ("text-gradient", r'gradients.embeddings\[0\]\[0\]: expected a number, got the text "nan"', 1),
         ("error", "the command says: no such loss", 1),
+        ("null-error", "must have either value or values", 1),
     ],
 )
 def test_a_command_that_crashes_or_lies_is_named(mode: str, words: str, started: int) -> None:

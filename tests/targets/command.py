@@ -38,6 +38,7 @@ def answers(mode, request, count):
             "gradients": {"embeddings": [["nan"] * len(row) for row in rows]},
         },
         "error": {"id": identity, "error": "no such loss"},
+        "null-error": {"id": identity, "error": None},
         "null": {"id": identity, "value": None},
         "infinite": {"id": identity, "value": float("inf")},
         "one": {"id": identity, "value": 1.0},
