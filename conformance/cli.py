@@ -206,8 +206,9 @@ def check(
         str | None,
         typer.Option(
             help="How it is called: labels (embeddings, labels), features (features, labels=None, mask=None; of two or"
-            " three views where all classes divide so, else of one), views (view_a, view_b), stacked (all first views, then all second ones), pairs (embeddings,"
-            " positive_pairs), or command. Guessed from the parameters' names, and said."
+            " three views where all classes divide so, else of one), views (view_a, view_b), stacked (all first views,"
+            " then all second ones), pairs (embeddings, positive_pairs), or command. Guessed from the parameters'"
+            " names, and said."
         ),
     ] = None,
     arrays: Annotated[
