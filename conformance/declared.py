@@ -10,8 +10,9 @@ In ``pyproject.toml`` under ``[[tool.pairproof.deviations]]``, in any other TOML
     reason = "anchors without positive are not counted"
     link = "https://example.org/mylib/issues/7"
 
-A declaration is strict: every check that it names must fail, and one that names no check is an error. One whose target
-is not judged is no error, for it may be judged elsewhere, and is said. A crash is no deviation: it stays an error.
+A declaration is strict: every check that it names must fail, and one that names no check of a loss and a dtype that
+are judged is an error. One whose target, loss or dtype is not judged is no error, for it may be judged elsewhere. A
+crash is no deviation: it stays an error.
 """
 
 from __future__ import annotations

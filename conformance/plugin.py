@@ -262,6 +262,7 @@ def _check_of(item: pytest.Item) -> CaseCheck | None:
     return found
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tell the reports of a test what was asked for, whether or not it comes to its check."""
     check = _check_of(item)

@@ -110,7 +110,7 @@ def test_a_wrong_loss_fails_with_the_case_the_term_and_how_to_repeat_it(runs: Ru
 
 def test_what_is_no_longer_explained_says_so(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adopting, "SHOWN", 1)
-    output = runs("losses.doubled", f', loss="supcon", cases={FEW}').stdout.str()
+    output = runs("losses.doubled", f', loss="supcon", cases={FEW}', "-rN").stdout.str()
     failed = output.count("failed: loss: expected")
     assert failed > 1
     assert output.count("values are 2 times too large") == 1
