@@ -25,7 +25,7 @@ from .peers import CAPTURED, Unavailable
 
 MISSED, MISUSED, COULD_NOT_RUN = 1, 2, 3
 
-MORE_PROCESSES = 8
+MORE_PROCESSES = 14
 """For a floor that seems missed."""
 
 FILE_WIDTH = 160

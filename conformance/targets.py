@@ -29,7 +29,7 @@ from .cases import Case
 from .catalogue import LOSSES
 from .compare import Outcome
 from .lines import LineError, Lines
-from .peers.base import Deviation, Implementation, lonely, normalised, stacked_order
+from .peers.base import Deviation, Implementation, items_of, lonely, normalised, stacked_order
 
 CALLS = ("labels", "features", "views", "stacked", "pairs", "command")
 ARRAYS = ("torch", "numpy", "jax")
@@ -1028,22 +1028,6 @@ def _matters(case: Case, option: str) -> bool:
         base = case.option(option)
         return base is not None and float(base) != float(case.option("temperature"))
     return True
-
-
-def items_of(case: Case) -> list[tuple[int, ...]]:
-    """The rows of a case as items of equally many views: two, three, or one where neither divides its classes.
-
-    Rows may be views of one item where they are each other's positives and have all their other positives in common.
-    """
-    if case.option("anchors") is not None:
-        return [(i,) for i in range(case.n)]
-    mask = np.array(case.positive_mask()) | np.eye(case.n, dtype=bool)
-    alike: dict[bytes, list[int]] = {}
-    for i in range(case.n):
-        alike.setdefault(mask[i].tobytes() + mask[:, i].tobytes(), []).append(i)
-    views = next((v for v in (2, 3) if all(len(rows) % v == 0 for rows in alike.values())), 1)
-    items = [tuple(rows[k : k + views]) for rows in alike.values() for k in range(0, len(rows), views)]
-    return sorted(items)
 
 
 def _inexpressible(case: Case, claim: Claim) -> str | None:

@@ -613,9 +613,9 @@ def test_floors_are_tried_again_and_fail(monkeypatch: pytest.MonkeyPatch) -> Non
     done = short_run(monkeypatch, 1.0)
     result = CliRunner().invoke(command.app, ["--floors", "0.5", "--loss", "supcon"])
     assert result.exit_code == 1, result.output
-    assert "measured in 8 more processes: SupCon, two per class, N=1024" in result.output
+    assert "measured in 14 more processes: SupCon, two per class, N=1024" in result.output
     timed = [job["n"] for job in done if job["kind"] == "time"]
-    assert timed == [256, 1024] + 8 * [1024]  # at 256 half of every goal is reached
+    assert timed == [256, 1024] + 14 * [1024]  # at 256 half of every goal is reached
     short_run(monkeypatch, 500.0)
     assert CliRunner().invoke(command.app, ["--floors", "0.5"]).exit_code == 0
 
@@ -624,7 +624,7 @@ def test_one_process_below_a_floor_is_one_among_others(monkeypatch: pytest.Monke
     short_run(monkeypatch, 5.0, first=1.0)
     result = CliRunner().invoke(command.app, ["--floors", "0.5", "--loss", "supcon"])
     assert result.exit_code == 0, result.output
-    assert "measured in 8 more processes: SupCon, two per class, N=1024" in result.output
+    assert "measured in 14 more processes: SupCon, two per class, N=1024" in result.output
 
 
 def test_the_median_of_processes() -> None:

@@ -21,6 +21,7 @@ from pairproof.conformance.cases import Case
 from pairproof.conformance.compare import compare
 from pairproof.conformance.lines import RESTARTS, LineError, Lines
 from pairproof.conformance.oracle import truth
+from pairproof.conformance.peers.base import items_of
 from pairproof.conformance.run import Selection, judge_case
 from pairproof.conformance.targets import (
     Claim,
@@ -31,7 +32,6 @@ from pairproof.conformance.targets import (
     from_function,
     guess_arrays,
     guess_call,
-    items_of,
     load,
     within,
 )

@@ -174,6 +174,22 @@ def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.array(first + [partners[i] for i in first])
 
 
+def items_of(case: Case) -> list[tuple[int, ...]]:
+    """The rows of a case as items of equally many views: two, three, or one where neither divides its classes.
+
+    Rows may be views of one item where they are each other's positives and have all their other positives in common.
+    """
+    if case.option("anchors") is not None:
+        return [(i,) for i in range(case.n)]
+    mask = np.array(case.positive_mask()) | np.eye(case.n, dtype=bool)
+    alike: dict[bytes, list[int]] = {}
+    for i in range(case.n):
+        alike.setdefault(mask[i].tobytes() + mask[:, i].tobytes(), []).append(i)
+    views = next((v for v in (2, 3) if all(len(rows) % v == 0 for rows in alike.values())), 1)
+    items = [tuple(rows[k : k + views]) for rows in alike.values() for k in range(0, len(rows), views)]
+    return sorted(items)
+
+
 def directed(
     case: Case,
     given: Mapping[str, torch.Tensor],

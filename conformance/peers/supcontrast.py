@@ -26,6 +26,7 @@ from .base import (
     Deviation,
     Implementation,
     Unavailable,
+    items_of,
     logits,
     lonely,
     normalised,
@@ -112,11 +113,16 @@ class _SupConCode(Implementation):
             order = stacked_order(case) if first is None else first
             features = torch.stack(rows[torch.as_tensor(order, device=self.device)].chunk(2), dim=1)
             return outcome_of(loss(features), embeddings)
+        items = items_of(case)
+        some = [item[0] for item in items]
+        features = torch.stack([rows[list(view)] for view in zip(*items, strict=True)], dim=1)
         if "labels" in case.arguments:
-            labels = torch.tensor(case.arguments["labels"], dtype=torch.int64, device=self.device)
-            return outcome_of(loss(rows[:, None], labels=labels), embeddings)
-        mask = torch.tensor(case.arguments["positives"], dtype=rows.dtype, device=self.device)
-        return outcome_of(loss(rows[:, None], mask=mask), embeddings)
+            labels = torch.tensor([case.arguments["labels"][i] for i in some], dtype=torch.int64, device=self.device)
+            return outcome_of(loss(features, labels=labels), embeddings)
+        mask = torch.tensor(case.arguments["positives"], dtype=rows.dtype, device=self.device)[some][:, some]
+        if len(items[0]) > 1:
+            mask.fill_diagonal_(1)
+        return outcome_of(loss(features, mask=mask), embeddings)
 
 
 def _one_of_each(case: Case) -> np.ndarray[Any, np.dtype[np.int64]] | None:
