@@ -879,7 +879,7 @@ def _not_exiting() -> Iterator[None]:
         yield
     except SystemExit as error:
         raise TargetError(f"wanted to end the process: SystemExit({error.code!r})") from None
-    except (Exception, KeyboardInterrupt, _OutOfTime):
+    except (Exception, KeyboardInterrupt, GeneratorExit, _OutOfTime):
         raise
     except BaseException as error:  # such as a panic of a library written in another language
         raise TargetError(f"{type(error).__name__}: {error}".splitlines()[0]) from None

@@ -636,7 +636,7 @@ def test_the_median_of_processes() -> None:
             peer,
         ]
 
-    ours, peer = measure.median_of_processes([rows(4.0), rows(9.0), rows(5.0)])
+    ours, peer = measure.median_of_processes([rows(4.0), rows(5.0), rows(9.0)])
     assert (ours["both_ms"], ours["mm_share"], ours["processes"]) == ([5.0] * 3, [0.5] * 3, 3)
     assert (peer["both_ms"], peer["both_ratio"], peer["errors"]) == ([50.0] * 3, [4.0, 5.0, 6.0], {})
     _, peer = measure.median_of_processes([rows(4.0), rows(9.0, "refused"), rows(5.0)])

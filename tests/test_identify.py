@@ -611,6 +611,15 @@ def test_a_value_times_what_depends_on_the_temperature():
         )
         assert identification.wrong == [f"the loss is multiplied by {words}"]
         assert not any("departs" in remark for remark in identification.remarks)
+        assert identification.match.factor_for(0.001) == pytest.approx(0.001**power)
+    other = found(
+        lambda e, y, temperature: fast.supcon_loss(e, y, temperature=temperature) * (1 + temperature),
+        call="labels",
+        arrays="torch",
+    )
+    assert other.wrong == ["the loss is multiplied by 1.5 at 0.5, 1.2 at 0.2"]
+    assert not any("departs" in remark for remark in other.remarks)
+    assert other.match.factor_for(0.001) is None
 
 
 @pytest.mark.parametrize("factor", [0.1 / 0.3, 5.0, 10.0, 0.3])
