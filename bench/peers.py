@@ -347,8 +347,8 @@ class OriginalSupCon(Implementation):
 
     def __init__(self) -> None:
         # The harness and what it imports: in no process but those that need the file.
-        from pairproof.conformance.peers.base import Unavailable as NotLoaded
-        from pairproof.conformance.peers.supcontrast import SupContrast
+        from pairproof.conformance.implementations.base import Unavailable as NotLoaded
+        from pairproof.conformance.implementations.supcontrast import SupContrast
 
         try:
             self.peer = SupContrast({}, "cpu")

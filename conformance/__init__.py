@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import _moved
+
 if TYPE_CHECKING:
-    from .plugin import parametrize
+    from .pytest_plugin import parametrize
 
 __all__ = ["parametrize"]
+
+_moved.install()
 
 
 def __getattr__(name: str) -> Any:
     """Import what pytest is needed for when it is asked for."""
     if name == "parametrize":
         try:
-            from .plugin import parametrize
+            from .pytest_plugin import parametrize
         except ImportError as error:
             raise ImportError(f'{error.name} is not installed: pip install "pairproof[verify]"') from None
         return parametrize

@@ -18,9 +18,9 @@ except ImportError as error:  # the base install has the losses alone
     sys.exit(f'pairproof: the command needs {error.name}: pip install "pairproof[verify]"')
 
 if TYPE_CHECKING:
-    from .cases import Case
-    from .rebuild import Rebuilt
-    from .run import Report, Selection
+    from .judge.verify import Report, Selection
+    from .maintain.rebuild import Rebuilt
+    from .suite.cases import Case
 
 NOT_CONFORMING, MISUSED, COULD_NOT_RUN = 1, 2, 3
 
@@ -123,7 +123,7 @@ def _check_writable(**paths: Path | None) -> None:
 
 
 def _run(selection: Selection) -> Report:
-    from .run import run
+    from .judge.verify import run
 
     with _Bar() as bar:
         return run(selection, bar)
@@ -167,7 +167,7 @@ def verify(
         TRITON_INTERPRET=1 pairproof verify --impl fast-triton --covering
     """
     from . import report as pages
-    from .run import Selection
+    from .judge.verify import Selection
 
     _check_writable(json=json, junit=junit)
     selection = Selection(
@@ -265,8 +265,8 @@ def check(
     only the default, or what --set claims. How many cases that leaves out is said, by reason. Exit codes: 0 it
     conforms, 1 it does not, 2 the command was misused, 3 it could not run.
 
-    A declared deviation must show on every check that it names, and must name one: pydoc pairproof.conformance.declared
-    has its form.
+    A declared deviation must show on every check that it names, and must name one: its form is described by
+    pydoc pairproof.conformance.judge.deviations.
 
     Examples:
         pairproof check mylib.losses:SupConLoss --loss supcon
@@ -288,9 +288,9 @@ def check(
 
     or "values", one per anchor, for reduction "none"; or "error" with a text. What is no number is NaN, Infinity or
     null, never a text. One that hangs, crashes or answers anything else gives errored, and is started anew at most
-    three times. pydoc pairproof.conformance.lines has the whole of it.
+    three times. pydoc pairproof.conformance.implementations.subprocess has the whole of it.
     """
-    from . import check as checking
+    from .judge import check as checking
 
     _check_writable(json=json, junit=junit)
     request = checking.Request(
@@ -347,7 +347,7 @@ def identify(
 
         pairproof identify losses.py:MyLoss --call features
     """
-    from .identify import identify_command
+    from .diagnose.identify import identify_command
 
     lines, code = identify_command(target, call=call, arrays=arrays, limit=limit)
     for line in lines:
@@ -359,10 +359,10 @@ def identify(
 @app.command("list")
 def list_everything(loss: Losses = None) -> None:
     """List the losses, implementations, documents and cases by the names that the other commands take."""
-    from .catalogue import LOSSES
-    from .fixtures import load_worked
-    from .peers import ALL
-    from .run import load_cases
+    from .implementations import ALL
+    from .judge.verify import load_cases
+    from .suite.catalogue import LOSSES
+    from .suite.store import load_worked
 
     console = Console(width=None if sys.stdout.isatty() else 160)
     chosen = _split(loss)
@@ -420,8 +420,8 @@ def explain(
 
 
 def _find(name: str) -> Case:
-    from .fixtures import load_worked
-    from .run import load_cases
+    from .judge.verify import load_cases
+    from .suite.store import load_worked
 
     fixtures = load_worked()
     cases = {case.id: case for case in load_cases(fixtures)}
@@ -457,7 +457,7 @@ Source = Annotated[str | None, typer.Option(help="File of the array: npy, csv, o
 
 
 def _say(rebuilt: Rebuilt) -> None:
-    from .rebuild import shortened
+    from .maintain.rebuild import shortened
 
     for line in (*shortened(rebuilt.changes), *shortened(rebuilt.notes)):
         typer.echo(line)
@@ -476,7 +476,7 @@ def fixtures_rebuild(peer: RecordedPeers = None) -> None:
 
         pairproof fixtures rebuild --peer supcontrast=../SupContrast
     """
-    from .rebuild import rebuild
+    from .maintain.rebuild import rebuild
 
     with _Bar() as bar:
         rebuilt = rebuild(_pairs(peer), progress=bar)
@@ -490,7 +490,7 @@ def fixtures_check(peer: RecordedPeers = None) -> None:
 
     Everything is proved and run anew: nothing is taken from the files but the inputs.
     """
-    from .rebuild import check
+    from .maintain.rebuild import check
 
     with _Bar() as bar:
         rebuilt = check(_pairs(peer), progress=bar)
@@ -534,8 +534,8 @@ def fixtures_add(
 
         pairproof fixtures add --loss info_nce --embeddings a.npy --embeddings-b b.npy --negatives queue.npy ...
     """
-    from .authoring import Batch, add
-    from .golden import dump_golden
+    from .maintain.add import Batch, add
+    from .suite.golden import dump_golden
 
     chosen = _pairs(settings, "--set", "KEY=VALUE")
     if temperature is not None:
@@ -578,8 +578,8 @@ def fixtures_show(
     Examples:
         pairproof fixtures show supcon/lonely-nan
     """
-    from .authoring import describe, find_golden
-    from .golden import load_flags
+    from .maintain.add import describe, find_golden
+    from .suite.golden import load_flags
 
     for line in describe(find_golden(case), load_flags(), terms=terms):
         typer.echo(line)
@@ -587,10 +587,10 @@ def fixtures_show(
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line."""
-    from .certify import CertificationError
-    from .fixtures import FixtureError
-    from .peers import Unavailable
-    from .run import CouldNotRun, UsageError
+    from .implementations import Unavailable
+    from .judge.verify import CouldNotRun, UsageError
+    from .suite.store import FixtureError
+    from .truth.certify import CertificationError
 
     try:
         return app(args=arguments)

@@ -8,8 +8,8 @@ import numpy as np
 
 from pairproof.reference import Pair, Result
 
-from .cases import Case, call_reference
-from .catalogue import LOSSES
+from .suite.cases import Case, call_reference
+from .suite.catalogue import LOSSES
 
 DIGITS = 4
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pairproof.conformance.adopting import CaseCheck
-from pairproof.conformance.plugin import parametrize
+from pairproof.conformance.judge.adopting import CaseCheck
+from pairproof.conformance.pytest_plugin import parametrize
 
 
 @parametrize()

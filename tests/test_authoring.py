@@ -15,14 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from pairproof.conformance import authoring, cli, golden, peers, rebuild, run
-from pairproof.conformance.authoring import Batch, Refused, find_golden, make_case, read_array
-from pairproof.conformance.catalogue import LOSSES
-from pairproof.conformance.certify import CertificationError
-from pairproof.conformance.fixtures import FixtureError, fixtures_at, fixtures_root, write_manifest
-from pairproof.conformance.peers import Fast, Reference, SupContrastToday, Unavailable, supcontrast
-from pairproof.conformance.rebuild import differences, shortened
-from pairproof.conformance.run import CouldNotRun, UsageError
+from pairproof.conformance import cli
+from pairproof.conformance import implementations as peers
+from pairproof.conformance.implementations import Fast, Reference, SupContrastToday, Unavailable, supcontrast
+from pairproof.conformance.judge import verify as run
+from pairproof.conformance.judge.verify import CouldNotRun, UsageError
+from pairproof.conformance.maintain import add as authoring
+from pairproof.conformance.maintain import rebuild
+from pairproof.conformance.maintain.add import Batch, Refused, find_golden, make_case, read_array
+from pairproof.conformance.maintain.rebuild import differences, shortened
+from pairproof.conformance.suite import golden
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.store import FixtureError, fixtures_at, fixtures_root, write_manifest
+from pairproof.conformance.truth.certify import CertificationError
 
 ROOT = fixtures_root()
 KEPT = (

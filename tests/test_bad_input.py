@@ -15,7 +15,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from pairproof import fast, reference
-from pairproof.conformance.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss
+from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss
 
 ROOMS = {"reference": reference, "fast": fast}
 EMBEDDINGS = np.array([[1.0, 0.5, -0.25], [0.75, 0.5, 0.125], [-0.5, 1.0, 0.25], [0.25, -1.0, 0.5]])

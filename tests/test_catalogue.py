@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from pairproof import conformance, fast, fixtures, reference
-from pairproof.conformance.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss
+from pairproof.conformance import _moved
+from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss
 
 ROOMS = {"reference": reference, "fast": fast}
 MAY_IMPORT = {"reference": {"numpy", "scipy"}, "fast": {"torch", "triton"}}
@@ -186,3 +187,13 @@ def test_fixtures_are_data_only() -> None:
 
 def test_the_rooms_lie_in_one_copy() -> None:
     assert len({folder(package).parent for package in (conformance, fast, fixtures, reference)}) == 1
+
+
+@pytest.mark.parametrize(("old", "new"), _moved.MOVED.items())
+def test_an_old_module_path_warns_and_gives_the_new_module(old: str, new: str) -> None:
+    sys.modules.pop(f"pairproof.conformance.{old}", None)
+    with pytest.warns(
+        DeprecationWarning, match=rf"pairproof\.conformance\.{old} has moved to pairproof\.conformance\.{new}"
+    ):
+        module = importlib.import_module(f"pairproof.conformance.{old}")
+    assert module is importlib.import_module(f"pairproof.conformance.{new}")

@@ -12,14 +12,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pairproof.conformance import check as checking
-from pairproof.conformance import cli, hypotheses, run
-from pairproof.conformance.cases import Case
-from pairproof.conformance.check import Checked, Request, check
-from pairproof.conformance.fixtures import load_worked
-from pairproof.conformance.golden import GoldenCase
-from pairproof.conformance.results import Status
-from pairproof.conformance.run import CouldNotRun, UsageError
+from pairproof.conformance import cli
+from pairproof.conformance.diagnose import hypotheses
+from pairproof.conformance.judge import check as checking
+from pairproof.conformance.judge import verify as run
+from pairproof.conformance.judge.check import Checked, Request, check
+from pairproof.conformance.judge.results import Status
+from pairproof.conformance.judge.verify import CouldNotRun, UsageError
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.golden import GoldenCase
+from pairproof.conformance.suite.store import load_worked
 
 FOLDER = Path(__file__).parent / "targets"
 LOSSES = FOLDER / "losses.py"

@@ -106,8 +106,8 @@ def test_explain_writes_the_whole_sum_out(capsys: pytest.CaptureFixture[str]) ->
 
 def test_every_case_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
     from pairproof.conformance.explain import explain
-    from pairproof.conformance.fixtures import load_worked
-    from pairproof.conformance.run import load_cases
+    from pairproof.conformance.judge.verify import load_cases
+    from pairproof.conformance.suite.store import load_worked
 
     explained = 0
     for case in load_cases(load_worked()):

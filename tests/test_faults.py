@@ -10,12 +10,12 @@ from types import ModuleType
 
 import pytest
 
-from pairproof.conformance.catalogue import LOSSES
 from pairproof.conformance.faults import FAMILIES, FAULTS, RIGHT
 from pairproof.conformance.faults.judging import CLEARLY, Verdict, judge
-from pairproof.conformance.golden import load_flags
-from pairproof.conformance.results import BAD, Status
-from pairproof.conformance.targets import CALLS, EXPRESSES
+from pairproof.conformance.implementations.callable import CALLS, EXPRESSES
+from pairproof.conformance.judge.results import BAD, Status
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.golden import load_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 

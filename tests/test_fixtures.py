@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pairproof.conformance.fixtures import (
+from pairproof.conformance.suite.store import (
     FixtureError,
     Printed,
     WorkedFixture,

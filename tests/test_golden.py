@@ -21,11 +21,20 @@ import torch
 from flint import arb
 
 from pairproof import fast, reference
-from pairproof.conformance import golden
-from pairproof.conformance.balls import precision
-from pairproof.conformance.cases import MATRICES, Case, call_reference
-from pairproof.conformance.catalogue import LOSSES
-from pairproof.conformance.certify import (
+from pairproof.conformance.suite import golden
+from pairproof.conformance.suite.cases import MATRICES, Case, call_reference
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.golden import (
+    GoldenCase,
+    check,
+    dump_golden,
+    load_errors,
+    load_flags,
+    load_golden,
+    rebuild,
+)
+from pairproof.conformance.suite.store import FixtureError, fixtures_root, write_manifest
+from pairproof.conformance.truth.certify import (
     BY_CHOICE,
     LEFT_OUT,
     NAN_LOSS,
@@ -34,8 +43,7 @@ from pairproof.conformance.certify import (
     certify,
     nearest,
 )
-from pairproof.conformance.fixtures import FixtureError, fixtures_root, write_manifest
-from pairproof.conformance.golden import GoldenCase, check, dump_golden, load_errors, load_flags, load_golden, rebuild
+from pairproof.conformance.truth.intervals import precision
 
 ROOT = fixtures_root()
 SCHEMAS = sorted((ROOT / "schema").glob("golden*.json"))
@@ -626,7 +634,7 @@ def test_what_float64_cannot_order_is_not_certified() -> None:
 
 
 def test_what_cannot_be_proved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pairproof.conformance.certify.PRECISIONS", (128,))
+    monkeypatch.setattr("pairproof.conformance.truth.certify.PRECISIONS", (128,))
     with pytest.raises(CertificationError, match=r"^test/tiny: the value of anchor 0 cannot be proved with 128 bits$"):
         certify(tiny("supcon", [[1.0, 0.5], [0.25, 1.0]], [0, 0]))
 

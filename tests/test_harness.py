@@ -13,25 +13,25 @@ import pytest
 import torch
 
 from pairproof import fast
-from pairproof.conformance import run as running
-from pairproof.conformance.cases import Case
-from pairproof.conformance.certify import certify
-from pairproof.conformance.compare import Outcome, compare
-from pairproof.conformance.covering import covering, traits_of
-from pairproof.conformance.fixtures import load_worked
-from pairproof.conformance.golden import load_golden
-from pairproof.conformance.oracle import Truth, stored_truth, truth, weights
-from pairproof.conformance.peers import Deviation, Implementation, Unavailable
-from pairproof.conformance.peers.base import normalised
-from pairproof.conformance.peers.documents import StackedCriterion
-from pairproof.conformance.peers.fast import Fast, FastDense, FastExact, FastTiled, FastTriton
-from pairproof.conformance.peers.pml import PytorchMetricLearning
-from pairproof.conformance.peers.reference import Reference
-from pairproof.conformance.peers.supcontrast import SupContrast, SupContrastToday, load_file
-from pairproof.conformance.plain import plain_outcome
-from pairproof.conformance.results import Check, Status, tally
-from pairproof.conformance.run import CouldNotRun, Selection, UsageError, load_cases, run
-from pairproof.conformance.tolerances import (
+from pairproof.conformance.implementations import Deviation, Implementation, Unavailable
+from pairproof.conformance.implementations.base import normalised
+from pairproof.conformance.implementations.documents import StackedCriterion
+from pairproof.conformance.implementations.fast import Fast, FastDense, FastExact, FastTiled, FastTriton
+from pairproof.conformance.implementations.pml import PytorchMetricLearning
+from pairproof.conformance.implementations.reference import Reference
+from pairproof.conformance.implementations.supcontrast import SupContrast, SupContrastToday, load_file
+from pairproof.conformance.judge import verify as running
+from pairproof.conformance.judge.results import Check, Status, tally
+from pairproof.conformance.judge.verify import CouldNotRun, Selection, UsageError, load_cases, run
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.golden import load_golden
+from pairproof.conformance.suite.store import load_worked
+from pairproof.conformance.suite.subset import covering, traits_of
+from pairproof.conformance.truth.baseline import plain_outcome
+from pairproof.conformance.truth.certify import certify
+from pairproof.conformance.truth.compare import Outcome, compare
+from pairproof.conformance.truth.evaluate import Truth, stored_truth, truth, weights
+from pairproof.conformance.truth.tolerances import (
     SMALLEST_SUBNORMAL,
     WEIGHTS_LIFTED,
     bounds,

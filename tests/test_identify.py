@@ -16,23 +16,23 @@ import torch
 import torch.nn.functional as F
 
 from pairproof import fast, reference
-from pairproof.conformance import hypotheses, identify
-from pairproof.conformance.asking import Asked
-from pairproof.conformance.cases import Case
-from pairproof.conformance.catalogue import LOSSES
-from pairproof.conformance.compare import Outcome
+from pairproof.conformance.diagnose import hypotheses, identify
+from pairproof.conformance.diagnose.asking import Asked
+from pairproof.conformance.diagnose.hypotheses import diagnose
+from pairproof.conformance.diagnose.positives import Batch
+from pairproof.conformance.diagnose.questions import QUESTIONS, drawn
+from pairproof.conformance.diagnose.search import Search
 from pairproof.conformance.faults import FAULTS
-from pairproof.conformance.hypotheses import diagnose
-from pairproof.conformance.oracle import truth
-from pairproof.conformance.peers.base import Unavailable
-from pairproof.conformance.peers.lightly import Lightly
-from pairproof.conformance.peers.open_clip import OpenClip
-from pairproof.conformance.peers.setfit import SetFit
-from pairproof.conformance.peers.supcontrast import NOTEBOOK_FILE, load_file
-from pairproof.conformance.questions import QUESTIONS, drawn
-from pairproof.conformance.readings import Batch
-from pairproof.conformance.search import Search
-from pairproof.conformance.targets import TargetError, from_function
+from pairproof.conformance.implementations.base import Unavailable
+from pairproof.conformance.implementations.callable import TargetError, from_function
+from pairproof.conformance.implementations.lightly import Lightly
+from pairproof.conformance.implementations.open_clip import OpenClip
+from pairproof.conformance.implementations.setfit import SetFit
+from pairproof.conformance.implementations.supcontrast import NOTEBOOK_FILE, load_file
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.truth.compare import Outcome
+from pairproof.conformance.truth.evaluate import truth
 
 SECONDS = 10.0
 TEMPERATURES = (0.05, 0.1, 0.5, 1.0)

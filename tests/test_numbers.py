@@ -11,8 +11,8 @@ from flint import arb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pairproof.conformance import tape
-from pairproof.conformance.balls import Rounded, ball, exact, precision, rounded_inputs
+from pairproof.conformance.truth import autodiff as tape
+from pairproof.conformance.truth.intervals import Rounded, ball, exact, precision, rounded_inputs
 
 ordinary = st.floats(min_value=-1e3, max_value=1e3, width=32)
 

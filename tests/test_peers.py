@@ -19,12 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from pairproof.conformance.cases import Case
-from pairproof.conformance.catalogue import LOSSES
-from pairproof.conformance.compare import Outcome, compare
-from pairproof.conformance.golden import GoldenCase, load_golden
-from pairproof.conformance.oracle import Truth, stored_truth, truth
-from pairproof.conformance.peers import (
+from pairproof.conformance.implementations import (
     Implementation,
     Unavailable,
     info_nce_pytorch,
@@ -36,10 +31,15 @@ from pairproof.conformance.peers import (
     setfit,
     supcontrast,
 )
-from pairproof.conformance.peers.files import load_from_package
-from pairproof.conformance.results import Status
-from pairproof.conformance.run import Selection, judge_case
-from pairproof.conformance.tolerances import bounds
+from pairproof.conformance.implementations.files import load_from_package
+from pairproof.conformance.judge.results import Status
+from pairproof.conformance.judge.verify import Selection, judge_case
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.golden import GoldenCase, load_golden
+from pairproof.conformance.truth.compare import Outcome, compare
+from pairproof.conformance.truth.evaluate import Truth, stored_truth, truth
+from pairproof.conformance.truth.tolerances import bounds
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from pairproof.conformance import adopting, lines, run
-from pairproof.conformance.cases import Case
-from pairproof.conformance.declared import DeclarationError, read_declarations
-from pairproof.conformance.fixtures import load_worked
-from pairproof.conformance.golden import GoldenCase
+from pairproof.conformance.implementations import subprocess as lines
+from pairproof.conformance.judge import adopting
+from pairproof.conformance.judge import verify as run
+from pairproof.conformance.judge.deviations import DeclarationError, read_declarations
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.golden import GoldenCase
+from pairproof.conformance.suite.store import load_worked
 
 LOSSES = """
 import torch
@@ -455,6 +457,8 @@ def test_a_declaration_of_what_does_not_exist(runs: Runs, project: pytest.Pytest
 
 def test_the_plugin_is_light() -> None:
     """pytest loads it in every project where pairproof is installed."""
-    code = "import pairproof.conformance.plugin, sys; print({'torch', 'numpy', 'scipy', 'rich'} & set(sys.modules))"
+    code = (
+        "import pairproof.conformance.pytest_plugin, sys; print({'torch', 'numpy', 'scipy', 'rich'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

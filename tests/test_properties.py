@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from pairproof.conformance.cases import Case, call_reference
-from pairproof.conformance.catalogue import LOSSES
-from pairproof.conformance.certify import certify
-from pairproof.conformance.compare import Outcome
-from pairproof.conformance.peers.fast import Fast, FastExact, FastTiled
-from pairproof.conformance.peers.reference import Reference
-from pairproof.conformance.peers.scipy_road import ScipyRoad
-from pairproof.conformance.properties import PROPERTIES, Property, Refused, Subject, batches, hunt
+from pairproof.conformance.implementations.fast import Fast, FastExact, FastTiled
+from pairproof.conformance.implementations.reference import Reference
+from pairproof.conformance.implementations.scipy_road import ScipyRoad
+from pairproof.conformance.judge.properties import PROPERTIES, Property, Refused, Subject, batches, hunt
+from pairproof.conformance.suite.cases import Case, call_reference
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.truth.certify import certify
+from pairproof.conformance.truth.compare import Outcome
 
 Evaluate = Callable[[Case], Outcome]
 
@@ -396,7 +396,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 
 def test_hypothesis_is_asked_for_only_where_batches_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import sys, pairproof.conformance.properties; print('hypothesis' in sys.modules)"
+    program = "import sys, pairproof.conformance.judge.properties; print('hypothesis' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"
     plain = builtins.__import__

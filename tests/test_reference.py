@@ -11,9 +11,9 @@ import pytest
 from flint import arb
 
 from pairproof import reference
-from pairproof.conformance.cases import Case
-from pairproof.conformance.oracle import truth
-from pairproof.conformance.peers.reference import complex_step
+from pairproof.conformance.implementations.reference import complex_step
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.truth.evaluate import truth
 
 ROWS = np.array([[1.0, 0.5, -0.25], [0.75, -1.0, 0.5], [-0.5, 0.25, 1.5], [1.25, 1.0, 0.125], [-1.0, -0.5, 0.375]])
 LABELS = [0, 1, 0, 1, 0]

@@ -12,7 +12,7 @@ import pytest
 from flint import arb
 
 from pairproof import reference
-from pairproof.conformance import tape
+from pairproof.conformance.truth import autodiff as tape
 from pairproof.reference import batch as layouts
 from pairproof.reference import info_nce, supcon
 from pairproof.reference.similarity import cosine, similarity_matrix

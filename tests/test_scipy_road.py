@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from pairproof import reference
-from pairproof.conformance.cases import Case, call_reference, worked_cases
-from pairproof.conformance.catalogue import LOSSES
-from pairproof.conformance.compare import compare
-from pairproof.conformance.fixtures import load_worked
-from pairproof.conformance.golden import GoldenCase, load_golden
-from pairproof.conformance.oracle import PROVE_UP_TO, Truth, stored_truth, truth
-from pairproof.conformance.peers import ALL
-from pairproof.conformance.peers.scipy_road import ScipyRoad
-from pairproof.conformance.tolerances import bounds
+from pairproof.conformance.implementations import ALL
+from pairproof.conformance.implementations.scipy_road import ScipyRoad
+from pairproof.conformance.suite.cases import Case, call_reference, worked_cases
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.golden import GoldenCase, load_golden
+from pairproof.conformance.suite.store import load_worked
+from pairproof.conformance.truth.compare import compare
+from pairproof.conformance.truth.evaluate import PROVE_UP_TO, Truth, stored_truth, truth
+from pairproof.conformance.truth.tolerances import bounds
 from pairproof.reference import scipy_road, supcon
 
 ROAD = ScipyRoad({}, "cpu")

@@ -16,14 +16,9 @@ import pytest
 import torch
 
 from pairproof import fast
-from pairproof.conformance import targets
-from pairproof.conformance.cases import Case
-from pairproof.conformance.compare import compare
-from pairproof.conformance.lines import RESTARTS, LineError, Lines
-from pairproof.conformance.oracle import truth
-from pairproof.conformance.peers.base import items_of
-from pairproof.conformance.run import Selection, judge_case
-from pairproof.conformance.targets import (
+from pairproof.conformance.implementations import callable as targets
+from pairproof.conformance.implementations.base import items_of
+from pairproof.conformance.implementations.callable import (
     Claim,
     External,
     TargetError,
@@ -35,7 +30,12 @@ from pairproof.conformance.targets import (
     load,
     within,
 )
-from pairproof.conformance.tolerances import bounds
+from pairproof.conformance.implementations.subprocess import RESTARTS, LineError, Lines
+from pairproof.conformance.judge.verify import Selection, judge_case
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.truth.compare import compare
+from pairproof.conformance.truth.evaluate import truth
+from pairproof.conformance.truth.tolerances import bounds
 
 FOLDER = Path(__file__).parent / "targets"
 LOSSES = FOLDER / "losses.py"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pairproof.conformance import worked
-from pairproof.conformance.balls import precision
-from pairproof.conformance.fixtures import Figure, WorkedFixture, load_worked
+from pairproof.conformance.documents import figures as worked
+from pairproof.conformance.suite.store import Figure, WorkedFixture, load_worked
+from pairproof.conformance.truth.intervals import precision
 
 FIXTURES = load_worked()
 FIGURES = [

@@ -18,13 +18,13 @@ from unittest.mock import patch
 
 import torch
 
-from pairproof.conformance import hypotheses, identify
-from pairproof.conformance.catalogue import LOSSES
-from pairproof.conformance.diagnosis import SLIGHT
+from pairproof.conformance.diagnose import hypotheses, identify
+from pairproof.conformance.diagnose.explain_failure import SLIGHT
 from pairproof.conformance.faults import FAMILIES, FAULTS, Fault
 from pairproof.conformance.faults.judging import LARGEST, Verdict, judge, small_cases, target_of
-from pairproof.conformance.oracle import stored_truth
-from pairproof.conformance.targets import TargetError
+from pairproof.conformance.implementations.callable import TargetError
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.truth.evaluate import stored_truth
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "conformance" / "faults" / "README.md"

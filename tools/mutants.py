@@ -55,21 +55,21 @@ import numpy as np
 import torch
 
 import pairproof
-from pairproof.conformance import cases as case_module
-from pairproof.conformance.cases import Case
-from pairproof.conformance.catalogue import LOSSES
-from pairproof.conformance.compare import Outcome, compare
-from pairproof.conformance.covering import covering
-from pairproof.conformance.fixtures import load_worked
-from pairproof.conformance.golden import ErrorCase, GoldenCase, load_errors
-from pairproof.conformance.oracle import Truth, stored_truth, truth
-from pairproof.conformance.peers import fast as fast_peers
-from pairproof.conformance.peers import scipy_road as scipy_peer
-from pairproof.conformance.peers.base import Implementation
-from pairproof.conformance.peers.reference import Reference
-from pairproof.conformance.plain import plain_outcome
-from pairproof.conformance.run import load_cases
-from pairproof.conformance.tolerances import Bounds, bounds, held_to
+from pairproof.conformance.implementations import fast as fast_peers
+from pairproof.conformance.implementations import scipy_road as scipy_peer
+from pairproof.conformance.implementations.base import Implementation
+from pairproof.conformance.implementations.reference import Reference
+from pairproof.conformance.judge.verify import load_cases
+from pairproof.conformance.suite import cases as case_module
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.golden import ErrorCase, GoldenCase, load_errors
+from pairproof.conformance.suite.store import load_worked
+from pairproof.conformance.suite.subset import covering
+from pairproof.conformance.truth.baseline import plain_outcome
+from pairproof.conformance.truth.compare import Outcome, compare
+from pairproof.conformance.truth.evaluate import Truth, stored_truth, truth
+from pairproof.conformance.truth.tolerances import Bounds, bounds, held_to
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPLAINED = ROOT / "tools" / "mutants.toml"
@@ -793,9 +793,9 @@ def _documents() -> tuple[str, str]:
     """
     _forget("pairproof.conformance")
     try:
-        worked = importlib.import_module("pairproof.conformance.worked")
-        claims = importlib.import_module("pairproof.conformance.claims")
-        fixtures = importlib.import_module("pairproof.conformance.fixtures").load_worked()
+        worked = importlib.import_module("pairproof.conformance.documents.figures")
+        claims = importlib.import_module("pairproof.conformance.documents.claims")
+        fixtures = importlib.import_module("pairproof.conformance.suite.store").load_worked()
         for fixture in fixtures:
             for judgement in worked.judge(fixture):
                 if not judgement.passed:

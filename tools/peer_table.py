@@ -1,4 +1,4 @@
-"""Write ``conformance/peers/README.md``: what every peer computes, where it deviates, where it is wrong, where it ends.
+"""Write ``conformance/implementations/README.md``: what every peer computes, and where it deviates or is wrong.
 
 All peers must be installed (``make peers``). As it is called, every peer is judged on every case, in about a minute;
 ``--check`` writes nothing, and exits 1 if the file would change.
@@ -13,15 +13,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pairproof.conformance.cases import Case
-from pairproof.conformance.catalogue import LOSSES
-from pairproof.conformance.fixtures import load_worked
-from pairproof.conformance.peers import ALL, Deviation, Implementation
-from pairproof.conformance.results import BAD, Check, Status
-from pairproof.conformance.run import CouldNotRun, Report, Selection, load_cases, run
+from pairproof.conformance.implementations import ALL, Deviation, Implementation
+from pairproof.conformance.judge.results import BAD, Check, Status
+from pairproof.conformance.judge.verify import CouldNotRun, Report, Selection, load_cases, run
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.store import load_worked
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "conformance" / "peers" / "README.md"
+PAGE = ROOT / "conformance" / "implementations" / "README.md"
 
 OURS = ("reference", "scipy_road", "fast")
 """The modules whose implementations are no peers."""
@@ -125,7 +125,7 @@ def page(report: Report, cases: Mapping[str, Case]) -> str:
         "Written by `python tools/peer_table.py`; `tests/test_peers.py` holds its counts to `fixtures/expected.json`.",
         "",
         "Every peer is judged on every case that it can be asked, value and gradient. *Conforms* is within the bounds",
-        "of `conformance/tolerances.py`. *Deviates* is another convention, declared beforehand with its condition;",
+        "of `truth/tolerances.py`. *Deviates* is another convention, declared beforehand with its condition;",
         "*wrong* is declared likewise, and no convention explains it. A declared difference that does not show is a",
         "failure, so these hold for the versions named. A case is a batch with its options; a check is a case in one",
         "dtype. What lies outside the domain of a peer is not asked of it, and each reason is told with its cases.",

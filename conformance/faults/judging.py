@@ -9,13 +9,13 @@ from functools import cache
 from types import MappingProxyType
 from typing import ClassVar, cast
 
-from ..cases import Case
-from ..compare import Outcome
-from ..golden import GoldenCase, load_golden
-from ..peers import Implementation
-from ..results import Check, Status
-from ..run import Selection, judge_case
-from ..targets import External, from_function
+from ..implementations import Implementation
+from ..implementations.callable import External, from_function
+from ..judge.results import Check, Status
+from ..judge.verify import Selection, judge_case
+from ..suite.cases import Case
+from ..suite.golden import GoldenCase, load_golden
+from ..truth.compare import Outcome
 from .base import Fault, Function
 from .parts import RIGHT
 

@@ -14,13 +14,13 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
-from pairproof.conformance import plain
-from pairproof.conformance.cases import Case
-from pairproof.conformance.compare import Outcome, compare
-from pairproof.conformance.oracle import Truth
-from pairproof.conformance.peers.base import outcome_of
-from pairproof.conformance.peers.fast import FastExact, FastTriton
-from pairproof.conformance.tolerances import Bounds, accumulating, bounds, unit_roundoff, with_narrowed_weights
+from pairproof.conformance.implementations.base import outcome_of
+from pairproof.conformance.implementations.fast import FastExact, FastTriton
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.truth import baseline as plain
+from pairproof.conformance.truth.compare import Outcome, compare
+from pairproof.conformance.truth.evaluate import Truth
+from pairproof.conformance.truth.tolerances import Bounds, accumulating, bounds, unit_roundoff, with_narrowed_weights
 from pairproof.fast import engine, nt_bxent_loss, nt_xent_loss, supcon_in_loss, supcon_loss
 from pairproof.fast.engine import References, Rule, Targets
 

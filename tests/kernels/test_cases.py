@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
-from pairproof.conformance.cases import Case
-from pairproof.conformance.covering import covering
-from pairproof.conformance.fixtures import load_worked
-from pairproof.conformance.golden import GoldenCase
-from pairproof.conformance.peers.fast import FastTriton
-from pairproof.conformance.results import Status
-from pairproof.conformance.run import Selection, judge_case, load_cases
+from pairproof.conformance.implementations.fast import FastTriton
+from pairproof.conformance.judge.results import Status
+from pairproof.conformance.judge.verify import Selection, judge_case, load_cases
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.golden import GoldenCase
+from pairproof.conformance.suite.store import load_worked
+from pairproof.conformance.suite.subset import covering
 
 
 @cache

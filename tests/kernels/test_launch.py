@@ -16,11 +16,11 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
-from pairproof.conformance.cases import Case
-from pairproof.conformance.covering import covering
-from pairproof.conformance.fixtures import load_worked
-from pairproof.conformance.peers.fast import FastTriton
-from pairproof.conformance.run import load_cases
+from pairproof.conformance.implementations.fast import FastTriton
+from pairproof.conformance.judge.verify import load_cases
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.store import load_worked
+from pairproof.conformance.suite.subset import covering
 from pairproof.fast import supcon_loss
 from pairproof.fast.engine import device
 from pairproof.fast.kernels import launch

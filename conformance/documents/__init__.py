@@ -1,0 +1,1 @@
+"""The published worked examples: their figures, their claims, and their own code."""

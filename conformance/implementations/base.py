@@ -1,0 +1,261 @@
+"""What an adapter must say: what it computes, what it does not, where it knowingly deviates."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..suite.cases import Case
+from ..truth.compare import Outcome
+from ..truth.evaluate import Truth
+from ..truth.tolerances import bounds
+
+
+class Unavailable(Exception):
+    """An implementation is not installed here; the message says what to install or name."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A declared difference: on the cases and dtypes that ``applies`` picks, given the truth, the result must be wrong.
+
+    A declared deviation that does not show is a failure, and one that no case of a full run meets is an error: a
+    declaration must never outlive its reason. ``wrong`` says that no other reading of the loss explains it: numbers are
+    lost, or it is not what its own documentation says.
+    """
+
+    name: str
+    applies: Callable[[Case, str, Truth], bool]
+    reason: str
+    link: str
+    wrong: bool = False
+
+
+class Implementation(ABC):
+    """One implementation of some of the losses.
+
+    Attributes:
+        name: by which the command line knows it.
+        title: what it is, for the run's header.
+        dtypes: in which it is run.
+        deviations: declared differences.
+        held_to_plain: whether it may be no worse than twice the straightforward torch implementation.
+        anywhere: whether every machine can run it. What needs a device of its own has no counts on file: those of a
+            whole run are told by the cases, every one of which it must pass in every dtype that holds it.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32")
+    deviations: ClassVar[tuple[Deviation, ...]] = ()
+    held_to_plain: ClassVar[bool] = False
+    anywhere: ClassVar[bool] = True
+
+    def __init__(self, options: Mapping[str, str], device: str) -> None:
+        """Load the implementation.
+
+        Args:
+            options: paths that the user gave, by peer name.
+            device: torch device on which to run.
+
+        Raises:
+            Unavailable: it cannot be loaded.
+        """
+        self.device = device
+
+    @property
+    def environment(self) -> tuple[str, ...]:
+        """What must be set where a check is repeated, in the words of a shell."""
+        return ()
+
+    @property
+    def narrows_weights(self) -> bool:
+        """Whether it rounds the weights of bfloat16 and float16 rows to their dtype before the two are multiplied."""
+        return False
+
+    @abstractmethod
+    def version(self) -> str:
+        """Which copy is tested."""
+
+    @abstractmethod
+    def refuses(self, case: Case) -> str | None:
+        """Why this case is not for it: a loss or an option that it does not have. None if it claims the case."""
+
+    @abstractmethod
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        """Value and gradient of a case."""
+
+    def tensor(self, case: Case, dtype: str) -> torch.Tensor:
+        """The embeddings [N, D] as a leaf tensor that requires a gradient."""
+        return self.tensors(case, dtype)[case.first]
+
+    def tensors(self, case: Case, dtype: str) -> dict[str, torch.Tensor]:
+        """Every float matrix that goes in, by its argument, as a leaf tensor that requires a gradient."""
+        kind = getattr(torch, dtype)
+        return {
+            name: torch.tensor(matrix, dtype=torch.float64).to(self.device, kind).requires_grad_()
+            for name, matrix in case.matrices.items()
+        }
+
+
+def outcome_of(
+    loss: torch.Tensor,
+    embeddings: torch.Tensor,
+    anchors: dict[int, float] | None = None,
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> Outcome:
+    """The outcome of a torch loss, its gradients taken (of the sum, for one value per anchor).
+
+    Args:
+        loss: the value, or one per anchor.
+        embeddings: a leaf tensor.
+        anchors: every anchor's value by row, where they are known.
+        others: further leaf tensors, by name.
+    """
+    values = loss.detach().double().cpu().reshape(-1).tolist()
+    leaves = [embeddings, *others.values()]
+    gradients = [torch.zeros_like(leaf) for leaf in leaves]
+    if loss.requires_grad:
+        gradients = list(torch.autograd.grad(loss.sum(), leaves, materialize_grads=True))
+    gradient, *rest = (found.double().cpu().numpy() for found in gradients)
+    return Outcome(values, gradient, anchors, other_gradients=dict(zip(others, rest, strict=True)))
+
+
+def takes_a_batch_alone(case: Case) -> str | None:
+    """Why a case is not for an implementation that contrasts a batch with itself and with nothing else."""
+    return "has no references in place of the batch" if "ref_embeddings" in case.others else None
+
+
+def normalised(embeddings: torch.Tensor, case: Case) -> torch.Tensor:
+    """Rows of norm 1 under cosine similarity, for implementations that leave it to the caller.
+
+    Each row is first brought to ordinary size by a power of two, so that no norm overflows or meets an epsilon.
+    """
+    if case.option("similarity") != "cosine":
+        return embeddings
+    exponents = torch.frexp(embeddings.detach().abs().amax(dim=1, keepdim=True)).exponent
+    halves = torch.stack([exponents // 2, exponents - exponents // 2])
+    for half in halves:
+        embeddings = embeddings * torch.pow(torch.tensor(2.0, dtype=embeddings.dtype), -half)
+    return torch.nn.functional.normalize(embeddings, dim=1)
+
+
+def norms_leave(case: Case, dtype: str, smallest: float) -> bool:
+    """Whether a row's norm is below ``smallest``, or its square leaves the range of the dtype, under cosine."""
+    if case.option("similarity") != "cosine":
+        return False
+    info = torch.finfo(getattr(torch, dtype))
+    norms = [math.hypot(*row) for matrix in case.matrices.values() for row in matrix.tolist()]
+    return min(norms) < smallest or max(norms) > math.sqrt(info.max) or min(norms) < math.sqrt(info.tiny)
+
+
+def clamped_norms(smallest: float, function: str = "normalize") -> Deviation:
+    """The deviation of the norms of a function of torch's: clamped from below, their squares out of range."""
+    return Deviation(
+        name="norms are clamped",
+        applies=lambda case, dtype, true: norms_leave(case, dtype, smallest),
+        reason=f"torch divides by a norm of at least {smallest:g}, whose square may leave the dtype's range",
+        link=f"https://pytorch.org/docs/stable/generated/torch.nn.functional.{function}.html",
+    )
+
+
+def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """An order of rows in which the partners of a case are stacked: first views, then second views."""
+    partners = [int(p) for p in case.arguments["partners"]]
+    first = [i for i, p in enumerate(partners) if i < p]
+    return np.array(first + [partners[i] for i in first])
+
+
+def items_of(case: Case) -> list[tuple[int, ...]]:
+    """The rows of a case as items of equally many views: two, three, or one where neither divides its classes.
+
+    Rows may be views of one item where they are each other's positives and have all their other positives in common.
+    """
+    if case.option("anchors") is not None:
+        return [(i,) for i in range(case.n)]
+    mask = np.array(case.positive_mask()) | np.eye(case.n, dtype=bool)
+    alike: dict[bytes, list[int]] = {}
+    for i in range(case.n):
+        alike.setdefault(mask[i].tobytes() + mask[:, i].tobytes(), []).append(i)
+    views = next((v for v in (2, 3) if all(len(rows) % v == 0 for rows in alike.values())), 1)
+    items = [tuple(rows[k : k + views]) for rows in alike.values() for k in range(0, len(rows), views)]
+    return sorted(items)
+
+
+def directed(
+    case: Case,
+    given: Mapping[str, torch.Tensor],
+    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor],
+) -> torch.Tensor:
+    """The loss of two towers through an implementation that knows one direction: asked twice for both.
+
+    Args:
+        case: of info_nce.
+        given: its matrices.
+        loss: of anchors, their positives and the negatives or None, reduced as the case says.
+    """
+    towers = given["embeddings_a"], given["embeddings_b"]
+    ways = {"a_to_b": [towers], "b_to_a": [towers[::-1]], "both": [towers, towers[::-1]]}
+    found = [loss(one, other, given.get("negatives")) for one, other in ways[case.option("direction")]]
+    if case.option("reduction") == "none":
+        return torch.cat(found)
+    total = torch.stack(found).sum()
+    return total / len(found) if case.option("reduction") == "mean" else total
+
+
+def stacked_views(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first views and the second views of a case of nt_xent, in the order of the items."""
+    first, second = rows[torch.as_tensor(stacked_order(case), device=rows.device)].chunk(2)
+    return first, second
+
+
+def logits(case: Case) -> npt.NDArray[np.float64]:
+    """Similarities over the temperature, of the case's shape, with the similarities' own diagonal."""
+    given = dict(case.matrices)
+    if case.option("similarity") == "cosine":
+        for name, z in given.items():
+            z = z / np.max(np.abs(z), axis=1, keepdims=True)
+            given[name] = z / np.linalg.norm(z, axis=1, keepdims=True)
+    found = np.zeros(case.shape)
+    with np.errstate(over="ignore"):
+        for block in case.blocks():
+            part = given[block.left] @ given[block.right].T
+            found[block.row : block.row + len(part), block.column : block.column + part.shape[1]] = part
+        return np.asarray(found / float(case.option("temperature")))
+
+
+def labels_of(case: Case) -> tuple[list[int], list[int] | None]:
+    """Labels of the rows, and of the references or None, that say who is whose positive: of a case without a mask."""
+    if "labels" in case.arguments:
+        return case.arguments["labels"], case.arguments.get("ref_labels")
+    partners = [int(p) for p in case.arguments["partners"]]
+    if "ref_embeddings" in case.others:
+        return partners, list(range(case.shape[1]))
+    return [min(i, p) for i, p in enumerate(partners)], None
+
+
+def lonely(case: Case) -> bool:
+    """Whether some anchor has no positive."""
+    positives = case.positives()
+    return any(not positives[i] for i in case.anchors())
+
+
+def gradient_is_missing(case: Case, dtype: str, true: Truth, name: str) -> bool:
+    """Whether a matrix that is given no gradient should have had one beyond what rounding explains."""
+    gradient = true.other_gradients.get(name)
+    if gradient is None:
+        return False
+    return bool((row_norms(gradient) > bounds(case, true, dtype).other_rows[name]).any())
+
+
+def row_norms(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The norms of rows whose squares may leave the range of float64."""
+    return np.array([math.hypot(*row) for row in matrix.tolist()])

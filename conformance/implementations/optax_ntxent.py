@@ -1,0 +1,175 @@
+"""optax's ``ntxent`` on JAX, live: both readings of NT-Xent, by labels, averaged over positive pairs.
+
+It runs in a process of its own (``optax_lines.py`` says why), which is started with the first case and ends with ours.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import shlex
+import sys
+import weakref
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ..suite.cases import Case
+from ..truth.compare import Outcome
+from ..truth.evaluate import Truth
+from .base import Deviation, Implementation, Unavailable, labels_of, logits, norms_leave, takes_a_batch_alone
+from .subprocess import Lines
+
+LINK = "https://github.com/google-deepmind/optax/blob/v0.2.8/optax/losses/_self_supervised.py"
+NORM_LINK = "https://github.com/google-deepmind/optax/blob/v0.2.8/optax/losses/_regression.py"
+
+COMMAND = shlex.join([sys.executable, str(Path(__file__).with_name("optax_lines.py"))])
+LIMIT = 120.0
+"""Seconds for an answer, the import of JAX included."""
+
+
+def _averages_differ(case: Case, true: Truth) -> bool:
+    """Whether the mean over pairs is not the mean of the anchors' means."""
+    if case.loss != "nt_xent_pairwise" or case.option("reduction") != "mean" or not any(case.positives()):
+        return False
+    drops = case.option("no_positive") == "drop"
+    sizes = {len(found) for found in case.positives() if found or not drops}
+    return len(sizes) > 1 and max(true.anchors.values()) > 0
+
+
+def _rows_drown(case: Case, dtype: str) -> bool:
+    """Whether the exponentials of all that some denominator sums are 0 once its row's one maximum is subtracted.
+
+    A denominator with negatives is also divided by where the pair is no positive one; what is 0 there makes the
+    gradient NaN. Without negatives that is masked, and only a positive that lies as low is lost.
+    """
+    deepest = -math.log(torch.finfo(getattr(torch, dtype)).tiny)
+    found, own = logits(case), np.eye(case.n, dtype=bool)
+    positive = np.array(case.positive_mask()) & ~own
+    negative = ~positive & ~own
+    found[own] = -np.inf
+    depth = found.max(axis=1, keepdims=True) - found
+    negatives = np.where(negative, depth, np.inf).min(axis=1)
+    lowest = np.where(positive, depth, 0).max(axis=1)
+    return bool((np.where(negative.any(axis=1), negatives, lowest) > deepest).any())
+
+
+def _labels_wrap(case: Case, dtype: str) -> bool:
+    """Whether labels of 32 bits, which are what JAX has unless it computes in float64, are other classes."""
+    if dtype == "float64" or "labels" not in case.arguments:
+        return False
+    labels = np.array(case.arguments["labels"], dtype=np.int64)
+    kept = labels.astype(np.int32)
+    return not np.array_equal(kept[:, None] == kept, labels[:, None] == labels)
+
+
+class Optax(Implementation):
+    """``optax.losses.ntxent``."""
+
+    name: ClassVar[str] = "optax"
+    title: ClassVar[str] = "optax's ntxent on JAX, live on the CPU in a process of its own"
+    deviations: ClassVar[tuple[Deviation, ...]] = (
+        Deviation(
+            name="mean over pairs",
+            applies=lambda case, dtype, true: _averages_differ(case, true),
+            reason="averages over positive pairs, not over each anchor's mean: unbalanced classes differ",
+            link=LINK,
+        ),
+        Deviation(
+            name="NaN without positives",
+            applies=lambda case, dtype, true: not any(case.positives()),
+            reason="divides by the number of positive pairs, which is 0",
+            link=LINK,
+            wrong=True,
+        ),
+        Deviation(
+            name="the denominator drowns",
+            applies=lambda case, dtype, true: _rows_drown(case, dtype),
+            reason="one maximum per row, over the positives too: where it lies far above all negatives their sum is 0;"
+            " the gradient is NaN, and the loss -inf if another positive lies as low",
+            link=LINK,
+            wrong=True,
+        ),
+        Deviation(
+            name="labels have 32 bits",
+            applies=lambda case, dtype, true: _labels_wrap(case, dtype),
+            reason="JAX keeps 32 bits of an integer unless it is told to compute in 64: labels that differ by a"
+            " multiple of 2^32 become one class",
+            link="https://docs.jax.dev/en/latest/default_dtypes.html",
+        ),
+        Deviation(
+            name="norms are clamped",
+            applies=lambda case, dtype, true: norms_leave(
+                case, dtype, math.sqrt(torch.finfo(getattr(torch, dtype)).eps)
+            ),
+            reason="the square of a norm is held above finfo.eps: a row shorter than 3.5e-4 in float32, or 1.5e-8 in"
+            " float64, is not normalised; and that square may leave the dtype's range",
+            link=NORM_LINK,
+        ),
+    )
+
+    def __init__(self, options: Mapping[str, str], device: str) -> None:
+        """See whether JAX and optax are there; neither is imported into this process.
+
+        Raises:
+            Unavailable: one is not installed.
+        """
+        super().__init__(options, device)
+        for package in ("jax", "optax"):
+            if importlib.util.find_spec(package) is None:
+                raise Unavailable(f'{package} is not installed: pip install "pairproof[peers]"')
+        self._lines: dict[int, Lines] = {}
+
+    def version(self) -> str:
+        """The packages' versions."""
+        return f"{version('optax')}, jax {version('jax')}"
+
+    def refuses(self, case: Case) -> str | None:
+        """What the function cannot be asked."""
+        if case.loss not in ("nt_xent", "nt_xent_pairwise"):
+            return f"has no {case.loss}"
+        alone = takes_a_batch_alone(case)
+        if alone is not None:
+            return alone
+        if case.option("similarity") != "cosine":
+            return "always normalises"
+        if case.option("reduction") not in ("mean", "mean_pairs"):
+            return f"has no reduction {case.option('reduction')}"
+        if case.option("anchors") is not None:
+            return "has no subset of anchors"
+        if case.option("base_temperature") is not None:
+            return "has no base temperature"
+        if "positives" in case.arguments:
+            return "is asked with labels only"
+        return "has no policy nan for anchors without positive" if case.option("no_positive") == "nan" else None
+
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        """Value and gradient of ``ntxent``, by ``jax.value_and_grad``."""
+        labels, _ = labels_of(case)
+        request = {
+            "loss": case.loss,
+            "dtype": dtype,
+            "matrices": {"embeddings": case.embeddings.tolist()},
+            "arguments": {"labels": labels},
+            "options": {"temperature": float(case.option("temperature"))},
+        }
+        values, gradients = self._process().ask(request, 1, LIMIT)
+        return Outcome(values, np.array(gradients["embeddings"]))
+
+    def _process(self) -> Lines:
+        """The command, which a forked process must not share with the one that it comes from."""
+        owner = os.getpid()
+        if owner not in self._lines:
+            lines = self._lines[owner] = Lines(COMMAND)
+            weakref.finalize(self, _close, lines, owner)
+        return self._lines[owner]
+
+
+def _close(lines: Lines, owner: int) -> None:
+    if os.getpid() == owner:
+        lines.close()

@@ -1,0 +1,73 @@
+"""The reference itself, in float64: its loops against their own proof, its gradient by the complex step."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+import pairproof
+
+from ..suite.cases import Case, call_reference
+from ..truth.compare import Outcome
+from ..truth.evaluate import PROVE_UP_TO
+from .base import Implementation
+
+STEP = {"cosine": 1e-120, "dot": 1e-200}
+"""The complex step, in units of a row's largest entry: so small that its square vanishes, and with it the truncation
+error. Logits that are cosines stay in range; the longer step leaves digits to gradients of 1e-160."""
+
+LARGEST = 70
+"""Rows up to which the loops are run."""
+
+
+class Reference(Implementation):
+    """The slow loops of ``reference/``."""
+
+    name: ClassVar[str] = "reference"
+    title: ClassVar[str] = "pairproof.reference, loops in float64, gradient by the complex step"
+    dtypes: ClassVar[tuple[str, ...]] = ("float64",)
+
+    def version(self) -> str:
+        """The package's version."""
+        return pairproof.__version__
+
+    def refuses(self, case: Case) -> str | None:
+        """Batches on which the loops take seconds."""
+        if case.size > LARGEST:
+            return f"its loops take seconds above {LARGEST} rows; rebuilding the fixtures runs them"
+        return None
+
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        """Run the loops once on floats for the values and terms, once on complex directions for the gradients."""
+        result = call_reference(case)
+        values = result.loss if isinstance(result.loss, list) else [result.loss]
+        gradients = complex_step(case) if case.size <= PROVE_UP_TO else {}
+        return Outcome(
+            values=[float(v) for v in values],
+            gradient=gradients.pop(case.first, None),
+            anchors={i: float(v) for i, v in result.terms.anchor_losses.items()},
+            terms=result.terms,
+            other_gradients=gradients,
+        )
+
+
+def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
+    """Gradient of the reference by every matrix: the imaginary part of the loss at z + i STEP e_k, over STEP, all k."""
+    exact = np.concatenate(list(case.matrices.values()))
+    n, dim = exact.shape
+    rows = np.empty((n, dim), dtype=object)
+    largest = np.abs(exact).max(axis=1, keepdims=True)
+    steps = np.broadcast_to(np.maximum(STEP[case.option("similarity")] * largest, 1e-300), exact.shape)
+    for k, (i, d) in enumerate(np.ndindex(n, dim)):
+        # One scalar is an array over all directions: one run of the loops differentiates by every entry.
+        scalar = np.full(n * dim, complex(exact[i, d]))
+        scalar[k] += complex(0, steps[i, d])
+        rows[i, d] = scalar
+    ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]
+    given = dict(zip(case.matrices, np.split(rows, ends), strict=True))
+    loss: Any = call_reference(case, given).loss
+    total = sum(loss) if isinstance(loss, list) else loss
+    imaginary = np.broadcast_to(np.imag(total), n * dim).reshape(n, dim)
+    return dict(zip(case.matrices, np.split(np.asarray(imaginary / steps), ends), strict=True))

@@ -1,0 +1,41 @@
+"""The second road of ``reference/``: whole arrays with scipy, as the notebooks write them, held against every case."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy
+
+from pairproof.reference import scipy_road
+
+from ..suite.cases import Case
+from ..suite.catalogue import LOSSES
+from ..truth.compare import Outcome
+from .base import Implementation
+
+
+class ScipyRoad(Implementation):
+    """``reference/scipy_road.py``: values and no gradient, by a formula that shares nothing with the loops."""
+
+    name: ClassVar[str] = "scipy"
+    title: ClassVar[str] = "pairproof.reference.scipy_road, whole arrays in float64, values only"
+    dtypes: ClassVar[tuple[str, ...]] = ("float64",)
+
+    def version(self) -> str:
+        """The versions of scipy and numpy."""
+        return f"scipy {scipy.__version__}, numpy {np.__version__}"
+
+    def refuses(self, case: Case) -> str | None:
+        """Nothing is refused."""
+        return None
+
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        """The value, and every anchor's."""
+        given: dict[str, Any] = {**case.arguments, **case.keywords}
+        function = getattr(scipy_road, LOSSES[case.loss].function)
+        found: scipy_road.Values = function(**case.matrices, **given)
+        return Outcome(
+            values=np.ravel(found.loss).tolist(),
+            anchors=dict(zip(case.anchors(), found.anchors.tolist(), strict=True)),
+        )

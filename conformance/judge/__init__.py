@@ -1,0 +1,1 @@
+"""Verdicts: every implementation, or anybody's loss, held against the suite."""

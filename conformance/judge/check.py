@@ -1,0 +1,598 @@
+"""``pairproof check``: anybody's loss held to every case that its claim covers, and a verdict.
+
+It is judged as ``pairproof verify`` judges a peer: by the same cases, the same truth and the same bounds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .. import report as pages
+from ..implementations.base import lonely
+from ..implementations.callable import HALVES, External, TargetError, TargetMisused, describe, load
+from ..suite.cases import Case
+from ..suite.catalogue import LOSSES
+from ..suite.golden import DTYPES, GoldenCase
+from ..suite.store import load_worked
+from ..truth.baseline import plain_outcome
+from ..truth.compare import Outcome, compare
+from ..truth.evaluate import Truth, stored_truth, truth
+from ..truth.tolerances import bounds
+from .deviations import (
+    Declaration,
+    DeclarationError,
+    check_names,
+    deviations,
+    looked_up,
+    project_file,
+    read_declarations,
+    unused,
+)
+from .results import BAD, Check, Status
+from .verify import CouldNotRun, Progress, Report, Selection, UsageError, judge_case, load_cases
+
+FORMAT = "pairproof-check/1"
+LIMIT = 60.0
+"""Seconds that a case may take, unless something else is said."""
+
+SHOWN = 10
+"""Failing cases that are shown and explained without being asked for."""
+
+SHARED_WITHIN = 1000.0
+"""Bounds beyond which an error is no loss of digits, whoever else makes it."""
+
+SHARED = (
+    "the straightforward implementation (norms, products, logsumexp) is as far off in this dtype: digits are lost on"
+    " the way, and the formula need not be another"
+)
+
+CONFORMS, DOES_NOT, COULD_NOT = "conforms", "does not conform", "could not run"
+EXIT_CODES = {CONFORMS: 0, DOES_NOT: 1, COULD_NOT: 3}
+
+
+@dataclass(frozen=True)
+class Request:
+    """Who is judged, as what, and on what.
+
+    Attributes:
+        target: "package.module:attribute", "file.py:attribute" or a shell command line; or the thing itself.
+        loss: short name in the catalogue.
+        call: how it is called; guessed when None.
+        arrays: what it is given; guessed when None.
+        temperature: built in, where it takes none by keyword.
+        normalised: whether the harness brings rows to norm 1 under cosine; None is no.
+        settings: options that it claims; a tuple where several values of one are claimed.
+        cases: ids or shell patterns; nothing means all.
+        dtypes: nothing means float64 and float32.
+        device: torch device.
+        limit: seconds that a case may take.
+        deviations: TOML file of declared deviations; None is the ``pyproject.toml`` of the working directory or above.
+    """
+
+    target: object
+    loss: str
+    call: str | None = None
+    arrays: str | None = None
+    temperature: float | None = None
+    normalised: bool | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    cases: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    device: str = "cpu"
+    limit: float = LIMIT
+    deviations: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The target in words."""
+        return describe(self.target)
+
+    @property
+    def whole(self) -> bool:
+        """Whether no case or dtype is filtered out, so that a declaration must meet something."""
+        return not self.cases and not self.dtypes
+
+    def declarations(self) -> list[Declaration]:
+        """The declared deviations, of whatever loss and target.
+
+        Raises:
+            UsageError: their file cannot be read as one.
+        """
+        try:
+            path = self.deviations or project_file(Path.cwd())
+            return [] if path is None else read_declarations(path)
+        except DeclarationError as error:
+            raise UsageError(str(error)) from None
+
+    def load(self, declarations: Sequence[Declaration], stored: Mapping[Case, GoldenCase | None]) -> External:
+        """Find the target.
+
+        Args:
+            declarations: what is declared, of whatever loss and target.
+            stored: every case of the suite, with its golden entry where it has one.
+
+        Raises:
+            UsageError: what is said of it is wrong or too little.
+            CouldNotRun: it cannot be loaded.
+        """
+        try:
+            check_names(declarations, stored)
+            target = load(
+                self.target,
+                loss=self.loss,
+                call=self.call,
+                arrays=self.arrays,
+                temperature=self.temperature,
+                normalised=self.normalised,
+                settings=self.settings,
+                limit=self.limit,
+                device=self.device,
+                halves=any(dtype in HALVES for dtype in self.dtypes),
+                deviations=deviations(declarations, self.loss, self.name, stored),
+            )
+        except (TargetMisused, DeclarationError) as error:
+            raise UsageError(str(error)) from None
+        except TargetError as error:
+            raise CouldNotRun(str(error)) from None
+        _check_dtypes(target, self.dtypes or External.dtypes)
+        return target
+
+    def repeat(self, case: str, dtype: str) -> str:
+        """The command that repeats one check."""
+        words = ["pairproof", "check", self.name, "--loss", self.loss]
+        temperature = None if self.temperature is None else repr(self.temperature)
+        for option, said in (("--call", self.call), ("--arrays", self.arrays), ("--temperature", temperature)):
+            if said is not None:
+                words += [option, said]
+        if self.normalised is not None:
+            words.append("--normalised" if self.normalised else "--raw")
+        for key, value in self.settings.items():
+            for one in value if isinstance(value, tuple) else (value,):
+                words += ["--set", f"{key}={one}"]
+        if self.device != "cpu":
+            words += ["--device", self.device]
+        if self.limit != LIMIT:
+            words += ["--limit", f"{self.limit:g}"]
+        if self.deviations is not None:
+            words += ["--deviations", str(self.deviations)]
+        return shlex.join([*words, "--case", case, "--dtype", dtype])
+
+
+@dataclass
+class Checked:
+    """What a check found.
+
+    Attributes:
+        request: what was asked.
+        target: who was judged.
+        report: every check, in the form of a run.
+        cases: how many cases of the loss there are in the selection.
+        left_out: how many of them were not judged, by reason.
+        diagnoses: what explains a failure, by case and dtype, for the failures that were explained.
+        shared: the failures, by case and dtype, that are at most twice as large as those of the straightforward
+            implementation in ``plain.py``: beyond the bound, but no sign of another formula.
+        advice: what to say of the target if the verdict surprises.
+        declared: the declared deviations that speak of this loss of this target.
+        unused: what to say of those that no check met.
+        aside: those of this loss that speak of another target.
+    """
+
+    request: Request
+    target: External
+    report: Report
+    cases: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    diagnoses: dict[tuple[str, str], str] = field(default_factory=dict)
+    shared: set[tuple[str, str]] = field(default_factory=set)
+    advice: list[str] = field(default_factory=list)
+    declared: list[Declaration] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    aside: list[Declaration] = field(default_factory=list)
+
+    @property
+    def judged(self) -> list[Check]:
+        """The checks that were done."""
+        return [check for check in self.report.checks if check.status is not Status.SKIPPED]
+
+    @property
+    def failures(self) -> list[Check]:
+        """Those that did not end well."""
+        return [check for check in self.report.checks if check.status in BAD]
+
+    @property
+    def verdict(self) -> str:
+        """Whether it conforms, does not, or could not run: where nothing was judged, or nothing ended but in errors."""
+        statuses = {check.status for check in self.judged}
+        if not statuses - {Status.ERRORED}:
+            return COULD_NOT
+        return DOES_NOT if statuses & set(BAD) or self.unused else CONFORMS
+
+    @property
+    def exit_code(self) -> int:
+        """0 conforms, 1 does not, 3 could not run."""
+        return EXIT_CODES[self.verdict]
+
+    def sentence(self) -> str:
+        """The verdict with its numbers."""
+        counts = Counter(check.status for check in self.judged)
+        if not self.judged:
+            return f"could not run: none of the {self.cases} cases of {self.request.loss} can be judged"
+        if self.verdict == COULD_NOT:
+            return f"could not run: each of {len(self.judged)} checks ended in an error: {self.failures[0].message}"
+        told = ", ".join(f"{counts[status]} {status.value}" for status in Status if counts[status])
+        values = "" if self.target.gradients_judged else ", by its values alone"
+        shared = (
+            f" ({len(self.shared)} of them no worse than the straightforward implementation)" if self.shared else ""
+        )
+        stale = f"; {len(self.unused)} declarations meet nothing" if self.unused else ""
+        return f"{self.verdict}: {self.request.name} as {self.request.loss}{values}: {told}{shared}{stale}"
+
+    def worst(self) -> dict[str, float]:
+        """The worst error in units of its bound, by dtype."""
+        found: dict[str, float] = {}
+        for check in self.judged:
+            if check.ratio is not None:
+                found[check.dtype] = max(found.get(check.dtype, 0.0), check.ratio)
+        return found
+
+    def flags(self) -> dict[str, Counter[Status]]:
+        """How the checks ended, by flag; those with the most failures first."""
+        found: dict[str, Counter[Status]] = {}
+        for check in self.judged:
+            for flag in check.flags:
+                found.setdefault(flag, Counter())[check.status] += 1
+        return dict(sorted(found.items(), key=lambda item: (-sum(item[1][status] for status in BAD), item[0])))
+
+
+def check(request: Request, progress: Progress | None = None, *, explain: int | None = SHOWN) -> Checked:
+    """Judge a target on every case that it claims.
+
+    Args:
+        request: what is judged, and as what.
+        progress: told of each step.
+        explain: how many failing cases are explained; None for all.
+
+    Returns:
+        What was found.
+
+    Raises:
+        UsageError: what is said of the target is wrong or too little, or no case is selected.
+        CouldNotRun: the target cannot be loaded, or the device cannot be used.
+        FixtureError: the fixtures cannot be trusted.
+    """
+    torch.set_num_threads(1)
+    check_request(request)
+    check_device(request)
+    dtypes = request.dtypes or External.dtypes
+    selection = Selection(losses=(request.loss,), cases=request.cases, dtypes=dtypes, device=request.device)
+    stored = load_cases(load_worked())
+    declarations = looked_up(request.declarations(), stored)
+    target = request.load(declarations, stored)
+    cases = chosen_cases(request, stored)
+    report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
+    checked = Checked(request, target, report, len(cases))
+    checked.declared = [one for one in declarations if one.of(request.loss, request.name)]
+    checked.aside = [one for one in declarations if one not in checked.declared and one.of(request.loss, one.target)]
+    met: set[str] = set()
+    kept: dict[tuple[str, str], tuple[Case, Outcome]] = {}
+    try:
+        for done, case in enumerate(cases):
+            if progress is not None:
+                progress("cases", done, len(cases))
+            target.outcomes.clear()
+            checks, used = judge_case(case, stored[case], [target], selection)
+            if all(one.status is Status.SKIPPED for one in checks):
+                checked.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
+            met |= {name for _, name in used}
+            for one in checks:
+                repeat = request.repeat(case.id, one.dtype) if one.repeat else ""
+                report.checks.append(replace(one, repeat=repeat, message=one.message.removeprefix("TargetError: ")))
+            # A case that fails in several dtypes is explained once.
+            failed = [one.dtype for one in checks if one.status is Status.FAILED]
+            if failed and (explain is None or len(kept) < explain):
+                kept[case.id, failed[0]] = case, target.outcomes[case.id, failed[0]]
+        if progress is not None:
+            progress("cases", len(cases), len(cases))
+        report.cases_chosen = len(cases) - checked.left_out.total()
+        checked.advice += _advice(checked, kept, {case.id: case for case in cases})
+    finally:
+        target.close()
+    if request.whole:
+        checked.unused = unused(declarations, request.loss, request.name, dtypes, met)
+        report.problems += checked.unused
+    failing = [case for case in cases if any(c.case == case.id and c.status is Status.FAILED for c in report.checks)]
+    for done, case in enumerate(failing):
+        if progress is not None:
+            progress("failures", done, len(failing))
+        true = truth_of(case, stored[case])
+        for one in report.checks:
+            name = one.case, one.dtype
+            if one.case != case.id or one.status is not Status.FAILED:
+                continue
+            if is_shared(one, case, true):
+                checked.shared.add(name)
+                checked.diagnoses[name] = SHARED
+            elif name in kept and not conforms(one):
+                sentence = diagnosis(case, kept[name][1], true)
+                if sentence:
+                    checked.diagnoses[name] = sentence
+    if checked.verdict == COULD_NOT:
+        report.problems.append(checked.sentence())
+    return checked
+
+
+def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
+    """The cases that a request names.
+
+    Raises:
+        UsageError: one of its patterns names none.
+    """
+    cases = [case for case in stored if case.loss == request.loss]
+    for pattern in request.cases:
+        if not any(Selection(cases=(pattern,)).takes_case(case.id) for case in cases):
+            raise UsageError(f"no case of {request.loss} matches {pattern}; see: pairproof list")
+    selection = Selection(cases=request.cases)
+    return [case for case in cases if selection.takes_case(case.id)]
+
+
+def check_request(request: Request) -> None:
+    """Refuse what cannot be asked.
+
+    Raises:
+        UsageError: a loss, dtype or number is wrong.
+    """
+    if request.loss not in LOSSES:
+        raise UsageError(f"unknown loss {request.loss!r}; known: {', '.join(LOSSES)}")
+    for dtype in request.dtypes:
+        if dtype not in DTYPES:
+            raise UsageError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    if request.temperature is not None and not (math.isfinite(request.temperature) and request.temperature > 0):
+        raise UsageError(f"--temperature: expected a positive number, got {request.temperature:g}")
+    if not request.limit > 0:
+        raise UsageError(f"--limit: expected a positive number of seconds, got {request.limit:g}")
+
+
+def check_device(request: Request) -> None:
+    """Refuse a device that cannot be used.
+
+    Raises:
+        CouldNotRun: it cannot be used.
+    """
+    try:
+        torch.empty(1, device=request.device)
+    except (RuntimeError, AssertionError) as error:
+        raise CouldNotRun(f"device {request.device!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def _check_dtypes(target: External, dtypes: Sequence[str]) -> None:
+    halves = [dtype for dtype in dtypes if dtype in HALVES]
+    if "bfloat16" in halves and target.claim.arrays == "numpy" and target.claim.call != "command":
+        raise UsageError("numpy has no bfloat16")
+    if halves and target.claim.normalised:
+        raise UsageError(f"rows brought to norm 1 are no numbers of {halves[0]}: --raw, or other dtypes")
+
+
+def truth_of(case: Case, golden: GoldenCase | None) -> Truth:
+    """What a case must give: proved beforehand where it is golden, computed here where it is a worked example."""
+    return truth(case) if golden is None else stored_truth(case, golden.expected)
+
+
+def conforms(check: Check) -> bool:
+    """Whether a check fails for a declaration alone: nothing in its result is to be explained."""
+    return check.ratio is not None and check.ratio <= 1
+
+
+def is_shared(check: Check, case: Case, true: Truth) -> bool:
+    """Whether a failure is at most twice as large as that of the straightforward implementation in the same dtype."""
+    if check.ratio is None or not 1 < check.ratio <= SHARED_WITHIN:
+        return False
+    plain = compare(case, true, plain_outcome(case, check.dtype), bounds(case, true, check.dtype), check.dtype)
+    return math.isfinite(plain.ratio) and check.ratio <= 2 * plain.ratio
+
+
+def diagnosis(case: Case, outcome: Outcome, true: Truth) -> str | None:
+    """What explains a failure, from whoever knows: nothing where that is not here, or does not know."""
+    try:
+        diagnose = importlib.import_module("..diagnose.hypotheses", __package__).diagnose
+    except (ImportError, AttributeError):
+        return None
+    try:
+        found = diagnose(case, outcome, true)
+    except Exception as error:  # what fails to explain a failure must not hide it
+        return f"no explanation was found: {type(error).__name__}: {error}"
+    return None if found is None else str(found)
+
+
+def _advice(
+    checked: Checked, kept: Mapping[tuple[str, str], tuple[Case, Outcome]], cases: Mapping[str, Case]
+) -> list[str]:
+    """What to say of the target if it was meant otherwise than it was judged."""
+    claim = checked.target.claim
+    advice: list[str] = []
+    failed = [check for check in checked.failures if check.status is Status.FAILED]
+    if not failed:
+        return advice
+    for case, outcome in kept.values():
+        if "reduction" not in (*claim.settings, *claim.passed) and len(outcome.values) == len(case.counted()) > 1:
+            advice.append("it returns one value per anchor: --set reduction=none says that it is meant to")
+            break
+    cosine = [case for case, _ in kept.values() if case.option("similarity") == "cosine"]
+    if cosine and not claim.normalised and "similarity" not in claim.passed and _feels_norms(checked.target, cosine[0]):
+        advice.append(
+            "rows twice as long give another value, so it does not normalise them: --normalised says that its caller"
+            " does, --set similarity=dot that dot products are meant"
+        )
+    policy = "no_positive" in LOSSES[claim.loss].choices and "no_positive" not in (*claim.settings, *claim.passed)
+    if policy and all(lonely(cases[check.case]) for check in failed):
+        advice.append(
+            "it fails only where an anchor has no positive: --set no_positive=drop or =nan says that it leaves such"
+            " anchors out, or gives NaN for them"
+        )
+    return advice
+
+
+def _feels_norms(target: External, case: Case) -> bool:
+    """Whether rows of twice the length give another value."""
+    doubled = replace(case, embeddings=2 * case.embeddings, others={k: 2 * z for k, z in case.others.items()})
+    try:
+        once, twice = (target.evaluate(one, "float64").values for one in (case, doubled))
+    except Exception:  # outside code may raise anything
+        return False
+    return len(once) != len(twice) or any(
+        not math.isclose(a, b, rel_tol=1e-6) for a, b in zip(once, twice, strict=True) if not math.isnan(a)
+    )
+
+
+def show(checked: Checked, console: Console, *, seconds: float, everything: bool = False) -> None:
+    """Print what was judged, as what, on what, with which results; the verdict last."""
+    request, target, header = checked.request, checked.target, checked.report.header()
+
+    def line(text: str, style: str = "") -> None:
+        console.print(escape(text), highlight=False, soft_wrap=True, style=style)
+
+    line(f"{request.name} as {LOSSES[request.loss].function}")
+    line(
+        f"  pairproof {header['pairproof']}; python {header['python']}, numpy {header['numpy']}, torch"
+        f" {header['torch']}, {header['device']}"
+    )
+    if target.version() != request.name:
+        line(f"  target: {target.version()}")
+    for note in target.notes:
+        line(f"  {note}")
+    if target.claim.temperature is not None and request.temperature is not None:
+        line(f"  temperature: {target.claim.temperature:g} built in: only cases of that temperature are judged")
+    line("  rows: " + ("brought to norm 1 under cosine" if target.claim.normalised else "as they are"))
+    for one in checked.declared:
+        line(f"  declared: {one.place}: {one.reason} ({one.link})")
+    for one in checked.aside:
+        line(f"  declared of another target, {one.target}: {one.place}", style="dim")
+    line(f"{checked.report.cases_chosen} of {checked.cases} cases of {request.loss} judged")
+    for reason, count in checked.left_out.most_common():
+        line(f"  {count} not judged: {reason}", style="dim")
+    if checked.judged:
+        console.print(_by_dtype(checked))
+        if checked.flags():
+            console.print(_by_flag(checked))
+        if not target.gradients_judged:
+            line("gradients were not judged: the target gives none", style="yellow")
+    _show_failures(checked, line, everything)
+    for words in checked.unused:
+        line(words, style="bold red")
+    for words in checked.advice:
+        line(f"advice: {words}", style="yellow")
+    style = "bold green" if checked.verdict == CONFORMS else "bold red"
+    console.print(f"[{style}]{escape(checked.sentence())}[/] in {seconds:.1f} s", highlight=False, soft_wrap=True)
+
+
+def _show_failures(checked: Checked, line: Any, everything: bool) -> None:
+    groups: dict[tuple[str, Status], list[Check]] = {}
+    for check in checked.failures:
+        groups.setdefault((check.case, check.status), []).append(check)
+    shown = list(groups.values())[: None if everything else SHOWN]
+    for check, *others in shown:
+        dtypes = ", ".join(one.dtype for one in (check, *others))
+        line(f"{check.status.value} {check.case} {dtypes}", style="bold red")
+        line(f"    {check.message}")
+        if (check.case, check.dtype) in checked.diagnoses:
+            line(f"    {checked.diagnoses[check.case, check.dtype]}")
+        line(f"    repeat: {check.repeat}")
+    if len(shown) < len(groups):
+        line(f"and {len(groups) - len(shown)} more cases: --all shows them")
+
+
+def _by_dtype(checked: Checked) -> Table:
+    table = Table(
+        title="Checks by dtype (worst error in units of its bound)",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        pad_edge=False,
+    )
+    table.add_column("dtype")
+    shown = [status for status in Status if status is not Status.DEVIATES or checked.declared]
+    for name in (*(status.value for status in shown), "worst"):
+        table.add_column(name, justify="right")
+    worst = checked.worst()
+    for dtype in dict.fromkeys(check.dtype for check in checked.judged):
+        counts = Counter(check.status for check in checked.report.checks if check.dtype == dtype)
+        cells = [_cell(status, counts[status]) for status in shown]
+        table.add_row(dtype, *cells, f"{worst[dtype]:.3g}" if dtype in worst else "")
+    return table
+
+
+def _cell(status: Status, count: int) -> str:
+    return f"[{pages.STYLE[status]}]{count}[/]" if count else ""
+
+
+def _by_flag(checked: Checked) -> Table:
+    table = Table(title="Checks by flag", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table.add_column("flag")
+    shown = (Status.PASSED, *((Status.DEVIATES,) if checked.declared else ()), *BAD)
+    for status in shown:
+        table.add_column(status.value, justify="right")
+    for flag, counts in checked.flags().items():
+        table.add_row(flag, *(_cell(status, counts[status]) for status in shown))
+    return table
+
+
+def as_json(checked: Checked) -> dict[str, Any]:
+    """What was found as plain data: that of a run's report, and what is a check's own."""
+    claim = checked.target.claim
+    data = pages.as_json(checked.report)
+    for entry in data["checks"]:
+        name = entry["case"], entry["dtype"]
+        entry |= {"diagnosis": checked.diagnoses.get(name, ""), "shared": name in checked.shared}
+    return {
+        **data,
+        "format": FORMAT,
+        "passed": checked.verdict == CONFORMS,
+        "verdict": checked.verdict,
+        "target": checked.request.name,
+        "claim": {
+            "loss": claim.loss,
+            "call": claim.call,
+            "arrays": claim.arrays,
+            "temperature": claim.temperature,
+            "normalised": claim.normalised,
+            "settings": dict(claim.settings),
+            "passed": sorted(claim.passed),
+        },
+        "notes": list(checked.target.notes),
+        "advice": checked.advice,
+        "declared": [{"place": one.place, "reason": one.reason, "link": one.link} for one in checked.declared],
+        "unused": checked.unused,
+        "gradients_judged": bool(checked.target.gradients_judged),
+        "left_out": dict(checked.left_out.most_common()),
+        "statuses": {status.value: n for status, n in Counter(c.status for c in checked.report.checks).items()},
+        "flags": {flag: {status.value: n for status, n in counts.items()} for flag, counts in checked.flags().items()},
+        "worst": {dtype: ratio if math.isfinite(ratio) else str(ratio) for dtype, ratio in checked.worst().items()},
+    }
+
+
+def write_json(checked: Checked, path: Path) -> None:
+    """Write what was found as JSON."""
+    path.write_text(json.dumps(as_json(checked), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def write_junit(checked: Checked, path: Path) -> None:
+    """Write what was found as JUnit XML, each failure with what explains it."""
+    checks = [
+        replace(check, message=f"{check.message}. {checked.diagnoses[check.case, check.dtype]}")
+        if (check.case, check.dtype) in checked.diagnoses
+        else check
+        for check in checked.report.checks
+    ]
+    pages.write_junit(replace(checked.report, checks=checks), path)

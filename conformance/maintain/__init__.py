@@ -1,0 +1,1 @@
+"""Commands that change the fixtures: add a case, rebuild what is derived."""

@@ -1,0 +1,426 @@
+"""Rebuild all that the fixtures derive: golden results, counts, layout, recorded peers, checksums.
+
+Everything is made in a copy of the folder. Only when all of it is there do the files that differ take the place of the
+old ones, each whole; whatever fails or interrupts before that has changed nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..implementations import ALL, Unavailable
+from ..implementations.supcontrast import RECORDED, RECORDED_FORMAT, TODAY_COMMIT, TODAY_SHA256, record
+from ..judge.results import BAD
+from ..judge.verify import (
+    EXPECTED,
+    EXPECTED_FORMAT,
+    CouldNotRun,
+    Progress,
+    Report,
+    Selection,
+    UsageError,
+    expected_counts,
+    load_cases,
+    run,
+)
+from ..suite import golden
+from ..suite.store import (
+    MANIFEST,
+    FixtureError,
+    data_files,
+    dump_worked,
+    fixtures_at,
+    fixtures_root,
+    load_worked,
+    read_json,
+    schema_validator,
+    write_manifest,
+)
+
+RECORDED_SCHEMA = "schema/recorded.schema.json"
+EXPECTED_SCHEMA = "schema/expected.schema.json"
+PEERS = ("supcontrast", "folder")
+LONGEST_DIFF = 40
+"""Lines of a difference that are shown; the rest is counted."""
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What a rebuild changes, or would.
+
+    Attributes:
+        changes: one line per change; empty on a clean tree.
+        notes: what was kept or left out, and what does not hold on the rebuilt fixtures.
+    """
+
+    changes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def rebuild(
+    peers: Mapping[str, str],
+    root: Path | None = None,
+    *,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Rebuilt:
+    """Make everything anew and write what differs. On a clean tree this writes nothing.
+
+    Args:
+        peers: paths by peer name: with "supcontrast" its values are recorded anew, "folder" says where the others lie.
+        root: a folder of fixtures; by default the installed one.
+        processes: how many processes prove; by default one per core.
+        progress: told of each step; without it the proofs show no progress either.
+
+    Returns:
+        What changed.
+
+    Raises:
+        FixtureError: a file cannot be read, breaks its schema or contradicts itself.
+        CertificationError: a result cannot be proved.
+        CouldNotRun: an implementation is absent, so that the counts would be short; or the peer is of a revision that
+            is not the recorded one. The message then says how it differs.
+        UsageError: a peer is unknown.
+        Unavailable: the path of a peer holds no such peer.
+    """
+    return _rebuild(peers, root, processes, progress, keep=True)
+
+
+def check(
+    peers: Mapping[str, str],
+    root: Path | None = None,
+    *,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Rebuilt:
+    """Validate every file and say what ``rebuild`` would change; change nothing. Arguments and errors are rebuild's.
+
+    Implementations that are absent are left out of the comparison of counts, and a note says so.
+    """
+    return _rebuild(peers, root, processes, progress, keep=False)
+
+
+def _rebuild(
+    peers: Mapping[str, str], root: Path | None, processes: int | None, progress: Progress | None, *, keep: bool
+) -> Rebuilt:
+    for name in peers:
+        if name not in PEERS:
+            raise UsageError(f"unknown peer with a path {name!r}; known: {', '.join(PEERS)}")
+    root = fixtures_root() if root is None else root
+    with staged(root) as (stage, before):
+        notes: list[str] = []
+        changes = _renew_manifest(stage)
+        changes += _lay_out_worked(stage)
+        if (stage / RECORDED).is_file():
+            _read(stage, RECORDED, RECORDED_SCHEMA, RECORDED_FORMAT)
+        if keep:
+            with fixtures_at(stage):
+                require_everyone(peers)
+        changes += golden.rebuild(stage, processes=processes, quiet=progress is None)
+        changes += _record(stage, peers, notes)
+        write_manifest(stage)
+        changes += _count(stage, peers, notes, progress)
+        write_manifest(stage)
+        validate(stage)
+        changes += [f"{name}: {said}" for name, said in _differing(stage, before) if not _told(name, changes)]
+        if keep:
+            put_in_place(stage, root, before)
+    return Rebuilt(tuple(changes), tuple(notes))
+
+
+def require_everyone(peers: Mapping[str, str]) -> None:
+    """Refuse to begin where an implementation is absent that every machine can run.
+
+    Raises:
+        CouldNotRun: the message says which, and how to get it.
+    """
+    folder = {name: path for name, path in peers.items() if name == "folder"}
+    for kind in ALL:
+        if not kind.anywhere or (kind.name == "supcontrast-today" and "supcontrast" in peers):
+            continue
+        try:
+            kind(folder, "cpu")
+        except Unavailable as error:
+            message = f"the counts need every implementation, and {kind.name} is not here: {error}"
+            raise CouldNotRun(message) from None
+
+
+def validate(root: Path) -> None:
+    """Hold every file to the manifest, to its schema and to itself.
+
+    Raises:
+        FixtureError: the message names the file and the field.
+    """
+    load_worked(root)
+    golden.load_golden(root)
+    golden.load_errors(root)
+    read_expected(root)
+    if (root / RECORDED).is_file():
+        _read(root, RECORDED, RECORDED_SCHEMA, RECORDED_FORMAT)
+
+
+def read_expected(root: Path) -> dict[str, Any]:
+    """The counts on file.
+
+    Raises:
+        FixtureError: they are missing, or are none.
+    """
+    return _read(root, EXPECTED, EXPECTED_SCHEMA, EXPECTED_FORMAT)
+
+
+def _read(root: Path, name: str, schema: str, form: str) -> dict[str, Any]:
+    data = read_json(root, name)
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != form:
+        raise FixtureError(f"{name}: $.format: expected {form!r}, got {found!r}")
+    schema_validator(read_json(root, schema))(name, data)
+    content: dict[str, Any] = data
+    return content
+
+
+@contextmanager
+def staged(root: Path) -> Iterator[tuple[Path, dict[str, bytes]]]:
+    """A copy of a folder of fixtures in which to work, and what every file held when it was made."""
+    before = {name: (root / name).read_bytes() for name in [*data_files(root), MANIFEST] if (root / name).is_file()}
+    with tempfile.TemporaryDirectory(prefix="pairproof-") as folder:
+        stage = Path(folder) / "fixtures"
+        for name, data in before.items():
+            (stage / name).parent.mkdir(parents=True, exist_ok=True)
+            (stage / name).write_bytes(data)
+        yield stage, before
+
+
+def put_in_place(stage: Path, root: Path, before: Mapping[str, bytes]) -> None:
+    """Let the files of a copy that differ take the place of the old ones: all of them, or none.
+
+    Args:
+        stage: the copy.
+        root: the folder of fixtures.
+        before: what every file of ``root`` held when the copy was made.
+
+    Raises:
+        FixtureError: a file of ``root`` was changed by someone else meanwhile.
+    """
+    for name in [*data_files(root), MANIFEST]:
+        present = (root / name).read_bytes() if (root / name).is_file() else None
+        if present != before.get(name):
+            raise FixtureError(f"{name}: changed by someone else meanwhile; nothing was written")
+    names = [name for name, _ in _differing(stage, before)]
+    temporaries = {name: (root / name).with_name(f".{Path(name).name}.{os.getpid()}") for name in names}
+    begun: list[str] = []
+    try:
+        for name, temporary in temporaries.items():
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(stage / name, temporary)
+        for name, temporary in temporaries.items():
+            begun.append(name)
+            temporary.replace(root / name)
+    except BaseException:
+        for name in begun:
+            if name in before:
+                temporaries[name].write_bytes(before[name])
+                temporaries[name].replace(root / name)
+            else:
+                (root / name).unlink(missing_ok=True)
+        raise
+    finally:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+
+
+def _differing(stage: Path, before: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+    """The files of a copy that are not as they were, the manifest last: a reader must not trust it too early."""
+    for name in [*data_files(stage), MANIFEST]:
+        if (stage / name).read_bytes() != before.get(name):
+            yield name, "changed" if name in before else "new"
+
+
+def _told(name: str, changes: Sequence[str]) -> bool:
+    return any(change.startswith(f"{name}: ") for change in changes)
+
+
+def _renew_manifest(stage: Path) -> list[str]:
+    """Renew the checksums, and say which files were not those that the manifest lists."""
+    try:
+        listed = read_json(stage, MANIFEST)["files"]
+    except (FixtureError, KeyError, TypeError):
+        listed = None
+    write_manifest(stage)
+    if not isinstance(listed, dict):
+        return [f"{MANIFEST}: missing or damaged"]
+    present = read_json(stage, MANIFEST)["files"]
+    lines = []
+    for name in sorted({**listed, **present}):
+        if name not in present:
+            lines.append(f"{MANIFEST}: {name}: listed, but there is no such file")
+        elif name not in listed:
+            lines.append(f"{MANIFEST}: {name}: not listed")
+        elif listed[name] != present[name]:
+            lines.append(f"{MANIFEST}: {name}: altered: SHA-256 {listed[name]} listed, {present[name]} found")
+    return lines
+
+
+def _lay_out_worked(stage: Path) -> list[str]:
+    """Write the worked examples in their one layout. Their counts are held to the figures by the loader."""
+    changes = []
+    for path, fixture in zip(sorted((stage / "worked").glob("*.json")), load_worked(stage), strict=True):
+        text = dump_worked(fixture)
+        if path.read_bytes() != text.encode():
+            golden.write_atomically(path, text)
+            changes.append(f"worked/{path.name}: the same content in another layout")
+    write_manifest(stage)
+    return changes
+
+
+def _record(stage: Path, peers: Mapping[str, str], notes: list[str]) -> list[str]:
+    """Record the peer whose path is given; without a path say what was kept."""
+    old: dict[str, Any] = {}
+    if (stage / RECORDED).is_file():
+        old = _read(stage, RECORDED, RECORDED_SCHEMA, RECORDED_FORMAT)
+    with fixtures_at(stage):
+        cases = list(load_cases(load_worked()))
+    if "supcontrast" not in peers:
+        kept = f"kept as recorded with torch {old['torch']}" if old else "not there"
+        notes.append(f"{RECORDED}: {kept}; to record it anew: --peer supcontrast=PATH")
+        known = {case.id for case in cases}
+        orphans = sorted({entry["case"] for entry in old.get("records", ()) if entry["case"] not in known})
+        if orphans:
+            notes.append(f"{RECORDED}: no case is called {', '.join(orphans)}")
+        return []
+    new = record(cases, peers["supcontrast"])
+    lines = [f"{RECORDED}: {line}" for line in differences(old, new)]
+    if new["commit"] is None:
+        raise CouldNotRun(
+            f"{peers['supcontrast']}: losses.py has SHA-256 {new['sha256']}, not that of commit {TODAY_COMMIT[:7]}"
+            f" ({TODAY_SHA256}); nothing was changed. To record it, first put its commit and SHA-256 into"
+            " conformance/implementations/supcontrast.py. It would change:\n" + "\n".join(shortened(lines))
+        )
+    text = compact_json(new)
+    if lines or (stage / RECORDED).read_bytes() != text.encode():
+        (stage / RECORDED).parent.mkdir(exist_ok=True)
+        golden.write_atomically(stage / RECORDED, text)
+    return lines
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """How the recorded behaviour of a peer changed: one line per field, and one per case and dtype.
+
+    Args:
+        old: the JSON object of a recorded peer, or an empty one.
+        new: the same peer, recorded anew.
+    """
+    for key in new:
+        if key != "records" and old.get(key) != new[key]:
+            yield f"{key}: {_text(old.get(key))} -> {_text(new[key])}"
+    before = {(entry["case"], entry["dtype"]): entry for entry in old.get("records", ())}
+    after = {(entry["case"], entry["dtype"]): entry for entry in new["records"]}
+    for case, dtype in {**before, **after}:
+        if (case, dtype) not in after:
+            yield f"{case}, {dtype}: no longer recorded"
+        elif (case, dtype) not in before:
+            yield f"{case}, {dtype}: recorded for the first time: value {_values(after[case, dtype])}"
+        else:
+            change = _changed(before[case, dtype], after[case, dtype])
+            if change:
+                yield f"{case}, {dtype}: {change}"
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """What one record's value and gradient became; empty if they are the same."""
+    parts = []
+    if old["values"] != new["values"]:
+        parts.append(f"value {_values(old)} -> {_values(new)}")
+    if old["gradient"] != new["gradient"]:
+        shapes = [(len(entry["gradient"]), len(entry["gradient"][0])) for entry in (old, new)]
+        if shapes[0] != shapes[1]:
+            parts.append(f"gradient of shape {list(shapes[0])} -> {list(shapes[1])}")
+        else:
+            entries = [(i, d) for i in range(shapes[0][0]) for d in range(shapes[0][1])]
+            differ = [(i, d) for i, d in entries if old["gradient"][i][d] != new["gradient"][i][d]]
+            i, d = differ[0]
+            parts.append(
+                f"{'value the same; ' if not parts else ''}gradient [{i}, {d}]"
+                f" {_text(old['gradient'][i][d])} -> {_text(new['gradient'][i][d])}"
+                f" ({len(differ)} of {len(entries)} entries differ)"
+            )
+    return "; ".join(parts)
+
+
+def _values(entry: Mapping[str, Any]) -> str:
+    return ", ".join(map(_text, entry["values"]))
+
+
+def _text(value: Any) -> str:
+    return "nothing" if value is None else str(value)
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """The first ``LONGEST_DIFF`` lines, and how many more there are."""
+    more = len(lines) - LONGEST_DIFF
+    return [*lines[:LONGEST_DIFF], f"... and {more} more"] if more > 0 else list(lines)
+
+
+def _count(stage: Path, peers: Mapping[str, str], notes: list[str], progress: Progress | None) -> list[str]:
+    """Run everything on the copy and write how many checks of each kind there are."""
+    changes: list[str] = []
+    try:
+        stored = read_expected(stage)
+    except FixtureError as error:
+        stored = {"counts": {}, "entries": {}}
+        changes.append(str(error))
+    (stage / EXPECTED).unlink(missing_ok=True)
+    write_manifest(stage)
+    with fixtures_at(stage):
+        report = run(Selection(peers={name: path for name, path in peers.items() if name == "folder"}), progress)
+    found = expected_counts(report)
+    for name, reason in report.absent.items():
+        if not any(kind.name == name and kind.anywhere for kind in ALL):
+            continue
+        notes.append(f"{name}: its counts were not compared: {reason}")
+        found["counts"] |= {k: v for k, v in stored["counts"].items() if k.partition("/")[0] == name}
+    found["counts"] = dict(sorted(found["counts"].items()))
+    if not changes:
+        for key in sorted({**stored["counts"], **found["counts"]}):
+            old, new = stored["counts"].get(key), found["counts"].get(key)
+            if old != new:
+                changes.append(f"{EXPECTED}: {key}: {_show(old)} -> {_show(new)}")
+        if stored["entries"] != found["entries"]:
+            changes.append(f"{EXPECTED}: printed entries: {_show(stored['entries'])} -> {_show(found['entries'])}")
+    write_counts(stage, found)
+    notes += failures(report)
+    return changes
+
+
+def write_counts(stage: Path, counts: Mapping[str, Any]) -> None:
+    """Write ``expected.json`` into a copy of the fixtures."""
+    golden.write_atomically(stage / EXPECTED, json.dumps(counts, indent=1) + "\n")
+
+
+def failures(report: Report) -> list[str]:
+    """One line per check of a run that does not hold, with the command that repeats it."""
+    lines = []
+    for check in report.checks:
+        if check.status in BAD:
+            what = ", ".join(filter(None, (check.case, check.implementation, check.dtype)))
+            lines.append(f"does not hold: {what}: {check.message}; repeat: {check.repeat}")
+    return lines
+
+
+def _show(counts: Mapping[str, int] | None) -> str:
+    return ", ".join(f"{n} {name}" for name, n in counts.items()) if counts else "nothing"
+
+
+def compact_json(data: Mapping[str, Any]) -> str:
+    """JSON with one line per record, so that a change of behaviour reads as a short diff."""
+    head = {key: value for key, value in data.items() if key != "records"}
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+    records = ",\n".join("  " + json.dumps(entry) for entry in data["records"])
+    return "{\n" + "\n".join(lines) + '\n "records": [\n' + records + "\n ]\n}\n"

@@ -1,0 +1,272 @@
+"""Cases: one evaluation of one loss, with exact inputs; from the worked examples and from ``fixtures/options``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pairproof import reference
+from pairproof.reference import batch as layouts
+from pairproof.reference import info_nce, nt_bxent, nt_xent, supcon
+from pairproof.reference.similarity import similarity_matrix
+
+from .catalogue import LOSSES
+from .store import Call, Figure, Input, WorkedFixture
+
+Matrix = npt.NDArray[np.float64]
+
+SIGNIFICAND = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+"""Bits of significand of each dtype, the hidden one counted."""
+
+MATRICES = ("embeddings_b", "negatives", "ref_embeddings")
+"""The float matrices that may go in beside the embeddings, by the names of their arguments."""
+
+COUNTED = {"negatives": "negatives", "ref_embeddings": "references"}
+"""What the rows of those are called whose number is their own."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of the similarities: every row of one matrix against every row of another.
+
+    Attributes:
+        left: name of the matrix whose rows are anchors.
+        right: name of the matrix whose rows they are contrasted with.
+        row: the similarity matrix's row where the block begins.
+        column: its column where the block begins.
+    """
+
+    left: str
+    right: str
+    row: int
+    column: int
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One evaluation of one loss.
+
+    Attributes:
+        id: stable name, "document/call" or "options/name".
+        loss: short name in the catalogue.
+        embeddings: [N, D] float64, the exact inputs; for info_nce the first tower, embeddings_a.
+        arguments: labels, partners, positive_pairs or positives; ref_labels and self_rows.
+        keywords: the options that are not at their default.
+        figures: the losses that a document prints for this very evaluation.
+        why: what the case is for.
+        others: the further float matrices that go in, by argument: ref_embeddings [M, D], embeddings_b [N, D],
+            negatives [K, D].
+    """
+
+    id: str
+    loss: str
+    embeddings: Matrix
+    arguments: Mapping[str, Any]
+    keywords: Mapping[str, Any]
+    figures: tuple[Figure, ...] = field(default=())
+    why: str = ""
+    others: Mapping[str, Matrix] = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        """Number of rows of the embeddings."""
+        return len(self.embeddings)
+
+    @property
+    def first(self) -> str:
+        """The name of the argument that the embeddings are."""
+        return LOSSES[self.loss].embeddings[0]
+
+    @property
+    def matrices(self) -> dict[str, Matrix]:
+        """Every float matrix that goes in, by the name of its argument, the embeddings first."""
+        return {self.first: self.embeddings, **self.others}
+
+    @property
+    def size(self) -> int:
+        """The side of a square of as many similarities: how large the case is for whoever loops over them."""
+        return math.ceil(math.sqrt(math.prod(self.shape)))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the similarities: rows that may be anchors, and rows that they are contrasted with."""
+        if self.loss == "info_nce":
+            rows = self.n * (2 if self.option("direction") == "both" else 1)
+            return rows, self.n + len(self.others.get("negatives", ()))
+        return self.n, len(self.others.get("ref_embeddings", self.embeddings))
+
+    def blocks(self) -> list[Block]:
+        """The parts of the similarities by the matrices that they are of."""
+        if self.loss != "info_nce":
+            return [Block(self.first, "ref_embeddings" if "ref_embeddings" in self.others else self.first, 0, 0)]
+        towers = [("embeddings_a", "embeddings_b"), ("embeddings_b", "embeddings_a")]
+        direction = self.option("direction")
+        chosen = towers if direction == "both" else towers[:1] if direction == "a_to_b" else towers[1:]
+        found = [Block(left, right, k * self.n, 0) for k, (left, right) in enumerate(chosen)]
+        if "negatives" in self.others:
+            found += [Block(left, "negatives", k * self.n, self.n) for k, (left, _) in enumerate(chosen)]
+        return found
+
+    def sizes(self) -> str:
+        """What goes in, in words: rows and their width, and how many of everything else."""
+        rows, width = (_count(k, what) for k, what in zip(self.embeddings.shape, ("rows", "numbers"), strict=True))
+        words = f"{rows} of {width}{' in each of two towers' if self.loss == 'info_nce' else ''}"
+        counted = [_count(len(self.others[name]), what) for name, what in COUNTED.items() if name in self.others]
+        return ", ".join([words, *counted])
+
+    def option(self, name: str) -> Any:
+        """The value of a keyword: the case's, or the catalogue's default."""
+        return self.keywords.get(name, LOSSES[self.loss].keywords.get(name))
+
+    def holds_in(self, dtype: str) -> bool:
+        """Whether every input is a number of this dtype, so that nothing but the implementation's error is measured."""
+        bits = SIGNIFICAND[dtype]
+        smallest = {"float16": -14, "bfloat16": -126, "float32": -126, "float64": -1022}[dtype]
+        largest = {"float16": 15, "bfloat16": 127, "float32": 127, "float64": 1023}[dtype]
+        for x in itertools.chain.from_iterable(matrix.ravel() for matrix in self.matrices.values()):
+            if x == 0:
+                continue
+            fraction, exponent = math.frexp(x)
+            if fraction * 2**bits % 1 or not smallest <= exponent - 1 <= largest:
+                return False
+        return True
+
+    def members(self) -> list[list[int]]:
+        """A(i) of every row that may be an anchor: the columns that it is contrasted with."""
+        rows, columns = self.shape
+        if self.loss == "info_nce":
+            if "negatives" in self.others:
+                return [[i % self.n, *range(self.n, columns)] for i in range(rows)]
+            return [list(range(columns)) for _ in range(rows)]
+        own: Sequence[int] = range(rows)
+        if "ref_embeddings" in self.others:
+            own = [int(j) for j in self.arguments.get("self_rows", [-1] * rows)]
+        return [[j for j in range(columns) if j != own[i]] for i in range(rows)]
+
+    def positives(self) -> list[list[int]]:
+        """P(i) of every row that may be an anchor."""
+        mask = self.positive_mask()
+        return [[j for j in others if mask[i][j]] for i, others in enumerate(self.members())]
+
+    def positive_mask(self) -> list[list[bool]]:
+        """The mask of positives, of the similarities' shape, whichever way the case gives them."""
+        rows, columns = self.shape
+        if self.loss == "info_nce":
+            return [[j == i % self.n for j in range(columns)] for i in range(rows)]
+        if "labels" in self.arguments:
+            labels = self.arguments["labels"]
+            return [[a == b for b in self.arguments.get("ref_labels", labels)] for a in labels]
+        if "positives" in self.arguments:
+            return [[bool(x) for x in row] for row in self.arguments["positives"]]
+        if "partners" in self.arguments:
+            return [[j == p for j in range(columns)] for p in self.arguments["partners"]]
+        pairs = {tuple(pair) for pair in self.arguments["positive_pairs"]}
+        return [[(i, j) in pairs for j in range(columns)] for i in range(rows)]
+
+    def anchors(self) -> list[int]:
+        """The rows that are anchors."""
+        chosen = self.option("anchors")
+        return [i for i in range(self.shape[0]) if chosen is None or chosen[i]]
+
+    def counted(self) -> list[int]:
+        """The anchors that reduction "none" returns: all of them, but the lonely ones where they are dropped."""
+        positives = self.positives()
+        return [i for i in self.anchors() if positives[i] or self.option("no_positive") != "drop"]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what if number != 1 else what.removesuffix('s')}"
+
+
+def call_reference(case: Case, rows: Mapping[str, npt.ArrayLike] | None = None, **changed: Any) -> reference.Result:
+    """The reference's loss and terms for a case, on its matrices or on other scalars in their place.
+
+    Args:
+        case: the case.
+        rows: every float matrix by the name of its argument, in place of the case's.
+        changed: arguments and keywords in place of the case's.
+    """
+    function = getattr(reference, LOSSES[case.loss].function)
+    given = {**case.arguments, **case.keywords, **changed}
+    given = {
+        k: np.array(v, dtype=bool) if k in ("positives", "anchors") and v is not None else v for k, v in given.items()
+    }
+    if "positive_pairs" in given:
+        given["positive_pairs"] = np.array(given["positive_pairs"], dtype=np.int64).reshape(-1, 2)
+    result: reference.Result = function(**{**case.matrices, **(rows or {})}, **given)
+    return result
+
+
+def similarities(case: Case, rows: Mapping[str, Sequence[Sequence[Any]]]) -> list[list[Any]]:
+    """The similarities of a case, of its ``shape``, over any scalars.
+
+    Args:
+        case: the case.
+        rows: every float matrix by the name of its argument.
+    """
+    found: list[list[Any]] = [[None] * case.shape[1] for _ in range(case.shape[0])]
+    for block in case.blocks():
+        others = None if block.left == block.right else rows[block.right]
+        for i, line in enumerate(similarity_matrix(rows[block.left], case.option("similarity"), others)):
+            found[block.row + i][block.column : block.column + len(line)] = line
+    return found
+
+
+def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]]) -> reference.Result:
+    """The reference's loss and terms for a case whose similarities, of its ``shape``, are given."""
+    laid = layouts.lay_out(
+        [list(row) for row in matrix],
+        case.positive_mask(),
+        anchors=case.anchors(),
+        temperature=float(case.option("temperature")),
+        base_temperature=case.option("base_temperature"),
+        others=case.members(),
+    )
+    if case.loss in ("supcon", "supcon_in"):
+        supcon.sum_anchors(
+            laid,
+            denominator=case.option("denominator"),
+            no_negative=case.option("no_negative"),
+            inside=case.loss == "supcon_in",
+        )
+    elif case.loss == "supcon_epsilon":
+        supcon.epsilon_anchors(laid)
+    elif case.loss == "nt_xent":
+        nt_xent.nt_xent_anchors(laid)
+    elif case.loss == "nt_xent_pairwise":
+        nt_xent.nt_xent_pairwise_anchors(laid)
+    elif case.loss == "info_nce":
+        info_nce.info_nce_anchors(laid)
+    else:
+        nt_bxent.nt_bxent_anchors(laid, no_negative=case.option("no_negative"))
+    return laid.finish(case.option("reduction"), case.option("no_positive") or "zero")
+
+
+def worked_cases(fixture: WorkedFixture) -> list[Case]:
+    """One case per call of a document whose inputs are known exactly."""
+    cases = []
+    for call in fixture.calls.values():
+        source = fixture.inputs[call.input]
+        if source.exact is None:
+            continue
+        figures = tuple(f for f in fixture.figures if f.call == call.id and f.quantity == "loss")
+        cases.append(_case(f"{fixture.document.id}/{call.id}", call, source, figures))
+    return cases
+
+
+def case_of(call: Call, source: Input) -> Case:
+    """The case of one call, for whoever wants its loss and terms."""
+    return _case(call.id, call, source, ())
+
+
+def _case(identity: str, call: Call, source: Input, figures: tuple[Figure, ...]) -> Case:
+    keywords = {key: float(v) if key.endswith("temperature") else v for key, v in call.keywords.items()}
+    exact = source.exact if source.exact is not None else [["0"] * source.shape[1]] * source.shape[0]
+    embeddings = np.array([[float(x) for x in row] for row in exact])
+    return Case(identity, call.loss, embeddings, call.arguments, keywords, figures, why="a worked example")

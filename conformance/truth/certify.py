@@ -1,0 +1,199 @@
+"""Proof: every result of a case as the one float64 that is nearest to the true value.
+
+The reference's loops run over balls at 128 bits, then 256, 512 and so on, until both ends of every enclosure round to
+the same float64. What is stored is therefore known, not measured. A result that is truly 0 keeps a radius at every
+precision; it counts as proved once its enclosure lies within 2^-1076, where nothing but 0 is the nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+from flint import arb
+
+from ..suite.cases import Case
+from .evaluate import Enclosures, enclosures
+from .intervals import PRECISION, precision
+
+PRECISIONS = (128, 256, 512, 1024, 2048, 4096, 8192)
+"""Bits tried in turn. An exact zero needs about 1100, more where it is a difference of large numbers."""
+
+ZERO = -1076
+"""An enclosure within 2^ZERO is 0: half the smallest float64 is 2^-1075."""
+
+NAN_LOSS = "the loss is NaN"
+TIE = "two entries of a row are equal and its largest: the loss has a kink there"
+BY_CHOICE = "by choice: the batch is large"
+LEFT_OUT = (NAN_LOSS, TIE, BY_CHOICE)
+"""Every reason for which a gradient may be left out."""
+
+NAN = float("nan")
+
+
+class CertificationError(ValueError):
+    """A result that could not be proved: the message names the case and the entry."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a case must give, each number the float64 nearest to the true one.
+
+    Attributes:
+        loss: the value, or one value per counted anchor for reduction "none".
+        anchors: what reduction "none" gives: the counted anchors' values, in row order.
+        gradient: [N, D] of the loss (of the sum of its values for reduction "none"), or None.
+        gradient_left_out: why there is no gradient, or None.
+        other_gradients: the gradient by each further matrix, by its name; empty where there is none.
+    """
+
+    loss: float | tuple[float, ...]
+    anchors: tuple[float, ...]
+    gradient: npt.NDArray[np.float64] | None
+    gradient_left_out: str | None
+    other_gradients: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The loss as a tuple: one value, or one per counted anchor."""
+        return self.loss if isinstance(self.loss, tuple) else (self.loss,)
+
+
+def certify(case: Case, *, gradient: bool = True) -> Expected:
+    """Prove every result of a case.
+
+    Args:
+        case: the case.
+        gradient: whether to prove the gradient as well; without it the reason given is ``BY_CHOICE``.
+
+    Returns:
+        The results, each the float64 nearest to its true value.
+
+    Raises:
+        CertificationError: an enclosure still straddles two float64 at the last precision, or two entries that decide
+            a maximum cannot be told apart in float64 although they differ.
+    """
+    counted = case.counted()
+    undefined = undefined_anchors(case)
+    tie = case.loss == "supcon_epsilon" and maximum_is_tied(case)
+    left_out = NAN_LOSS if undefined else TIE if tie else None if gradient else BY_CHOICE
+    open_entry = ""
+    for bits in PRECISIONS:
+        found = enclosures(case, bits, gradient=left_out is None)
+        proved, open_entry = _proved(case, found, counted, undefined, left_out)
+        if proved is not None:
+            return proved
+    raise CertificationError(f"{case.id}: {open_entry} cannot be proved with {PRECISIONS[-1]} bits")
+
+
+def undefined_anchors(case: Case) -> set[int]:
+    """The anchors that the policies of a case make NaN: nothing else does."""
+    lonely_is_nan = case.option("no_positive") == "nan"
+    no_negative_is_nan = case.option("no_negative") == "nan" and (
+        case.loss == "nt_bxent" or case.option("denominator") == "only_negatives"
+    )
+    undefined = set()
+    positives, members = case.positives(), case.members()
+    for i in case.anchors():
+        if not positives[i] and case.loss != "nt_bxent":
+            nan = lonely_is_nan
+        else:
+            nan = no_negative_is_nan and len(positives[i]) == len(members[i])
+        if nan:
+            undefined.add(i)
+    return undefined
+
+
+def maximum_is_tied(case: Case) -> bool:
+    """Whether the maximum that supcon_epsilon takes has a kink: two equal largest dot products in an anchor's row.
+
+    Under cosine the largest entry of a row is 1, its self-similarity, whatever the embeddings are: no kink.
+
+    Raises:
+        CertificationError: the loops, which compare in float64, would take the wrong entry for the largest.
+    """
+    rows = [[Fraction(x) for x in row] for row in case.embeddings.tolist()]
+    products = [[sum((x * y for x, y in zip(a, b, strict=True)), Fraction(0)) for b in rows] for a in rows]
+    positives = case.positives()
+    tied = False
+    for i in case.anchors():
+        if not positives[i]:
+            continue
+        if case.option("similarity") == "cosine":
+            for j in range(case.n):
+                parallel = products[i][j] > 0 and products[i][j] ** 2 == products[i][i] * products[j][j]
+                near = products[i][j] > 0 and products[i][j] ** 2 > products[i][i] * products[j][j] * _ALMOST
+                if near and not parallel:
+                    raise CertificationError(f"{case.id}: rows {i} and {j} are too nearly parallel to be told apart")
+            continue
+        top = max(products[i])
+        largest = [j for j in range(case.n) if products[i][j] == top]
+        rounded = [j for j in range(case.n) if float(products[i][j]) == float(top)]
+        if largest != rounded:
+            raise CertificationError(f"{case.id}: the largest products of row {i} are too near to be told apart")
+        tied = tied or len(largest) > 1
+    return tied
+
+
+def nearest(value: arb) -> float | None:
+    """The float64 nearest to every number of an enclosure, or None while it holds numbers nearest to different ones."""
+    if not value.is_finite():
+        return None
+    # The ends of a ball are rounded outwards to the working precision, which must not be coarser than the ball.
+    with precision(max(PRECISION, value.bits() + 64)):
+        if value.abs_upper() <= _ZERO_BALL:
+            return 0.0
+        bounds = (value.lower(), value.upper())
+    ends = []
+    for end in bounds:
+        mantissa, exponent = (int(x) for x in end.man_exp())
+        if not ZERO <= mantissa.bit_length() + exponent <= 1024 or mantissa == 0:
+            return None
+        # Division of integers rounds once, subnormal results included.
+        ends.append(float(mantissa * 2**exponent) if exponent >= 0 else mantissa / 2**-exponent)
+    return ends[0] + 0.0 if ends[0] == ends[1] else None
+
+
+_ZERO_BALL = arb((1, ZERO))
+_ALMOST = 1 - Fraction(1, 2**51)
+"""Squared cosines up to here are of cosines that round to less than 1."""
+
+
+def _proved(
+    case: Case, found: Enclosures, counted: Sequence[int], undefined: set[int], left_out: str | None
+) -> tuple[Expected | None, str]:
+    """The results, or None and the name of the first entry that stays open."""
+    single = case.option("reduction") != "none"
+    anchors = {i: NAN if i in undefined else nearest(found.anchors[i]) for i in counted}
+    for i, value in anchors.items():
+        if value is None:
+            return None, f"the value of anchor {i}"
+    whole: Iterable[float | None]
+    if single:
+        whole = [NAN if undefined else nearest(found.values[0])]
+    else:
+        whole = [NAN if i in undefined else nearest(v) for i, v in zip(counted, found.values, strict=True)]
+    values = [value for value in whole if value is not None]
+    if len(values) < (1 if single else len(counted)):
+        return None, "the loss"
+    gradients: dict[str, npt.NDArray[np.float64]] = {}
+    if found.gradient is not None:
+        for name, rows in {case.first: found.gradient, **found.other_gradients}.items():
+            gradients[name] = np.zeros((len(rows), len(rows[0])))
+            for i, row in enumerate(rows):
+                for d, entry in enumerate(row):
+                    value = nearest(entry)
+                    if value is None:
+                        by = "" if name == case.first else f" by {name}"
+                        return None, f"the gradient's entry [{i}, {d}]{by}"
+                    gradients[name][i, d] = value
+    return Expected(
+        loss=values[0] if single else tuple(values),
+        anchors=tuple(value for value in anchors.values() if value is not None),
+        gradient=gradients.pop(case.first, None),
+        gradient_left_out=left_out,
+        other_gradients=gradients,
+    ), ""

@@ -1,0 +1,158 @@
+"""Hold an outcome against the truth, and name the first term that differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pairproof.reference import Terms
+
+from ..suite.cases import Case, Matrix
+from .evaluate import Truth
+from .tolerances import Bounds, accumulating, unit_roundoff
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an implementation gave for a case.
+
+    Attributes:
+        values: the loss, or one value per counted anchor for reduction "none".
+        gradient: [N, D] by the embeddings, of the loss or of the sum of its values; None where it has none.
+        anchors: every anchor's value by row, where the implementation tells.
+        terms: the reference's record.
+        other_gradients: by each further float matrix of the case, by its name; empty where it has no ``gradient``.
+    """
+
+    values: list[float]
+    gradient: Matrix | None = None
+    anchors: dict[int, float] | None = None
+    terms: Terms | None = None
+    other_gradients: Mapping[str, Matrix] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The worst error in units of its bound, the first term beyond it (or nothing), and the loss's error in ulp."""
+
+    ratio: float
+    first: str
+    ulps: float = math.inf
+
+
+def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: str = "float64") -> Comparison:
+    """Compare term by term, in the order in which the loss is built.
+
+    Args:
+        case: the case.
+        truth: its certified results.
+        outcome: what was found.
+        bounds: how far each may be off.
+        dtype: in whose accumulating dtype the loss's error is told in units of the last place.
+    """
+    worst, first = 0.0, ""
+    for name, expected, found, bound in _terms(case, truth, outcome, bounds):
+        ratio = _ratio(expected, found, bound)
+        if ratio > 1 and not first:
+            first = f"{name}: expected {expected!r}, got {found!r}, {_times(ratio)}"
+        worst = max(worst, ratio)
+    if len(outcome.values) != len(truth.values):
+        return Comparison(math.inf, f"loss: expected {len(truth.values)} values, got {len(outcome.values)}")
+    if outcome.gradient is not None and truth.gradient is not None:
+        right = {case.first: truth.gradient, **truth.other_gradients}
+        given = {case.first: outcome.gradient, **outcome.other_gradients}
+        rows = {case.first: bounds.rows, **bounds.other_rows}
+        for name, gradient in right.items():
+            # A batch that is contrasted with itself has one gradient, which needs no name.
+            what = "gradient" if len(right) == 1 else f"gradient of {name}"
+            if name not in given:
+                ratio, text = math.inf, f"{what}: expected shape {list(gradient.shape)}, got none"
+            else:
+                ratio, text = _gradient(what, gradient, given[name], rows[name])
+            first = first or text
+            worst = max(worst, ratio)
+    return Comparison(worst, first, _ulps(truth.values, outcome.values, accumulating(dtype)))
+
+
+def _ulps(expected: list[float], found: list[float], dtype: str) -> float:
+    """The worst error of the loss in units of the last place of the true value."""
+    number = np.dtype(dtype).type
+    errors = [0.0]
+    for e, f in zip(expected, found, strict=True):
+        if e != f and not (math.isnan(e) and math.isnan(f)):
+            with np.errstate(over="ignore"):
+                errors.append(abs(f - e) / float(np.spacing(abs(number(e)))))
+    return max(errors)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times the bound" if math.isfinite(ratio) else "not a matter of rounding"
+
+
+def _ratio(expected: float, found: float, bound: float) -> float:
+    if math.isnan(expected) or math.isnan(found):
+        return 0.0 if math.isnan(expected) and math.isnan(found) else math.inf
+    if not math.isfinite(found):
+        return math.inf
+    return abs(found - expected) / bound if found != expected else 0.0
+
+
+def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterator[tuple[str, float, float, float]]:
+    if outcome.terms is not None and truth.similarity is not None:
+        what = "rows" if len(case.matrices) == 1 else "anchor and column"
+        for i, j in np.ndindex(*truth.similarity.shape):
+            found = float(outcome.terms.similarity[i][j])
+            allowed = float(bounds.similarity[i, j])
+            yield f"similarity of {what} {i} and {j}", float(truth.similarity[i, j]), found, allowed
+        yield from _pairs(outcome.terms)
+    if outcome.anchors is not None:
+        for i, expected in truth.anchors.items():
+            if i not in outcome.anchors:
+                yield f"value of anchor {i}", expected, math.nan, 1.0
+            else:
+                yield f"value of anchor {i}", expected, outcome.anchors[i], bounds.anchors[i]
+    for k, (expected, found) in enumerate(zip(truth.values, outcome.values, strict=False)):
+        name = "loss" if len(truth.values) == 1 else f"loss, value {k}"
+        yield name, expected, found, bounds.values[k]
+
+
+def _pairs(terms: Terms) -> Iterator[tuple[str, float, float, float]]:
+    """That the recorded numerators and denominators, and their logarithms, are those of the values that were summed."""
+    u = unit_roundoff("float64")
+    for (i, j), pair in terms.pairs.items():
+        value, above, below = float(pair.value), float(pair.log_numerator), float(pair.log_denominator)
+        room = 16 * u * (1 + abs(above) + abs(below))
+        yield f"logarithms of the numerator and the denominator of pair ({i}, {j})", value, below - above, room
+        numerator, denominator = float(pair.numerator), float(pair.denominator)
+        if numerator > 1e-300 and denominator > 1e-300:
+            ratio = math.log(denominator) - math.log(numerator)
+            yield f"numerator and denominator of pair ({i}, {j})", value, ratio, room + 16 * u * abs(value)
+
+
+def _gradient(what: str, expected: Matrix, found: Matrix, rows: Matrix) -> tuple[float, str]:
+    """Worst row and whole norm, in units of their bounds; the first row beyond its own."""
+    if found.shape != expected.shape:
+        return math.inf, f"{what}: expected shape {list(expected.shape)}, got {list(found.shape)}"
+    if not np.isfinite(found).all():
+        row = int(np.argmin(np.isfinite(found).all(axis=1)))
+        return math.inf, f"{_of_row(what, row)}: expected finite numbers, got {found[row].tolist()}"
+    errors = np.array([math.hypot(*row) for row in found - expected])
+    ratios = errors / rows
+    whole = math.hypot(*errors) / math.hypot(*rows)
+    worst = max(float(ratios.max()), whole)
+    if worst <= 1:
+        return worst, ""
+    row = int(np.argmax(ratios > 1)) if (ratios > 1).any() else int(np.argmax(ratios))
+    column = int(np.argmax(np.abs(found[row] - expected[row])))
+    text = (
+        f"{_of_row(what, row)}: worst at column {column}, expected {float(expected[row, column])!r},"
+        f" got {float(found[row, column])!r}; the row's error is {_times(float(ratios[row]))}"
+    )
+    return worst, text
+
+
+def _of_row(what: str, row: int) -> str:
+    return f"{what} of row {row}" if what == "gradient" else f"{what}, row {row}"

@@ -1,0 +1,192 @@
+"""What a case must give: the reference's loops over balls, so that nothing is rounded but the last digit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from flint import arb
+
+from pairproof import reference
+
+from ..suite.cases import Case, Matrix, call_reference, reference_of_similarities, similarities
+from . import autodiff as tape
+from .intervals import PRECISION, precision
+
+if TYPE_CHECKING:
+    from .certify import Expected
+
+PROVE_UP_TO = 40
+"""Rows up to which the loops are run anew for sensitivities, terms and complex steps."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The true results of a case, each rounded once to float64, and what its conditioning is made of.
+
+    Attributes:
+        loss: the value, or one value per counted anchor for reduction "none".
+        anchors: every anchor's value, by row.
+        gradient: [N, D], of the loss (of the sum of its values for reduction "none"); None where the loss is NaN.
+        similarity: of the case's ``shape``, or None for a batch so large that it is not recomputed.
+        weights: of the case's ``shape``, the derivative of the loss by each similarity, both orders apart.
+        other_gradients: by each further matrix, by its name; empty where there is no ``gradient``.
+    """
+
+    loss: float | list[float]
+    anchors: dict[int, float]
+    gradient: Matrix | None
+    similarity: Matrix | None
+    weights: Matrix
+    other_gradients: Mapping[str, Matrix] = field(default_factory=dict)
+
+    @property
+    def values(self) -> list[float]:
+        """The loss as a list: one value, or one per anchor."""
+        return self.loss if isinstance(self.loss, list) else [self.loss]
+
+
+@dataclass(frozen=True)
+class Enclosures:
+    """The true results of a case as balls, for whoever proves digits.
+
+    Attributes:
+        values: the loss, alone in its list; or one per counted anchor for reduction "none".
+        anchors: every anchor's value, by row.
+        gradient: [N][D], of the sum of ``values``; None where it was not asked for.
+        other_gradients: the same by each further matrix, by its name.
+    """
+
+    values: list[arb]
+    anchors: dict[int, arb]
+    gradient: list[list[arb]] | None
+    other_gradients: Mapping[str, list[list[arb]]] = field(default_factory=dict)
+
+
+def enclosures(case: Case, bits: int = PRECISION, *, gradient: bool = True) -> Enclosures:
+    """Evaluate a case over balls and round nothing."""
+    return _evaluate(case, bits, gradient)[0]
+
+
+def _evaluate(case: Case, bits: int, gradient: bool) -> tuple[Enclosures, reference.Terms, bool]:
+    """The enclosures, the terms, and whether the loss is one value per anchor."""
+    with precision(bits):
+        exact = {name: [[arb(x) for x in row] for row in matrix.tolist()] for name, matrix in case.matrices.items()}
+        # One record holds the rows of every matrix, so that one walk backwards differentiates by all of them.
+        variables = tape.variables([row for rows in exact.values() for row in rows]) if gradient else None
+        given = exact if variables is None else _apart(exact, variables)
+        result = call_reference(case, {name: _objects(rows) for name, rows in given.items()})
+        values = result.loss if isinstance(result.loss, list) else [result.loss]
+        derivatives: dict[str, list[list[arb]]] = {}
+        if variables:
+            total = _total(values)
+            derivatives = {name: [[arb(0)] * len(row) for row in rows] for name, rows in exact.items()}
+            if isinstance(total, tape.Var):
+                derivatives = _apart(exact, tape.gradient(total, variables))
+        found = Enclosures(
+            values=[arb(_lift(v)) for v in values],
+            anchors={i: arb(_lift(v)) for i, v in result.terms.anchor_losses.items()},
+            gradient=derivatives.pop(case.first, None),
+            other_gradients=derivatives,
+        )
+        return found, result.terms, isinstance(result.loss, list)
+
+
+def _apart(matrices: Mapping[str, Sequence[Any]], rows: Sequence[Any]) -> dict[str, Any]:
+    """Rows that stand one matrix after the other, given back to their matrices."""
+    apart, begin = {}, 0
+    for name, matrix in matrices.items():
+        apart[name] = rows[begin : begin + len(matrix)]
+        begin += len(matrix)
+    return apart
+
+
+def truth(case: Case, bits: int = PRECISION) -> Truth:
+    """Prove a case on the spot: value, terms, gradient, and sensitivity to each similarity."""
+    found, terms, many = _evaluate(case, bits, gradient=True)
+    with precision(bits):
+        loss = [float(v) for v in found.values]
+        defined = not any(math.isnan(x) for x in loss)
+        return Truth(
+            loss=loss if many else loss[0],
+            anchors={i: float(v) for i, v in found.anchors.items()},
+            gradient=_rounded(found.gradient or []) if defined else None,
+            similarity=_rounded(terms.similarity),
+            weights=weights(case),
+            other_gradients={name: _rounded(rows) for name, rows in found.other_gradients.items()} if defined else {},
+        )
+
+
+def stored_truth(case: Case, expected: Expected) -> Truth:
+    """The truth of a golden case: its stored results, which were proved when the fixtures were made.
+
+    Args:
+        case: the case.
+        expected: what its file holds.
+    """
+    similarity = None
+    if case.size <= PROVE_UP_TO:
+        with precision():
+            rows = {name: [[arb(x) for x in row] for row in matrix.tolist()] for name, matrix in case.matrices.items()}
+            similarity = _rounded(similarities(case, rows))
+    return Truth(
+        loss=list(expected.loss) if isinstance(expected.loss, tuple) else expected.loss,
+        anchors=dict(zip(case.counted(), expected.anchors, strict=True)),
+        gradient=expected.gradient,
+        similarity=similarity,
+        weights=weights(case),
+        other_gradients=expected.other_gradients,
+    )
+
+
+def weights(case: Case) -> Matrix:
+    """How sensitive the loss is to each similarity: its derivative, of the case's ``shape``, both orders apart.
+
+    They scale the tolerances, so float64 serves. Above ``PROVE_UP_TO`` rows the loops take too long, and each anchor
+    is given the most it can have, 2 / temperature, spread over its row.
+    """
+    if case.size > PROVE_UP_TO:
+        anchors = case.anchors()
+        most = np.zeros(case.shape)
+        most[anchors] = 2 / (float(case.option("temperature")) * case.shape[1])
+        return most if case.option("reduction") in ("sum", "none") else most / max(len(anchors), 1)
+    matrix = similarities(case, {name: rows.tolist() for name, rows in case.matrices.items()})
+    variables = tape.variables(matrix)
+    with np.errstate(all="ignore"):
+        loss = reference_of_similarities(case, variables).loss
+        total = _total(loss if isinstance(loss, list) else [loss])
+        if not isinstance(total, tape.Var):
+            return np.zeros(case.shape)
+        found = np.array([[float(x) for x in row] for row in tape.gradient(total, variables)])
+    return np.where(np.isfinite(found), found, 0.0)
+
+
+def _rounded(rows: Sequence[Sequence[Any]]) -> Matrix:
+    return np.array([[_plain(x) for x in row] for row in rows])
+
+
+def _objects(rows: list[list[Any]]) -> npt.NDArray[np.object_]:
+    out = np.empty((len(rows), len(rows[0])), dtype=object)
+    for i, row in enumerate(rows):
+        for j, x in enumerate(row):
+            out[i, j] = x
+    return out
+
+
+def _total(values: list[Any]) -> Any:
+    total: Any = 0
+    for v in values:
+        total = v + total
+    return total
+
+
+def _lift(x: Any) -> Any:
+    return x.value if isinstance(x, tape.Var) else x
+
+
+def _plain(x: Any) -> float:
+    return float(_lift(x))
