@@ -1,4 +1,4 @@
-"""optax's ``ntxent`` as a command that answers ``pairproof-lines/1`` (``subprocess.py`` beside this file), one request per line.
+"""optax's ``ntxent`` as a command that answers ``pairproof-lines/1`` (see ``subprocess.py``), one request per line.
 
 JAX starts threads, which do not survive the forks among which ``pairproof verify`` shares its cases: hence a process of
 its own, started by the adapter. It imports nothing of ours.
