@@ -6,6 +6,8 @@ stated in `pairproof.fast.engine`, with the backends that evaluate them.
 
 from __future__ import annotations
 
+from . import kernels
+from .engine.spec import register
 from .info_nce import info_nce_loss
 from .modules import (
     InfoNCELoss,
@@ -20,6 +22,8 @@ from .nt_bxent import nt_bxent_loss
 from .nt_xent import nt_xent_loss, nt_xent_pairwise_loss
 from .supcon import supcon_epsilon_loss, supcon_in_loss, supcon_loss
 from .views import flatten_views, interleaved_partners, repeat_labels, split_views, stacked_partners
+
+register("triton", kernels)
 
 __all__ = [
     "InfoNCELoss",

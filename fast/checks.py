@@ -176,12 +176,12 @@ def check_references(
             if value is not None:
                 raise ValueError(f"{name}: expected ref_embeddings with it, got none")
         return None
-    tensor, norms = check_embeddings(
+    tensor, _ = check_embeddings(
         ref_embeddings, similarity=similarity, validate=validate, name="ref_embeddings", shape="[M, D]", least=1
     )
     check_alike("ref_embeddings", tensor, "embeddings", embeddings)
     if self_rows is None:
-        return References(tensor, None, norms)
+        return References(tensor)
     own = _integers("self_rows", self_rows)
     count, columns = embeddings.shape[0], tensor.shape[0]
     if own.shape != (count,):
@@ -193,7 +193,11 @@ def check_references(
         if row is not None:
             value = int(own[row])
             raise ValueError(f"self_rows: expected rows in the range -1 to {columns - 1}, got {value} in row {row}")
-    return References(tensor, own, norms)
+    return References(tensor, own)
+
+
+def _columns(references: References) -> int:
+    return cast(Tensor, references.embeddings).shape[0]
 
 
 def check_alike(name: str, tensor: Tensor, other: str, model: Tensor) -> None:
@@ -228,7 +232,7 @@ def check_labels_or_positives(
         ValueError: both or neither given, a wrong shape, or another device than the embeddings'.
     """
     count = embeddings.shape[0]
-    columns = count if references is None else references.embeddings.shape[0]
+    columns = count if references is None else _columns(references)
     if (labels is None) == (positives is None):
         got = "neither" if labels is None else "both"
         raise ValueError(f"labels: expected exactly one of labels and positives, got {got}")
@@ -287,7 +291,7 @@ def check_partners(
         ValueError: a wrong shape, another device than the embeddings', or an impossible partner.
     """
     count = embeddings.shape[0]
-    columns = count if references is None else references.embeddings.shape[0]
+    columns = count if references is None else _columns(references)
     tensor = _integers("partners", partners)
     if tensor.shape != (count,):
         raise ValueError(f"partners: expected one partner per embedding, shape [{count}], got shape {_shape(tensor)}")

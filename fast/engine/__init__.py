@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from . import evaluate, exact
-from .description import (
+from .plan import choose, tiles_of
+from .scaling import MODERATE, measure, pair_logits
+from .spec import (
     AnchorValues,
     Backend,
     Denominator,
@@ -33,8 +35,6 @@ from .description import (
     Targets,
     Terms,
 )
-from .plan import choose, tiles_of
-from .scaling import MODERATE, measure, pair_logits
 
 __all__ = [
     "MODERATE",
@@ -110,6 +110,7 @@ def _mutual_values(
             return evaluate.anchor_values(
                 embeddings, targets, rule, plan, references=references, anchors=None, norms=None, held=held
             )
+    assert references.embeddings is not None
     parts = [
         anchor_values(rows, targets, rule, references=References(others), held=held, backend=backend)
         for rows, others in ((embeddings, references.embeddings), (references.embeddings, embeddings))

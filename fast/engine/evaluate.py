@@ -17,12 +17,25 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from .. import kernels
-from . import device, pairs, rowwise, symmetric
-from .description import AnchorValues, Backend, Denominator, Kind, References, Rule, Similarity, Targets, Terms
+from . import device, pairs, rowwise, spec, symmetric
 from .device import computing_dtype, wide_dtype
-from .plan import PANEL_ELEMENTS, Form, Plan, choose
-from .scaling import LN2, Scaled, differentiable_rows, scale_rows, to_embeddings
+from .plan import PANEL_ELEMENTS, choose
+from .scaling import Scaled, differentiable_rows, scale_rows, to_embeddings
+from .spec import (
+    KERNELS,
+    LN2,
+    AnchorValues,
+    Backend,
+    Denominator,
+    Form,
+    Kind,
+    Plan,
+    References,
+    Rule,
+    Similarity,
+    Targets,
+    Terms,
+)
 from .workspace import borrow, give_back
 
 AnyPanel = rowwise.Panel | rowwise.LonePanel
@@ -153,7 +166,7 @@ def anchor_values(
         None if references is None else references.own,
         anchors,
         norms,
-        None if references is None else references.norms,
+        None,
     )
     differentiated = [t for t in (batch.embeddings, batch.references, batch.temperature) if t is not None]
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in differentiated)
@@ -311,40 +324,24 @@ def _by_temperature(pull: Tensor, rows: Tensor, size: float | Tensor, temperatur
     return found.to(temperature.dtype)
 
 
-def _problem(batch: Batch, fixed: Fixed) -> Any:
-    return kernels.evaluation().set_up(
-        batch.embeddings,
-        batch.references,
-        batch.own,
-        fixed.targets(batch),
-        fixed.rule(batch.temperature),
-        held=getattr(torch, fixed.held) if fixed.held else batch.embeddings.dtype,
-        tf32=fixed.tf32,
-    )
+def _described(batch: Batch, fixed: Fixed) -> spec.Batch:
+    references = References(batch.references, batch.own, fixed.mutual)
+    storage = getattr(torch, fixed.held) if fixed.held else None
+    rule = fixed.rule(batch.temperature)
+    return spec.Batch(batch.embeddings, fixed.targets(batch), rule, references, batch.anchors, storage)
 
 
 def _triton(batch: Batch, fixed: Fixed) -> tuple[AnchorValues, Saved]:
-    """Make the rows ready and leave nothing of them: the backward pass makes them anew, in one kernel."""
-    launch = kernels.evaluation()
-    with launch.on_device(batch.embeddings):
-        found = launch.forward(_problem(batch, fixed), batch.anchors, mutual=fixed.mutual)
+    """The backward pass makes the rows ready anew."""
+    found, stats = KERNELS["triton"].forward(_described(batch, fixed), fixed.plan())
     nothing = found.values.new_empty(0)
-    saved = Saved(nothing, nothing, None, (found.stats,), None, None)
-    return AnchorValues(found.values, found.positives, found.negatives), saved
+    return found, Saved(nothing, nothing, None, (stats,), None, None)
 
 
 def _triton_gradient(
     grad: Tensor, _size: float | Tensor, batch: Batch, saved: Saved, fixed: Fixed
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    launch, learned = kernels.evaluation(), batch.temperature is not None
-    with launch.on_device(batch.embeddings):
-        gradient, by_references, along = launch.backward(
-            _problem(batch, fixed), grad, saved.stats[0], learned=learned, mutual=fixed.mutual
-        )
-    if batch.temperature is None or along is None:
-        return gradient, by_references, None
-    by_temperature = along / (-2 * batch.temperature.to(along.dtype))
-    return gradient, by_references, by_temperature.to(batch.temperature.dtype)
+    return KERNELS["triton"].backward(grad, _described(batch, fixed), fixed.plan(), saved.stats[0])
 
 
 def _columns(batch: Batch, rule: Rule, rows: Tensor) -> tuple[Tensor, Scaled | None, Tensor | None]:
@@ -547,14 +544,15 @@ def _stacked(saved: Saved) -> Tensor:
     if saved.stats and saved.stats[0].dim() == 2:
         return saved.stats[0]
     count = saved.rows.shape[0]
-    found = saved.rows.new_zeros((_STATS, count))
+    found = saved.rows.new_zeros((_most_stats(), count))
     for line, part in enumerate(saved.stats):
         if part.numel():
             found[line] = part
     return found
 
 
-_STATS = max(len(pairs.Stats._fields), len(symmetric.Stats._fields), kernels.STATS)
+def _most_stats() -> int:
+    return max(len(symmetric.Stats._fields), *(kernels.STATS for kernels in KERNELS.values()))
 
 
 def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -680,7 +678,7 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
         floats.new_empty((count, dim)),
         floats.new_empty(factors),
         floats.new_empty(factors),
-        floats.new_empty((_STATS, count)),
+        floats.new_empty((_most_stats(), count)),
     )
 
 

@@ -35,8 +35,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .description import (
+from .device import wide_dtype
+from .scaling import differentiable_rows
+from .spec import (
     EPSILON,
+    LN2,
     AnchorValues,
     Denominator,
     References,
@@ -45,8 +48,6 @@ from .description import (
     Targets,
     Terms,
 )
-from .device import wide_dtype
-from .scaling import LN2, differentiable_rows
 
 LN2_HIGH = 355 / 512
 """log(2) to so few bits that its product with an exponent is exact."""
@@ -73,7 +74,8 @@ def anchor_values(
 ) -> AnchorValues:
     """Evaluate one value per anchor; see `pairproof.fast.engine.anchor_values`."""
     count = embeddings.shape[0]
-    columns = count if references is None else references.embeddings.shape[0]
+    others = None if references is None else references.embeddings
+    columns = count if others is None else others.shape[0]
     place = torch.arange(columns, device=embeddings.device)
     own = place if references is None else references.own
     itself = torch.zeros((count, columns), dtype=torch.bool, device=place.device)
@@ -88,9 +90,9 @@ def anchor_values(
     if rule.terms == "lse" or (rule.terms in ("out", "in") and rule.denominator != "all"):
         rows = rows & (negatives > 0)
     kept = rows
-    if references is not None:
+    if others is not None:
         # References stand below the batch as rows that are no anchors.
-        embeddings = torch.cat((embeddings, references.embeddings))
+        embeddings = torch.cat((embeddings, others))
         square = torch.zeros((count + columns,) * 2, dtype=torch.bool, device=place.device)
         positive = square.index_put((torch.arange(count, device=place.device)[:, None], count + place), positive)
         negative = square.index_put((torch.arange(count, device=place.device)[:, None], count + place), negative)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .description import Targets
+from .spec import Targets
 from .workspace import borrow, give_back
 
 

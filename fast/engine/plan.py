@@ -5,22 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
 
-import torch
 from torch import Tensor
 
-from .. import kernels
 from . import device, pairs
-from .description import Backend, References, Rule, Targets
 from .device import computing_dtype
 from .scaling import measure
-
-Form = Literal["pairs", "symmetric", "rowwise", "triton"]
-
-UNSHIFTED = {torch.float64: 600.0, torch.float32: 80.0}
-"""Largest logit plus log N up to which exponentials need no shift: their sums and the reciprocals are then normal."""
+from .spec import KERNELS, UNSHIFTED, Backend, Plan, References, Rule, Targets
 
 PAIRS_UP_TO = 320
 """Rows up to which pairs are held in one matrix, where tiles would be so small that their number is what costs."""
@@ -40,29 +31,6 @@ ACCELERATOR_FACTOR = 8
 """Times as many rows, and as many columns, of a tile on an accelerator, which a small one would leave idle."""
 KEPT_ELEMENTS = 2**20
 """Exponentials that may be kept from the forward pass for the backward pass, which then need not recompute them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How one batch is evaluated.
-
-    Attributes:
-        form: "pairs": one matrix of unshifted exponentials, of a small batch of pairs; "symmetric": tiles of unshifted
-            exponentials, each serving its rows and its columns; "rowwise": panels of whole rows, shifted by their
-            maxima; "triton": fused kernels, which choose their own tiles.
-        rows: of a tile or of a panel.
-        columns: of a tile; a panel has all.
-        keep: whether the forward pass keeps the tiles' exponentials.
-        reads: whether values may be read to choose a path: on an accelerator that would synchronise.
-        tf32: whether the kernels may multiply float32 rows in TF32.
-    """
-
-    form: Form
-    rows: int
-    columns: int
-    keep: bool
-    reads: bool
-    tf32: bool = False
 
 
 class _Forced:
@@ -100,13 +68,14 @@ def choose(
     Raises:
         ValueError: ``backend="triton"`` cannot take these embeddings.
     """
-    if backend == "triton" or (backend == "auto" and kernels.chosen(embeddings)):
-        refusal = kernels.refusal(embeddings)
+    on_device = backend == "auto" and embeddings.device.type != "cpu"
+    if backend == "triton" or (on_device and KERNELS["triton"].chosen(embeddings)):
+        refusal = KERNELS["triton"].refusal(embeddings)
         if refusal is not None:
             raise ValueError(f'backend="triton": {refusal}')
-        return Plan("triton", 0, 0, False, False, device.tf32_allowed()), targets
+        return Plan("triton", tf32=device.tf32_allowed()), targets
     count = embeddings.shape[0]
-    columns = count if references is None else references.embeddings.shape[0]
+    columns = count if references is None or references.embeddings is None else references.embeddings.shape[0]
     reads = device.may_read(embeddings)
     dtype = computing_dtype(embeddings)
     largest = math.inf

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .description import EPSILON, Rule, Targets
-from .scaling import LN2
+from .spec import EPSILON, LN2, Rule, Targets
 
 
 class Panel(NamedTuple):

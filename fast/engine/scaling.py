@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .description import Rule, Similarity
 from .device import computing_dtype, wide_dtype
+from .spec import Rule, Similarity
 
 _EXPONENTS = {torch.float64: 1000, torch.float32: 120}
 """2^e with ``|e|`` up to here is finite and normal."""
-
-LN2 = math.log(2)
 
 _ROWS = 2048
 """Rows whose products with others are formed at a time."""

@@ -23,10 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .description import Rule, Targets
 from .pairs import are_pairs
-from .plan import Plan
-from .scaling import LN2
+from .spec import LN2, Plan, Rule, Targets
 from .workspace import borrow, give_back
 
 

@@ -14,9 +14,12 @@ import os
 from functools import lru_cache
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..engine.spec import AnchorValues, Batch, Gradients, Plan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 1024
@@ -67,3 +70,38 @@ def evaluation() -> ModuleType:
     from . import launch
 
     return launch
+
+
+def forward(batch: Batch, plan: Plan) -> tuple[AnchorValues, Tensor]:
+    """Queue the forward pass: the rows are made ready, and the backward pass makes them ready anew."""
+    launch = evaluation()
+    with launch.on_device(batch.embeddings):
+        found = launch.forward(_problem(batch, plan), batch.anchors, mutual=batch.references.mutual)
+    return AnchorValues(found.values, found.positives, found.negatives), found.stats
+
+
+def backward(grad: Tensor, batch: Batch, plan: Plan, stats: Tensor) -> Gradients:
+    """Queue the backward pass."""
+    launch, temperature = evaluation(), batch.rule.temperature
+    learned = isinstance(temperature, Tensor)
+    with launch.on_device(batch.embeddings):
+        gradient, by_references, along = launch.backward(
+            _problem(batch, plan), grad, stats, learned=learned, mutual=batch.references.mutual
+        )
+    if not isinstance(temperature, Tensor) or along is None:
+        return gradient, by_references, None
+    by_temperature = along / (-2 * temperature.to(along.dtype))
+    return gradient, by_references, by_temperature.to(temperature.dtype)
+
+
+def _problem(batch: Batch, plan: Plan) -> Any:
+    references = batch.references
+    return evaluation().set_up(
+        batch.embeddings,
+        references.embeddings,
+        references.own,
+        batch.targets,
+        batch.rule,
+        held=batch.storage or batch.embeddings.dtype,
+        tf32=plan.tf32,
+    )

@@ -16,9 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..engine.description import Rule, Targets
-from ..engine.plan import UNSHIFTED
-from ..engine.scaling import LN2
+from ..engine.spec import LN2, UNSHIFTED, Rule, Targets
 from . import STATS, anchors, gradient, positives, rows, sums
 from .table import Kernel, Kind, Launch, launch_of
 

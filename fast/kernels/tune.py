@@ -186,7 +186,7 @@ class EventTimer:
 
     def pass_with(self, kernel: Kernel) -> Callable[[], object]:
         """Return what runs the pass that a kernel belongs to, on a batch where it has most to do."""
-        from ..engine.description import Rule, Targets
+        from ..engine.spec import Rule, Targets
 
         marked = kernel in PLAIN
         rows = min(self.rows, MASK_ROWS) if marked else self.rows
