@@ -9,7 +9,6 @@ import numpy as np
 from pairproof.reference import Pair, Result
 
 from .suite.cases import Case, call_reference
-from .suite.catalogue import LOSSES
 
 DIGITS = 4
 
@@ -29,7 +28,7 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
     if anchor is not None and anchor not in anchors:
         raise ValueError(f"anchor: expected one of {', '.join(map(str, anchors))}, got {anchor}")
     columns = _columns(case)
-    yield f"{case.id}: {LOSSES[case.loss].function}, {case.sizes()}"
+    yield f"{case.id}: {case.entry.function}, {case.sizes()}"
     options = {"temperature": case.option("temperature"), "similarity": case.option("similarity"), **case.keywords}
     yield "  " + ", ".join(f"{name} {value}" for name, value in options.items())
     for name, value in case.arguments.items():
@@ -46,7 +45,7 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
 
 def _columns(case: Case) -> str:
     """What the numbers of positives and negatives count, where that is not the batch itself."""
-    if case.loss == "info_nce":
+    if case.entry.two_towers:
         queue = len(case.others.get("negatives", ()))
         tower = f"0 to {case.n - 1} the rows of the other tower"
         return f"{tower}, {case.n} to {case.n + queue - 1} the negatives" if queue else tower
@@ -55,7 +54,7 @@ def _columns(case: Case) -> str:
 
 def _name(case: Case, i: int) -> str:
     """An anchor, and which row of which matrix it is where that is not clear."""
-    if case.loss != "info_nce":
+    if not case.entry.two_towers:
         return f"anchor {i}"
     block = next(block for block in case.blocks() if block.row <= i < block.row + case.n)
     return f"anchor {i} (row {i - block.row} of {block.left})"
@@ -88,12 +87,12 @@ def _anchor(case: Case, result: Result, i: int) -> Iterator[str]:
 
 def _pair(case: Case, pair: Pair, similarity: float) -> str:
     s = f"similarity {_number(similarity)}"
-    if case.loss == "nt_bxent":
+    if case.entry.form == "binary":
         sign, kind = ("-", "positive") if pair.positive else ("", "negative")
         return f"with {pair.other} ({kind}): {s}; softplus({sign}s) = {_number(float(pair.value))}"
     # As the document writes them, unless the exponentials leave the range of float64.
     numerator, denominator = _exp(float(pair.log_numerator)), _exp(float(pair.log_denominator))
-    if case.loss == "supcon_epsilon" or not (0 < numerator < np.inf and 0 < denominator < np.inf):
+    if case.entry.epsilon or not (0 < numerator < np.inf and 0 < denominator < np.inf):
         numerator, denominator = float(pair.numerator), float(pair.denominator)
         s += f", both relative to e^{_number(float(pair.shift))}"
     ratio = _exp(-float(pair.value))
@@ -111,15 +110,15 @@ def _whole(case: Case, result: Result) -> Iterator[str]:
         pairs = [pair for (a, _), pair in terms.pairs.items() if a == i]
         if not pairs:
             parts.append("0")
-        elif case.loss == "nt_bxent":
+        elif case.entry.form == "binary":
             parts.append(_binary(pairs))
-        elif case.loss == "supcon_in":
+        elif case.entry.form == "inside":
             ratios = " + ".join(_number(_exp(-float(p.value))) for p in pairs)
             parts.append(f"log(({ratios})/{len(pairs)})")
         else:
             logs = " + ".join(f"log {_number(_exp(-float(p.value)))}" for p in pairs)
             parts.append(f"({logs})/{len(pairs)}" if len(pairs) > 1 else logs)
-    sign = "" if case.loss == "nt_bxent" else "-"
+    sign = "" if case.entry.form == "binary" else "-"
     count = len(terms.counted)
     scale = "" if case.option("base_temperature") is None else f" x {_number(float(terms.scale))}"
     reduction = case.option("reduction")

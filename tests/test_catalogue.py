@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import re
@@ -11,12 +12,15 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
 from pairproof import conformance, fast, fixtures, reference
 from pairproof.conformance import _moved
-from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss, find_loss, register, registered
+from pairproof.conformance.truth.baseline import plain_outcome
 
 ROOMS = {"reference": reference, "fast": fast}
 MAY_IMPORT = {"reference": {"numpy", "scipy"}, "fast": {"torch", "triton"}}
@@ -94,6 +98,27 @@ def test_every_loss_function_of_the_rooms_is_in_the_catalogue() -> None:
     assert {name for name in reference.__all__ if name.endswith("_loss")} == functions
     assert {name for name in fast.__all__ if name.endswith("_loss")} == functions
     assert {name for name in fast.__all__ if name.endswith("Loss")} == {loss.module_class for loss in LOSSES.values()}
+
+
+def test_the_catalogue_follows_registration() -> None:
+    entry = dataclasses.replace(LOSSES["supcon"], name="margin", functions={"reference": len, "fast": max})
+    with registered(entry):
+        assert list(LOSSES)[-1] == "margin"
+        assert find_loss("margin") is entry
+        assert (entry.reference, entry.fast, entry.function) == (len, max, "margin_loss")
+        with pytest.raises(ValueError, match="margin: the catalogue has a loss of this name"):
+            register(entry)
+    with pytest.raises(ValueError, match="unknown loss 'margin'; known: supcon, supcon_in, nt_xent"):
+        find_loss("margin")
+    with pytest.raises(ValueError, match="unknown loss 'margin'"):
+        plain_outcome(Case("test/margin", "margin", np.eye(2), {"labels": [0, 0]}, {}), "float64")
+
+
+def test_an_entry_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(ValueError, match="positives_by: expected one of labels, partners, pairs, towers, got 'rows'"):
+        dataclasses.replace(LOSSES["supcon"], positives_by="rows")
+    with pytest.raises(ValueError, match="keywords: temperature is missing"):
+        dataclasses.replace(LOSSES["supcon"], keywords={"reduction": "mean"})
 
 
 def test_layout_helpers_have_the_same_parameters_in_both_rooms() -> None:

@@ -244,7 +244,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
     "unknown loss": (
         "vectorized_notebook",
         lambda d: d["calls"]["nt-xent"].update(loss="triplet"),
-        "$.calls['nt-xent'].loss: 'triplet' is not one of",
+        "$.calls['nt-xent'].loss: expected one of supcon, ",
     ),
     "wrong count": (
         "vectorized_notebook",

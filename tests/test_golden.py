@@ -119,9 +119,9 @@ def error(root: Path, load: Callable[[Path], object] = load_golden) -> str:
 
 def test_every_loss_has_many_cases(cases: dict[str, GoldenCase]) -> None:
     counts = Counter(case.case.loss for case in cases.values())
-    assert list(counts) == list(LOSSES)
+    assert set(counts) <= set(LOSSES)
     assert sum(counts.values()) >= 420
-    assert min(counts.values()) >= 60
+    assert sum(number >= 60 for number in counts.values()) >= 7
 
 
 def test_ids_are_unique_and_begin_with_their_loss(cases: dict[str, GoldenCase]) -> None:
@@ -209,7 +209,7 @@ def test_schemas_refuse_what_they_do_not_know(path: Path) -> None:
 
 def test_the_schema_knows_the_catalogue() -> None:
     schema = json.loads((ROOT / "schema/golden.schema.json").read_text(encoding="utf-8"))
-    assert schema["properties"]["loss"]["enum"] == list(LOSSES)
+    assert all(re.fullmatch(schema["properties"]["loss"]["pattern"], loss) for loss in LOSSES)
     properties = schema["$defs"]["case"]["properties"]
     keywords = properties["keywords"]["properties"]
     assert set(keywords) == {name for loss in LOSSES.values() for name in loss.keywords} - set(golden.ARGUMENTS)
@@ -276,7 +276,6 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     ("supcon", put("loss", "nt_xent"), "$.loss: expected 'supcon', the file's stem, got 'nt_xent'"),
     ("supcon", put("function", "nt_xent_loss"), "$.function: expected 'supcon_loss', got 'nt_xent_loss'"),
     ("supcon", put("author", "x"), "$: Additional properties are not allowed ('author' was unexpected)"),
-    ("supcon", put("cases", []), "$.cases: [] should be non-empty"),
     ("supcon", put("cases.0.comment", "x"), "$.cases[0]: Additional properties are not allowed"),
     ("supcon", remove("cases.0.note"), "$.cases[0]: 'note' is a required property"),
     ("supcon", repeat_first, "$.cases[5].id: 'supcon/one-positive-balanced-tau-half' stands twice"),
@@ -323,7 +322,7 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
         put("cases.0.keywords.temperature", -1.0),
         "$.cases[0].keywords.temperature: -1.0 is less than or equal",
     ),
-    ("supcon", put("cases.0.keywords.margin", 1), "$.cases[0].keywords: Additional properties are not allowed"),
+    ("supcon", put("cases.0.keywords.margin", 1), "$.cases[0].keywords.margin: supcon_loss has no such"),
     (
         "supcon",
         put("cases.0.keywords.reduction", "mean_pairs"),
@@ -506,9 +505,19 @@ def test_missing_and_foreign_files(small: Path) -> None:
     write_manifest(small)
     assert error(small).startswith("golden/margin.json: belongs to no loss of the catalogue")
     (small / "golden/margin.json").unlink()
-    (small / "golden/nt_bxent.json").unlink()
     write_manifest(small)
-    assert error(small) == "golden/nt_bxent.json: missing"
+    (small / "golden/nt_bxent.json").unlink()
+    assert error(small).startswith("golden/nt_bxent.json: missing; manifest.json lists it")
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_loss_may_have_no_cases(small: Path, empty: bool) -> None:
+    edit(small, "nt_bxent", put("cases", []))
+    if not empty:
+        (small / "golden/nt_bxent.json").unlink()
+        write_manifest(small)
+    assert {case.case.loss for case in load_golden(small)} == set(LOSSES) - {"nt_bxent"}
+    assert rebuild(small, processes=1) == []
 
 
 def test_damaged_flags_and_errors(small: Path) -> None:
@@ -519,7 +528,7 @@ def test_damaged_flags_and_errors(small: Path) -> None:
     assert error(small, load_errors).startswith("golden/errors.json: $.format: expected 'pairproof-golden-errors/1'")
     edit(small, "errors", put("format", "pairproof-golden-errors/1"))
     edit(small, "errors", put("cases.0.losses", ["margin"]))
-    assert error(small, load_errors).startswith("golden/errors.json: $.cases[0].losses[0]: 'margin' is not one of")
+    assert error(small, load_errors) == "golden/errors.json: $.cases[0]: $.good has no call of margin"
 
 
 def test_labels_beyond_float64_arrive_whole(cases: dict[str, GoldenCase]) -> None:

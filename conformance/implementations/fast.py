@@ -14,7 +14,6 @@ from pairproof.fast import kernels
 from pairproof.fast.engine import tiles_of
 
 from ..suite.cases import Case
-from ..suite.catalogue import LOSSES
 from ..truth.compare import Outcome
 from .base import Implementation, Unavailable, outcome_of
 
@@ -82,7 +81,7 @@ class Fast(Implementation):
             given["anchors"] = torch.tensor(given["anchors"], dtype=torch.bool, device=self.device)
         if self.backend is not None:
             given["backend"] = self.backend
-        loss: torch.Tensor = getattr(fast, LOSSES[case.loss].function)(**matrices, **given)
+        loss: torch.Tensor = case.entry.fast(**matrices, **given)
         return loss
 
 

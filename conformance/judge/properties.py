@@ -382,7 +382,7 @@ def _ask(subject: Subject, case: Case, **changed: Any) -> _Found:
     anchors = outcome.anchors or {}
     if many and not anchors:
         anchors = dict(zip(case.counted(), outcome.values, strict=True))
-    defined = true.gradient is not None and not (case.loss == "supcon_epsilon" and maximum_is_tied(case))
+    defined = true.gradient is not None and not maximum_is_tied(case)
     gradient = None
     if defined and outcome.gradient is not None:
         gradient = np.concatenate([outcome.gradient, *(outcome.other_gradients[name] for name in case.others)])

@@ -16,7 +16,7 @@ from pairproof.reference import batch as layouts
 from pairproof.reference import info_nce, nt_bxent, nt_xent, supcon
 from pairproof.reference.similarity import similarity_matrix
 
-from .catalogue import LOSSES
+from .catalogue import Loss, find_loss
 from .store import Call, Figure, Input, WorkedFixture
 
 Matrix = npt.NDArray[np.float64]
@@ -79,9 +79,14 @@ class Case:
         return len(self.embeddings)
 
     @property
+    def entry(self) -> Loss:
+        """The loss's entry in the catalogue."""
+        return find_loss(self.loss)
+
+    @property
     def first(self) -> str:
         """The name of the argument that the embeddings are."""
-        return LOSSES[self.loss].embeddings[0]
+        return self.entry.embeddings[0]
 
     @property
     def matrices(self) -> dict[str, Matrix]:
@@ -96,14 +101,14 @@ class Case:
     @property
     def shape(self) -> tuple[int, int]:
         """The shape of the similarities: rows that may be anchors, and rows that they are contrasted with."""
-        if self.loss == "info_nce":
+        if self.entry.two_towers:
             rows = self.n * (2 if self.option("direction") == "both" else 1)
             return rows, self.n + len(self.others.get("negatives", ()))
         return self.n, len(self.others.get("ref_embeddings", self.embeddings))
 
     def blocks(self) -> list[Block]:
         """The parts of the similarities by the matrices that they are of."""
-        if self.loss != "info_nce":
+        if not self.entry.two_towers:
             return [Block(self.first, "ref_embeddings" if "ref_embeddings" in self.others else self.first, 0, 0)]
         towers = [("embeddings_a", "embeddings_b"), ("embeddings_b", "embeddings_a")]
         direction = self.option("direction")
@@ -116,13 +121,17 @@ class Case:
     def sizes(self) -> str:
         """What goes in, in words: rows and their width, and how many of everything else."""
         rows, width = (_count(k, what) for k, what in zip(self.embeddings.shape, ("rows", "numbers"), strict=True))
-        words = f"{rows} of {width}{' in each of two towers' if self.loss == 'info_nce' else ''}"
+        words = f"{rows} of {width}{' in each of two towers' if self.entry.two_towers else ''}"
         counted = [_count(len(self.others[name]), what) for name, what in COUNTED.items() if name in self.others]
         return ", ".join([words, *counted])
 
     def option(self, name: str) -> Any:
         """The value of a keyword: the case's, or the catalogue's default."""
-        return self.keywords.get(name, LOSSES[self.loss].keywords.get(name))
+        return self.keywords.get(name, self.entry.keywords.get(name))
+
+    def formula_options(self) -> dict[str, Any]:
+        """The options that the formula and the baseline take."""
+        return {name: self.option(name) for name in self.entry.formula_options}
 
     def holds_in(self, dtype: str) -> bool:
         """Whether every input is a number of this dtype, so that nothing but the implementation's error is measured."""
@@ -140,7 +149,7 @@ class Case:
     def members(self) -> list[list[int]]:
         """A(i) of every row that may be an anchor: the columns that it is contrasted with."""
         rows, columns = self.shape
-        if self.loss == "info_nce":
+        if self.entry.two_towers:
             if "negatives" in self.others:
                 return [[i % self.n, *range(self.n, columns)] for i in range(rows)]
             return [list(range(columns)) for _ in range(rows)]
@@ -157,7 +166,7 @@ class Case:
     def positive_mask(self) -> list[list[bool]]:
         """The mask of positives, of the similarities' shape, whichever way the case gives them."""
         rows, columns = self.shape
-        if self.loss == "info_nce":
+        if self.entry.two_towers:
             return [[j == i % self.n for j in range(columns)] for i in range(rows)]
         if "labels" in self.arguments:
             labels = self.arguments["labels"]
@@ -192,14 +201,13 @@ def call_reference(case: Case, rows: Mapping[str, npt.ArrayLike] | None = None, 
         rows: every float matrix by the name of its argument, in place of the case's.
         changed: arguments and keywords in place of the case's.
     """
-    function = getattr(reference, LOSSES[case.loss].function)
     given = {**case.arguments, **case.keywords, **changed}
     given = {
         k: np.array(v, dtype=bool) if k in ("positives", "anchors") and v is not None else v for k, v in given.items()
     }
     if "positive_pairs" in given:
         given["positive_pairs"] = np.array(given["positive_pairs"], dtype=np.int64).reshape(-1, 2)
-    result: reference.Result = function(**{**case.matrices, **(rows or {})}, **given)
+    result: reference.Result = case.entry.reference(**{**case.matrices, **(rows or {})}, **given)
     return result
 
 

@@ -1,164 +1,371 @@
-"""The one table of losses: where each lives, what it takes, its keywords and their defaults.
+"""The catalogue: one entry for each loss, with everything that the rest of the package needs to know about it.
 
-Both rooms are held to this table by a test, so a default is written here and nowhere else decides it.
+The signatures of ``reference`` and ``fast`` are held to the entries by a test, so a default has its one home here. A
+loss defined elsewhere joins the catalogue by ``register``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 REDUCTIONS = ("mean", "sum", "none")
-SIMILARITIES = ("cosine", "dot")
-DENOMINATORS = ("all", "one_positive", "only_negatives")
-NO_POSITIVE = ("zero", "drop", "nan")
-NO_NEGATIVE = ("zero", "nan")
-DIRECTIONS = ("both", "a_to_b", "b_to_a")
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "similarity": ("cosine", "dot"),
+        "denominator": ("all", "one_positive", "only_negatives"),
+        "no_positive": ("zero", "drop", "nan"),
+        "no_negative": ("zero", "nan"),
+        "reduction": REDUCTIONS,
+        "direction": ("both", "a_to_b", "b_to_a"),
+    }
+)
+"""The values of each option, for the losses that have it."""
+
+TARGETS: Mapping[str, str] = MappingProxyType(
+    {"labels": "labels", "partners": "partners", "pairs": "positive_pairs", "towers": ""}
+)
+"""The positional argument that gives the positives, for each way of giving them; two towers need none."""
+
+CALLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "labels": ("labels", "features", "command"),
+        "partners": ("labels", "features", "views", "stacked", "command"),
+        "pairs": ("pairs", "command"),
+        "towers": ("views", "command"),
+    }
+)
+"""The ways of calling a target that can express a loss, for each way of giving positives."""
+
+COMMON: Mapping[str, object] = MappingProxyType(
+    {"temperature": 0.07, "base_temperature": None, "similarity": "cosine", "reduction": "mean"}
+)
+"""The keywords that every loss has, with their defaults."""
+
+REFERENCES: Mapping[str, object] = MappingProxyType({"ref_embeddings": None, "ref_labels": None, "self_rows": None})
+"""The keywords of a loss that contrasts a batch with other rows."""
+
+OUTSIDE_FORMULA = (*COMMON, *REFERENCES, "anchors", "positives", "no_positive", "negatives", "direction")
+"""The keywords that are settled before the formula is evaluated, or after it; every other one is passed to it."""
+
+FAST_ONLY_KEYWORDS: Mapping[str, object] = MappingProxyType({"validate": False, "backend": "auto"})
+"""Keywords that only ``fast`` has: checking values synchronises an accelerator, and there are several backends."""
 
 
 @dataclass(frozen=True)
 class Loss:
     """One loss of the catalogue.
 
-    ``name`` is the short name used on the command line, ``module`` the file stem in both rooms, ``function`` the
-    function's name in both, ``targets`` the positional argument that tells who is whose positive ("" where their places
-    tell it), ``keywords`` every keyword with its default and ``choices`` the values that an option may take.
-    ``embeddings`` names the positional float matrices, ``matrices`` those among the keywords.
+    Attributes:
+        name: short name, as on the command line.
+        module: stem of its file in ``reference/`` and in ``fast/``.
+        source: where it is published.
+        positives_by: how positives are given: "labels", "partners", "pairs" or "towers".
+        keywords: every keyword with its default.
+        baseline: the straightforward torch evaluation, ``baseline(logits [R, C], member bool [R, C], positive bool
+            [R, C], **options) -> [R]``; 0 for a row without terms. The options are those of the formula.
+        module_class: name of its ``torch.nn.Module`` in ``fast``, or "".
+        own_choices: values of options that differ from ``CHOICES``, or are not in it.
+        variant: the parts that describe the loss, by the names of ``diagnose.variants.Recipe``; empty if the
+            parts cannot describe it. Then the baseline is evaluated in their place.
+        epsilon: what is added to every exponential, taken relative to the row's maximum with the self pair; mostly 0.
+        functions: for a loss defined outside this package, its "reference", "fast" and "formula".
     """
 
     name: str
     module: str
-    function: str
-    module_class: str
-    targets: str
-    keywords: Mapping[str, object]
-    choices: Mapping[str, tuple[str, ...]]
     source: str
-    embeddings: tuple[str, ...] = ("embeddings",)
-    matrices: tuple[str, ...] = ()
+    positives_by: str
+    keywords: Mapping[str, object]
+    baseline: Callable[..., Tensor] = field(repr=False)
+    module_class: str = ""
+    own_choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    variant: Mapping[str, str] = field(default_factory=dict)
+    epsilon: float = 0.0
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.positives_by not in TARGETS:
+            raise ValueError(f"positives_by: expected one of {', '.join(TARGETS)}, got {self.positives_by!r}")
+        missing = [name for name in COMMON if name not in self.keywords]
+        if missing:
+            raise ValueError(f"keywords: {missing[0]} is missing; every loss has {', '.join(COMMON)}")
+
+    @property
+    def function(self) -> str:
+        """Name of the function in ``reference`` and in ``fast``."""
+        return f"{self.name}_loss"
+
+    @property
+    def reference(self) -> Callable[..., Any]:
+        """The slow function, from arguments to the loss and its terms."""
+        return self._find("reference", "pairproof.reference", self.function)
+
+    @property
+    def fast(self) -> Callable[..., Any]:
+        """The torch function."""
+        return self._find("fast", "pairproof.fast", self.function)
+
+    @property
+    def formula(self) -> Callable[..., Any]:
+        """The reference's formula of one anchor: ``formula(s, i, A, P, N, **options)``."""
+        return self._find("formula", f"pairproof.reference.{self.module}", f"{self.name}_anchor")
+
+    def _find(self, key: str, module: str, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = self.functions.get(key) or getattr(importlib.import_module(module), name)
+        return found
+
+    @property
+    def golden_file(self) -> str:
+        """Its golden cases, as a path in a folder of fixtures. A loss without cases need not have the file."""
+        return f"golden/{self.name}.json"
+
+    @property
+    def targets(self) -> str:
+        """The positional argument that gives the positives; "" for two towers."""
+        return TARGETS[self.positives_by]
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The ways of calling a target that can express it."""
+        return CALLS[self.positives_by]
+
+    @property
+    def two_towers(self) -> bool:
+        """Whether it contrasts two matrices, row k of one being the positive of row k of the other."""
+        return self.positives_by == "towers"
+
+    @property
+    def one_positive(self) -> bool:
+        """Whether every anchor has exactly one positive."""
+        return self.positives_by in ("partners", "towers")
+
+    @property
+    def embeddings(self) -> tuple[str, ...]:
+        """The positional float matrices."""
+        return ("embeddings_a", "embeddings_b") if self.two_towers else ("embeddings",)
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """The float matrices among the keywords."""
+        return tuple(name for name in ("ref_embeddings", "negatives") if name in self.keywords)
+
+    @property
+    def choices(self) -> Mapping[str, tuple[str, ...]]:
+        """The values of each option."""
+        every = {**CHOICES, **self.own_choices}
+        return {name: values for name, values in every.items() if name in self.keywords}
+
+    @property
+    def formula_options(self) -> tuple[str, ...]:
+        """The keywords that the formula and the baseline take."""
+        return tuple(name for name in self.keywords if name not in OUTSIDE_FORMULA)
+
+    @property
+    def form(self) -> str:
+        """How an anchor's value is made of its terms.
+
+        "mean" is the mean of the positives' -log ratios, "inside" -log of the mean ratio, "binary" the classification
+        of every pair with the self pair a positive of loss 0, and "" anything else.
+        """
+        return self.variant.get("form", "")
 
 
-def _loss(
-    name: str,
-    module: str,
-    module_class: str,
-    targets: str,
-    source: str,
-    *,
-    similarity: str = "cosine",
-    extra: Mapping[str, object],
-    reductions: tuple[str, ...] = REDUCTIONS,
-    embeddings: tuple[str, ...] = ("embeddings",),
-) -> Loss:
-    keywords: dict[str, object] = {
-        "temperature": 0.07,
-        "base_temperature": None,
-        "similarity": similarity,
-        "reduction": "mean",
-        **extra,
-    }
-    every = {
-        "similarity": SIMILARITIES,
-        "denominator": DENOMINATORS,
-        "no_positive": NO_POSITIVE,
-        "no_negative": NO_NEGATIVE,
-        "reduction": reductions,
-        "direction": DIRECTIONS,
-    }
-    return Loss(
-        name=name,
-        module=module,
-        function=f"{name}_loss",
-        module_class=module_class,
-        targets=targets,
-        keywords=MappingProxyType(keywords),
-        choices=MappingProxyType({key: value for key, value in every.items() if key in keywords}),
-        source=source,
-        embeddings=embeddings,
-        matrices=tuple(name for name in ("ref_embeddings", "negatives") if name in keywords),
-    )
+_registered: dict[str, Loss] = {}
+LOSSES: Mapping[str, Loss] = MappingProxyType(_registered)
+"""Every loss of the catalogue by its name, in the order of registration; a view that follows ``register``."""
 
 
-_REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, "self_rows": None}
+def register(loss: Loss) -> Loss:
+    """Add a loss to the catalogue.
 
-_DENOMINATED: Mapping[str, object] = {
+    Raises:
+        ValueError: the catalogue has a loss of this name.
+    """
+    if loss.name in LOSSES:
+        raise ValueError(f"{loss.name}: the catalogue has a loss of this name")
+    _registered[loss.name] = loss
+    return loss
+
+
+@contextmanager
+def registered(loss: Loss) -> Iterator[Loss]:
+    """Add a loss to the catalogue inside a ``with``. Raises as ``register`` does."""
+    register(loss)
+    try:
+        yield loss
+    finally:
+        del _registered[loss.name]
+
+
+def find_loss(name: str) -> Loss:
+    """The loss of this name.
+
+    Raises:
+        ValueError: the catalogue has no such loss.
+    """
+    if name not in LOSSES:
+        raise ValueError(f"unknown loss {name!r}; known: {', '.join(LOSSES)}")
+    return LOSSES[name]
+
+
+def masked_logsumexp(logits: Tensor, mask: Tensor) -> Tensor:
+    """Logarithm of the sum of exponentials over a mask, [R, 1]; 0 in a row whose mask is empty."""
+    empty = ~mask.any(dim=1, keepdim=True)
+    return logits.masked_fill(~mask & ~empty, -math.inf).logsumexp(dim=1, keepdim=True).where(~empty, 0.0)
+
+
+def cross_entropies(logits: Tensor, member: Tensor, positive: Tensor, denominator: str) -> tuple[Tensor, Tensor]:
+    """-log of numerator / denominator of every positive, [R, C] with 0 elsewhere; and the rows that have such terms."""
+    negative = member & ~positive
+    rows = positive.any(dim=1)
+    if denominator == "all":
+        log_denominator = masked_logsumexp(logits, member)
+    elif denominator == "one_positive":
+        some = negative.any(dim=1, keepdim=True)
+        log_denominator = logits.logaddexp(masked_logsumexp(logits, negative)).where(some, logits)
+    else:
+        log_denominator = masked_logsumexp(logits, negative)
+        rows = rows & negative.any(dim=1)
+    return (log_denominator - logits).where(positive, 0.0), rows
+
+
+def supcon_baseline(
+    logits: Tensor, member: Tensor, positive: Tensor, *, denominator: str = "all", no_negative: str = "zero"
+) -> Tensor:
+    """SupCon, and with other sets and denominators NT-Xent and InfoNCE: the mean over the positives."""
+    each, rows = cross_entropies(logits, member, positive, denominator)
+    return (each.sum(dim=1) / positive.sum(dim=1).to(each.dtype).clamp(min=1)).where(rows, 0.0)
+
+
+def supcon_in_baseline(
+    logits: Tensor, member: Tensor, positive: Tensor, *, denominator: str = "all", no_negative: str = "zero"
+) -> Tensor:
+    """SupCon with the mean over the positives inside the logarithm."""
+    each, rows = cross_entropies(logits, member, positive, denominator)
+    ratios = (-each).masked_fill(~positive, -math.inf).where(rows[:, None], 0.0)
+    return (positive.sum(dim=1).to(each.dtype).clamp(min=1).log() - ratios.logsumexp(dim=1)).where(rows, 0.0)
+
+
+def supcon_epsilon_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, epsilon: float = 1e-8) -> Tensor:
+    """The batch tutorial's loss: an epsilon added to exponentials relative to the row's maximum."""
+    e = (logits - logits.max(dim=1, keepdim=True)[0]).exp() + epsilon
+    ratio = e.where(member, 0.0).sum(dim=1, keepdim=True).log() - e.log()
+    return ratio.where(positive, 0.0).sum(dim=1) / (positive.sum(dim=1).to(e.dtype) + epsilon)
+
+
+def nt_bxent_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, no_negative: str = "zero") -> Tensor:
+    """Binary cross-entropy of every pair, positives and negatives averaged apart, the self pair a positive of 0."""
+    from torch.nn.functional import softplus
+
+    negative = member & ~positive
+    attract = softplus(-logits).where(positive, 0.0).sum(dim=1) / (positive.sum(dim=1).to(logits.dtype) + 1)
+    return attract + softplus(logits).where(negative, 0.0).sum(dim=1) / negative.sum(dim=1).clamp(min=1)
+
+
+_SUPCON: Mapping[str, object] = {
+    **COMMON,
     "anchors": None,
     "positives": None,
-    **_REFERENCES,
+    **REFERENCES,
     "denominator": "all",
     "no_positive": "zero",
     "no_negative": "zero",
 }
 
-LOSSES: Mapping[str, Loss] = MappingProxyType(
-    {
-        loss.name: loss
-        for loss in (
-            _loss(
-                "supcon",
-                "supcon",
-                "SupConLoss",
-                "labels",
-                "Khosla et al. 2020, arXiv 2004.11362, equation 2 (L_out)",
-                extra=_DENOMINATED,
-            ),
-            _loss(
-                "supcon_in",
-                "supcon",
-                "SupConInLoss",
-                "labels",
-                "Khosla et al. 2020, arXiv 2004.11362, equation 3 (L_in)",
-                extra=_DENOMINATED,
-            ),
-            _loss(
-                "nt_xent",
-                "nt_xent",
-                "NTXentLoss",
-                "partners",
-                "Chen et al. 2020 (SimCLR), arXiv 2002.05709, equation 1",
-                extra={"anchors": None, "ref_embeddings": None, "self_rows": None},
-            ),
-            _loss(
-                "nt_xent_pairwise",
-                "nt_xent",
-                "NTXentPairwiseLoss",
-                "labels",
-                "pytorch-metric-learning's NTXentLoss; its issue 6",
-                extra={"anchors": None, "positives": None, **_REFERENCES, "no_positive": "zero"},
-                reductions=(*REDUCTIONS, "mean_pairs"),
-            ),
-            _loss(
-                "nt_bxent",
-                "nt_bxent",
-                "NTBXentLoss",
-                "positive_pairs",
-                "the multi-label notebook: NT-Xent's binary cross-entropy sibling",
-                extra={"anchors": None, "no_negative": "zero"},
-            ),
-            _loss(
-                "supcon_epsilon",
-                "supcon",
-                "SupConEpsilonLoss",
-                "labels",
-                "the batch tutorial of 31 January 2023",
-                similarity="dot",
-                extra={"anchors": None, "positives": None, "no_positive": "zero"},
-            ),
-            _loss(
-                "info_nce",
-                "info_nce",
-                "InfoNCELoss",
-                "",
-                "van den Oord et al. 2018, arXiv 1807.03748; Radford et al. 2021 (CLIP), arXiv 2103.00020;"
-                " He et al. 2020 (MoCo), arXiv 1911.05722, equation 1",
-                extra={"negatives": None, "direction": "both"},
-                embeddings=("embeddings_a", "embeddings_b"),
-            ),
-        )
-    }
+register(
+    Loss(
+        name="supcon",
+        module="supcon",
+        module_class="SupConLoss",
+        source="Khosla et al. 2020, arXiv 2004.11362, equation 2 (L_out)",
+        positives_by="labels",
+        keywords=_SUPCON,
+        baseline=supcon_baseline,
+        variant={"form": "mean"},
+    )
 )
-
-FAST_ONLY_KEYWORDS: Mapping[str, object] = MappingProxyType({"validate": False, "backend": "auto"})
-"""Keywords that only ``fast`` has: value checks synchronise an accelerator, so there they are asked for; and
-it has more engines than one."""
+register(
+    Loss(
+        name="supcon_in",
+        module="supcon",
+        module_class="SupConInLoss",
+        source="Khosla et al. 2020, arXiv 2004.11362, equation 3 (L_in)",
+        positives_by="labels",
+        keywords=_SUPCON,
+        baseline=supcon_in_baseline,
+        variant={"form": "inside"},
+    )
+)
+register(
+    Loss(
+        name="nt_xent",
+        module="nt_xent",
+        module_class="NTXentLoss",
+        source="Chen et al. 2020 (SimCLR), arXiv 2002.05709, equation 1",
+        positives_by="partners",
+        keywords={**COMMON, "anchors": None, "ref_embeddings": None, "self_rows": None},
+        baseline=supcon_baseline,
+        variant={"form": "mean", "denominator": "all"},
+    )
+)
+register(
+    Loss(
+        name="nt_xent_pairwise",
+        module="nt_xent",
+        module_class="NTXentPairwiseLoss",
+        source="pytorch-metric-learning's NTXentLoss; its issue 6",
+        positives_by="labels",
+        keywords={**COMMON, "anchors": None, "positives": None, **REFERENCES, "no_positive": "zero"},
+        own_choices={"reduction": (*REDUCTIONS, "mean_pairs")},
+        baseline=partial(supcon_baseline, denominator="one_positive"),
+        variant={"form": "mean", "denominator": "one_positive"},
+    )
+)
+register(
+    Loss(
+        name="nt_bxent",
+        module="nt_bxent",
+        module_class="NTBXentLoss",
+        source="the multi-label notebook: NT-Xent's binary cross-entropy sibling",
+        positives_by="pairs",
+        keywords={**COMMON, "anchors": None, "no_negative": "zero"},
+        baseline=nt_bxent_baseline,
+        variant={"form": "binary"},
+    )
+)
+register(
+    Loss(
+        name="supcon_epsilon",
+        module="supcon",
+        module_class="SupConEpsilonLoss",
+        source="the batch tutorial of 31 January 2023",
+        positives_by="labels",
+        keywords={**COMMON, "similarity": "dot", "anchors": None, "positives": None, "no_positive": "zero"},
+        baseline=supcon_epsilon_baseline,
+        variant={"form": "mean", "guard": "each 1e-08"},
+        epsilon=1e-8,
+    )
+)
+register(
+    Loss(
+        name="info_nce",
+        module="info_nce",
+        module_class="InfoNCELoss",
+        source="van den Oord et al. 2018, arXiv 1807.03748; Radford et al. 2021 (CLIP), arXiv 2103.00020;"
+        " He et al. 2020 (MoCo), arXiv 1911.05722, equation 1",
+        positives_by="towers",
+        keywords={**COMMON, "negatives": None, "direction": "both"},
+        baseline=supcon_baseline,
+        variant={"form": "mean", "denominator": "all"},
+    )
+)

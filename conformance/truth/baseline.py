@@ -1,19 +1,16 @@
-"""The straightforward torch implementation of every loss, as a yardstick of what a dtype can give.
+"""The straightforward torch implementation of every loss, the measure of what a dtype can give.
 
-Normalise, multiply, divide, mask, ``logsumexp``: what anyone would write, in the accumulating dtype, with no care for
-cancellation. ``fast`` may be at most twice as far from the truth as this (with a floor of a few units in the last
-place, for the plain one is sometimes exact by luck). The rule scales with the problem, as flash-attention's does.
+Normalise, multiply, divide, and the formula as the catalogue's baseline has it: what anyone would write, in the
+accumulating dtype, with no care for cancellation. ``fast`` may be at most twice as far from the truth as this (with a
+floor of a few units in the last place, for the plain one is sometimes exact by luck). The rule scales with the problem,
+as flash-attention's does.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
-
-from pairproof.reference.supcon import EPSILON
 
 from ..suite.cases import Case
 from .compare import Outcome
@@ -71,37 +68,4 @@ def anchor_values(case: Case, s: torch.Tensor) -> torch.Tensor:
     for i, columns in enumerate(case.members()):
         member[i, columns] = True
     positive = torch.tensor(case.positive_mask()) & member
-    negative = ~positive & member
-    count = positive.sum(dim=1).to(s.dtype)
-    nothing = torch.zeros_like(s)
-
-    def over(mask: torch.Tensor) -> torch.Tensor:
-        """Logarithm of the sum of exponentials over a mask; 0 where it is empty, which the caller then leaves out."""
-        empty = ~mask.any(dim=1, keepdim=True)
-        return torch.logsumexp(s.masked_fill(~mask & ~empty, -math.inf), dim=1, keepdim=True).where(
-            ~empty, nothing[:, :1]
-        )
-
-    if case.loss == "nt_bxent":
-        attract = F.softplus(-s).where(positive, nothing).sum(dim=1) / (count + 1)
-        return attract + F.softplus(s).where(negative, nothing).sum(dim=1) / negative.sum(dim=1).clamp(min=1)
-    if case.loss == "supcon_epsilon":
-        e = torch.exp(s - s.max(dim=1, keepdim=True)[0]) + EPSILON
-        ratio = torch.log(e.where(member, nothing).sum(dim=1, keepdim=True)) - torch.log(e)
-        return ratio.where(positive, nothing).sum(dim=1) / (count + EPSILON)
-    denominator = case.option("denominator") or ("one_positive" if case.loss == "nt_xent_pairwise" else "all")
-    if denominator == "all":
-        log_denominator = over(member).expand_as(s)
-    elif denominator == "one_positive":
-        some = negative.any(dim=1, keepdim=True)
-        log_denominator = torch.where(some, torch.logaddexp(s, over(negative)), s)
-    else:
-        log_denominator = over(negative).expand_as(s)
-    each = (log_denominator - s).where(positive, nothing)
-    kept = count > 0 if denominator != "only_negatives" else (count > 0) & negative.any(dim=1)
-    if case.loss == "supcon_in":
-        inside = torch.logsumexp((-each).masked_fill(~positive, -math.inf).where(kept[:, None], nothing), dim=1)
-        value = torch.log(count.clamp(min=1)) - inside
-    else:
-        value = each.sum(dim=1) / count.clamp(min=1)
-    return value.where(kept, nothing[:, 0])
+    return case.entry.baseline(s, member, positive, **case.formula_options())

@@ -78,7 +78,7 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
     """
     counted = case.counted()
     undefined = undefined_anchors(case)
-    tie = case.loss == "supcon_epsilon" and maximum_is_tied(case)
+    tie = maximum_is_tied(case)
     left_out = NAN_LOSS if undefined else TIE if tie else None if gradient else BY_CHOICE
     open_entry = ""
     for bits in PRECISIONS:
@@ -91,30 +91,30 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
 
 def undefined_anchors(case: Case) -> set[int]:
     """The anchors that the policies of a case make NaN: nothing else does."""
-    lonely_is_nan = case.option("no_positive") == "nan"
-    no_negative_is_nan = case.option("no_negative") == "nan" and (
-        case.loss == "nt_bxent" or case.option("denominator") == "only_negatives"
-    )
-    undefined = set()
     positives, members = case.positives(), case.members()
+    # Without a denominator to choose, the policy for anchors without negatives always matters.
+    negatives_matter = case.option("denominator") in (None, "only_negatives")
+    undefined = set()
     for i in case.anchors():
-        if not positives[i] and case.loss != "nt_bxent":
-            nan = lonely_is_nan
+        if not positives[i] and "no_positive" in case.entry.keywords:
+            nan = case.option("no_positive") == "nan"
         else:
-            nan = no_negative_is_nan and len(positives[i]) == len(members[i])
+            nan = case.option("no_negative") == "nan" and negatives_matter and len(positives[i]) == len(members[i])
         if nan:
             undefined.add(i)
     return undefined
 
 
 def maximum_is_tied(case: Case) -> bool:
-    """Whether the maximum that supcon_epsilon takes has a kink: two equal largest dot products in an anchor's row.
+    """Whether the maximum of a loss with an epsilon has a kink: two equal largest dot products in an anchor's row.
 
     Under cosine the largest entry of a row is 1, its self-similarity, whatever the embeddings are: no kink.
 
     Raises:
         CertificationError: the loops, which compare in float64, would take the wrong entry for the largest.
     """
+    if not case.entry.epsilon:
+        return False
     rows = [[Fraction(x) for x in row] for row in case.embeddings.tolist()]
     products = [[sum((x * y for x, y in zip(a, b, strict=True)), Fraction(0)) for b in rows] for a in rows]
     positives = case.positives()

@@ -49,8 +49,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pairproof.reference.supcon import EPSILON
-
 from ..suite.cases import SIGNIFICAND, Case, Matrix
 from .evaluate import Truth
 
@@ -130,7 +128,7 @@ def _bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     anchors = case.anchors()
     divisor = _divisor(case, anchors)
     inherited = float(np.sum(np.abs(truth.weights) * per_similarity))
-    own = u * LOSS_ULPS * scale * (1 + 2 * math.log(1 / EPSILON) if case.loss == "supcon_epsilon" else 1)
+    own = u * LOSS_ULPS * scale * (1 + 2 * math.log(1 / case.entry.epsilon) if case.entry.epsilon else 1)
 
     def of_value(value: float, inherited: float, share: float) -> float:
         return inherited + own * share + 2 * u * abs(value) + tiny
@@ -249,7 +247,7 @@ def _between_matrices(case: Case, truth: Truth, share: float, amplified: Matrix,
     for i in case.anchors():
         for p in positives[i]:
             # Inside the logarithm a positive's share is its own part of all positives' exponentials: at most 1.
-            errors[i, p] += share if case.loss == "supcon_in" else share / len(positives[i])
+            errors[i, p] += share / len(positives[i]) if case.entry.form == "mean" else share
     errors = errors * amplified[:, None]
     sums = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
     for block in case.blocks():
