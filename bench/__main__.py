@@ -28,7 +28,7 @@ MISSED, MISUSED, COULD_NOT_RUN = 1, 2, 3
 MORE_PROCESSES = 14
 """For a floor that seems missed."""
 
-FILE_WIDTH = 160
+FILE_WIDTH = 180
 """Columns where the output goes to no terminal."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -39,7 +39,7 @@ def _split(values: list[str] | None) -> tuple[str, ...]:
 
 
 def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
-    """Do every job of a plan. On standard error: a progress bar where that is a terminal, else a line for each job."""
+    """Do every job of a plan. On standard error: a progress bar on a terminal, else a line for each job."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found: dict[str, Any] = {
@@ -47,81 +47,63 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
         "date": date,
         "protocol": {
             "device": plan.device,
-            "dtype": plan.dtypes[0] if plan.on_cpu else plan.dtypes,
+            "dtypes": plan.dtypes,
             "backend": plan.backend,
             "temperature": jobs.TEMPERATURE,
-            "columns": plan.columns[0] if plan.on_cpu else plan.columns,
+            "columns": plan.columns,
             "threads": 1,
             "rounds": {f"up to {plan.small}": plan.small_rounds, "above": plan.large_rounds},
-            "regimes": {"default": {}, "tuned": jobs.TUNED} if plan.on_cpu else {"default": {}},
+            "regimes": {name: jobs.TUNED if name == "tuned" else {} for name in plan.regimes},
         },
         "machine": machine() | ({} if plan.on_cpu else {"gpu": cuda.device_facts(plan.device)}),
         "versions": versions(),
-        "timings": [],
-        "memory": [],
-        "accuracy": [],
-        "large": None,
     }
-    timings, memories, accuracies, larges = plan.timings(), plan.memories(), plan.accuracies(), plan.larges()
+    work = {
+        "timings": plan.timings(),
+        "memory": plan.memories(),
+        "accuracy": plan.accuracies(),
+        "large": plan.larges(),
+    }
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(timings) + len(memories) + len(accuracies) + len(larges))
-
-        def done(job: dict[str, Any]) -> dict[str, Any]:
-            progress.update(task, description=jobs.describe(job))
-            if not console.is_terminal:
-                console.print(jobs.describe(job), markup=False, highlight=False)
-            result = jobs.attempt(job)
-            progress.advance(task)
-            return result
-
-        for job in timings:
-            rows = [_named(job, row) for row in done(job)["rows"]]
-            found["timings"] += rows
-            if not plan.on_cpu:
-                found["memory"] += [_peak(row) for row in rows if row["implementation"] != CAPTURED]
-        for job in memories:
-            found["memory"].append(done(job)["row"])
-        for job in accuracies:
-            found["accuracy"] += [_shaped(job) | row for row in done(job)["rows"]]
-        for job in larges:
-            found["large"] = done(job)["row"]
+        task = progress.add_task("", total=sum(map(len, work.values())))
+        for table, some in work.items():
+            found[table] = []
+            for job in some:
+                progress.update(task, description=jobs.describe(job))
+                if not console.is_terminal:
+                    console.print(jobs.describe(job), markup=False, highlight=False)
+                found[table] += jobs.attempt(job)
+                progress.advance(task)
+    if not plan.on_cpu:  # the peaks came with the timings
+        names = (*jobs.SHAPE, "implementation", "status", "reason")
+        for row in found["timings"]:
+            if row["implementation"] != CAPTURED:
+                peak = {"bytes": row.pop("bytes")} if "bytes" in row else {}
+                found["memory"].append({key: row[key] for key in names if key in row} | peak)
+    found["large"] = next(iter(found["large"]), None)
     found["goals"] = goals.judge(found) if plan.on_cpu else goals.judge_device(found)
     return found
 
 
-def _shaped(job: dict[str, Any]) -> dict[str, Any]:
-    """What tells the rows of a GPU's report apart; on a CPU there is one number of columns and one dtype."""
-    return {} if job["device"] == "cpu" else {"d": job["d"], "dtype": job["dtype"]}
-
-
-def _named(job: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    return {"loss": job["loss"], "n": job["n"], **_shaped(job), "regime": job["regime"], **row}
-
-
-def _peak(row: dict[str, Any]) -> dict[str, Any]:
-    """The row of the memory table that a timing on a GPU holds as well."""
-    names = ("loss", "n", "d", "dtype", "implementation", "status", "reason")
-    found = {key: row[key] for key in names if key in row}
-    return found | ({"bytes": row.pop("bytes")} if "bytes" in row else {})
-
-
 def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Console) -> list[goals.Goal]:
-    """Time what seems to miss a floor in more processes, and judge the median of them all; it is said.
+    """Time what seems to miss a floor in more processes, and judge the median of them all.
 
     How costly fresh memory is to a peer is drawn once per process: more rounds in one process would not tell.
     """
+
+    def shape(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row["loss"], row["n"], row["regime"]
+
     judged = goals.floors(found, fraction)
-    missed = {(g["loss"], g["n"], g["regime"]) for g in judged if g["met"] is False and "loss" in g}
+    missed = {shape(goal) for goal in judged if goal["met"] is False and "loss" in goal}
     for job in plan.timings():
-        shape = (job["loss"], job["n"], job["regime"])
-        if shape not in missed:
-            continue
-        console.print(f"below a floor, measured in {MORE_PROCESSES} more processes: {jobs.describe(job)}")
-        runs = [[r for r in found["timings"] if (r["loss"], r["n"], r["regime"]) == shape]]
-        runs += [[_named(job, row) for row in jobs.attempt(job)["rows"]] for _ in range(MORE_PROCESSES)]
-        others = [r for r in found["timings"] if (r["loss"], r["n"], r["regime"]) != shape]
-        found["timings"] = others + measure.median_of_processes(runs)
-    return goals.floors(found, fraction) if missed else judged
+        if shape(job) in missed:
+            console.print(f"below a floor, measured in {MORE_PROCESSES} more processes: {jobs.describe(job)}")
+            runs = [[row for row in found["timings"] if shape(row) == shape(job)]]
+            runs += [jobs.attempt(job) for _ in range(MORE_PROCESSES)]
+            others = [row for row in found["timings"] if shape(row) != shape(job)]
+            found["timings"] = others + measure.median_of_processes(runs)
+    return goals.floors(found, fraction)
 
 
 def _write(found: dict[str, Any], folder: Path, console: Console) -> None:
@@ -191,7 +173,7 @@ def bench(
             cuda.require(device)
         if output is not None or whole:
             report.pyplot()  # said before half an hour of measuring, not after
-        trial = jobs.run(plan.trial())["row"]
+        (trial,) = jobs.run(plan.trial())
         if trial["status"] != "measured":
             raise Unavailable(f"pairproof.fast fails on a small batch: {trial['reason']}")
         found = _run(plan, date)

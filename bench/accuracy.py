@@ -8,41 +8,39 @@ import numpy as np
 
 from . import truth
 from .batches import DTYPES, KINDS, Batch, make_batch
-from .measure import evaluate, reason_of
-from .peers import PEERS, PmlNtXent, Unavailable, load, names_for
+from .measure import evaluate, recorded
+from .peers import PEERS, PmlNtXent, load, names_for
 
 TEMPERATURES = (0.01, 0.02, 0.05, 0.07, 0.1, 0.5, 1.0)
 ROWS = 256
 ACCELERATOR_ROWS = 1024
-"""Where small batches do not take the road that large ones take."""
+"""More rows, since small batches are evaluated in another way than large ones."""
 BATCHES = 20
 LOSSES = ("nt_xent", "supcon", "pairwise_classes")
 
 
-def _errors(name: str, backend: str, batches: list[tuple[Batch, Any]], temperature: float) -> dict[str, Any]:
-    """Medians over batches of one implementation's errors in their dtype, or why it cannot be asked."""
-    try:
+def _medians(name: str, backend: str, batches: list[tuple[Batch, Any]], temperature: float) -> dict[str, Any]:
+    """Medians over batches of one implementation's errors in their dtype, or why it is not measured."""
+    row: dict[str, Any] = {}
+    with recorded(row):
         implementation = load(name, backend)
         found = [
             truth.errors(*evaluate(implementation.step(batch, temperature), batch.embeddings), expected)
             for batch, expected in batches
         ]
-    except Unavailable as error:
-        return {"status": "refused", "reason": str(error)}
-    except Exception as error:  # outside code may raise anything
-        return {"status": "refused", "reason": reason_of(error)}
-    medians = {f"{part}_error": float(np.median([errors[part] for errors in found])) for part in ("loss", "gradient")}
-    return {"status": "measured", **medians}
+        for part in ("loss", "gradient"):
+            row[f"{part}_error"] = float(np.median([errors[part] for errors in found]))
+    return row
 
 
-def error_rows(job: dict[str, Any]) -> dict[str, Any]:
+def error_rows(job: dict[str, Any]) -> list[dict[str, Any]]:
     """One job of kind "accuracy": one loss at one temperature.
 
     Args:
         job: loss, n, d, temperature, batches (how many), backend, device, dtype.
 
     Returns:
-        ``{"rows": [...]}`` in the format that `bench.report` describes.
+        One row per kind of batch and implementation, in the format that `bench.report` describes.
     """
     loss, temperature = str(job["loss"]), float(job["temperature"])
     rows = []
@@ -58,6 +56,6 @@ def error_rows(job: dict[str, Any]) -> dict[str, Any]:
                 continue
             if name in PEERS and (PEERS[name].compiled or PEERS[name].given is not None):
                 continue  # minutes to compile for one figure, or rows in another dtype than ours
-            row = {"loss": loss, "temperature": temperature, "kind": kind, "implementation": name}
-            rows.append(row | {"smallest_loss": smallest} | _errors(name, job["backend"], batches, temperature))
-    return {"rows": rows}
+            row = {"kind": kind, "implementation": name, "smallest_loss": smallest}
+            rows.append(row | _medians(name, job["backend"], batches, temperature))
+    return rows

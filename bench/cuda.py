@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .batches import DTYPES, make_batch
-from .measure import reason_of
-from .peers import Step, Unavailable, load
+from .measure import Clock
+from .peers import Step, Unavailable
 
 SPARE = 0.1
 """Of the free memory, left for what the allocator cannot give out in one piece."""
@@ -38,7 +37,7 @@ def allow_tf32() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
 
 
-class EventClock:
+class EventClock(Clock):
     """Time between events on the current stream: the device's own, without waiting in between.
 
     Args:
@@ -47,6 +46,7 @@ class EventClock:
 
     tile = (8192, 8192)
     square: int | None = 8192
+    on_device = True
     slow_seconds = 1.0
     # A symmetric backward does not pay where blocks run at once: forward 2, the tile again 2, its gradient 2.
     flops: ClassVar[dict[str, int]] = {"forward": 2, "both": 6}
@@ -91,7 +91,7 @@ class EventClock:
         free, _ = torch.cuda.mem_get_info(self.device)
         return int((1 - SPARE) * free)
 
-    def peak(self, step: Step, embeddings: Tensor) -> int | None:
+    def peak(self, step: Step, embeddings: Tensor) -> int:
         """By the allocator, the gradient of the embeddings included; what was loaded and allocated before is not."""
         embeddings.grad = None
         gc.collect()
@@ -118,39 +118,6 @@ class EventClock:
             loss = step(embeddings)
             loss.backward()  # type: ignore[no-untyped-call]
         return graph.replay, loss.detach()
-
-
-def step_memory(job: dict[str, Any]) -> dict[str, Any]:
-    """One job of kind "memory" on the device: the allocator's peak in forward and backward, beyond the inputs.
-
-    Args:
-        job: implementation, loss, n, d, temperature, backend, dtype, device.
-
-    Returns:
-        ``{"row": {...}}`` in the format that `bench.report` describes.
-    """
-    name, loss, n, d = str(job["implementation"]), str(job["loss"]), int(job["n"]), int(job["d"])
-    dtype = DTYPES[job["dtype"]]
-    row: dict[str, Any] = {"implementation": name, "loss": loss, "n": n, "status": "refused"}
-    try:
-        implementation = load(name, job["backend"])
-        refused = implementation.refuses(loss, n)
-        if refused is not None:
-            raise Unavailable(refused)
-        # A small step first: cuBLAS takes its workspace from the same allocator, once.
-        small = make_batch(loss, 64, d, device=job["device"]).to(dtype)
-        z = small.embeddings.requires_grad_()
-        implementation.step(small, job["temperature"])(z).backward()  # type: ignore[no-untyped-call]
-        batch = make_batch(loss, n, d, device=job["device"]).to(dtype)
-        step = implementation.step(batch, job["temperature"])
-        embeddings = batch.embeddings.requires_grad_()
-        row["bytes"] = EventClock(job["device"]).peak(step, embeddings)
-        row["status"] = "measured"
-    except Unavailable as error:
-        row["reason"] = str(error)
-    except Exception as error:  # outside code may raise anything, and may run out of memory
-        row["reason"] = reason_of(error)
-    return {"row": row}
 
 
 def device_facts(device: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ GIB = 1 << 30
 ULP = 2.0**-23
 
 TWO_VIEW = ("nt_xent", "supcon")
+PARTS = {"forward": "forward", "both": "forward+backward"}
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ DEVICE_GROWTH = 1.25
 """Peak per row at the most rows over peak per row at `DEVICE_LEAST_ROWS`: 1 is linear, 16 is quadratic."""
 
 Goal = dict[str, Any]
+Row = dict[str, Any]
 
 
 def _goal(what: str, sense: str, goal: float, value: float | None, reason: str = "", **more: Any) -> Goal:
@@ -83,91 +85,96 @@ def _goal(what: str, sense: str, goal: float, value: float | None, reason: str =
     return {"what": what, "sense": sense, "goal": goal, "value": value, "met": met, "reason": reason, **more}
 
 
-def _row(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any] | None:
-    return next((row for row in rows if all(row.get(key) == value for key, value in wanted.items())), None)
+def _select(rows: list[Row], **wanted: Any) -> list[Row]:
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
 
 
-def _ratio(report: dict[str, Any], rule: Ratio, loss: str, regime: str) -> tuple[float | None, str]:
-    """The smallest median ratio and whose it is, or None and the reason."""
-    rows = [r for r in report["timings"] if (r["loss"], r["n"], r["regime"]) == (loss, rule.n, regime)]
-    if rule.against != "best":
-        rows = [row for row in rows if row["implementation"] == rule.against]
-    key = f"{rule.part}_ratio"
-    found = {row["implementation"]: row[key][1] for row in rows if key in row}
-    if not found:
-        return None, next((row["reason"] for row in rows if "reason" in row), "not timed in this run")
-    name = min(found, key=lambda peer: found[peer])
-    return found[name], name if rule.against == "best" else ""
+def _median(row: Row, key: str) -> float | None:
+    return row[key][1] if key in row else None
 
 
-def ratio_goals(report: dict[str, Any], fraction: float = 1.0) -> list[Goal]:
+def _best(rows: list[Row], key: str) -> Row:
+    """The row with the smallest median ratio; if none was measured, a row that says why."""
+    measured = [row for row in rows if key in row]
+    if measured:
+        return min(measured, key=lambda row: float(row[key][1]))
+    return next((row for row in rows if "reason" in row), {"reason": "not timed in this run"})
+
+
+def ratio_goals(report: Row, fraction: float = 1.0) -> list[Goal]:
     """The goals on ratios for the sizes and regimes that were planned, each multiplied by a fraction."""
     goals = []
-    for rule in RATIOS:
-        for loss in rule.losses:
-            for regime, value in rule.goals.items():
-                if any((r["loss"], r["n"], r["regime"]) == (loss, rule.n, regime) for r in report["timings"]):
-                    ratio, note = _ratio(report, rule, loss, regime)
-                    part = "forward" if rule.part == "forward" else "forward+backward"
-                    what = f"{loss}, N={rule.n}, {part}, {regime} allocator: times faster than {rule.against}"
-                    keys = {"loss": loss, "n": rule.n, "regime": regime}
-                    goals.append(_goal(what, "at least", fraction * value, ratio, note, **keys))
+    for rule, loss in [(ratio, loss) for ratio in RATIOS for loss in ratio.losses]:
+        for regime, value in rule.goals.items():
+            keys = {"loss": loss, "n": rule.n, "regime": regime}
+            rows = _select(report["timings"], **keys)
+            if rows:
+                any_peer = rule.against == "best"
+                peers = rows if any_peer else _select(rows, implementation=rule.against)
+                row = _best(peers, f"{rule.part}_ratio")
+                reason = str(row.get("reason", row.get("implementation", "") if any_peer else ""))
+                what = f"{loss}, N={rule.n}, {PARTS[rule.part]}, {regime} allocator: times faster than {rule.against}"
+                ratio = _median(row, f"{rule.part}_ratio")
+                goals.append(_goal(what, "at least", fraction * value, ratio, reason, **keys))
     return goals
 
 
-def memory_goals(report: dict[str, Any], fraction: float = 1.0) -> list[Goal]:
+def _memory_goal(row: Row, goal: float) -> Goal:
+    value = row["bytes"] / MIB if "bytes" in row else None
+    what = f"{row['loss']}, N={row['n']}: MiB beyond the inputs, forward+backward"
+    return _goal(what, "at most", goal / MIB, value, row.get("reason", ""))
+
+
+def memory_goals(report: Row, fraction: float = 1.0) -> list[Goal]:
     """The goals on peaks, each divided by a fraction, for the sizes that were planned."""
     goals = []
     for loss in TWO_VIEW:
-        peaks = {row["n"]: row for row in report["memory"] if (row["loss"], row["implementation"]) == (loss, OURS)}
-        for n, goal in MEMORY.items():
-            if n in peaks:
-                peak = peaks[n].get("bytes")
-                value = None if peak is None else peak / MIB
-                what = f"{loss}, N={n}: MiB beyond the inputs, forward+backward"
-                goals.append(_goal(what, "at most", goal / fraction / MIB, value, peaks[n].get("reason", "")))
-        if all(peaks.get(n, {}).get("bytes") for n in MEMORY):
+        peaks = {row["n"]: row for row in _select(report["memory"], loss=loss, implementation=OURS)}
+        goals += [_memory_goal(peaks[n], goal / fraction) for n, goal in MEMORY.items() if n in peaks]
+        if all("bytes" in peaks.get(n, {}) for n in MEMORY):
             value = peaks[8192]["bytes"] / peaks[4096]["bytes"]
             goals.append(_goal(f"{loss}: memory at 8192 over memory at 4096", "at most", GROWTH, value))
     return goals
 
 
-def _share_goals(report: dict[str, Any]) -> list[Goal]:
+def _ours(report: Row) -> list[Row]:
+    return [row for row in report["timings"] if row["implementation"] == OURS and row["loss"] in TWO_VIEW]
+
+
+def _share_goals(report: Row) -> list[Goal]:
+    return [
+        _goal(
+            f"{row['loss']}, N={row['n']}, {row['regime']} allocator: share of the same run's mm",
+            "at least",
+            SHARES[row["n"]],
+            _median(row, "both_share"),
+            row.get("reason", ""),
+        )
+        for row in _ours(report)
+        if row["n"] in SHARES
+    ]
+
+
+def _accuracy_goals(report: Row) -> list[Goal]:
     goals = []
-    for row in report["timings"]:
-        if row["implementation"] == OURS and row["loss"] in TWO_VIEW and row["n"] in SHARES:
-            value = row["both_share"][1] if "both_share" in row else None
-            what = f"{row['loss']}, N={row['n']}, {row['regime']} allocator: share of the same run's mm"
-            goals.append(_goal(what, "at least", SHARES[row["n"]], value, row.get("reason", "")))
+    for row in _select(report["accuracy"], implementation=OURS):
+        same = {key: row.get(key) for key in ("loss", "temperature", "kind", "dtype")}
+        peers = _select(report["accuracy"], status="measured", **same)
+        peers = [peer for peer in peers if peer["implementation"] not in (OURS, TILED)]
+        named = f"{row['loss']}, temperature {row['temperature']}, {row['kind']}, {row.get('dtype', 'float32')}"
+        for part in ("loss_error", "gradient_error"):
+            goal, reason = ACCURACY_FLOOR, "no peer beside it"
+            value = row.get(part) if peers else None
+            if peers:
+                best = min(peers, key=lambda peer: float(peer[part]))
+                goal = max(ACCURACY_FACTOR * best[part], ACCURACY_FLOOR)
+                reason = str(row.get("reason", best["implementation"]))
+            what = f"{named}: error of the {part.removesuffix('_error')}"
+            goals.append(_goal(what, "at most", goal, value, reason, accuracy=True))
     return goals
 
 
-def _accuracy_goals(report: dict[str, Any]) -> list[Goal]:
-    goals = []
-    for row in report["accuracy"]:
-        if row["implementation"] != OURS:
-            continue
-        peers = [
-            other
-            for other in report["accuracy"]
-            if other["implementation"] not in (OURS, TILED)
-            and other["status"] == "measured"
-            and all(other.get(key) == row.get(key) for key in ("loss", "temperature", "kind", "dtype"))
-        ]
-        dtype = f", {row['dtype']}" if "dtype" in row else ""
-        for part in ("loss", "gradient"):
-            what = f"{row['loss']}, temperature {row['temperature']}, {row['kind']}{dtype}: error of the {part}"
-            value = row.get(f"{part}_error") if row["status"] == "measured" else None
-            if not peers:
-                goals.append(_goal(what, "at most", ACCURACY_FLOOR, None, "no peer beside it", accuracy=True))
-                continue
-            best = min(peers, key=lambda peer: float(peer[f"{part}_error"]))
-            goal = max(ACCURACY_FACTOR * best[f"{part}_error"], ACCURACY_FLOOR)
-            goals.append(_goal(what, "at most", goal, value, row.get("reason", best["implementation"]), accuracy=True))
-    return goals
-
-
-def judge(report: dict[str, Any]) -> list[Goal]:
+def judge(report: Row) -> list[Goal]:
     """Every goal that the run's plan covers.
 
     Args:
@@ -178,70 +185,52 @@ def judge(report: dict[str, Any]) -> list[Goal]:
         (None: not measured) and ``reason`` (the peer that was best, or what is missing); ``accuracy`` is true for
         those of the accuracy table.
     """
-    goals = ratio_goals(report) + _share_goals(report) + memory_goals(report)
-    large = report["large"]
-    if large is not None:
-        peak = large.get("bytes")
-        value = None if peak is None else peak / MIB
-        what = f"{large['loss']}, N={large['n']}: MiB beyond the inputs, forward+backward"
-        goals.append(_goal(what, "at most", LARGE_MEMORY / MIB, value, large.get("reason", "")))
-    return goals + _accuracy_goals(report)
+    large = [] if report["large"] is None else [_memory_goal(report["large"], LARGE_MEMORY)]
+    return ratio_goals(report) + _share_goals(report) + memory_goals(report) + large + _accuracy_goals(report)
 
 
-def floors(report: dict[str, Any], fraction: float) -> list[Goal]:
+def floors(report: Row, fraction: float) -> list[Goal]:
     """The goals on ratios and on memory, relaxed by a fraction: 0.5 asks for half a ratio and allows twice a peak."""
     return ratio_goals(report, fraction) + memory_goals(report, fraction)
 
 
-def judge_device(report: dict[str, Any]) -> list[Goal]:
+def judge_device(report: Row) -> list[Goal]:
     """Every goal of a GPU that the run's plan covers, as `judge` gives them. They were set for an H200."""
-    ours = [r for r in report["timings"] if r["implementation"] == OURS and r["loss"] in TWO_VIEW]
-    narrow = [row for row in ours if row["dtype"] == "bfloat16"]
-    goals = []
-    for row in narrow:
+    shares, ratios = [], []
+    for row in _select(_ours(report), dtype="bfloat16"):
+        keys = {key: row[key] for key in ("loss", "n", "d", "dtype")}
+        named = f"{row['loss']}, N={row['n']}, D={row['d']}, {row['dtype']}"
         if row["n"] >= DEVICE_LEAST_ROWS:
             for part, value in DEVICE_SHARES.get(row["d"], {}).items():
-                goals += [_device_share(row, part, key, value) for key in DEVICE_PRODUCTS]
-    for row in narrow:
+                for key, product in DEVICE_PRODUCTS.items():
+                    what = f"{named}, {PARTS[part]}: share of {product}"
+                    share = _median(row, f"{part}_{key}")
+                    shares.append(_goal(what, "at least", value, share, row.get("reason", "")))
         if row["n"] in EAGER_ROWS and row["d"] == 128:
-            goals.append(_eager_goal(report, row))
-    return goals + _growth_goals(report) + _accuracy_goals(report)
+            peer = _best(_select(report["timings"], implementation=CrossEntropyTf32.name, **keys), "both_ratio")
+            what = f"{named}, {PARTS['both']}: times faster than cross_entropy in TF32"
+            ratio = _median(peer, "both_ratio")
+            ratios.append(_goal(what, "at least", EAGER_RATIO, ratio, peer.get("reason", "")))
+    return shares + ratios + _growth_goals(report) + _accuracy_goals(report)
 
 
-def _named(row: dict[str, Any]) -> str:
-    return f"{row['loss']}, N={row['n']}, D={row['d']}, {row['dtype']}"
-
-
-def _device_share(row: dict[str, Any], part: str, key: str, goal: float) -> Goal:
-    found = row.get(f"{part}_{key}")
-    words = {"forward": "forward", "both": "forward+backward"}[part]
-    what = f"{_named(row)}, {words}: share of {DEVICE_PRODUCTS[key]}"
-    return _goal(what, "at least", goal, None if found is None else found[1], row.get("reason", ""))
-
-
-def _eager_goal(report: dict[str, Any], row: dict[str, Any]) -> Goal:
-    same = {key: row[key] for key in ("loss", "n", "d", "dtype")}
-    peer = _row(report["timings"], implementation=CrossEntropyTf32.name, **same) or {}
-    found = peer.get("both_ratio")
-    what = f"{_named(row)}, forward+backward: times faster than cross_entropy in TF32"
-    reason = "" if found is not None else peer.get("reason", "not timed in this run")
-    return _goal(what, "at least", EAGER_RATIO, None if found is None else found[1], reason)
-
-
-def per_row(report: dict[str, Any]) -> dict[tuple[str, int, str], dict[int, float]]:
+def per_row(report: Row) -> dict[tuple[str, int, str], dict[int, float]]:
     """Peaks of ours over the number of rows, in bytes, by loss, columns and dtype, then by rows."""
     found: dict[tuple[str, int, str], dict[int, float]] = {}
-    for row in report["memory"]:
-        if row["implementation"] == OURS and "bytes" in row:
+    for row in _select(report["memory"], implementation=OURS):
+        if "bytes" in row:
             found.setdefault((row["loss"], row["d"], row["dtype"]), {})[row["n"]] = row["bytes"] / row["n"]
     return found
 
 
-def _growth_goals(report: dict[str, Any]) -> list[Goal]:
-    goals = []
-    for (loss, d, dtype), peaks in per_row(report).items():
-        last = max(peaks)
-        if last > DEVICE_LEAST_ROWS and DEVICE_LEAST_ROWS in peaks:
-            what = f"{loss}, D={d}, {dtype}: peak per row at {last} over that at {DEVICE_LEAST_ROWS}"
-            goals.append(_goal(what, "at most", DEVICE_GROWTH, peaks[last] / peaks[DEVICE_LEAST_ROWS]))
-    return goals
+def _growth_goals(report: Row) -> list[Goal]:
+    return [
+        _goal(
+            f"{loss}, D={d}, {dtype}: peak per row at {max(peaks)} over that at {DEVICE_LEAST_ROWS}",
+            "at most",
+            DEVICE_GROWTH,
+            peaks[max(peaks)] / peaks[DEVICE_LEAST_ROWS],
+        )
+        for (loss, d, dtype), peaks in per_row(report).items()
+        if max(peaks) > DEVICE_LEAST_ROWS and DEVICE_LEAST_ROWS in peaks
+    ]

@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from . import accuracy
 from .batches import DTYPES, KINDS, LOSSES
 from .peers import OURS, PmlNtXent, Unavailable, names_for
+
+Job = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,66 +77,51 @@ class Plan:
         """Whether its device is the CPU."""
         return self.device == "cpu"
 
-    def _job(self, kind: str, loss: str, n: int, regime: str = "default", **more: Any) -> dict[str, Any]:
-        common = {"temperature": TEMPERATURE, "d": self.columns[0], "dtype": self.dtypes[0]}
+    def _job(self, kind: str, loss: str, n: int, **more: Any) -> Job:
+        common = {"temperature": TEMPERATURE, "d": self.columns[0], "dtype": self.dtypes[0], "regime": REGIMES[0]}
         chosen = {"device": self.device, "backend": self.backend}
-        return {"kind": kind, "loss": loss, "n": n, "regime": regime, **common, **chosen, **more}
+        return {"kind": kind, "loss": loss, "n": n, **common, **chosen, **more}
 
-    def timings(self) -> list[dict[str, Any]]:
-        """One process per size, regime and loss, and per number of columns and dtype."""
-        skip: dict[str, str] = {}
-        if not self.slow_peers:
-            skip = {PmlNtXent.name: "takes half a minute a step: timed in the full run only"}
-        return [
-            self._job(
-                "time",
-                loss,
-                n,
-                regime,
-                rounds=self.small_rounds if n <= self.small else self.large_rounds,
-                errors=regime == REGIMES[0] and (n <= LARGE or not self.on_cpu),
-                skip=skip if loss == "pairwise_classes" else {},
-                d=d,
-                dtype=dtype,
-                **({} if self.on_cpu else {"gradient_rows": GRADIENT_ROWS if n > LARGE else None}),
-                **({} if self.on_cpu else {"captured": n <= CAPTURED_UP_TO}),
-            )
-            for d in self.columns
-            for dtype in self.dtypes
-            for n in self.sizes
-            for loss in self.losses
-            for regime in self.regimes
-        ]
+    def timings(self) -> list[Job]:
+        """One process per number of columns, dtype, size, loss and regime."""
+        slow = {} if self.slow_peers else {PmlNtXent.name: "takes half a minute a step: timed in the full run only"}
+        found = []
+        for d, dtype, n, loss, regime in product(self.columns, self.dtypes, self.sizes, self.losses, self.regimes):
+            more: Job = {"d": d, "dtype": dtype, "regime": regime}
+            more["rounds"] = self.small_rounds if n <= self.small else self.large_rounds
+            more["errors"] = regime == REGIMES[0] and (n <= LARGE or not self.on_cpu)
+            more["gradient_rows"] = GRADIENT_ROWS if n > LARGE else None
+            more["captured"] = not self.on_cpu and n <= CAPTURED_UP_TO
+            more["skip"] = slow if loss == "pairwise_classes" else {}
+            found.append(self._job("time", loss, n, **more))
+        return found
 
-    def memories(self) -> list[dict[str, Any]]:
+    def memories(self) -> list[Job]:
         """One process per size, loss and implementation, under the default allocator."""
         return [
             self._job("memory", loss, n, implementation=name)
-            for n in self.memory_sizes
-            for loss in self.losses
+            for n, loss in product(self.memory_sizes, self.losses)
             for name in (names_for(loss) if self.every_memory else [OURS])
         ]
 
-    def accuracies(self) -> list[dict[str, Any]]:
-        """One process per loss, temperature and dtype."""
+    def accuracies(self) -> list[Job]:
+        """One process per dtype, loss and temperature."""
         rows = accuracy.ROWS if self.on_cpu else accuracy.ACCELERATOR_ROWS
+        losses = [loss for loss in accuracy.LOSSES if loss in self.losses]
         return [
             self._job("accuracy", loss, rows, batches=accuracy.BATCHES, temperature=temperature, dtype=dtype)
-            for dtype in self.dtypes
-            for loss in accuracy.LOSSES
-            if loss in self.losses
-            for temperature in self.temperatures
+            for dtype, loss, temperature in product(self.dtypes, losses, self.temperatures)
         ]
 
-    def trial(self) -> dict[str, Any]:
-        """Ours on a small batch: what fails here would fail in every row."""
+    def trial(self) -> Job:
+        """`pairproof.fast` on a small batch: what fails here would fail in every row."""
         rows = 64 if self.on_cpu else accuracy.ACCELERATOR_ROWS
         return self._job("memory", self.losses[0], rows, implementation=OURS)
 
-    def larges(self) -> list[dict[str, Any]]:
+    def larges(self) -> list[Job]:
         """The one large step, if any."""
         wanted = self.large and "pairwise_classes" in self.losses
-        return [self._job("large", "pairwise_classes", LARGE, anchors=512)] if wanted else []
+        return [self._job("large", "pairwise_classes", LARGE, implementation=OURS, anchors=512)] if wanted else []
 
 
 FULL = Plan()
@@ -168,28 +156,28 @@ DEVICE_QUICK = replace(
 )
 
 
-def describe(job: dict[str, Any]) -> str:
+def describe(job: Job) -> str:
     """A job as a few words."""
     words = [LOSSES[job["loss"]], f"N={job['n']}"]
     if job["device"] != "cpu":
         words += [f"D={job['d']}", job["dtype"]]
-    if job["kind"] == "time" and job["device"] == "cpu":
+    elif job["kind"] == "time":
         words.append(f"{job['regime']} allocator")
-    elif job["kind"] == "memory":
+    if job["kind"] == "memory":
         words.append(f"memory of {job['implementation']}")
     elif job["kind"] == "accuracy":
         words.append(f"errors at temperature {job['temperature']}")
     return ", ".join(words)
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
+def run(job: Job) -> list[dict[str, Any]]:
     """Do one job in a fresh process.
 
     Args:
         job: of a `Plan`.
 
     Returns:
-        What the worker returned.
+        The rows that the worker returned.
 
     Raises:
         Unavailable: the process failed; its last words.
@@ -211,22 +199,29 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if process.returncode != 0:
         words = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
         raise Unavailable(f"{describe(job)}: {words[-1]}")
-    result: dict[str, Any] = json.loads(process.stdout)
-    return result
+    rows: list[dict[str, Any]] = json.loads(process.stdout)
+    return rows
 
 
-def attempt(job: dict[str, Any]) -> dict[str, Any]:
-    """Do one job; where its process fails, rows that say so take the place of its result, and the rest goes on."""
+SHAPE = ("loss", "n", "d", "dtype")
+KEYS = {"time": (*SHAPE, "regime"), "memory": SHAPE, "large": SHAPE, "accuracy": ("loss", "d", "dtype", "temperature")}
+"""What the rows of each kind of job have in common."""
+
+
+def attempt(job: Job) -> list[dict[str, Any]]:
+    """Do one job. Where its process fails, rows that say so take the place of its result.
+
+    Args:
+        job: of a `Plan`.
+
+    Returns:
+        Its rows.
+    """
+    same = {key: job[key] for key in KEYS[job["kind"]]}
     try:
-        return run(job)
+        return [{**same, **row} for row in run(job)]
     except Unavailable as error:
-        refused = {"status": "refused", "reason": str(error)}
-    everyone = names_for(job["loss"], job["device"], job["dtype"])
-    names = [str(job["implementation"])] if "implementation" in job else everyone
-    keys = {"memory": ("loss", "n"), "large": ("loss", "n"), "accuracy": ("loss", "temperature")}.get(job["kind"], ())
-    same = {key: job[key] for key in keys} | refused
-    if job["kind"] in ("memory", "large"):
-        return {"row": {**same, "implementation": names[0]}}
-    if job["kind"] == "accuracy":
-        return {"rows": [{**same, "kind": kind, "implementation": name} for kind in KINDS for name in names]}
-    return {"rows": [{**same, "implementation": name} for name in names]}
+        same |= {"status": "refused", "reason": str(error)}
+    names = [job["implementation"]] if "implementation" in job else names_for(job["loss"], job["device"], job["dtype"])
+    kinds = [{"kind": kind} for kind in KINDS] if job["kind"] == "accuracy" else [{}]
+    return [{**same, **kind, "implementation": name} for kind in kinds for name in names]

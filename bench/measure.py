@@ -11,9 +11,10 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,54 +33,63 @@ SLOW_ROUNDS = 5
 ROUGH = 0.05
 """Relative error of the loss on random rows, in the dtype itself, above which it is wrong and not rounded."""
 
+STATUS = Path("/proc/self/status")
+CLEAR = Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+"""Written to clear_refs it sets the peak of the resident set back to what is resident now (proc(5))."""
+
 SYMMETRIC = ("nt_xent", "supcon", "pairwise_views", "pairwise_classes")
 
 
-class Clock(Protocol):
-    """Takes samples on one kind of device."""
+def _status_bytes(field: str) -> int:
+    for line in STATUS.read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise Unavailable(f"{STATUS} has no {field}")
 
-    tile: tuple[int, int]
+
+def peak_beyond(function: Callable[[], object]) -> int:
+    """Bytes by which the resident set grew at its largest while a function ran.
+
+    Args:
+        function: called once. What it keeps is counted, what was resident before is not.
+
+    Returns:
+        Bytes, exact to a few pages per thread.
+
+    Raises:
+        Unavailable: the kernel does not offer this figure.
+    """
+    gc.collect()
+    try:
+        CLEAR.write_text(RESET_PEAK)
+        before = _status_bytes("VmRSS")
+        function()
+        return max(0, _status_bytes("VmHWM") - before)
+    except OSError as error:
+        raise Unavailable(f"peak memory needs Linux with /proc/self/clear_refs ({error})") from None
+
+
+class Clock:
+    """Takes samples: here CPU time of this process, in `bench.cuda` time between events of a GPU."""
+
+    tile: tuple[int, int] = (384, 384)
     """Rows and columns of the matrix product that stands for the machine's best."""
 
-    square: int | None
+    square: int | None = None
     """Rows and columns of the large product that stands beside it, if one does."""
 
-    flops: ClassVar[dict[str, int]]
+    on_device: bool = False
+    """Whether a timing measures the peak of memory too; on a CPU that takes a process of its own."""
+
+    flops: ClassVar[dict[str, int]] = {"forward": 1, "both": 4}
     """Times N*N*D: what "forward" and "both" need at least, each tile made anew for its gradient."""
 
-    slow_seconds: float
+    slow_seconds: float = 5.0
     """Of one step, above which `SLOW_ROUNDS` rounds do."""
 
     def step(self, step: Step, embeddings: Tensor, repeats: int) -> tuple[float, float]:
-        """Seconds per call of the forward half of a training step, and of all of it."""
-
-    def call(self, function: Callable[[], object], repeats: int) -> float:
-        """Seconds per call of a function."""
-
-    def room(self) -> int | None:
-        """Bytes that one step may take; None where that is not bounded beforehand."""
-
-    def peak(self, step: Step, embeddings: Tensor) -> int | None:
-        """Bytes that one step takes at its peak beyond what was there before; None where a job of its own finds it."""
-
-    def capture(self, step: Step, embeddings: Tensor) -> tuple[Callable[[], object], Tensor]:
-        """A training step as one call that does it again, whatever the embeddings now hold, and the loss it leaves.
-
-        Raises:
-            Unavailable: there is no such thing on the device.
-        """
-
-
-class ProcessClock:
-    """CPU time of this process."""
-
-    tile = (384, 384)
-    square: int | None = None
-    slow_seconds = 5.0
-    flops: ClassVar[dict[str, int]] = {"forward": 1, "both": 4}
-
-    def step(self, step: Step, embeddings: Tensor, repeats: int) -> tuple[float, float]:
-        """Forward with the graph recorded, then backward; both are clocked in each call."""
+        """Seconds per call of the forward half of a training step, the graph recorded, and of all of it."""
         forward = both = 0.0
         for _ in range(repeats):
             embeddings.grad = None
@@ -93,22 +103,26 @@ class ProcessClock:
         return forward / repeats, both / repeats
 
     def call(self, function: Callable[[], object], repeats: int) -> float:
-        """A plain loop."""
+        """Seconds per call of a function."""
         start = time.process_time()
         for _ in range(repeats):
             function()
         return (time.process_time() - start) / repeats
 
     def room(self) -> int | None:
-        """The process itself is limited."""
+        """Bytes that one step may take; None where the process itself is limited."""
         return None
 
-    def peak(self, step: Step, embeddings: Tensor) -> int | None:
-        """A fresh process measures it: see `bench.memory`."""
-        return None
+    def peak(self, step: Step, embeddings: Tensor) -> int:
+        """Bytes that one step takes at its peak beyond what was there before."""
+        return peak_beyond(lambda: step(embeddings).backward())  # type: ignore[no-untyped-call]
 
     def capture(self, step: Step, embeddings: Tensor) -> tuple[Callable[[], object], Tensor]:
-        """Not here."""
+        """A training step as one call that does it again, whatever the embeddings now hold, and the loss it leaves.
+
+        Raises:
+            Unavailable: there is no such thing on the device.
+        """
         raise Unavailable("a CPU captures no graphs")
 
 
@@ -142,6 +156,20 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, MemoryError) or "alloc" in line:
         return "does not fit the memory limit"
     return f"{type(error).__name__}: {line}"
+
+
+@contextmanager
+def recorded(row: dict[str, Any]) -> Iterator[None]:
+    """Write into a row how what stands within the context ended: as "measured", or as "refused" with the reason."""
+    row["status"] = "refused"
+    try:
+        yield
+    except Unavailable as error:
+        row["reason"] = str(error)
+    except Exception as error:  # outside code may raise anything, and may run out of memory
+        row["reason"] = reason_of(error)
+    else:
+        row["status"] = "measured"
 
 
 def check_agreement(implementation: Implementation, batch: Batch, temperature: float, true: float) -> None:
@@ -180,7 +208,7 @@ class _Contender:
         if estimate < 1.0 or implementation.compiled:
             _, estimate = clock.step(step, embeddings, 1)
         self.estimate = estimate
-        self.repeats = max(1, min(1000, math.ceil(TARGET_SECONDS / max(estimate, 1e-6))))
+        self.repeats = min(1000, _repeats(estimate))
 
     def sample(self) -> tuple[float, float]:
         gc.collect()
@@ -190,49 +218,45 @@ class _Contender:
         return found
 
 
-def quartiles(values: Sequence[float]) -> list[float]:
+def _repeats(estimate: float) -> int:
+    """How many calls make one sample of something that takes so many seconds."""
+    return max(1, math.ceil(TARGET_SECONDS / max(estimate, 1e-6)))
+
+
+def quartiles(values: Iterable[float]) -> list[float]:
     """Lower quartile, median, upper quartile."""
-    return [float(v) for v in np.percentile(np.asarray(values), [25, 50, 75])]
+    return [float(v) for v in np.percentile(list(values), [25, 50, 75])]
 
 
-def _truths(job: dict[str, Any], batches: dict[str, Batch]) -> dict[str, tuple[float, Tensor]]:
-    """True losses and gradients by kind; where the job says so, some rows of the gradients alone."""
-    temperature, rows = float(job["temperature"]), _sampled(job)
-    if rows is None:
-        return {kind: truth.loss_and_gradient(batch, temperature) for kind, batch in batches.items()}
-    return {
-        kind: truth.loss_and_rows(batch, temperature, rows.to(batch.embeddings.device))
-        for kind, batch in batches.items()
-    }
+def _milliseconds(values: Iterable[float]) -> list[float]:
+    return [1e3 * value for value in quartiles(values)]
 
 
 def _sampled(job: dict[str, Any]) -> Tensor | None:
     """The rows whose gradient is compared, spread over the batch; None: all of them."""
-    count, n = job.get("gradient_rows"), int(job["n"])
+    count, n = job["gradient_rows"], int(job["n"])
     return None if count is None else torch.arange(0, n, max(1, n // int(count)))
 
 
-def _errors(loss: float, gradient: Tensor, expected: tuple[float, Tensor], rows: Tensor | None) -> dict[str, float]:
+def _errors(loss: float, gradient: Tensor, expected: tuple[float, Tensor], job: dict[str, Any]) -> dict[str, float]:
+    rows = _sampled(job)
     return truth.errors(loss, gradient if rows is None else gradient[rows.to(gradient.device)], expected)
 
 
 def _prepare(
     job: dict[str, Any], batches: dict[str, Batch], truths: dict[str, tuple[float, Tensor]], clock: Clock
-) -> tuple[dict[str, _Contender], list[dict[str, Any]]]:
-    """Load, check and warm up every implementation; their rows, those of the refused ones with the reason."""
+) -> tuple[dict[str, _Contender], dict[str, dict[str, Any]]]:
+    """Load, check and warm up every implementation. Return those that are to be timed, and the rows of all."""
     temperature, batch = float(job["temperature"]), batches["random"]
     true = truths["random"][0] if truths else truth.loss_alone(batch, temperature)
-    embeddings = batch.embeddings.clone().requires_grad_()
-    rows_compared, room = _sampled(job), clock.room()
+    embeddings, room = batch.embeddings.clone().requires_grad_(), clock.room()
     contenders: dict[str, _Contender] = {}
-    rows: list[dict[str, Any]] = []
+    rows: dict[str, dict[str, Any]] = {}
     for name in names_for(batch.loss, job["device"], job["dtype"]):
-        row: dict[str, Any] = {"implementation": name, "status": "refused"}
-        rows.append(row)
-        if name in job["skip"]:
-            row["reason"] = job["skip"][name]
-            continue
-        try:
+        row = rows[name] = {"implementation": name}
+        with recorded(row):
+            if name in job["skip"]:
+                raise Unavailable(job["skip"][name])
             implementation = load(name, job["backend"])
             row["version"] = implementation.version()
             refused = implementation.refuses(batch.loss, batch.n)
@@ -241,26 +265,17 @@ def _prepare(
                 raise Unavailable(refused)
             check_agreement(implementation, batch, temperature, true)
             row["errors"] = {}
-            given = implementation.given
+            given = implementation.given or batch.embeddings.dtype
             with precision_of(implementation):
                 for kind, expected in truths.items():
-                    of_kind = batches[kind] if given is None else batches[kind].to(given)
-                    step = implementation.step(of_kind, temperature)
-                    found = evaluate(step, of_kind.embeddings)
-                    row["errors"][kind] = _errors(*found, expected, rows_compared)
+                    of_kind = batches[kind].to(given)
+                    found = evaluate(implementation.step(of_kind, temperature), of_kind.embeddings)
+                    row["errors"][kind] = _errors(*found, expected, job)
                 check_roughly(row["errors"])
-                own = embeddings if given is None else embeddings.detach().to(given).requires_grad_()
-                contender = _Contender(implementation, implementation.step(batch, temperature), own, clock)
-                peak = clock.peak(contender.run, own)
-            if peak is not None:
-                row["bytes"] = peak
-            contenders[name] = contender
-        except Unavailable as error:
-            row["reason"] = str(error)
-        except Exception as error:  # outside code may raise anything, and may run out of memory
-            row["reason"] = reason_of(error)
-        else:
-            row["status"] = "measured"
+                own = embeddings.detach().to(given).requires_grad_()
+                contenders[name] = _Contender(implementation, implementation.step(batch, temperature), own, clock)
+                if clock.on_device:
+                    row["bytes"] = clock.peak(contenders[name].run, own)
     return contenders, rows
 
 
@@ -278,8 +293,8 @@ def check_roughly(errors: dict[str, dict[str, float]]) -> None:
         raise Unavailable(f"its loss in this dtype is {error:.0%} off")
 
 
-def _product(clock: Clock, shape: tuple[int, int, int], like: Tensor) -> tuple[Callable[[], Tensor], int]:
-    """A matrix product of a shape (rows, columns, depth) in a tensor's dtype, and how often it is repeated."""
+def _product(clock: Clock, shape: tuple[int, int, int], like: Tensor) -> Callable[[], float]:
+    """A sample of a matrix product of a shape (rows, columns, depth) in a tensor's dtype."""
     rows, columns, depth = shape
     a, b = (torch.randn(size, depth, device=like.device, dtype=like.dtype) for size in (rows, columns))
     out = torch.mm(a, b.T)
@@ -287,8 +302,8 @@ def _product(clock: Clock, shape: tuple[int, int, int], like: Tensor) -> tuple[C
     def multiply() -> Tensor:
         return torch.mm(a, b.T, out=out)
 
-    estimate = clock.call(multiply, 20)
-    return multiply, max(1, math.ceil(TARGET_SECONDS / max(estimate, 1e-6)))
+    repeats = _repeats(clock.call(multiply, 20))
+    return lambda: clock.call(multiply, repeats)
 
 
 def _products(clock: Clock, d: int) -> dict[str, tuple[int, int, int]]:
@@ -297,22 +312,12 @@ def _products(clock: Clock, d: int) -> dict[str, tuple[int, int, int]]:
     return shapes if clock.square is None else shapes | {"square": (clock.square,) * 3}
 
 
-def _alternate(ours: _Contender, peers: list[_Contender], clock: Clock, d: int, rounds: int) -> dict[str, list[Any]]:
-    """The rounds: for every peer its pairs (ours, peer), and under a product's name (ours, seconds of one product)."""
-    products = {name: _product(clock, shape, ours.embeddings) for name, shape in _products(clock, d).items()}
-    pairs: dict[str, list[Any]] = {name: [] for name in (*products, *(peer.name for peer in peers))}
-    for number in range(rounds):
-        for name, (multiply, repeats) in products.items():
-            pairs[name].append((ours.sample(), clock.call(multiply, repeats)))
-        for peer in peers:
-            if peer.estimate > clock.slow_seconds and number >= SLOW_ROUNDS:
-                continue
-            if number % 2:
-                theirs = peer.sample()
-                pairs[peer.name].append((ours.sample(), theirs))
-            else:
-                pairs[peer.name].append((ours.sample(), peer.sample()))
-    return pairs
+def _pair(ours: _Contender, sample: Callable[[], Any], number: int) -> tuple[tuple[float, float], Any]:
+    """A sample of ours and one of something else, in an order that alternates with the number of the round."""
+    if number % 2:
+        other = sample()
+        return ours.sample(), other
+    return ours.sample(), sample()
 
 
 def _captured(
@@ -323,12 +328,10 @@ def _captured(
     clock: Clock,
 ) -> dict[str, Any]:
     """The row of our step replayed as one graph: its errors, and its time alternated with that of the step itself."""
-    row: dict[str, Any] = {"implementation": CAPTURED, "status": "refused"}
-    try:
-        row["version"] = ours.implementation.version()
+    row: dict[str, Any] = {"implementation": CAPTURED, "version": ours.implementation.version(), "errors": {}}
+    with recorded(row):
         embeddings = ours.embeddings.detach().clone().requires_grad_()
         replay, loss = clock.capture(ours.run, embeddings)
-        row["errors"] = {}
         # The random rows last: they are the ones that are timed.
         for kind in reversed(KINDS):
             with torch.no_grad():
@@ -336,74 +339,64 @@ def _captured(
             replay()
             assert embeddings.grad is not None  # the graph writes it
             if kind in truths:
-                row["errors"][kind] = _errors(float(loss), embeddings.grad, truths[kind], _sampled(job))
+                row["errors"][kind] = _errors(float(loss), embeddings.grad, truths[kind], job)
         check_roughly(row["errors"])
-        repeats = max(1, math.ceil(TARGET_SECONDS / max(clock.call(replay, 20), 1e-6)))
-        pairs = []
-        for number in range(int(job["rounds"])):
-            if number % 2:
-                theirs = clock.call(replay, repeats)
-                pairs.append((ours.sample()[1], theirs))
-            else:
-                pairs.append((ours.sample()[1], clock.call(replay, repeats)))
-    except Unavailable as error:
-        row["reason"] = str(error)
-    except Exception as error:  # what is captured may wait for the device, which capture forbids
-        row["reason"] = reason_of(error)
-    else:
-        row |= {"status": "measured", "rounds": len(pairs), "repeats": repeats}
-        row["both_ms"] = [1e3 * v for v in quartiles([theirs for _, theirs in pairs])]
-        row["both_ratio"] = quartiles([theirs / mine for mine, theirs in pairs])
+        repeats = _repeats(clock.call(replay, 20))
+        pairs = [_pair(ours, lambda: clock.call(replay, repeats), number) for number in range(int(job["rounds"]))]
+        row |= {"rounds": len(pairs), "repeats": repeats}
+        row["both_ms"] = _milliseconds(theirs for _, theirs in pairs)
+        row["both_ratio"] = quartiles(theirs / mine for (_, mine), theirs in pairs)
     return row
 
 
-def time_loss(job: dict[str, Any], clock: Clock) -> dict[str, Any]:
+def time_loss(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     """One job of kind "time".
 
     Args:
         job: loss, n, d, temperature, rounds, dtype, device, backend, errors (whether to compute them), skip (names
-            that are not measured, with the reason); on a GPU also gradient_rows (how many rows of the gradient are
-            compared, None for all) and captured (whether the step is replayed as a graph too).
+            that are not measured, with the reason), gradient_rows (how many rows of the gradient are compared, None
+            for all) and captured (whether the step is replayed as a graph too).
         clock: of the device.
 
     Returns:
-        ``{"rows": [...]}``, one row per implementation, in the format that `bench.report` describes; with ``bytes``
-        where the clock finds the peak.
+        One row per implementation, in the format that `bench.report` describes; on a GPU with ``bytes``.
     """
-    loss, n, d = str(job["loss"]), int(job["n"]), int(job["d"])
-    # Rounded to the dtype at once: the truth is that of the rows which everyone is given.
+    loss, n, d, temperature = str(job["loss"]), int(job["n"]), int(job["d"]), float(job["temperature"])
+    # Rounded to the dtype at once: the truth is that of the rows which every implementation is given.
     dtype = DTYPES[job["dtype"]]
     batches = {kind: make_batch(loss, n, d, kind, device=job["device"]).to(dtype) for kind in KINDS}
-    truths = _truths(job, batches) if job["errors"] else {}
+    truths = {}
+    if job["errors"]:
+        truths = {kind: truth.loss_and_gradient(batch, temperature, _sampled(job)) for kind, batch in batches.items()}
     contenders, rows = _prepare(job, batches, truths, clock)
+    contenders = {name: found for name, found in contenders.items() if rows[name]["status"] == "measured"}
     ours = contenders.pop(OURS, None)
     if ours is None:
-        for row in rows:
+        for row in rows.values():
             if row["status"] == "measured":
                 row |= {"status": "refused", "reason": "ours could not be measured beside it"}
-        return {"rows": rows}
+        return list(rows.values())
+    products = _products(clock, d)
+    multiply = {name: _product(clock, shape, ours.embeddings) for name, shape in products.items()}
+    pairs: dict[str, list[Any]] = {name: [] for name in (*products, *contenders)}
     gc.disable()
-    pairs = _alternate(ours, list(contenders.values()), clock, d, int(job["rounds"]))
+    for number in range(int(job["rounds"])):
+        for name, sample in multiply.items():
+            pairs[name].append(_pair(ours, sample, 0))
+        for name, peer in contenders.items():
+            if peer.estimate <= clock.slow_seconds or number < SLOW_ROUNDS:
+                pairs[name].append(_pair(ours, peer.sample, number))
     gc.enable()
-    by_name = {row["implementation"]: row for row in rows}
-    for contender in [ours, *contenders.values()]:
-        forward, both = zip(*contender.samples, strict=True)
-        by_name[contender.name] |= {
-            "rounds": len(pairs[contender.name if contender is not ours else "mm"]),
-            "repeats": contender.repeats,
-            "forward_ms": [1e3 * v for v in quartiles(forward)],
-            "both_ms": [1e3 * v for v in quartiles(both)],
-        }
-    for name in contenders:
-        by_name[name] |= {
-            "forward_ratio": quartiles([theirs[0] / mine[0] for mine, theirs in pairs[name]]),
-            "both_ratio": quartiles([theirs[1] / mine[1] for mine, theirs in pairs[name]]),
-        }
-    for product, shape in _products(clock, d).items():
-        by_name[OURS] |= _shares(product, shape, pairs[product], clock.flops, n * n * d if loss in SYMMETRIC else None)
-    if job.get("captured"):
-        rows.append(_captured(job, ours, batches, truths, clock))
-    return {"rows": rows}
+    for name, contender in {OURS: ours, **contenders}.items():
+        rows[name] |= {"rounds": len(pairs["mm" if name == OURS else name]), "repeats": contender.repeats}
+        for index, part in enumerate(("forward", "both")):
+            rows[name][f"{part}_ms"] = _milliseconds(sample[index] for sample in contender.samples)
+            if name != OURS:
+                rows[name][f"{part}_ratio"] = quartiles(theirs[index] / mine[index] for mine, theirs in pairs[name])
+    for product, shape in products.items():
+        rows[OURS] |= _shares(product, shape, pairs[product], clock.flops, n * n * d if loss in SYMMETRIC else None)
+    captured = [_captured(job, ours, batches, truths, clock)] if job["captured"] else []
+    return [*rows.values(), *captured]
 
 
 def median_of_processes(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,93 +11,56 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from . import truth
-from .batches import make_batch
-from .measure import reason_of
-from .peers import OURS, Ours, Step, Unavailable, load
-
-STATUS = Path("/proc/self/status")
-CLEAR = Path("/proc/self/clear_refs")
-RESET_PEAK = "5"
-"""Written to clear_refs it sets the peak of the resident set back to what is resident now (proc(5))."""
+from .batches import DTYPES, make_batch
+from .measure import Clock, evaluate, recorded
+from .peers import Ours, Step, Unavailable, load
 
 BUILT_IN = ("aten", "prim", "prims")
 
 
-def _status_bytes(field: str) -> int:
-    for line in STATUS.read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise Unavailable(f"{STATUS} has no {field}")
-
-
-def peak_beyond(function: Callable[[], object]) -> int:
-    """Bytes by which the resident set grew at its largest while a function ran.
-
-    Args:
-        function: called once. What it keeps is counted, what was resident before is not.
-
-    Returns:
-        Bytes, exact to a few pages per thread.
-
-    Raises:
-        Unavailable: the kernel does not offer this figure.
-    """
-    gc.collect()
-    try:
-        CLEAR.write_text(RESET_PEAK)
-        before = _status_bytes("VmRSS")
-        function()
-        return max(0, _status_bytes("VmHWM") - before)
-    except OSError as error:
-        raise Unavailable(f"peak memory needs Linux with /proc/self/clear_refs ({error})") from None
-
-
-def step_memory(job: dict[str, Any]) -> dict[str, Any]:
+def step_memory(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     """One job of kind "memory": peak of forward and backward beyond the interpreter, its libraries and the inputs.
 
     Args:
-        job: implementation, loss, n, d, temperature, backend.
+        job: implementation, loss, n, d, temperature, backend, dtype, device.
+        clock: of the device.
 
     Returns:
-        ``{"row": {...}}`` in the format that `bench.report` describes.
+        One row in the format that `bench.report` describes.
     """
-    name, loss, n, d = str(job["implementation"]), str(job["loss"]), int(job["n"]), int(job["d"])
-    row: dict[str, Any] = {"implementation": name, "loss": loss, "n": n, "status": "refused"}
-    try:
-        implementation = load(name, job["backend"])
+    loss, n, temperature = str(job["loss"]), int(job["n"]), float(job["temperature"])
+    row: dict[str, Any] = {"implementation": job["implementation"]}
+    with recorded(row):
+        implementation = load(job["implementation"], job["backend"])
         refused = implementation.refuses(loss, n)
         if refused is not None:
             raise Unavailable(refused)
         # A small step first: it loads code and lets the libraries make their own buffers, which are not the loss's.
-        small = make_batch(loss, 64, d)
-        z = small.embeddings.requires_grad_()
-        implementation.step(small, job["temperature"])(z).backward()  # type: ignore[no-untyped-call]
-        batch = make_batch(loss, n, d)
-        embeddings = batch.embeddings.requires_grad_()
-        step = implementation.step(batch, job["temperature"])
+        small, batch = (
+            make_batch(loss, rows, int(job["d"]), device=job["device"]).to(DTYPES[job["dtype"]]) for rows in (64, n)
+        )
+        evaluate(implementation.step(small, temperature), small.embeddings)
+        step, embeddings = implementation.step(batch, temperature), batch.embeddings.requires_grad_()
         started = time.process_time()
-        row["bytes"] = peak_beyond(lambda: step(embeddings).backward())  # type: ignore[no-untyped-call]
-        row["once_ms"] = 1e3 * (time.process_time() - started)
-        row["status"] = "measured"
-    except Unavailable as error:
-        row["reason"] = str(error)
-    except Exception as error:  # outside code may raise anything, and may run out of memory
-        row["reason"] = reason_of(error)
-    return {"row": row}
+        row["bytes"] = clock.peak(step, embeddings)
+        if not clock.on_device:
+            row["once_ms"] = 1e3 * (time.process_time() - started)
+    return [row]
 
 
-def large_step(job: dict[str, Any]) -> dict[str, Any]:
+def large_step(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     """One job of kind "large": ours alone at a size where nothing quadratic fits; peak, time, error of some anchors.
 
     Args:
-        job: loss, n, d, temperature, backend, anchors (how many are compared with float64).
+        job: as of step_memory, with anchors (how many are compared with float64).
+        clock: of the device.
 
     Returns:
-        ``{"row": {...}}`` in the format that `bench.report` describes.
+        One row in the format that `bench.report` describes.
     """
-    found = step_memory({**job, "implementation": OURS})["row"]
+    (found,) = step_memory(job, clock)
     if found["status"] != "measured":
-        return {"row": found}
+        return [found]
     n, temperature = int(job["n"]), float(job["temperature"])
     batch = make_batch(job["loss"], n, job["d"])
     with torch.no_grad():
@@ -109,7 +69,7 @@ def large_step(job: dict[str, Any]) -> dict[str, Any]:
     true = truth.anchor_values(batch, temperature, rows)
     found["worst_anchor_error"] = float(((values[rows].to(torch.float64) - true).abs() / true).max())
     found["anchors_compared"] = len(rows)
-    return {"row": found}
+    return [found]
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
 """What is measured: `pairproof.fast` and the peers, each as a function from embeddings to a scalar loss.
 
-Our own short versions, cross_entropy on the full matrix and the masked logsumexp, are what one would write today
-without a library; they are the peers to beat. On an accelerator the first is measured compiled as well, and so is
-FlexAttention, whose logsumexp is a fused road to the same loss.
+Packages are loaded by the adapters of `pairproof.conformance.implementations`. Two peers are written here, as one would
+write them today without a library: cross_entropy on the full matrix and the masked logsumexp. On a GPU the first
+is also measured compiled, and so is the logsumexp that FlexAttention returns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib.metadata
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ Step = Callable[[Tensor], Tensor]
 OURS = "pairproof"
 TILED = "pairproof_tiled"
 CAPTURED = "pairproof_captured"
-"""Our own on a GPU beside the "auto" backend: the tiles in plain torch, and a step replayed as one graph."""
+"""`pairproof.fast` on a GPU beside the "auto" backend: tiles in plain torch, and a step replayed as one graph."""
 
 GIB = 1 << 30
 
@@ -48,51 +48,50 @@ class Implementation(ABC):
     losses: ClassVar[tuple[str, ...]]
 
     accelerator: ClassVar[bool] = False
-    """Whether it is measured on an accelerator alone."""
+    """Whether it is measured on a GPU only."""
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     """The job's dtypes in which it is measured."""
     given: ClassVar[torch.dtype | None] = None
-    """The dtype its rows are given in, whatever the job's."""
+    """The dtype of its embeddings, if that is not the job's."""
     tf32: ClassVar[bool] = False
-    """Whether its float32 products may round to TF32, whatever the job's."""
+    """Whether its float32 products may round to TF32 in every job."""
     compiled: ClassVar[bool] = False
-    """Whether its first step takes long because it is compiled."""
+    """Whether its first step is slow because it is compiled."""
     agreement: ClassVar[float] = AGREEMENT
     """Relative difference that the check allows."""
+    matrices: ClassVar[float | dict[str, float]] = 0.0
+    """N x N matrices of the embeddings' dtype that one step holds at its peak, or that number by loss, as measured on
+    a CPU at 4096 rows; 0 if its memory is linear."""
 
     def version(self) -> str:
-        """What the report says beside its figures."""
+        """The version that the report shows."""
         return f"written here, torch {torch.__version__}"
 
-    def matrices(self, loss: str) -> float:
-        """How many N x N matrices of the embeddings' dtype one step holds at its peak, by estimate; 0 if none."""
-        return 0.0
-
     def does_not_fit(self, loss: str, n: int, dtype: torch.dtype, room: int | None) -> str | None:
-        """Why it cannot be asked for this size on a device with so much memory; None if it can.
+        """Return why one step does not fit into a device's memory, or None if it does.
 
         Args:
             loss: a name of `batches.LOSSES`.
             n: rows.
             dtype: of the embeddings.
-            room: bytes that one step may take; None where that is not bounded beforehand.
+            room: bytes that one step may take; None if there is no limit beforehand.
         """
-        count = self.matrices(loss)
+        count = self.matrices[loss] if isinstance(self.matrices, dict) else self.matrices
         needed = count * n * n * (self.given or dtype).itemsize
         if room is None or needed <= room:
             return None
         return f"needs about {needed / GIB:.0f} GiB ({count:g} N x N matrices), where {room / GIB:.0f} GiB are free"
 
     def refuses(self, loss: str, n: int) -> str | None:
-        """Why it cannot be asked for this loss at this size; None if it can."""
+        """Return why this loss is not measured at this size, or None if it is."""
         return None
 
     def rows_to_check(self, loss: str, n: int) -> int:
-        """On how many of a batch's rows its float64 value is compared."""
+        """Number of rows of the batch on which its float64 value is compared."""
         return min(n, 8192)
 
     def check_step(self, batch: Batch, temperature: float) -> Step:
-        """What is checked in float64: the step itself, or where its kernels have no float64 the formula they follow."""
+        """The step that is checked in float64. It differs where the kernels have no float64."""
         return self.step(batch, temperature)
 
     @abstractmethod
@@ -116,11 +115,11 @@ class Ours(Implementation):
         self.backend = backend
 
     def version(self) -> str:
-        """Ours, and the backend."""
+        """The version and the backend."""
         return f"{__version__}, backend {self.backend}"
 
-    def step(self, batch: Batch, temperature: float, reduction: str | None = None) -> Step:
-        """The public function of the loss."""
+    def step(self, batch: Batch, temperature: float, reduction: Literal["mean_pairs", "none"] = "mean_pairs") -> Step:
+        """The public function of the loss; the pairwise losses take the reduction."""
         options = {"temperature": temperature, **self.options}
         labels, partners = batch.labels, batch.partners
         if batch.loss == "nt_xent":
@@ -128,27 +127,25 @@ class Ours(Implementation):
         if batch.loss == "supcon":
             return lambda z: fast.supcon_loss(z, labels, **options)
         if batch.loss == "info_nce":
-            info_nce: Any = getattr(fast, "info_nce_loss", None)
-            if info_nce is None:
-                raise Unavailable("pairproof.fast has no info_nce_loss")
-
-            def one_way(z: Tensor) -> Tensor:
-                a, b = z.chunk(2)
-                found: Tensor = info_nce(a, b, direction="a_to_b", **options)
-                return found
-
-            return one_way
-        options["reduction"] = reduction or "mean_pairs"
-        return lambda z: fast.nt_xent_pairwise_loss(z, labels, **options)
+            return lambda z: fast.info_nce_loss(*z.chunk(2), direction="a_to_b", **options)
+        return lambda z: fast.nt_xent_pairwise_loss(z, labels, reduction=reduction, **options)
 
 
 class OursTiled(Ours):
-    """`pairproof.fast` in plain torch, where "auto" takes kernels of its own."""
+    """`pairproof.fast` in plain torch, where "auto" takes GPU kernels."""
 
     name, title, accelerator = TILED, "pairproof.fast, tiled", True
 
     def __init__(self) -> None:
         super().__init__("tiled")
+
+
+def _cross_entropy(z: Tensor, partners: Tensor, temperature: float) -> Tensor:
+    """NT-Xent on the full matrix, without writing in place, so that a compiler can fuse the mask of the diagonal."""
+    y = F.normalize(z, dim=1)
+    rows = torch.arange(len(z), device=z.device)
+    logits = (y @ y.T / temperature).masked_fill(rows[:, None] == rows[None, :], float("-inf"))
+    return F.cross_entropy(logits, partners)
 
 
 class CrossEntropy(Implementation):
@@ -157,10 +154,7 @@ class CrossEntropy(Implementation):
     name = "cross_entropy"
     title = "cross_entropy, full matrix"
     losses: ClassVar[tuple[str, ...]] = ("nt_xent", "supcon", "pairwise_views")
-
-    def matrices(self, loss: str) -> float:
-        """As measured on a CPU at 4096 rows."""
-        return 3.1
+    matrices = 3.1
 
     def step(self, batch: Batch, temperature: float) -> Step:
         """Targets are the partners; the diagonal is excluded by -inf."""
@@ -175,7 +169,7 @@ class CrossEntropy(Implementation):
 
 
 class CrossEntropyTf32(CrossEntropy):
-    """The same on the rows in float32 with TF32 products, beside bfloat16: what one has without narrow embeddings."""
+    """The same on float32 rows with TF32 products, in the bfloat16 jobs."""
 
     name, title = "cross_entropy_tf32", "cross_entropy, float32 rows, TF32"
     losses: ClassVar[tuple[str, ...]] = ("nt_xent", "supcon")
@@ -183,7 +177,7 @@ class CrossEntropyTf32(CrossEntropy):
 
 
 class CompiledCrossEntropy(CrossEntropy):
-    """cross_entropy on the full matrix under torch.compile; for one loss alone, since the others' is the same code."""
+    """The same under torch.compile, for one loss: the code of the others is the same."""
 
     name, title = "cross_entropy_compiled", "cross_entropy, compiled"
     losses: ClassVar[tuple[str, ...]] = ("nt_xent",)
@@ -191,37 +185,27 @@ class CompiledCrossEntropy(CrossEntropy):
 
     @cached_property
     def function(self) -> Any:
-        """One for every step, so that it is compiled once."""
+        """The compiled function, shared by all steps."""
         return torch.compile(_cross_entropy, dynamic=False)
 
     def step(self, batch: Batch, temperature: float) -> Step:
         """The compiled function."""
-        function, partners = self.function, batch.partners
-
-        def loss(z: Tensor) -> Tensor:
-            found: Tensor = function(z, partners, temperature)
-            return found
-
-        return loss
+        return self._step(self.function, batch, temperature)
 
     def check_step(self, batch: Batch, temperature: float) -> Step:
-        """The same code, not compiled: compiling it once more for float64 would tell no more."""
-        return lambda z: _cross_entropy(z, batch.partners, temperature)
+        """The same code, not compiled: a second compilation for float64 would show nothing more."""
+        return self._step(_cross_entropy, batch, temperature)
 
-
-def _cross_entropy(z: Tensor, partners: Tensor, temperature: float) -> Tensor:
-    """Without writing in place, so that the compiler can fuse the exclusion of the diagonal."""
-    y = F.normalize(z, dim=1)
-    rows = torch.arange(len(z), device=z.device)
-    logits = (y @ y.T / temperature).masked_fill(rows[:, None] == rows[None, :], float("-inf"))
-    return F.cross_entropy(logits, partners)
+    @staticmethod
+    def _step(function: Callable[..., Tensor], batch: Batch, temperature: float) -> Step:
+        return lambda z: function(z, batch.partners, temperature)
 
 
 class FlexAttention(Implementation):
-    """NT-Xent by FlexAttention's logsumexp: attention of the rows over themselves, themselves excluded.
+    """NT-Xent by FlexAttention's logsumexp: attention of the rows over all other rows.
 
-    What attention returns is thrown away, so the values are as narrow as its kernels take them, without a gradient.
-    The gradient goes through the logsumexp alone, by queries and by keys; on a CPU there is none.
+    The attention's output is not used, so its values are as narrow as the kernels take them, and have no gradient.
+    The gradient flows through the logsumexp, by queries and by keys; on a CPU there is none.
     """
 
     name, title, losses = "flex_attention", "FlexAttention's logsumexp, compiled", ("nt_xent",)
@@ -230,25 +214,18 @@ class FlexAttention(Implementation):
     width: ClassVar[int] = 16
     """Columns of the values: the fewest that a matrix product of its kernels takes."""
     block: ClassVar[int] = 128
-    """Rows and columns of a block of its mask, by its own default."""
+    """Rows and columns of a block of its mask: the library's default."""
 
     def __init__(self) -> None:
-        try:
-            self.module: Any = importlib.import_module("torch.nn.attention.flex_attention")
-        except ImportError as error:
-            raise Unavailable(f"torch {torch.__version__} has no FlexAttention ({error})") from None
+        self.module = _module("torch.nn.attention.flex_attention", f"torch {torch.__version__} has no FlexAttention")
         request = getattr(self.module, "AuxRequest", None)
         # The older keyword is deprecated where there is the newer one.
-        self.asked: dict[str, Any] = {"return_lse": True} if request is None else {"return_aux": request(lse=True)}
+        self.requested: dict[str, Any] = {"return_lse": True} if request is None else {"return_aux": request(lse=True)}
 
     @cached_property
     def function(self) -> Any:
-        """One for every step, so that it is compiled once."""
+        """The compiled function, shared by all steps."""
         return torch.compile(self.module.flex_attention, dynamic=False)
-
-    def version(self) -> str:
-        """Torch's."""
-        return f"torch {torch.__version__}"
 
     def everyone_else(self, n: int, device: torch.device) -> Any:
         """The mask that excludes the diagonal. Only blocks on the diagonal look at single pairs.
@@ -288,7 +265,7 @@ class FlexAttention(Implementation):
         def loss(z: Tensor) -> Tensor:
             y = F.normalize(z, dim=1)
             rows, values = y[None, None], y[None, None, :, : self.width].detach()
-            _, found = function(rows, rows, values, block_mask=mask, scale=1 / temperature, **self.asked)
+            _, found = function(rows, rows, values, block_mask=mask, scale=1 / temperature, **self.requested)
             everyone = getattr(found, "lse", found)[0, 0]
             if z.requires_grad and torch.is_grad_enabled() and not everyone.requires_grad:
                 raise Unavailable(f"FlexAttention of torch {torch.__version__} gives its logsumexp no gradient")
@@ -300,7 +277,7 @@ class FlexAttention(Implementation):
 
 
 def _not_itself(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Which pairs count, as FlexAttention asks."""
+    """Which pairs count, in the form that FlexAttention wants."""
     return row != column
 
 
@@ -310,10 +287,7 @@ class MaskedLogsumexp(Implementation):
     name = "masked_logsumexp"
     title = "masked logsumexp"
     losses = ("supcon", "pairwise_views", "pairwise_classes")
-
-    def matrices(self, loss: str) -> float:
-        """As measured on a CPU at 4096 rows."""
-        return 5.3 if loss == "supcon" else 9.6
+    matrices: ClassVar[dict[str, float]] = {"supcon": 5.3, "pairwise_views": 9.6, "pairwise_classes": 9.6}
 
     def step(self, batch: Batch, temperature: float) -> Step:
         """Masks are made from the labels in every call, as a training step must."""
@@ -338,92 +312,66 @@ class MaskedLogsumexp(Implementation):
         return supcon if batch.loss == "supcon" else pairwise
 
 
-class OriginalSupCon(Implementation):
-    """The original SupCon code, the file that bioencoder carries; it does not normalise, so that is done before it."""
+class _Adapted(Implementation):
+    """A package that an adapter of the harness loads."""
 
-    name = "supcontrast"
-    title = "original SupCon code"
-    losses = ("nt_xent", "supcon")
+    adapter: ClassVar[str]
+    """Module and class of the adapter."""
 
     def __init__(self) -> None:
-        # The harness and what it imports: in no process but those that need the file.
+        # The harness and what it imports are loaded only in processes that need them.
         from pairproof.conformance.implementations.base import Unavailable as NotLoaded
-        from pairproof.conformance.implementations.supcontrast import SupContrast
 
+        module, _, name = self.adapter.partition(":")
+        kind: Any = getattr(importlib.import_module(f"pairproof.conformance.implementations.{module}"), name)
         try:
-            self.peer = SupContrast({}, "cpu")
+            self.peer = kind({}, "cpu")
         except NotLoaded as error:
             raise Unavailable(str(error)) from None
 
-    def matrices(self, loss: str) -> float:
-        """As measured on a CPU at 4096 rows."""
-        return 8.1
+    def version(self) -> str:
+        """The adapter's version."""
+        return str(self.peer.version())
+
+
+class OriginalSupCon(_Adapted):
+    """The original SupCon code. It does not normalise, so its embeddings are normalised first."""
+
+    name, title, adapter = "supcontrast", "original SupCon code", "supcontrast:SupContrast"
+    losses = ("nt_xent", "supcon")
+    matrices = 8.1
 
     def does_not_fit(self, loss: str, n: int, dtype: torch.dtype, room: int | None) -> str | None:
-        """By the size of float32: its masks are that, and what is multiplied with them becomes it."""
+        """By the size of float32: its masks are float32, and so are the products with them."""
         return super().does_not_fit(loss, n, torch.promote_types(dtype, torch.float32), room)
-
-    def version(self) -> str:
-        """The package and its file's checksum."""
-        return self.peer.version()
 
     def step(self, batch: Batch, temperature: float) -> Step:
         """Two views ``[N/2, 2, D]``: without labels for NT-Xent, with one label per item for SupCon."""
         code: Any = self.peer.loss(temperature=temperature, base_temperature=temperature)
         labels = batch.labels[: batch.n // 2] if batch.loss == "supcon" else None
-
-        def loss(z: Tensor) -> Tensor:
-            found: Tensor = code(torch.stack(F.normalize(z, dim=1).chunk(2), dim=1), labels=labels)
-            return found
-
-        return loss
+        return lambda z: code(torch.stack(F.normalize(z, dim=1).chunk(2), dim=1), labels=labels)
 
 
-class _MetricLearning(Implementation):
-    """A loss of pytorch-metric-learning, with its defaults."""
+class PmlSupCon(_Adapted):
+    """SupConLoss of pytorch-metric-learning, with its defaults."""
 
-    kind: ClassVar[str]
-
-    def __init__(self) -> None:
-        try:
-            self.package: Any = importlib.import_module("pytorch_metric_learning")
-            self.module: Any = importlib.import_module("pytorch_metric_learning.losses")
-        except ImportError as error:
-            raise Unavailable(
-                f'pytorch-metric-learning is not installed ({error}): pip install "pairproof[pml]"'
-            ) from None
-
-    def version(self) -> str:
-        """The package's version."""
-        return f"pytorch-metric-learning {self.package.__version__}"
+    name, title, adapter = "pml", "PML SupConLoss", "pml:PytorchMetricLearning"
+    losses: ClassVar[tuple[str, ...]] = ("supcon",)
+    matrices: ClassVar[float] = 11.9
+    kind: ClassVar[str] = "SupConLoss"
 
     def step(self, batch: Batch, temperature: float) -> Step:
         """The package's class on the batch's labels."""
-        loss: Any = getattr(self.module, self.kind)(temperature=temperature)
-        labels = batch.labels
-
-        def of(z: Tensor) -> Tensor:
-            found: Tensor = loss(z, labels)
-            return found
-
-        return of
+        loss: Any = getattr(self.peer.losses, self.kind)(temperature=temperature)
+        return lambda z: loss(z, batch.labels)
 
 
-class PmlSupCon(_MetricLearning):
-    """Its SupConLoss."""
-
-    name, title, losses, kind = "pml", "PML SupConLoss", ("supcon",), "SupConLoss"
-
-    def matrices(self, loss: str) -> float:
-        """As measured on a CPU at 4096 rows."""
-        return 11.9
-
-
-class PmlNtXent(_MetricLearning):
+class PmlNtXent(PmlSupCon):
     """Its NTXentLoss, which makes a matrix of positive pairs by pairs."""
 
     name, title, kind = "pml_ntxent", "PML NTXentLoss", "NTXentLoss"
     losses = ("nt_xent", "pairwise_views", "pairwise_classes")
+    matrices = 0.0
 
     limit: ClassVar[float] = 8 * GIB
     """Bytes that one step may take by its measured growth; the check in float64 takes twice that."""
@@ -440,85 +388,46 @@ class PmlNtXent(_MetricLearning):
         return min(n, 128) if loss == "pairwise_classes" else n
 
 
-class InfoNcePytorch(Implementation):
+class InfoNcePytorch(_Adapted):
     """info-nce-pytorch: one tower's rows against the other tower's."""
 
-    name, title, losses = "info_nce_pytorch", "info-nce-pytorch", ("info_nce",)
-
-    def __init__(self) -> None:
-        try:
-            self.module: Any = importlib.import_module("info_nce")
-        except ImportError as error:
-            raise Unavailable(f'info-nce-pytorch is not installed ({error}): pip install "pairproof[bench]"') from None
-
-    def matrices(self, loss: str) -> float:
-        """As measured on a CPU at 4096 rows: its matrices are of one tower by the other."""
-        return 0.8
-
-    def version(self) -> str:
-        """The package's version."""
-        return f"info-nce-pytorch {importlib.metadata.version('info-nce-pytorch')}"
+    name, title, adapter = "info_nce_pytorch", "info-nce-pytorch", "info_nce_pytorch:InfoNCEPytorch"
+    losses = ("info_nce",)
+    matrices = 0.8
 
     def step(self, batch: Batch, temperature: float) -> Step:
         """Its class on the two halves of the rows."""
-        code: Any = self.module.InfoNCE(temperature=temperature)
-
-        def loss(z: Tensor) -> Tensor:
-            a, b = z.chunk(2)
-            found: Tensor = code(a, b)
-            return found
-
-        return loss
+        code: Any = self.peer.package.InfoNCE(temperature=temperature)
+        return lambda z: code(*z.chunk(2))
 
 
-class Lightly(Implementation):
+class Lightly(_Adapted):
     """lightly's NTXentLoss."""
 
-    name, title, losses = "lightly", "lightly NTXentLoss", ("nt_xent",)
-
-    def __init__(self) -> None:
-        try:
-            self.module: Any = importlib.import_module("lightly.loss")
-        except ImportError as error:
-            raise Unavailable(f"lightly is not installed ({error}); it needs torchvision") from None
-
-    def matrices(self, loss: str) -> float:
-        """As measured on a CPU at 8192 rows."""
-        return 3.2
-
-    def version(self) -> str:
-        """The package's version."""
-        return f"lightly {importlib.metadata.version('lightly')}"
+    name, title, adapter = "lightly", "lightly NTXentLoss", "lightly:Lightly"
+    losses = ("nt_xent",)
+    matrices = 3.2
 
     def step(self, batch: Batch, temperature: float) -> Step:
         """Its class on the two halves of the rows."""
-        code: Any = self.module.NTXentLoss(temperature=temperature)
-
-        def loss(z: Tensor) -> Tensor:
-            a, b = z.chunk(2)
-            found: Tensor = code(a, b)
-            return found
-
-        return loss
+        code: Any = self.peer.loss(temperature=temperature)
+        return lambda z: code(*z.chunk(2))
 
 
 class InfCl(Implementation):
-    """Inf-CL (DAMO-NLP-SG/Inf-CLIP): Triton kernels that round float32 to TF32, whatever dtype they are given."""
+    """Inf-CL (DAMO-NLP-SG/Inf-CLIP): Triton kernels that round float32 to TF32 in every dtype."""
 
     name, title, losses = "inf_cl", "Inf-CL", ("info_nce",)
     accelerator = True
 
     agreement = 1e-2
-    """There is no float64 to check: what it computes is told from another loss, not from an inexact one."""
+    """It has no float64: the check tells it from another loss, not from an inexact one."""
 
     widest: ClassVar[int] = 256
-    """Columns that its kernels take at a time, by its own default."""
+    """Columns that its kernels take at a time by default."""
 
     def __init__(self) -> None:
-        try:
-            self.module: Any = importlib.import_module("inf_cl")
-        except ImportError as error:
-            raise Unavailable(f"Inf-CL is not installed ({error}): pip install inf-cl") from None
+        self.module = _module("inf_cl", "Inf-CL is not installed", ": pip install inf-cl")
 
     def version(self) -> str:
         """The package's version."""
@@ -545,6 +454,13 @@ class InfCl(Implementation):
         return loss
 
 
+def _module(name: str, absent: str, remedy: str = "") -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Unavailable(f"{absent} ({error}){remedy}") from None
+
+
 PEERS: dict[str, type[Implementation]] = {
     kind.name: kind
     for kind in (
@@ -568,7 +484,7 @@ TITLES[CAPTURED] = "pairproof.fast, captured as a graph"
 
 
 def names_for(loss: str, device: str = "cpu", dtype: str = "float32") -> list[str]:
-    """The implementations of a loss that are measured on a device in a dtype, ours first."""
+    """The implementations of a loss that are measured on a device in a dtype, `pairproof.fast` first."""
     peers = {name: kind for name, kind in PEERS.items() if loss in kind.losses and dtype in kind.dtypes}
     return [OURS, *(name for name, kind in peers.items() if device != "cpu" or not kind.accelerator)]
 

@@ -4,12 +4,11 @@
 
     format      "pairproof-bench/1"
     date        what --date said, or null
-    protocol    device, dtype, backend, temperature, columns (D), threads, rounds and the allocator's two regimes; on a
-                GPU dtype and columns are lists
+    protocol    device, dtypes, backend, temperature, columns (D), threads, rounds and the allocator's regimes
     machine     cpu, cores, capability, memory, governor, system, libc, load_before; on a GPU also its own facts
     versions    of Python, ours and the installed packages
-    timings     one row per loss, n, regime and implementation, on a GPU also per d (columns) and dtype ("tf32":
-                float32 whose products may round to TF32):
+    timings     one row per loss, n, d (columns), dtype ("tf32": float32 whose products may round to TF32), regime and
+                implementation:
                   status        "measured" or "refused", then with a reason
                   version       of the implementation
                   rounds        pairs (for ours: the rounds), repeats: calls per sample
@@ -24,12 +23,11 @@
                   forward_share, both_share   quartiles of the pairs' ratios of ours to mm
                   square_gflops, forward_square_share, both_square_share   on a GPU, the same against a product of
                                 square matrices of 8192 rows in the same dtype
-    memory      one row per loss, n and implementation, on a GPU also per d and dtype: status, bytes (peak of forward
-                and backward beyond the interpreter, its libraries and the inputs; by the allocator on a GPU) and
-                once_ms (that one step, its pages still to be faulted in; absent on a GPU), or reason
-    accuracy    one row per loss, temperature, kind ("random", "trained") and implementation, on a GPU also with d and
-                dtype: the medians over batches of the relative errors as loss_error and gradient_error, and
-                smallest_loss among the true losses
+    memory      one row per loss, n, d, dtype and implementation: status, bytes (peak of forward and backward beyond
+                the interpreter, its libraries and the inputs; by the allocator on a GPU) and once_ms (that one step,
+                page faults included; absent on a GPU), or reason
+    accuracy    one row per loss, d, dtype, temperature, kind ("random", "trained") and implementation: the medians over
+                batches of the relative errors as loss_error and gradient_error, and smallest_loss among the true losses
     large       null, or ours at 65536 rows in 10 classes: bytes, once_ms, worst_anchor_error, anchors_compared
     goals       as `bench.goals.judge` gives them, on a GPU `bench.goals.judge_device`
 """
@@ -38,6 +36,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,22 +94,17 @@ def _errors(row: dict[str, Any], kind: str) -> str:
     return f"{_number(found['loss'])} / {_number(found['gradient'])}" if found else ""
 
 
-Group = tuple[str, int | None, str | None]
-"""Loss, columns and dtype of one table; the last two are None on a CPU, where there is one of each."""
+Group = tuple[str, int, str]
+"""Loss, columns and dtype of one table."""
 
 
 def _group(row: dict[str, Any]) -> Group:
-    return row["loss"], row.get("d"), row.get("dtype")
+    return row["loss"], row["d"], row["dtype"]
 
 
-def _groups(rows: list[dict[str, Any]]) -> list[Group]:
-    """What tables to make, in the order of the rows."""
-    return list(dict.fromkeys(_group(row) for row in rows))
-
-
-def _title(group: Group) -> str:
+def _named(group: Group, names: Mapping[str, str] = LOSSES) -> str:
     loss, d, dtype = group
-    return LOSSES[loss] if d is None else f"{LOSSES[loss]}, D={d}, {dtype}"
+    return f"{names.get(loss, loss)}, D={d}, {dtype}"
 
 
 def _shares(row: dict[str, Any]) -> str:
@@ -121,103 +115,97 @@ def _shares(row: dict[str, Any]) -> str:
     return f"{shares[0]} % of mm" if len(shares) == 1 else f"{' / '.join(shares)} % of mm / square mm"
 
 
-def _timings(report: dict[str, Any], group: Group) -> Table:
-    where = "on one thread" if group[1] is None else "on the device"
-    table = Table(title=f"{_title(group)}: one step {where}; a ratio is the peer's time over ours", box=box.SIMPLE)
-    table.add_column("N", justify="right")
-    for column in ("allocator", "implementation") if group[1] is None else ("implementation",):
+def _table(title: str, left: Iterable[str], right: Iterable[str], caption: str | None = None) -> Table:
+    """An empty table with columns of words and columns of figures."""
+    table = Table(title=title, caption=caption, box=box.SIMPLE)
+    for column in left:
         table.add_column(column)
-    for column in ("forward ms", "f+b ms", "forward ratio", "f+b ratio (quartiles)"):
-        table.add_column(column, justify="right")
-    for kind in KINDS:
-        table.add_column(f"error, {kind}:\nloss / gradient", justify="right", no_wrap=True)
+    for column in right:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _timings(report: dict[str, Any], group: Group) -> Table:
+    errors = [f"error, {kind}:\nloss / gradient" for kind in KINDS]
+    figures = ["forward ms", "f+b ms", "forward ratio", "f+b ratio (quartiles)", *errors]
+    table = _table(
+        f"{_named(group)}: one step; a ratio is the peer's time over ours",
+        ["N", "allocator", "implementation"],
+        figures,
+    )
     before: tuple[Any, ...] | None = None
     for row in report["timings"]:
         if _group(row) != group or row["status"] != "measured":
             continue
-        section = (row["n"], row["regime"])
+        section = (str(row["n"]), row["regime"])
         if before not in (None, section):
             table.add_section()
-        names = [str(row["n"]), row["regime"]] if section != before else ["", ""]
-        if group[1] is not None:
-            names.pop()
-        before = section
-        share = _shares(row)
         title = TITLES[row["implementation"]]
         table.add_row(
-            *names,
+            *(section if section != before else ("", "")),
             f"[bold]{title}[/bold]" if row["implementation"] == OURS else title,
             _middle(row, "forward_ms"),
             _middle(row, "both_ms"),
             _middle(row, "forward_ratio"),
-            _spread(row, "both_ratio") or share,
+            _spread(row, "both_ratio") or _shares(row),
             *(_errors(row, kind) for kind in KINDS),
         )
+        before = section
     return table
 
 
 def _refusals(report: dict[str, Any]) -> list[str]:
-    """Who was not timed and why, each once."""
-    lines: dict[str, list[str]] = {}
+    """What was not timed and why, each reason once."""
+    lines: dict[str, dict[str, None]] = {}
     for row in report["timings"]:
         if row["status"] != "measured":
-            shape = "" if "d" not in row else f", D={row['d']}, {row['dtype']}"
-            sizes = lines.setdefault(f"{row['loss']}{shape}, {TITLES[row['implementation']]}: {row['reason']}", [])
-            if str(row["n"]) not in sizes:
-                sizes.append(str(row["n"]))
+            line = f"{_named(_group(row), {})}, {TITLES[row['implementation']]}: {row['reason']}"
+            lines.setdefault(line, {})[str(row["n"])] = None
     return [f"not timed at N={','.join(sizes)}: {line}" for line, sizes in lines.items()]
 
 
-def _memory(report: dict[str, Any]) -> Table:
-    sizes = sorted({row["n"] for row in report["memory"]})
-    table = Table(title="Peak memory of forward and backward beyond the inputs, MiB", box=box.SIMPLE)
-    table.add_column("loss")
-    table.add_column("implementation")
-    for n in sizes:
-        table.add_column(f"N={n}", justify="right")
-    found = {(_group(row), row["implementation"], row["n"]): row for row in report["memory"]}
-    for group, name in dict.fromkeys((_group(row), row["implementation"]) for row in report["memory"]):
-        rows = [found.get((group, name, n), {}) for n in sizes]
-        cells = [_number(row["bytes"] / MIB) if "bytes" in row else "-" for row in rows]
-        if any("bytes" in row for row in rows):
-            loss, d, dtype = group
-            table.add_row(loss if d is None else f"{loss}, D={d}, {dtype}", TITLES[name], *cells)
+def _crossed(title: str, left: Iterable[str], cells: Mapping[Any, str], columns: Sequence[str]) -> Table:
+    """A table of cells, given by the pair (words of its row, name of its column); "-" where there is none."""
+    table = _table(title, left, columns)
+    for words in dict.fromkeys(words for words, _ in cells):
+        table.add_row(*words, *(cells.get((words, column), "-") for column in columns))
     return table
+
+
+def _memory(report: dict[str, Any]) -> Table:
+    cells = {
+        ((_named(_group(row), {}), TITLES[row["implementation"]]), f"N={row['n']}"): _number(row["bytes"] / MIB)
+        for row in report["memory"]
+        if "bytes" in row
+    }
+    sizes = [f"N={n}" for n in sorted({row["n"] for row in report["memory"]})]
+    title = "Peak memory of forward and backward beyond the inputs, MiB"
+    return _crossed(title, ("loss", "implementation"), cells, sizes)
 
 
 def _per_row(report: dict[str, Any]) -> Table:
-    """That memory is linear in N: the same figure in every column."""
+    """Memory that is linear in N has the same figure in every column."""
     found = per_row(report)
-    sizes = sorted({n for peaks in found.values() for n in peaks})
-    table = Table(title=f"Peak memory of {TITLES[OURS]} per row and column of the inputs, bytes", box=box.SIMPLE)
-    table.add_column("loss")
-    for n in sizes:
-        table.add_column(f"N={n}", justify="right")
-    for (loss, d, dtype), peaks in found.items():
-        table.add_row(f"{loss}, D={d}, {dtype}", *(_number(peaks[n] / d) if n in peaks else "-" for n in sizes))
-    return table
+    cells = {
+        ((_named(group, {}),), f"N={n}"): _number(peak / group[1])
+        for group, peaks in found.items()
+        for n, peak in peaks.items()
+    }
+    sizes = [f"N={n}" for n in sorted({n for peaks in found.values() for n in peaks})]
+    return _crossed(f"Peak memory of {TITLES[OURS]} per row and column of the inputs, bytes", ("loss",), cells, sizes)
 
 
 def _accuracy(report: dict[str, Any]) -> Table:
-    on_cpu = all("dtype" not in row for row in report["accuracy"])
-    title = f"Median relative error of loss / gradient against float64{', float32 inputs' if on_cpu else ''}"
-    table = Table(title=title, box=box.SIMPLE)
-    table.add_column("loss")
-    table.add_column("temperature", justify="right")
-    table.add_column("inputs")
-    names = list(dict.fromkeys(row["implementation"] for row in report["accuracy"] if row["status"] == "measured"))
-    for name in names:
-        table.add_column(TITLES[name], justify="right", no_wrap=True)
-    keys = dict.fromkeys((_group(row), row["temperature"], row["kind"]) for row in report["accuracy"])
-    found = {(_group(r), r["temperature"], r["kind"], r["implementation"]): r for r in report["accuracy"]}
-    for group, temperature, kind in keys:
-        loss = group[0] if group[1] is None else f"{group[0]}, D={group[1]}, {group[2]}"
-        rows = [found.get((group, temperature, kind, name), {}) for name in names]
-        cells = [
-            f"{_number(r['loss_error'])} / {_number(r['gradient_error'])}" if "loss_error" in r else "-" for r in rows
-        ]
-        table.add_row(loss, str(temperature), kind, *cells)
-    return table
+    measured = [row for row in report["accuracy"] if row["status"] == "measured"]
+    cells = {
+        ((_named(_group(r), {}), str(r["temperature"]), r["kind"]), TITLES[r["implementation"]]): (
+            f"{_number(r['loss_error'])} / {_number(r['gradient_error'])}"
+        )
+        for r in measured
+    }
+    names = list(dict.fromkeys(TITLES[row["implementation"]] for row in measured))
+    title = "Median relative error of loss / gradient against float64"
+    return _crossed(title, ("loss", "temperature", "inputs"), cells, names)
 
 
 def goals_table(goals: list[Goal], title: str) -> Table:
@@ -226,11 +214,7 @@ def goals_table(goals: list[Goal], title: str) -> Table:
     counted = [goal for goal in accuracy if goal["met"]]
     caption = f"accuracy: {len(counted)} of {len(accuracy)} goals met" if accuracy else None
     goals = [goal for goal in goals if goal not in counted]
-    table = Table(title=title, caption=caption, box=box.SIMPLE)
-    table.add_column("what")
-    table.add_column("asked", justify="right", no_wrap=True)
-    table.add_column("measured", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table = _table(title, ["what"], ["goal", "measured", ""], caption)
     words = {True: "[green]met[/green]", False: "[red]missed[/red]", None: "[yellow]not measured[/yellow]"}
     for goal in sorted(goals, key=lambda goal: {False: 0, None: 1, True: 2}[goal["met"]]):
         measured = "" if goal["value"] is None else _number(goal["value"])
@@ -245,7 +229,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     device = f"{machine['gpu']['name']}; " if "gpu" in machine else ""
     described = ", ".join(f"{k} {v}" for k, v in versions.items())
     console.print(f"{device}{machine['cpu']}, {machine['cores']} cores; {described}")
-    for group in _groups([row for row in report["timings"] if row["status"] == "measured"]):
+    for group in dict.fromkeys(_group(row) for row in report["timings"] if row["status"] == "measured"):
         console.print(_timings(report, group))
     for line in _refusals(report):
         console.print(line, style="dim", markup=False)
@@ -310,7 +294,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
     """
     plt = pyplot()
     order = list(LOSSES)
-    groups = sorted(_groups(report["timings"]), key=lambda group: order.index(group[0]))
+    groups = sorted(dict.fromkeys(map(_group, report["timings"])), key=lambda group: order.index(group[0]))
     groups = [group for group in groups if group[2] == "bfloat16"] or groups
     figure, axes = plt.subplots(len(groups), 2, figsize=(10, 3.6 * len(groups)), squeeze=False, layout="constrained")
     for group, (left, right) in zip(groups, axes, strict=True):
@@ -333,7 +317,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
             if peaks:
                 right.plot(*zip(*peaks, strict=True), **style)
         for axis, quantity in ((left, "ms, forward and backward"), (right, "MiB beyond the inputs")):
-            axis.set(xscale="log", yscale="log", xlabel="N", ylabel=quantity, title=_title(group))
+            axis.set(xscale="log", yscale="log", xlabel="N", ylabel=quantity, title=_named(group))
             sizes = sorted({row["n"] for row in report["timings"] if _group(row) == group})
             axis.set_xticks(sizes, [str(n) for n in sizes])
             axis.minorticks_off()
@@ -344,9 +328,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
             left.legend(fontsize="small", frameon=False)
     machine = report["machine"]
     device = machine["gpu"]["name"] if "gpu" in machine else f"{machine['cpu']}, one thread"
-    columns = report["protocol"]["columns"]
-    shape = "" if isinstance(columns, (list, tuple)) else f", D = {columns}"
-    figure.suptitle(f"One step{shape}: {device}, torch {report['versions']['torch']}")
+    figure.suptitle(f"One step: {device}, torch {report['versions']['torch']}")
     metadata = {"Date": None} if path.suffix == ".svg" else {}
     figure.savefig(path, metadata=metadata)
     plt.close(figure)

@@ -7,8 +7,6 @@ per anchor NT-Xent and SupCon are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -18,7 +16,7 @@ BLOCK = 1 << 23
 """Entries of a block of logits: 64 MiB of float64."""
 
 ACCELERATOR_FACTOR = 4
-"""Times as many on an accelerator, which small blocks would leave idle."""
+"""Factor by which blocks are larger on an accelerator, so that it is not idle."""
 
 
 def _normalised(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,12 +26,11 @@ def _normalised(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows / norms, norms
 
 
-def _blocks(rows: Tensor, columns: int) -> Iterator[Tensor]:
+def _blocks(rows: Tensor, columns: int) -> list[Tensor]:
     """Rows in runs whose logits are at most `BLOCK` entries."""
     entries = BLOCK * (1 if rows.device.type == "cpu" else ACCELERATOR_FACTOR)
     length = max(1, entries // columns)
-    for start in range(0, len(rows), length):
-        yield rows[start : start + length]
+    return [rows[start : start + length] for start in range(0, len(rows), length)]
 
 
 def _towers(batch: Batch) -> tuple[slice, slice]:
@@ -54,51 +51,21 @@ def _block(batch: Batch, y: Tensor, rows: Tensor, columns: slice, temperature: f
     return logits, negatives.logsumexp(dim=1, keepdim=True), positives
 
 
-def loss_and_gradient(batch: Batch, temperature: float) -> tuple[float, Tensor]:
+def loss_and_gradient(batch: Batch, temperature: float, rows: Tensor | None = None) -> tuple[float, Tensor]:
     """The true mean over pairs and its gradient at the batch's own (rounded) embeddings.
 
     Args:
         batch: any loss; with one positive per anchor the mean over pairs is the mean over anchors.
         temperature: positive number.
+        rows: integers ``[R]``, the rows of the gradient; by default all of them. Few rows take a third of the time.
 
     Returns:
-        The loss, and its gradient ``[N, D]`` in float64.
-    """
-    y, norms = _normalised(batch.embeddings)
-    anchors, columns = _towers(batch)
-    indices = torch.arange(batch.n, device=y.device)[anchors]
-    total, pairs, slope = y.new_zeros(()), 0, torch.zeros_like(y)
-    for rows in _blocks(indices, len(y[columns])):
-        logits, negative, positives = _block(batch, y, rows, columns, temperature)
-        u = (negative - logits)[positives]
-        total += torch.logaddexp(torch.zeros_like(u), u).sum()
-        pairs += len(u)
-        weight = torch.zeros_like(logits)
-        weight[positives] = u.sigmoid()
-        apart = batch.labels[rows][:, None] != batch.labels[columns][None, :]
-        shares = (logits - negative).exp() * apart
-        derivative = shares * weight.sum(dim=1, keepdim=True) - weight
-        slope[rows] += derivative @ y[columns]
-        slope[columns] += derivative.T @ y[rows]
-    slope /= temperature * pairs
-    tangent = slope - (slope * y).sum(dim=1, keepdim=True) * y
-    return float(total) / pairs, tangent / norms
-
-
-def loss_and_rows(batch: Batch, temperature: float, rows: Tensor) -> tuple[float, Tensor]:
-    """The true mean over pairs and some rows of its gradient, for a third of the work of all of them.
-
-    Args:
-        batch: any loss.
-        temperature: positive number.
-        rows: integers ``[R]``, of the batch.
-
-    Returns:
-        The loss, and the rows ``[R, D]`` of its gradient in float64.
+        The loss, and its gradient ``[R, D]`` in float64.
     """
     y, norms = _normalised(batch.embeddings)
     anchors, columns = _towers(batch)
     indices = torch.arange(batch.n, device=y.device)
+    rows = indices if rows is None else rows.to(y.device)
     sums, factors = y.new_zeros(batch.n, 1), y.new_zeros(batch.n, 1)
     total, pairs = y.new_zeros(()), 0
     for some in _blocks(indices[anchors], len(y[columns])):
@@ -107,13 +74,10 @@ def loss_and_rows(batch: Batch, temperature: float, rows: Tensor) -> tuple[float
         total += torch.logaddexp(torch.zeros_like(u), u).sum()
         pairs += int(positives.sum())
         sums[some], factors[some] = negative, u.sigmoid().sum(dim=1, keepdim=True)
-    slope = torch.cat(
-        [
-            _as_anchors(batch, y, sums, factors, some, temperature)
-            + _as_columns(batch, y, sums, factors, some, temperature)
-            for some in _blocks(rows, batch.n)
-        ]
-    )
+    slope = y.new_zeros(len(rows), y.shape[1])
+    for places in _blocks(torch.arange(len(rows), device=y.device), batch.n):
+        for part in (_as_anchors, _as_columns):
+            slope[places] += part(batch, y, sums, factors, rows[places], temperature)
     slope /= temperature * pairs
     tangent = slope - (slope * y[rows]).sum(dim=1, keepdim=True) * y[rows]
     return float(total) / pairs, tangent / norms[rows]
@@ -142,16 +106,7 @@ def _as_columns(batch: Batch, y: Tensor, sums: Tensor, factors: Tensor, rows: Te
 
 def loss_alone(batch: Batch, temperature: float) -> float:
     """The true mean over pairs, without its gradient."""
-    y, _ = _normalised(batch.embeddings)
-    anchors, columns = _towers(batch)
-    indices = torch.arange(batch.n, device=y.device)[anchors]
-    total, pairs = 0.0, 0
-    for rows in _blocks(indices, len(y[columns])):
-        logits, negative, positives = _block(batch, y, rows, columns, temperature)
-        u = (negative - logits)[positives]
-        total += float(torch.logaddexp(torch.zeros_like(u), u).sum())
-        pairs += len(u)
-    return total / pairs
+    return loss_and_gradient(batch, temperature, torch.zeros(0, dtype=torch.int64))[0]
 
 
 def anchor_values(batch: Batch, temperature: float, rows: Tensor) -> Tensor:

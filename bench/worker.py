@@ -35,18 +35,13 @@ def _prepare_device(job: dict[str, Any]) -> None:
         cuda.allow_tf32()
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
+def run(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Do one job: "time", "memory", "large" or "accuracy"."""
     from . import accuracy, cuda, measure, memory
 
-    kind, on_cpu = job["kind"], job["device"] == "cpu"
-    if kind == "time":
-        return measure.time_loss(job, measure.ProcessClock() if on_cpu else cuda.EventClock(job["device"]))
-    if kind == "memory":
-        return memory.step_memory(job) if on_cpu else cuda.step_memory(job)
-    if kind == "large":
-        return memory.large_step(job)
-    return accuracy.error_rows(job)
+    clock = measure.Clock() if job["device"] == "cpu" else cuda.EventClock(job["device"])
+    kinds = {"time": measure.time_loss, "memory": memory.step_memory, "large": memory.large_step}
+    return kinds[job["kind"]](job, clock) if job["kind"] in kinds else accuracy.error_rows(job)
 
 
 def main() -> None:

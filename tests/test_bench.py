@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -66,7 +67,7 @@ def test_truth_of_some_rows(loss: str, kind: str, monkeypatch: pytest.MonkeyPatc
     value, gradient = truth.loss_and_gradient(batch, TEMPERATURE)
     rows = torch.tensor([0, 5, 31, 32, 40, 63])
     monkeypatch.setattr(truth, "BLOCK", 5 * 64)
-    again, some = truth.loss_and_rows(batch, TEMPERATURE, rows)
+    again, some = truth.loss_and_gradient(batch, TEMPERATURE, rows)
     assert again == pytest.approx(value, rel=1e-13)
     assert torch.allclose(some, gradient[rows], rtol=1e-10, atol=1e-14)
 
@@ -91,6 +92,7 @@ class Sleepy:
     square: int | None = None
     flops: ClassVar[dict[str, int]] = {"forward": 1, "both": 4}
     slow_seconds = 5.0
+    on_device = False
 
     def __init__(self, ours: Any) -> None:
         self.ours = ours
@@ -98,8 +100,8 @@ class Sleepy:
     def room(self) -> int | None:
         return None
 
-    def peak(self, step: Any, embeddings: torch.Tensor) -> int | None:
-        return None
+    def peak(self, step: Any, embeddings: torch.Tensor) -> int:
+        raise AssertionError("a timing on a CPU measures no memory")
 
     def capture(self, step: Any, embeddings: torch.Tensor) -> Any:
         raise AssertionError("a CPU's plan asks for none")
@@ -124,7 +126,7 @@ def test_rows_of_a_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers.Ours, "step", remembered)
     monkeypatch.setattr(peers.MaskedLogsumexp, "step", lambda *_: lambda z: z.sum())
     job = next(job for job in jobs.FULL.timings() if job["loss"] == "supcon")
-    rows = measure.time_loss({**job, "n": 64, "rounds": 3, "skip": {"pml": "for a reason"}}, clock)["rows"]
+    rows = measure.time_loss({**job, "n": 64, "rounds": 3, "skip": {"pml": "for a reason"}}, clock)
     by_name = {row["implementation"]: row for row in rows}
     ours, peer = by_name[peers.OURS], by_name["cross_entropy"]
     assert ours["both_ms"] == pytest.approx([200.0] * 3)
@@ -142,12 +144,13 @@ class SleepyDevice(Sleepy):
     """The same of a device with so much memory, on which a graph takes 0.1 s and a large product as long as a tile."""
 
     square: int | None = 8
+    on_device = True
     memory = 64 * 64 * 2 * 4
 
     def room(self) -> int | None:
         return self.memory
 
-    def peak(self, step: Any, embeddings: torch.Tensor) -> int | None:
+    def peak(self, step: Any, embeddings: torch.Tensor) -> int:
         return 1000
 
     def call(self, function: Any, repeats: int) -> float:
@@ -197,11 +200,11 @@ def test_rows_of_a_timing_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(peers.Ours, "step", remembered)
     monkeypatch.setattr(peers.CrossEntropyTf32, "step", watched)
-    monkeypatch.setattr(peers.CrossEntropyTf32, "matrices", lambda *_: 1)
+    monkeypatch.setattr(peers.CrossEntropyTf32, "matrices", 1.0)
     monkeypatch.setattr(peers.FlexAttention, "check_step", peers.FlexAttention.step)
     monkeypatch.setattr(measure, "names_for", lambda *_: asked)
     assert jobs.DEVICE.timings()[0]["captured"] is True
-    rows = measure.time_loss(device_job(), clock)["rows"]
+    rows = measure.time_loss(device_job(), clock)
     by_name = {row["implementation"]: row for row in rows}
     assert list(by_name) == [*asked, peers.CAPTURED]
     ours, tiled, captured = by_name[peers.OURS], by_name[peers.TILED], by_name[peers.CAPTURED]
@@ -234,7 +237,7 @@ def test_a_step_that_cannot_be_captured_is_a_row(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(clock, "capture", fails)
     monkeypatch.setattr(measure, "names_for", lambda *_: [peers.OURS])
-    ours, captured = measure.time_loss(device_job(), clock)["rows"]
+    ours, captured = measure.time_loss(device_job(), clock)
     assert (ours["status"], captured["status"]) == ("measured", "refused")
     assert captured["reason"] == "RuntimeError: operation not permitted when stream is capturing"
 
@@ -243,7 +246,7 @@ def test_some_rows_of_the_gradient_are_compared(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(measure, "names_for", lambda *_: [peers.OURS])
     found = []
     for count in (None, 16):
-        row, _ = measure.time_loss(device_job(dtype="float32", gradient_rows=count), SleepyDevice(None))["rows"]
+        row, _ = measure.time_loss(device_job(dtype="float32", gradient_rows=count), SleepyDevice(None))
         found.append(row["errors"]["random"])
     assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=1e-3)
     assert 0 < found[1]["gradient"] < 1e-5
@@ -388,23 +391,24 @@ def test_the_largest_tensor_grows_linearly() -> None:
     assert large <= 4.5 * max(small, 2048 * D), maker
 
 
-@pytest.mark.skipif(not memory.CLEAR.exists(), reason="no /proc/self/clear_refs on this system")
+@pytest.mark.skipif(not measure.CLEAR.exists(), reason="no /proc/self/clear_refs on this system")
 def test_the_peak_grows_linearly() -> None:
     job = {"kind": "memory", "loss": "supcon", "d": D, "temperature": TEMPERATURE, "backend": "tiled"}
-    job |= {"implementation": peers.OURS, "device": "cpu", "regime": "default"}
-    small, large = (jobs.run({**job, "n": n})["row"]["bytes"] for n in (2048, 8192))
+    job |= {"implementation": peers.OURS, "device": "cpu", "regime": "default", "dtype": "float32"}
+    small, large = (jobs.run({**job, "n": n})[0]["bytes"] for n in (2048, 8192))
     assert large <= 4.5 * max(small, 2 << 20)
     assert large < 8192**2  # a quarter of one float32 matrix of similarities
 
 
-@pytest.mark.skipif(not memory.CLEAR.exists(), reason="no /proc/self/clear_refs on this system")
+@pytest.mark.skipif(not measure.CLEAR.exists(), reason="no /proc/self/clear_refs on this system")
 def test_the_peak_is_seen() -> None:
-    assert (63 << 20) <= memory.peak_beyond(lambda: torch.ones(16 << 20)) < (72 << 20)
+    assert (63 << 20) <= measure.peak_beyond(lambda: torch.ones(16 << 20)) < (72 << 20)
 
 
 def row(loss: str, n: int, regime: str, name: str, ratio: float | None = None) -> dict[str, Any]:
     ratios = {} if ratio is None else {f"{part}_ratio": [ratio] * 3 for part in ("forward", "both")}
-    return {"loss": loss, "n": n, "regime": regime, "implementation": name, "status": "measured", **ratios}
+    shape = {"loss": loss, "n": n, "d": D, "dtype": "float32", "regime": regime}
+    return {**shape, "implementation": name, "status": "measured", **ratios}
 
 
 def test_goals_and_floors() -> None:
@@ -462,8 +466,9 @@ def test_accuracy_goals_by_dtype() -> None:
     assert [(goal["goal"], goal["met"], goal["reason"]) for goal in judged] == [(2e-3, True, "cross_entropy")] * 2
 
 
-def errors(name: str, error: float) -> dict[str, Any]:
+def errors(name: str, error: float, job: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     keys = {"loss": "nt_xent", "temperature": 0.1, "kind": "random", "implementation": name}
+    keys |= {key: job[key] for key in ("d", "dtype") if key in job}
     return {**keys, "status": "measured", "loss_error": error, "gradient_error": error}
 
 
@@ -483,15 +488,14 @@ def short_run(monkeypatch: pytest.MonkeyPatch, ratio: float, first: float | None
     """
     usual, done = ratio, list[dict[str, Any]]()
 
-    def run(job: dict[str, Any]) -> dict[str, Any]:
+    def run(job: dict[str, Any]) -> list[dict[str, Any]]:
         ratio = usual if first is None or job in done else first
         done.append(job)
         name = job.get("implementation", peers.OURS)
         if job["kind"] == "memory":
-            row = {"loss": job["loss"], "n": job["n"], "implementation": name, "status": "measured", "bytes": 1 << 20}
-            return {"row": row}
+            return [{"implementation": name, "status": "measured", "bytes": 1 << 20}]
         if job["kind"] == "accuracy":
-            return {"rows": []}
+            return []
         times = {"version": "1", "rounds": 2, "repeats": 1, "forward_ms": [1.0] * 3, "both_ms": [2.0] * 3, "errors": {}}
         ratios = {"forward_ratio": [ratio] * 3, "both_ratio": [ratio] * 3}
         rows: list[dict[str, Any]] = [{"implementation": peers.OURS, "status": "measured", **times}]
@@ -499,7 +503,7 @@ def short_run(monkeypatch: pytest.MonkeyPatch, ratio: float, first: float | None
             {"implementation": peer, "status": "measured", **times, **ratios}
             for peer in peers.names_for(job["loss"])[1:]
         ]
-        return {"rows": rows}
+        return rows
 
     monkeypatch.setattr(jobs, "run", run)
     return done
@@ -521,11 +525,11 @@ def test_the_command_writes_report_and_plot(monkeypatch: pytest.MonkeyPatch, tmp
 def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 
-    def run(job: dict[str, Any]) -> dict[str, Any]:
+    def run(job: dict[str, Any]) -> list[dict[str, Any]]:
         if job["kind"] == "memory":
-            return {"row": {"implementation": peers.OURS, "status": "measured", "bytes": 1}}
+            return [{"implementation": peers.OURS, "status": "measured", "bytes": 1}]
         if job["kind"] == "accuracy":
-            return {"rows": [{**errors(name, 1e-7), "smallest_loss": 1.0} for name in (peers.OURS, "cross_entropy")]}
+            return [{**errors(name, 1e-7, job), "smallest_loss": 1.0} for name in (peers.OURS, "cross_entropy")]
         kinds = {kind: {"loss": 1e-7, "gradient": 1e-6} for kind in batches.KINDS}
         times = {"status": "measured", "version": "1", "rounds": 2, "repeats": 1, "both_ms": [2.0] * 3, "errors": kinds}
         ratio, halves = {"both_ratio": [14.0] * 3}, {"forward_ms": [1.0] * 3}
@@ -541,7 +545,7 @@ def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.Monke
                 rows.append({"implementation": name, **times, **halves, **ratio, "bytes": 4 * job["n"] ** 2})
         if job["captured"]:
             rows.append({"implementation": peers.CAPTURED, **times, **ratio})
-        return {"rows": rows}
+        return rows
 
     monkeypatch.setattr(jobs, "run", run)
     monkeypatch.setattr(cuda, "require", lambda _: None)
@@ -551,7 +555,7 @@ def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.Monke
     assert result.exit_code == 0, result.output
     data = json.loads((tmp_path / "cuda.json").read_text())
     assert data["format"] == "pairproof-bench/1"
-    assert data["protocol"]["dtype"] == ["float32", "tf32", "bfloat16"]
+    assert data["protocol"]["dtypes"] == ["float32", "tf32", "bfloat16"]
     assert data["protocol"]["columns"] == [128, 512]
     assert {(row["n"], row["d"], row["dtype"]) for row in data["timings"]} == {
         (n, d, dtype) for n in jobs.DEVICE.sizes for d in (128, 512) for dtype in batches.DTYPES
@@ -597,15 +601,14 @@ def test_the_plans_of_a_device() -> None:
     assert few.accuracies() == []
 
 
-def test_a_cpus_jobs_know_nothing_of_devices() -> None:
+def test_the_jobs_of_a_cpu() -> None:
     for job in jobs.FULL.timings():
-        assert (job["d"], job["dtype"]) == (128, "float32")
-        assert not {"captured", "gradient_rows"} & set(job)
+        assert (job["d"], job["dtype"], job["captured"], job["gradient_rows"]) == (128, "float32", False, None)
 
 
 def test_accuracy_in_the_dtype_of_the_job() -> None:
     job = jobs.FULL.accuracies()[0] | {"n": 32, "batches": 2, "temperature": 0.5}
-    wide, narrow = (accuracy.error_rows({**job, "dtype": dtype})["rows"][0] for dtype in ("float32", "bfloat16"))
+    wide, narrow = (accuracy.error_rows({**job, "dtype": dtype})[0] for dtype in ("float32", "bfloat16"))
     assert wide["gradient_error"] < 1e-5 < narrow["gradient_error"] < 1e-2
 
 
@@ -692,7 +695,7 @@ def test_cuda_code_with_a_stand_in_for_the_device(monkeypatch: pytest.MonkeyPatc
     assert clock.call(lambda: None, 4) == pytest.approx(0.25e-3)
     assert z.grad is not None
     job = {"implementation": peers.OURS, "loss": "supcon", "n": 64, "d": D, "temperature": TEMPERATURE}
-    row = cuda.step_memory({**job, "backend": "auto", "dtype": "bfloat16", "device": "cpu"})["row"]
+    row = memory.step_memory({**job, "backend": "auto", "dtype": "bfloat16", "device": "cpu"}, clock)[0]
     assert (row["status"], row["bytes"]) == ("measured", 4000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 3000))
     assert clock.room() == 900
@@ -766,7 +769,7 @@ def test_no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_that_breaks_says_its_last_words() -> None:
     job = {"kind": "memory", "loss": "supcon", "n": "many", "implementation": peers.OURS, "regime": "tuned"}
     with pytest.raises(peers.Unavailable, match=r"SupCon, two per class, N=many, memory of pairproof: ValueError"):
-        jobs.run({**job, "device": "cpu", "d": D, "temperature": TEMPERATURE, "backend": "auto"})
+        jobs.run({**job, "device": "cpu", "dtype": "float32", "d": D, "temperature": TEMPERATURE, "backend": "auto"})
 
 
 @pytest.mark.parametrize("plan", [jobs.FULL, jobs.QUICK])
@@ -777,8 +780,7 @@ def test_jobs_that_fail_leave_rows_that_say_so(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(jobs, "run", fails)
     for made in (plan.timings(), plan.memories(), plan.accuracies(), plan.larges()):
         for job in made:
-            result = jobs.attempt(job)
-            for row in result.get("rows") or [result["row"]]:
+            for row in jobs.attempt(job):
                 assert (row["status"], row["reason"]) == ("refused", "killed")
 
 
