@@ -1,586 +1,166 @@
-"""The losses as `torch.nn.Module`: options are fixed, and checked, when the module is made."""
+"""The losses as `torch.nn.Module`: options are fixed, and checked, when the module is made.
+
+A module is a class that names its function and declares, as a dataclass does, the options that the function has beside
+those of every loss. The function documents these options, and the arguments of `forward`.
+"""
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable, Container
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+
 from torch import Tensor, nn
 
-from .checks import PAIR_REDUCTIONS, REDUCTIONS, check_options
+from .checks import check_choice, check_number, check_temperature
 from .engine import Backend, Denominator, Similarity
 from .info_nce import Direction, info_nce_loss
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import PairReduction, nt_xent_loss, nt_xent_pairwise_loss
 from .supcon import NoNegative, NoPositive, Reduction, supcon_epsilon_loss, supcon_in_loss, supcon_loss
 
+Loss = Callable[..., Tensor]
+Class = TypeVar("Class", bound="type[LossModule]")
 
-class _Loss(nn.Module):
-    """Options shared by every loss."""
 
-    def __init__(
-        self,
-        *,
-        temperature: float | Tensor,
-        base_temperature: float | None,
-        similarity: Similarity,
-        validate: bool,
-        backend: Backend,
-    ) -> None:
-        super().__init__()
-        self.temperature = temperature
-        self.base_temperature = base_temperature
-        self.similarity: Similarity = similarity
-        self.validate = validate
-        self.backend: Backend = backend
+def _described(function: Loss, left_out: Container[str]) -> str:
+    """Return the documentation of a function without some of its arguments."""
+    argument = re.compile(r"^    (\w+): .*\n(?:     .*\n)*", re.MULTILINE)
+    return argument.sub(lambda entry: "" if entry[1] in left_out else entry[0], inspect.getdoc(function) or "")
+
+
+def _forward(function: Loss, options: Container[str]) -> Loss:
+    """Return the method that passes its arguments, and a module's options, to a function."""
+
+    def forward(self: LossModule, *args: Any, **kwargs: Any) -> Tensor:
+        return function(*args, **kwargs, **self.options())
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    signature = inspect.signature(function)
+    taken = [parameter for name, parameter in signature.parameters.items() if name not in options]
+    forward.__signature__ = signature.replace(parameters=[own, *taken])  # type: ignore[attr-defined]
+    forward.__doc__ = _described(function, options)
+    return forward
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False)
+def module_of(function: Loss | None = None) -> Callable[[Class], Class]:
+    """Return a decorator that makes a class the module of a function; without one, a base of such classes.
+
+    Args:
+        function: a loss; its keywords that the class and its bases declare are the module's options.
+    """
+
+    def made(cls: Class) -> Class:
+        dataclass(kw_only=True, eq=False, repr=False)(cls)
+        options = [field.name for field in fields(cls)]
+        for name in vars(cls).keys() & options:
+            delattr(cls, name)  # a class attribute of that name would keep a parameter from being registered
+        if function is not None:
+            forward = _forward(function, options)
+            cls.function, cls.forward = staticmethod(function), forward
+            described = _described(function, inspect.signature(forward).parameters)
+            described = re.sub(r"^Returns:\n(?:    .*\n)*\n", "", described, flags=re.MULTILINE)
+            cls.__doc__ = f"{cls.__doc__}\n\n{described}"
+        return cls
+
+    return made
+
+
+@module_of()
+class LossModule(nn.Module):
+    """Options of every loss. A temperature that is a parameter is learned with the other parameters."""
+
+    function: ClassVar[Loss]
+
+    temperature: float | Tensor = 0.07
+    base_temperature: float | None = None
+    similarity: Similarity = "cosine"
+    validate: bool = False
+    backend: Backend = "auto"
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Make the module ready for its options, one of which may be a parameter."""
+        module = super().__new__(cls)
+        nn.Module.__init__(module)
+        return module
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        check_temperature(self.temperature, validate=self.validate)
+        if self.base_temperature is not None:
+            check_number("base_temperature", self.base_temperature)
+        for name, hint in get_type_hints(self.function).items():
+            if get_origin(hint) is Literal:
+                check_choice(name, getattr(self, name), get_args(hint))
+
+    def options(self) -> dict[str, Any]:
+        """Return the keywords that the function is called with."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def extra_repr(self) -> str:
-        """Return the options as they would be written in a call; a parameter by its value."""
-        options = {key: value for key, value in vars(self).items() if not key.startswith("_") and key != "training"}
-        for name, value in (("temperature", self.temperature), *options.items()):
-            if isinstance(value, Tensor):
-                options[name] = value.item()
-        return ", ".join(f"{key}={value!r}" for key, value in options.items())
+        """Return the options as they would be written in a call; a tensor by its value."""
+        options = {name: v.item() if isinstance(v, Tensor) else v for name, v in self.options().items()}
+        return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
-class SupConLoss(_Loss):
-    """Module of `supcon_loss`; the options are that function's.
+@module_of(supcon_loss)
+class SupConLoss(LossModule):
+    """Module of `supcon_loss`."""
 
-    Args:
-        temperature: positive number that similarities are divided by, or a tensor without dimension; a parameter is
-            learned with the module's others.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
-        similarity: "cosine" or "dot".
-        denominator: "all", "one_positive" or "only_negatives".
-        no_positive: "zero", "drop" or "nan".
-        no_negative: "zero" or "nan".
-        reduction: "mean", "sum" or "none".
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled", "exact" or "triton".
-
-    Raises:
-        TypeError: a temperature is no number.
-        ValueError: an option has an unknown value.
-
-    Source:
-        Khosla et al. 2020, arXiv 2004.11362, equation 2.
-    """
-
-    def __init__(
-        self,
-        *,
-        temperature: float | Tensor = 0.07,
-        base_temperature: float | None = None,
-        similarity: Similarity = "cosine",
-        denominator: Denominator = "all",
-        no_positive: NoPositive = "zero",
-        no_negative: NoNegative = "zero",
-        reduction: Reduction = "mean",
-        validate: bool = False,
-        backend: Backend = "auto",
-    ) -> None:
-        check_options(
-            temperature,
-            base_temperature,
-            similarity=similarity,
-            denominator=denominator,
-            no_positive=no_positive,
-            no_negative=no_negative,
-            reduction=reduction,
-            backend=backend,
-            validate=validate,
-        )
-        super().__init__(
-            temperature=temperature,
-            base_temperature=base_temperature,
-            similarity=similarity,
-            validate=validate,
-            backend=backend,
-        )
-        self.denominator: Denominator = denominator
-        self.no_positive: NoPositive = no_positive
-        self.no_negative: NoNegative = no_negative
-        self.reduction: Reduction = reduction
-
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        *,
-        positives: Tensor | None = None,
-        anchors: Tensor | None = None,
-        ref_embeddings: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        self_rows: Tensor | None = None,
-    ) -> Tensor:
-        """Evaluate `supcon_loss` on embeddings ``[N, D]``, perhaps against references."""
-        return supcon_loss(
-            embeddings,
-            labels,
-            positives=positives,
-            anchors=anchors,
-            ref_embeddings=ref_embeddings,
-            ref_labels=ref_labels,
-            self_rows=self_rows,
-            temperature=self.temperature,
-            base_temperature=self.base_temperature,
-            similarity=self.similarity,
-            denominator=self.denominator,
-            no_positive=self.no_positive,
-            no_negative=self.no_negative,
-            reduction=self.reduction,
-            validate=self.validate,
-            backend=self.backend,
-        )
+    denominator: Denominator = "all"
+    no_positive: NoPositive = "zero"
+    no_negative: NoNegative = "zero"
+    reduction: Reduction = "mean"
 
 
-class SupConInLoss(_Loss):
-    """Module of `supcon_in_loss`; the options are that function's.
+@module_of(supcon_in_loss)
+class SupConInLoss(LossModule):
+    """Module of `supcon_in_loss`."""
 
-    Args:
-        temperature: positive number that similarities are divided by, or a tensor without dimension; a parameter is
-            learned with the module's others.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
-        similarity: "cosine" or "dot".
-        denominator: "all", "one_positive" or "only_negatives".
-        no_positive: "zero", "drop" or "nan".
-        no_negative: "zero" or "nan".
-        reduction: "mean", "sum" or "none".
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled", "exact" or "triton".
-
-    Raises:
-        TypeError: a temperature is no number.
-        ValueError: an option has an unknown value.
-
-    Source:
-        Khosla et al. 2020, arXiv 2004.11362, equation 3.
-    """
-
-    def __init__(
-        self,
-        *,
-        temperature: float | Tensor = 0.07,
-        base_temperature: float | None = None,
-        similarity: Similarity = "cosine",
-        denominator: Denominator = "all",
-        no_positive: NoPositive = "zero",
-        no_negative: NoNegative = "zero",
-        reduction: Reduction = "mean",
-        validate: bool = False,
-        backend: Backend = "auto",
-    ) -> None:
-        check_options(
-            temperature,
-            base_temperature,
-            similarity=similarity,
-            denominator=denominator,
-            no_positive=no_positive,
-            no_negative=no_negative,
-            reduction=reduction,
-            backend=backend,
-            validate=validate,
-        )
-        super().__init__(
-            temperature=temperature,
-            base_temperature=base_temperature,
-            similarity=similarity,
-            validate=validate,
-            backend=backend,
-        )
-        self.denominator: Denominator = denominator
-        self.no_positive: NoPositive = no_positive
-        self.no_negative: NoNegative = no_negative
-        self.reduction: Reduction = reduction
-
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        *,
-        positives: Tensor | None = None,
-        anchors: Tensor | None = None,
-        ref_embeddings: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        self_rows: Tensor | None = None,
-    ) -> Tensor:
-        """Evaluate `supcon_in_loss` on embeddings ``[N, D]``, perhaps against references."""
-        return supcon_in_loss(
-            embeddings,
-            labels,
-            positives=positives,
-            anchors=anchors,
-            ref_embeddings=ref_embeddings,
-            ref_labels=ref_labels,
-            self_rows=self_rows,
-            temperature=self.temperature,
-            base_temperature=self.base_temperature,
-            similarity=self.similarity,
-            denominator=self.denominator,
-            no_positive=self.no_positive,
-            no_negative=self.no_negative,
-            reduction=self.reduction,
-            validate=self.validate,
-            backend=self.backend,
-        )
+    denominator: Denominator = "all"
+    no_positive: NoPositive = "zero"
+    no_negative: NoNegative = "zero"
+    reduction: Reduction = "mean"
 
 
-class SupConEpsilonLoss(_Loss):
-    """Module of `supcon_epsilon_loss`; the options are that function's.
+@module_of(supcon_epsilon_loss)
+class SupConEpsilonLoss(LossModule):
+    """Module of `supcon_epsilon_loss`."""
 
-    Args:
-        temperature: positive number that similarities are divided by, or a tensor without dimension; a parameter is
-            learned with the module's others.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
-        similarity: "cosine" or "dot".
-        no_positive: "zero", "drop" or "nan".
-        reduction: "mean", "sum" or "none".
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled", "exact" or "triton".
-
-    Raises:
-        TypeError: a temperature is no number.
-        ValueError: an option has an unknown value.
-
-    Source:
-        The batch tutorial of 31 January 2023.
-    """
-
-    def __init__(
-        self,
-        *,
-        temperature: float | Tensor = 0.07,
-        base_temperature: float | None = None,
-        similarity: Similarity = "dot",
-        no_positive: NoPositive = "zero",
-        reduction: Reduction = "mean",
-        validate: bool = False,
-        backend: Backend = "auto",
-    ) -> None:
-        check_options(
-            temperature,
-            base_temperature,
-            similarity=similarity,
-            no_positive=no_positive,
-            reduction=reduction,
-            backend=backend,
-            validate=validate,
-        )
-        super().__init__(
-            temperature=temperature,
-            base_temperature=base_temperature,
-            similarity=similarity,
-            validate=validate,
-            backend=backend,
-        )
-        self.no_positive: NoPositive = no_positive
-        self.reduction: Reduction = reduction
-
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        *,
-        positives: Tensor | None = None,
-        anchors: Tensor | None = None,
-    ) -> Tensor:
-        """Evaluate `supcon_epsilon_loss` on embeddings ``[N, D]``, with labels ``[N]`` or positives ``[N, N]``."""
-        return supcon_epsilon_loss(
-            embeddings,
-            labels,
-            positives=positives,
-            anchors=anchors,
-            temperature=self.temperature,
-            base_temperature=self.base_temperature,
-            similarity=self.similarity,
-            no_positive=self.no_positive,
-            reduction=self.reduction,
-            validate=self.validate,
-            backend=self.backend,
-        )
+    similarity: Similarity = "dot"
+    no_positive: NoPositive = "zero"
+    reduction: Reduction = "mean"
 
 
-class NTXentLoss(_Loss):
-    """Module of `nt_xent_loss`; the options are that function's.
+@module_of(nt_xent_loss)
+class NTXentLoss(LossModule):
+    """Module of `nt_xent_loss`."""
 
-    Args:
-        temperature: positive number that similarities are divided by, or a tensor without dimension; a parameter is
-            learned with the module's others.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
-        similarity: "cosine" or "dot".
-        reduction: "mean", "sum" or "none".
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled", "exact" or "triton".
-
-    Raises:
-        TypeError: a temperature is no number.
-        ValueError: an option has an unknown value.
-
-    Source:
-        Chen et al. 2020, arXiv 2002.05709, equation 1.
-    """
-
-    def __init__(
-        self,
-        *,
-        temperature: float | Tensor = 0.07,
-        base_temperature: float | None = None,
-        similarity: Similarity = "cosine",
-        reduction: Reduction = "mean",
-        validate: bool = False,
-        backend: Backend = "auto",
-    ) -> None:
-        check_options(
-            temperature,
-            base_temperature,
-            similarity=similarity,
-            reduction=reduction,
-            reductions=REDUCTIONS,
-            backend=backend,
-            validate=validate,
-        )
-        super().__init__(
-            temperature=temperature,
-            base_temperature=base_temperature,
-            similarity=similarity,
-            validate=validate,
-            backend=backend,
-        )
-        self.reduction: Reduction = reduction
-
-    def forward(
-        self,
-        embeddings: Tensor,
-        partners: Tensor,
-        *,
-        anchors: Tensor | None = None,
-        ref_embeddings: Tensor | None = None,
-        self_rows: Tensor | None = None,
-    ) -> Tensor:
-        """Evaluate `nt_xent_loss` on embeddings ``[N, D]`` with partners ``[N]``, perhaps against references."""
-        return nt_xent_loss(
-            embeddings,
-            partners,
-            anchors=anchors,
-            ref_embeddings=ref_embeddings,
-            self_rows=self_rows,
-            temperature=self.temperature,
-            base_temperature=self.base_temperature,
-            similarity=self.similarity,
-            reduction=self.reduction,
-            validate=self.validate,
-            backend=self.backend,
-        )
+    reduction: Reduction = "mean"
 
 
-class NTXentPairwiseLoss(_Loss):
-    """Module of `nt_xent_pairwise_loss`; the options are that function's.
+@module_of(nt_xent_pairwise_loss)
+class NTXentPairwiseLoss(LossModule):
+    """Module of `nt_xent_pairwise_loss`."""
 
-    Args:
-        temperature: positive number that similarities are divided by, or a tensor without dimension; a parameter is
-            learned with the module's others.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
-        similarity: "cosine" or "dot".
-        no_positive: "zero", "drop" or "nan".
-        reduction: "mean", "sum", "none" or "mean_pairs".
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled", "exact" or "triton".
-
-    Raises:
-        TypeError: a temperature is no number.
-        ValueError: an option has an unknown value.
-
-    Source:
-        pytorch-metric-learning's NTXentLoss, issue 6 of that project.
-    """
-
-    def __init__(
-        self,
-        *,
-        temperature: float | Tensor = 0.07,
-        base_temperature: float | None = None,
-        similarity: Similarity = "cosine",
-        no_positive: NoPositive = "zero",
-        reduction: PairReduction = "mean",
-        validate: bool = False,
-        backend: Backend = "auto",
-    ) -> None:
-        check_options(
-            temperature,
-            base_temperature,
-            similarity=similarity,
-            no_positive=no_positive,
-            reduction=reduction,
-            reductions=PAIR_REDUCTIONS,
-            backend=backend,
-            validate=validate,
-        )
-        super().__init__(
-            temperature=temperature,
-            base_temperature=base_temperature,
-            similarity=similarity,
-            validate=validate,
-            backend=backend,
-        )
-        self.no_positive: NoPositive = no_positive
-        self.reduction: PairReduction = reduction
-
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        *,
-        positives: Tensor | None = None,
-        anchors: Tensor | None = None,
-        ref_embeddings: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        self_rows: Tensor | None = None,
-    ) -> Tensor:
-        """Evaluate `nt_xent_pairwise_loss` on embeddings ``[N, D]``, perhaps against references."""
-        return nt_xent_pairwise_loss(
-            embeddings,
-            labels,
-            positives=positives,
-            anchors=anchors,
-            ref_embeddings=ref_embeddings,
-            ref_labels=ref_labels,
-            self_rows=self_rows,
-            temperature=self.temperature,
-            base_temperature=self.base_temperature,
-            similarity=self.similarity,
-            no_positive=self.no_positive,
-            reduction=self.reduction,
-            validate=self.validate,
-            backend=self.backend,
-        )
+    no_positive: NoPositive = "zero"
+    reduction: PairReduction = "mean"
 
 
-class NTBXentLoss(_Loss):
-    """Module of `nt_bxent_loss`; the options are that function's.
+@module_of(nt_bxent_loss)
+class NTBXentLoss(LossModule):
+    """Module of `nt_bxent_loss`."""
 
-    Args:
-        temperature: positive number that similarities are divided by, or a tensor without dimension; a parameter is
-            learned with the module's others.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
-        similarity: "cosine" or "dot".
-        no_negative: "zero" or "nan".
-        reduction: "mean", "sum" or "none".
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled", "exact" or "triton".
-
-    Raises:
-        TypeError: a temperature is no number.
-        ValueError: an option has an unknown value.
-
-    Source:
-        The multi-label notebook's NT-BXent loss.
-    """
-
-    def __init__(
-        self,
-        *,
-        temperature: float | Tensor = 0.07,
-        base_temperature: float | None = None,
-        similarity: Similarity = "cosine",
-        no_negative: NoNegative = "zero",
-        reduction: Reduction = "mean",
-        validate: bool = False,
-        backend: Backend = "auto",
-    ) -> None:
-        check_options(
-            temperature,
-            base_temperature,
-            similarity=similarity,
-            no_negative=no_negative,
-            reduction=reduction,
-            backend=backend,
-            validate=validate,
-        )
-        super().__init__(
-            temperature=temperature,
-            base_temperature=base_temperature,
-            similarity=similarity,
-            validate=validate,
-            backend=backend,
-        )
-        self.no_negative: NoNegative = no_negative
-        self.reduction: Reduction = reduction
-
-    def forward(self, embeddings: Tensor, positive_pairs: Tensor, *, anchors: Tensor | None = None) -> Tensor:
-        """Evaluate `nt_bxent_loss` on embeddings ``[N, D]`` with positive pairs ``[M, 2]``."""
-        return nt_bxent_loss(
-            embeddings,
-            positive_pairs,
-            anchors=anchors,
-            temperature=self.temperature,
-            base_temperature=self.base_temperature,
-            similarity=self.similarity,
-            no_negative=self.no_negative,
-            reduction=self.reduction,
-            validate=self.validate,
-            backend=self.backend,
-        )
+    no_negative: NoNegative = "zero"
+    reduction: Reduction = "mean"
 
 
-class InfoNCELoss(_Loss):
-    """Module of `info_nce_loss`; the options are that function's.
+@module_of(info_nce_loss)
+class InfoNCELoss(LossModule):
+    """Module of `info_nce_loss`."""
 
-    Args:
-        direction: "both", "a_to_b" or "b_to_a".
-        temperature: positive number that similarities are divided by, or a tensor without dimension; a parameter is
-            learned with the module's others.
-        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
-        similarity: "cosine" or "dot".
-        reduction: "mean", "sum" or "none".
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", "dense", "tiled", "exact" or "triton".
-
-    Raises:
-        TypeError: a temperature is no number.
-        ValueError: an option has an unknown value.
-
-    Source:
-        van den Oord et al. 2018, arXiv 1807.03748; both directions: CLIP, arXiv 2103.00020.
-    """
-
-    def __init__(
-        self,
-        *,
-        direction: Direction = "both",
-        temperature: float | Tensor = 0.07,
-        base_temperature: float | None = None,
-        similarity: Similarity = "cosine",
-        reduction: Reduction = "mean",
-        validate: bool = False,
-        backend: Backend = "auto",
-    ) -> None:
-        check_options(
-            temperature,
-            base_temperature,
-            similarity=similarity,
-            reduction=reduction,
-            direction=direction,
-            backend=backend,
-            validate=validate,
-        )
-        super().__init__(
-            temperature=temperature,
-            base_temperature=base_temperature,
-            similarity=similarity,
-            validate=validate,
-            backend=backend,
-        )
-        self.direction: Direction = direction
-        self.reduction: Reduction = reduction
-
-    def forward(self, embeddings_a: Tensor, embeddings_b: Tensor, *, negatives: Tensor | None = None) -> Tensor:
-        """Evaluate `info_nce_loss` on towers ``[N, D]`` each, perhaps with negatives ``[K, D]``."""
-        return info_nce_loss(
-            embeddings_a,
-            embeddings_b,
-            negatives=negatives,
-            direction=self.direction,
-            temperature=self.temperature,
-            base_temperature=self.base_temperature,
-            similarity=self.similarity,
-            reduction=self.reduction,
-            validate=self.validate,
-            backend=self.backend,
-        )
+    direction: Direction = "both"
+    reduction: Reduction = "mean"

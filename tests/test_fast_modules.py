@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import inspect
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 import torch
 
 from pairproof import fast
 from pairproof.fast import (
+    InfoNCELoss,
     NTBXentLoss,
     NTXentLoss,
     NTXentPairwiseLoss,
     SupConEpsilonLoss,
     SupConInLoss,
     SupConLoss,
+    info_nce_loss,
     nt_bxent_loss,
     nt_xent_loss,
     nt_xent_pairwise_loss,
@@ -97,6 +104,112 @@ def test_modules_take_a_mask() -> None:
         torch.testing.assert_close(module()(Z, positives=mask), module()(Z, LABELS))
         exact = module(backend="exact")
         assert torch.equal(exact(Z, positives=mask), exact(Z, LABELS))
+
+
+EVERY = [(module, function) for module, function, *_ in PAIRS] + [(InfoNCELoss, info_nce_loss)]
+OF_FUNCTION = pytest.mark.parametrize(("module", "function"), EVERY)
+
+
+@OF_FUNCTION
+def test_types_and_documentation_are_the_function_s(
+    module: type[torch.nn.Module], function: Callable[..., torch.Tensor]
+) -> None:
+    assert module.__doc__ is not None
+    assert module.forward.__doc__ is not None
+    options, hints = inspect.signature(module).parameters, get_type_hints(function)
+    of_module = get_type_hints(module.__init__)
+    for name, parameter in inspect.signature(function).parameters.items():
+        has_option, where = name in options, inspect.signature(module.forward).parameters
+        assert has_option != (name in where)
+        assert f"\n    {name}: " in (module.__doc__ if has_option else module.forward.__doc__)
+        assert f"\n    {name}: " not in (module.forward.__doc__ if has_option else module.__doc__)
+        if has_option:
+            assert of_module[name] == hints[name]
+        else:
+            assert where[name] == parameter
+    assert "\nReturns:" not in module.__doc__
+    assert "\nSource:\n" in module.__doc__
+
+
+@OF_FUNCTION
+def test_a_wrong_option_is_refused_when_the_module_is_made(
+    module: type[torch.nn.Module], function: Callable[..., torch.Tensor]
+) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):
+        module(temprature=1)
+    for name, hint in get_type_hints(function).items():
+        if "Literal" in str(hint):
+            with pytest.raises(ValueError, match=f"^{name}: expected one of .*, got 'other'"):
+                module(**{name: "other"})
+    for name in ("temperature", "base_temperature"):
+        with pytest.raises(ValueError, match=f"^{name}: expected a positive finite number, got 0"):
+            module(**{name: 0})
+
+
+def test_a_learned_temperature_is_a_parameter() -> None:
+    made = SupConLoss(temperature=torch.nn.Parameter(torch.tensor(0.25)), no_positive="drop")
+    assert list(made.state_dict()) == ["temperature"]
+    assert "temperature=0.25, " in repr(made)
+    for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert other.temperature is not made.temperature
+        assert other(Z, LABELS).item() == made(Z, LABELS).item()
+        other.load_state_dict({"temperature": torch.tensor(0.5)})
+        other(Z, LABELS).backward()
+        assert other.temperature.grad is not None
+        assert other(Z, LABELS).item() == supcon_loss(Z, LABELS, temperature=0.5, no_positive="drop").item()
+
+
+def test_a_module_may_be_derived_from() -> None:
+    class Projected(NTXentLoss):
+        def __init__(self) -> None:
+            super().__init__(temperature=0.2)
+            self.head = torch.nn.Linear(4, 3)
+
+        def forward(self, embeddings: torch.Tensor, partners: torch.Tensor) -> torch.Tensor:
+            return super().forward(self.head(embeddings), partners)
+
+    made, partners = Projected(), torch.tensor([1, 0, 3, 2, 5, 4])
+    expected = nt_xent_loss(made.head(Z), partners, temperature=0.2)
+    torch.testing.assert_close(made(Z, partners), expected)
+    assert {name for name, _ in made.named_parameters()} == {"head.weight", "head.bias"}
+
+
+TYPED = """
+import torch
+from pairproof.fast import NTXentPairwiseLoss, SupConEpsilonLoss, SupConLoss
+SupConLoss(temperature=0.1, denominator="only_negatives", no_positive="drop", backend="tiled").denominator
+SupConLoss(temperature=torch.nn.Parameter(torch.tensor(0.1)))
+SupConEpsilonLoss(similarity="cosine")
+NTXentPairwiseLoss(reduction="mean_pairs").state_dict()
+"""
+MISTYPED = {
+    "SupConLoss(temprature=1)": 'Unexpected keyword argument "temprature" for "SupConLoss"',
+    "SupConLoss(0.1)": 'Too many positional arguments for "SupConLoss"',
+    'SupConLoss(reduction="mean_pairs")': 'Argument "reduction" to "SupConLoss" has incompatible type',
+    'SupConEpsilonLoss(denominator="all")': 'Unexpected keyword argument "denominator" for "SupConEpsilonLoss"',
+}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed: pip install mypy")
+def test_mypy_refuses_wrong_options(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parent.parent
+    package = tmp_path / "stubs" / "pairproof"
+    package.mkdir(parents=True)
+    (package / "fast").symlink_to(root / "fast")
+    for name in ("__init__.py", "py.typed"):
+        (package / name).symlink_to(root / "src" / "pairproof" / name)
+    (tmp_path / "snippet.py").write_text(TYPED + "".join(f"{line}\n" for line in MISTYPED))
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\nstrict = True\nmypy_path = stubs\n"
+        "[mypy-pairproof.*]\nignore_errors = True\n[mypy-triton.*]\nignore_missing_imports = True\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "cache", "snippet.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    errors = [line for line in done.stdout.splitlines() if ": error: " in line]
+    first = TYPED.count("\n") + 1
+    assert len(errors) == len(MISTYPED), done.stdout + done.stderr
+    for number, (error, message) in enumerate(zip(errors, MISTYPED.values(), strict=True), first):
+        assert error.startswith(f"snippet.py:{number}: error: {message}")
 
 
 def test_everything_exported_is_there_and_described() -> None:
