@@ -1,205 +1,205 @@
-"""A batch as the losses see it: logits, who is whose positive, who is an anchor; and how anchors become a loss."""
+"""From the arguments of a loss to its formula and back.
+
+The arguments become logits and, for every anchor i, the sets A(i), P(i) and N(i); a formula turns those of one anchor
+into its loss and terms; the reduction turns the anchors' losses into one. A formula is called as
+
+    formula(s, i, A, P, N, **options) -> (L_i, [Pair, ...])
+
+    s   the anchor's logits: its similarities over the temperature, one for each column
+    i   the anchor's row
+    A   the columns that the anchor is contrasted with, in ascending order: within a batch every one but i
+    P   the positives among them
+    N   the rest of them
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy.typing as npt
 
 from . import checks
+from .scalars import NAN, Scalar, total, zero_like
 from .similarity import similarity_matrix
-from .terms import Pair, Result, Scalar, Terms
+from .terms import Anchor, Columns, Result, Terms
 
-NAN = float("nan")
-
-
-@dataclass
-class Batch:
-    """Checked arguments of one evaluation, and the terms as they are found.
-
-    ``similarity`` and ``logits`` have a row for each row that may be an anchor and a column for each row that anchors
-    are contrasted with: [N][N] within a batch. ``others[i]`` is A(i), ``positives[i]`` P(i) and ``negatives[i]`` N(i),
-    all of them columns; ``anchors`` lists the rows that are anchors; ``zero`` is the number 0 of the embeddings' type.
-    """
-
-    temperature: float
-    base_temperature: float | None
-    similarity: list[list[Scalar]]
-    logits: list[list[Scalar]]
-    others: list[list[int]]
-    positives: list[list[int]]
-    negatives: list[list[int]]
-    anchors: list[int]
-    zero: Scalar
-    pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
-    anchor_losses: dict[int, Scalar] = field(default_factory=dict)
-
-    def finish(self, reduction: str, no_positive: str = "zero") -> Result:
-        """Scale by the base temperature, apply the policy for lonely anchors, and reduce.
-
-        The mean is over the anchors that count; "mean_pairs" is over every (anchor, positive) pair. Over nothing at
-        all both are 0.
-        """
-
-        def scaled(value: Scalar) -> Scalar:
-            # Multiplied first: the quotient of the two temperatures, rounded on its own, would be another number.
-            return value if self.base_temperature is None else value * self.temperature / self.base_temperature
-
-        lonely = {i for i in self.anchors if not self.positives[i]}
-        if no_positive == "nan":
-            self.anchor_losses.update(dict.fromkeys(lonely, self.zero + NAN))
-        counted = [i for i in self.anchors if not (no_positive == "drop" and i in lonely)]
-        losses = {i: scaled(value) for i, value in self.anchor_losses.items()}
-        terms = Terms(
-            similarity=self.similarity,
-            logits=self.logits,
-            positives=self.positives,
-            negatives=self.negatives,
-            pairs=self.pairs,
-            anchor_losses=losses,
-            counted=counted,
-            scale=scaled(1.0),
-        )
-        if reduction == "none":
-            return Result([losses[i] for i in counted], terms)
-        if reduction == "mean_pairs":
-            total, number = self.zero, 0
-            for i in self.anchors:
-                if i in lonely:
-                    total = total + losses[i]
-                for p in self.positives[i]:
-                    total = total + scaled(self.pairs[i, p].value)
-                    number += 1
-            return Result(total / max(number, 1), terms)
-        total = self.zero
-        for i in counted:
-            total = total + losses[i]
-        return Result(total / len(counted) if reduction == "mean" and counted else total, terms)
+Formula = Callable[..., Anchor]
+ABSENT = object()
+"""The value of an argument that a loss does not have."""
 
 
-Relation = Callable[[int, int, list[int]], Iterable[tuple[int, int]]]
-"""Checks who is whose positive: from N, M and each row's own column to directed pairs (row, column)."""
-
-
-def prepare(
+def evaluate(
+    formula: Formula,
     embeddings: npt.ArrayLike,
     *,
     labels: object = None,
     positives: object = None,
-    relation: Relation | None = None,
+    partners: object = ABSENT,
+    positive_pairs: object = ABSENT,
+    anchors: object = None,
     ref_embeddings: npt.ArrayLike | None = None,
     ref_labels: object = None,
     self_rows: object = None,
-    anchors: object,
-    temperature: float,
-    base_temperature: float | None,
     similarity: str,
-) -> Batch:
-    """Check the arguments that the losses of one batch share and lay the batch out.
+    more_reductions: Sequence[str] = (),
+    **options: Any,
+) -> Result:
+    """Check the arguments of a loss of one batch, with references or without, and evaluate its formula.
 
-    Positives come from ``relation``, else from ``labels`` (with ``ref_labels``) or from the mask ``positives``, of
-    which exactly one must be given. A row is never its own positive: not on the diagonal, nor in its ``self_rows``.
+    Positives come from ``partners`` or ``positive_pairs`` where the loss has such an argument. Otherwise exactly one of
+    ``labels`` and ``positives`` must be given. Further options are those of evaluate_similarities and of the formula.
     """
-    check_numbers(temperature, base_temperature, similarity)
-    rows = checks.check_embeddings(embeddings, similarity, least=2 if ref_embeddings is None else 1)
-    references = _references(ref_embeddings, ref_labels, self_rows, similarity, columns=len(rows[0]))
-    shape = n, m = len(rows), len(rows if references is None else references)
-
-    def own_columns() -> list[int]:
-        if references is None:
-            return list(range(n))
-        return [-1] * n if self_rows is None else checks.check_self_rows(self_rows, n, m)
-
-    if relation is None:
-        is_positive = _relatives(labels, positives, ref_labels, shape, within=references is None)
-        own = own_columns()
+    checks.check_options({**options, "similarity": similarity}, more_reductions)
+    within = ref_embeddings is None
+    rows = checks.check_embeddings(embeddings, similarity, least=2 if within else 1)
+    references = None
+    if ref_embeddings is None:
+        checks.check_no_references(ref_labels=ref_labels, self_rows=self_rows)
     else:
-        own = own_columns()
-        pairs = set(relation(n, m, own))
-        is_positive = [[(i, j) in pairs for j in range(m)] for i in range(n)]
+        references = checks.check_further_rows(
+            "ref_embeddings", ref_embeddings, similarity, rows, shape="[M, D]", like="embeddings"
+        )
+    n, m = len(rows), len(rows if references is None else references)
 
-    mask = None if anchors is None else checks.check_mask("anchors", anchors, (n,))
-    return lay_out(
+    is_positive = None
+    if partners is ABSENT and positive_pairs is ABSENT:
+        # Within a batch the labels of the columns are those of the rows.
+        is_positive = _positives_mask(labels, positives, labels if within else ref_labels, n, m)
+    own = list(range(n)) if within else checks.check_self_rows(self_rows, n, m)
+    if is_positive is None:
+        if positive_pairs is ABSENT:
+            pairs = set(enumerate(checks.check_partners(partners, n, m, own, mutual=within)))
+        else:
+            pairs = set(checks.check_positive_pairs(positive_pairs, n))
+        is_positive = [[(i, j) in pairs for j in range(m)] for i in range(n)]
+    chosen = [True] * n if anchors is None else checks.check_mask("anchors", anchors, [n])
+    return evaluate_similarities(
+        formula,
         similarity_matrix(rows, similarity, references),
         is_positive,
-        anchors=[i for i in range(n) if mask is None or mask[i]],
-        temperature=float(temperature),
-        base_temperature=None if base_temperature is None else float(base_temperature),
-        others=[[a for a in range(m) if a != own[i]] for i in range(n)],
+        anchors=[i for i in range(n) if chosen[i]],
+        members=[[a for a in range(m) if a != own[i]] for i in range(n)],
+        **options,
     )
 
 
-def _references(
-    ref_embeddings: npt.ArrayLike | None, ref_labels: object, self_rows: object, similarity: str, *, columns: int
-) -> list[list[Scalar]] | None:
-    """The references [M][D], or None; without them nothing else of theirs may be given."""
-    if ref_embeddings is not None:
-        return checks.check_further_rows(
-            "ref_embeddings", ref_embeddings, similarity, shape="[M, D]", columns=columns, like="embeddings"
-        )
-    for name, value in (("ref_labels", ref_labels), ("self_rows", self_rows)):
-        if value is not None:
-            raise ValueError(f"{name}: expected ref_embeddings with it, got none")
-    return None
-
-
-def _relatives(
-    labels: object, positives: object, ref_labels: object, shape: tuple[int, int], *, within: bool
-) -> list[list[bool]]:
-    """The mask [N][M] of positives from labels, or from the mask that was given; ``within`` the batch, or not."""
-    n, m = shape
+def _positives_mask(labels: object, positives: object, column_labels: object, n: int, m: int) -> list[list[bool]]:
+    """The mask [N][M] of positives, from labels or from the mask that was given."""
     if (labels is None) == (positives is None):
         got = "neither" if labels is None else "both"
         raise ValueError(f"labels: expected exactly one of labels and positives, got {got}")
     if labels is None:
-        if ref_labels is not None:
+        if column_labels is not None:
             raise ValueError("ref_labels: expected labels with it, got positives")
-        mask = checks.check_mask("positives", positives, shape)
-        return [[bool(mask[i, j]) for j in range(m)] for i in range(n)]
-    label = checks.check_labels(labels, n)
-    ref_label = label if within else checks.check_labels(ref_labels, m, name="ref_labels", per="reference")
-    return [[label[i] == ref_label[j] for j in range(m)] for i in range(n)]
+        mask: list[list[bool]] = checks.check_mask("positives", positives, [n, m]).tolist()
+        return mask
+    rows = checks.check_labels(labels, n)
+    columns = checks.check_labels(column_labels, m, name="ref_labels", per="reference")
+    return [[label == other for other in columns] for label in rows]
 
 
-def check_numbers(temperature: object, base_temperature: object, similarity: object) -> None:
-    """The options that every loss has."""
-    checks.check_choice("similarity", similarity)
-    checks.check_temperature("temperature", temperature)
-    if base_temperature is not None:
-        checks.check_temperature("base_temperature", base_temperature)
-
-
-def lay_out(
-    similarity: list[list[Scalar]],
-    is_positive: list[list[bool]],
+def evaluate_towers(
+    formula: Formula,
+    embeddings_a: npt.ArrayLike,
+    embeddings_b: npt.ArrayLike,
     *,
-    anchors: list[int],
-    temperature: float,
-    base_temperature: float | None,
-    others: Sequence[Sequence[int]] | None = None,
-) -> Batch:
-    """A batch from the similarities of its rows and the mask of positives.
+    negatives: npt.ArrayLike | None,
+    direction: str,
+    similarity: str,
+    **options: Any,
+) -> Result:
+    """Check the arguments of a loss of two towers and evaluate its formula: anchors of a, then those of b.
+
+    The one positive of row k of a tower is row k of the other. The rest of A(i) are the other tower's other rows, or
+    the ``negatives`` where they are given. Further options are those of evaluate_similarities and of the formula.
+    """
+    checks.check_options({**options, "direction": direction, "similarity": similarity})
+    a = checks.check_embeddings(embeddings_a, similarity, name="embeddings_a", least=1)
+    b = checks.check_second_tower(embeddings_b, similarity, a)
+    queue = []
+    if negatives is not None:
+        queue = checks.check_further_rows("negatives", negatives, similarity, a, shape="[K, D]", like="embeddings_a")
+
+    towers = {"both": [(a, b), (b, a)], "a_to_b": [(a, b)], "b_to_a": [(b, a)]}[direction]
+    matrix = [row for one, other in towers for row in similarity_matrix(one, similarity, other + queue)]
+    n, columns = len(a), range(len(a) + len(queue))
+    return evaluate_similarities(
+        formula,
+        matrix,
+        [[j == i % n for j in columns] for i in range(len(matrix))],
+        members=[columns if negatives is None else [i % n, *columns[n:]] for i in range(len(matrix))],
+        **options,
+    )
+
+
+def evaluate_similarities(
+    formula: Formula,
+    similarity: Sequence[Sequence[Scalar]],
+    is_positive: Sequence[Sequence[bool]],
+    *,
+    anchors: Sequence[int] | None = None,
+    members: Sequence[Columns] | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    no_positive: str | None = None,
+    reduction: str = "mean",
+    **options: Any,
+) -> Result:
+    """Evaluate a formula for every anchor and reduce; the arguments are not checked.
 
     Args:
-        similarity: [R][C]: every row that may be an anchor, with every row that anchors are contrasted with.
-        is_positive: [R][C]; what it says outside A(i) is ignored.
-        anchors: the rows that are anchors.
-        temperature: what similarities are divided by.
-        base_temperature: None, or what every value is scaled with.
-        others: A(i) of every row, as columns in ascending order; by default, of square similarities, every row but i.
+        formula: one anchor's loss and pairs.
+        similarity: [R][C] scalars: every row that may be an anchor with every row that anchors are contrasted with.
+        is_positive: [R][C]; entries outside A(i) are ignored.
+        anchors: the rows that are anchors; all of them by default.
+        members: A(i) of every row, as columns in ascending order; by default every column but i.
+        temperature: positive; logits are similarities divided by it.
+        base_temperature: if given, every value is multiplied by temperature / base_temperature.
+        no_positive: what an anchor without positives adds: "zero", "drop" (it leaves the mean) or "nan". With None the
+            formula evaluates such an anchor too.
+        reduction: "mean" over the anchors that count, "sum", "none" (a list), or "mean_pairs" over all pairs of an
+            anchor and its positive. A mean over nothing is 0.
+        options: further options of the formula.
+
+    Returns:
+        The loss and its terms.
     """
-    if others is None:
-        n = len(similarity)
-        others = [[a for a in range(n) if a != i] for i in range(n)]
-    return Batch(
-        temperature=temperature,
-        base_temperature=base_temperature,
-        similarity=similarity,
-        logits=[[s / temperature for s in line] for line in similarity],
-        others=[list(row) for row in others],
-        positives=[[a for a in row if is_positive[i][a]] for i, row in enumerate(others)],
-        negatives=[[a for a in row if not is_positive[i][a]] for i, row in enumerate(others)],
-        anchors=anchors,
-        zero=similarity[0][0] * 0,
+
+    def scaled(value: Scalar) -> Scalar:
+        # Multiplied first: the quotient of the two temperatures would be rounded on its own.
+        return value if base_temperature is None else value * float(temperature) / float(base_temperature)
+
+    rows = range(len(similarity))
+    logits = [[s / float(temperature) for s in row] for row in similarity]
+    A = members or [[a for a in range(len(row)) if a != i] for i, row in enumerate(similarity)]
+    P = [[a for a in A[i] if is_positive[i][a]] for i in rows]
+    N = [[a for a in A[i] if not is_positive[i][a]] for i in rows]
+
+    zero = zero_like(similarity[0][0])
+    without_positives: Anchor = (NAN if no_positive == "nan" else 0.0), []
+    values = {
+        i: formula(logits[i], i, A[i], P[i], N[i], **options) if P[i] or no_positive is None else without_positives
+        for i in (rows if anchors is None else anchors)
+    }
+    losses = {i: scaled(zero + value) for i, (value, _) in values.items()}
+    pairs = {(i, pair.other): pair for i, (_, found) in values.items() for pair in found}
+    counted = [i for i in losses if P[i] or no_positive != "drop"]
+    terms = Terms(
+        similarity=[list(row) for row in similarity],
+        logits=logits,
+        positives=P,
+        negatives=N,
+        pairs=pairs,
+        anchor_losses=losses,
+        counted=counted,
+        scale=scaled(1.0),
     )
+    if reduction == "none":
+        return Result([losses[i] for i in counted], terms)
+    if reduction == "mean_pairs":
+        # The value of an anchor without positives is 0, or NaN.
+        each = [losses[i] for i in losses if not P[i]] + [scaled(pair.value) for pair in pairs.values()]
+        return Result(total(each, zero) / max(len(pairs), 1), terms)
+    loss = total((losses[i] for i in counted), zero)
+    return Result(loss / len(counted) if reduction == "mean" and counted else loss, terms)

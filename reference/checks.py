@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .similarity import order
-from .terms import Scalar
+from .scalars import Scalar, order
+
+Matrix = list[list[Scalar]]
 
 CHOICES = {
-    "similarity": ("cosine", "dot"),
     "denominator": ("all", "one_positive", "only_negatives"),
     "no_positive": ("zero", "drop", "nan"),
     "no_negative": ("zero", "nan"),
-    "reduction": ("mean", "sum", "none"),
     "direction": ("both", "a_to_b", "b_to_a"),
+    "reduction": ("mean", "sum", "none"),
+    "similarity": ("cosine", "dot"),
 }
 
 
-def check_choice(name: str, value: object, *more: str) -> None:
+def check_options(options: Mapping[str, object], more_reductions: Sequence[str] = ()) -> None:
+    """Refuse an option outside its list of values, and a temperature that is not positive."""
+    for name, allowed in CHOICES.items():
+        if name in options:
+            check_choice(name, options[name], [*allowed, *(more_reductions if name == "reduction" else ())])
+    check_temperature("temperature", options["temperature"])
+    if options["base_temperature"] is not None:
+        check_temperature("base_temperature", options["base_temperature"])
+
+
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse an option value outside the list of allowed ones."""
-    allowed = (*CHOICES[name], *more)
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
 
@@ -42,9 +52,7 @@ def check_temperature(name: str, value: object) -> None:
         raise ValueError(f"{name}: expected a positive finite number, got {value!r}")
 
 
-def check_embeddings(
-    embeddings: npt.ArrayLike, similarity: str, *, name: str = "embeddings", least: int = 2
-) -> list[list[Scalar]]:
+def check_embeddings(embeddings: npt.ArrayLike, similarity: str, *, name: str = "embeddings", least: int = 2) -> Matrix:
     """The embeddings, at least ``least`` rows of them, as nested lists of scalars, [N][D].
 
     Half and single precision become float64 exactly; complex and object scalars are taken as they are.
@@ -52,10 +60,11 @@ def check_embeddings(
     return _scalars(name, _matrix(name, embeddings, "[N, D]", least), similarity)
 
 
-def check_second_tower(embeddings_b: npt.ArrayLike, similarity: str, shape: Sequence[int]) -> list[list[Scalar]]:
-    """The second tower as nested lists of scalars; it has the first one's shape [N, D]."""
+def check_second_tower(embeddings_b: npt.ArrayLike, similarity: str, a: Matrix) -> Matrix:
+    """The second tower as nested lists of scalars; it has the shape [N, D] of the first, ``a``."""
     array = _matrix("embeddings_b", embeddings_b, "[N, D]", 1)
-    if array.shape != tuple(shape):
+    shape = (len(a), len(a[0]))
+    if array.shape != shape:
         raise ValueError(
             f"embeddings_b: expected the shape of embeddings_a, {list(shape)}, got shape {list(array.shape)}"
         )
@@ -63,13 +72,20 @@ def check_second_tower(embeddings_b: npt.ArrayLike, similarity: str, shape: Sequ
 
 
 def check_further_rows(
-    name: str, values: npt.ArrayLike, similarity: str, *, shape: str, columns: int, like: str
-) -> list[list[Scalar]]:
-    """References or negatives as nested lists of scalars: any number of rows, as wide as the argument ``like``."""
+    name: str, values: npt.ArrayLike, similarity: str, rows: Matrix, *, shape: str, like: str
+) -> Matrix:
+    """References or negatives as nested lists of scalars: any number of rows, as wide as those of ``like``."""
     array = _matrix(name, values, shape, 1)
-    if array.shape[1] != columns:
-        raise ValueError(f"{name}: expected {columns} columns as in {like}, got shape {list(array.shape)}")
+    if array.shape[1] != len(rows[0]):
+        raise ValueError(f"{name}: expected {len(rows[0])} columns as in {like}, got shape {list(array.shape)}")
     return _scalars(name, array, similarity)
+
+
+def check_no_references(**arguments: object) -> None:
+    """Refuse arguments that describe references where there are none."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(f"{name}: expected ref_embeddings with it, got none")
 
 
 def _matrix(name: str, values: npt.ArrayLike, shape: str, least: int) -> npt.NDArray[Any]:
@@ -86,8 +102,8 @@ def _matrix(name: str, values: npt.ArrayLike, shape: str, least: int) -> npt.NDA
     return array
 
 
-def _scalars(name: str, array: npt.NDArray[Any], similarity: str) -> list[list[Scalar]]:
-    rows: list[list[Scalar]] = (array.astype(np.float64) if array.dtype.kind == "f" else array).tolist()
+def _scalars(name: str, array: npt.NDArray[Any], similarity: str) -> Matrix:
+    rows: Matrix = (array.astype(np.float64) if array.dtype.kind == "f" else array).tolist()
     for i, row in enumerate(rows):
         for x in row:
             if isinstance(x, (bool, int, str)) or x is None:
@@ -126,7 +142,9 @@ def check_labels(labels: object, n: int, *, name: str = "labels", per: str = "em
 
 
 def check_self_rows(self_rows: object, n: int, m: int) -> list[int]:
-    """For each of N embeddings the row that it is among M references, or -1."""
+    """For each of N embeddings the row of the M references that is the same embedding, or -1; -1 by default."""
+    if self_rows is None:
+        return [-1] * n
     array = _integers("self_rows", self_rows)
     if array.shape != (n,):
         raise ValueError(f"self_rows: expected one row per embedding, shape [{n}], got shape {list(array.shape)}")

@@ -1,59 +1,29 @@
 """NT-BXent: the normalised, temperature-scaled binary cross-entropy of every pair of rows.
 
-With s_ij = similarity(z_i, z_j) / temperature and sigma the logistic function, a positive pair costs
--log sigma(s_ij) = softplus(-s_ij), a negative pair -log(1 - sigma(s_ij)) = softplus(s_ij), and row i
+With s_ij = similarity(z_i, z_j) / temperature, σ(x) = 1 / (1 + e^-x), P(i) the positives of i among the other rows and
+N(i) the rest of them, row i contributes
 
-    L_i = sum over p in P(i) of softplus(-s_ip) / (|P(i)| + 1)  +  sum over n in N(i) of softplus(s_in) / |N(i)|
+    nt_bxent_loss  L_i = 1/(|P(i)| + 1) Σ_{p∈P(i)} -log σ(s_ip)  +  1/|N(i)| Σ_{n∈N(i)} -log(1 - σ(s_in))
 
-The 1 counts the diagonal: it is a positive whose loss is 0. Source: the multi-label notebook's *code*; its formula
-prints sigma((1 - s) / temperature) for negatives, which is another function, and lacks the minus sign.
+The 1 counts the diagonal, which is a positive whose loss is 0. Source: the multi-label notebook's *code*, cell 103. Its
+formula has σ((1 - s) / temperature) for negatives, which is another function, and lacks the minus sign.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import numpy.typing as npt
 
-from .batch import NAN, Batch, prepare
-from .checks import check_choice, check_positive_pairs
-from .similarity import order, softplus
-from .terms import Pair, Result
+from .batch import evaluate
+from .scalars import mean, total
+from .terms import Anchor, Columns, Result, Row, binary_cross_entropy
 
 
-def _add_pair(batch: Batch, i: int, j: int, positive: bool) -> Pair:
-    """The binary cross-entropy of one pair: -log of 1 / (1 + e^x), with x = -s for a positive and s for a negative."""
-    s = batch.logits[i][j]
-    x = -s if positive else s
-    shift = x if order(x) > 0 else batch.zero
-    pair = Pair(
-        anchor=i,
-        other=j,
-        positive=positive,
-        members=(),
-        shift=shift,
-        numerator=np.exp(-shift),
-        denominator=np.exp(-shift) + np.exp(x - shift),
-        log_numerator=batch.zero,
-        log_denominator=softplus(x),
-        value=softplus(x),
-    )
-    batch.pairs[i, j] = pair
-    return pair
-
-
-def nt_bxent_anchors(batch: Batch, *, no_negative: str) -> None:
-    """Evaluate every row: positives and negatives averaged apart, the diagonal counted among the positives."""
-    for i in batch.anchors:
-        positive, negative = batch.zero, batch.zero
-        for p in batch.positives[i]:
-            positive = positive + _add_pair(batch, i, p, positive=True).value
-        for n in batch.negatives[i]:
-            negative = negative + _add_pair(batch, i, n, positive=False).value
-        if batch.negatives[i]:
-            negative = negative / len(batch.negatives[i])
-        elif no_negative == "nan":
-            negative = negative + NAN
-        batch.anchor_losses[i] = positive / (len(batch.positives[i]) + 1) + negative
+def nt_bxent_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns, *, no_negative: str = "zero") -> Anchor:
+    """L_i = 1/(|P(i)| + 1) Σ_{p∈P(i)} -log σ(s_ip) + 1/|N(i)| Σ_{n∈N(i)} -log(1 - σ(s_in)): the notebook's cell 103."""
+    positive = [binary_cross_entropy(s, i, p, positive=True) for p in P]
+    negative = [binary_cross_entropy(s, i, n, positive=False) for n in N]
+    of_positives = total(pair.value for pair in positive) / (len(P) + 1)
+    return of_positives + mean([pair.value for pair in negative], empty=no_negative), positive + negative
 
 
 def nt_bxent_loss(
@@ -88,17 +58,6 @@ def nt_bxent_loss(
         ValueError: an argument of the wrong shape or value.
 
     Source:
-        The multi-label notebook, cell 103.
+        The multi-label notebook, the notebook's cell 103.
     """
-    check_choice("no_negative", no_negative)
-    check_choice("reduction", reduction)
-    batch = prepare(
-        embeddings,
-        relation=lambda n, m, own: check_positive_pairs(positive_pairs, n),
-        anchors=anchors,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        similarity=similarity,
-    )
-    nt_bxent_anchors(batch, no_negative=no_negative)
-    return batch.finish(reduction)
+    return evaluate(nt_bxent_anchor, **locals())

@@ -1,40 +1,36 @@
-"""NT-Xent: the normalised, temperature-scaled cross-entropy, in its two readings.
+"""NT-Xent: the normalised, temperature-scaled cross-entropy, of one positive and of every positive pair on its own.
 
-With s_ij = similarity(z_i, z_j) / temperature, A(i) every index but i (with references: every one of them but the row
-that is i), and N(i) the rows of A(i) that are no positives,
+With s_ij = similarity(z_i, z_j) / temperature, A(i) every column but i (with references: every reference but the one
+that is i), P(i) the positives of i among A(i), N(i) the rest of A(i), anchor i contributes
 
-    nt_xent_loss           exactly one positive each, j(i):
-                           L_i = -log( e^s_ij(i) / sum over a in A(i) of e^s_ia )
-    nt_xent_pairwise_loss  each positive pair (i, p) on its own:
-                           L_ip = -log( e^s_ip / (e^s_ip + sum over n in N(i) of e^s_in) ), L_i = mean over p of L_ip
+    nt_xent_loss           L_i = -log( e^s_ip / Σ_{a∈A(i)} e^s_ia ), P(i) = {p}
+    nt_xent_pairwise_loss  L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / (e^s_ip + Σ_{n∈N(i)} e^s_in) )
 
-They agree when every anchor has one positive, and only then. Sources: Chen et al., "A Simple Framework for Contrastive
-Learning of Visual Representations" (SimCLR), arXiv 2002.05709, equation 1; the second is what pytorch-metric-learning's
-NTXentLoss computes (its issue 6), with the mean over pairs that is ``reduction="mean_pairs"`` here.
+They agree when every anchor has one positive, and only then. The second has the terms of supcon_loss with denominator
+"one_positive". Sources: Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations" (SimCLR),
+arXiv 2002.05709, equation 1; the second is what pytorch-metric-learning's NTXentLoss computes (its issue 6), with the
+mean over pairs that is ``reduction="mean_pairs"`` here.
 """
 
 from __future__ import annotations
 
 import numpy.typing as npt
 
-from .batch import Batch, prepare
-from .checks import check_choice, check_partners
-from .supcon import add_pair, denominator_members, mean_of_values
-from .terms import Result
+from .batch import evaluate
+from .supcon import supcon_anchor
+from .terms import Anchor, Columns, Result, Row, cross_entropy
 
 
-def nt_xent_anchors(batch: Batch) -> None:
-    """Evaluate every anchor against its one positive."""
-    for i in batch.anchors:
-        (partner,) = batch.positives[i]
-        batch.anchor_losses[i] = add_pair(batch, i, partner, batch.others[i]).value
+def nt_xent_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns) -> Anchor:
+    """L_i = -log( e^s_ip / Σ_{a∈A(i)} e^s_ia ), P(i) = {p}: arXiv 2002.05709, equation 1."""
+    (p,) = P
+    pair = cross_entropy(s, i, p, A)
+    return pair.value, [pair]
 
 
-def nt_xent_pairwise_anchors(batch: Batch) -> None:
-    """Evaluate every anchor as the mean of its pairs."""
-    for i in batch.anchors:
-        pairs = [add_pair(batch, i, p, denominator_members(batch, i, p, "one_positive")) for p in batch.positives[i]]
-        batch.anchor_losses[i] = mean_of_values(pairs, batch.zero) if pairs else batch.zero
+def nt_xent_pairwise_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns) -> Anchor:
+    """L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / (e^s_ip + Σ_{n∈N(i)} e^s_in) ): PML's NTXentLoss."""
+    return supcon_anchor(s, i, A, P, N, denominator="one_positive")
 
 
 def nt_xent_loss(
@@ -75,19 +71,7 @@ def nt_xent_loss(
     Source:
         SimCLR, arXiv 2002.05709, equation 1; for references MoCo, arXiv 1911.05722.
     """
-    check_choice("reduction", reduction)
-    batch = prepare(
-        embeddings,
-        relation=lambda n, m, own: enumerate(check_partners(partners, n, m, own, mutual=ref_embeddings is None)),
-        ref_embeddings=ref_embeddings,
-        self_rows=self_rows,
-        anchors=anchors,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        similarity=similarity,
-    )
-    nt_xent_anchors(batch)
-    return batch.finish(reduction)
+    return evaluate(nt_xent_anchor, **locals())
 
 
 def nt_xent_pairwise_loss(
@@ -134,19 +118,4 @@ def nt_xent_pairwise_loss(
     Source:
         pytorch-metric-learning's NTXentLoss, with its ref_emb and ref_labels; its issue 6.
     """
-    check_choice("no_positive", no_positive)
-    check_choice("reduction", reduction, "mean_pairs")
-    batch = prepare(
-        embeddings,
-        labels=labels,
-        positives=positives,
-        ref_embeddings=ref_embeddings,
-        ref_labels=ref_labels,
-        self_rows=self_rows,
-        anchors=anchors,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        similarity=similarity,
-    )
-    nt_xent_pairwise_anchors(batch)
-    return batch.finish(reduction, no_positive)
+    return evaluate(nt_xent_pairwise_anchor, more_reductions=["mean_pairs"], **locals())

@@ -1,22 +1,21 @@
 """Supervised contrastive losses: SupCon outside the logarithm, inside the logarithm, and the batch tutorial's variant.
 
-With s_ij = similarity(z_i, z_j) / temperature, A(i) every index but i (with references: every one of them but the row
-that is i), P(i) the positives of i and N(i) the rest of A(i), anchor i contributes
+With s_ij = similarity(z_i, z_j) / temperature, A(i) every column but i (with references: every reference but the one
+that is i), P(i) the positives of i among A(i), N(i) the rest of A(i), anchor i contributes
 
-    supcon_loss      L_i = mean over p in P(i) of  -log( e^s_ip / D_ip )             SupCon paper, equation 2 (L_out)
-    supcon_in_loss   L_i = -log( mean over p in P(i) of  e^s_ip / D_ip )             SupCon paper, equation 3 (L_in)
+    supcon_loss          L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / D_ip )                           (L_out)
+    supcon_in_loss       L_i = -log( 1/|P(i)| Σ_{p∈P(i)} e^s_ip / D_ip )                           (L_in)
+    supcon_epsilon_loss  L_i = 1/(|P(i)| + ε) Σ_{p∈P(i)} -log( e_ip / Σ_{a∈A(i)} e_ia )
+                         with e_ij = exp( s_ij - max_k s_ik ) + ε, where k may be i, and ε = 1e-8
 
-where D_ip is, by ``denominator`` (the names are those of the authors' TensorFlow code),
+and D_ip is, by ``denominator`` (the names are those of the authors' TensorFlow code),
 
-    "all"             sum over a in A(i) of e^s_ia
-    "one_positive"    e^s_ip + sum over n in N(i) of e^s_in
-    "only_negatives"  sum over n in N(i) of e^s_in
+    "all"             Σ_{a∈A(i)} e^s_ia
+    "one_positive"    e^s_ip + Σ_{n∈N(i)} e^s_in
+    "only_negatives"  Σ_{n∈N(i)} e^s_in
 
-    supcon_epsilon_loss  e_ij = exp(s_ij - max over j of s_ij, i itself included) + 1e-8
-                         L_i = sum over p in P(i) of -log( e_ip / sum over a in A(i) of e_ia ) / (|P(i)| + 1e-8)
-
-Sources: Khosla et al., "Supervised Contrastive Learning", arXiv 2004.11362; the batch tutorial "Implement Supervised
-Contrastive Loss in a Batch with PyTorch", 31 January 2023.
+Sources: Khosla et al., "Supervised Contrastive Learning", arXiv 2004.11362, equations 2 and 3; the batch tutorial
+"Implement Supervised Contrastive Loss in a Batch with PyTorch", 31 January 2023.
 """
 
 from __future__ import annotations
@@ -24,146 +23,46 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .batch import NAN, Batch, prepare
-from .checks import check_choice
-from .similarity import largest, order, shifted_sum
-from .terms import Pair, Result, Scalar
+from .batch import evaluate
+from .scalars import largest, log_mean_exp, mean, total, zero_like
+from .terms import Anchor, Columns, Pair, Result, Row, cross_entropy, cross_entropy_of_exponentials
 
 EPSILON = 1e-8
 
 
-def denominator_members(batch: Batch, i: int, p: int, denominator: str) -> list[int]:
-    """The rows whose exponentials D_ip sums."""
-    if denominator == "all":
-        return batch.others[i]
-    if denominator == "one_positive":
-        return sorted([p, *batch.negatives[i]])
-    return batch.negatives[i]
+def denominator_members(denominator: str, p: int, A: Columns, N: Columns) -> Columns:
+    """The columns whose exponentials D_ip sums."""
+    return {"all": A, "one_positive": sorted([p, *N]), "only_negatives": N}[denominator]
 
 
-def add_pair(batch: Batch, i: int, p: int, members: list[int]) -> Pair:
-    """Evaluate -log( e^s_ip / sum over members of e^s_ia ) and record its terms."""
-    s = batch.logits[i]
-    largest_member, rest = shifted_sum([s[a] for a in members])
-    # The positive is no member of a denominator of negatives alone, and may exceed them all.
-    shift = largest_member if order(largest_member) >= order(s[p]) else s[p]
-    pair = Pair(
-        anchor=i,
-        other=p,
-        positive=True,
-        members=tuple(members),
-        shift=shift,
-        numerator=np.exp(s[p] - shift),
-        denominator=np.exp(largest_member - shift) * (1 + rest),
-        log_numerator=s[p],
-        log_denominator=largest_member + np.log1p(rest),
-        value=(largest_member - s[p]) + np.log1p(rest),
-    )
-    batch.pairs[i, p] = pair
-    return pair
+def cross_entropies(s: Row, i: int, A: Columns, P: Columns, N: Columns, denominator: str) -> list[Pair]:
+    """-log( e^s_ip / D_ip ) of every p in P(i); none of them where D_ip has no members."""
+    members = {p: denominator_members(denominator, p, A, N) for p in P}
+    return [cross_entropy(s, i, p, members[p]) for p in P if members[p]]
 
 
-def mean_of_values(pairs: list[Pair], zero: Scalar) -> Scalar:
-    """Outside the logarithm: the mean over the positives of -log(numerator / denominator)."""
-    total = zero
-    for pair in pairs:
-        total = total + pair.value
-    return total / len(pairs)
+def supcon_anchor(
+    s: Row, i: int, A: Columns, P: Columns, N: Columns, *, denominator: str = "all", no_negative: str = "zero"
+) -> Anchor:
+    """L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / D_ip ): arXiv 2004.11362, equation 2 (L_out)."""
+    pairs = cross_entropies(s, i, A, P, N, denominator)
+    return mean([pair.value for pair in pairs], empty=no_negative), pairs
 
 
-def value_of_mean(pairs: list[Pair], zero: Scalar) -> Scalar:
-    """Inside the logarithm: -log of the mean over the positives of numerator / denominator.
-
-    The ratios are e^-value. They are taken relative to the largest of them, and as differences from it, so that
-    neither very small ratios underflow nor ratios close to 1 (a solved batch) round to 1.
-    """
-    top = pairs[largest([-pair.value for pair in pairs])]
-    total = zero
-    for pair in pairs:
-        total = total + np.expm1(top.value - pair.value)
-    return top.value - np.log1p(total / len(pairs))
+def supcon_in_anchor(
+    s: Row, i: int, A: Columns, P: Columns, N: Columns, *, denominator: str = "all", no_negative: str = "zero"
+) -> Anchor:
+    """L_i = -log( 1/|P(i)| Σ_{p∈P(i)} e^s_ip / D_ip ): arXiv 2004.11362, equation 3 (L_in)."""
+    pairs = cross_entropies(s, i, A, P, N, denominator)
+    return -log_mean_exp([-pair.value for pair in pairs], empty=no_negative), pairs
 
 
-def sum_anchors(batch: Batch, *, denominator: str, no_negative: str, inside: bool) -> None:
-    """Evaluate every anchor of L_out, or of L_in if ``inside``."""
-    for i in batch.anchors:
-        if not batch.positives[i]:
-            batch.anchor_losses[i] = batch.zero
-        elif denominator == "only_negatives" and not batch.negatives[i]:
-            batch.anchor_losses[i] = batch.zero + (NAN if no_negative == "nan" else 0)
-        else:
-            pairs = [add_pair(batch, i, p, denominator_members(batch, i, p, denominator)) for p in batch.positives[i]]
-            batch.anchor_losses[i] = (value_of_mean if inside else mean_of_values)(pairs, batch.zero)
-
-
-def epsilon_anchors(batch: Batch) -> None:
-    """Evaluate every anchor of the batch tutorial's loss."""
-    for i in batch.anchors:
-        s = batch.logits[i]
-        maximum = s[largest(s)]
-        e = [np.exp(s_ij - maximum) + EPSILON for s_ij in s]
-        total = batch.zero
-        for a in batch.others[i]:
-            total = total + e[a]
-        anchor_loss = batch.zero
-        for p in batch.positives[i]:
-            rest = batch.zero
-            for a in batch.others[i]:
-                if a != p:
-                    rest = rest + e[a]
-            # -log(e_p / total), with e_p taken out of the total so that a small loss keeps its digits.
-            value = np.log1p(rest / e[p])
-            batch.pairs[i, p] = Pair(
-                anchor=i,
-                other=p,
-                positive=True,
-                members=tuple(batch.others[i]),
-                shift=maximum,
-                numerator=e[p],
-                denominator=total,
-                log_numerator=maximum + np.log(e[p]),
-                log_denominator=maximum + np.log(total),
-                value=value,
-            )
-            anchor_loss = anchor_loss + value
-        batch.anchor_losses[i] = anchor_loss / (batch.zero + len(batch.positives[i]) + EPSILON)
-
-
-def _supcon(
-    embeddings: npt.ArrayLike,
-    labels: npt.ArrayLike | None,
-    positives: npt.ArrayLike | None,
-    anchors: npt.ArrayLike | None,
-    ref_embeddings: npt.ArrayLike | None,
-    ref_labels: npt.ArrayLike | None,
-    self_rows: npt.ArrayLike | None,
-    temperature: float,
-    base_temperature: float | None,
-    similarity: str,
-    denominator: str,
-    no_positive: str,
-    no_negative: str,
-    reduction: str,
-    inside: bool,
-) -> Result:
-    check_choice("denominator", denominator)
-    check_choice("no_positive", no_positive)
-    check_choice("no_negative", no_negative)
-    check_choice("reduction", reduction)
-    batch = prepare(
-        embeddings,
-        labels=labels,
-        positives=positives,
-        anchors=anchors,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        similarity=similarity,
-        ref_embeddings=ref_embeddings,
-        ref_labels=ref_labels,
-        self_rows=self_rows,
-    )
-    sum_anchors(batch, denominator=denominator, no_negative=no_negative, inside=inside)
-    return batch.finish(reduction, no_positive)
+def supcon_epsilon_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns) -> Anchor:
+    """L_i = 1/(|P(i)| + ε) Σ_{p∈P(i)} -log( e_ip / Σ_{a∈A(i)} e_ia ): the batch tutorial."""
+    maximum = s[largest(s)]
+    e = [np.exp(s_ij - maximum) + EPSILON for s_ij in s]
+    pairs = [cross_entropy_of_exponentials(e, i, p, A, shift=maximum) for p in P]
+    return total(pair.value for pair in pairs) / (zero_like(maximum) + len(P) + EPSILON), pairs
 
 
 def supcon_loss(
@@ -215,23 +114,7 @@ def supcon_loss(
         SupCon paper, arXiv 2004.11362, equation 2; for references MoCo, arXiv 1911.05722, and cross-batch memory,
         arXiv 1912.06798.
     """
-    return _supcon(
-        embeddings,
-        labels,
-        positives,
-        anchors,
-        ref_embeddings,
-        ref_labels,
-        self_rows,
-        temperature,
-        base_temperature,
-        similarity,
-        denominator,
-        no_positive,
-        no_negative,
-        reduction,
-        inside=False,
-    )
+    return evaluate(supcon_anchor, **locals())
 
 
 def supcon_in_loss(
@@ -259,23 +142,7 @@ def supcon_in_loss(
     Source:
         SupCon paper, arXiv 2004.11362, equation 3.
     """
-    return _supcon(
-        embeddings,
-        labels,
-        positives,
-        anchors,
-        ref_embeddings,
-        ref_labels,
-        self_rows,
-        temperature,
-        base_temperature,
-        similarity,
-        denominator,
-        no_positive,
-        no_negative,
-        reduction,
-        inside=True,
-    )
+    return evaluate(supcon_in_anchor, **locals())
 
 
 def supcon_epsilon_loss(
@@ -299,16 +166,4 @@ def supcon_epsilon_loss(
     Source:
         The batch tutorial, 31 January 2023.
     """
-    check_choice("no_positive", no_positive)
-    check_choice("reduction", reduction)
-    batch = prepare(
-        embeddings,
-        labels=labels,
-        positives=positives,
-        anchors=anchors,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        similarity=similarity,
-    )
-    epsilon_anchors(batch)
-    return batch.finish(reduction, no_positive)
+    return evaluate(supcon_epsilon_anchor, **locals())

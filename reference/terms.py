@@ -1,16 +1,25 @@
-"""The record of named terms that every loss returns beside its value.
+"""The record of named terms that every loss returns beside its value, and the terms of one pair.
 
-Numerators and denominators are kept relative to ``e^shift`` and as logarithms, because at a temperature of 1e-3 the
-exponentials themselves leave the range of float64.
+A formula is built from three kinds of pair: cross_entropy, cross_entropy_of_exponentials and binary_cross_entropy. Each
+evaluates the pair and returns all its terms; no other code spells a numerator or a denominator. They are kept relative
+to ``e^shift`` and as logarithms, because at a temperature of 1e-3 the exponentials themselves leave the range of
+float64.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-Scalar = Any
-"""A float, a complex, an array of either, or any object with the same arithmetic (a ball of ``python-flint``)."""
+import numpy as np
+
+from .scalars import Scalar, order, shifted_sum, softplus, total, zero_like
+
+Row = Sequence[Scalar]
+"""One anchor's logits, s."""
+Columns = Sequence[int]
+"""One anchor's set of columns: A(i), P(i) or N(i), in ascending order."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class Pair:
         members: the columns whose exponentials the denominator sums (empty for binary cross-entropy).
         shift: the logit by which numerator and denominator are scaled.
         numerator: e^(s_io - shift); ``log_numerator`` is s_io itself.
-        denominator: sum over the members a of e^(s_ia - shift); ``log_denominator`` is its logarithm plus ``shift``.
+        denominator: Σ over the members a of e^(s_ia - shift); ``log_denominator`` is its logarithm plus ``shift``.
         value: -log(numerator / denominator), or the pair's softplus for binary cross-entropy.
     """
 
@@ -41,6 +50,67 @@ class Pair:
     value: Scalar
 
 
+Anchor = tuple[Scalar, list[Pair]]
+"""What a formula returns: the anchor's loss L_i and the pairs it is made of."""
+
+
+def cross_entropy(s: Row, i: int, p: int, members: Columns) -> Pair:
+    """-log( e^s_ip / Σ_{a∈members} e^s_ia ), the softmax cross-entropy of one positive."""
+    top, rest = shifted_sum([s[a] for a in members])
+    # The positive may not be among the members, and may exceed them all.
+    shift = top if order(top) >= order(s[p]) else s[p]
+    return Pair(
+        anchor=i,
+        other=p,
+        positive=True,
+        members=tuple(members),
+        shift=shift,
+        numerator=np.exp(s[p] - shift),
+        denominator=np.exp(top - shift) * (1 + rest),
+        log_numerator=s[p],
+        log_denominator=top + np.log1p(rest),
+        value=(top - s[p]) + np.log1p(rest),
+    )
+
+
+def cross_entropy_of_exponentials(e: Row, i: int, p: int, members: Columns, *, shift: Scalar) -> Pair:
+    """-log( e_ip / Σ_{a∈members} e_ia ), where p is a member and e is relative to e^shift."""
+    denominator = total(e[a] for a in members)
+    rest = total((e[a] for a in members if a != p), start=zero_like(e[p]))
+    return Pair(
+        anchor=i,
+        other=p,
+        positive=True,
+        members=tuple(members),
+        shift=shift,
+        numerator=e[p],
+        denominator=denominator,
+        log_numerator=shift + np.log(e[p]),
+        log_denominator=shift + np.log(denominator),
+        # e_ip is taken out of the sum, so that a small loss keeps its digits.
+        value=np.log1p(rest / e[p]),
+    )
+
+
+def binary_cross_entropy(s: Row, i: int, j: int, *, positive: bool) -> Pair:
+    """-log σ(s_ij) for a positive, -log(1 - σ(s_ij)) for a negative; σ(x) = 1 / (1 + e^-x)."""
+    x = -s[j] if positive else s[j]
+    zero = zero_like(x)
+    shift = x if order(x) > 0 else zero
+    return Pair(
+        anchor=i,
+        other=j,
+        positive=positive,
+        members=(),
+        shift=shift,
+        numerator=np.exp(-shift),
+        denominator=np.exp(-shift) + np.exp(x - shift),
+        log_numerator=zero,
+        log_denominator=softplus(x),
+        value=softplus(x),
+    )
+
+
 @dataclass(frozen=True)
 class Terms:
     """Everything a loss is made of, by name.
@@ -48,13 +118,13 @@ class Terms:
     Attributes:
         similarity: cosine or dot product of every row that may be an anchor with every row that anchors are contrasted
             with: [N][N] within a batch (the diagonal too), [N][M] with references. For info_nce the rows are the first
-            tower's and then the second's (those of one direction alone, if it is asked for), the columns the N rows of
-            the other tower and then the K negatives.
+            tower's and then the second's (with one direction, those of its tower), the columns the N rows of the other
+            tower and then the K negatives.
         logits: of the same shape, similarity / temperature.
         positives: for each row i the sorted columns P(i).
         negatives: for each row i the sorted columns N(i).
         pairs: the pairs that were summed, by (anchor, other).
-        anchor_losses: the value of every anchor, by row, before the policy for lonely anchors drops any.
+        anchor_losses: the value of every anchor, by row; no_positive="drop" leaves none of them out.
         counted: the anchors that enter the mean, in row order.
         scale: what every value was multiplied by: temperature / base_temperature, or 1.
     """

@@ -138,11 +138,11 @@ def verdict(judge: Any, mutant: Any, text: str | None = None) -> Any:
     return said
 
 
-VALUE = "value=(largest_member - s[p]) + np.log1p(rest),"
+VALUE = "value=(top - s[p]) + np.log1p(rest),"
 
 
 def test_a_wrong_value_is_killed_by_a_case_that_is_named(reference_judge: Any) -> None:
-    mutant = mutant_at("reference/supcon.py", VALUE, "ReplaceBinaryOperator_Sub_Add")
+    mutant = mutant_at("reference/terms.py", VALUE, "ReplaceBinaryOperator_Sub_Add")
     said = verdict(reference_judge, mutant)
     assert said.how == "case"
     assert said.check.startswith("golden/")
@@ -160,10 +160,10 @@ def test_a_check_that_is_gone_is_killed_by_an_error_case(reference_judge: Any) -
 
 
 def test_what_is_equivalent_survives_every_check_that_comes_by(reference_judge: Any) -> None:
-    mutant = mutant_at("reference/similarity.py", "if order(x) > 0:", "ReplaceComparisonOperator_Gt_GtE")
+    mutant = mutant_at("reference/scalars.py", "if order(x) > 0:", "ReplaceComparisonOperator_Gt_GtE")
     said = verdict(reference_judge, mutant)
     assert said.how == "survived"
-    mutant = mutant_at("reference/supcon.py", VALUE, "ReplaceBinaryOperator_Add_Sub")
+    mutant = mutant_at("reference/terms.py", VALUE, "ReplaceBinaryOperator_Add_Sub")
     said = verdict(reference_judge, mutant, tool.source(mutant.file) + "\n# another file, the same code\n")
     assert said.how == "survived"
     assert said.asked > 10
@@ -181,8 +181,8 @@ def test_what_does_not_run_is_told_apart(
     reference_judge: Any, planted: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tool, "PATIENCE", 0.5)
-    mutant = mutant_at("reference/supcon.py", VALUE, "ReplaceBinaryOperator_Add_Sub")
-    text = tool.source(mutant.file).replace("EPSILON = 1e-8\n", f"EPSILON = 1e-8\n{planted}")
+    mutant = mutant_at("reference/terms.py", VALUE, "ReplaceBinaryOperator_Add_Sub")
+    text = tool.source(mutant.file).replace("import numpy as np\n", f"import numpy as np\n{planted}")
     assert verdict(reference_judge, mutant, text).how == how
 
 

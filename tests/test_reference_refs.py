@@ -13,8 +13,8 @@ from flint import arb
 
 from pairproof import reference
 from pairproof.conformance.truth import autodiff as tape
-from pairproof.reference import batch as layouts
 from pairproof.reference import info_nce, supcon
+from pairproof.reference.batch import evaluate_similarities
 from pairproof.reference.similarity import cosine, similarity_matrix
 
 ROWS = np.array([[1.0, 0.5, -0.25], [0.75, -1.0, 0.5], [-0.5, 0.25, 1.5], [1.25, 1.0, 0.125], [-1.0, -0.5, 0.375]])
@@ -360,35 +360,35 @@ def test_a_batch_may_share_a_reference_and_number_types_may_differ() -> None:
     assert single == reference.info_nce_loss(ROWS, OTHERS).loss
 
 
-def test_similarities_may_be_given_with_whoever_is_contrasted() -> None:
-    """What the golden cases are weighed with: rows and columns of their own, and A(i) as lists."""
+def test_similarities_may_be_given_with_their_sets() -> None:
+    """Rows and columns of their own, and A(i) as lists."""
     matrix = similarity_matrix(ROWS.tolist(), "cosine", QUEUE.tolist())
     assert matrix[4][2] == cosine(ROWS[4].tolist(), QUEUE[2].tolist())
-    laid = layouts.lay_out(
+    loss, terms = evaluate_similarities(
+        supcon.supcon_anchor,
         matrix,
         [[True, False, True]] * 5,
         anchors=[1, 4],
+        members=[[0, 1], [0, 1], [1, 2], [0, 1, 2], [1]],
         temperature=0.5,
-        base_temperature=None,
-        others=[[0, 1], [0, 1], [1, 2], [0, 1, 2], [1]],
+        no_positive="zero",
+        reduction="none",
     )
-    assert laid.positives == [[0], [0], [2], [0, 2], []]
-    assert laid.negatives == [[1], [1], [1], [1], [1]]
-    supcon.sum_anchors(laid, denominator="all", no_negative="zero", inside=False)
-    logits = laid.logits[1]
+    assert terms.positives == [[0], [0], [2], [0, 2], []]
+    assert terms.negatives == [[1], [1], [1], [1], [1]]
+    logits = terms.logits[1]
     expected = -math.log(math.exp(logits[0]) / (math.exp(logits[0]) + math.exp(logits[1])))
-    assert laid.finish("none").loss == pytest.approx([expected, 0.0], rel=1e-13)
-    towers = layouts.lay_out(
+    assert loss == pytest.approx([expected, 0.0], rel=1e-13)
+    towers = evaluate_similarities(
+        info_nce.info_nce_anchor,
         matrix,
         [[j == i % 2 for j in range(3)] for i in range(5)],
-        anchors=[0, 1, 2, 3, 4],
+        members=[[i % 2, 2] for i in range(5)],
         temperature=0.5,
-        base_temperature=None,
-        others=[[i % 2, 2] for i in range(5)],
+        reduction="none",
     )
-    info_nce.info_nce_anchors(towers)
     found = [math.log1p(math.exp(2 * (row[2] - row[i % 2]))) for i, row in enumerate(matrix)]
-    assert towers.finish("none").loss == pytest.approx(found, rel=1e-13)
+    assert towers.loss == pytest.approx(found, rel=1e-13)
 
 
 def changed(matrix: np.ndarray, index: Any, value: float) -> np.ndarray:

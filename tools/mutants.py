@@ -783,7 +783,7 @@ def put_in_place(mutant: Mutant, text: str) -> None:
         vars(fast_peers).update(fast=mutated, kernels=kernels, tiles_of=engine.tiles_of)
     else:
         vars(case_module).update(reference=mutated)
-        vars(scipy_peer).update(scipy_road=importlib.import_module(f"{package}.scipy_road"))
+        vars(scipy_peer).update(scipy_losses=importlib.import_module(f"{package}.scipy_losses"))
 
 
 def _documents() -> tuple[str, str]:

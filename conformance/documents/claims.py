@@ -16,7 +16,7 @@ import torch
 from flint import arb
 
 from pairproof import reference
-from pairproof.reference import similarity
+from pairproof.reference import scalars, similarity
 
 from ..implementations.documents import batch_tutorial, pair_nt_xent
 from ..suite.catalogue import LOSSES
@@ -275,7 +275,7 @@ def _bxent_terms(desk: Desk, negative: Callable[[arb], arb]) -> arb:
     terms = reference.nt_bxent_loss(desk.rows("x"), desk.call("nt-bxent-1.0")["positive_pairs"], temperature=1).terms
     total = arb(0)
     for i in range(8):
-        positive = sum((similarity.softplus(-terms.logits[i][p]) for p in terms.positives[i]), arb(0))
+        positive = sum((scalars.softplus(-terms.logits[i][p]) for p in terms.positives[i]), arb(0))
         row = sum((negative(terms.logits[i][n]) for n in terms.negatives[i]), arb(0))
         total = total + positive / (len(terms.positives[i]) + 1) + row / len(terms.negatives[i])
     return total / 8
@@ -283,12 +283,12 @@ def _bxent_terms(desk: Desk, negative: Callable[[arb], arb]) -> arb:
 
 def _formula_sigma(desk: Desk) -> Finding:
     code = desk.loss("nt_bxent", "x", desk.call("nt-bxent-1.0")["positive_pairs"])
-    formula = _bxent_terms(desk, lambda s: similarity.softplus(s - 1))
+    formula = _bxent_terms(desk, lambda s: scalars.softplus(s - 1))
     return _either(same(code, formula), f"code {show(code)}, formula with its sign mended {show(formula)}")
 
 
 def _formula_sign(desk: Desk) -> Finding:
-    formula = -_bxent_terms(desk, lambda s: similarity.softplus(s - 1))
+    formula = -_bxent_terms(desk, lambda s: scalars.softplus(s - 1))
     printed = desk.printed(*(f"in-103-loss-{t}" for t in ("0.01", "0.1", "1.0", "10.0", "20.0")))
     return _either(not (formula < 0 and min(printed) > 0), f"formula {show(formula)}, smallest printed {min(printed)}")
 

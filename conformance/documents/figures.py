@@ -23,8 +23,8 @@ import numpy as np
 from flint import arb
 
 from pairproof import reference
-from pairproof.reference import batch as layouts
-from pairproof.reference import similarity, supcon
+from pairproof.reference import scalars, similarity, supcon
+from pairproof.reference.batch import evaluate_similarities
 
 from ..implementations.documents import run_in_float32
 from ..suite.cases import call_reference, case_of, reference_of_similarities
@@ -223,7 +223,7 @@ def _unit(row: list[arb]) -> list[arb]:
 
 def _softmax(row: list[arb], i: int) -> list[arb]:
     others = [a for a in range(len(row)) if a != i]
-    shift, rest = similarity.shifted_sum([row[a] for a in others])
+    shift, rest = scalars.shifted_sum([row[a] for a in others])
     return [arb(0) if a == i else (row[a] - shift).exp() / (1 + rest) for a in range(len(row))]
 
 
@@ -387,15 +387,12 @@ def _constant(figure: Figure, call: Call) -> tuple[list[Arrival], str, str]:
     labels = call.arguments["labels"]
     n = len(labels)
     below = arb(-far).union(arb(-gap))
-    laid = layouts.lay_out(
+    loss = evaluate_similarities(
+        supcon.supcon_epsilon_anchor,
         [[arb(0) if i == j else below for j in range(n)] for i in range(n)],
         [[labels[i] == labels[j] for j in range(n)] for i in range(n)],
-        anchors=list(range(n)),
         temperature=1.0,
-        base_temperature=None,
-    )
-    supcon.epsilon_anchors(laid)
-    loss = laid.finish("mean").loss
+    ).loss
     arrivals = [_compare("any input", figure, loss), _instead(figure, loss * (1 + arb(supcon.EPSILON)))]
     slope = math.exp(-gap) / supcon.EPSILON
     return (

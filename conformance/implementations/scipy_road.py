@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import scipy
 
-from pairproof.reference import scipy_road
+from pairproof.reference import scipy_losses
 
 from ..suite.cases import Case
 from ..truth.compare import Outcome
@@ -15,10 +15,10 @@ from .base import Implementation
 
 
 class ScipyRoad(Implementation):
-    """``reference/scipy_road.py``: values and no gradient, by a formula that shares nothing with the loops."""
+    """``reference/scipy_losses.py``: values and no gradient, by a formula that shares nothing with the loops."""
 
     name: ClassVar[str] = "scipy"
-    title: ClassVar[str] = "pairproof.reference.scipy_road, whole arrays in float64, values only"
+    title: ClassVar[str] = "pairproof.reference.scipy_losses, whole arrays in float64, values only"
     dtypes: ClassVar[tuple[str, ...]] = ("float64",)
 
     def version(self) -> str:
@@ -27,13 +27,13 @@ class ScipyRoad(Implementation):
 
     def refuses(self, case: Case) -> str | None:
         """Losses that are not written in scipy."""
-        return None if hasattr(scipy_road, case.entry.function) else f"has no {case.loss}"
+        return None if hasattr(scipy_losses, case.entry.function) else f"has no {case.loss}"
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """The value, and every anchor's."""
         given: dict[str, Any] = {**case.arguments, **case.keywords}
-        function = getattr(scipy_road, case.entry.function)
-        found: scipy_road.Values = function(**case.matrices, **given)
+        function = getattr(scipy_losses, case.entry.function)
+        found: scipy_losses.Values = function(**case.matrices, **given)
         return Outcome(
             values=np.ravel(found.loss).tolist(),
             anchors=dict(zip(case.anchors(), found.anchors.tolist(), strict=True)),

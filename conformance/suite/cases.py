@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pairproof import reference
-from pairproof.reference import batch as layouts
-from pairproof.reference import info_nce, nt_bxent, nt_xent, supcon
+from pairproof.reference.batch import evaluate_similarities
 from pairproof.reference.similarity import similarity_matrix
 
 from .catalogue import Loss, find_loss
@@ -228,32 +227,15 @@ def similarities(case: Case, rows: Mapping[str, Sequence[Sequence[Any]]]) -> lis
 
 def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]]) -> reference.Result:
     """The reference's loss and terms for a case whose similarities, of its ``shape``, are given."""
-    laid = layouts.lay_out(
-        [list(row) for row in matrix],
+    outside = ("temperature", "base_temperature", "reduction", "no_positive")
+    return evaluate_similarities(
+        case.entry.formula,
+        matrix,
         case.positive_mask(),
         anchors=case.anchors(),
-        temperature=float(case.option("temperature")),
-        base_temperature=case.option("base_temperature"),
-        others=case.members(),
+        members=case.members(),
+        **{name: case.option(name) for name in (*outside, *case.entry.formula_options)},
     )
-    if case.loss in ("supcon", "supcon_in"):
-        supcon.sum_anchors(
-            laid,
-            denominator=case.option("denominator"),
-            no_negative=case.option("no_negative"),
-            inside=case.loss == "supcon_in",
-        )
-    elif case.loss == "supcon_epsilon":
-        supcon.epsilon_anchors(laid)
-    elif case.loss == "nt_xent":
-        nt_xent.nt_xent_anchors(laid)
-    elif case.loss == "nt_xent_pairwise":
-        nt_xent.nt_xent_pairwise_anchors(laid)
-    elif case.loss == "info_nce":
-        info_nce.info_nce_anchors(laid)
-    else:
-        nt_bxent.nt_bxent_anchors(laid, no_negative=case.option("no_negative"))
-    return laid.finish(case.option("reduction"), case.option("no_positive") or "zero")
 
 
 def worked_cases(fixture: WorkedFixture) -> list[Case]:

@@ -21,7 +21,9 @@ from pairproof.conformance.suite.store import load_worked
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import PROVE_UP_TO, Truth, stored_truth, truth
 from pairproof.conformance.truth.tolerances import bounds
-from pairproof.reference import scipy_road, supcon
+from pairproof.reference import scipy_losses, supcon
+from pairproof.reference.scalars import log_mean_exp, total
+from pairproof.reference.terms import cross_entropy
 
 ROAD = ScipyRoad({}, "cpu")
 
@@ -74,12 +76,12 @@ def test_it_prints_what_the_notebook_prints() -> None:
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=list(LOSSES))
 def test_its_signatures_are_the_catalogue_s(loss: Any) -> None:
-    road, loops = (inspect.signature(getattr(room, loss.function)) for room in (scipy_road, reference))
+    road, loops = (inspect.signature(getattr(room, loss.function)) for room in (scipy_losses, reference))
     assert list(road.parameters.values()) == list(loops.parameters.values())
 
 
 def test_it_shares_nothing_with_the_loops() -> None:
-    tree = ast.parse(Path(scipy_road.__file__).read_text())
+    tree = ast.parse(Path(scipy_losses.__file__).read_text())
     imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -102,9 +104,9 @@ CASE = Case("test/road", "supcon", ROWS, {"labels": [0, 1, 0, 1, 0]}, {"temperat
 @pytest.mark.parametrize(
     ("place", "name", "mistake"),
     [
-        ("members", "denominator_members", lambda batch, i, p, denominator: list(range(len(batch.logits)))),
-        ("mean", "mean_of_values", lambda pairs, zero: sum((pair.value for pair in pairs), zero)),
-        ("inside", "mean_of_values", supcon.value_of_mean),
+        ("members", "cross_entropy", lambda s, i, p, members: cross_entropy(s, i, p, range(len(s)))),
+        ("mean", "mean", lambda values, empty: total(values)),
+        ("inside", "mean", lambda values, empty: -log_mean_exp([-v for v in values], empty)),
     ],
 )
 def test_it_would_notice_a_wrong_formula(monkeypatch: pytest.MonkeyPatch, place: str, name: str, mistake: Any) -> None:
@@ -144,7 +146,7 @@ def test_it_agrees_on_drawn_references_and_towers(loss: str) -> None:
     sizes = set()
     for _ in range(300):
         arguments, options = drawn(rng, loss)
-        found = getattr(scipy_road, LOSSES[loss].function)(*arguments, **options)
+        found = getattr(scipy_losses, LOSSES[loss].function)(*arguments, **options)
         loops = getattr(reference, LOSSES[loss].function)(*arguments, **options)
         np.testing.assert_allclose(found.anchors, list(loops.terms.anchor_losses.values()), rtol=1e-11, atol=1e-11)
         np.testing.assert_allclose(found.loss, loops.loss, rtol=1e-11, atol=1e-11)
@@ -154,25 +156,25 @@ def test_it_agrees_on_drawn_references_and_towers(loss: str) -> None:
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
 def test_lengths_beyond_the_range_of_squares(scale: float) -> None:
-    plain, scaled = (scipy_road.supcon_loss(rows, [0, 1, 0, 1, 0]).loss for rows in (ROWS, ROWS * scale))
+    plain, scaled = (scipy_losses.supcon_loss(rows, [0, 1, 0, 1, 0]).loss for rows in (ROWS, ROWS * scale))
     assert scaled == pytest.approx(plain, rel=1e-13)
 
 
 def test_a_solved_anchor_is_off_by_a_roundoff_of_one() -> None:
     """At temperature 1e-3 logits are 1000: their own roundoff, 1e-13, must not be left in a loss of 0."""
     rows = np.array([[1.0, 0.25], [1.0, 0.25], [-1.0, 0.5], [-1.0, 0.5]])
-    for function in (scipy_road.supcon_loss, scipy_road.supcon_in_loss, scipy_road.nt_xent_pairwise_loss):
+    for function in (scipy_losses.supcon_loss, scipy_losses.supcon_in_loss, scipy_losses.nt_xent_pairwise_loss):
         assert 0 <= function(rows, [0, 0, 1, 1], temperature=1e-3).loss <= 2.0**-53
 
 
 def test_nothing_is_an_answer() -> None:
     nobody = np.zeros(5, dtype=bool)
     for reduction, expected in (("mean", 0.0), ("sum", 0.0), ("mean_pairs", 0.0)):
-        found = scipy_road.nt_xent_pairwise_loss(ROWS, [0, 1, 0, 1, 0], anchors=nobody, reduction=reduction)
+        found = scipy_losses.nt_xent_pairwise_loss(ROWS, [0, 1, 0, 1, 0], anchors=nobody, reduction=reduction)
         assert found.loss == expected
         assert not len(found.anchors)
-    assert len(np.ravel(scipy_road.supcon_loss(ROWS, [0, 1, 0, 1, 0], anchors=nobody, reduction="none").loss)) == 0
-    alone = scipy_road.supcon_loss(ROWS, range(5), no_positive="drop")
+    assert len(np.ravel(scipy_losses.supcon_loss(ROWS, [0, 1, 0, 1, 0], anchors=nobody, reduction="none").loss)) == 0
+    alone = scipy_losses.supcon_loss(ROWS, range(5), no_positive="drop")
     assert alone.loss == 0
     assert alone.anchors.tolist() == [0.0] * 5
-    assert math.isnan(scipy_road.nt_bxent_loss(ROWS[:2], [(0, 1)], no_negative="nan").loss)
+    assert math.isnan(scipy_losses.nt_bxent_loss(ROWS[:2], [(0, 1)], no_negative="nan").loss)

@@ -1,0 +1,307 @@
+"""The second road: every loss once more, in whole arrays with scipy, the way the notebooks write it. Values only.
+
+The loops beside this file are proved as arithmetic; that they spell the right formula is another matter, and this file
+is the witness: it shares nothing with them, not even the checks of arguments (there are none). The SupCon notebook has
+
+    mat = 1 - cdist(z, z, "cosine");  np.fill_diagonal(mat, -np.inf);  softmax_mat = softmax(mat, axis=1)
+    SupCon   -(log(softmax_mat[0, 3]) + log(softmax_mat[0, 6])) / 2, and so on for every row      (its In [24] to [26])
+    NT-Xent  -(log(e^mat[0, 3] / (e^mat[0, 3] + sum over the negatives of e^mat[0, n])) + ...) / 2       (its In [27])
+
+and here stand its expressions, ``mat`` divided by the temperature, masks for its indices, the logarithm taken inside:
+
+    log(softmax(mat))            mat - max - logsumexp(mat - max)
+    log(e^s / (e^s + e^r))       log_expit(s - r),  r = logsumexp over the negatives
+    log(e^s / e^r)               s - r
+    log(sigmoid(s))              log_expit(s)
+    log(1 - sigmoid(s))          log_expit(-s)
+
+With references ``mat`` is [N, M], cdist(z, references), and what is filled with -inf is where an anchor stands among
+them; for two towers it is cdist(a, b) and nothing is.
+
+On the right logits are subtracted before anything is exponentiated: nothing overflows, and an anchor whose loss is
+nearly 0 is wrong by a roundoff of 1, not of its logits. Sources: the SupCon notebook, In [12] to [27] (arXiv
+2004.11362, equations 2 and 3; SimCLR, arXiv 2002.05709, equation 1); the multi-label notebook, In [98] and [103]; the
+batch tutorial of 31 January 2023; for references and two towers MoCo, arXiv 1911.05722, equation 1, and CLIP, arXiv
+2103.00020, figure 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.spatial.distance import cdist
+from scipy.special import log_expit, logsumexp
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+class Values(NamedTuple):
+    """What this road gives: ``loss``, a float or one value per counted anchor; ``anchors``, every anchor's value."""
+
+    loss: float | Array
+    anchors: Array
+
+
+def _mat(
+    embeddings: npt.ArrayLike, similarity: str, temperature: float, references: npt.ArrayLike | None = None
+) -> Array:
+    """[N, N] similarities over the temperature, the diagonal included; or [N, M] with references."""
+    z = np.asarray(embeddings, dtype=np.float64)
+    r = z if references is None else np.asarray(references, dtype=np.float64)
+    if similarity == "dot":
+        return np.asarray(z @ r.T / temperature)
+    # A power of two changes no cosine; without it cdist squares 1e200.
+    z, r = (np.ldexp(x, -np.frexp(np.abs(x).max(axis=1, keepdims=True))[1]) for x in (z, r))
+    return np.asarray((1 - cdist(z, r, "cosine")) / temperature)
+
+
+def _others(mat: Array, referring: bool, self_rows: npt.ArrayLike | None = None) -> Mask:
+    """A as a mask of the shape of ``mat``: all but the diagonal, or all references but ``self_rows``."""
+    n, m = mat.shape
+    own = np.full(n, -1) if self_rows is None else np.asarray(self_rows)
+    return np.asarray(np.arange(m) != (own if referring else np.arange(n))[:, None])
+
+
+def _masks(
+    others: Mask, labels: npt.ArrayLike | None, positives: npt.ArrayLike | None, ref_labels: npt.ArrayLike | None = None
+) -> tuple[Mask, Mask]:
+    """P and N as masks [N, N] or [N, M]: who among the others is a positive of whom, who a negative."""
+    if labels is not None:
+        mask = np.equal.outer(labels, labels if ref_labels is None else ref_labels)
+    else:
+        mask = np.array(positives, dtype=bool)
+    return mask & others, ~mask & others
+
+
+def _mean(values: Array, mask: Mask) -> Array:
+    """The mean of every row over a mask; 0 over nothing."""
+    return np.asarray(values.sum(axis=1, where=mask) / np.maximum(mask.sum(axis=1), 1))
+
+
+def _log_softmax(mat: Array, others: Mask) -> Array:
+    """Logarithm of every row's softmax over the others: ``scipy.special.log_softmax``, with log1p in its sum."""
+    # A row without others has no softmax. It keeps all its columns, and nobody reads them.
+    mat = np.where(others | ~others.any(axis=1, keepdims=True), mat, -np.inf)
+    mat = mat - mat.max(axis=1, keepdims=True)
+    return np.asarray(mat - logsumexp(mat, axis=1, keepdims=True))
+
+
+def _log_ratios(mat: Array, others: Mask, negatives: Mask, denominator: str) -> Array:
+    """log(e^s_ij / D_ij) [N, N] or [N, M]; an only denominator of no negatives is 0, and its ratio infinite."""
+    if denominator == "all":
+        return _log_softmax(mat, others)
+    rest = logsumexp(np.where(negatives, mat, -np.inf), axis=1, keepdims=True)
+    return np.asarray(log_expit(mat - rest) if denominator == "one_positive" else mat - rest)
+
+
+def _values(
+    each: Array,
+    anchors: npt.ArrayLike | None,
+    temperature: float,
+    base_temperature: float | None,
+    reduction: str,
+    no_positive: str = "zero",
+    lonely: Any = False,
+    pairs: Any = 1,
+) -> Values:
+    """Put each row's value under the policy for lonely anchors, scale, select the anchors and reduce.
+
+    ``pairs`` is how many positives a row has: "mean_pairs" weighs its mean with it.
+    """
+    each = np.where(lonely, np.nan if no_positive == "nan" else 0.0, each)
+    if base_temperature is not None:
+        each = each * temperature / base_temperature
+    chosen = np.ones(len(each), dtype=bool) if anchors is None else np.asarray(anchors, dtype=bool)
+    counted = each[chosen & ~lonely] if no_positive == "drop" else each[chosen]
+    if reduction == "none":
+        return Values(counted, each[chosen])
+    if reduction == "mean_pairs":
+        # A lonely anchor has no pair to weigh; it matters where its policy makes it NaN.
+        total, number = np.sum(each * np.maximum(pairs, 1), where=chosen), np.sum(pairs, where=chosen)
+    else:
+        total, number = counted.sum(), len(counted) if reduction == "mean" else 1
+    return Values(float(total / max(number, 1)), each[chosen])
+
+
+def supcon_loss(
+    embeddings: npt.ArrayLike,
+    labels: npt.ArrayLike | None = None,
+    *,
+    positives: npt.ArrayLike | None = None,
+    anchors: npt.ArrayLike | None = None,
+    ref_embeddings: npt.ArrayLike | None = None,
+    ref_labels: npt.ArrayLike | None = None,
+    self_rows: npt.ArrayLike | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    denominator: str = "all",
+    no_positive: str = "zero",
+    no_negative: str = "zero",
+    reduction: str = "mean",
+) -> Values:
+    """-(log(softmax_mat[i, p]) + log(softmax_mat[i, q]) + ...) / |P(i)|. Source: the SupCon notebook, In [26]."""
+    mat = _mat(embeddings, similarity, temperature, ref_embeddings)
+    others = _others(mat, ref_embeddings is not None, self_rows)
+    is_positive, is_negative = _masks(others, labels, positives, ref_labels)
+    log_ratios = _log_ratios(mat, others, is_negative, denominator)
+    each = _mean(-log_ratios, is_positive)
+    if denominator == "only_negatives":
+        each = np.where(is_negative.any(axis=1), each, np.nan if no_negative == "nan" else 0.0)
+    lonely = ~is_positive.any(axis=1)
+    return _values(each, anchors, temperature, base_temperature, reduction, no_positive, lonely)
+
+
+def supcon_in_loss(
+    embeddings: npt.ArrayLike,
+    labels: npt.ArrayLike | None = None,
+    *,
+    positives: npt.ArrayLike | None = None,
+    anchors: npt.ArrayLike | None = None,
+    ref_embeddings: npt.ArrayLike | None = None,
+    ref_labels: npt.ArrayLike | None = None,
+    self_rows: npt.ArrayLike | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    denominator: str = "all",
+    no_positive: str = "zero",
+    no_negative: str = "zero",
+    reduction: str = "mean",
+) -> Values:
+    """-log((softmax_mat[i, p] + softmax_mat[i, q] + ...) / |P(i)|). Source: arXiv 2004.11362, equation 3."""
+    mat = _mat(embeddings, similarity, temperature, ref_embeddings)
+    others = _others(mat, ref_embeddings is not None, self_rows)
+    is_positive, is_negative = _masks(others, labels, positives, ref_labels)
+    lonely = ~is_positive.any(axis=1)
+    log_ratios = _log_ratios(mat, others, is_negative, denominator)
+    # Relative to the likeliest positive: all ratios of a row may underflow.
+    top = log_ratios.max(axis=1, keepdims=True, initial=-np.inf, where=is_positive)
+    usable = is_positive & np.isfinite(top)
+    ratios = np.exp(np.subtract(log_ratios, top, where=usable, out=np.full_like(log_ratios, -np.inf)))
+    mean = _mean(ratios, is_positive)
+    each = -np.log(mean, where=mean > 0, out=np.zeros_like(mean)) - top[:, 0]
+    if denominator == "only_negatives":
+        each = np.where(is_negative.any(axis=1), each, np.nan if no_negative == "nan" else 0.0)
+    return _values(each, anchors, temperature, base_temperature, reduction, no_positive, lonely)
+
+
+def supcon_epsilon_loss(
+    embeddings: npt.ArrayLike,
+    labels: npt.ArrayLike | None = None,
+    *,
+    positives: npt.ArrayLike | None = None,
+    anchors: npt.ArrayLike | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: str = "dot",
+    no_positive: str = "zero",
+    reduction: str = "mean",
+) -> Values:
+    """Sum over p of -log(e[i, p] / sum over a != i of e[i, a]) / (|P(i)| + 1e-8). Source: the batch tutorial."""
+    mat = _mat(embeddings, similarity, temperature)
+    is_positive, is_negative = _masks(_others(mat, False), labels, positives)
+    e = np.exp(mat - mat.max(axis=1, keepdims=True)) + 1e-8
+    cost = -np.log(e / e.sum(axis=1, keepdims=True, where=is_positive | is_negative))
+    number = is_positive.sum(axis=1)
+    each = cost.sum(axis=1, where=is_positive) / (number + 1e-8)
+    return _values(each, anchors, temperature, base_temperature, reduction, no_positive, number == 0)
+
+
+def nt_xent_loss(
+    embeddings: npt.ArrayLike,
+    partners: npt.ArrayLike,
+    *,
+    anchors: npt.ArrayLike | None = None,
+    ref_embeddings: npt.ArrayLike | None = None,
+    self_rows: npt.ArrayLike | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Values:
+    """-log(softmax_mat[i, partners[i]]). Source: the SupCon notebook, In [14]; the multi-label one, [98]."""
+    mat = _mat(embeddings, similarity, temperature, ref_embeddings)
+    others = _others(mat, ref_embeddings is not None, self_rows)
+    each = -_log_softmax(mat, others)[np.arange(len(mat)), np.asarray(partners, dtype=np.int64)]
+    return _values(each, anchors, temperature, base_temperature, reduction)
+
+
+def nt_xent_pairwise_loss(
+    embeddings: npt.ArrayLike,
+    labels: npt.ArrayLike | None = None,
+    *,
+    positives: npt.ArrayLike | None = None,
+    anchors: npt.ArrayLike | None = None,
+    ref_embeddings: npt.ArrayLike | None = None,
+    ref_labels: npt.ArrayLike | None = None,
+    self_rows: npt.ArrayLike | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    no_positive: str = "zero",
+    reduction: str = "mean",
+) -> Values:
+    """-log(e^s_ip / (e^s_ip + sum over n in N(i) of e^s_in)), averaged. Source: the SupCon notebook, In [27]."""
+    mat = _mat(embeddings, similarity, temperature, ref_embeddings)
+    others = _others(mat, ref_embeddings is not None, self_rows)
+    is_positive, is_negative = _masks(others, labels, positives, ref_labels)
+    each = _mean(-_log_ratios(mat, others, is_negative, "one_positive"), is_positive)
+    number = is_positive.sum(axis=1)
+    return _values(each, anchors, temperature, base_temperature, reduction, no_positive, number == 0, number)
+
+
+def info_nce_loss(
+    embeddings_a: npt.ArrayLike,
+    embeddings_b: npt.ArrayLike,
+    *,
+    negatives: npt.ArrayLike | None = None,
+    direction: str = "both",
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Values:
+    """-log(softmax_mat[i, i]) of mat and of its transpose; or of [mat[i, i], the row's negatives], the positive first.
+
+    Source: arXiv 2103.00020, figure 3; arXiv 1911.05722, equation 1.
+    """
+    mat = _mat(embeddings_a, similarity, temperature, embeddings_b)
+    each = []
+    for name, tower, logits in (("a_to_b", embeddings_a, mat), ("b_to_a", embeddings_b, mat.T)):
+        if direction not in ("both", name):
+            continue
+        place = np.arange(len(logits))
+        if negatives is not None:
+            queue = _mat(tower, similarity, temperature, negatives)
+            logits, place = np.column_stack([np.diag(logits), queue]), np.zeros_like(place)
+        each.append(-_log_softmax(logits, np.ones_like(logits, dtype=bool))[np.arange(len(logits)), place])
+    return _values(np.concatenate(each), None, temperature, base_temperature, reduction)
+
+
+def nt_bxent_loss(
+    embeddings: npt.ArrayLike,
+    positive_pairs: npt.ArrayLike,
+    *,
+    anchors: npt.ArrayLike | None = None,
+    temperature: float = 0.07,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    no_negative: str = "zero",
+    reduction: str = "mean",
+) -> Values:
+    """Row i: mean of -log(target ? sigmoid(s) : 1 - sigmoid(s)) over its targets, and over its others, added.
+
+    Source: the multi-label notebook, In [103]: the diagonal of ``mat`` is infinite, a target of loss 0.
+    """
+    mat = _mat(embeddings, similarity, temperature)
+    np.fill_diagonal(mat, np.inf)
+    target = np.eye(len(mat), dtype=bool)
+    target[tuple(np.asarray(positive_pairs, dtype=np.int64).reshape(-1, 2).T)] = True
+    each = _mean(-log_expit(mat), target) + _mean(-log_expit(-mat), ~target)
+    if no_negative == "nan":
+        each = np.where(target.all(axis=1), np.nan, each)
+    return _values(each, anchors, temperature, base_temperature, reduction)
