@@ -16,7 +16,7 @@ import torch
 from flint import arb
 
 from pairproof import reference
-from pairproof.reference import scalars, similarity
+from pairproof.reference import scalars
 
 from ..implementations.documents import batch_tutorial, pair_nt_xent
 from ..suite.catalogue import LOSSES
