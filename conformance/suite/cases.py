@@ -227,14 +227,17 @@ def similarities(case: Case, rows: Mapping[str, Sequence[Sequence[Any]]]) -> lis
 
 def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]]) -> reference.Result:
     """The reference's loss and terms for a case whose similarities, of its ``shape``, are given."""
-    outside = ("temperature", "base_temperature", "reduction", "no_positive")
     return evaluate_similarities(
         case.entry.formula,
         matrix,
         case.positive_mask(),
         anchors=case.anchors(),
         members=case.members(),
-        **{name: case.option(name) for name in (*outside, *case.entry.formula_options)},
+        temperature=case.option("temperature"),
+        base_temperature=case.option("base_temperature"),
+        no_positive=case.option("no_positive"),
+        reduction=case.option("reduction"),
+        **case.formula_options(),
     )
 
 
