@@ -12,61 +12,56 @@ from .base import Family, github
 FAMILY = Family("denominators")
 
 
-@FAMILY.fault("supcon", "labels")
-def supcon_self_kept(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon", of=parts.labelled)
+def supcon_self_kept(batch: parts.Batch) -> Tensor:
     """The denominator keeps the anchor itself: the diagonal is removed from the positives alone."""
-    batch = parts.labelled(embeddings, labels, temperature)
     everyone = torch.ones_like(batch.other)
-    return parts.row_means(parts.log_sum(batch.s, everyone) - batch.s, batch.positive).mean()
+    return parts.row_means(parts.log_sum(batch.s, everyone) - batch.s, batch.positive)
 
 
-@FAMILY.fault("nt_xent", "views")
+@FAMILY.fault("nt_xent")
 def nt_xent_self_kept(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """The denominator keeps the anchor itself: nothing masks the diagonal of the logits."""
     rows = parts.unit(torch.cat([view_a, view_b]))
     return F.cross_entropy(rows @ rows.T / temperature, parts.stacked(len(rows)))
 
 
-@FAMILY.fault("supcon", "labels", github("zhoujiahuan1991/CVPR2024-FCS", "issues/3"))
-def supcon_other_positives_dropped(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon", github("zhoujiahuan1991/CVPR2024-FCS", "issues/3"), of=parts.labelled)
+def supcon_other_positives_dropped(batch: parts.Batch) -> Tensor:
     """The denominator of a pair lacks the other positives of its anchor."""
-    batch = parts.labelled(embeddings, labels, temperature)
-    return parts.row_means(parts.pairwise_values(batch), batch.positive).mean()
+    return parts.row_means(parts.pairwise_values(batch), batch.positive)
 
 
-@FAMILY.fault("supcon_in", "labels")
-def supcon_in_other_positives_dropped(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon_in", of=parts.labelled)
+def supcon_in_other_positives_dropped(batch: parts.Batch) -> Tensor:
     """Each ratio inside the logarithm has a denominator of its own, without the other positives."""
-    batch = parts.labelled(embeddings, labels, temperature)
     inside = parts.log_sum(-parts.pairwise_values(batch), batch.positive)[:, 0]
-    count = parts.counts(batch)
-    return (count.clamp(min=1).log() - inside).where(count > 0, 0).mean()
+    count = batch.counts
+    return (count.clamp(min=1).log() - inside).where(count > 0, 0)
 
 
-@FAMILY.fault("supcon", "labels", github("HobbitLong/SupContrast", "issues/64"))
-def supcon_positives_dropped(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon", github("HobbitLong/SupContrast", "issues/64"), of=parts.labelled)
+def supcon_positives_dropped(batch: parts.Batch) -> Tensor:
     """The denominator sums the negatives alone, as the paper's supplement can be read."""
-    batch = parts.labelled(embeddings, labels, temperature)
     values = parts.row_means(parts.log_sum(batch.s, batch.negative) - batch.s, batch.positive)
-    return values.where(batch.negative.any(dim=1), 0).mean()
+    return values.where(batch.negative.any(dim=1), 0)
 
 
-@FAMILY.fault("nt_xent", "views", github("amazon-science/sccl", "issues/27"))
-def nt_xent_positive_dropped(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_xent", github("amazon-science/sccl", "issues/27"), of=parts.views_logits)
+def nt_xent_positive_dropped(logits: Tensor) -> Tensor:
     """The denominator sums the negatives alone: the positive is divided by what it is not part of."""
-    logits = parts.views_logits(view_a, view_b, temperature)
     partner = F.one_hot(parts.stacked(len(logits))).bool()
     rest = parts.log_sum(logits, parts.others(len(logits)) & ~partner)[:, 0]
-    return (rest - logits[partner]).mean()
+    return rest - logits[partner]
 
 
-@FAMILY.fault("nt_xent", "views", github("torchgeo/torchgeo", "pull/1208"))
-def nt_xent_other_view_only(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_xent", github("torchgeo/torchgeo", "pull/1208"), of=parts.tower_logits)
+def nt_xent_other_view_only(logits: Tensor) -> Tensor:
     """A row is contrasted with the other view alone, and only rows of the first view are anchors."""
-    return parts.diagonal_is_right(parts.tower_logits(view_a, view_b, temperature))
+    return parts.diagonal_is_right(logits)
 
 
-@FAMILY.fault("nt_xent", "views")
+@FAMILY.fault("nt_xent")
 def nt_xent_own_view_only(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """The negatives are those of the anchor's own view: the rows of the other view are left out."""
     logits = parts.views_logits(view_a, view_b, temperature)
@@ -76,17 +71,16 @@ def nt_xent_own_view_only(view_a: Tensor, view_b: Tensor, *, temperature: float)
     return F.cross_entropy(logits.masked_fill(~kept, -torch.inf), partners)
 
 
-@FAMILY.fault("supcon_in", "labels", "https://pypi.org/project/infonce/")
-def supcon_in_diagonal_is_exp_0(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon_in", "https://pypi.org/project/infonce/", of=parts.cosines)
+def supcon_in_diagonal_is_exp_0(batch: parts.Batch) -> Tensor:
     """The diagonal's logit is set to 0 and exponentiated: e^0 = 1 stands in the numerator and in the denominator."""
-    batch = parts.products(parts.unit(embeddings), labels, temperature)
     s, eye = batch.s.where(batch.other, 0), ~batch.other
     value = parts.log_sum(s, batch.other | eye) - parts.log_sum(s, batch.positive | eye)
-    count = parts.counts(batch)
-    return (value[:, 0] + count.clamp(min=1).log()).where(count > 0, 0).mean()
+    count = batch.counts
+    return (value[:, 0] + count.clamp(min=1).log()).where(count > 0, 0)
 
 
-@FAMILY.fault("nt_xent", "views", github("taesungp/contrastive-unpaired-translation", "issues/34"))
+@FAMILY.fault("nt_xent", github("taesungp/contrastive-unpaired-translation", "issues/34"))
 def nt_xent_diagonal_is_minus_ten(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """The diagonal's cosine is set to -10 and not to minus infinity: at a high temperature it is still there."""
     rows = parts.unit(torch.cat([view_a, view_b]))
@@ -94,46 +88,42 @@ def nt_xent_diagonal_is_minus_ten(view_a: Tensor, view_b: Tensor, *, temperature
     return F.cross_entropy(cosines / temperature, parts.stacked(len(rows)))
 
 
-@FAMILY.fault("supcon", "labels")
-def supcon_mean_of_exponentials(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon", of=parts.labelled)
+def supcon_mean_of_exponentials(batch: parts.Batch) -> Tensor:
     """The denominator is the mean of the exponentials, not their sum: the gradient is right, the value is not."""
-    batch = parts.labelled(embeddings, labels, temperature)
     mean = parts.log_sum(batch.s, batch.other) - batch.other.sum(dim=1, keepdim=True).to(batch.s.dtype).log()
-    return parts.row_means(mean - batch.s, batch.positive).mean()
+    return parts.row_means(mean - batch.s, batch.positive)
 
 
-@FAMILY.fault("nt_xent_pairwise", "labels", github("KevinMusgrave/pytorch-metric-learning", "issues/699"))
-def nt_xent_pairwise_other_positives_kept(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_xent_pairwise", github("KevinMusgrave/pytorch-metric-learning", "issues/699"), of=parts.labelled)
+def nt_xent_pairwise_other_positives_kept(batch: parts.Batch) -> Tensor:
     """The denominator of a pair holds the other positives of its anchor too: this is SupCon."""
-    return parts.supcon_anchors(parts.labelled(embeddings, labels, temperature)).mean()
+    return parts.anchors("supcon", batch)
 
 
-@FAMILY.fault("nt_xent_pairwise", "labels")
-def nt_xent_pairwise_positive_dropped(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_xent_pairwise", of=parts.labelled)
+def nt_xent_pairwise_positive_dropped(batch: parts.Batch) -> Tensor:
     """The denominator of a pair sums the negatives alone, without the pair itself."""
-    batch = parts.labelled(embeddings, labels, temperature)
     values = parts.row_means(parts.log_sum(batch.s, batch.negative) - batch.s, batch.positive)
-    return values.where(batch.negative.any(dim=1), 0).mean()
+    return values.where(batch.negative.any(dim=1), 0)
 
 
-@FAMILY.fault("supcon_epsilon", "labels")
-def supcon_epsilon_self_kept(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon_epsilon", of=parts.products)
+def supcon_epsilon_self_kept(batch: parts.Batch) -> Tensor:
     """The denominator keeps the anchor itself."""
-    batch = parts.products(embeddings, labels, temperature)
     e = torch.exp(batch.s - batch.s.amax(dim=1, keepdim=True)) + parts.EPSILON
-    return parts.epsilon_anchors(batch._replace(other=torch.ones_like(batch.other)), e).mean()
+    return parts.epsilon_anchors(batch._replace(other=torch.ones_like(batch.other)), e)
 
 
-@FAMILY.fault("nt_bxent", "pairs")
-def nt_bxent_positives_among_negatives(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_bxent", of=parts.paired)
+def nt_bxent_positives_among_negatives(batch: parts.Batch) -> Tensor:
     """The negatives' mean runs over every other row, the positives included."""
-    batch = parts.paired(embeddings, positive_pairs, temperature)
     as_positive, as_negative = parts.bxent_values(batch)
-    attracted = as_positive.where(batch.positive, 0).sum(dim=1) / (parts.counts(batch) + 1)
-    return (attracted + parts.row_means(as_negative, batch.other)).mean()
+    attracted = as_positive.where(batch.positive, 0).sum(dim=1) / (batch.counts + 1)
+    return attracted + parts.row_means(as_negative, batch.other)
 
 
-@FAMILY.fault("info_nce", "views")
+@FAMILY.fault("info_nce")
 def info_nce_positive_twice(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -147,7 +137,7 @@ def info_nce_positive_twice(
     return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
 
 
-@FAMILY.fault("info_nce", "views", github("Seonghoon-Yu/MoCov2_Pytorch_tutorial", "issues/2"))
+@FAMILY.fault("info_nce", github("Seonghoon-Yu/MoCov2_Pytorch_tutorial", "issues/2"))
 def info_nce_every_sum_for_every_anchor(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:

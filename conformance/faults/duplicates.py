@@ -11,7 +11,7 @@ from .base import Family, github
 FAMILY = Family("duplicates")
 
 
-@FAMILY.fault("nt_bxent", "pairs")
+@FAMILY.fault("nt_bxent")
 def nt_bxent_repeated_pairs_counted(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
     """A pair listed twice weighs twice, among the values and among the counts."""
     batch = parts.paired(embeddings, positive_pairs, temperature)
@@ -23,7 +23,7 @@ def nt_bxent_repeated_pairs_counted(embeddings: Tensor, positive_pairs: Tensor, 
     return (attracted + parts.row_means(as_negative, batch.negative)).mean()
 
 
-@FAMILY.fault("nt_bxent", "pairs")
+@FAMILY.fault("nt_bxent")
 def nt_bxent_listed_diagonal_counted(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
     """A listed pair of a row with itself counts as a positive, beside the diagonal that counts already."""
     batch = parts.paired(embeddings, positive_pairs, temperature)
@@ -33,7 +33,7 @@ def nt_bxent_listed_diagonal_counted(embeddings: Tensor, positive_pairs: Tensor,
     return parts.bxent_anchors(batch._replace(positive=positive)).mean()
 
 
-@FAMILY.fault("supcon", "labels")
+@FAMILY.fault("supcon")
 def supcon_equal_rows_taken_for_self(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """The anchor itself is found by its cosine of 1: every row that equals it is left out with it."""
     rows = parts.unit(embeddings)
@@ -43,7 +43,7 @@ def supcon_equal_rows_taken_for_self(embeddings: Tensor, labels: Tensor, *, temp
     return values.where(other.any(dim=1), 0).mean()
 
 
-@FAMILY.fault("info_nce", "views", github("huggingface/sentence-transformers", "issues/3189"))
+@FAMILY.fault("info_nce", github("huggingface/sentence-transformers", "issues/3189"))
 def info_nce_equal_keys_dropped(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """A key that equals the positive is left out as a false negative, though no such thing was asked for."""
 

@@ -17,24 +17,22 @@ def value_and_gradient(value: Tensor, gradient: Tensor) -> Tensor:
     return value.detach() + (gradient - gradient.detach())
 
 
-@FAMILY.fault("supcon_epsilon", "labels", "fixtures/worked/batch_tutorial.json")
-def supcon_epsilon_maximum_detached(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon_epsilon", "fixtures/worked/batch_tutorial.json", of=parts.products)
+def supcon_epsilon_maximum_detached(batch: parts.Batch) -> Tensor:
     """The maximum that is subtracted is detached, though the loss depends on it through the epsilon."""
-    batch = parts.products(embeddings, labels, temperature)
     e = torch.exp(batch.s - batch.s.amax(dim=1, keepdim=True).detach()) + parts.EPSILON
-    return parts.epsilon_anchors(batch, e).mean()
+    return parts.epsilon_anchors(batch, e)
 
 
-@FAMILY.fault("supcon", "labels", github("KevinMusgrave/pytorch-metric-learning", "issues/282"))
-def supcon_maximum_in_one_gradient(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon", github("KevinMusgrave/pytorch-metric-learning", "issues/282"), of=parts.cosines)
+def supcon_maximum_in_one_gradient(batch: parts.Batch) -> Tensor:
     """The maximum is detached in the denominator and not in the numerator, where it does not cancel any more."""
-    batch = parts.products(parts.unit(embeddings), labels, temperature)
     top = batch.s.masked_fill(~batch.other, torch.finfo(batch.s.dtype).min).amax(dim=1, keepdim=True)
     values = parts.log_sum(batch.s - top.detach(), batch.other) - (batch.s - top)
-    return parts.row_means(values, batch.positive).mean()
+    return parts.row_means(values, batch.positive)
 
 
-@FAMILY.fault("info_nce", "views", github("facebookresearch/SLIP", "issues/31"))
+@FAMILY.fault("info_nce", github("facebookresearch/SLIP", "issues/31"))
 def info_nce_one_tower_detached(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -42,7 +40,7 @@ def info_nce_one_tower_detached(
     return parts.info_nce(view_a, view_b.detach(), negatives, temperature=temperature)
 
 
-@FAMILY.fault("info_nce", "views", github("jcy132/Hneg_SRC", "issues/6"))
+@FAMILY.fault("info_nce", github("jcy132/Hneg_SRC", "issues/6"))
 def info_nce_gradient_of_negatives_alone(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -59,35 +57,33 @@ def info_nce_gradient_of_negatives_alone(
     return value_and_gradient(right, (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2)
 
 
-@FAMILY.fault("supcon", "labels")
-def supcon_denominator_detached(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon", of=parts.labelled)
+def supcon_denominator_detached(batch: parts.Batch) -> Tensor:
     """The denominator is detached: positives are pulled, and nothing is pushed away."""
-    batch = parts.labelled(embeddings, labels, temperature)
-    return parts.row_means(parts.log_sum(batch.s, batch.other).detach() - batch.s, batch.positive).mean()
+    return parts.row_means(parts.log_sum(batch.s, batch.other).detach() - batch.s, batch.positive)
 
 
-@FAMILY.fault("supcon_in", "labels")
-def supcon_in_gradient_of_the_other(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon_in", of=parts.labelled)
+def supcon_in_gradient_of_the_other(batch: parts.Batch) -> Tensor:
     """The value is right; the gradient is that of the mean taken outside the logarithm."""
-    batch = parts.labelled(embeddings, labels, temperature)
-    return value_and_gradient(parts.supcon_in_anchors(batch).mean(), parts.supcon_anchors(batch).mean())
+    return value_and_gradient(parts.anchors("supcon_in", batch).mean(), parts.anchors("supcon", batch).mean())
 
 
-@FAMILY.fault("nt_xent", "views", github("mlfoundations/open_clip", "issues/616"))
+@FAMILY.fault("nt_xent", github("mlfoundations/open_clip", "issues/616"))
 def nt_xent_gradient_times_the_ranks(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """The gradient is multiplied by the number of ranks: here by 2."""
     loss = parts.nt_xent(view_a, view_b, temperature=temperature)
     return value_and_gradient(loss, 2 * loss)
 
 
-@FAMILY.fault("nt_xent_pairwise", "labels", github("JohnGiorgi/DeCLUTR", "pull/212"))
+@FAMILY.fault("nt_xent_pairwise", github("JohnGiorgi/DeCLUTR", "pull/212"))
 def nt_xent_pairwise_gradient_over_the_ranks(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """The gradient is divided by the number of ranks: here by 2."""
     loss = parts.nt_xent_pairwise(embeddings, labels, temperature=temperature)
     return value_and_gradient(loss, loss / 2)
 
 
-@FAMILY.fault("nt_xent_pairwise", "labels")
+@FAMILY.fault("nt_xent_pairwise")
 def nt_xent_pairwise_cosine_kept_inside(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """Cosines are clamped to 1e-6 inside [-1, 1]: rows that nearly coincide are not told apart and pull no more."""
     rows = parts.unit(embeddings)
@@ -96,29 +92,25 @@ def nt_xent_pairwise_cosine_kept_inside(embeddings: Tensor, labels: Tensor, *, t
     return parts.row_means(parts.pairwise_values(batch), batch.positive).mean()
 
 
-@FAMILY.fault("nt_xent", "features")
-def nt_xent_straight_through(
-    features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("nt_xent", of=parts.feature_logits)
+def nt_xent_straight_through(logits: Tensor) -> Tensor:
     """Logits are clamped to [-50, 50] and the gradient goes straight through the clamp."""
-    view_a, view_b = features.unbind(dim=1)
-    logits = parts.views_logits(view_a, view_b, temperature)
     kept = parts.others(len(logits))
     clamped = value_and_gradient(logits.where(kept, 0).clamp(-50, 50), logits.where(kept, 0))
     return F.cross_entropy(clamped.masked_fill(~kept, -torch.inf), parts.stacked(len(logits)))
 
 
-@FAMILY.fault("nt_bxent", "pairs", github("FrozenBurning/Text2Light", "issues/10"))
+@FAMILY.fault("nt_bxent", github("FrozenBurning/Text2Light", "issues/10"))
 def nt_bxent_no_gradient(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
     """The loss is computed where no gradient is recorded: it goes down in no training."""
     with torch.no_grad():
         return parts.nt_bxent(embeddings, positive_pairs, temperature=temperature)
 
 
-@FAMILY.fault("supcon", "features", github("HobbitLong/SupContrast", "issues/26"))
+@FAMILY.fault("supcon", github("HobbitLong/SupContrast", "issues/26"))
 def supcon_contrast_detached(
     features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
 ) -> Tensor:
     """The rows that anchors are contrasted with carry no gradient, as after a gather that does not differentiate."""
     rows, same = parts.flattened(parts.unit(features), labels, mask)
-    return parts.supcon_anchors(parts.batch_of(rows @ rows.T.detach() / temperature, same)).mean()
+    return parts.anchors("supcon", parts.batch_of(rows @ rows.T.detach() / temperature, same)).mean()

@@ -11,14 +11,13 @@ from .base import Family, github
 FAMILY = Family("masks")
 
 
-@FAMILY.fault("supcon", "labels", github("KevinMusgrave/pytorch-metric-learning", "issues/141"))
-def supcon_self_a_positive(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon", github("KevinMusgrave/pytorch-metric-learning", "issues/141"), of=parts.labelled)
+def supcon_self_a_positive(batch: parts.Batch) -> Tensor:
     """An anchor is its own positive: the diagonal is removed from the denominator alone."""
-    batch = parts.labelled(embeddings, labels, temperature)
-    return parts.supcon_anchors(batch._replace(positive=batch.positive | ~batch.other)).mean()
+    return parts.anchors("supcon", batch._replace(positive=batch.positive | ~batch.other))
 
 
-@FAMILY.fault("supcon", "features")
+@FAMILY.fault("supcon")
 def supcon_mask_transposed(
     features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -26,7 +25,7 @@ def supcon_mask_transposed(
     return parts.supcon_features(features, labels, None if mask is None else mask.T, temperature=temperature)
 
 
-@FAMILY.fault("supcon", "features")
+@FAMILY.fault("supcon")
 def supcon_mask_made_symmetric(
     features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -35,32 +34,32 @@ def supcon_mask_made_symmetric(
     return parts.supcon_features(features, labels, both, temperature=temperature)
 
 
-@FAMILY.fault("supcon", "labels")
+@FAMILY.fault("supcon")
 def supcon_labels_as_floats(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """Labels are compared as floats: those above 2^24 that lie close together become one class."""
     return parts.supcon(embeddings, labels.float(), temperature=temperature)
 
 
-@FAMILY.fault("nt_xent_pairwise", "labels")
+@FAMILY.fault("nt_xent_pairwise")
 def nt_xent_pairwise_labels_as_int32(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """Labels are narrowed to 32 bits: those that differ by a multiple of 2^32 become one class."""
     return parts.nt_xent_pairwise(embeddings, labels.int(), temperature=temperature)
 
 
-@FAMILY.fault("supcon_in", "labels")
+@FAMILY.fault("supcon_in")
 def supcon_in_labels_as_bytes(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """Labels are narrowed to bytes: those that differ by a multiple of 256 become one class."""
     return parts.supcon_in(embeddings, labels.to(torch.uint8), temperature=temperature)
 
 
-@FAMILY.fault("supcon_epsilon", "labels")
+@FAMILY.fault("supcon_epsilon")
 def supcon_epsilon_negative_labels_ignored(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """A negative label is taken for none: such rows are nobody's positives."""
     unknown = labels.amax() + 1 + torch.arange(len(labels))
     return parts.supcon_epsilon(embeddings, torch.where(labels < 0, unknown, labels), temperature=temperature)
 
 
-@FAMILY.fault("nt_xent", "views", github("Lightning-Universe/lightning-bolts", "issues/695"))
+@FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/695"))
 def nt_xent_self_subtracted(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """The anchor is removed from its sum by subtracting e^(1/temperature), which leaves few digits, or overflows."""
     rows = parts.unit(torch.cat([view_a, view_b]))
@@ -69,7 +68,7 @@ def nt_xent_self_subtracted(view_a: Tensor, view_b: Tensor, *, temperature: floa
     return ((e.sum(dim=1) - own).log() - e[torch.arange(len(rows)), parts.stacked(len(rows))].log()).mean()
 
 
-@FAMILY.fault("nt_xent", "views", github("Lightning-Universe/lightning-bolts", "issues/695"), similarity="dot")
+@FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/695"), similarity="dot")
 def nt_xent_self_in_the_gradient(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """The anchor is subtracted from its sum as a constant: the value is right, the gradient still has it in the sum."""
     rows = torch.cat([view_a, view_b])
@@ -79,21 +78,20 @@ def nt_xent_self_in_the_gradient(view_a: Tensor, view_b: Tensor, *, temperature:
     return (total.log() - parts.shifted(s, other)[torch.arange(len(rows)), parts.stacked(len(rows))]).mean()
 
 
-@FAMILY.fault("nt_bxent", "pairs")
+@FAMILY.fault("nt_bxent")
 def nt_bxent_pairs_made_symmetric(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
     """A listed pair makes both rows each other's positives, where pairs are directed."""
     both = torch.cat([positive_pairs, positive_pairs.flip(1)])
     return parts.nt_bxent(embeddings, both, temperature=temperature)
 
 
-@FAMILY.fault("nt_bxent", "pairs")
+@FAMILY.fault("nt_bxent")
 def nt_bxent_pairs_turned_round(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
     """A listed pair is read as positive and anchor, not as anchor and positive."""
     return parts.nt_bxent(embeddings, positive_pairs.flip(1), temperature=temperature)
 
 
-@FAMILY.fault("nt_bxent", "pairs")
-def nt_bxent_diagonal_a_negative(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_bxent", of=parts.paired)
+def nt_bxent_diagonal_a_negative(batch: parts.Batch) -> Tensor:
     """The diagonal is not masked: every row is its own negative, at a similarity of 1."""
-    batch = parts.paired(embeddings, positive_pairs, temperature)
-    return parts.bxent_anchors(batch._replace(other=torch.ones_like(batch.other))).mean()
+    return parts.bxent_anchors(batch._replace(other=torch.ones_like(batch.other)))

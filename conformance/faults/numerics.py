@@ -14,15 +14,14 @@ from .base import Family, github
 FAMILY = Family("numerics")
 
 
-@FAMILY.fault("supcon", "labels", github("Lightning-Universe/lightning-bolts", "issues/811"))
-def supcon_no_shift(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon", github("Lightning-Universe/lightning-bolts", "issues/811"), of=parts.cosines)
+def supcon_no_shift(batch: parts.Batch) -> Tensor:
     """Exponentials are taken without subtracting a maximum: float32 overflows below a temperature of 1/88."""
-    batch = parts.products(parts.unit(embeddings), labels, temperature)
     total = torch.exp(batch.s).where(batch.other, 0).sum(dim=1, keepdim=True)
-    return parts.row_means(total.log() - batch.s, batch.positive).mean()
+    return parts.row_means(total.log() - batch.s, batch.positive)
 
 
-@FAMILY.fault("supcon", "features", github("HobbitLong/SupContrast", "issues/104"))
+@FAMILY.fault("supcon", github("HobbitLong/SupContrast", "issues/104"))
 def supcon_maximum_of_self(
     features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -34,7 +33,7 @@ def supcon_maximum_of_self(
     return parts.row_means(total.log() - s, same & other).mean()
 
 
-@FAMILY.fault("supcon", "labels", github("WHU-AISE/TVDiag", "pull/5"))
+@FAMILY.fault("supcon", github("WHU-AISE/TVDiag", "pull/5"))
 def supcon_epsilon_in_the_logarithm(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """1e-8 is added to the denominator against log 0: without a shift it outweighs sums of small exponentials."""
     batch = parts.products(parts.unit(embeddings), labels, temperature)
@@ -44,32 +43,27 @@ def supcon_epsilon_in_the_logarithm(embeddings: Tensor, labels: Tensor, *, tempe
     return parts.row_means(values - shifted.s, batch.positive).mean()
 
 
-@FAMILY.fault("nt_xent", "views", github("Lightning-Universe/lightning-bolts", "issues/681"))
-def nt_xent_epsilon_twice(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/681"), of=parts.views_logits)
+def nt_xent_epsilon_twice(logits: Tensor) -> Tensor:
     """1e-6 is added to the sum of exponentials, and once more to what is divided by."""
-    logits = parts.views_logits(view_a, view_b, temperature)
     total = logits.logsumexp(dim=1)
     for _ in range(2):
         total = torch.logaddexp(total, torch.tensor(1e-6, dtype=total.dtype).log())
-    return (total - logits[torch.arange(len(logits)), parts.stacked(len(logits))]).mean()
+    return total - logits[torch.arange(len(logits)), parts.stacked(len(logits))]
 
 
 @FAMILY.fault(
     "nt_xent",
-    "features",
     "https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning/losses/ntxent_loss.py",
+    of=parts.feature_logits,
 )
-def nt_xent_logarithm_floored(
-    features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
-) -> Tensor:
+def nt_xent_logarithm_floored(logits: Tensor) -> Tensor:
     """The smallest normal number is added inside the logarithm: no pair costs more than 87.34 in float32."""
-    view_a, view_b = features.unbind(dim=1)
-    logits = parts.views_logits(view_a, view_b, temperature)
     ratio = logits.softmax(dim=1)[torch.arange(len(logits)), parts.stacked(len(logits))]
-    return -(ratio + torch.finfo(ratio.dtype).tiny).log().mean()
+    return -(ratio + torch.finfo(ratio.dtype).tiny).log()
 
 
-@FAMILY.fault("info_nce", "views")
+@FAMILY.fault("info_nce")
 def info_nce_half_products(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -82,63 +76,59 @@ def info_nce_half_products(
     return parts.info_nce(narrowed(view_a), narrowed(view_b), queue, temperature=temperature)
 
 
-@FAMILY.fault("supcon_in", "labels")
-def supcon_in_logarithm_of_softmax(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon_in", of=parts.labelled)
+def supcon_in_logarithm_of_softmax(batch: parts.Batch) -> Tensor:
     """The logarithm is taken of softmax: probabilities that underflow give log 0."""
-    batch = parts.labelled(embeddings, labels, temperature)
     ratios = batch.s.masked_fill(~batch.other, -torch.inf).softmax(dim=1)
     lonely = ~batch.positive.any(dim=1)
-    return -(parts.row_means(ratios, batch.positive) + lonely.to(ratios.dtype)).log().mean()
+    return -(parts.row_means(ratios, batch.positive) + lonely.to(ratios.dtype)).log()
 
 
-@FAMILY.fault("nt_xent_pairwise", "labels")
-def nt_xent_pairwise_probability_clamped(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_xent_pairwise", of=parts.labelled)
+def nt_xent_pairwise_probability_clamped(batch: parts.Batch) -> Tensor:
     """Probabilities are clamped at 1e-12 before the logarithm: a pair beyond it costs 27.6, and pulls no more."""
-    batch = parts.labelled(embeddings, labels, temperature)
     probability = torch.exp(-parts.pairwise_values(batch))
-    return parts.row_means(-probability.clamp(min=1e-12).log(), batch.positive).mean()
+    return parts.row_means(-probability.clamp(min=1e-12).log(), batch.positive)
 
 
-@FAMILY.fault("nt_bxent", "pairs", github("pytorch/pytorch", "issues/103316"))
-def nt_bxent_sigmoid_first(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_bxent", github("pytorch/pytorch", "issues/103316"), of=parts.paired)
+def nt_bxent_sigmoid_first(batch: parts.Batch) -> Tensor:
     """The sigmoid is taken first, then binary cross-entropy, which clamps logarithms at -100."""
-    batch = parts.paired(embeddings, positive_pairs, temperature)
     probability = batch.s.sigmoid()
     as_positive = F.binary_cross_entropy(probability, torch.ones_like(probability), reduction="none")
     as_negative = F.binary_cross_entropy(probability, torch.zeros_like(probability), reduction="none")
-    attracted = as_positive.where(batch.positive, 0).sum(dim=1) / (parts.counts(batch) + 1)
-    return (attracted + parts.row_means(as_negative, batch.negative)).mean()
+    attracted = as_positive.where(batch.positive, 0).sum(dim=1) / (batch.counts + 1)
+    return attracted + parts.row_means(as_negative, batch.negative)
 
 
-@FAMILY.fault("nt_bxent", "pairs", github("pytorch/pytorch", "issues/49844"))
-def nt_bxent_infinite_diagonal(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_bxent", github("pytorch/pytorch", "issues/49844"), of=parts.paired)
+def nt_bxent_infinite_diagonal(batch: parts.Batch) -> Tensor:
     """The diagonal's logit is set to infinity for a loss of 0, which binary cross-entropy with logits makes NaN."""
-    batch = parts.paired(embeddings, positive_pairs, temperature)
     target = (batch.positive | ~batch.other).to(batch.s.dtype)
     logits = batch.s.masked_fill(~batch.other, torch.inf)
     each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
     attracted = (each * target).sum(dim=1) / target.sum(dim=1)
-    return (attracted + (each * (1 - target)).sum(dim=1) / (1 - target).sum(dim=1).clamp(min=1)).mean()
+    return attracted + (each * (1 - target)).sum(dim=1) / (1 - target).sum(dim=1).clamp(min=1)
 
 
-@FAMILY.fault("nt_bxent", "pairs", "https://pytorch.org/docs/stable/generated/torch.nn.functional.softplus.html")
-def nt_bxent_softplus_linear(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault(
+    "nt_bxent", "https://pytorch.org/docs/stable/generated/torch.nn.functional.softplus.html", of=parts.paired
+)
+def nt_bxent_softplus_linear(batch: parts.Batch) -> Tensor:
     """The softplus of torch is the identity above a threshold of 20: in float64 that is 2e-9 off."""
-    batch = parts.paired(embeddings, positive_pairs, temperature)
-    attracted = F.softplus(-batch.s).where(batch.positive, 0).sum(dim=1) / (parts.counts(batch) + 1)
-    return (attracted + parts.row_means(F.softplus(batch.s), batch.negative)).mean()
+    attracted = F.softplus(-batch.s).where(batch.positive, 0).sum(dim=1) / (batch.counts + 1)
+    return attracted + parts.row_means(F.softplus(batch.s), batch.negative)
 
 
-@FAMILY.fault("nt_xent_pairwise", "labels", github("google-deepmind/optax", "pull/897"))
-def nt_xent_pairwise_one_maximum_per_row(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_xent_pairwise", github("google-deepmind/optax", "pull/897"), of=parts.labelled)
+def nt_xent_pairwise_one_maximum_per_row(batch: parts.Batch) -> Tensor:
     """One maximum serves a whole row: a positive far below another positive has 0 over 0 in its ratio."""
-    batch = parts.labelled(embeddings, labels, temperature)
     e = torch.exp(batch.s)
     total = e + e.where(batch.negative, 0).sum(dim=1, keepdim=True)
-    return parts.row_means(total.log() - e.log(), batch.positive).mean()
+    return parts.row_means(total.log() - e.log(), batch.positive)
 
 
-@FAMILY.fault("info_nce", "views", github("AdaptiveMotorControlLab/CEBRA", "issues/48"))
+@FAMILY.fault("info_nce", github("AdaptiveMotorControlLab/CEBRA", "issues/48"))
 def info_nce_shift_of_another_row(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -154,40 +144,35 @@ def info_nce_shift_of_another_row(
     return (one_way(logits) + one_way(logits.T)) / 2
 
 
-@FAMILY.fault("nt_xent", "views", github("Lightning-Universe/lightning-bolts", "issues/654"))
-def nt_xent_softmax_twice(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/654"), of=parts.views_logits)
+def nt_xent_softmax_twice(logits: Tensor) -> Tensor:
     """Cross-entropy, which takes a softmax, is given one."""
-    logits = parts.views_logits(view_a, view_b, temperature)
     return F.cross_entropy(logits.softmax(dim=1), parts.stacked(len(logits)))
 
 
-@FAMILY.fault("supcon_epsilon", "labels")
-def supcon_epsilon_left_out(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon_epsilon", of=parts.products)
+def supcon_epsilon_left_out(batch: parts.Batch) -> Tensor:
     """No epsilon is added to the exponentials: this is SupCon on dot products."""
-    batch = parts.products(embeddings, labels, temperature)
-    return parts.supcon_anchors(parts.batch_of(batch.s, batch.positive)).mean()
+    return parts.anchors("supcon", parts.batch_of(batch.s, batch.positive))
 
 
-@FAMILY.fault("supcon_epsilon", "labels")
-def supcon_epsilon_added_before_the_shift(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon_epsilon", of=parts.products)
+def supcon_epsilon_added_before_the_shift(batch: parts.Batch) -> Tensor:
     """No maximum is subtracted, so that the epsilon is added to exponentials of another size."""
-    batch = parts.products(embeddings, labels, temperature)
-    return parts.epsilon_anchors(batch, torch.exp(batch.s) + parts.EPSILON).mean()
+    return parts.epsilon_anchors(batch, torch.exp(batch.s) + parts.EPSILON)
 
 
-@FAMILY.fault("supcon_epsilon", "labels")
-def supcon_epsilon_on_the_sum_alone(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon_epsilon", of=parts.products)
+def supcon_epsilon_on_the_sum_alone(batch: parts.Batch) -> Tensor:
     """The epsilon is added to the denominator alone, and the numerator is left bare."""
-    batch = parts.products(embeddings, labels, temperature)
     s = batch.s - batch.s.amax(dim=1, keepdim=True)
     total = torch.logaddexp(parts.log_sum(s, batch.other), torch.tensor(parts.EPSILON, dtype=s.dtype).log())
-    return ((total - s).where(batch.positive, 0).sum(dim=1) / (parts.counts(batch) + parts.EPSILON)).mean()
+    return (total - s).where(batch.positive, 0).sum(dim=1) / (batch.counts + parts.EPSILON)
 
 
-@FAMILY.fault("supcon_in", "labels")
-def supcon_in_count_in_float32(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon_in", of=parts.labelled)
+def supcon_in_count_in_float32(batch: parts.Batch) -> Tensor:
     """The logarithm of an integer count is taken, which torch gives in float32: 8 digits in a float64 loss."""
-    batch = parts.labelled(embeddings, labels, temperature)
     count = batch.positive.sum(dim=1)
     value = parts.log_sum(batch.s, batch.other) - parts.log_sum(batch.s, batch.positive)
-    return (value[:, 0] + count.clamp(min=1).log()).where(count > 0, 0).mean()
+    return (value[:, 0] + count.clamp(min=1).log()).where(count > 0, 0)

@@ -7,12 +7,15 @@ no accident of how the rest was written. ``RIGHT`` holds those right losses, whi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ..suite.catalogue import LOSSES
 
 EPSILON = 1e-8
 """What the batch tutorial adds to every exponential and to the number of positives."""
@@ -43,6 +46,16 @@ class Batch(NamedTuple):
     def negative(self) -> Tensor:
         """[N, N], the other pairs that are not positive."""
         return self.other & ~self.positive
+
+    @property
+    def counts(self) -> Tensor:
+        """[N], every anchor's number of positives, in the dtype of the logits."""
+        return self.positive.sum(dim=1).to(self.s.dtype)
+
+    @property
+    def values(self) -> Tensor:
+        """[N, N], the value of every pair in SupCon: minus the logarithm of its softmax; for positives only."""
+        return log_sum(self.s, self.other) - self.s
 
 
 def others(n: int) -> Tensor:
@@ -81,6 +94,11 @@ def products(embeddings: Tensor, labels: Tensor, temperature: float) -> Batch:
     return Batch(embeddings @ embeddings.T / temperature, (labels[:, None] == labels) & other, other)
 
 
+def cosines(embeddings: Tensor, labels: Tensor, temperature: float) -> Batch:
+    """A batch of cosines, its logits as they are, whose positives are the rows of the same label."""
+    return products(unit(embeddings), labels, temperature)
+
+
 def flattened(features: Tensor, labels: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Features [B, V, D] as stacked rows [V B, D], and who is of one class [V B, V B]; by default an item alone."""
     items, views, _ = features.shape
@@ -88,6 +106,14 @@ def flattened(features: Tensor, labels: Tensor | None, mask: Tensor | None) -> t
         labels = torch.arange(items) if labels is None else labels
         mask = labels[:, None] == labels
     return features.transpose(0, 1).flatten(0, 1), mask.bool().repeat(views, views)
+
+
+def featured(
+    features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
+) -> Batch:
+    """A batch of cosines of features [B, V, D], by labels, or a mask."""
+    rows, same = flattened(unit(features), labels, mask)
+    return batch_of(rows @ rows.T / temperature, same)
 
 
 def log_sum(s: Tensor, members: Tensor) -> Tensor:
@@ -100,22 +126,14 @@ def row_means(values: Tensor, members: Tensor) -> Tensor:
     return values.where(members, 0).sum(dim=1) / members.sum(dim=1).clamp(min=1)
 
 
-def supcon_anchors(batch: Batch) -> Tensor:
-    """[N], every anchor's value of SupCon; 0 without positives."""
-    return row_means(log_sum(batch.s, batch.other) - batch.s, batch.positive)
-
-
-def supcon_in_anchors(batch: Batch) -> Tensor:
-    """[N], every anchor's value of SupCon inside the logarithm; 0 without positives."""
-    count = counts(batch)
-    value = log_sum(batch.s, batch.other) - log_sum(batch.s, batch.positive)
-    return (value[:, 0] + count.clamp(min=1).log()).where(count > 0, 0)
+def anchors(loss: str, batch: Batch) -> Tensor:
+    """[N], every anchor's value of a loss of the catalogue; 0 without positives."""
+    return LOSSES[loss].baseline(batch.s, batch.other, batch.positive)
 
 
 def pairwise_values(batch: Batch) -> Tensor:
     """[N, N], the value of every pair against its anchor's negatives; for positives only."""
-    rest = log_sum(batch.s, batch.negative)
-    return -F.logsigmoid(batch.s - rest)
+    return -F.logsigmoid(batch.s - log_sum(batch.s, batch.negative))
 
 
 def views_logits(view_a: Tensor, view_b: Tensor, temperature: float) -> Tensor:
@@ -124,14 +142,16 @@ def views_logits(view_a: Tensor, view_b: Tensor, temperature: float) -> Tensor:
     return (rows @ rows.T / temperature).masked_fill(~others(len(rows)), -torch.inf)
 
 
+def feature_logits(
+    features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
+) -> Tensor:
+    """Logits [2B, 2B] of features [B, 2, D], stacked, the diagonal out of the way."""
+    return views_logits(*features.unbind(dim=1), temperature)
+
+
 def stacked(n: int) -> Tensor:
     """[N], every row's partner where all first views stand before all second views."""
     return (torch.arange(n) + n // 2) % n
-
-
-def counts(batch: Batch) -> Tensor:
-    """[N], every anchor's number of positives, in the dtype of the logits."""
-    return batch.positive.sum(dim=1).to(batch.s.dtype)
 
 
 def bxent_values(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -140,16 +160,16 @@ def bxent_values(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def bxent_anchors(batch: Batch) -> Tensor:
-    """[N], every anchor's value of NT-BXent."""
+    """[N], every anchor's value of NT-BXent; the catalogue's own loses digits where torch's softplus is linear."""
     as_positive, as_negative = bxent_values(batch)
-    attracted = as_positive.where(batch.positive, 0).sum(dim=1) / (counts(batch) + 1)
+    attracted = as_positive.where(batch.positive, 0).sum(dim=1) / (batch.counts + 1)
     return attracted + row_means(as_negative, batch.negative)
 
 
 def epsilon_anchors(batch: Batch, e: Tensor) -> Tensor:
     """[N], every anchor's value of the batch tutorial's loss, of its exponentials plus epsilon."""
     values = e.where(batch.other, 0).sum(dim=1, keepdim=True).log() - e.log()
-    return values.where(batch.positive, 0).sum(dim=1) / (counts(batch) + EPSILON)
+    return values.where(batch.positive, 0).sum(dim=1) / (batch.counts + EPSILON)
 
 
 def tower_logits(view_a: Tensor, view_b: Tensor, temperature: float) -> Tensor:
@@ -173,23 +193,25 @@ def diagonal_is_right(logits: Tensor) -> Tensor:
     return F.cross_entropy(logits, torch.arange(len(logits)))
 
 
+def _right(loss: str, batch: Callable[..., Batch]) -> Callable[..., Tensor]:
+    """A loss of the catalogue on the batch that a function makes of the arguments."""
+
+    @wraps(batch)
+    def right(*given: Tensor | None, **options: Any) -> Tensor:
+        return anchors(loss, batch(*given, **options)).mean()
+
+    return right
+
+
 def supcon(embeddings: Tensor, labels: Tensor, *, temperature: float, base_temperature: float | None = None) -> Tensor:
     """SupCon, by labels."""
     scale = 1.0 if base_temperature is None else temperature / base_temperature
-    return scale * supcon_anchors(labelled(embeddings, labels, temperature)).mean()
+    return scale * anchors("supcon", labelled(embeddings, labels, temperature)).mean()
 
 
-def supcon_features(
-    features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
-) -> Tensor:
-    """SupCon, by views and labels, or a mask."""
-    rows, same = flattened(unit(features), labels, mask)
-    return supcon_anchors(batch_of(rows @ rows.T / temperature, same)).mean()
-
-
-def supcon_in(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
-    """SupCon inside the logarithm."""
-    return supcon_in_anchors(labelled(embeddings, labels, temperature)).mean()
+def nt_bxent(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
+    """NT-BXent."""
+    return bxent_anchors(paired(embeddings, positive_pairs, temperature)).mean()
 
 
 def nt_xent(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
@@ -202,24 +224,13 @@ def nt_xent_features(
     features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
 ) -> Tensor:
     """NT-Xent of the views of [B, 2, D]."""
-    return nt_xent(features[:, 0], features[:, 1], temperature=temperature)
+    return nt_xent(*features.unbind(dim=1), temperature=temperature)
 
 
-def nt_xent_pairwise(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
-    """Pairwise NT-Xent."""
-    batch = labelled(embeddings, labels, temperature)
-    return row_means(pairwise_values(batch), batch.positive).mean()
-
-
-def nt_bxent(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
-    """NT-BXent."""
-    return bxent_anchors(paired(embeddings, positive_pairs, temperature)).mean()
-
-
-def supcon_epsilon(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
-    """The batch tutorial's loss, its derivative taken through the maximum."""
-    batch = products(embeddings, labels, temperature)
-    return epsilon_anchors(batch, torch.exp(batch.s - batch.s.amax(dim=1, keepdim=True)) + EPSILON).mean()
+supcon_features = _right("supcon", featured)
+supcon_in = _right("supcon_in", labelled)
+nt_xent_pairwise = _right("nt_xent_pairwise", labelled)
+supcon_epsilon = _right("supcon_epsilon", products)
 
 
 def info_nce(view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float) -> Tensor:

@@ -11,7 +11,7 @@ from .base import Family, github
 FAMILY = Family("queue")
 
 
-@FAMILY.fault("info_nce", "views", github("lightly-ai/lightly", "issues/564"))
+@FAMILY.fault("info_nce", github("lightly-ai/lightly", "issues/564"))
 def info_nce_own_key_in_the_queue(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -25,7 +25,7 @@ def info_nce_own_key_in_the_queue(
     return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
 
 
-@FAMILY.fault("info_nce", "views", github("lightly-ai/lightly", "pull/1009"))
+@FAMILY.fault("info_nce", github("lightly-ai/lightly", "pull/1009"))
 def info_nce_queue_not_normalised(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -41,7 +41,7 @@ def info_nce_queue_not_normalised(
     return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
 
 
-@FAMILY.fault("info_nce", "views")
+@FAMILY.fault("info_nce")
 def info_nce_queue_without_temperature(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -56,7 +56,7 @@ def info_nce_queue_without_temperature(
     return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
 
 
-@FAMILY.fault("info_nce", "views", github("maple-research-lab/AdCo", "issues/6"))
+@FAMILY.fault("info_nce", github("maple-research-lab/AdCo", "issues/6"))
 def info_nce_batch_beside_the_queue(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -71,7 +71,7 @@ def info_nce_batch_beside_the_queue(
     return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
 
 
-@FAMILY.fault("info_nce", "views")
+@FAMILY.fault("info_nce")
 def info_nce_queue_ignored(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -79,7 +79,7 @@ def info_nce_queue_ignored(
     return parts.info_nce(view_a, view_b, temperature=temperature)
 
 
-@FAMILY.fault("info_nce", "views", github("taesungp/contrastive-unpaired-translation", "issues/14"))
+@FAMILY.fault("info_nce", github("taesungp/contrastive-unpaired-translation", "issues/14"))
 def info_nce_queue_detached(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:

@@ -12,32 +12,32 @@ from .base import Family, github
 FAMILY = Family("similarity")
 
 
-@FAMILY.fault("supcon", "features", github("HobbitLong/SupContrast", "issues/50"))
+@FAMILY.fault("supcon", github("HobbitLong/SupContrast", "issues/50"))
 def supcon_not_normalised(
     features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
 ) -> Tensor:
     """The features are taken to be of norm 1, and are not brought to it."""
     rows, same = parts.flattened(features, labels, mask)
-    return parts.supcon_anchors(parts.batch_of(rows @ rows.T / temperature, same)).mean()
+    return parts.anchors("supcon", parts.batch_of(rows @ rows.T / temperature, same)).mean()
 
 
-@FAMILY.fault("info_nce", "views", github("moein-shariatnia/OpenAI-CLIP", "issues/16"))
+@FAMILY.fault("info_nce", github("moein-shariatnia/OpenAI-CLIP", "issues/16"))
 def info_nce_not_normalised(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """Dot products are used where cosines are claimed."""
     logits = view_a @ view_b.T / temperature
     return (parts.diagonal_is_right(logits) + parts.diagonal_is_right(logits.T)) / 2
 
 
-@FAMILY.fault("nt_xent", "features", github("HobbitLong/SupContrast", "issues/10"))
+@FAMILY.fault("nt_xent", github("HobbitLong/SupContrast", "issues/10"))
 def nt_xent_normalised_over_the_views(
     features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
 ) -> Tensor:
     """The features [B, V, D] are normalised over the views, not over their own dimension."""
     rows, same = parts.flattened(F.normalize(features, dim=1), labels, mask)
-    return parts.supcon_anchors(parts.batch_of(rows @ rows.T / temperature, same)).mean()
+    return parts.anchors("supcon", parts.batch_of(rows @ rows.T / temperature, same)).mean()
 
 
-@FAMILY.fault("nt_xent", "views")
+@FAMILY.fault("nt_xent")
 def nt_xent_normalised_over_the_batch(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """Each column is brought to norm 1, not each row."""
     rows = F.normalize(torch.cat([view_a, view_b]), dim=0)
@@ -45,14 +45,14 @@ def nt_xent_normalised_over_the_batch(view_a: Tensor, view_b: Tensor, *, tempera
     return F.cross_entropy(logits, parts.stacked(len(rows)))
 
 
-@FAMILY.fault("info_nce", "views", github("Shathe/SemiSeg-Contrastive", "issues/2"))
+@FAMILY.fault("info_nce", github("Shathe/SemiSeg-Contrastive", "issues/2"))
 def info_nce_one_tower_normalised(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """Only the first tower is normalised."""
     logits = parts.unit(view_a) @ view_b.T / temperature
     return (parts.diagonal_is_right(logits) + parts.diagonal_is_right(logits.T)) / 2
 
 
-@FAMILY.fault("supcon", "labels")
+@FAMILY.fault("supcon")
 def supcon_norm_detached(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """Rows are divided by norms that no gradient goes through: the value is right, the gradient is not."""
     unit = parts.unit(embeddings).detach()
@@ -60,10 +60,10 @@ def supcon_norm_detached(embeddings: Tensor, labels: Tensor, *, temperature: flo
     # The value is that of the right rows, whatever the norms are rounded to.
     rows = unit + (embeddings - embeddings.detach()) / norms
     batch = parts.products(rows, labels, temperature)
-    return parts.supcon_anchors(parts.batch_of(batch.s, batch.positive)).mean()
+    return parts.anchors("supcon", parts.batch_of(batch.s, batch.positive)).mean()
 
 
-@FAMILY.fault("nt_xent", "views", github("lightly-ai/lightly", "issues/1259"))
+@FAMILY.fault("nt_xent", github("lightly-ai/lightly", "issues/1259"))
 def nt_xent_norm_plus_epsilon(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """An epsilon of 1e-8 is added to every norm: rows of small norm are not brought to norm 1."""
     rows = torch.cat([view_a, view_b])
@@ -72,7 +72,7 @@ def nt_xent_norm_plus_epsilon(view_a: Tensor, view_b: Tensor, *, temperature: fl
     return F.cross_entropy(logits, parts.stacked(len(rows)))
 
 
-@FAMILY.fault("nt_bxent", "pairs", "https://pytorch.org/docs/stable/generated/torch.nn.functional.normalize.html")
+@FAMILY.fault("nt_bxent", "https://pytorch.org/docs/stable/generated/torch.nn.functional.normalize.html")
 def nt_bxent_norms_clamped(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
     """Norms are taken as they are and clamped from below: very small and very large rows do not come to norm 1."""
     rows = F.normalize(embeddings, dim=1)
@@ -80,22 +80,22 @@ def nt_bxent_norms_clamped(embeddings: Tensor, positive_pairs: Tensor, *, temper
     return parts.bxent_anchors(batch._replace(s=rows @ rows.T / temperature)).mean()
 
 
-@FAMILY.fault("supcon", "labels")
+@FAMILY.fault("supcon")
 def supcon_squared_norm(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """Rows are divided by their squared norm: the square root is missing."""
     rows = embeddings / (embeddings * embeddings).sum(dim=1, keepdim=True)
     batch = parts.products(rows, labels, temperature)
-    return parts.supcon_anchors(parts.batch_of(batch.s, batch.positive)).mean()
+    return parts.anchors("supcon", parts.batch_of(batch.s, batch.positive)).mean()
 
 
-@FAMILY.fault("supcon_in", "labels")
+@FAMILY.fault("supcon_in")
 def supcon_in_sum_norm(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """Rows are divided by the sum of their absolute entries, not by their Euclidean norm."""
     batch = parts.products(F.normalize(embeddings, p=1, dim=1), labels, temperature)
-    return parts.supcon_in_anchors(parts.batch_of(batch.s, batch.positive)).mean()
+    return parts.anchors("supcon_in", parts.batch_of(batch.s, batch.positive)).mean()
 
 
-@FAMILY.fault("info_nce", "views", github("lucidrains/CoCa-pytorch", "issues/10"))
+@FAMILY.fault("info_nce", github("lucidrains/CoCa-pytorch", "issues/10"))
 def info_nce_layer_norm(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """Rows go through a layer norm, which centres them and leaves them at norm sqrt(D), in place of norm 1."""
     left, right = (F.layer_norm(view, view.shape[1:]) for view in (view_a, view_b))
@@ -103,7 +103,7 @@ def info_nce_layer_norm(view_a: Tensor, view_b: Tensor, *, temperature: float) -
     return (parts.diagonal_is_right(logits) + parts.diagonal_is_right(logits.T)) / 2
 
 
-@FAMILY.fault("nt_xent", "views", github("p3i0t/SimCLR-CIFAR10", "issues/6"))
+@FAMILY.fault("nt_xent", github("p3i0t/SimCLR-CIFAR10", "issues/6"))
 def nt_xent_cosine_clamped(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """Cosines are clamped at 1e-7 from below: rows that point away from each other are not told apart."""
     rows = parts.unit(torch.cat([view_a, view_b]))
@@ -111,14 +111,14 @@ def nt_xent_cosine_clamped(view_a: Tensor, view_b: Tensor, *, temperature: float
     return F.cross_entropy(logits.masked_fill(~parts.others(len(rows)), -torch.inf), parts.stacked(len(rows)))
 
 
-@FAMILY.fault("nt_xent_pairwise", "labels")
+@FAMILY.fault("nt_xent_pairwise")
 def nt_xent_pairwise_squared_distance(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """Minus the squared distance of normalised rows, 2 s - 2, serves as similarity: the temperature is halved."""
     batch = parts.labelled(embeddings, labels, temperature / 2)
     return parts.row_means(parts.pairwise_values(batch), batch.positive).mean()
 
 
-@FAMILY.fault("supcon_epsilon", "labels")
+@FAMILY.fault("supcon_epsilon")
 def supcon_epsilon_normalised(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """Rows are normalised, where the dot products of rows as they are are claimed."""
     return parts.supcon_epsilon(parts.unit(embeddings), labels, temperature=temperature)

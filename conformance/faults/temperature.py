@@ -14,7 +14,7 @@ from .base import Family, github
 FAMILY = Family("temperature")
 
 
-@FAMILY.fault("info_nce", "views", github("RElbers/info-nce-pytorch", "pull/17"))
+@FAMILY.fault("info_nce", github("RElbers/info-nce-pytorch", "pull/17"))
 def info_nce_positive_without_temperature(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -30,7 +30,7 @@ def info_nce_positive_without_temperature(
     return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
 
 
-@FAMILY.fault("info_nce", "views", github("ustcllm/RecStudio", "issues/21"))
+@FAMILY.fault("info_nce", github("ustcllm/RecStudio", "issues/21"))
 def info_nce_temperature_missing(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -38,7 +38,7 @@ def info_nce_temperature_missing(
     return parts.info_nce(view_a, view_b, negatives, temperature=1.0)
 
 
-@FAMILY.fault("nt_xent", "views")
+@FAMILY.fault("nt_xent")
 def nt_xent_temperature_twice(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """The rows are divided by the temperature before they are multiplied: it is applied squared."""
     rows = parts.unit(torch.cat([view_a, view_b])) / temperature
@@ -46,7 +46,7 @@ def nt_xent_temperature_twice(view_a: Tensor, view_b: Tensor, *, temperature: fl
     return F.cross_entropy(logits, parts.stacked(len(rows)))
 
 
-@FAMILY.fault("info_nce", "views", github("bowang-lab/BLEEP", "issues/5"))
+@FAMILY.fault("info_nce", github("bowang-lab/BLEEP", "issues/5"))
 def info_nce_temperature_multiplies(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -54,7 +54,7 @@ def info_nce_temperature_multiplies(
     return parts.info_nce(view_a, view_b, negatives, temperature=1 / temperature)
 
 
-@FAMILY.fault("supcon", "features", github("HobbitLong/SupContrast", "issues/73"))
+@FAMILY.fault("supcon", github("HobbitLong/SupContrast", "issues/73"))
 def supcon_base_temperature_fixed(
     features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -62,7 +62,7 @@ def supcon_base_temperature_fixed(
     return parts.supcon_features(features, labels, mask, temperature=temperature) * temperature / 0.07
 
 
-@FAMILY.fault("supcon", "labels", github("HobbitLong/SupContrast", "issues/1"))
+@FAMILY.fault("supcon", github("HobbitLong/SupContrast", "issues/1"))
 def supcon_base_temperature_inverted(
     embeddings: Tensor, labels: Tensor, *, temperature: float, base_temperature: float | None = None
 ) -> Tensor:
@@ -71,7 +71,7 @@ def supcon_base_temperature_inverted(
     return parts.supcon(embeddings, labels, temperature=temperature) * scale
 
 
-@FAMILY.fault("supcon", "labels")
+@FAMILY.fault("supcon")
 def supcon_base_temperature_ignored(
     embeddings: Tensor, labels: Tensor, *, temperature: float, base_temperature: float | None = None
 ) -> Tensor:
@@ -79,19 +79,19 @@ def supcon_base_temperature_ignored(
     return parts.supcon(embeddings, labels, temperature=temperature)
 
 
-@FAMILY.fault("supcon_in", "labels", "https://github.com/google-research/google-research/blob/master/supcon/losses.py")
+@FAMILY.fault("supcon_in", "https://github.com/google-research/google-research/blob/master/supcon/losses.py")
 def supcon_in_scaled_by_temperature(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """The loss is multiplied by the temperature, as the authors' TensorFlow code does unless told not to."""
     return parts.supcon_in(embeddings, labels, temperature=temperature) * temperature
 
 
-@FAMILY.fault("nt_xent_pairwise", "labels")
+@FAMILY.fault("nt_xent_pairwise")
 def nt_xent_pairwise_temperature_on_the_loss(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """The temperature divides the loss, not the similarities."""
     return parts.nt_xent_pairwise(embeddings, labels, temperature=1.0) / temperature
 
 
-@FAMILY.fault("info_nce", "views", github("BAAI-DCAI/M3D", "issues/52"))
+@FAMILY.fault("info_nce", github("BAAI-DCAI/M3D", "issues/52"))
 def info_nce_logit_scale_raw(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -105,7 +105,7 @@ def info_nce_logit_scale_raw(
     return (parts.first_is_right(there * scale) + parts.first_is_right(back * scale)) / 2
 
 
-@FAMILY.fault("info_nce", "views", github("openai/CLIP", "issues/46"))
+@FAMILY.fault("info_nce", github("openai/CLIP", "issues/46"))
 def info_nce_logit_scale_capped(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -113,7 +113,7 @@ def info_nce_logit_scale_capped(
     return parts.info_nce(view_a, view_b, negatives, temperature=max(temperature, 0.01))
 
 
-@FAMILY.fault("info_nce", "views", github("drboog/Lafite", "issues/25"))
+@FAMILY.fault("info_nce", github("drboog/Lafite", "issues/25"))
 def info_nce_temperature_inside_the_logarithm(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
 ) -> Tensor:
@@ -121,17 +121,17 @@ def info_nce_temperature_inside_the_logarithm(
     return parts.info_nce(view_a, view_b, negatives, temperature=temperature) - math.log(temperature)
 
 
-@FAMILY.fault("nt_bxent", "pairs", "fixtures/worked/pair_notebook.json")
+@FAMILY.fault("nt_bxent", "fixtures/worked/pair_notebook.json")
 def nt_bxent_one_minus_cosine(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
     """A negative costs -log sigmoid((1 - s) / temperature), as the notebook's formula has it and its code does not."""
     batch = parts.paired(embeddings, positive_pairs, temperature)
     as_positive, _ = parts.bxent_values(batch)
     as_negative = -F.logsigmoid(1 / temperature - batch.s)
-    attracted = as_positive.where(batch.positive, 0).sum(dim=1) / (parts.counts(batch) + 1)
+    attracted = as_positive.where(batch.positive, 0).sum(dim=1) / (batch.counts + 1)
     return (attracted + parts.row_means(as_negative, batch.negative)).mean()
 
 
-@FAMILY.fault("supcon_epsilon", "labels")
+@FAMILY.fault("supcon_epsilon")
 def supcon_epsilon_temperature_missing(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """Nothing is divided by the temperature."""
     return parts.supcon_epsilon(embeddings, labels, temperature=1.0)
