@@ -146,7 +146,8 @@ def feature_logits(
     features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
 ) -> Tensor:
     """Logits [2B, 2B] of features [B, 2, D], stacked, the diagonal out of the way."""
-    return views_logits(*features.unbind(dim=1), temperature)
+    view_a, view_b = features.unbind(dim=1)
+    return views_logits(view_a, view_b, temperature)
 
 
 def stacked(n: int) -> Tensor:
