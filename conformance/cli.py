@@ -18,7 +18,8 @@ except ImportError as error:  # the base install has the losses alone
     sys.exit(f'pairproof: the command needs {error.name}: pip install "pairproof[verify]"')
 
 if TYPE_CHECKING:
-    from .judge.verify import Report, Selection
+    from .judge.options import Selection
+    from .judge.verify import Report
     from .maintain.rebuild import Rebuilt
     from .suite.cases import Case
 
@@ -167,7 +168,7 @@ def verify(
         TRITON_INTERPRET=1 pairproof verify --impl fast-triton --covering
     """
     from . import report as pages
-    from .judge.verify import Selection
+    from .judge.options import Selection
 
     _check_writable(json=json, junit=junit)
     selection = Selection(
@@ -291,9 +292,10 @@ def check(
     three times. pydoc pairproof.conformance.implementations.subprocess has the whole of it.
     """
     from .judge import check as checking
+    from .judge.options import Request
 
     _check_writable(json=json, junit=junit)
-    request = checking.Request(
+    request = Request(
         target,
         loss,
         call=call,
@@ -588,7 +590,7 @@ def fixtures_show(
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line."""
     from .implementations import Unavailable
-    from .judge.verify import CouldNotRun, UsageError
+    from .judge.options import CouldNotRun, UsageError
     from .suite.store import FixtureError
     from .truth.certify import CertificationError
 

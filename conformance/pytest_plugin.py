@@ -1,4 +1,4 @@
-"""The pytest plugin: a loss held to every case of the suite, one test for each case and dtype.
+"""The pytest plugin: one test for each case and dtype on which a loss is judged.
 
 In a project's own test file::
 
@@ -12,7 +12,7 @@ In a project's own test file::
 
 Without one: ``pytest --pyargs pairproof.conformance --pairproof-target=mylib.losses:MyLoss --pairproof-loss=supcon``.
 
-pytest loads this module wherever pairproof is installed, so it imports nothing but pytest until a test is of the suite.
+pytest loads this module wherever pairproof is installed, so it imports only pytest until a test asks for a check.
 """
 
 from __future__ import annotations
@@ -20,146 +20,126 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .judge.options import CouldNotRun, Request, Selection, UsageError, option, options_of, takes
+from .judge.results import Status, unused
+
 if TYPE_CHECKING:
-    from .judge.adopting import CaseCheck, Suite
+    from .implementations.base import Deviation
+    from .implementations.callable import External
+    from .judge.results import Check
+    from .suite.cases import Case
 
 MARK = "pairproof"
-PROPERTY = "pairproof"
-"""Name of the property of a test's report in which a check is told: to whoever counts, and in JUnit files."""
-ASKED = "pairproof-asked"
-"""The same of what was asked for, which a test that ends before its check tells as well."""
-
+REQUESTED = "pairproof-asked"
+"""Name of the property of a test's report that says to which mark the test belongs; JUnit files have it too."""
+JUDGED = "pairproof"
+"""Name of the property that says how the check ended; missing if the test ended before its check."""
 FIXTURE = "check"
-_OPTIONS = (
-    *("target", "loss", "call", "arrays", "temperature", "normalised"),
-    *("set", "case", "dtype", "device", "limit", "checks"),
-)
 _SUITE = pytest.StashKey["Suite"]()
 
 
-def parametrize(
-    target: object | None = None,
-    *,
-    loss: str | None = None,
-    call: str | None = None,
-    arrays: str | None = None,
-    temperature: float | None = None,
-    normalised: bool | None = None,
-    settings: Mapping[str, object] | None = None,
-    cases: Sequence[str] = (),
-    dtypes: Sequence[str] = (),
-    device: str = "cpu",
-    limit: float | None = None,
-    checks: int | None = None,
+@dataclass(frozen=True, kw_only=True)
+class Mark(Request):
+    """What one use of ``parametrize`` requests.
+
+    Attributes:
+        checks: how many checks must be judged, when all of them run; None asserts only that there are any.
+    """
+
+    checks: int | None = option(
+        None, "How many checks must be judged, neither more nor fewer.", "--checks", metavar="N"
+    )
+
+    @property
+    def title(self) -> str:
+        """The target and the loss, in words."""
+        return f"{'a target that the test names' if self.target is None else self.name} as {self.loss}"
+
+
+@takes(Mark)
+def parametrize(  # noqa: D417 - its arguments are those of Mark
+    *given: Any, **options: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make one test of each case and dtype of a loss out of a test function, which is given ``check``.
+    """Make one test of each case and dtype of a loss out of a test function that takes the argument ``check``.
 
     ``check()`` judges the target, ``check(other)`` another in its place. It passes the test, or ends it: a failure says
-    which term differs and by how much, a case that is not claimed is skipped with its reason, a declared deviation
-    is reported as an expected failure.
+    which term differs and by how much, a case that the target does not claim is skipped with the reason, a declared
+    deviation is reported as an expected failure.
 
     Args:
         target: a function, a class that is constructed with its options, an instance, "package.module:attribute" or
-            "file.py:attribute". None: what ``check`` is given, or ``--pairproof-target``.
+            "file.py:attribute". None: the argument of ``check``, or ``--pairproof-target``.
         loss: short name in the catalogue; None: ``--pairproof-loss``.
-        call: how it is called: labels, features, views, stacked, pairs or command; guessed when None.
+        call: how the target is called: labels, features, views, stacked, pairs or command; guessed when None.
         arrays: torch, numpy or jax; guessed when None.
-        temperature: the one that is built in, where no parameter takes a case's.
-        normalised: whether rows are brought to norm 1 under cosine before it is called.
-        settings: options that it claims, by name; a tuple for several values, "*" where it takes the option by keyword.
-        cases: ids or shell patterns; nothing means all.
-        dtypes: nothing means float64 and float32.
+        temperature: the one that is built in, where the target takes none by keyword.
+        normalised: whether rows are brought to norm 1 under cosine before the target is called.
+        settings: options that the target claims, by name; a tuple for several values, "*" for an option that it takes
+            by keyword.
+        cases: ids or shell patterns; empty means all.
+        dtypes: empty means float64 and float32.
         device: torch device.
-        limit: seconds that a case may take.
+        limit: seconds that one evaluation may take.
+        deviations: TOML file of declared deviations; None: ``--pairproof-deviations``, or the nearest pyproject.toml.
         checks: how many checks must be judged, neither more nor fewer, when all of them run; None asserts only that
             there are any.
 
     Returns:
         The decorator.
     """
-    given = {
-        "target": target,
-        "loss": loss,
-        "call": call,
-        "arrays": arrays,
-        "temperature": temperature,
-        "normalised": normalised,
-        "settings": dict(settings or {}),
-        "cases": (cases,) if isinstance(cases, str) else tuple(cases),
-        "dtypes": (dtypes,) if isinstance(dtypes, str) else tuple(dtypes),
-        "device": device,
-        "limit": limit,
-        "checks": checks,
-    }
+    mark = Mark(*given, **{name: value for name, value in options.items() if value is not None})
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        decorated: Callable[..., None] = pytest.mark.pairproof(**given)(function)
+        decorated: Callable[..., None] = pytest.mark.pairproof(mark)(function)
         return decorated
 
     return decorate
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that stand for a test file."""
+    """Add the options of a request."""
     group = parser.getgroup(
         "pairproof",
         "pairproof: a contrastive loss held to its proved values. These options are for pytest --pyargs"
         " pairproof.conformance, and for tests whose parametrize names no target.",
     )
-    add = group.addoption
-    add("--pairproof-target", metavar="TARGET", help="package.module:attribute or file.py:attribute.")
-    add("--pairproof-loss", metavar="LOSS", help="What it is held to: supcon, nt_xent, ...; see: pairproof list.")
-    add("--pairproof-call", metavar="HOW", help="labels, features, views, stacked, pairs, command; else guessed.")
-    add("--pairproof-arrays", metavar="KIND", help="torch, numpy or jax; guessed otherwise.")
-    add("--pairproof-temperature", metavar="T", type=float, help="The temperature that is built in.")
-    add(
-        "--pairproof-normalised",
-        action="store_true",
-        default=None,
-        help="It expects rows of norm 1, which cases of cosine similarity then bring.",
-    )
-    add(
-        "--pairproof-set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="An option that it claims (repeatable); KEY=* says that it takes the option by keyword.",
-    )
-    add("--pairproof-case", metavar="ID", action="append", default=[], help="Only this case; * and ? match.")
-    add("--pairproof-dtype", metavar="DTYPE", action="append", default=[], help="Default: float64 and float32.")
-    add("--pairproof-device", metavar="DEVICE", help="torch device (cpu).")
-    add("--pairproof-limit", metavar="SECONDS", type=float, help="Seconds that a case may take (60).")
-    add(
-        "--pairproof-deviations",
-        metavar="FILE",
-        help="TOML file of declared deviations, in place of tool.pairproof in pyproject.toml.",
-    )
-    add(
-        "--pairproof-checks",
-        metavar="N",
-        type=int,
-        help="How many checks must be judged, neither more nor fewer.",
-    )
+    for one in options_of(Mark).values():
+        form: dict[str, Any] = {"type": one.kind if one.kind in (int, float) else str, "metavar": one.metavar}
+        if one.kind is bool:
+            form = {"action": "store_true", "default": None}
+        elif one.read:
+            form = {"action": "append", "default": [], "metavar": one.metavar}
+        group.addoption(_flag(one.name), help=one.help, **form)
+
+
+def _flag(name: str) -> str:
+    return f"--pairproof-{name}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known; count what the tests report, in the process that prints it."""
+    """Register the mark, and the tally in the process that prints the summary."""
     config.addinivalue_line("markers", "pairproof: made by pairproof.conformance.parametrize")
     if not hasattr(config, "workerinput"):
-        said = [name for name in _OPTIONS if config.getoption(f"--pairproof-{name}") not in (None, [])]
-        options = [] if config.option.collectonly else [f"--pairproof-{name}" for name in said]
-        config.pluginmanager.register(Tally(options), "pairproof-tally")
+        given = [] if config.option.collectonly else [_flag(options_of(Mark)[name].name) for name in _given(config)]
+        config.pluginmanager.register(Tally(given), "pairproof-tally")
+
+
+def _given(config: pytest.Config) -> dict[str, Any]:
+    """The options of the command line that belong to a mark, as texts, by keyword."""
+    values = {keyword: config.getoption(_flag(one.name)) for keyword, one in options_of(Mark).items()}
+    return {keyword: value for keyword, value in values.items() if value not in (None, []) and keyword != "deviations"}
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Name what is tested, where the command line says it; a test file's targets are named once they are collected."""
+    """Name the target of the command line; those of test files are named once they are collected."""
     target = config.getoption("--pairproof-target")
     if target is None:
         return None
@@ -173,86 +153,70 @@ def _version() -> str:
         return "(not installed)"
 
 
-def _suite(config: pytest.Config) -> Suite:
-    """The cases and the declarations, read when the first test of the suite is collected."""
-    if _SUITE not in config.stash:
-        try:
-            from .judge.adopting import Suite
-        except ImportError as error:
-            raise pytest.UsageError(
-                f'pairproof: {error.name or error} is not installed: pip install "pairproof[verify]"'
-            ) from None
-        said = config.getoption("--pairproof-deviations")
-        config.stash[_SUITE] = Suite(Path(said) if said else None, config.rootpath)
-        config.add_cleanup(config.stash[_SUITE].close)
-    return config.stash[_SUITE]
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test of each case and dtype that a mark asks for."""
-    marks = list(metafunc.definition.iter_markers(MARK))
+    """Make a test of each case and dtype that a mark requests."""
+    marks: list[Mark] = [mark.args[0] for mark in metafunc.definition.iter_markers(MARK)]
     if not marks:
         return
     found: list[CaseCheck] = []
     try:
         if FIXTURE not in metafunc.fixturenames:
-            raise pytest.UsageError(f"{metafunc.definition.nodeid}: takes no argument named {FIXTURE}")
+            raise UsageError(f"{metafunc.definition.nodeid}: takes no argument named {FIXTURE}")
         for number, mark in enumerate(reversed(marks)):
-            said = _said(metafunc.config, mark.kwargs)
-            given = {**mark.kwargs, **said}
-            found += _suite(metafunc.config).checks(given, number, said=bool(said))
-    except pytest.UsageError as error:
-        # Said in a line, where a collector's other errors are shown with their tracebacks.
+            changes = _from_command_line(metafunc.config, mark)
+            found += _suite(metafunc.config).checks(replace(mark, **changes), number, overridden=bool(changes))
+    except UsageError as error:
+        # pytest shows this error in one line, and a collector's other errors with their tracebacks.
         raise pytest.Collector.CollectError(f"pairproof: {error}") from None
-    several = len({id(check.asked) for check in found}) > 1
     for check in found:
-        # Ids that pytest would have to number could not be told apart from others'.
-        check.id = f"{check.asked.loss}-{check.asked.number}-{check.name}" if several else check.name
+        # Ids that pytest had to number could not be told apart from those of other marks.
+        check.id = f"{check.group.mark.loss}-{check.group.number}-{check.id}" if len(marks) > 1 else check.id
     metafunc.parametrize(FIXTURE, found, ids=[check.id for check in found])
 
 
-def _said(config: pytest.Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the command line says for a mark: the target, where the mark has none, and all that belongs to it."""
-    if given.get("target") is not None:
+def _from_command_line(config: pytest.Config, mark: Mark) -> dict[str, Any]:
+    """The values that the command line sets in a mark without a target: the target, and all other options with it."""
+    given = _given(config)
+    target, loss = given.get("target"), given.get("loss", mark.loss)
+    if mark.target is not None or (mark.loss and (target is None or loss != mark.loss)):
         return {}
-    target, loss = config.getoption("--pairproof-target"), config.getoption("--pairproof-loss")
-    if given.get("loss") is not None and (target is None or loss not in (None, given["loss"])):
-        return {}
-    for name, value in (("target", target), ("loss", loss or given.get("loss"))):
-        if value is None:
-            raise pytest.UsageError(
+    for name, value in (("target", target), ("loss", loss)):
+        if not value:
+            raise UsageError(
                 f"--pairproof-{name} is missing: pytest --pyargs pairproof.conformance"
                 " --pairproof-target=mylib.losses:MyLoss --pairproof-loss=supcon"
             )
-    settings: dict[str, object] = {}
-    for text in config.getoption("--pairproof-set"):
-        key, _, value = text.partition("=")
-        if not key or not value:
-            raise pytest.UsageError(f"--pairproof-set: expected KEY=VALUE, got {text!r}")
-        before = settings.get(key)
-        settings[key] = value if before is None else (*before, value) if isinstance(before, tuple) else (before, value)
-    said = {
-        "target": target,
-        "loss": loss or given.get("loss"),
-        "settings": settings,
-        "cases": tuple(config.getoption("--pairproof-case")),
-        "dtypes": tuple(config.getoption("--pairproof-dtype")),
-        **{
-            name: config.getoption(f"--pairproof-{name}")
-            for name in ("call", "arrays", "temperature", "normalised", "device", "limit", "checks")
-        },
-    }
-    return {name: value for name, value in said.items() if value not in (None, (), {})}
+    for keyword, one in options_of(Mark).items():
+        if one.read and keyword in given:
+            try:
+                given[keyword] = one.read(given[keyword])
+            except ValueError as error:
+                raise UsageError(f"{_flag(one.name)}: {error}") from None
+    return given
+
+
+def _suite(config: pytest.Config) -> Suite:
+    """The suite, loaded when the first test that needs it is collected."""
+    if _SUITE not in config.stash:
+        file = config.getoption("--pairproof-deviations")
+        try:
+            config.stash[_SUITE] = Suite(Path(file) if file else None, config.rootpath)
+        except ImportError as error:
+            missing = error.name or error
+            raise UsageError(f'pairproof: {missing} is not installed: pip install "pairproof[verify]"') from None
+        config.add_cleanup(config.stash[_SUITE].close)
+    return config.stash[_SUITE]
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """Name what is tested, with the number of its checks."""
     checks = [check for item in items if (check := _check_of(item)) is not None]
-    counts = Counter(check.asked.title for check in checks)
-    if not counts:
-        return []
-    lines = [f"pairproof {_version()}: {title}, {count} checks" for title, count in counts.items()]
-    return [*lines, *_suite(config).describe()]
+    lines = [
+        f"pairproof {_version()}: {title}, {count} checks"
+        for title, count in Counter(check.group.mark.title for check in checks).items()
+    ]
+    declared = {group.file: len(group.entries) for check in checks if (group := check.group).entries}
+    return [*lines, *(f"declared deviations: {count} in {file}" for file, count in declared.items())]
 
 
 def _check_of(item: pytest.Item) -> CaseCheck | None:
@@ -264,198 +228,359 @@ def _check_of(item: pytest.Item) -> CaseCheck | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tell the reports of a test what was asked for, whether or not it comes to its check."""
+    """Put into the reports of a test what was requested, whether or not it reaches its check."""
     check = _check_of(item)
     if check is not None:
-        check.begin(item.nodeid)
-        item.user_properties[:] = [kept for kept in item.user_properties if kept[0] not in (PROPERTY, ASKED)]
-        item.user_properties.append((ASKED, json.dumps(check.asking)))
+        check.node, check.outcome = item.nodeid, None
+        item.user_properties[:] = [kept for kept in item.user_properties if kept[0] not in (JUDGED, REQUESTED)]
+        item.user_properties.append((REQUESTED, json.dumps(check.requested)))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Tell the report of a test how its check ended; a test that asked for no check has proved nothing."""
+    """Put into the report of a test how its check ended; fail a test that did not call it."""
     check = _check_of(item)
     if check is None:
         return (yield)
     try:
         result = yield
     finally:
-        if check.told is not None:
-            item.user_properties.append((PROPERTY, json.dumps(check.told)))
-    if check.told is None:
+        if check.outcome is not None:
+            item.user_properties.append((JUDGED, json.dumps(check.outcome)))
+    if check.outcome is None:
         pytest.fail("the test did not call check(), so nothing was judged", pytrace=False)
     return result
 
 
-@dataclass
-class _Asked:
-    """What was reported of the checks that one mark asks for.
+class Suite:
+    """Every case and every target that was loaded, once in a process."""
+
+    def __init__(self, file: Path | None, root: Path) -> None:
+        """Load the cases.
+
+        Args:
+            file: TOML file of declared deviations; None is the nearest ``pyproject.toml`` that has any.
+            root: where the search for that begins; the working directory comes next.
+
+        Raises:
+            UsageError: a ``pyproject.toml`` is not TOML.
+        """
+        from .judge.deviations import project_file
+        from .judge.verify import load_cases
+        from .suite.store import load_worked
+
+        self.cases = load_cases(load_worked())
+        self.by_id = {case.id: case for case in self.cases}
+        self.explained = 0
+        self.targets: dict[tuple[int, int | str], External] = {}
+        self.nearest = project_file(Path.cwd())
+        self.file = file or project_file(root) or self.nearest
+
+    def close(self) -> None:
+        """End the commands that were judged."""
+        for target in self.targets.values():
+            target.close()
+
+    def checks(self, mark: Mark, number: int, *, overridden: bool) -> list[CaseCheck]:
+        """The checks that a mark requests, in the order of the cases.
+
+        Args:
+            mark: with what the command line says of it.
+            number: of the mark, among those of its test function.
+            overridden: whether the command line says anything of it.
+
+        Raises:
+            UsageError: an option is wrong, or no case is selected.
+        """
+        from .implementations.callable import External
+        from .judge.check import check_request, chosen_cases
+        from .judge.deviations import read_declarations
+        from .suite.catalogue import LOSSES
+
+        if not mark.loss:
+            raise UsageError("pairproof.conformance.parametrize: loss is missing; known: " + ", ".join(LOSSES))
+        check_request(mark)
+        file = mark.deviations or self.file
+        # The command that repeats a check finds the nearest file itself.
+        mark = replace(mark, deviations=None if file == self.nearest else file)
+        cases, dtypes = chosen_cases(mark, self.cases), mark.dtypes or External.dtypes
+        entries = read_declarations(file) if file else {}
+        group = Group(mark, self, number, len(cases) * len(dtypes), overridden, file, entries)
+        return [CaseCheck(group, case.id, dtype, f"{case.id}-{dtype}") for case in cases for dtype in dtypes]
+
+
+@dataclass(eq=False)
+class Group:
+    """The checks of one mark.
 
     Attributes:
-        of: how many tests there are of it.
-        asserted: how many checks must be judged; None says nothing.
-        title: of whom it asks.
-        statuses: how each test's check ended, by its id.
-        before: the tests that ended before their check.
+        mark: what it requests; the target is None where the test names it.
+        suite: the cases.
+        number: of the mark, among those of its test function.
+        count: how many checks there are.
+        overridden: whether the command line says anything of the mark.
+        file: of the declared deviations.
+        entries: of that file, by place.
     """
 
-    of: int
-    asserted: int | None
-    title: str
-    statuses: dict[str, str] = field(default_factory=dict)
-    before: set[str] = field(default_factory=set)
+    mark: Mark
+    suite: Suite
+    number: int
+    count: int
+    overridden: bool
+    file: Path | None
+    entries: dict[str, dict[str, Any]]
 
-    @property
-    def missing(self) -> int:
-        """How many of its tests did not run."""
-        return self.of - len(self.before | self.statuses.keys())
+    @cached_property
+    def deviations(self) -> tuple[Deviation, ...]:
+        """The declared deviations, of whatever loss and target.
 
-    @property
-    def judged(self) -> int:
-        """How many checks were judged."""
-        return sum(status != "skipped" for status in self.statuses.values())
+        Raises:
+            UsageError: one of them names what does not exist.
+        """
+        from .judge.deviations import deviations
 
-    def problems(self) -> list[str]:
-        """What is wrong beyond the tests that failed."""
-        found: list[str] = []
-        if self.missing:
-            return found
-        if not self.judged:
-            found.append("none of its checks could be judged" if self.statuses else "none of its checks was judged")
-        if self.asserted is not None and self.judged != self.asserted:
-            found.append(f"{self.judged} checks were judged where {self.asserted} are asserted")
+        return deviations(self.entries, self.suite.cases)
+
+    def target(self, request: Request) -> External:
+        """Load a target: once where it is named, or the mark's own.
+
+        Raises:
+            UsageError: what is said of it is wrong or too little.
+            CouldNotRun: it cannot be loaded.
+        """
+        from .judge.check import check_device, load_target
+
+        thing, loaded = request.target, self.suite.targets
+        key = id(self), thing if isinstance(thing, str) else id(thing)
+        if key in loaded:
+            return loaded[key]
+        check_device(request)
+        found = load_target(request, self.deviations)
+        # The id of any other thing may become that of a new one.
+        if isinstance(thing, str) or thing is self.mark.target:
+            loaded[key] = found
         return found
 
 
-@dataclass
-class _Judged:
-    """What was reported of one target as one loss, in the tests of one mark.
+@dataclass(eq=False)
+class CaseCheck:
+    """One case in one dtype: the argument ``check`` of a test function.
 
     Attributes:
-        asked: the mark.
-        declared: what is declared of it, by place, in words.
-        met: the places of the declarations that a check met.
-        notes: what was guessed, and what was not judged.
-        whole: whether nothing was filtered by case or dtype.
-        statuses: how each test's check ended, by its id.
-        reasons: why tests were skipped.
+        group: the checks to which it belongs.
+        case: id of the case.
+        dtype: of the inputs.
+        id: its part of the test's id.
+        node: the test's id.
+        outcome: how it ended; None as long as it was not called.
     """
 
-    asked: _Asked
-    declared: Mapping[str, str]
-    whole: bool
-    notes: list[str] = field(default_factory=list)
-    statuses: dict[str, str] = field(default_factory=dict)
-    reasons: Counter[str] = field(default_factory=Counter)
-    met: set[str] = field(default_factory=set)
+    group: Group
+    case: str
+    dtype: str
+    id: str
+    node: str = field(default="", repr=False)
+    outcome: dict[str, Any] | None = None
 
     @property
-    def judged(self) -> int:
-        """How many checks were judged."""
-        return sum(status != "skipped" for status in self.statuses.values())
+    def requested(self) -> dict[str, Any]:
+        """The mark to which it belongs, how many checks that has, and how many of them must be judged."""
+        return {
+            "group": f"{self.node.replace(self.id, '')} {self.group.number}",
+            "of": self.group.count,
+            "asserted": self.group.mark.checks,
+            "said": self.group.overridden,
+            "title": self.group.mark.title,
+        }
 
-    def stale(self, met: Collection[str]) -> list[str]:
-        """The declarations that no check met, given those that checks of this target met."""
-        if self.asked.missing or not self.whole:
-            return []
-        return [f"{place}: meets no check: remove it" for place in self.declared if place not in met]
+    def __call__(self, target: object | None = None) -> None:
+        """Judge a target on this case, and end the test as the verdict says.
+
+        Args:
+            target: in place of the one of ``parametrize`` or of the command line.
+
+        Raises:
+            pytest.fail.Exception: it fails or errs, or is declared to and does not.
+            pytest.skip.Exception: the case is not one that the target claims.
+            pytest.xfail.Exception: it deviates as declared.
+        """
+        __tracebackhide__ = True
+        import torch
+
+        from .judge.verify import judge_case
+
+        suite = self.group.suite
+        mark = self.group.mark if target is None else replace(self.group.mark, target=target)
+        if mark.target is None:
+            pytest.fail("no target: check(MyLoss), or --pairproof-target=mylib.losses:MyLoss", pytrace=False)
+        try:
+            judged = self.group.target(mark)
+        except (UsageError, CouldNotRun) as error:
+            pytest.fail(f"{mark.name} cannot be judged: {error}", pytrace=False)
+        case = suite.by_id[self.case]
+        selection = Selection(dtypes=(self.dtype,), device=mark.device)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        judged.outcomes.clear()
+        try:
+            (check,) = judge_case(case, suite.cases[case], [judged], selection)
+        finally:
+            torch.set_num_threads(threads)
+        check = replace(check, message=check.message.removeprefix("TargetError: "))
+        self.outcome = self._outcome(check, mark, judged)
+        if check.status is Status.SKIPPED:
+            pytest.skip(check.message)
+        if check.status is Status.DEVIATES:
+            pytest.xfail(check.message)
+        if check.status is not Status.PASSED:
+            pytest.fail("\n".join(self._failure(check, mark, judged, case)), pytrace=False)
+
+    def _outcome(self, check: Check, mark: Mark, judged: External) -> dict[str, Any]:
+        declared = self.group.deviations
+        mine = [one for one in declared if one.concerns(mark.loss, mark.name)]
+        due = [one for one in mine if one.concerns(mark.loss, mark.name, mark.dtypes or judged.dtypes)]
+        notes = list(judged.notes)
+        if judged.claim.call == "command" and judged.gradients_judged is False and check.status is not Status.SKIPPED:
+            notes.append("gradients were not judged: the target gives none")
+        return {
+            "title": mark.title,
+            "case": self.case,
+            "dtype": self.dtype,
+            "status": check.status.value,
+            "message": check.message,
+            "whole": mark.whole,
+            "notes": notes,
+            "declared": {one.name: f"{one.reason} ({one.link})" for one in due},
+            "aside": {one.name: one.target for one in declared if one not in mine},
+            "met": check.declared,
+        }
+
+    def _failure(self, check: Check, mark: Mark, judged: External, case: Case) -> Iterator[str]:
+        """The lines that a failed test prints."""
+        from .judge import check as judging
+        from .judge.verify import truth_of
+
+        yield f"{self.case} {self.dtype}: {check.status.value}: {check.message}"
+        suite = self.group.suite
+        outcome = judged.outcomes.get((self.case, self.dtype))
+        if check.status is Status.FAILED and outcome is not None and not judging.conforms(check):
+            if suite.explained == judging.SHOWN:
+                yield f"{judging.SHOWN} failures of this run are explained above; run alone, this one is too"
+            else:
+                suite.explained += 1
+                true = truth_of(case, suite.cases[case])
+                shared = judging.is_shared(check, case, true)
+                explanation = judging.SHARED if shared else judging.diagnosis(case, outcome, true)
+                if explanation:
+                    yield explanation
+        if check.flags:
+            yield f"the case is there for: {', '.join(check.flags)}"
+        named = isinstance(mark.target, str)
+        yield f"repeat: {mark.repeat(self.case, self.dtype)}" if named else f"repeat: pytest '{self.node}'"
+
+
+Record = dict[str, Any]
+"""What the last report of a test says: the mark to which it belongs, whether it ended, and how its check ended."""
 
 
 class Tally:
-    """What the tests told: counted in the process that reports, whichever processes ran them."""
+    """What the reports of the tests say, counted in the process that prints, whichever processes ran them."""
 
-    def __init__(self, said: Sequence[str]) -> None:
+    def __init__(self, given: Sequence[str]) -> None:
         """Begin to count.
 
         Args:
-            said: the options that the command line has.
+            given: the options of the command line that a mark can take.
         """
-        self.said, self.taken = said, False
-        self.asked: dict[str, _Asked] = {}
-        """By mark."""
-        self.groups: dict[tuple[str, str], _Judged] = {}
-        """By mark and target."""
-        self.aside: dict[str, str] = {}
-
-    def expect(self, node: str, asked: Mapping[str, Any], *, ended: bool) -> _Asked:
-        """Take in that a test belongs to a mark, and whether it ended before its check."""
-        mark = self.asked.setdefault(asked["group"], _Asked(asked["of"], asked["asserted"], asked["title"]))
-        self.taken = self.taken or asked["said"]
-        if ended:
-            mark.before.add(node)
-        return mark
-
-    def add(self, node: str, told: Mapping[str, Any]) -> None:
-        """Count one check, of the test with this id; of a test that is repeated the last one."""
-        mark = self.expect(node, told, ended=False)
-        key = told["group"], told["title"]
-        if key not in self.groups:
-            self.groups[key] = _Judged(mark, told["declared"], told["whole"])
-        group = self.groups[key]
-        if told["status"] == "skipped" and node not in group.statuses:
-            group.reasons[told["message"]] += 1
-        mark.statuses[node] = group.statuses[node] = told["status"]
-        group.notes += [note for note in told["notes"] if note not in group.notes]
-        group.met |= set(told["met"])
-        self.aside |= told["aside"]
-
-    def problems(self) -> list[str]:
-        """What is wrong beyond the tests that failed, with whose it is."""
-        found = []
-        for name, mark in self.asked.items():
-            titles = [title for group, title in self.groups if group == name] or [mark.title]
-            found += [f"{', '.join(titles)}: {problem}" for problem in mark.problems()]
-        for (_, title), group in self.groups.items():
-            alike = [other for (_, name), other in self.groups.items() if name == title]
-            met = set().union(*(other.met for other in alike))
-            unsure = any(other.asked.missing for other in alike)
-            found += [f"{title}: {problem}" for problem in group.stale(group.declared if unsure else met)]
-        if self.said and not self.taken and self.asked:
-            found.append(f"{', '.join(self.said)}: no test that ran took it, for each has a target of its own")
-        elif "--pairproof-target" in self.said and not self.asked:
-            found.append("--pairproof-target: no test that ran took it: pytest --pyargs pairproof.conformance has one")
-        return list(dict.fromkeys(found))
+        self.given = given
+        self.tests: dict[str, Record] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count what a test told."""
-        told = {name: json.loads(str(value)) for name, value in report.user_properties if name in (ASKED, PROPERTY)}
-        if ASKED not in told or report.when == "teardown":
+        """Keep what a report says; of a test that is repeated the last one."""
+        said = {name: json.loads(str(value)) for name, value in report.user_properties if name in (REQUESTED, JUDGED)}
+        if REQUESTED not in said or report.when == "teardown":
             return
-        if report.when == "call" and PROPERTY in told:
-            self.add(report.nodeid, told[PROPERTY])
-        else:
-            self.expect(report.nodeid, told[ASKED], ended=report.when == "call" or not report.passed)
+        ended = report.when == "call" or not report.passed
+        if ended or report.nodeid not in self.tests:
+            judged = said.get(JUDGED, {}) if report.when == "call" else {}
+            self.tests[report.nodeid] = {**said[REQUESTED], "ended": ended, **judged}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run whose tests passed and whose counts or declarations are wrong."""
         if self.problems() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
+    def grouped(self, *keys: str, judged: bool = False) -> dict[tuple[str, ...], list[Record]]:
+        """The tests, or those whose check was called, by some of their properties."""
+        found: dict[tuple[str, ...], list[Record]] = {}
+        for test in self.tests.values():
+            if "status" in test or not judged:
+                found.setdefault(tuple(test[key] for key in keys), []).append(test)
+        return found
+
+    def missing(self, group: str) -> int:
+        """How many tests of a mark did not run."""
+        tests = self.grouped("group")[group,]
+        return int(tests[0]["of"]) - sum(test["ended"] for test in tests)
+
+    def problems(self) -> list[str]:
+        """What is wrong beyond the tests that failed."""
+        found: list[str] = []
+        for (group,), tests in self.grouped("group").items():
+            if self.missing(group):
+                continue
+            called = [test for test in tests if "status" in test]
+            judged, asserted = _judged(called), tests[0]["asserted"]
+            who = ", ".join(dict.fromkeys(test["title"] for test in called or tests[:1]))
+            if not judged:
+                found.append(f"{who}: none of its checks {'could be' if called else 'was'} judged")
+            if asserted not in (None, judged):
+                found.append(f"{who}: {judged} checks were judged where {asserted} are asserted")
+        for (title,), tests in self.grouped("title", judged=True).items():
+            if not any(map(self.missing, {test["group"] for test in tests})):
+                declared = dict.fromkeys(name for test in tests if test["whole"] for name in test["declared"])
+                found += unused(declared, [name for test in tests for name in test["met"]], title)
+        if self.given and self.tests and not any(test["said"] for test in self.tests.values()):
+            found.append(f"{', '.join(self.given)}: no test used it, because every test names its own target")
+        elif "--pairproof-target" in self.given and not self.tests:
+            found.append("--pairproof-target: no test used it: pytest --pyargs pairproof.conformance has one")
+        return list(dict.fromkeys(found))
+
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say how many checks of what ended how, and what was not judged."""
+        """Print how many checks of what ended how, and what was not judged."""
         problems = self.problems()
-        if not self.asked and not problems:
-            return
-        terminalreporter.section("pairproof")
-        for (_, title), group in self.groups.items():
-            counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(group.statuses.values()).items()))
-            terminalreporter.line(f"{title}: {group.judged} of {group.asked.of} checks judged: {counts}")
-            for note in group.notes:
-                terminalreporter.line(f"  {note}")
-            for reason, count in group.reasons.most_common():
-                terminalreporter.line(f"  {count} skipped: {reason}")
-            if group.asked.missing:
-                terminalreporter.line(f"  {group.asked.missing} did not run: counts are not asserted")
-            for place, words in group.declared.items():
-                terminalreporter.line(f"  declared: {place}: {words}")
-        for mark in self.asked.values():
-            if mark.before:
-                terminalreporter.line(f"{mark.title}: {len(mark.before)} tests ended before their check")
-        spoken = {place for group in self.groups.values() for place in group.declared}
-        for place, target in self.aside.items():
-            if place not in spoken:
+        if self.tests or problems:
+            terminalreporter.section("pairproof")
+            for line in self.lines():
+                terminalreporter.line(line)
+            for problem in problems:
+                terminalreporter.line(f"ERROR {problem}", red=True)
+
+    def lines(self) -> Iterator[str]:
+        """The summary, without the problems."""
+        declared: dict[str, str] = {}
+        others: dict[str, str] = {}
+        for (group, title), tests in self.grouped("group", "title", judged=True).items():
+            counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(t["status"] for t in tests).items()))
+            yield f"{title}: {_judged(tests)} of {tests[0]['of']} checks judged: {counts}"
+            yield from dict.fromkeys(f"  {note}" for test in tests for note in test["notes"])
+            skipped = Counter(test["message"] for test in tests if test["status"] == "skipped")
+            yield from (f"  {count} skipped: {reason}" for reason, count in skipped.most_common())
+            if self.missing(group):
+                yield f"  {self.missing(group)} did not run: counts are not asserted"
+            yield from (f"  declared: {place}: {words}" for place, words in tests[0]["declared"].items())
+            declared |= tests[0]["declared"]
+            others |= tests[0]["aside"]
+        for tests in self.grouped("group").values():
+            before = [test for test in tests if test["ended"] and "status" not in test]
+            if before:
+                yield f"{before[0]['title']}: {len(before)} tests ended before their check"
+        for place, target in others.items():
+            if place not in declared:
                 whose = f"of {target}, which" if target else "of a loss that"
-                terminalreporter.line(f"declared {whose} was not judged here: {place}")
-        for problem in problems:
-            terminalreporter.line(f"ERROR {problem}", red=True)
+                yield f"declared {whose} was not judged here: {place}"
+
+
+def _judged(tests: Iterable[Record]) -> int:
+    return sum(test["status"] != "skipped" for test in tests)

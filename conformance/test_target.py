@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pairproof.conformance.judge.adopting import CaseCheck
-from pairproof.conformance.pytest_plugin import parametrize
+from pairproof.conformance.pytest_plugin import CaseCheck, parametrize
 
 
 @parametrize()

@@ -19,7 +19,7 @@ from pairproof.conformance import cli
 from pairproof.conformance import implementations as peers
 from pairproof.conformance.implementations import Fast, Reference, SupContrastToday, Unavailable, supcontrast
 from pairproof.conformance.judge import verify as run
-from pairproof.conformance.judge.verify import CouldNotRun, UsageError
+from pairproof.conformance.judge.options import CouldNotRun, UsageError
 from pairproof.conformance.maintain import add as authoring
 from pairproof.conformance.maintain import rebuild
 from pairproof.conformance.maintain.add import Batch, Refused, find_golden, make_case, read_array

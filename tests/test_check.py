@@ -16,9 +16,9 @@ from pairproof.conformance import cli
 from pairproof.conformance.diagnose import hypotheses
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import verify as run
-from pairproof.conformance.judge.check import Checked, Request, check
+from pairproof.conformance.judge.check import Checked, check
+from pairproof.conformance.judge.options import CouldNotRun, Request, UsageError
 from pairproof.conformance.judge.results import Status
-from pairproof.conformance.judge.verify import CouldNotRun, UsageError
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
 from pairproof.conformance.suite.store import load_worked
@@ -331,12 +331,12 @@ def test_numpy_is_judged_by_its_values_and_that_is_said(capsys: pytest.CaptureFi
 def test_what_a_dtype_leaves_out_is_counted_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     checked = of("supcon", "golden/supcon/huge-norms-float64", "golden/supcon/temperature-1", dtypes=("float32",))
     assert checked.report.cases_chosen == 1
-    assert checked.left_out == {"its inputs are no numbers of float32": 1}
+    assert checked.left_out == {"inputs are not exactly representable in float32": 1}
     arguments = ["check", f"{LOSSES}:supcon", "--loss", "supcon"]
     assert call(*arguments, "--case", "golden/supcon/huge-norms-float64", "--dtype", "float32") == 3
     text = capsys.readouterr().out
     assert "0 of 1 cases of supcon judged" in text
-    assert "1 not judged: its inputs are no numbers of float32" in text
+    assert "1 not judged: inputs are not exactly representable in float32" in text
 
 
 def test_a_pattern_that_matches_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

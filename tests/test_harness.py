@@ -21,8 +21,9 @@ from pairproof.conformance.implementations.pml import PytorchMetricLearning
 from pairproof.conformance.implementations.reference import Reference
 from pairproof.conformance.implementations.supcontrast import SupContrast, SupContrastToday, load_file
 from pairproof.conformance.judge import verify as running
+from pairproof.conformance.judge.options import CouldNotRun, Selection, UsageError
 from pairproof.conformance.judge.results import Check, Status, tally
-from pairproof.conformance.judge.verify import CouldNotRun, Selection, UsageError, load_cases, run
+from pairproof.conformance.judge.verify import load_cases, run
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import load_golden
 from pairproof.conformance.suite.store import load_worked
@@ -272,7 +273,7 @@ def test_an_unused_deviation_and_wrong_counts_are_problems(fake: pytest.MonkeyPa
     fake.setattr(Fake, "deviations", (deviation(False),))
     report = run(Selection(implementations=("fake",), processes=1))
     assert not report.passed
-    assert any("'minus' meets no case" in problem for problem in report.problems)
+    assert any("minus: meets no check of fake" in problem for problem in report.problems)
     assert any(problem.startswith("fake/supcon: expected 1 passed, ran 4 passed") for problem in report.problems)
     (tmp_path / "expected.json").unlink()
     assert any("expected.json is missing" in p for p in run(Selection(implementations=("fake",), processes=1)).problems)

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from pairproof.conformance.implementations import subprocess as lines
-from pairproof.conformance.judge import adopting
+from pairproof.conformance.judge import check as judging
 from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.deviations import DeclarationError, read_declarations
+from pairproof.conformance.judge.verify import load_cases
+from pairproof.conformance.suite import store
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
-from pairproof.conformance.suite.store import load_worked
 
 LOSSES = """
 import torch
@@ -46,14 +47,15 @@ FEW = '["golden/supcon/temperature-1*"]'
 
 @cache
 def _cases() -> dict[Case, GoldenCase | None]:
-    return run.load_cases(load_worked())
+    return load_cases(store.load_worked())
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project with losses of its own; the cases are read once for all tests."""
-    monkeypatch.setattr(adopting, "load_cases", lambda fixtures: _cases())
-    monkeypatch.setattr(adopting, "load_worked", list)
+    cases = _cases()
+    monkeypatch.setattr(run, "load_cases", lambda fixtures: cases)
+    monkeypatch.setattr(store, "load_worked", list)
     pytester.makepyfile(losses=LOSSES)
     pytester.syspathinsert()
     return pytester
@@ -111,7 +113,7 @@ def test_a_wrong_loss_fails_with_the_case_the_term_and_how_to_repeat_it(runs: Ru
 
 
 def test_what_is_no_longer_explained_says_so(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adopting, "SHOWN", 1)
+    monkeypatch.setattr(judging, "SHOWN", 1)
     output = runs("losses.doubled", f', loss="supcon", cases={FEW}', "-rN").stdout.str()
     failed = output.count("failed: loss: expected")
     assert failed > 1
@@ -191,11 +193,9 @@ def test_a_declaration_that_meets_nothing_is_an_error(runs: Runs, project: pytes
         f'flag = "tiny-norms"\nloss = "supcon_epsilon"\ndtype = "float16"\n{REASON}',
     )
     arguments = ', loss="supcon_epsilon", settings={"similarity": "cosine"}'
-    stale = (
-        "ERROR losses:crashing as supcon_epsilon: pyproject.toml, tool.pairproof.deviations 1: meets no check: remove"
-    )
+    stale = "ERROR pyproject.toml, tool.pairproof.deviations 1: meets no check of losses:crashing as supcon_epsilon"
     whole = runs("losses.crashing", arguments)
-    assert [line for line in whole.outlines if line.startswith("ERROR")] == [f"{stale} it"]
+    assert [line for line in whole.outlines if line.startswith("ERROR")] == [f"{stale}: remove it"]
     some = runs("losses.crashing", arguments, "-k", "temperature")
     assert not [line for line in some.outlines if line.startswith("ERROR")]
 
@@ -276,7 +276,7 @@ def test_a_declaration_may_be_met_by_another_test_of_the_target(runs: Runs, proj
 
 def test_what_the_line_says_of_nobody_is_an_error(runs: Runs) -> None:
     result = runs("losses.supcon", f', loss="supcon", cases={FEW}', "--pairproof-checks=3")
-    result.stdout.fnmatch_lines(["ERROR --pairproof-checks: no test that ran took it*"])
+    result.stdout.fnmatch_lines(["ERROR --pairproof-checks: no test used it*"])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
@@ -356,7 +356,7 @@ def test_a_target_that_no_test_takes_is_an_error(project: pytest.Pytester) -> No
     options = ["--pairproof-target=losses:nobody", "--pairproof-loss=supkon"]
     result = project.runpytest_inprocess("test_other.py", *options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["ERROR --pairproof-target: no test that ran took it: pytest --pyargs *"])
+    result.stdout.fnmatch_lines(["ERROR --pairproof-target: no test used it: pytest --pyargs *"])
     assert project.runpytest_inprocess("test_other.py", "--collect-only", *options).ret == 0
 
 

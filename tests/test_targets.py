@@ -31,7 +31,8 @@ from pairproof.conformance.implementations.callable import (
     within,
 )
 from pairproof.conformance.implementations.subprocess import RESTARTS, LineError, Lines
-from pairproof.conformance.judge.verify import Selection, judge_case
+from pairproof.conformance.judge.options import Selection
+from pairproof.conformance.judge.verify import judge_case
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import truth
@@ -529,7 +530,7 @@ def test_what_is_no_loss_is_said(returned: object, words: str) -> None:
 
 
 def test_a_second_value_where_one_is_wanted_fails_and_does_not_break() -> None:
-    (check, _), _ = judge_case(SUPCON, None, [target("per_anchor")], Selection())
+    (check, _) = judge_case(SUPCON, None, [target("per_anchor")], Selection())
     assert check.message == "loss: expected 1 values, got 6"
 
 

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pairproof.conformance.implementations import ALL, Deviation, Implementation
+from pairproof.conformance.judge.options import CouldNotRun, Selection
 from pairproof.conformance.judge.results import BAD, Check, Status
-from pairproof.conformance.judge.verify import CouldNotRun, Report, Selection, load_cases, run
+from pairproof.conformance.judge.verify import Report, load_cases, run
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.store import load_worked

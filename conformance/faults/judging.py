@@ -11,8 +11,9 @@ from typing import ClassVar, cast
 
 from ..implementations import Implementation
 from ..implementations.callable import External, from_function
+from ..judge.options import Selection
 from ..judge.results import Check, Status
-from ..judge.verify import Selection, judge_case
+from ..judge.verify import judge_case
 from ..suite.cases import Case
 from ..suite.golden import GoldenCase, load_golden
 from ..truth.compare import Outcome
@@ -116,7 +117,7 @@ def judge(loss: str, faults: Iterable[Fault]) -> tuple[list[Verdict], list[Verdi
         if golden.case.loss != loss:
             continue
         # One truth and one set of bounds serve everybody who is judged on a case.
-        for check in judge_case(golden.case, golden, suspects, selection)[0]:
+        for check in judge_case(golden.case, golden, suspects, selection):
             found[check.implementation].append(check)
     verdicts = [_verdict(name, checks) for name, checks in found.items()]
     return verdicts[: len(faults)], verdicts[len(faults) :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -25,11 +25,22 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Deviation:
-    """A declared difference: on the cases and dtypes that ``applies`` picks, given the truth, the result must be wrong.
+    """A declared difference: on every check that it names, the result must be wrong.
 
-    A declared deviation that does not show is a failure, and one that no case of a full run meets is an error: a
-    declaration must never outlive its reason. ``wrong`` says that no other reading of the loss explains it: numbers are
-    lost, or it is not what its own documentation says.
+    A declared deviation that does not show is a failure, and one that no check of a full run meets is an error: a
+    declaration must never outlive its reason. Implementations of this package declare theirs in code, users theirs in
+    TOML (:mod:`pairproof.conformance.judge.deviations`).
+
+    Attributes:
+        name: by which messages name it; for an entry of a file its place.
+        applies: whether it names a check, given the case, the dtype and the truth.
+        reason: why the result differs.
+        link: where that is discussed or written down.
+        wrong: whether the result is a mistake: digits are lost, or it is not what its own documentation says. No other
+            reading of the loss explains it.
+        target: name of the only target that it is about; empty for any.
+        losses: the only losses that it is about; None for any.
+        dtypes: the only dtypes that it is about; None for any.
     """
 
     name: str
@@ -37,6 +48,17 @@ class Deviation:
     reason: str
     link: str
     wrong: bool = False
+    target: str = ""
+    losses: frozenset[str] | None = None
+    dtypes: frozenset[str] | None = None
+
+    def concerns(self, loss: str, target: str, dtypes: Collection[str] = ()) -> bool:
+        """Whether it is about this loss of this target and, if dtypes are given, about one of them."""
+        return (
+            self.target in ("", target)
+            and (self.losses is None or loss in self.losses)
+            and (not dtypes or self.dtypes is None or not self.dtypes.isdisjoint(dtypes))
+        )
 
 
 class Implementation(ABC):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,33 +21,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import report as pages
-from ..implementations.base import lonely
-from ..implementations.callable import HALVES, External, TargetError, TargetMisused, describe, load
+from ..implementations.base import Deviation, lonely
+from ..implementations.callable import HALVES, External, TargetError, TargetMisused, load
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
-from ..suite.golden import DTYPES, GoldenCase
+from ..suite.golden import DTYPES
+from ..suite.progress import Progress, tracked
 from ..suite.store import load_worked
 from ..truth.baseline import plain_outcome
 from ..truth.compare import Outcome, compare
-from ..truth.evaluate import Truth, stored_truth, truth
+from ..truth.evaluate import Truth
 from ..truth.tolerances import bounds
-from .deviations import (
-    Declaration,
-    DeclarationError,
-    check_names,
-    deviations,
-    looked_up,
-    project_file,
-    read_declarations,
-    unused,
-)
-from .results import BAD, Check, Status
-from .verify import CouldNotRun, Progress, Report, Selection, UsageError, judge_case, load_cases
+from .deviations import deviations, project_file, read_declarations
+from .options import CouldNotRun, Request, Selection, UsageError
+from .results import BAD, Check, Status, unused
+from .verify import Report, judge_case, load_cases, truth_of
 
 FORMAT = "pairproof-check/1"
-LIMIT = 60.0
-"""Seconds that a case may take, unless something else is said."""
-
 SHOWN = 10
 """Failing cases that are shown and explained without being asked for."""
 
@@ -64,112 +53,37 @@ CONFORMS, DOES_NOT, COULD_NOT = "conforms", "does not conform", "could not run"
 EXIT_CODES = {CONFORMS: 0, DOES_NOT: 1, COULD_NOT: 3}
 
 
-@dataclass(frozen=True)
-class Request:
-    """Who is judged, as what, and on what.
+def load_target(request: Request, declared: Sequence[Deviation]) -> External:
+    """Find the target of a request.
 
-    Attributes:
-        target: "package.module:attribute", "file.py:attribute" or a shell command line; or the thing itself.
-        loss: short name in the catalogue.
-        call: how it is called; guessed when None.
-        arrays: what it is given; guessed when None.
-        temperature: built in, where it takes none by keyword.
-        normalised: whether the harness brings rows to norm 1 under cosine; None is no.
-        settings: options that it claims; a tuple where several values of one are claimed.
-        cases: ids or shell patterns; nothing means all.
-        dtypes: nothing means float64 and float32.
-        device: torch device.
-        limit: seconds that a case may take.
-        deviations: TOML file of declared deviations; None is the ``pyproject.toml`` of the working directory or above.
+    Args:
+        request: what is judged, and as what.
+        declared: the declared deviations, of whatever loss and target.
+
+    Raises:
+        UsageError: what is said of it is wrong or too little.
+        CouldNotRun: it cannot be loaded.
     """
-
-    target: object
-    loss: str
-    call: str | None = None
-    arrays: str | None = None
-    temperature: float | None = None
-    normalised: bool | None = None
-    settings: Mapping[str, object] = field(default_factory=dict)
-    cases: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    device: str = "cpu"
-    limit: float = LIMIT
-    deviations: Path | None = None
-
-    @property
-    def name(self) -> str:
-        """The target in words."""
-        return describe(self.target)
-
-    @property
-    def whole(self) -> bool:
-        """Whether no case or dtype is filtered out, so that a declaration must meet something."""
-        return not self.cases and not self.dtypes
-
-    def declarations(self) -> list[Declaration]:
-        """The declared deviations, of whatever loss and target.
-
-        Raises:
-            UsageError: their file cannot be read as one.
-        """
-        try:
-            path = self.deviations or project_file(Path.cwd())
-            return [] if path is None else read_declarations(path)
-        except DeclarationError as error:
-            raise UsageError(str(error)) from None
-
-    def load(self, declarations: Sequence[Declaration], stored: Mapping[Case, GoldenCase | None]) -> External:
-        """Find the target.
-
-        Args:
-            declarations: what is declared, of whatever loss and target.
-            stored: every case of the suite, with its golden entry where it has one.
-
-        Raises:
-            UsageError: what is said of it is wrong or too little.
-            CouldNotRun: it cannot be loaded.
-        """
-        try:
-            check_names(declarations, stored)
-            target = load(
-                self.target,
-                loss=self.loss,
-                call=self.call,
-                arrays=self.arrays,
-                temperature=self.temperature,
-                normalised=self.normalised,
-                settings=self.settings,
-                limit=self.limit,
-                device=self.device,
-                halves=any(dtype in HALVES for dtype in self.dtypes),
-                deviations=deviations(declarations, self.loss, self.name, stored),
-            )
-        except (TargetMisused, DeclarationError) as error:
-            raise UsageError(str(error)) from None
-        except TargetError as error:
-            raise CouldNotRun(str(error)) from None
-        _check_dtypes(target, self.dtypes or External.dtypes)
-        return target
-
-    def repeat(self, case: str, dtype: str) -> str:
-        """The command that repeats one check."""
-        words = ["pairproof", "check", self.name, "--loss", self.loss]
-        temperature = None if self.temperature is None else repr(self.temperature)
-        for option, said in (("--call", self.call), ("--arrays", self.arrays), ("--temperature", temperature)):
-            if said is not None:
-                words += [option, said]
-        if self.normalised is not None:
-            words.append("--normalised" if self.normalised else "--raw")
-        for key, value in self.settings.items():
-            for one in value if isinstance(value, tuple) else (value,):
-                words += ["--set", f"{key}={one}"]
-        if self.device != "cpu":
-            words += ["--device", self.device]
-        if self.limit != LIMIT:
-            words += ["--limit", f"{self.limit:g}"]
-        if self.deviations is not None:
-            words += ["--deviations", str(self.deviations)]
-        return shlex.join([*words, "--case", case, "--dtype", dtype])
+    try:
+        target = load(
+            request.target,
+            loss=request.loss,
+            call=request.call,
+            arrays=request.arrays,
+            temperature=request.temperature,
+            normalised=request.normalised,
+            settings=request.settings,
+            limit=request.limit,
+            device=request.device,
+            halves=any(dtype in HALVES for dtype in request.dtypes),
+            deviations=tuple(one for one in declared if one.concerns(request.loss, request.name)),
+        )
+    except TargetMisused as error:
+        raise UsageError(str(error)) from None
+    except TargetError as error:
+        raise CouldNotRun(str(error)) from None
+    _check_dtypes(target, request.dtypes or External.dtypes)
+    return target
 
 
 @dataclass
@@ -199,9 +113,9 @@ class Checked:
     diagnoses: dict[tuple[str, str], str] = field(default_factory=dict)
     shared: set[tuple[str, str]] = field(default_factory=set)
     advice: list[str] = field(default_factory=list)
-    declared: list[Declaration] = field(default_factory=list)
+    declared: list[Deviation] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
-    aside: list[Declaration] = field(default_factory=list)
+    aside: list[Deviation] = field(default_factory=list)
 
     @property
     def judged(self) -> list[Check]:
@@ -263,7 +177,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
 
     Args:
         request: what is judged, and as what.
-        progress: told of each step.
+        progress: called at each step.
         explain: how many failing cases are explained; None for all.
 
     Returns:
@@ -280,24 +194,21 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     dtypes = request.dtypes or External.dtypes
     selection = Selection(losses=(request.loss,), cases=request.cases, dtypes=dtypes, device=request.device)
     stored = load_cases(load_worked())
-    declarations = looked_up(request.declarations(), stored)
-    target = request.load(declarations, stored)
+    path = request.deviations or project_file(Path.cwd())
+    declared = deviations(read_declarations(path) if path else {}, stored)
+    target = load_target(request, declared)
     cases = chosen_cases(request, stored)
     report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
     checked = Checked(request, target, report, len(cases))
-    checked.declared = [one for one in declarations if one.of(request.loss, request.name)]
-    checked.aside = [one for one in declarations if one not in checked.declared and one.of(request.loss, one.target)]
-    met: set[str] = set()
+    checked.declared = [one for one in declared if one.concerns(request.loss, request.name)]
+    checked.aside = [one for one in declared if one not in checked.declared and one.concerns(request.loss, one.target)]
     kept: dict[tuple[str, str], tuple[Case, Outcome]] = {}
     try:
-        for done, case in enumerate(cases):
-            if progress is not None:
-                progress("cases", done, len(cases))
+        for case in tracked("cases", cases, len(cases), progress):
             target.outcomes.clear()
-            checks, used = judge_case(case, stored[case], [target], selection)
+            checks = judge_case(case, stored[case], [target], selection)
             if all(one.status is Status.SKIPPED for one in checks):
                 checked.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
-            met |= {name for _, name in used}
             for one in checks:
                 repeat = request.repeat(case.id, one.dtype) if one.repeat else ""
                 report.checks.append(replace(one, repeat=repeat, message=one.message.removeprefix("TargetError: ")))
@@ -305,19 +216,18 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             failed = [one.dtype for one in checks if one.status is Status.FAILED]
             if failed and (explain is None or len(kept) < explain):
                 kept[case.id, failed[0]] = case, target.outcomes[case.id, failed[0]]
-        if progress is not None:
-            progress("cases", len(cases), len(cases))
         report.cases_chosen = len(cases) - checked.left_out.total()
         checked.advice += _advice(checked, kept, {case.id: case for case in cases})
     finally:
         target.close()
     if request.whole:
-        checked.unused = unused(declarations, request.loss, request.name, dtypes, met)
+        due = [one.name for one in checked.declared if one.concerns(request.loss, request.name, dtypes)]
+        checked.unused = unused(
+            due, {name for one in report.checks for name in one.declared}, f"{request.name} as {request.loss}"
+        )
         report.problems += checked.unused
     failing = [case for case in cases if any(c.case == case.id and c.status is Status.FAILED for c in report.checks)]
-    for done, case in enumerate(failing):
-        if progress is not None:
-            progress("failures", done, len(failing))
+    for case in tracked("failures", failing, len(failing), progress):
         true = truth_of(case, stored[case])
         for one in report.checks:
             name = one.case, one.dtype
@@ -384,11 +294,6 @@ def _check_dtypes(target: External, dtypes: Sequence[str]) -> None:
         raise UsageError("numpy has no bfloat16")
     if halves and target.claim.normalised:
         raise UsageError(f"rows brought to norm 1 are no numbers of {halves[0]}: --raw, or other dtypes")
-
-
-def truth_of(case: Case, golden: GoldenCase | None) -> Truth:
-    """What a case must give: proved beforehand where it is golden, computed here where it is a worked example."""
-    return truth(case) if golden is None else stored_truth(case, golden.expected)
 
 
 def conforms(check: Check) -> bool:
@@ -477,9 +382,9 @@ def show(checked: Checked, console: Console, *, seconds: float, everything: bool
         line(f"  temperature: {target.claim.temperature:g} built in: only cases of that temperature are judged")
     line("  rows: " + ("brought to norm 1 under cosine" if target.claim.normalised else "as they are"))
     for one in checked.declared:
-        line(f"  declared: {one.place}: {one.reason} ({one.link})")
+        line(f"  declared: {one.name}: {one.reason} ({one.link})")
     for one in checked.aside:
-        line(f"  declared of another target, {one.target}: {one.place}", style="dim")
+        line(f"  declared of another target, {one.target}: {one.name}", style="dim")
     line(f"{checked.report.cases_chosen} of {checked.cases} cases of {request.loss} judged")
     for reason, count in checked.left_out.most_common():
         line(f"  {count} not judged: {reason}", style="dim")
@@ -572,7 +477,7 @@ def as_json(checked: Checked) -> dict[str, Any]:
         },
         "notes": list(checked.target.notes),
         "advice": checked.advice,
-        "declared": [{"place": one.place, "reason": one.reason, "link": one.link} for one in checked.declared],
+        "declared": [{"place": one.name, "reason": one.reason, "link": one.link} for one in checked.declared],
         "unused": checked.unused,
         "gradients_judged": bool(checked.target.gradients_judged),
         "left_out": dict(checked.left_out.most_common()),

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,8 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase
 from ..truth.evaluate import Truth
+from .options import UsageError
+from .results import Status
 
 PROJECT = "pyproject.toml"
 TOOL = "pairproof"
@@ -36,68 +37,37 @@ _LISTS = ("case", "flag", "dtype")
 _TEXTS = ("loss", "target", "reason", "link")
 
 
-class DeclarationError(ValueError):
-    """A file of declarations that cannot be read as one; the message names the file and the entry."""
+class DeclarationError(UsageError):
+    """A file of declarations is malformed or names what does not exist; the message names the file and the entry."""
 
 
-@dataclass(frozen=True)
-class Declaration:
-    """One declared deviation.
+def verdict(difference: str, declared: Sequence[Deviation]) -> tuple[Status, str]:
+    """How a check ends that was judged, and its message.
 
-    Attributes:
-        place: file and number, by which messages name it.
-        reason: why the results differ.
-        link: where that is discussed or written down.
-        cases: ids of cases; nothing means those of the flags.
-        flags: flags of cases; nothing means the cases that are named.
-        dtypes: nothing means all.
-        loss: short name; nothing means any.
-        target: as it is named; nothing means any.
-        losses: those that have a case which it names; nothing means that this was not looked up.
+    Args:
+        difference: the first differing term; empty if the result conforms.
+        declared: the deviations that name this check.
     """
-
-    place: str
-    reason: str
-    link: str
-    cases: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    loss: str = ""
-    target: str = ""
-    losses: tuple[str, ...] = ()
-
-    def names(self, case: str, flags: Collection[str], dtype: str) -> bool:
-        """Whether a check of the right loss and target is one of those that must fail."""
-        chosen = case in self.cases if self.cases else any(flag in flags for flag in self.flags)
-        return chosen and (not self.dtypes or dtype in self.dtypes)
-
-    def of(self, loss: str, target: str) -> bool:
-        """Whether it speaks of this loss of this target."""
-        return self.loss in ("", loss) and self.target in ("", target) and (not self.losses or loss in self.losses)
-
-    def in_any(self, dtypes: Collection[str]) -> bool:
-        """Whether it speaks of one of these dtypes."""
-        return not self.dtypes or not set(self.dtypes).isdisjoint(dtypes)
+    if difference and declared:
+        reasons = "; ".join(f"{one.reason} ({one.link})" for one in declared)
+        return Status.DEVIATES, f"{difference}. Declared: {reasons}"
+    if declared:
+        named = declared[0].name
+        return Status.FAILED, f"declared to deviate ({named}) but conforms: remove the declaration or narrow it"
+    return (Status.FAILED if difference else Status.PASSED), difference
 
 
 def project_file(*starts: Path) -> Path | None:
     """The nearest ``pyproject.toml`` upwards from each of some folders in turn, if it has a table tool.pairproof.
 
     Raises:
-        DeclarationError: it is no TOML.
+        DeclarationError: the file is not TOML.
     """
     for start in starts:
         near = next((path for folder in (start, *start.parents) if (path := folder / PROJECT).is_file()), None)
-        if near is not None and TOOL in _tools(_toml(near), near):
+        if near is not None and TOOL in _table(_toml(near), "tool", str(near)):
             return near
     return None
-
-
-def _tools(data: dict[str, Any], path: Path) -> dict[str, Any]:
-    tools = data.get("tool", {})
-    if not isinstance(tools, dict):
-        raise DeclarationError(f"{path}: tool: expected a table")
-    return tools
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -109,147 +79,107 @@ def _toml(path: Path) -> dict[str, Any]:
         raise DeclarationError(f"{path}: is no TOML: {error}") from None
 
 
-def read_declarations(path: Path) -> list[Declaration]:
-    """Read the declarations of a TOML file.
+def _table(data: Mapping[str, Any], key: str, place: str) -> dict[str, Any]:
+    table = data.get(key, {})
+    if not isinstance(table, dict):
+        raise DeclarationError(f"{place}: {key}: expected a table")
+    return table
+
+
+def read_declarations(path: Path) -> dict[str, dict[str, Any]]:
+    """Read and validate the entries of a TOML file.
 
     Args:
         path: a ``pyproject.toml``, whose table is tool.pairproof, or another file, which holds nothing else.
 
     Returns:
-        The declarations in their order; none where a ``pyproject.toml`` has no such table.
+        The entries by their places, in their order; each has the keys of the file, with a tuple for every list. Empty
+        if a ``pyproject.toml`` has no such table.
 
     Raises:
-        DeclarationError: the file is missing or malformed, or an entry says too little, too much or the wrong thing.
+        DeclarationError: the file is missing or malformed, or an entry lacks a key, or has an unknown or wrong one.
     """
-    data: Any = _toml(path)
-    prefix = ""
+    data, prefix = _toml(path), ""
     if path.name == PROJECT:
-        prefix = f"tool.{TOOL}."
-        data = _tools(data, path).get(TOOL, {})
-    if not isinstance(data, dict):
-        raise DeclarationError(f"{path}: tool.{TOOL}: expected a table")
+        data, prefix = _table(_table(data, "tool", str(path)), TOOL, f"{path}: tool"), f"tool.{TOOL}."
     for name in data:
         if name != "deviations":
             raise DeclarationError(f"{path}: {prefix}{name}: unknown; known: deviations")
     entries = data.get("deviations", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DeclarationError(f"{path}: {prefix}deviations: expected a list of tables, [[{prefix}deviations]]")
-    return [_declaration(entry, f"{path.name}, {prefix}deviations {k + 1}") for k, entry in enumerate(entries)]
+    places = [f"{path.name}, {prefix}deviations {k + 1}" for k in range(len(entries))]
+    return {place: _entry(entry, place) for place, entry in zip(places, entries, strict=True)}
 
 
-def _declaration(entry: Mapping[str, Any], place: str) -> Declaration:
-    for name in entry:
-        if name not in (*_LISTS, *_TEXTS):
+def _entry(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in entry.items():
+        if name in _TEXTS:
+            if not isinstance(value, str) or not value.strip():
+                raise DeclarationError(f"{place}: {name}: expected a text, got {value!r}")
+            found[name] = value
+        elif name in _LISTS:
+            texts = [value] if isinstance(value, str) else value
+            if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+                raise DeclarationError(f"{place}: {name}: expected a text or a list of texts, got {value!r}")
+            found[name] = tuple(texts)
+        else:
             raise DeclarationError(f"{place}: {name}: unknown; known: {', '.join((*_TEXTS, *_LISTS))}")
-    texts = {name: entry.get(name, "") for name in _TEXTS}
-    for name, text in texts.items():
-        if not isinstance(text, str) or (name in entry and not text.strip()):
-            raise DeclarationError(f"{place}: {name}: expected a text, got {text!r}")
     for name in ("reason", "link"):
-        if not texts[name]:
+        if name not in found:
             raise DeclarationError(f"{place}: {name} is missing: a deviation without it cannot be judged by others")
-    lists = {name: _texts(entry[name], f"{place}: {name}") if name in entry else () for name in _LISTS}
-    if bool(lists["case"]) == bool(lists["flag"]):
+    if ("case" in found) == ("flag" in found):
         raise DeclarationError(f"{place}: expected a case (ids) or a flag, one of both")
-    return Declaration(
-        place,
-        texts["reason"],
-        texts["link"],
-        cases=lists["case"],
-        flags=lists["flag"],
-        dtypes=lists["dtype"],
-        loss=texts["loss"],
-        target=texts["target"],
-    )
+    return found
 
 
-def _texts(value: object, place: str) -> tuple[str, ...]:
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not found or not all(isinstance(text, str) and text for text in found):
-        raise DeclarationError(f"{place}: expected a text or a list of texts, got {value!r}")
-    return tuple(found)
-
-
-def check_names(declarations: Iterable[Declaration], cases: Mapping[Case, GoldenCase | None]) -> None:
-    """Refuse a declaration that names what does not exist.
+def deviations(
+    entries: Mapping[str, Mapping[str, Any]], cases: Mapping[Case, GoldenCase | None]
+) -> tuple[Deviation, ...]:
+    """The deviations that the entries of a file declare.
 
     Args:
-        declarations: to check.
+        entries: as they were read, by place.
         cases: every case of the suite, with its golden entry where it has one.
 
     Raises:
         DeclarationError: a loss, case, flag or dtype is unknown.
     """
-    ids = {case.id for case in cases}
-    flags = {flag for golden in cases.values() if golden for flag in golden.flags}
-    for one in declarations:
-        for names, known, what in (
-            ((one.loss,) if one.loss else (), LOSSES, "loss"),
-            (one.cases, ids, "case"),
-            (one.flags, flags, "flag"),
-            (one.dtypes, DTYPES, "dtype"),
-        ):
-            for name in names:
-                if name not in known:
-                    near = difflib.get_close_matches(name, known, 1)
+    flags = {case: set(golden.flags if golden else ()) for case, golden in cases.items()}
+    known = {
+        "loss": LOSSES,
+        "case": {case.id for case in cases},
+        "flag": set().union(*flags.values()),
+        "dtype": DTYPES,
+    }
+
+    def declared(place: str, entry: Mapping[str, Any]) -> Deviation:
+        for what, names in known.items():
+            given = entry.get(what, ())
+            for name in [given] if isinstance(given, str) else given:
+                if name not in names:
+                    near = difflib.get_close_matches(name, names, 1)
                     hint = f"; meant {near[0]}?" if near else ""
-                    raise DeclarationError(f"{one.place}: unknown {what} {name!r}{hint}")
+                    raise DeclarationError(f"{place}: unknown {what} {name!r}{hint}")
+        chosen = [
+            case
+            for case in cases
+            if case.id in entry.get("case", ()) or not flags[case].isdisjoint(entry.get("flag", ()))
+        ]
+        dtypes = frozenset(entry["dtype"]) if "dtype" in entry else None
+        return Deviation(
+            place,
+            _names({case.id for case in chosen}, dtypes),
+            entry["reason"],
+            entry["link"],
+            target=entry.get("target", ""),
+            losses=frozenset(case.loss for case in chosen if entry.get("loss", case.loss) == case.loss),
+            dtypes=dtypes,
+        )
+
+    return tuple(declared(place, entry) for place, entry in entries.items())
 
 
-def looked_up(declarations: Iterable[Declaration], cases: Mapping[Case, GoldenCase | None]) -> list[Declaration]:
-    """Declarations that know which losses they speak of: those of their cases.
-
-    Args:
-        declarations: as they were read.
-        cases: every case of the suite, with its golden entry where it has one.
-    """
-
-    def losses(one: Declaration) -> tuple[str, ...]:
-        dtype = (one.dtypes or tuple(DTYPES))[0]
-        found = {
-            case.loss for case, golden in cases.items() if one.names(case.id, golden.flags if golden else (), dtype)
-        }
-        return tuple(sorted(found))
-
-    return [replace(one, losses=losses(one)) for one in declarations]
-
-
-def deviations(
-    declarations: Iterable[Declaration], loss: str, target: str, cases: Mapping[Case, GoldenCase | None]
-) -> tuple[Deviation, ...]:
-    """What is declared of one loss of one target, in the form in which peers declare.
-
-    Args:
-        declarations: all of them.
-        loss: short name in the catalogue.
-        target: as it is named.
-        cases: every case of the suite, with its golden entry where it has one.
-    """
-    flags = {case.id: golden.flags if golden else () for case, golden in cases.items()}
-
-    def form(one: Declaration) -> Deviation:
-        def applies(case: Case, dtype: str, true: Truth) -> bool:
-            return one.names(case.id, flags.get(case.id, ()), dtype)
-
-        return Deviation(one.place, applies, one.reason, one.link)
-
-    return tuple(form(one) for one in declarations if one.of(loss, target))
-
-
-def unused(
-    declarations: Sequence[Declaration], loss: str, target: str, dtypes: Collection[str], met: Collection[str]
-) -> list[str]:
-    """What to say of the declarations of one loss of one target that no check met.
-
-    Args:
-        declarations: all of them.
-        loss: short name in the catalogue.
-        target: as it is named.
-        dtypes: that were judged.
-        met: the places of those that some check met.
-    """
-    return [
-        f"{one.place}: meets no check of {target} as {loss}: remove it"
-        for one in declarations
-        if one.of(loss, target) and one.in_any(dtypes) and one.place not in met
-    ]
+def _names(cases: set[str], dtypes: frozenset[str] | None) -> Callable[[Case, str, Truth], bool]:
+    return lambda case, dtype, true: case.id in cases and (dtypes is None or dtype in dtypes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -41,6 +41,7 @@ class Check:
         repeat: a command that repeats the check.
         value: the loss found, where there is one.
         flags: why the case exists.
+        declared: names of the declared deviations that name this check.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Check:
     value: float | None = None
     flags: tuple[str, ...] = ()
     ulps: float | None = None
+    declared: tuple[str, ...] = ()
 
 
 def tally(checks: Iterable[Check]) -> dict[str, dict[str, int]]:
@@ -64,3 +66,14 @@ def tally(checks: Iterable[Check]) -> dict[str, dict[str, int]]:
         key = f"{check.implementation}/{check.loss}" if check.kind == "case" else check.kind
         counts.setdefault(key, Counter())[check.status.value] += 1
     return {key: dict(sorted(counter.items())) for key, counter in sorted(counts.items())}
+
+
+def unused(declared: Iterable[str], used: Collection[str], who: str) -> list[str]:
+    """The problem of each declared deviation that names no check.
+
+    Args:
+        declared: names of deviations.
+        used: those that name a check.
+        who: the implementation, as messages name it.
+    """
+    return [f"{name}: meets no check of {who}: remove it" for name in declared if name not in used]

@@ -23,7 +23,8 @@ from pairproof.reference import views
 
 from ..explain import explain
 from ..implementations import ALL
-from ..judge.verify import Progress, Selection, UsageError, expected_counts, repeat_line, run
+from ..judge.options import Selection, UsageError
+from ..judge.verify import expected_counts, repeat_line, run
 from ..suite.cases import MATRICES, Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import (
@@ -39,6 +40,7 @@ from ..suite.golden import (
     load_golden,
     write_atomically,
 )
+from ..suite.progress import Progress
 from ..suite.store import fixtures_at, fixtures_root, read_json, write_manifest
 from ..truth.certify import Expected, certify
 from .rebuild import failures, put_in_place, read_expected, require_everyone, staged, write_counts

@@ -18,20 +18,11 @@ from typing import Any
 
 from ..implementations import ALL, Unavailable
 from ..implementations.supcontrast import RECORDED, RECORDED_FORMAT, TODAY_COMMIT, TODAY_SHA256, record
+from ..judge.options import CouldNotRun, Selection, UsageError
 from ..judge.results import BAD
-from ..judge.verify import (
-    EXPECTED,
-    EXPECTED_FORMAT,
-    CouldNotRun,
-    Progress,
-    Report,
-    Selection,
-    UsageError,
-    expected_counts,
-    load_cases,
-    run,
-)
+from ..judge.verify import EXPECTED, EXPECTED_FORMAT, Report, expected_counts, load_cases, run, show_counts
 from ..suite import golden
+from ..suite.progress import Progress
 from ..suite.store import (
     MANIFEST,
     FixtureError,
@@ -391,9 +382,11 @@ def _count(stage: Path, peers: Mapping[str, str], notes: list[str], progress: Pr
         for key in sorted({**stored["counts"], **found["counts"]}):
             old, new = stored["counts"].get(key), found["counts"].get(key)
             if old != new:
-                changes.append(f"{EXPECTED}: {key}: {_show(old)} -> {_show(new)}")
+                changes.append(f"{EXPECTED}: {key}: {show_counts(old)} -> {show_counts(new)}")
         if stored["entries"] != found["entries"]:
-            changes.append(f"{EXPECTED}: printed entries: {_show(stored['entries'])} -> {_show(found['entries'])}")
+            changes.append(
+                f"{EXPECTED}: printed entries: {show_counts(stored['entries'])} -> {show_counts(found['entries'])}"
+            )
     write_counts(stage, found)
     notes += failures(report)
     return changes
@@ -412,10 +405,6 @@ def failures(report: Report) -> list[str]:
             what = ", ".join(filter(None, (check.case, check.implementation, check.dtype)))
             lines.append(f"does not hold: {what}: {check.message}; repeat: {check.repeat}")
     return lines
-
-
-def _show(counts: Mapping[str, int] | None) -> str:
-    return ", ".join(f"{n} {name}" for name, n in counts.items()) if counts else "nothing"
 
 
 def compact_json(data: Mapping[str, Any]) -> str:

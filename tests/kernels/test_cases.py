@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
 from pairproof.conformance.implementations.fast import FastTriton
+from pairproof.conformance.judge.options import Selection
 from pairproof.conformance.judge.results import Status
-from pairproof.conformance.judge.verify import Selection, judge_case, load_cases
+from pairproof.conformance.judge.verify import judge_case, load_cases
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
 from pairproof.conformance.suite.store import load_worked
@@ -39,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_the_kernels_give_the_truth(case_id: str) -> None:
     case, golden = cases()[case_id]
-    checks, _ = judge_case(case, golden, [FastTriton({}, "cpu")], Selection())
+    checks = judge_case(case, golden, [FastTriton({}, "cpu")], Selection())
     assert [check.dtype for check in checks] == list(FastTriton.dtypes)
     for check in checks:
         assert check.status is (Status.PASSED if case.holds_in(check.dtype) else Status.SKIPPED), (

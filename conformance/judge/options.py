@@ -1,0 +1,318 @@
+"""The options of a run and of a check: one table for Python, the command line and pytest.
+
+Each field of :class:`Selection` and :class:`Request` is a keyword of the Python functions. Its metadata holds the flag
+of the command line and the help text; pytest takes the flags of a request with the prefix ``--pairproof-``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Any, ParamSpec, TypeVar, cast, get_args, get_type_hints
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+KEY_VALUE = "KEY=VALUE"
+NAME_PATH = "NAME=PATH"
+
+
+class UsageError(ValueError):
+    """An option is wrong, or names something that does not exist."""
+
+
+class CouldNotRun(RuntimeError):
+    """Something needed is not installed or not available; the message says what and how to get it."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of the command line.
+
+    Attributes:
+        keyword: the field that it sets.
+        flags: the long flag first.
+        help: in a sentence.
+        type: of the field.
+        default: of the field.
+        metavar: what stands for the value in help texts.
+        read: makes the field's value of the texts of an option that can be repeated; None if it cannot.
+    """
+
+    keyword: str
+    flags: tuple[str, ...]
+    help: str
+    type: Any
+    default: Any
+    metavar: str | None
+    read: Callable[[Sequence[str]], Any] | None
+
+    @property
+    def kind(self) -> Any:
+        """The type of a value that is given."""
+        return next(kind for kind in (*get_args(self.type), self.type) if kind is not NoneType)
+
+    @property
+    def name(self) -> str:
+        """The long flag without its dashes."""
+        return self.flags[0].lstrip("-").partition("/")[0]
+
+
+@cache
+def options_of(kind: type) -> dict[str, Option]:
+    """The options of a table, by keyword, in the order of its fields."""
+    types = get_type_hints(kind)
+    return {
+        one.name: Option(one.name, type=types[one.name], default=one.default, **one.metadata)
+        for one in fields(kind)
+        if one.metadata
+    }
+
+
+def takes(table: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a function that takes any arguments the signature of a table."""
+
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        signature = inspect.signature(table)
+        returns = inspect.signature(function).return_annotation
+        function.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
+        return cast("Callable[P, R]", function)
+
+    return decorate
+
+
+def read_commas(texts: Iterable[str]) -> tuple[str, ...]:
+    """Texts that may each hold several, with commas between them."""
+    return tuple(part for text in texts for part in text.split(",") if part)
+
+
+def read_pairs(texts: Iterable[str], form: str = NAME_PATH) -> dict[str, str]:
+    """Texts of the form ``KEY=VALUE`` as a mapping.
+
+    Raises:
+        ValueError: a text is not of this form.
+    """
+    found = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if not key or not value:
+            raise ValueError(f"expected {form}, got {text!r}")
+        found[key] = value
+    return found
+
+
+def read_settings(texts: Iterable[str]) -> dict[str, object]:
+    """Texts of the form ``KEY=VALUE`` as a mapping; a key that is given several values has a tuple of them.
+
+    Raises:
+        ValueError: a text is not of this form.
+    """
+    values: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        for key, value in read_pairs([text], KEY_VALUE).items():
+            values[key] = (*values.get(key, ()), value)
+    return {key: found if len(found) > 1 else found[0] for key, found in values.items()}
+
+
+def option(
+    default: Any,
+    help: str,  # noqa: A002 - as typer and argparse call it
+    *flags: str,
+    metavar: str | None = None,
+    read: Callable[[Sequence[str]], Any] | None = None,
+) -> Any:
+    """A field that is an option of the command line. An empty mapping as a default is made anew for each object."""
+    metadata = {"flags": flags, "help": help, "metavar": metavar, "read": read}
+    if default == {}:
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What ``pairproof verify`` runs. Empty means everything.
+
+    Attributes:
+        losses: short names in the catalogue.
+        implementations: names of implementations.
+        cases: ids of cases, figures or claims, or shell patterns.
+        dtypes: of the inputs.
+        device: torch device.
+        required: implementations that must be present.
+        peers: paths by peer name.
+        processes: how many share the cases; by default one per core, where that is safe.
+        covering: whether only as few of the selected cases are run as show everything that they show together.
+    """
+
+    losses: Sequence[str] = option((), "Only this loss (repeatable, or a,b).", "--loss", "-l", read=read_commas)
+    implementations: Sequence[str] = option(
+        (), "Only this implementation (repeatable, or a,b).", "--impl", "-i", read=read_commas
+    )
+    cases: Sequence[str] = option(
+        (), "Only this case, figure or claim; * and ? match (repeatable).", "--case", "-c", read=tuple
+    )
+    dtypes: Sequence[str] = option(
+        (), "Only this dtype: float64, float32, bfloat16 or float16.", "--dtype", "-d", read=read_commas
+    )
+    device: str = option("cpu", "The torch device on which the torch implementations run.", "--device")
+    required: Sequence[str] = option(
+        (),
+        "An implementation that must be present, else exit code 3 (repeatable, or a,b).",
+        "--require",
+        read=read_commas,
+    )
+    peers: Mapping[str, str] = option(
+        {},
+        "supcontrast=PATH runs today's SupContrast live from its repository or its losses.py; folder=PATH says where"
+        " the peers' files lie (default: PAIRPROOF_PEERS, then .peers).",
+        "--peer",
+        metavar=NAME_PATH,
+        read=read_pairs,
+    )
+    processes: int | None = None
+    covering: bool = option(
+        False,
+        "Of the selected cases only as few as together show every flag, every value of every option and every kernel;"
+        " always the same ones.",
+        "--covering",
+    )
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is filtered by loss, case or dtype, so that counts can be asserted."""
+        return not (self.losses or self.cases or self.dtypes or self.covering)
+
+    def takes_loss(self, loss: str) -> bool:
+        """Whether a loss is selected."""
+        return not self.losses or loss in self.losses
+
+    def takes_dtype(self, dtype: str) -> bool:
+        """Whether a dtype is selected."""
+        return not self.dtypes or dtype in self.dtypes
+
+    def takes_case(self, case: str) -> bool:
+        """Whether a case, figure or claim is selected."""
+        return not self.cases or any(fnmatchcase(case, pattern) for pattern in self.cases)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ``pairproof check`` judges, as which loss, and on which cases.
+
+    Attributes:
+        target: a function, a class that is constructed with its options, an instance, "package.module:attribute",
+            "file.py:attribute", or a shell command line.
+        loss: short name in the catalogue.
+        call: how the target is called; guessed when None.
+        arrays: what the target is given; guessed when None.
+        temperature: the one that is built in, where the target takes none by keyword.
+        normalised: whether rows are brought to norm 1 under cosine before the target is called; None is no.
+        settings: options that the target claims; a tuple for several values of one, "*" for an option that it takes by
+            keyword.
+        cases: ids or shell patterns; empty means all.
+        dtypes: empty means float64 and float32.
+        device: torch device.
+        limit: seconds that one evaluation may take.
+        deviations: TOML file of declared deviations; None is the ``pyproject.toml`` of the working directory or above.
+    """
+
+    target: object = option(
+        None,
+        "package.module:attribute or file.py:attribute: a function, a class that is constructed with its options, or an"
+        " instance. With --call command: a shell command line.",
+        "--target",
+    )
+    loss: str = option("", "What it is held to; see: pairproof list.", "--loss", "-l")
+    _: KW_ONLY
+    call: str | None = option(
+        None,
+        "How it is called: labels (embeddings, labels), features (features, labels=None, mask=None; of two or three"
+        " views where all classes divide so, else of one), views (view_a, view_b), stacked (all first views, then all"
+        " second ones), pairs (embeddings, positive_pairs), or command. Guessed from the parameters' names if not"
+        " given, and reported.",
+        "--call",
+        metavar="HOW",
+    )
+    arrays: str | None = option(
+        None,
+        "What it is given: torch, numpy or jax. Guessed from its imports if not given, and reported.",
+        "--arrays",
+        metavar="KIND",
+    )
+    temperature: float | None = option(
+        None,
+        "The temperature that is built in, where no parameter temperature (tau, or logit_scale, its inverse) takes a"
+        " case's.",
+        "--temperature",
+        metavar="T",
+    )
+    normalised: bool | None = option(
+        None,
+        "Whether it expects rows of norm 1, which cases of cosine similarity then have. Default: raw.",
+        "--normalised/--raw",
+    )
+    settings: Mapping[str, object] = option(
+        {},
+        "An option that it claims (repeatable); KEY=* if it takes the option by keyword.",
+        "--set",
+        metavar=KEY_VALUE,
+        read=read_settings,
+    )
+    cases: Sequence[str] = option((), "Only this case; * and ? match (repeatable).", "--case", "-c", read=tuple)
+    dtypes: Sequence[str] = option(
+        (),
+        "float64, float32, bfloat16 or float16 (repeatable). Default: the first two.",
+        "--dtype",
+        "-d",
+        read=read_commas,
+    )
+    device: str = option("cpu", "The torch device on which it runs.", "--device")
+    limit: float = option(60.0, "Seconds that one evaluation may take.", "--limit", metavar="SECONDS")
+    deviations: Path | None = option(  # noqa: RUF009 - it makes a field
+        None,
+        "TOML file that declares where it knowingly deviates, with reasons. Default: tool.pairproof of the nearest"
+        " pyproject.toml.",
+        "--deviations",
+        metavar="FILE",
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("cases", "dtypes"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+
+    @property
+    def name(self) -> str:
+        """The target in words: as it was named, or its module and its name."""
+        from ..implementations.callable import describe
+
+        return describe(self.target)
+
+    @property
+    def whole(self) -> bool:
+        """Whether no case or dtype is filtered out, so that every declared deviation must show."""
+        return not self.cases and not self.dtypes
+
+    def repeat(self, case: str, dtype: str) -> str:
+        """The command that repeats one check."""
+        words = ["pairproof", "check", self.name, "--loss", self.loss]
+        for keyword, one in options_of(Request).items():
+            value = getattr(self, keyword)
+            if keyword in ("target", "loss", "cases", "dtypes") or value in (one.default, {}):
+                continue
+            flag, _, other = one.flags[0].partition("/")
+            if isinstance(value, bool):
+                words.append(flag if value else other)
+            elif isinstance(value, Mapping):
+                for key, given in value.items():
+                    for choice in given if isinstance(given, tuple) else (given,):
+                        words += [flag, f"{key}={choice}"]
+            else:
+                words += [flag, repr(value).removesuffix(".0") if isinstance(value, float) else str(value)]
+        return shlex.join([*words, "--case", case, "--dtype", dtype])

@@ -1,0 +1,27 @@
+"""How a long run reports what it has done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a step, how many of its items are done, and how many there are."""
+
+
+def tracked(what: str, items: Iterable[T], total: int, progress: Progress | None) -> Iterator[T]:
+    """The items of a step, each reported when it has been used.
+
+    Args:
+        what: the name of the step.
+        items: in their order.
+        total: how many there are.
+        progress: called before the first and after each; None for no reports.
+    """
+    report = progress or (lambda what, done, total: None)
+    report(what, 0, total)
+    for done, item in enumerate(items, 1):
+        yield item
+        report(what, done, total)
