@@ -20,6 +20,7 @@ A gradient is compared unless it does not exist: the loss is NaN, or has a kink 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -33,12 +34,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from pairproof.reference import interleaved_partners, stacked_partners
-from pairproof.reference.supcon import EPSILON
 
 from ..suite.cases import Case
-from ..suite.catalogue import LOSSES
+from ..suite.catalogue import LOSSES, Loss
 from ..truth.certify import maximum_is_tied
 from ..truth.compare import Outcome
 from ..truth.evaluate import Truth, truth
@@ -54,15 +55,27 @@ Matrix = npt.NDArray[np.float64]
 HOT = 2.0**30
 """A temperature at which every logit is next to 0."""
 
-LABELLED = ("supcon", "supcon_in", "nt_xent_pairwise", "supcon_epsilon")
-"""The losses that take labels or a mask of positives."""
+DENOMINATORS = ("all", "one_positive", "only_negatives")
+"""Each sums no more than the one before it."""
 
-WITHIN = tuple(name for name, loss in LOSSES.items() if loss.embeddings == ("embeddings",))
-"""The losses of one batch, whose rows are anchors and columns at once: they alone have views, subsets of anchors,
-positives to choose and policies for what is missing."""
 
-COINCIDENT = ("supcon", "supcon_in", "nt_xent", "nt_xent_pairwise")
-"""The losses that are one where every anchor has one positive."""
+def _within(loss: Loss) -> bool:
+    """Whether the rows of one batch are anchors and columns at once.
+
+    Only then are there views, subsets of anchors, positives to choose and policies for what is missing.
+    """
+    return not loss.two_towers
+
+
+def _labelled(loss: Loss) -> bool:
+    """Whether the loss takes labels or a mask of positives."""
+    return loss.positives_by == "labels"
+
+
+def _coincides(loss: Loss) -> bool:
+    """Whether the loss is a plain cross-entropy where every anchor has one positive."""
+    plain = loss.form in ("mean", "inside") and not loss.epsilon
+    return plain and _within(loss) and loss.variant.get("denominator", "all") != "only_negatives"
 
 
 class Refused(Exception):
@@ -107,7 +120,7 @@ class Property:
     Attributes:
         name: short name.
         says: the relation in words.
-        losses: for which it holds.
+        claimed: whether it holds for a loss of the catalogue.
         kind: of batch, as ``batches`` draws it: "any"; "labelled", its positives given by labels; "views", two views
             of every item stacked; "paired", every label twice.
         fixed: the options at which alone it holds.
@@ -116,16 +129,21 @@ class Property:
 
     name: str
     says: str
-    losses: tuple[str, ...]
+    claimed: Callable[[Loss], bool]
     kind: str
     fixed: Mapping[str, Any]
     relate: Callable[[Subject, Case], None] = field(repr=False)
 
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """The losses for which it holds."""
+        return tuple(name for name, loss in LOSSES.items() if self.claimed(loss))
+
     def applies(self, case: Case) -> bool:
         """Whether the relation is claimed for a case."""
-        known = LOSSES[case.loss].keywords
+        known = case.entry.keywords
         return (
-            case.loss in self.losses
+            self.claimed(case.entry)
             and _is_of_kind(case, self.kind)
             and all(case.option(name) == value for name, value in self.fixed.items() if name in known)
         )
@@ -236,10 +254,11 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
     catalogue = LOSSES[loss]
 
     def drawn(draw: Callable[[Any], Any]) -> Case:
-        even = loss == "nt_xent" or kind in ("views", "paired")
-        n = 2 * draw(st.integers(1, 3)) if even else draw(st.integers(2, 6) if loss in WITHIN else st.integers(1, 4))
+        towers = catalogue.two_towers
+        even = catalogue.positives_by == "partners" or kind in ("views", "paired")
+        n = 2 * draw(st.integers(1, 3)) if even else draw(st.integers(1, 4) if towers else st.integers(2, 6))
         more = {}
-        if loss not in WITHIN:
+        if towers:
             more = {"embeddings_b": n}
             if draw(st.booleans()):
                 more["negatives"] = draw(st.integers(1, 3))
@@ -322,7 +341,7 @@ def _is_of_kind(case: Case, kind: str) -> bool:
         mask = np.array(case.positive_mask()) | np.eye(case.n, dtype=bool)
         return case.n % 2 == 0 and np.array_equal(mask, np.roll(mask, half, axis=(0, 1))) and bool(mask[0, half])
     if kind == "paired":
-        return case.loss == "nt_xent" or (
+        return case.entry.positives_by == "partners" or (
             "labels" in case.arguments and all(case.arguments["labels"].count(x) == 2 for x in case.arguments["labels"])
         )
     return True
@@ -411,7 +430,7 @@ def _with_rows(case: Case, rows: Matrix) -> Case:
 
 def _with(case: Case, **changed: Any) -> Case:
     """The case with other keywords, those that its loss has."""
-    known = LOSSES[case.loss].keywords
+    known = case.entry.keywords
     keywords = {**case.keywords, **{name: value for name, value in changed.items() if name in known}}
     return replace(case, keywords=keywords)
 
@@ -487,7 +506,7 @@ def _reordered(case: Case, order: Sequence[int]) -> Case:
 
 def _with_mask(case: Case, mask: npt.NDArray[np.bool_]) -> Case:
     """The case with its positives given by a mask, or by pairs where the loss takes those."""
-    if case.loss == "nt_bxent":
+    if case.entry.positives_by == "pairs":
         return replace(case, arguments={"positive_pairs": [(int(i), int(j)) for i, j in np.argwhere(mask)]})
     return replace(case, arguments={"positives": mask.tolist()})
 
@@ -501,10 +520,10 @@ _PROPERTIES: list[Property] = []
 
 
 def _property(
-    name: str, says: str, losses: Sequence[str] = tuple(LOSSES), kind: str = "any", **fixed: Any
+    name: str, says: str, claimed: Callable[[Loss], bool] = lambda loss: True, kind: str = "any", **fixed: Any
 ) -> Callable[[Callable[[Subject, Case], None]], Callable[[Subject, Case], None]]:
     def enter(relate: Callable[[Subject, Case], None]) -> Callable[[Subject, Case], None]:
-        _PROPERTIES.append(Property(name, says, tuple(losses), kind, MappingProxyType(fixed), relate))
+        _PROPERTIES.append(Property(name, says, claimed, kind, MappingProxyType(fixed), relate))
         return relate
 
     return enter
@@ -514,7 +533,7 @@ def _property(
 def _permutation(subject: Subject, case: Case) -> None:
     chance = _chance(case)
     order = chance.sample(range(case.n), case.n)
-    if case.loss in WITHIN:
+    if not case.entry.two_towers:
         _agree(_ask(subject, case), _ask(subject, _reordered(case, order)), order=order)
         return
     # Pairs stay pairs: both towers are reordered alike, and the negatives for themselves.
@@ -524,7 +543,7 @@ def _permutation(subject: Subject, case: Case) -> None:
     _agree(_ask(subject, case), _ask(subject, _with_rows(case, _rows(case)[rows])), order=rows, anchors=anchors)
 
 
-@_property("relabelling", "only the equality of labels counts, and their mask says the same", LABELLED, "labelled")
+@_property("relabelling", "only the equality of labels counts, and their mask says the same", _labelled, "labelled")
 def _relabelling(subject: Subject, case: Case) -> None:
     found = _ask(subject, case)
     names = _chance(case).sample((-(2**40), -1, 0, 1, 2, 8, 256, 65536, 2**40), 9)
@@ -586,7 +605,7 @@ def _hotter(case: Case, factor: float) -> Case:
     )
 
 
-@_property("view order", "two views interleaved give what they give stacked", WITHIN, "views")
+@_property("view order", "two views interleaved give what they give stacked", _within, "views")
 def _view_order(subject: Subject, case: Case) -> None:
     half = case.n // 2
     order = [row for item in range(half) for row in (item, half + item)]
@@ -599,7 +618,7 @@ def _view_order(subject: Subject, case: Case) -> None:
 @_property(
     "directions",
     "two views swapped give the same loss, and what each view costs as anchors adds up to the whole",
-    WITHIN,
+    _within,
     "views",
     anchors=None,
 )
@@ -618,7 +637,7 @@ def _directions(subject: Subject, case: Case) -> None:
 @_property(
     "towers",
     "towers changed about give the same with the direction turned round, and both directions add up to the whole",
-    ("info_nce",),
+    lambda loss: loss.two_towers,
 )
 def _towers(subject: Subject, case: Case) -> None:
     n, queue = case.n, range(2 * case.n, len(_rows(case)))
@@ -648,7 +667,7 @@ def _adds_up(whole: _Found, parts: Sequence[_Found], orders: Sequence[Sequence[i
 @_property(
     "subset of anchors",
     "an anchor costs the same whoever else is one, and sums over parts add up",
-    WITHIN,
+    _within,
     anchors=None,
 )
 def _subset(subject: Subject, case: Case) -> None:
@@ -733,16 +752,27 @@ def _of_equal_logits(case: Case, i: int, logit: float) -> float:
     positive = len(case.positives()[i])
     others = len(case.members()[i])
     negative = others - positive
-    if case.loss == "nt_bxent":
+    entry = case.entry
+    if entry.form == "binary":
         if not negative and case.option("no_negative") == "nan":
             return math.nan
         cost = positive / (positive + 1) * math.log1p(math.exp(-logit))
         return cost + (logit + math.log1p(math.exp(-logit)) if negative else 0.0)
     if not positive:
         return math.nan if case.option("no_positive") == "nan" else 0.0
-    if case.loss == "supcon_epsilon":
-        return positive * math.log(others) / (positive + EPSILON)
-    denominator = case.option("denominator") or ("one_positive" if case.loss == "nt_xent_pairwise" else "all")
+    if not entry.form:
+        row = np.arange(others)[None]
+        return float(
+            entry.baseline(
+                torch.full(row.shape, logit),
+                torch.as_tensor(row >= 0),
+                torch.as_tensor(row < positive),
+                **case.formula_options(),
+            )
+        )
+    if entry.epsilon:
+        return positive * math.log(others) / (positive + entry.epsilon)
+    denominator = case.option("denominator") or entry.variant.get("denominator", "all")
     if denominator == "only_negatives" and not negative:
         return math.nan if case.option("no_negative") == "nan" else 0.0
     return math.log({"all": others, "one_positive": negative + 1, "only_negatives": negative}[denominator])
@@ -751,7 +781,7 @@ def _of_equal_logits(case: Case, i: int, logit: float) -> float:
 @_property(
     "one positive each",
     "with one positive per anchor and one class mate, supcon, supcon_in, nt_xent and the pairwise reading are one loss",
-    COINCIDENT,
+    _coincides,
     "paired",
     denominator="all",
 )
@@ -759,22 +789,18 @@ def _coincidence(subject: Subject, case: Case) -> None:
     mates = [row[0] for row in case.positives()]
     labels = [min(i, mate) for i, mate in enumerate(mates)]
     found, answered = _ask(subject, case), 0
-    for loss in COINCIDENT:
-        known = LOSSES[loss].keywords
-        same = replace(
-            case,
-            loss=loss,
-            arguments={"partners": mates} if loss == "nt_xent" else {"labels": labels},
-            keywords={name: value for name, value in case.keywords.items() if name in known},
-        )
-        if case.option("reduction") == "mean_pairs" and "mean_pairs" not in LOSSES[loss].choices["reduction"]:
+    for loss in filter(_coincides, LOSSES.values()):
+        given = {"labels": labels, "partners": mates, "positive_pairs": list(enumerate(mates))}
+        keywords = {name: value for name, value in case.keywords.items() if name in loss.keywords}
+        same = replace(case, loss=loss.name, arguments={loss.targets: given[loss.targets]}, keywords=keywords)
+        if case.option("reduction") not in loss.choices["reduction"]:
             same = _with(same, reduction="mean")
-        for denominator in ("all", "one_positive") if "denominator" in known else ("all",):
+        for denominator in ("all", "one_positive") if "denominator" in loss.keywords else ("all",):
             try:
                 other = _ask(subject, same, denominator=denominator)
             except Refused:
                 continue
-            answered += (loss, denominator) != (case.loss, "all")
+            answered += (loss.name, denominator) != (case.loss, "all")
             _agree(found, other)
     if not answered:
         raise Refused("takes none of the losses that coincide")
@@ -783,34 +809,29 @@ def _coincidence(subject: Subject, case: Case) -> None:
 @_property(
     "order",
     "pairwise <= supcon, supcon_in <= supcon, and only_negatives <= one_positive <= all, anchor by anchor",
-    ("supcon",),
+    lambda loss: _labelled(loss) and loss.form == "mean" and "denominator" in loss.keywords,
     denominator="all",
     reduction="none",
     no_positive="zero",
 )
 def _order(subject: Subject, case: Case) -> None:
     plain = {name: case.option(name) for name in ("anchors", "temperature", "base_temperature", "similarity")}
-    found: dict[tuple[str, str], _Found] = {}
-    for loss, denominator in (
-        *(("supcon", name) for name in ("all", "one_positive", "only_negatives")),
-        *(("supcon_in", name) for name in ("all", "one_positive", "only_negatives")),
-        ("nt_xent_pairwise", "one_positive"),
-    ):
-        keywords = {**plain, "reduction": "none", "denominator": denominator}
-        other = replace(case, loss=loss, keywords={k: v for k, v in keywords.items() if k in LOSSES[loss].keywords})
-        try:
-            found[loss, denominator] = _ask(subject, other)
-        except Refused:
-            continue
-    chains = (
-        (("nt_xent_pairwise", "one_positive"), ("supcon", "all")),
-        (("supcon", "one_positive"), ("supcon", "all")),
-        (("supcon", "only_negatives"), ("supcon", "one_positive")),
-        (("supcon_in", "one_positive"), ("supcon_in", "all")),
-        (("supcon_in", "only_negatives"), ("supcon_in", "one_positive")),
-        *((("supcon_in", name), ("supcon", name)) for name in ("all", "one_positive", "only_negatives")),
-    )
-    chains = tuple(chain for chain in chains if chain[0] in found and chain[1] in found)
+    found: dict[tuple[str, str, int], _Found] = {}
+    for loss in filter(_coincides, LOSSES.values()):
+        own = (loss.variant.get("denominator", "all"),)
+        for denominator in loss.choices.get("denominator", own) if _labelled(loss) else ():
+            keywords = {**plain, "reduction": "none", "denominator": denominator}
+            keywords = {name: value for name, value in keywords.items() if name in loss.keywords}
+            try:
+                other = _ask(subject, replace(case, loss=loss.name, keywords=keywords))
+            except Refused:
+                continue
+            found[loss.name, loss.form, DENOMINATORS.index(denominator)] = other
+    chains = [
+        (less, more)
+        for less, more in itertools.permutations(found, 2)
+        if (less[1] == more[1] and less[2] == more[2] + 1) or (less[1:] == ("inside", more[2]) and more[1] == "mean")
+    ]
     if not chains:
         raise Refused("takes one of the ordered losses alone")
     # Without negatives their denominator is empty, and the anchor adds 0 by policy.
@@ -821,12 +842,12 @@ def _order(subject: Subject, case: Case) -> None:
             if i in low.anchors and i in high.anchors:
                 tolerance = low.bounds.anchors[i] + high.bounds.anchors[i]
                 if not low.anchors[i] <= high.anchors[i] + tolerance:
-                    names = f"{' '.join(less)} <= {' '.join(more)}"
+                    names = " <= ".join(f"{name} {DENOMINATORS[k]}" for name, _, k in (less, more))
                     raise _Broken(f"anchor {i}: expected {names}, got {low.anchors[i]!r} and {high.anchors[i]!r}")
 
 
 @_property(
-    "duplicates", "two equal rows that are each other's positives and share all others cost and learn the same", WITHIN
+    "duplicates", "two equal rows that are each other's positives and share all others cost and learn the same", _within
 )
 def _duplicates(subject: Subject, case: Case) -> None:
     first, second = _chance(case).sample(range(case.n), 2)
@@ -862,7 +883,7 @@ def _duplicates(subject: Subject, case: Case) -> None:
 @_property(
     "never its own positive",
     "the diagonal of a mask, a pair of a row with itself, and a pair named twice mean nothing",
-    (*LABELLED, "nt_bxent"),
+    lambda loss: loss.positives_by in ("labels", "pairs"),
 )
 def _diagonal(subject: Subject, case: Case) -> None:
     chance, mask = _chance(case), np.array(case.positive_mask())
@@ -870,7 +891,7 @@ def _diagonal(subject: Subject, case: Case) -> None:
     for truthful in (False, True):
         np.fill_diagonal(mask, truthful)
         spelled.append(_with_mask(case, mask.copy()))
-    if case.loss == "nt_bxent":
+    if case.entry.positives_by == "pairs":
         pairs = [*spelled[1].arguments["positive_pairs"]] * 2
         spelled[1] = replace(case, arguments={"positive_pairs": chance.sample(pairs, len(pairs))})
     _agree(_ask(subject, spelled[0]), _ask(subject, spelled[1]))
@@ -889,7 +910,7 @@ def _reductions(subject: Subject, case: Case) -> None:
         _near_rows("gradient of the sum", each.gradient, total.gradient, each.rows + total.rows)
         tolerances = total.rows / number + mean.rows
         _near_rows("gradient of the mean", total.gradient / number, mean.gradient, tolerances)
-    if "mean_pairs" in LOSSES[case.loss].choices["reduction"]:
+    if "mean_pairs" in case.entry.choices["reduction"]:
         counted, positives = case.counted(), case.positives()
         pairs = [len(positives[i]) for i in counted]
         over_pairs = _ask(subject, case, reduction="mean_pairs")
@@ -907,12 +928,14 @@ def _base_temperature(subject: Subject, case: Case) -> None:
 
 
 @_property(
-    "policies", "a policy decides what anchors without positives or without negatives add, and touches no other", WITHIN
+    "policies",
+    "a policy decides what anchors without positives or without negatives add, and touches no other",
+    _within,
 )
 def _policies(subject: Subject, case: Case) -> None:
     positives = case.positives()
     anchors = case.anchors()
-    known = LOSSES[case.loss].choices
+    known = case.entry.choices
     zero = _ask(subject, case, no_positive="zero", no_negative="zero", reduction="none")
     lonely = [i for i in anchors if not positives[i]]
     if "no_positive" in known:
@@ -924,7 +947,7 @@ def _policies(subject: Subject, case: Case) -> None:
             tolerance = zero.bounds.anchors[i] + dropped.bounds.anchors[i]
             _near(f"anchor {i}, the lonely dropped", zero.anchors[i], value, tolerance)
     if "no_negative" in known:
-        matters = case.loss == "nt_bxent" or case.option("denominator") == "only_negatives"
+        matters = case.entry.form == "binary" or case.option("denominator") == "only_negatives"
         complete = [i for i in anchors if matters and len(positives[i]) == case.n - 1]
         _same_but(zero, _ask(subject, case, no_positive="zero", no_negative="nan", reduction="none"), complete)
 
