@@ -47,7 +47,7 @@ def evaluate(
 ) -> Result:
     """Check the arguments of a loss of one batch, with references or without, and evaluate its formula.
 
-    Positives come from ``partners`` or ``positive_pairs`` where the loss has such an argument. Otherwise exactly one of
+    A loss with ``partners`` or ``positive_pairs`` takes its positives from them. For any other, exactly one of
     ``labels`` and ``positives`` must be given. Further options are those of evaluate_similarities and of the formula.
     """
     checks.check_options({**options, "similarity": similarity}, more_reductions)

@@ -1,4 +1,4 @@
-"""What an argument must be. Every message names the argument, what is expected and what was got."""
+"""Checks of arguments. Every message names the argument, what is expected and what was given."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def check_mask(name: str, mask: object, shape: Sequence[int]) -> npt.NDArray[np.
 
 
 def check_partners(partners: object, n: int, m: int, own: Sequence[int], *, mutual: bool) -> list[int]:
-    """One partner per row among M: in range, not the row itself (its ``own``), and mutual if that is asked for."""
+    """One partner per row among M columns: in range, not the row's ``own`` column, and mutual if ``mutual``."""
     array = _integers("partners", partners)
     if array.shape != (n,):
         raise ValueError(f"partners: expected one partner per embedding, shape [{n}], got shape {list(array.shape)}")

@@ -36,8 +36,14 @@ def info_nce_loss(
 ) -> Result:
     """InfoNCE of two towers: row k of one is the positive of row k of the other.
 
+    Example:
+        >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
+        >>> loss, terms = info_nce_loss(z, [[0.8, 0.6], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        1.0532
+
     Args:
-        embeddings_a: [N, D] floats, complexes or balls.
+        embeddings_a: [N, D] floats, complex numbers or balls.
         embeddings_b: [N, D], the other tower.
         negatives: [K, D], what every anchor is contrasted with in place of the other rows of the other tower, the same
             for both directions.

@@ -39,8 +39,14 @@ def nt_bxent_loss(
 ) -> Result:
     """Binary cross-entropy of every pair, positives and negatives averaged apart in each row.
 
+    Example:
+        >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
+        >>> loss, terms = nt_bxent_loss(z, [(0, 1), (1, 0), (2, 3)], temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        0.9560
+
     Args:
-        embeddings: [N, D] floats, complexes or balls.
+        embeddings: [N, D] floats, complex numbers or balls.
         positive_pairs: [M, 2] integers: (i, j) makes j a positive of i, not i one of j. Duplicates and diagonal
             entries are allowed and change nothing.
         anchors: bool [N], the rows that are summed; all of them by default.

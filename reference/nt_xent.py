@@ -47,11 +47,18 @@ def nt_xent_loss(
 ) -> Result:
     """NT-Xent with exactly one positive per anchor: the cross-entropy of each row of logits.
 
+    Example:
+        >>> from pairproof.reference import stacked_partners
+        >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
+        >>> loss, terms = nt_xent_loss(z, stacked_partners(4), temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        2.0302
+
     Args:
-        embeddings: [N, D] floats, complexes or balls.
+        embeddings: [N, D] floats, complex numbers or balls.
         partners: [N] integers, the row of each row's positive; mutual and never the row itself. The layouts have
-            names: interleaved_partners and stacked_partners. With ref_embeddings it is a row of those, any but
-            self_rows[i].
+            names: interleaved_partners and stacked_partners. With ref_embeddings it is any row of those but
+            self_rows[i], and need not be mutual.
         anchors: bool [N], the rows that are anchors; all of them by default.
         ref_embeddings: [M, D], the rows that anchors are contrasted with in place of the batch itself: a memory bank,
             a queue, the gathered rows of every device. N may then be 1.
@@ -91,8 +98,14 @@ def nt_xent_pairwise_loss(
 ) -> Result:
     """NT-Xent of every positive pair on its own: the denominator holds that one positive and the negatives.
 
+    Example:
+        >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
+        >>> loss, terms = nt_xent_pairwise_loss(z, [0, 0, 0, 1], temperature=0.5, reduction="mean_pairs")
+        >>> print(f"{loss:.4f}")
+        0.5777
+
     Args:
-        embeddings: [N, D] floats, complexes or balls.
+        embeddings: [N, D] floats, complex numbers or balls.
         labels: [N] integers; rows of one label are each other's positives.
         positives: bool [N, N] in place of labels; may be asymmetric, its diagonal is ignored. With ref_embeddings
             bool [N, M], the entry at self_rows[i] ignored.
@@ -104,7 +117,7 @@ def nt_xent_pairwise_loss(
         temperature: positive; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        no_positive: what an anchor without positive adds: "zero", "drop" (it leaves the mean) or "nan".
+        no_positive: what an anchor without positives adds: "zero", "drop" (it leaves the mean) or "nan".
         reduction: "mean" over the anchors of each anchor's mean, "sum" and "none" of the same, or "mean_pairs": the
             mean over all pairs, which weighs large classes more.
 

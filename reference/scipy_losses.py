@@ -1,13 +1,14 @@
-"""The second road: every loss once more, in whole arrays with scipy, the way the notebooks write it. Values only.
+"""Every loss once more, in whole arrays with scipy, as the notebooks write them: values only, no terms.
 
-The loops beside this file are proved as arithmetic; that they spell the right formula is another matter, and this file
-is the witness: it shares nothing with them, not even the checks of arguments (there are none). The SupCon notebook has
+This is an independent evaluation: it shares no code with the loops beside it, and no checks of arguments either. A
+wrong formula in the loops would be proved as arithmetic and would still differ from this file. The SupCon notebook has
 
     mat = 1 - cdist(z, z, "cosine");  np.fill_diagonal(mat, -np.inf);  softmax_mat = softmax(mat, axis=1)
     SupCon   -(log(softmax_mat[0, 3]) + log(softmax_mat[0, 6])) / 2, and so on for every row      (its In [24] to [26])
-    NT-Xent  -(log(e^mat[0, 3] / (e^mat[0, 3] + sum over the negatives of e^mat[0, n])) + ...) / 2       (its In [27])
+    NT-Xent  -(log(e^mat[0, 3] / (e^mat[0, 3] + Σ over the negatives n of e^mat[0, n])) + ...) / 2       (its In [27])
 
-and here stand its expressions, ``mat`` divided by the temperature, masks for its indices, the logarithm taken inside:
+This file has its expressions with ``mat`` divided by the temperature, masks for its indices, and the logarithm taken
+inside:
 
     log(softmax(mat))            mat - max - logsumexp(mat - max)
     log(e^s / (e^s + e^r))       log_expit(s - r),  r = logsumexp over the negatives
@@ -15,11 +16,11 @@ and here stand its expressions, ``mat`` divided by the temperature, masks for it
     log(sigmoid(s))              log_expit(s)
     log(1 - sigmoid(s))          log_expit(-s)
 
-With references ``mat`` is [N, M], cdist(z, references), and what is filled with -inf is where an anchor stands among
-them; for two towers it is cdist(a, b) and nothing is.
+With references ``mat`` is [N, M], cdist(z, references), and the entries at self_rows are set to -inf. For two towers it
+is cdist(a, b), and no entry is.
 
-On the right logits are subtracted before anything is exponentiated: nothing overflows, and an anchor whose loss is
-nearly 0 is wrong by a roundoff of 1, not of its logits. Sources: the SupCon notebook, In [12] to [27] (arXiv
+On the right, logits are subtracted before anything is exponentiated. Nothing overflows, and the error of an anchor
+whose loss is nearly 0 is a roundoff of 1, not of its logits. Sources: the SupCon notebook, In [12] to [27] (arXiv
 2004.11362, equations 2 and 3; SimCLR, arXiv 2002.05709, equation 1); the multi-label notebook, In [98] and [103]; the
 batch tutorial of 31 January 2023; for references and two towers MoCo, arXiv 1911.05722, equation 1, and CLIP, arXiv
 2103.00020, figure 3.
@@ -39,7 +40,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Values(NamedTuple):
-    """What this road gives: ``loss``, a float or one value per counted anchor; ``anchors``, every anchor's value."""
+    """``loss``, a float or one value per counted anchor; ``anchors``, every anchor's value."""
 
     loss: float | Array
     anchors: Array
@@ -48,7 +49,7 @@ class Values(NamedTuple):
 def _mat(
     embeddings: npt.ArrayLike, similarity: str, temperature: float, references: npt.ArrayLike | None = None
 ) -> Array:
-    """[N, N] similarities over the temperature, the diagonal included; or [N, M] with references."""
+    """Similarities over the temperature: [N, N], the diagonal included, or [N, M] with references."""
     z = np.asarray(embeddings, dtype=np.float64)
     r = z if references is None else np.asarray(references, dtype=np.float64)
     if similarity == "dot":
@@ -68,7 +69,7 @@ def _others(mat: Array, referring: bool, self_rows: npt.ArrayLike | None = None)
 def _masks(
     others: Mask, labels: npt.ArrayLike | None, positives: npt.ArrayLike | None, ref_labels: npt.ArrayLike | None = None
 ) -> tuple[Mask, Mask]:
-    """P and N as masks [N, N] or [N, M]: who among the others is a positive of whom, who a negative."""
+    """P and N as masks [N, N] or [N, M]: the positives of every row among the others, and the negatives."""
     if labels is not None:
         mask = np.equal.outer(labels, labels if ref_labels is None else ref_labels)
     else:
@@ -83,14 +84,14 @@ def _mean(values: Array, mask: Mask) -> Array:
 
 def _log_softmax(mat: Array, others: Mask) -> Array:
     """Logarithm of every row's softmax over the others: ``scipy.special.log_softmax``, with log1p in its sum."""
-    # A row without others has no softmax. It keeps all its columns, and nobody reads them.
+    # A row without others has no softmax: it keeps all its columns, and the result is not used.
     mat = np.where(others | ~others.any(axis=1, keepdims=True), mat, -np.inf)
     mat = mat - mat.max(axis=1, keepdims=True)
     return np.asarray(mat - logsumexp(mat, axis=1, keepdims=True))
 
 
 def _log_ratios(mat: Array, others: Mask, negatives: Mask, denominator: str) -> Array:
-    """log(e^s_ij / D_ij) [N, N] or [N, M]; an only denominator of no negatives is 0, and its ratio infinite."""
+    """log(e^s_ij / D_ij) [N, N] or [N, M]; infinite where D_ij sums negatives alone and there are none."""
     if denominator == "all":
         return _log_softmax(mat, others)
     rest = logsumexp(np.where(negatives, mat, -np.inf), axis=1, keepdims=True)
@@ -104,22 +105,23 @@ def _values(
     base_temperature: float | None,
     reduction: str,
     no_positive: str = "zero",
-    lonely: Any = False,
+    unpaired: Any = False,
     pairs: Any = 1,
 ) -> Values:
-    """Put each row's value under the policy for lonely anchors, scale, select the anchors and reduce.
+    """Apply the policy for anchors without positives to each row's value, scale, select the anchors and reduce.
 
-    ``pairs`` is how many positives a row has: "mean_pairs" weighs its mean with it.
+    ``unpaired`` marks the rows without positives. ``pairs`` is how many positives a row has: "mean_pairs" weighs its
+    mean with it.
     """
-    each = np.where(lonely, np.nan if no_positive == "nan" else 0.0, each)
+    each = np.where(unpaired, np.nan if no_positive == "nan" else 0.0, each)
     if base_temperature is not None:
         each = each * temperature / base_temperature
     chosen = np.ones(len(each), dtype=bool) if anchors is None else np.asarray(anchors, dtype=bool)
-    counted = each[chosen & ~lonely] if no_positive == "drop" else each[chosen]
+    counted = each[chosen & ~unpaired] if no_positive == "drop" else each[chosen]
     if reduction == "none":
         return Values(counted, each[chosen])
     if reduction == "mean_pairs":
-        # A lonely anchor has no pair to weigh; it matters where its policy makes it NaN.
+        # An anchor without positives has no pair to weigh, but its NaN counts.
         total, number = np.sum(each * np.maximum(pairs, 1), where=chosen), np.sum(pairs, where=chosen)
     else:
         total, number = counted.sum(), len(counted) if reduction == "mean" else 1
@@ -151,8 +153,8 @@ def supcon_loss(
     each = _mean(-log_ratios, is_positive)
     if denominator == "only_negatives":
         each = np.where(is_negative.any(axis=1), each, np.nan if no_negative == "nan" else 0.0)
-    lonely = ~is_positive.any(axis=1)
-    return _values(each, anchors, temperature, base_temperature, reduction, no_positive, lonely)
+    unpaired = ~is_positive.any(axis=1)
+    return _values(each, anchors, temperature, base_temperature, reduction, no_positive, unpaired)
 
 
 def supcon_in_loss(
@@ -176,9 +178,9 @@ def supcon_in_loss(
     mat = _mat(embeddings, similarity, temperature, ref_embeddings)
     others = _others(mat, ref_embeddings is not None, self_rows)
     is_positive, is_negative = _masks(others, labels, positives, ref_labels)
-    lonely = ~is_positive.any(axis=1)
+    unpaired = ~is_positive.any(axis=1)
     log_ratios = _log_ratios(mat, others, is_negative, denominator)
-    # Relative to the likeliest positive: all ratios of a row may underflow.
+    # Relative to the largest ratio: all ratios of a row may underflow.
     top = log_ratios.max(axis=1, keepdims=True, initial=-np.inf, where=is_positive)
     usable = is_positive & np.isfinite(top)
     ratios = np.exp(np.subtract(log_ratios, top, where=usable, out=np.full_like(log_ratios, -np.inf)))
@@ -186,7 +188,7 @@ def supcon_in_loss(
     each = -np.log(mean, where=mean > 0, out=np.zeros_like(mean)) - top[:, 0]
     if denominator == "only_negatives":
         each = np.where(is_negative.any(axis=1), each, np.nan if no_negative == "nan" else 0.0)
-    return _values(each, anchors, temperature, base_temperature, reduction, no_positive, lonely)
+    return _values(each, anchors, temperature, base_temperature, reduction, no_positive, unpaired)
 
 
 def supcon_epsilon_loss(

@@ -84,8 +84,14 @@ def supcon_loss(
 ) -> Result:
     """Supervised contrastive loss with the sum over positives outside the logarithm (L_out).
 
+    Example:
+        >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
+        >>> loss, terms = supcon_loss(z, [0, 0, 1, 1], temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        0.4302
+
     Args:
-        embeddings: [N, D] floats, complexes or balls.
+        embeddings: [N, D] floats, complex numbers or balls.
         labels: [N] integers; rows of one label are each other's positives.
         positives: bool [N, N] in place of labels; may be asymmetric, its diagonal is ignored. With ref_embeddings
             bool [N, M], the entry at self_rows[i] ignored.
@@ -98,9 +104,8 @@ def supcon_loss(
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" or "only_negatives".
-        no_positive: what an anchor without positive adds: "zero", "drop" (it leaves the mean) or "nan".
-        no_negative: what an anchor without negatives adds when the denominator is made of negatives alone: "zero"
-            or "nan".
+        no_positive: what an anchor without positives adds: "zero", "drop" (it leaves the mean) or "nan".
+        no_negative: what an anchor without negatives adds with denominator "only_negatives": "zero" or "nan".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
 
     Returns:
@@ -139,6 +144,12 @@ def supcon_in_loss(
     Arguments, errors and result are those of supcon_loss. With denominator "one_positive" each numerator has its own
     denominator.
 
+    Example:
+        >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
+        >>> loss, terms = supcon_in_loss(z, [0, 0, 0, 1], temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        0.7517
+
     Source:
         SupCon paper, arXiv 2004.11362, equation 3.
     """
@@ -159,9 +170,14 @@ def supcon_epsilon_loss(
 ) -> Result:
     """The batch tutorial's loss: dot products, the row's maximum with the self-similarity in it, and an epsilon.
 
-    Arguments, errors and result are those of supcon_loss, which alone takes references: the maximum of this one is
-    over the batch itself. The derivative of these loops goes through the maximum; the
-    tutorial detaches it.
+    Arguments, errors and result are those of supcon_loss, without references: the maximum is over the batch. The
+    derivative of this loss goes through the maximum; the tutorial detaches it.
+
+    Example:
+        >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
+        >>> loss, terms = supcon_epsilon_loss(z, [0, 0, 1, 1], temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        0.4302
 
     Source:
         The batch tutorial, 31 January 2023.

@@ -1,4 +1,4 @@
-"""Layouts of views: which row is which view of which item. Mixing them up is the commonest mistake with these losses.
+"""Layouts of views: which row is which view of which item. Mixing them up is the most common mistake with these losses.
 
 Stacked (SimCLR's reference code, SupContrast, SiT): all first views, then all second views. Interleaved (the pair
 notebook): the views of one item side by side.
@@ -41,7 +41,7 @@ def interleaved_partners(n: int) -> npt.NDArray[np.int64]:
     """Partners [N] when two views lie side by side: 1, 0, 3, 2, ...
 
     Raises:
-        TypeError: n is no integer.
+        TypeError: n is not an integer.
         ValueError: n is odd or less than 2.
     """
     _check_pairs(n)
@@ -52,7 +52,7 @@ def stacked_partners(n: int) -> npt.NDArray[np.int64]:
     """Partners [N] when all first views come before all second views: n/2, n/2 + 1, ..., 0, 1, ...
 
     Raises:
-        TypeError: n is no integer.
+        TypeError: n is not an integer.
         ValueError: n is odd or less than 2.
     """
     _check_pairs(n)
@@ -100,7 +100,7 @@ def repeat_labels(labels: Sequence[int] | npt.NDArray[Any], n_views: int, layout
     """Labels [batch] of items as labels [views * batch] of their views.
 
     Raises:
-        TypeError: n_views is no integer.
+        TypeError: n_views is not an integer.
         ValueError: labels are not one-dimensional; n_views is less than 1; the layout is unknown.
     """
     _check_layout(layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 from dataclasses import replace
 from typing import Any
@@ -156,6 +157,12 @@ def test_differences_approach_the_gradient(case: Case) -> None:
             return math.fsum(truth(replace(case, embeddings=moved)).values)
 
         assert (value(step) - value(-step)) / (2 * step) == pytest.approx(true.gradient[i, d], rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("module", [reference.supcon, reference.nt_xent, reference.nt_bxent, reference.info_nce])
+def test_examples_in_docstrings_print_what_they_show(module: Any) -> None:
+    failed, attempted = doctest.testmod(module)
+    assert (failed, attempted > 0) == (0, True)
 
 
 def test_balls_stay_narrow() -> None:

@@ -1,4 +1,4 @@
-"""The second road: it gives the golden values, it is the notebooks', it leans on nothing, and it would notice."""
+"""The evaluation in scipy: it gives the golden values, shares nothing with the loops, and finds a wrong formula."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ from pairproof.conformance.suite.store import load_worked
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import PROVE_UP_TO, Truth, stored_truth, truth
 from pairproof.conformance.truth.tolerances import bounds
-from pairproof.reference import scipy_losses, supcon
-from pairproof.reference.scalars import log_mean_exp, total
-from pairproof.reference.terms import cross_entropy
+from pairproof.reference import scalars, scipy_losses, supcon, terms
 
-ROAD = ScipyRoad({}, "cpu")
+SCIPY = ScipyRoad({}, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +32,8 @@ def golden() -> list[GoldenCase]:
 
 
 def ratio(case: Case, true: Truth) -> float:
-    """Worst error of the road, in units of the bound."""
-    return compare(case, true, ROAD.evaluate(case, "float64"), bounds(case, true, "float64")).ratio
+    """Worst error of the evaluation in scipy, in units of the bound."""
+    return compare(case, true, SCIPY.evaluate(case, "float64"), bounds(case, true, "float64")).ratio
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -50,7 +48,7 @@ def test_it_gives_every_golden_value(golden: list[GoldenCase], loss: str) -> Non
 def test_it_agrees_with_the_loops(golden: list[GoldenCase]) -> None:
     """Both are within the bound of the truth, so they are within two bounds of each other."""
     for g in [g for g in golden if g.case.n <= PROVE_UP_TO][::7]:
-        found, loops = ROAD.evaluate(g.case, "float64"), call_reference(g.case)
+        found, loops = SCIPY.evaluate(g.case, "float64"), call_reference(g.case)
         allowed = bounds(g.case, stored_truth(g.case, g.expected), "float64")
         assert found.anchors is not None
         assert found.anchors.keys() == loops.terms.anchor_losses.keys()
@@ -66,7 +64,7 @@ def test_it_prints_what_the_notebook_prints() -> None:
         if fixture.document.id != "supcon_notebook":
             continue
         for case in worked_cases(fixture):
-            (value,) = ROAD.evaluate(case, "float64").values
+            (value,) = SCIPY.evaluate(case, "float64").values
             for figure in case.figures:
                 if len(str(figure.printed)) > 15:
                     full_length += 1
@@ -76,8 +74,8 @@ def test_it_prints_what_the_notebook_prints() -> None:
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=list(LOSSES))
 def test_its_signatures_are_the_catalogue_s(loss: Any) -> None:
-    road, loops = (inspect.signature(getattr(room, loss.function)) for room in (scipy_losses, reference))
-    assert list(road.parameters.values()) == list(loops.parameters.values())
+    found, loops = (inspect.signature(getattr(module, loss.function)) for module in (scipy_losses, reference))
+    assert list(found.parameters.values()) == list(loops.parameters.values())
 
 
 def test_it_shares_nothing_with_the_loops() -> None:
@@ -98,19 +96,19 @@ def test_it_runs_in_every_verification() -> None:
 
 
 ROWS = np.array([[1.0, 0.5, -0.25], [0.75, -1.0, 0.5], [-0.5, 0.25, 1.5], [1.25, 1.0, 0.125], [-1.0, -0.5, 0.375]])
-CASE = Case("test/road", "supcon", ROWS, {"labels": [0, 1, 0, 1, 0]}, {"temperature": 0.5})
+CASE = Case("test/scipy", "supcon", ROWS, {"labels": [0, 1, 0, 1, 0]}, {"temperature": 0.5})
 
 
 @pytest.mark.parametrize(
     ("place", "name", "mistake"),
     [
-        ("members", "cross_entropy", lambda s, i, p, members: cross_entropy(s, i, p, range(len(s)))),
-        ("mean", "mean", lambda values, empty: total(values)),
-        ("inside", "mean", lambda values, empty: -log_mean_exp([-v for v in values], empty)),
+        ("members", "cross_entropy", lambda s, i, p, members: terms.cross_entropy(s, i, p, range(len(s)))),
+        ("mean", "mean", lambda values, empty: scalars.total(values)),
+        ("inside", "mean", lambda values, empty: -scalars.log_mean_exp([-v for v in values], empty)),
     ],
 )
-def test_it_would_notice_a_wrong_formula(monkeypatch: pytest.MonkeyPatch, place: str, name: str, mistake: Any) -> None:
-    """The proof runs the same loops and would prove the wrong number; the second road contradicts it."""
+def test_a_wrong_formula_is_found(monkeypatch: pytest.MonkeyPatch, place: str, name: str, mistake: Any) -> None:
+    """The proof runs the same loops and would prove the wrong number; the independent evaluation contradicts it."""
     assert ratio(CASE, truth(CASE)) <= 1
     monkeypatch.setattr(supcon, name, mistake)
     assert ratio(CASE, truth(CASE)) > 1e6
@@ -167,13 +165,13 @@ def test_a_solved_anchor_is_off_by_a_roundoff_of_one() -> None:
         assert 0 <= function(rows, [0, 0, 1, 1], temperature=1e-3).loss <= 2.0**-53
 
 
-def test_nothing_is_an_answer() -> None:
-    nobody = np.zeros(5, dtype=bool)
+def test_empty_selections_give_zero() -> None:
+    none = np.zeros(5, dtype=bool)
     for reduction, expected in (("mean", 0.0), ("sum", 0.0), ("mean_pairs", 0.0)):
-        found = scipy_losses.nt_xent_pairwise_loss(ROWS, [0, 1, 0, 1, 0], anchors=nobody, reduction=reduction)
+        found = scipy_losses.nt_xent_pairwise_loss(ROWS, [0, 1, 0, 1, 0], anchors=none, reduction=reduction)
         assert found.loss == expected
         assert not len(found.anchors)
-    assert len(np.ravel(scipy_losses.supcon_loss(ROWS, [0, 1, 0, 1, 0], anchors=nobody, reduction="none").loss)) == 0
+    assert len(np.ravel(scipy_losses.supcon_loss(ROWS, [0, 1, 0, 1, 0], anchors=none, reduction="none").loss)) == 0
     alone = scipy_losses.supcon_loss(ROWS, range(5), no_positive="drop")
     assert alone.loss == 0
     assert alone.anchors.tolist() == [0.0] * 5
