@@ -197,7 +197,7 @@ def test_a_built_in_temperature_is_said_and_its_cases_counted(capsys: pytest.Cap
     assert call(*arguments, "--temperature", "0.5") == 0
     text = capsys.readouterr().out
     assert "temperature: 0.5 built in: only cases of that temperature are judged" in text
-    assert "not judged: has the temperature 0.5 built in" in text
+    assert "not judged: temperature other than 0.5 is not claimed" in text
     assert call(*arguments, "--temperature", "0.3") == 1
 
 
@@ -212,7 +212,7 @@ def test_a_built_in_temperature_is_said_and_its_cases_counted(capsys: pytest.Cap
         (["--loss", "supcon", "--case", "nothing/like-it"], "no case of supcon matches nothing/like-it"),
         (["--loss", "supcon", "--limit", "0"], "--limit: expected a positive number of seconds"),
         (["--loss", "supcon", "--temperature", "-1"], "--temperature: expected a positive number"),
-        (["--loss", "info_nce"], "info_nce cannot be asked of a target that is called with labels"),
+        (["--loss", "info_nce"], "info_nce cannot be computed by a target that is called with labels"),
         (
             ["--loss", "supcon", "--normalised", "--dtype", "float16"],
             "rows brought to norm 1 are no numbers of float16",
@@ -245,7 +245,7 @@ def test_what_cannot_run_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     number = sum(case.loss == "supcon" and fnmatchcase(case.id, SOME) for case in _cases())
     assert f"could not run: none of the {number} cases of supcon can be judged" in text
-    assert f"{number} not judged: has the temperature 0.123 built in" in text
+    assert f"{number} not judged: temperature other than 0.123 is not claimed" in text
     # Nothing but errors.
     assert call("check", f"{LOSSES}:returns_a_tuple", "--loss", "supcon", "--case", SOME) == 3
     text = capsys.readouterr().out

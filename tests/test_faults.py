@@ -12,7 +12,6 @@ import pytest
 
 from pairproof.conformance.faults import FAMILIES, FAULTS, RIGHT
 from pairproof.conformance.faults.judging import CLEARLY, Verdict, judge
-from pairproof.conformance.implementations.callable import CALLS, EXPRESSES
 from pairproof.conformance.judge.results import BAD, Status
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.golden import load_flags
@@ -95,8 +94,7 @@ def test_faults_are_described() -> None:
     assert len(set(names)) == len(names)
     for fault in FAULTS:
         assert re.fullmatch(rf"{fault.loss}/[a-z0-9]+(-[a-z0-9]+)*", fault.name)
-        assert fault.call in CALLS
-        assert fault.loss in EXPRESSES[fault.call]
+        assert fault.call in LOSSES[fault.loss].calls
         assert (fault.loss, fault.call) in RIGHT
         assert fault.words.endswith(".")
         assert fault.words.count(". ") == 0

@@ -19,14 +19,14 @@ from pairproof import fast, reference
 from pairproof.conformance.diagnose import hypotheses, identify
 from pairproof.conformance.diagnose.asking import Asked
 from pairproof.conformance.diagnose.hypotheses import diagnose
-from pairproof.conformance.diagnose.positives import Batch
 from pairproof.conformance.diagnose.questions import QUESTIONS, drawn
 from pairproof.conformance.diagnose.search import Search
 from pairproof.conformance.faults import FAULTS
 from pairproof.conformance.implementations.base import Unavailable
-from pairproof.conformance.implementations.callable import TargetError, from_function
+from pairproof.conformance.implementations.callable import Batch, load
 from pairproof.conformance.implementations.lightly import Lightly
 from pairproof.conformance.implementations.open_clip import OpenClip
+from pairproof.conformance.implementations.sandbox import TargetError
 from pairproof.conformance.implementations.setfit import SetFit
 from pairproof.conformance.implementations.supcontrast import NOTEBOOK_FILE, load_file
 from pairproof.conformance.suite.cases import Case
@@ -227,7 +227,7 @@ def test_an_instance_is_identified_whatever_its_attributes_say():
 
 
 def test_an_external_target_is_asked_as_it_is_called():
-    external = from_function(in_fast("nt_xent"), loss="nt_xent", call="views", temperature=0.2)
+    external = load(in_fast("nt_xent"), loss="nt_xent", call="views", temperature=0.2)
     assert found(external).loss == "nt_xent"
 
 

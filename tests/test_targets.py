@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import signal
 import sys
 import time
@@ -17,19 +16,11 @@ import torch
 
 from pairproof import fast
 from pairproof.conformance.implementations import callable as targets
+from pairproof.conformance.implementations import sandbox
 from pairproof.conformance.implementations.base import items_of
-from pairproof.conformance.implementations.callable import (
-    Claim,
-    External,
-    TargetError,
-    TargetMisused,
-    find,
-    from_function,
-    guess_arrays,
-    guess_call,
-    load,
-    within,
-)
+from pairproof.conformance.implementations.callable import External, load
+from pairproof.conformance.implementations.sandbox import TargetError, TargetMisused, find, within
+from pairproof.conformance.implementations.signatures import Claim, Signature, guess_arrays, guess_call
 from pairproof.conformance.implementations.subprocess import RESTARTS, LineError, Lines
 from pairproof.conformance.judge.options import Selection
 from pairproof.conformance.judge.verify import judge_case
@@ -93,7 +84,7 @@ def with_options(case: Case, **options: object) -> Case:
 def test_the_call_is_guessed_from_the_names(names: str, call: str) -> None:
     scope: dict[str, object] = {}
     exec(f"def function({names}): ...", scope)
-    found, words = guess_call(inspect.signature(scope["function"]).parameters)  # type: ignore[arg-type]
+    found, words = guess_call(Signature(scope["function"]))
     assert found == call
     assert names.split(",")[0] in words
 
@@ -103,7 +94,7 @@ def test_names_that_tell_nothing_are_asked_about(names: str) -> None:
     scope: dict[str, object] = {}
     exec(f"def function({names}): ...", scope)
     with pytest.raises(TargetMisused, match=r"say it with --call labels\|features\|views\|stacked\|pairs"):
-        guess_call(inspect.signature(scope["function"]).parameters)  # type: ignore[arg-type]
+        guess_call(Signature(scope["function"]))
 
 
 def test_the_arrays_are_guessed_from_annotations_then_imports(tmp_path: Path) -> None:
@@ -137,7 +128,7 @@ def test_the_arrays_are_guessed_from_annotations_then_imports(tmp_path: Path) ->
     [
         ("losses.supcon", "expected package.module:attribute or file.py:attribute"),
         ("nowhere.py:supcon", "no file nowhere.py"),
-        ("no_such_package.losses:supcon", "imports what is not here: No module named 'no_such_package'"),
+        ("no_such_package.losses:supcon", "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'"),
         (f"{LOSSES}:supkon", "has no supkon"),
         (f"{LOSSES}:Module.nothing", "has no Module.nothing"),
         (f"{LOSSES}:NOT_A_FUNCTION", "it is an int, which cannot be called"),
@@ -194,7 +185,7 @@ def test_a_module_is_found_by_its_name() -> None:
         ({"loss": "supkon"}, "unknown loss 'supkon'; known: supcon"),
         ({"call": "rows"}, "unknown call 'rows'; known: labels, features"),
         ({"arrays": "tensorflow"}, "unknown kind of arrays 'tensorflow'"),
-        ({"call": "pairs"}, r"supcon cannot be asked of a target that is called with pairs: --call labels\|features"),
+        ({"call": "pairs"}, r"supcon cannot be computed by a target .* pairs: --call labels\|features"),
         ({"loss": "info_nce"}, r"called with labels: --call views\|command"),
         ({"settings": {"no_positiv": "drop"}}, "supcon_loss has no option 'no_positiv'; known: base_temperature"),
         ({"settings": {"no_positive": "ignore"}}, "no_positive: expected one of zero, drop, nan"),
@@ -214,14 +205,14 @@ def test_a_temperature_that_nobody_says_is_asked_for() -> None:
     with pytest.raises(TargetMisused, match=r"no parameter temperature \(or tau, or logit_scale\): say with"):
         target("built_in")
     with pytest.raises(TargetMisused, match="--temperature"):
-        from_function(lambda embeddings, labels: embeddings.sum(), loss="supcon", call="labels")
+        load(lambda embeddings, labels: embeddings.sum(), loss="supcon", call="labels")
 
 
 def test_a_built_in_temperature_chooses_the_cases() -> None:
     for found in (target("built_in", temperature=0.5), target("at_half")):
         assert found.claim.temperature == 0.5
         assert ratio(found, SUPCON) <= 1
-        assert found.refuses(with_options(SUPCON, temperature=0.1)) == "has the temperature 0.5 built in"
+        assert found.refuses(with_options(SUPCON, temperature=0.1)) == "temperature other than 0.5 is not claimed"
     assert any("0.5 built in, the instance's attribute" in note for note in target("at_half").notes)
 
 
@@ -355,8 +346,9 @@ def test_options_that_are_not_taken_must_be_claimed() -> None:
     dropped = with_options(SUPCON, no_positive="drop")
     assert plain.refuses(dropped) == "no_positive=drop is not claimed"
     assert plain.refuses(with_options(SUPCON, reduction="sum")) == "reduction=sum is not claimed"
-    assert plain.refuses(with_options(SUPCON, base_temperature=1.0)) == "base_temperature is not claimed"
-    assert plain.refuses(NT_XENT) == "is checked as supcon"
+    scaled = with_options(SUPCON, base_temperature=1.0)
+    assert plain.refuses(scaled) == "base_temperature other than None is not claimed"
+    assert plain.refuses(NT_XENT) == "has no nt_xent"
     drops = target("drops", settings={"no_positive": "drop"})
     assert drops.refuses(SUPCON) == "no_positive=zero is not claimed"
     assert ratio(drops, dropped) <= 1
@@ -382,7 +374,7 @@ def test_an_option_of_another_meaning_is_not_passed() -> None:
         assert similarity is len
         return fast.supcon_loss(embeddings, labels, temperature=temperature)
 
-    found = from_function(loss, loss="supcon", call="labels")
+    found = load(loss, loss="supcon", call="labels")
     assert found.claim.passed == frozenset()
     assert any(note.startswith("similarity: its default ") for note in found.notes)
     assert ratio(found, SUPCON) <= 1
@@ -403,7 +395,7 @@ def test_values_of_anchors_are_reduced_here_and_kept() -> None:
         outcome = found.evaluate(case, "float64")
         assert outcome.anchors is not None
         assert list(outcome.anchors) == list(range(6))
-    wrong = from_function(
+    wrong = load(
         lambda embeddings, labels, temperature: embeddings.sum(), loss="supcon", call="labels",
         settings={"reduction": "none"},
     )  # fmt: skip
@@ -412,7 +404,7 @@ def test_values_of_anchors_are_reduced_here_and_kept() -> None:
 
 
 def test_pairs_weigh_the_values_of_anchors() -> None:
-    found = from_function(
+    found = load(
         lambda embeddings, labels, temperature: fast.nt_xent_pairwise_loss(
             embeddings, labels, temperature=temperature, reduction="none"
         ),
@@ -438,7 +430,7 @@ def test_towers_are_turned_round_for_one_way(own: str, direction: str, reduction
     def other_way(view_a, view_b, temperature, reduction="mean"):
         return fast.info_nce_loss(view_a, view_b, temperature=temperature, reduction=reduction, direction=own)
 
-    found = from_function(other_way, loss="info_nce", call="views", settings={"direction": own})
+    found = load(other_way, loss="info_nce", call="views", settings={"direction": own})
     assert ratio(found, with_options(INFO_NCE, direction=direction, reduction=reduction)) <= 1
 
 
@@ -458,7 +450,7 @@ def test_numpy_gives_values_alone() -> None:
     assert ratio(found, SUPCON) <= 1
     assert found.evaluate(SUPCON, "float64").gradient is None
     seen = []
-    watched = from_function(
+    watched = load(
         lambda embeddings, labels, temperature: seen.append((embeddings.dtype, labels.dtype)) or 1.0,
         loss="supcon",
         call="labels",
@@ -496,7 +488,7 @@ def test_jax_gives_values_and_gradients(reduction: str) -> None:
         values = jax.numpy.where(positives, -logs, 0).sum(axis=1) / jax.numpy.maximum(positives.sum(axis=1), 1)
         return values.mean() if reduction == "mean" else values
 
-    found = from_function(
+    found = load(
         supcon,
         loss="supcon",
         call="labels",
@@ -521,10 +513,10 @@ def test_jax_gives_values_and_gradients(reduction: str) -> None:
     ],
 )
 def test_what_is_no_loss_is_said(returned: object, words: str) -> None:
-    found = from_function(lambda embeddings, labels, temperature: returned, loss="supcon", call="labels")
+    found = load(lambda embeddings, labels, temperature: returned, loss="supcon", call="labels")
     with pytest.raises(TargetError, match=words):
         found.evaluate(SUPCON, "float64")
-    found = from_function(lambda embeddings, labels, temperature: "high", loss="supcon", call="labels", arrays="numpy")
+    found = load(lambda embeddings, labels, temperature: "high", loss="supcon", call="labels", arrays="numpy")
     with pytest.raises(TargetError, match="returned a str where a number or an array is expected"):
         found.evaluate(SUPCON, "float64")
 
@@ -565,11 +557,11 @@ def test_a_case_has_a_limit_of_memory(wasteful: Any, monkeypatch: pytest.MonkeyP
     arrays = "torch" if wasteful is hungry else "numpy"
     found = load(wasteful, loss="supcon", call="labels", arrays=arrays)
     found.evaluate(SUPCON, "float64")
-    monkeypatch.setattr(targets, "_free_memory", lambda: 2**28)
+    monkeypatch.setattr(sandbox, "_free_memory", lambda: 2**28)
     with pytest.raises(TargetError, match=r"wanted more memory than the 0\.21 GiB that a case may take here"):
         found.evaluate(SUPCON, "float64")
     assert resource.getrlimit(resource.RLIMIT_AS) == before
-    monkeypatch.setattr(targets, "_free_memory", lambda: None)
+    monkeypatch.setattr(sandbox, "_free_memory", lambda: None)
     found.evaluate(SUPCON, "float64")
 
 
@@ -614,7 +606,7 @@ def test_a_float32_temperature_is_told_with_all_its_digits() -> None:
             return fast.supcon_loss(embeddings, labels, temperature=float(self.temperature.detach()))
 
     found = load(Learned(), loss="supcon")
-    assert found.refuses(SUPCON) == "has the temperature 0.10000000149011612 built in"
+    assert found.refuses(SUPCON) == "temperature other than 0.10000000149011612 is not claimed"
     assert any("--temperature 0.1 --dtype float32 judges it as such" in note for note in found.notes)
     assert ratio(load(Learned(), loss="supcon", temperature=0.1), with_options(SUPCON, temperature=0.1), "float32") <= 1
 
@@ -635,8 +627,8 @@ def test_jax_that_compiles_to_no_mask_is_run_as_it_is() -> None:
 
 
 def test_a_claim_must_be_expressible() -> None:
-    with pytest.raises(TargetMisused, match="cannot be asked"):
-        External(len, Claim("nt_bxent", "labels"))
+    with pytest.raises(TargetMisused, match="cannot be computed"):
+        Claim("nt_bxent", "labels")
 
 
 def command(mode: str, limit: float = 60.0, **said: object) -> External:
@@ -650,8 +642,8 @@ def test_a_command_gives_values_and_gradients() -> None:
         for dtype in ("float64", "float32"):
             assert ratio(found, SUPCON, dtype) <= 1
         assert found.gradients_judged
-        assert isinstance(found.function, Lines)
-        assert found.function.started == 1
+        assert isinstance(found.command, Lines)
+        assert found.command.started == 1
         assert found.refuses(with_options(SUPCON, reduction="sum")) == "reduction=sum is not claimed"
     finally:
         found.close()
@@ -740,8 +732,8 @@ def test_a_command_that_crashes_or_lies_is_named(mode: str, words: str, started:
         for _ in range(2):
             with pytest.raises(TargetError, match=words):
                 found.evaluate(SUPCON, "float64")
-        assert isinstance(found.function, Lines)
-        assert found.function.started == started
+        assert isinstance(found.command, Lines)
+        assert found.command.started == started
     finally:
         found.close()
 
@@ -758,13 +750,13 @@ def test_numbers_that_are_none_are_told_apart_from_texts() -> None:
 @pytest.mark.parametrize("mode", ["hang", "babble"])
 def test_a_command_that_hangs_is_killed_and_started_at_most_three_times_more(mode: str) -> None:
     found = command(mode, limit=1.0)
-    assert isinstance(found.function, Lines)
+    assert isinstance(found.command, Lines)
     start = time.monotonic()
     try:
         for _ in range(RESTARTS + 1):
             with pytest.raises(TargetError, match=r"did not answer within 1 s \(--limit\) and was killed"):
                 found.evaluate(SUPCON, "float64")
-        assert found.function.started == RESTARTS + 1
+        assert found.command.started == RESTARTS + 1
         asked = time.monotonic()
         with pytest.raises(TargetError, match=r"not asked: the command was started 4 times; the last time: .*killed"):
             found.evaluate(SUPCON, "float64")
@@ -781,8 +773,8 @@ def test_a_command_that_hangs_once_is_asked_again() -> None:
         with pytest.raises(TargetError, match="did not answer"):
             found.evaluate(SUPCON, "float64")
         assert ratio(found, SUPCON) <= 1
-        assert isinstance(found.function, Lines)
-        assert found.function.started == 2
+        assert isinstance(found.command, Lines)
+        assert found.command.started == 2
     finally:
         found.close()
 
@@ -812,16 +804,16 @@ def test_a_command_is_gone_once_it_is_closed() -> None:
     lines.close()
     found = command("one")
     found.evaluate(SUPCON, "float64")
-    assert isinstance(found.function, Lines)
-    process = found.function._process
+    assert isinstance(found.command, Lines)
+    process = found.command._process
     assert process is not None
     found.close()
     assert process.returncode == 0
 
 
-def test_only_whoever_asks_is_judged_in_halves() -> None:
+def test_a_target_is_judged_in_the_dtypes_that_are_named() -> None:
     assert target("supcon").dtypes == ("float64", "float32")
-    assert target("supcon", halves=True).dtypes == ("float64", "float32", "bfloat16", "float16")
+    assert target("supcon", dtypes=("float64", "bfloat16")).dtypes == ("float64", "bfloat16")
 
 
 def test_outcomes_are_kept_for_whoever_explains_them() -> None:

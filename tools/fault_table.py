@@ -22,7 +22,7 @@ from pairproof.conformance.diagnose import hypotheses, identify
 from pairproof.conformance.diagnose.explain_failure import SLIGHT
 from pairproof.conformance.faults import FAMILIES, FAULTS, Fault
 from pairproof.conformance.faults.judging import LARGEST, Verdict, judge, small_cases, target_of
-from pairproof.conformance.implementations.callable import TargetError
+from pairproof.conformance.implementations.sandbox import TargetError
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.truth.evaluate import stored_truth
 

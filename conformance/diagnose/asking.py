@@ -1,16 +1,15 @@
-"""A black box that answers questions: called with torch, numpy or jax arrays, its answer and gradient in float64."""
+"""A target that answers probes: called with a batch, its values and gradient in float64, its errors in words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..implementations.callable import Door, External, TargetError, guess_arrays, guess_call, import_jax, within
-from .positives import Batch
+from ..implementations.callable import Answer, Batch, External, Target
+from ..implementations.sandbox import TargetError, within
 from .questions import QUESTIONS
 
 Tensor = torch.Tensor
@@ -18,7 +17,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A batch, and the temperature it is asked with where the target takes one."""
+    """A batch, and the temperature that is passed where the target takes one."""
 
     batch: Batch
     temperature: float | None
@@ -30,34 +29,14 @@ class Question:
         return self.batch.name + at
 
 
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """What the target said.
-
-    Attributes:
-        values: [K] float64; one, or one per anchor.
-        gradient: [N, D] of the sum of the values; None where there is none.
-        single: whether every value is a float32 number.
-    """
-
-    values: Tensor
-    gradient: Tensor | None
-    single: bool
-
-    @property
-    def total(self) -> float:
-        """The sum of the values."""
-        return float(self.values.sum())
-
-
 class Asked:
-    """A target that answers questions.
+    """A target that answers probes.
 
     Attributes:
-        door: what is called.
-        call: how, "views" where both come in one matrix.
-        called: how, in the words of ``targets``.
-        arrays: with what.
+        door: the target.
+        call: how it is called, "views" where both come in one matrix.
+        called: how it is called.
+        arrays: with which arrays.
         passes: whether it takes a temperature.
         notes: what was guessed.
     """
@@ -76,25 +55,19 @@ class Asked:
         Raises:
             TargetError: it cannot be called, or how does not show.
         """
-        found = list(notes)
         if isinstance(thing, External):
             call, arrays = call or thing.claim.call, arrays or thing.claim.arrays
-            thing = thing.function
+            thing = thing.target.thing if thing.target else thing.command
         if call == "command":
             raise TargetError("a command is told which loss it is asked for: check it with pairproof check")
-        self.door = thing if isinstance(thing, Door) else Door(thing, "cpu")
-        if call is None:
-            call, words = guess_call(self.door.signature)
-            found.append(f"call: {call}, guessed from {words}; --call says otherwise")
-        if arrays is None:
-            arrays, words = guess_arrays(self.door.thing)
-            found.append(f"arrays: {arrays}, guessed from {words}; --arrays says otherwise")
-        self.called, call = call, "views" if call == "stacked" else call
-        if call not in QUESTIONS:
+        self.door = Target(thing, call, arrays)
+        self.called, self.arrays, self.limit = self.door.call, self.door.arrays, limit
+        self.call = "views" if self.called == "stacked" else self.called
+        if self.call not in QUESTIONS:
             raise TargetError(f"unknown call {call!r}; known: {', '.join((*QUESTIONS, 'stacked'))}")
-        self.call, self.arrays, self.limit, self.notes = call, arrays, limit, tuple(found)
-        self.passes = self.door.keyword("temperature") is not None
-        if self.door.made:
+        self.passes = self.door.takes_temperature
+        self.notes = (*notes, *self.door.notes)
+        if self.door.constructs:
             self.notes += ("a class: constructed anew for each question, so what it remembers is not seen",)
 
     def ask(self, question: Question) -> Answer:
@@ -103,70 +76,11 @@ class Asked:
         Raises:
             TargetError: what came back is no loss, nothing came back, or it broke.
         """
-        rows = question.batch.embeddings.detach().clone().requires_grad_(self.arrays != "numpy")
-        positional: list[Any] = [rows] if self.called == "stacked" else list(question.batch.positional(rows))
-        keywords: dict[str, Any] = {}
-        if question.temperature is not None:
-            keywords["temperature"] = question.temperature
-        if self.call == "features" and len(positional) == 2:
-            keywords["labels"] = positional.pop()
-        if self.arrays == "numpy":
-            positional = [_numpy(value) for value in positional]
-            keywords = {name: _numpy(value) for name, value in keywords.items()}
+        passed = {} if question.temperature is None else {"temperature": question.temperature}
         try:
             with within(self.limit):
-                if self.arrays == "jax":
-                    return self._with_jax(positional, keywords, rows)
-                loss = self.door(*positional, **keywords)
-                return self._answer(loss, rows)
+                return self.door.evaluate(replace(question.batch, keywords=passed))
         except TargetError:
             raise
         except Exception as error:  # outside code may raise anything
             raise TargetError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
-
-    def _with_jax(self, positional: list[Any], keywords: dict[str, Any], rows: Tensor) -> Answer:
-        jax = import_jax()
-        fixed = [jax.numpy.asarray(_numpy(value)) for value in positional]
-        named = {name: jax.numpy.asarray(_numpy(value)) for name, value in keywords.items()}
-        places = [k for k, value in enumerate(positional) if value.is_floating_point()]
-
-        def total(given: list[Any]) -> tuple[Any, Any]:
-            arguments = list(fixed)
-            for place, value in zip(places, given, strict=True):
-                arguments[place] = value
-            loss = jax.numpy.asarray(self.door(*arguments, **named))
-            return loss.sum(), loss
-
-        taken, given = jax.value_and_grad(total, has_aux=True), [fixed[k] for k in places]
-        try:
-            # Compiled whole it takes a third of the time; a function that looks at values cannot be.
-            (_, loss), found = jax.jit(taken)(given)
-        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-            (_, loss), found = taken(given)
-        back = [torch.tensor(np.asarray(gradient, dtype=np.float64)) for gradient in found]
-        (gradient,) = torch.autograd.grad([positional[k] for k in places], rows, back)
-        values = torch.tensor(np.asarray(loss, dtype=np.float64).reshape(-1))
-        return Answer(values, gradient, _is_single(values))
-
-    def _answer(self, loss: Any, rows: Tensor) -> Answer:
-        if not isinstance(loss, Tensor):
-            if isinstance(loss, (tuple, list, Mapping, str)) or loss is None:
-                raise TargetError(f"returned a {type(loss).__name__} where a number or an array is expected")
-            values = torch.tensor(np.asarray(loss, dtype=np.float64).reshape(-1))
-            return Answer(values, None, _is_single(values))
-        if not loss.is_floating_point():
-            raise TargetError(f"returned a tensor of {loss.dtype} where floating-point numbers are expected")
-        values = loss.detach().double().reshape(-1)
-        gradient = None
-        if loss.requires_grad and rows.requires_grad:
-            (gradient,) = torch.autograd.grad(loss.sum(), rows, materialize_grads=True)
-        return Answer(values, gradient, _is_single(values))
-
-
-def _numpy(value: Any) -> Any:
-    return value.detach().numpy() if isinstance(value, Tensor) else value
-
-
-def _is_single(values: Tensor) -> bool:
-    known = values[values.isfinite()]
-    return bool((known.float().double() == known).all())

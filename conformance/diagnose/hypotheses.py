@@ -13,9 +13,10 @@ from types import MappingProxyType
 
 import torch
 
+from ..implementations.callable import Batch
 from ..suite.catalogue import LOSSES
 from .explain_failure import diagnose
-from .positives import FEATURES, LABELS, PAIRS, VIEWS, Batch, read
+from .positives import FEATURES, LABELS, PAIRS, VIEWS, read
 from .variants import EPSILON_GUARD, FLOWS, POLICIES, Evaluation, Recipe, reduce_anchors, temperings, variations
 
 Tensor = torch.Tensor

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from scipy.optimize import brentq
 
-from ..implementations.callable import TargetError, TargetMisused, find
+from ..implementations.callable import Batch
+from ..implementations.sandbox import TargetError, TargetMisused, find
 from .asking import Asked, Question
 from .hypotheses import bases, describe
-from .positives import Batch
 from .search import (
     CLEARLY,
     CLOSE,
@@ -186,7 +186,9 @@ def _unusable(search: Search) -> str:
         return f"asked the same batch again, it does not answer: {error}"
     once, twice = search.answer(question).total, again.total
     if relative(once, twice) > search.close:
-        made = ", or is random when it is constructed, as it is for each question" if search.target.door.made else ""
+        made = (
+            ", or is random when it is constructed, as it is for each question" if search.target.door.constructs else ""
+        )
         return f"it answers the same batch with {once:.6g} and with {twice:.6g}: it is random, or remembers{made}"
     return ""
 

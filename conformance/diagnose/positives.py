@@ -13,42 +13,10 @@ from types import MappingProxyType
 
 import torch
 
+from ..implementations.callable import Batch
 from ..suite.cases import Case
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """One question that can be put to a target.
-
-    Attributes:
-        name: what it is for.
-        call: "labels", "features", "views" or "pairs", as in ``targets``.
-        embeddings: [N, D] float64. For "views" and "features" all first views come first, then all second ones.
-        labels: of every row; for "features" of every item, or None where none are passed.
-        positive_pairs: for "pairs", directed.
-        n_views: how many views of each item there are, for "features" and "views".
-    """
-
-    name: str
-    call: str
-    embeddings: Tensor
-    labels: tuple[int, ...] | None = None
-    positive_pairs: tuple[tuple[int, int], ...] | None = None
-    n_views: int = 1
-
-    def positional(self, embeddings: Tensor) -> tuple[Tensor, ...]:
-        """What the target is given, made of these rows, so that gradients come back to them."""
-        if self.call == "labels":
-            return embeddings, torch.tensor(self.labels or ())
-        if self.call == "pairs":
-            return embeddings, torch.tensor(self.positive_pairs or (), dtype=torch.int64).reshape(-1, 2)
-        views = embeddings.reshape(self.n_views, -1, embeddings.shape[1])
-        if self.call == "views":
-            return views[0], views[1]
-        features = views.transpose(0, 1)
-        return (features,) if self.labels is None else (features, torch.tensor(self.labels))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import torch
 
-from .positives import Batch
+from ..implementations.callable import Batch
 
 Tensor = torch.Tensor
 

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from scipy.optimize import brentq
 
-from ..implementations.callable import TargetError
-from .asking import Answer, Asked, Question
+from ..implementations.callable import Answer, Batch
+from ..implementations.sandbox import TargetError
+from .asking import Asked, Question
 from .hypotheses import Base, bases
-from .positives import Batch, Setting, read
+from .positives import Setting, read
 from .questions import QUESTIONS, Questions
 from .variants import COUNTS, FLOWS, Count, Evaluation, Recipe, reduce_anchors, temperings, variations
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar, cast
 
 from ..implementations import Implementation
-from ..implementations.callable import External, from_function
+from ..implementations.callable import External, load
 from ..judge.options import Selection
 from ..judge.results import Check, Status
 from ..judge.verify import judge_case
@@ -88,7 +88,7 @@ class _Suspect(Implementation):
 
 def target_of(fault: Fault) -> External:
     """A fault as the harness takes anybody's loss, claiming to be the loss that it is not."""
-    return from_function(fault.function, loss=fault.loss, call=fault.call, title=fault.name, settings=fault.settings)
+    return load(fault.function, loss=fault.loss, call=fault.call, arrays="torch", settings=fault.settings, limit=None)
 
 
 @cache
@@ -128,7 +128,7 @@ def _calls(faults: Iterable[Fault]) -> list[str]:
 
 
 def _claimed(loss: str, call: str, function: Function) -> External:
-    return from_function(function, loss=loss, call=call)
+    return load(function, loss=loss, call=call, arrays="torch", limit=None)
 
 
 def _suspect(name: str, target: External) -> _Suspect:

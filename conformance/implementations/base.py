@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from ..suite.cases import Case
+from ..suite.catalogue import LOSSES
 from ..truth.compare import Outcome
 from ..truth.evaluate import Truth
 from ..truth.tolerances import bounds
@@ -61,12 +62,72 @@ class Deviation:
         )
 
 
+ARRAY_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "anchors": "subset of anchors",
+        "positives": "mask of positives",
+        "ref_embeddings": "references in place of the batch",
+        "ref_labels": "labels of references",
+        "self_rows": "row of the references to leave out",
+        "negatives": "queue of negatives",
+    }
+)
+"""The keywords of the catalogue that are arrays, in words."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """The cases that an implementation computes.
+
+    Attributes:
+        losses: short names in the catalogue; empty for all.
+        options: the values of an option that it computes; every value of an option that is not named.
+        lacks: the arrays that it does not take, of ``ARRAY_OPTIONS``.
+        also: further conditions, each of which returns the reason to skip a case or None.
+    """
+
+    losses: tuple[str, ...] = ()
+    options: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+    also: tuple[Callable[[Case], str | None], ...] = ()
+
+    def refuses(self, case: Case) -> str | None:
+        """Return the reason to skip a case, the same for cases of one kind; None for a case that is computed."""
+        entry = LOSSES[case.loss]
+        if self.losses and case.loss not in self.losses:
+            return f"has no {case.loss}"
+        for option, values in self.options.items():
+            value = case.option(option)
+            if option in entry.keywords and value not in values and matters(case, option):
+                if option in entry.choices:
+                    return f"{option}={value} is not claimed"
+                return f"{option} other than {' or '.join(map(str, values))} is not claimed"
+        for name in self.lacks:
+            if name in case.arguments or name in case.others or case.option(name) is not None:
+                return f"takes no {ARRAY_OPTIONS[name]} (keyword {name})"
+        return next(filter(None, (condition(case) for condition in self.also)), None)
+
+
+def matters(case: Case, option: str) -> bool:
+    """Return whether the value of an option changes anything in a case."""
+    if option == "no_positive":
+        return lonely(case)
+    if option == "no_negative":
+        positives, members = case.positives(), case.members()
+        return any(len(positives[i]) == len(members[i]) for i in case.anchors())
+    if option == "base_temperature":
+        base = case.option(option)
+        return base is not None and float(base) != float(case.option("temperature"))
+    return True
+
+
 class Implementation(ABC):
     """One implementation of some of the losses.
 
     Attributes:
         name: by which the command line knows it.
         title: what it is, for the run's header.
+        support: the cases that it computes.
         dtypes: in which it is run.
         deviations: declared differences.
         held_to_plain: whether it may be no worse than twice the straightforward torch implementation.
@@ -76,6 +137,7 @@ class Implementation(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
+    support: Support = Support()
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32")
     deviations: ClassVar[tuple[Deviation, ...]] = ()
     held_to_plain: ClassVar[bool] = False
@@ -107,9 +169,9 @@ class Implementation(ABC):
     def version(self) -> str:
         """Which copy is tested."""
 
-    @abstractmethod
     def refuses(self, case: Case) -> str | None:
-        """Why this case is not for it: a loss or an option that it does not have. None if it claims the case."""
+        """Return the reason to skip a case, or None if it computes the case."""
+        return self.support.refuses(case)
 
     @abstractmethod
     def evaluate(self, case: Case, dtype: str) -> Outcome:

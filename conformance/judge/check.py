@@ -22,7 +22,8 @@ from rich.table import Table
 
 from .. import report as pages
 from ..implementations.base import Deviation, lonely
-from ..implementations.callable import HALVES, External, TargetError, TargetMisused, load
+from ..implementations.callable import External, load
+from ..implementations.sandbox import TargetError, TargetMisused
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES
@@ -75,7 +76,7 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
             settings=request.settings,
             limit=request.limit,
             device=request.device,
-            halves=any(dtype in HALVES for dtype in request.dtypes),
+            dtypes=tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes)),
             deviations=tuple(one for one in declared if one.concerns(request.loss, request.name)),
         )
     except TargetMisused as error:
@@ -289,7 +290,7 @@ def check_device(request: Request) -> None:
 
 
 def _check_dtypes(target: External, dtypes: Sequence[str]) -> None:
-    halves = [dtype for dtype in dtypes if dtype in HALVES]
+    halves = [dtype for dtype in dtypes if dtype not in External.dtypes]
     if "bfloat16" in halves and target.claim.arrays == "numpy" and target.claim.call != "command":
         raise UsageError("numpy has no bfloat16")
     if halves and target.claim.normalised:

@@ -290,7 +290,7 @@ class Request:
     @property
     def name(self) -> str:
         """The target in words: as it was named, or its module and its name."""
-        from ..implementations.callable import describe
+        from ..implementations.sandbox import describe
 
         return describe(self.target)
 
