@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping
 
 import torch
 
-from pairproof.fast.engine.plan import UNSHIFTED
+from pairproof.fast.engine.spec import UNSHIFTED
 
 from .cases import SIGNIFICAND, Case
 from .catalogue import LOSSES
