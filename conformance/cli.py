@@ -361,10 +361,10 @@ def identify(
 @app.command("list")
 def list_everything(loss: Losses = None) -> None:
     """List the losses, implementations, documents and cases by the names that the other commands take."""
+    from .documents.load import load_worked
     from .implementations import ALL
     from .judge.verify import load_cases
     from .suite.catalogue import LOSSES
-    from .suite.store import load_worked
 
     console = Console(width=None if sys.stdout.isatty() else 160)
     chosen = _split(loss)
@@ -422,8 +422,8 @@ def explain(
 
 
 def _find(name: str) -> Case:
+    from .documents.load import load_worked
     from .judge.verify import load_cases
-    from .suite.store import load_worked
 
     fixtures = load_worked()
     cases = {case.id: case for case in load_cases(fixtures)}
@@ -537,7 +537,7 @@ def fixtures_add(
         pairproof fixtures add --loss info_nce --embeddings a.npy --embeddings-b b.npy --negatives queue.npy ...
     """
     from .maintain.add import Batch, add
-    from .suite.golden import dump_golden
+    from .suite.store import dump_json
 
     chosen = _pairs(settings, "--set", "KEY=VALUE")
     if temperature is not None:
@@ -561,7 +561,7 @@ def fixtures_add(
     with _Bar() as bar:
         added = add(batch, flag, note, gradient=gradient, dry_run=dry_run, progress=bar)
     if dry_run:
-        typer.echo(dump_golden(added.entry), nl=False)
+        typer.echo(dump_json(added.entry), nl=False)
         return
     typer.echo(f"fixtures: golden/{added.entry['id']} is proved and written")
     for line in added.notes:

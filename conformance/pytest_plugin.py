@@ -265,9 +265,9 @@ class Suite:
         Raises:
             UsageError: a ``pyproject.toml`` is not TOML.
         """
+        from .documents.load import load_worked
         from .judge.deviations import project_file
         from .judge.verify import load_cases
-        from .suite.store import load_worked
 
         self.cases = load_cases(load_worked())
         self.by_id = {case.id: case for case in self.cases}

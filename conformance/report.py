@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .documents.load import Figure
 from .judge.results import BAD, Check, Status, tally
 from .judge.verify import Report
-from .suite.store import Figure
 
 COLUMNS = ("fast", "pml", "supcontrast")
 """Implementations with a column of their own in the table of figures."""

@@ -21,12 +21,12 @@ from pairproof.conformance.implementations import Fast, Reference, SupContrastTo
 from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.options import CouldNotRun, UsageError
 from pairproof.conformance.maintain import add as authoring
-from pairproof.conformance.maintain import rebuild
+from pairproof.conformance.maintain import prove, rebuild
 from pairproof.conformance.maintain.add import Batch, Refused, find_golden, make_case, read_array
 from pairproof.conformance.maintain.rebuild import differences, shortened
 from pairproof.conformance.suite import golden
 from pairproof.conformance.suite.catalogue import LOSSES
-from pairproof.conformance.suite.store import FixtureError, fixtures_at, fixtures_root, write_manifest
+from pairproof.conformance.suite.store import FixtureError, dump_json, fixtures_at, fixtures_root, write_manifest
 from pairproof.conformance.truth.certify import CertificationError
 
 ROOT = fixtures_root()
@@ -59,7 +59,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if path.stem not in ("batch_tutorial", "sit_article"):
             path.unlink()
     for loss in LOSSES:
-        thin(f"golden/{loss}.json", "cases", "id", golden.dump_golden, root)
+        thin(f"golden/{loss}.json", "cases", "id", dump_json, root)
     thin(RECORDED, "records", "case", rebuild.compact_json, root)
     write_manifest(root)
     with pytest.MonkeyPatch.context() as patch:
@@ -92,9 +92,7 @@ def times(root: Path) -> dict[str, int]:
     return {path.relative_to(root).as_posix(): path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
 
 
-def edit(
-    root: Path, name: str, change: Callable[[Any], object], write: Callable[[Any], str] = golden.dump_golden
-) -> None:
+def edit(root: Path, name: str, change: Callable[[Any], object], write: Callable[[Any], str] = dump_json) -> None:
     """Change one file's content and leave the manifest behind."""
     data = json.loads((root / name).read_text(encoding="utf-8"))
     change(data)
@@ -233,7 +231,7 @@ def test_an_interrupted_rebuild_leaves_the_old_files(
         monkeypatch.setattr(Path, "replace", replace)
     else:
         where, what = {
-            "prove": (golden, "certify"),
+            "prove": (prove, "certify"),
             "run": (rebuild, "run"),
             "count": (rebuild, "write_counts"),
             "manifest": (rebuild, "validate"),
@@ -458,7 +456,7 @@ def test_add_appends_a_proved_case(root: Path, batch: Path, capsys: pytest.Captu
     np.fill_diagonal(logits, -np.inf)
     softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     right = -np.log(softmax[[0, 1, 2, 3], [1, 0, 3, 2]])
-    np.testing.assert_allclose(added.expected.anchors, right, rtol=1e-14)
+    np.testing.assert_allclose(list(added.expected.anchors.values()), right, rtol=1e-14)
     assert added.expected.loss == pytest.approx(right.mean(), rel=1e-14)
 
     # The counts are those that a whole run takes.

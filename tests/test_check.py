@@ -14,6 +14,7 @@ import pytest
 
 from pairproof.conformance import cli
 from pairproof.conformance.diagnose import hypotheses
+from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.check import Checked, check
@@ -21,7 +22,6 @@ from pairproof.conformance.judge.options import CouldNotRun, Request, UsageError
 from pairproof.conformance.judge.results import Status
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
-from pairproof.conformance.suite.store import load_worked
 
 FOLDER = Path(__file__).parent / "targets"
 LOSSES = FOLDER / "losses.py"

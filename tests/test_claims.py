@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pairproof.conformance.documents.claims import CHECKS, judge_claims
-from pairproof.conformance.suite.store import WorkedFixture, load_worked
+from pairproof.conformance.documents.load import WorkedFixture, load_worked
 
 FIXTURES = load_worked()
 

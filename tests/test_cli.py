@@ -105,9 +105,9 @@ def test_explain_writes_the_whole_sum_out(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_every_case_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    from pairproof.conformance.documents.load import load_worked
     from pairproof.conformance.explain import explain
     from pairproof.conformance.judge.verify import load_cases
-    from pairproof.conformance.suite.store import load_worked
 
     explained = 0
     for case in load_cases(load_worked()):

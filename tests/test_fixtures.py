@@ -15,18 +15,8 @@ from typing import Any
 
 import pytest
 
-from pairproof.conformance.suite.store import (
-    FixtureError,
-    Printed,
-    WorkedFixture,
-    as_json,
-    check_manifest,
-    data_files,
-    dump_worked,
-    fixtures_root,
-    load_worked,
-    write_manifest,
-)
+from pairproof.conformance.documents.load import Printed, WorkedFixture, as_json, dump_worked, load_worked
+from pairproof.conformance.suite.store import FixtureError, check_manifest, data_files, fixtures_root, write_manifest
 
 COUNTS = {
     "batch_tutorial": (1, 0, 0, 0, 0, 1, 0, 1),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pairproof import fast
+from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations import Deviation, Implementation, Unavailable
 from pairproof.conformance.implementations.base import normalised
 from pairproof.conformance.implementations.documents import StackedCriterion
@@ -26,12 +27,12 @@ from pairproof.conformance.judge.results import Check, Status, tally
 from pairproof.conformance.judge.verify import load_cases, run
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import load_golden
-from pairproof.conformance.suite.store import load_worked
+from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.suite.subset import covering, traits_of
 from pairproof.conformance.truth.baseline import plain_outcome
 from pairproof.conformance.truth.certify import certify
-from pairproof.conformance.truth.compare import Outcome, compare
-from pairproof.conformance.truth.evaluate import Truth, stored_truth, truth, weights
+from pairproof.conformance.truth.compare import compare
+from pairproof.conformance.truth.evaluate import stored_truth, truth, weights
 from pairproof.conformance.truth.tolerances import (
     SMALLEST_SUBNORMAL,
     WEIGHTS_LIFTED,

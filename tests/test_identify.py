@@ -31,7 +31,7 @@ from pairproof.conformance.implementations.setfit import SetFit
 from pairproof.conformance.implementations.supcontrast import NOTEBOOK_FILE, load_file
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
-from pairproof.conformance.truth.compare import Outcome
+from pairproof.conformance.suite.records import Outcome
 from pairproof.conformance.truth.evaluate import truth
 
 SECONDS = 10.0

@@ -38,8 +38,9 @@ from pairproof.conformance.judge.verify import judge_case
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.golden import GoldenCase, load_golden
-from pairproof.conformance.truth.compare import Outcome, compare
-from pairproof.conformance.truth.evaluate import Truth, stored_truth, truth
+from pairproof.conformance.suite.records import Outcome, Truth
+from pairproof.conformance.truth.compare import compare
+from pairproof.conformance.truth.evaluate import stored_truth, truth
 from pairproof.conformance.truth.tolerances import bounds
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -21,8 +21,8 @@ from pairproof.conformance.implementations.scipy_road import ScipyRoad
 from pairproof.conformance.judge.properties import PROPERTIES, Property, Refused, Subject, batches, hunt
 from pairproof.conformance.suite.cases import Case, call_reference
 from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.records import Outcome
 from pairproof.conformance.truth.certify import certify
-from pairproof.conformance.truth.compare import Outcome
 
 Evaluate = Callable[[Case], Outcome]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pairproof.conformance.documents import figures as worked
-from pairproof.conformance.suite.store import Figure, WorkedFixture, load_worked
+from pairproof.conformance.documents.load import Figure, WorkedFixture, load_worked
 from pairproof.conformance.truth.intervals import precision
 
 FIXTURES = load_worked()

@@ -55,6 +55,7 @@ import numpy as np
 import torch
 
 import pairproof
+from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations import fast as fast_peers
 from pairproof.conformance.implementations import scipy_road as scipy_peer
 from pairproof.conformance.implementations.base import Implementation
@@ -64,12 +65,12 @@ from pairproof.conformance.suite import cases as case_module
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.golden import ErrorCase, GoldenCase, load_errors
-from pairproof.conformance.suite.store import load_worked
+from pairproof.conformance.suite.records import Bounds, Outcome, Truth
 from pairproof.conformance.suite.subset import covering
 from pairproof.conformance.truth.baseline import plain_outcome
-from pairproof.conformance.truth.compare import Outcome, compare
-from pairproof.conformance.truth.evaluate import Truth, stored_truth, truth
-from pairproof.conformance.truth.tolerances import Bounds, bounds, held_to
+from pairproof.conformance.truth.compare import compare
+from pairproof.conformance.truth.evaluate import stored_truth, truth
+from pairproof.conformance.truth.tolerances import bounds, held_to
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPLAINED = ROOT / "tools" / "mutants.toml"
@@ -795,7 +796,7 @@ def _documents() -> tuple[str, str]:
     try:
         worked = importlib.import_module("pairproof.conformance.documents.figures")
         claims = importlib.import_module("pairproof.conformance.documents.claims")
-        fixtures = importlib.import_module("pairproof.conformance.suite.store").load_worked()
+        fixtures = importlib.import_module("pairproof.conformance.documents.load").load_worked()
         for fixture in fixtures:
             for judgement in worked.judge(fixture):
                 if not judgement.passed:

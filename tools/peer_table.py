@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations import ALL, Deviation, Implementation
 from pairproof.conformance.judge.options import CouldNotRun, Selection
 from pairproof.conformance.judge.results import BAD, Check, Status
 from pairproof.conformance.judge.verify import Report, load_cases, run
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
-from pairproof.conformance.suite.store import load_worked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "conformance" / "implementations" / "README.md"

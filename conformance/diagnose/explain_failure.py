@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..suite.cases import Case, Matrix
-from ..truth.compare import Outcome
-from ..truth.evaluate import Truth
+from ..suite.cases import Case
+from ..suite.records import Matrix, Outcome, Truth
 from .positives import CASE_READINGS, READINGS, Setting, case_setting, same
 from .variants import (
     DENOMINATORS,

@@ -20,9 +20,9 @@ from pairproof.reference import scalars
 
 from ..implementations.documents import batch_tutorial, pair_nt_xent
 from ..suite.catalogue import LOSSES
-from ..suite.store import Claim, WorkedFixture
 from ..truth.intervals import ball, exact, precision
 from .figures import judge
+from .load import Claim, WorkedFixture
 
 HOLDS, FAILS = "holds", "does not hold"
 

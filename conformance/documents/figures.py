@@ -27,9 +27,9 @@ from pairproof.reference import scalars, similarity, supcon
 from pairproof.reference.batch import evaluate_similarities
 
 from ..implementations.documents import run_in_float32
-from ..suite.cases import call_reference, case_of, reference_of_similarities
-from ..suite.store import INFINITE, Call, Figure, Input, WorkedFixture
+from ..suite.cases import call_reference, reference_of_similarities
 from ..truth.intervals import PRECISION, Rounded, ball, exact, precision
+from .load import INFINITE, Call, Figure, Input, WorkedFixture, case_of
 from .replay import own_loss
 
 PRINTED_INPUTS = "printed inputs"

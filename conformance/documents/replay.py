@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..suite.store import Call, Input
 from ..truth.intervals import Rounded, rounded_inputs
+from .load import Call, Input
 
 Row = Sequence[Rounded]
 

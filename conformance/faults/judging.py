@@ -16,7 +16,7 @@ from ..judge.results import Check, Status
 from ..judge.verify import judge_case
 from ..suite.cases import Case
 from ..suite.golden import GoldenCase, load_golden
-from ..truth.compare import Outcome
+from ..suite.records import Outcome
 from .base import Fault, Function
 from .parts import RIGHT
 

@@ -15,8 +15,7 @@ import torch
 
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
-from ..truth.compare import Outcome
-from ..truth.evaluate import Truth
+from ..suite.records import Outcome, Truth
 from ..truth.tolerances import bounds
 
 

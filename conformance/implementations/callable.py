@@ -19,7 +19,7 @@ import torch
 
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
-from ..truth.compare import Outcome
+from ..suite.records import Outcome
 from .base import Deviation, Implementation, items_of, labels_of, normalised, stacked_order
 from .sandbox import TargetError, TargetMisused, copy_of, describe, find, within, within_memory
 from .signatures import Claim, Signature, check_names, claim_of, guess_arrays, guess_call, is_module, kind_of

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..suite.cases import Case
-from ..truth.compare import Outcome
-from ..truth.evaluate import Truth
+from ..suite.records import Outcome, Truth
 from ..truth.tolerances import bounds
 from .base import Deviation, Implementation, clamped_norms, logits, outcome_of, stacked_order, takes_a_batch_alone
 

@@ -14,7 +14,7 @@ from pairproof.fast import kernels
 from pairproof.fast.engine import tiles_of
 
 from ..suite.cases import Case
-from ..truth.compare import Outcome
+from ..suite.records import Outcome
 from .base import Implementation, Unavailable, outcome_of
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..suite.cases import Case
-from ..truth.compare import Outcome
+from ..suite.records import Outcome
 from .base import Deviation, Implementation, Unavailable, clamped_norms, directed, outcome_of
 
 

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ..suite.cases import Case
-from ..truth.compare import Outcome
-from ..truth.evaluate import Truth
+from ..suite.records import Outcome, Truth
 from ..truth.tolerances import bounds
 from .base import (
     Deviation,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..suite.cases import Case
-from ..truth.compare import Outcome
+from ..suite.records import Outcome
 from .base import Implementation, normalised, outcome_of
 from .files import load_file, peer_file
 

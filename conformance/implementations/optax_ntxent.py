@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from ..suite.cases import Case
-from ..truth.compare import Outcome
-from ..truth.evaluate import Truth
+from ..suite.records import Outcome, Truth
 from .base import Deviation, Implementation, Unavailable, labels_of, logits, norms_leave, takes_a_batch_alone
 from .subprocess import Lines
 

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from ..suite.cases import Case, call_reference
-from ..truth.compare import Outcome
-from ..truth.evaluate import PROVE_UP_TO, Truth
+from ..suite.records import Outcome, Truth
+from ..truth.evaluate import PROVE_UP_TO
 from ..truth.tolerances import bounds, unit_roundoff
 from .base import (
     Deviation,

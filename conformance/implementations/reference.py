@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pairproof
 
 from ..suite.cases import Case, call_reference
-from ..truth.compare import Outcome
+from ..suite.records import Outcome
 from ..truth.evaluate import PROVE_UP_TO
 from .base import Implementation
 

@@ -10,7 +10,7 @@ import scipy
 from pairproof.reference import scipy_losses
 
 from ..suite.cases import Case
-from ..truth.compare import Outcome
+from ..suite.records import Outcome
 from .base import Implementation
 
 

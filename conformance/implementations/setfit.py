@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..suite.cases import Case
-from ..truth.compare import Outcome
+from ..suite.records import Outcome
 from .base import Deviation, Implementation, clamped_norms, lonely, outcome_of, takes_a_batch_alone
 from .files import load_file, peer_file
 from .supcontrast import NAN_FOR_THE_LONELY, ROW_DROWNS

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from ..suite.cases import Case
+from ..suite.records import Outcome
 from ..suite.store import fixtures_root
-from ..truth.compare import Outcome
 from .base import (
     Deviation,
     Implementation,

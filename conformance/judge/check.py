@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import report as pages
+from ..documents.load import load_worked
 from ..implementations.base import Deviation, lonely
 from ..implementations.callable import External, load
 from ..implementations.sandbox import TargetError, TargetMisused
@@ -28,10 +29,9 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES
 from ..suite.progress import Progress, tracked
-from ..suite.store import load_worked
+from ..suite.records import Outcome, Truth
 from ..truth.baseline import plain_outcome
-from ..truth.compare import Outcome, compare
-from ..truth.evaluate import Truth
+from ..truth.compare import compare
 from ..truth.tolerances import bounds
 from .deviations import deviations, project_file, read_declarations
 from .options import CouldNotRun, Request, Selection, UsageError

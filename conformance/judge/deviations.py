@@ -27,7 +27,7 @@ from ..implementations.base import Deviation
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase
-from ..truth.evaluate import Truth
+from ..suite.records import Truth
 from .options import UsageError
 from .results import Status
 

@@ -40,10 +40,10 @@ from pairproof.reference import interleaved_partners, stacked_partners
 
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES, Loss
+from ..suite.records import Bounds, Outcome, Truth
 from ..truth.certify import maximum_is_tied
-from ..truth.compare import Outcome
-from ..truth.evaluate import Truth, truth
-from ..truth.tolerances import Bounds, bounds
+from ..truth.evaluate import truth
+from ..truth.tolerances import bounds
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

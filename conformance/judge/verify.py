@@ -23,17 +23,19 @@ import pairproof
 
 from ..documents.claims import CHECKS, ClaimJudgement, judge_claims
 from ..documents.figures import Judgement, judge
+from ..documents.load import WorkedFixture, load_worked, worked_cases
 from ..implementations import ALL, Implementation, Unavailable
-from ..suite.cases import Case, worked_cases
+from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase, load_golden
 from ..suite.progress import Progress, tracked
-from ..suite.store import WorkedFixture, fixtures_root, load_worked
+from ..suite.records import Bounds, Truth
+from ..suite.store import fixtures_root
 from ..suite.subset import covering
 from ..truth.baseline import plain_outcome
 from ..truth.compare import compare
-from ..truth.evaluate import Truth, stored_truth, truth
-from ..truth.tolerances import Bounds, bounds, held_to, with_narrowed_weights
+from ..truth.evaluate import stored_truth, truth
+from ..truth.tolerances import bounds, held_to, with_narrowed_weights
 from .deviations import verdict
 from .options import CouldNotRun, Selection, UsageError
 from .results import BAD, Check, Status, tally, unused

@@ -35,14 +35,13 @@ from ..suite.golden import (
     Flag,
     GoldenCase,
     as_json,
-    dump_golden,
     load_flags,
     load_golden,
-    write_atomically,
 )
 from ..suite.progress import Progress
-from ..suite.store import fixtures_at, fixtures_root, read_json, write_manifest
-from ..truth.certify import Expected, certify
+from ..suite.records import Expected
+from ..suite.store import dump_json, fixtures_at, fixtures_root, read_json, write_atomically, write_manifest
+from ..truth.certify import certify
 from .rebuild import failures, put_in_place, read_expected, require_everyone, staged, write_counts
 
 Kind = Literal["float", "integer", "bool"]
@@ -391,7 +390,7 @@ def add(
     with staged(root) as (stage, before):
         data = read_json(stage, name)
         data["cases"].append(entry)
-        write_atomically(stage / name, dump_golden(data))
+        write_atomically(stage / name, dump_json(data))
         write_manifest(stage)
         required = tuple(kind.name for kind in ALL if kind.anywhere)
         with fixtures_at(stage):
@@ -497,10 +496,11 @@ def _results(expected: Expected, case: Case, whole: bool) -> Iterator[str]:
     else:
         yield "  loss: the values of the anchors"
     if whole:
-        for i, value in zip(case.counted(), expected.anchors, strict=True):
+        for i, value in expected.anchors.items():
             yield f"  value of anchor {i}: {value!r}"
     elif expected.anchors:
-        yield f"  values of {len(expected.anchors)} anchors, from {min(expected.anchors)} to {max(expected.anchors)}"
+        values = expected.anchors.values()
+        yield f"  values of {len(values)} anchors, from {min(values)} to {max(values)}"
     if expected.gradient is None:
         yield f"  gradient left out: {expected.gradient_left_out}"
     else:

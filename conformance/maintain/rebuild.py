@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..documents.load import dump_worked, load_worked
 from ..implementations import ALL, Unavailable
 from ..implementations.supcontrast import RECORDED, RECORDED_FORMAT, TODAY_COMMIT, TODAY_SHA256, record
 from ..judge.options import CouldNotRun, Selection, UsageError
@@ -27,14 +28,14 @@ from ..suite.store import (
     MANIFEST,
     FixtureError,
     data_files,
-    dump_worked,
     fixtures_at,
     fixtures_root,
-    load_worked,
+    read_checked,
     read_json,
-    schema_validator,
+    write_atomically,
     write_manifest,
 )
+from .prove import prove_golden
 
 RECORDED_SCHEMA = "schema/recorded.schema.json"
 EXPECTED_SCHEMA = "schema/expected.schema.json"
@@ -111,11 +112,11 @@ def _rebuild(
         changes = _renew_manifest(stage)
         changes += _lay_out_worked(stage)
         if (stage / RECORDED).is_file():
-            _read(stage, RECORDED, RECORDED_SCHEMA, RECORDED_FORMAT)
+            read_checked(stage, RECORDED, RECORDED_FORMAT, RECORDED_SCHEMA)
         if keep:
             with fixtures_at(stage):
                 require_everyone(peers)
-        changes += golden.rebuild(stage, processes=processes, quiet=progress is None)
+        changes += prove_golden(stage, processes=processes, quiet=progress is None)
         changes += _record(stage, peers, notes)
         write_manifest(stage)
         changes += _count(stage, peers, notes, progress)
@@ -155,7 +156,7 @@ def validate(root: Path) -> None:
     golden.load_errors(root)
     read_expected(root)
     if (root / RECORDED).is_file():
-        _read(root, RECORDED, RECORDED_SCHEMA, RECORDED_FORMAT)
+        read_checked(root, RECORDED, RECORDED_FORMAT, RECORDED_SCHEMA)
 
 
 def read_expected(root: Path) -> dict[str, Any]:
@@ -164,17 +165,8 @@ def read_expected(root: Path) -> dict[str, Any]:
     Raises:
         FixtureError: they are missing, or are none.
     """
-    return _read(root, EXPECTED, EXPECTED_SCHEMA, EXPECTED_FORMAT)
-
-
-def _read(root: Path, name: str, schema: str, form: str) -> dict[str, Any]:
-    data = read_json(root, name)
-    found = data.get("format") if isinstance(data, dict) else None
-    if found != form:
-        raise FixtureError(f"{name}: $.format: expected {form!r}, got {found!r}")
-    schema_validator(read_json(root, schema))(name, data)
-    content: dict[str, Any] = data
-    return content
+    counts: dict[str, Any] = read_checked(root, EXPECTED, EXPECTED_FORMAT, EXPECTED_SCHEMA)
+    return counts
 
 
 @contextmanager
@@ -265,7 +257,7 @@ def _lay_out_worked(stage: Path) -> list[str]:
     for path, fixture in zip(sorted((stage / "worked").glob("*.json")), load_worked(stage), strict=True):
         text = dump_worked(fixture)
         if path.read_bytes() != text.encode():
-            golden.write_atomically(path, text)
+            write_atomically(path, text)
             changes.append(f"worked/{path.name}: the same content in another layout")
     write_manifest(stage)
     return changes
@@ -275,7 +267,7 @@ def _record(stage: Path, peers: Mapping[str, str], notes: list[str]) -> list[str
     """Record the peer whose path is given; without a path say what was kept."""
     old: dict[str, Any] = {}
     if (stage / RECORDED).is_file():
-        old = _read(stage, RECORDED, RECORDED_SCHEMA, RECORDED_FORMAT)
+        old = read_checked(stage, RECORDED, RECORDED_FORMAT, RECORDED_SCHEMA)
     with fixtures_at(stage):
         cases = list(load_cases(load_worked()))
     if "supcontrast" not in peers:
@@ -297,7 +289,7 @@ def _record(stage: Path, peers: Mapping[str, str], notes: list[str]) -> list[str
     text = compact_json(new)
     if lines or (stage / RECORDED).read_bytes() != text.encode():
         (stage / RECORDED).parent.mkdir(exist_ok=True)
-        golden.write_atomically(stage / RECORDED, text)
+        write_atomically(stage / RECORDED, text)
     return lines
 
 
@@ -394,7 +386,7 @@ def _count(stage: Path, peers: Mapping[str, str], notes: list[str], progress: Pr
 
 def write_counts(stage: Path, counts: Mapping[str, Any]) -> None:
     """Write ``expected.json`` into a copy of the fixtures."""
-    golden.write_atomically(stage / EXPECTED, json.dumps(counts, indent=1) + "\n")
+    write_atomically(stage / EXPECTED, json.dumps(counts, indent=1) + "\n")
 
 
 def failures(report: Report) -> list[str]:

@@ -16,9 +16,7 @@ from pairproof.reference.batch import evaluate_similarities
 from pairproof.reference.similarity import similarity_matrix
 
 from .catalogue import Loss, find_loss
-from .store import Call, Figure, Input, WorkedFixture
-
-Matrix = npt.NDArray[np.float64]
+from .records import Matrix
 
 SIGNIFICAND = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 """Bits of significand of each dtype, the hidden one counted."""
@@ -57,7 +55,6 @@ class Case:
         embeddings: [N, D] float64, the exact inputs; for info_nce the first tower, embeddings_a.
         arguments: labels, partners, positive_pairs or positives; ref_labels and self_rows.
         keywords: the options that are not at their default.
-        figures: the losses that a document prints for this very evaluation.
         why: what the case is for.
         others: the further float matrices that go in, by argument: ref_embeddings [M, D], embeddings_b [N, D],
             negatives [K, D].
@@ -68,7 +65,6 @@ class Case:
     embeddings: Matrix
     arguments: Mapping[str, Any]
     keywords: Mapping[str, Any]
-    figures: tuple[Figure, ...] = field(default=())
     why: str = ""
     others: Mapping[str, Matrix] = field(default_factory=dict)
 
@@ -182,6 +178,21 @@ class Case:
         chosen = self.option("anchors")
         return [i for i in range(self.shape[0]) if chosen is None or chosen[i]]
 
+    def undefined(self) -> set[int]:
+        """The anchors whose value is NaN by a policy of the case; nothing else makes one NaN."""
+        positives, members = self.positives(), self.members()
+        # Without a denominator to choose, the policy for anchors without negatives always matters.
+        negatives_matter = self.option("denominator") in (None, "only_negatives")
+        undefined = set()
+        for i in self.anchors():
+            if not positives[i] and "no_positive" in self.entry.keywords:
+                nan = self.option("no_positive") == "nan"
+            else:
+                nan = self.option("no_negative") == "nan" and negatives_matter and len(positives[i]) == len(members[i])
+            if nan:
+                undefined.add(i)
+        return undefined
+
     def counted(self) -> list[int]:
         """The anchors that reduction "none" returns: all of them, but the lonely ones where they are dropped."""
         positives = self.positives()
@@ -239,27 +250,3 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]]) -> re
         reduction=case.option("reduction"),
         **case.formula_options(),
     )
-
-
-def worked_cases(fixture: WorkedFixture) -> list[Case]:
-    """One case per call of a document whose inputs are known exactly."""
-    cases = []
-    for call in fixture.calls.values():
-        source = fixture.inputs[call.input]
-        if source.exact is None:
-            continue
-        figures = tuple(f for f in fixture.figures if f.call == call.id and f.quantity == "loss")
-        cases.append(_case(f"{fixture.document.id}/{call.id}", call, source, figures))
-    return cases
-
-
-def case_of(call: Call, source: Input) -> Case:
-    """The case of one call, for whoever wants its loss and terms."""
-    return _case(call.id, call, source, ())
-
-
-def _case(identity: str, call: Call, source: Input, figures: tuple[Figure, ...]) -> Case:
-    keywords = {key: float(v) if key.endswith("temperature") else v for key, v in call.keywords.items()}
-    exact = source.exact if source.exact is not None else [["0"] * source.shape[1]] * source.shape[0]
-    embeddings = np.array([[float(x) for x in row] for row in exact])
-    return Case(identity, call.loss, embeddings, call.arguments, keywords, figures, why="a worked example")

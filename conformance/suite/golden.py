@@ -1,19 +1,13 @@
-"""The golden cases of ``fixtures/golden``: loaded and checked, proved anew, and written back to the same bytes.
+"""The golden cases of ``fixtures/golden``: loaded and checked.
 
-A case says what goes in and what must come out; ``rebuild`` recomputes all that can be computed (the results and the
-dtypes that hold the inputs) and ``check`` says what it would change. Values are stored, never the seeds of a generator.
+A case says what goes in and what must come out. Values are stored, never the seeds of a generator.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import multiprocessing
-import os
 import re
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,10 +16,10 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..truth.certify import BY_CHOICE, Expected, certify, undefined_anchors
 from .cases import MATRICES, Case
-from .catalogue import LOSSES
-from .store import FixtureError, check_manifest, fixtures_root, read_json, schema_validator, write_manifest
+from .catalogue import LOSSES, Loss
+from .records import Expected
+from .store import FixtureError, check_manifest, fixtures_root, read_checked
 
 FORMAT = "pairproof-golden/1"
 FLAGS_FORMAT = "pairproof-golden-flags/1"
@@ -33,11 +27,9 @@ ERRORS_FORMAT = "pairproof-golden-errors/1"
 FOLDER = "golden"
 FLAGS = f"{FOLDER}/flags.json"
 ERRORS = f"{FOLDER}/errors.json"
-SCHEMAS = {
-    FORMAT: "schema/golden.schema.json",
-    FLAGS_FORMAT: "schema/golden_flags.schema.json",
-    ERRORS_FORMAT: "schema/golden_errors.schema.json",
-}
+SCHEMA = "schema/golden.schema.json"
+FLAGS_SCHEMA = "schema/golden_flags.schema.json"
+ERRORS_SCHEMA = "schema/golden_errors.schema.json"
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 EXACT_INTEGERS = 2**53
 """Integers of at least this size are written as strings: many JSON readers know only float64."""
@@ -89,10 +81,6 @@ class GoldenCase:
         """The case's id."""
         return self.case.id
 
-    def value_of_anchor(self) -> dict[int, float]:
-        """The value of every counted anchor, by row."""
-        return dict(zip(self.case.counted(), self.expected.anchors, strict=True))
-
 
 @dataclass(frozen=True)
 class ErrorCase:
@@ -133,10 +121,10 @@ def load_golden(root: Path | None = None) -> list[GoldenCase]:
     """
     root = fixtures_root() if root is None else root
     check_manifest(root)
-    flags = _load_flags(root)
+    flags = read_flags(root)
     loaded: list[GoldenCase] = []
     for name in golden_files(root):
-        data = _read(root, name, FORMAT)
+        data = read_checked(root, name, FORMAT, SCHEMA, thinned)
         loaded += _cases(name, data, flags)
     return loaded
 
@@ -145,14 +133,14 @@ def load_flags(root: Path | None = None) -> dict[str, Flag]:
     """Load the explanation of every flag, by its name. Raises as load_golden does."""
     root = fixtures_root() if root is None else root
     check_manifest(root)
-    return _load_flags(root)
+    return read_flags(root)
 
 
 def load_errors(root: Path | None = None) -> list[ErrorCase]:
     """Load every error case, once for each loss it applies to. Raises as load_golden does."""
     root = fixtures_root() if root is None else root
     check_manifest(root)
-    data = _read(root, ERRORS, ERRORS_FORMAT)
+    data = read_checked(root, ERRORS, ERRORS_FORMAT, ERRORS_SCHEMA)
 
     def fail(path: str, message: str) -> NoReturn:
         raise FixtureError(f"{ERRORS}: {path}: {message}")
@@ -207,158 +195,20 @@ def golden_files(root: Path) -> list[str]:
     return [loss.golden_file for loss in LOSSES.values() if loss.golden_file in found]
 
 
-def rebuild(root: Path | None = None, *, processes: int | None = None, quiet: bool = False) -> list[str]:
-    """Prove every case anew and write what changed. On a clean tree this writes nothing.
-
-    Everything is computed before anything is written, and each file is replaced whole, so that an interrupted or
-    failing run leaves the old files.
+def file_of(loss: Loss, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The JSON object of a loss's golden file.
 
     Args:
-        root: a folder of fixtures; by default the installed one.
-        processes: how many processes prove; by default one per core.
-        quiet: show no progress even on a terminal.
-
-    Returns:
-        What changed, one line per change.
-
-    Raises:
-        FixtureError: a file cannot be read or a case cannot be evaluated as it is written.
-        CertificationError: a result cannot be proved.
+        loss: the loss.
+        cases: its cases, as ``as_json`` makes them.
     """
-    root = fixtures_root() if root is None else root
-    texts, changes = _rebuilt(root, processes, quiet)
-    written = False
-    for name, text in texts.items():
-        if (root / name).read_bytes() != text.encode():
-            write_atomically(root / name, text)
-            written = True
-    if written:
-        write_manifest(root)
-    return changes
-
-
-def check(root: Path | None = None, *, processes: int | None = None, quiet: bool = False) -> list[str]:
-    """What ``rebuild`` would change, one line per change; an empty list on a clean tree. Arguments are rebuild's."""
-    root = fixtures_root() if root is None else root
-    return _rebuilt(root, processes, quiet)[1]
-
-
-def dump_golden(data: Any) -> str:
-    """The text of a golden file, the same for the same content: one line per field, one per row of a matrix."""
-    return _write(data, 0) + "\n"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file whole: a reader sees the old text or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def prove(cases: Sequence[tuple[Case, bool]], *, processes: int | None = None, quiet: bool = False) -> list[Expected]:
-    """Certify many cases, each with or without its gradient, in parallel; a progress bar shows on a terminal.
-
-    Args:
-        cases: the cases, and whether the gradient of each is wanted.
-        processes: how many processes; by default one per core. With one, nothing is started.
-        quiet: show no progress even on a terminal.
-
-    Returns:
-        The results, in the order of the cases.
-
-    Raises:
-        CertificationError: a result cannot be proved.
-    """
-    processes = processes or os.cpu_count() or 1
-    results: dict[int, Expected] = {}
-    with _Progress(len(cases), quiet) as advance:
-        if processes == 1 or len(cases) < 2:
-            for k, (case, gradient) in enumerate(cases):
-                results[k] = certify(case, gradient=gradient)
-                advance()
-        else:
-            # The dearest first, or a large one begun last would run alone.
-            order = sorted(range(len(cases)), key=lambda k: -_cost(*cases[k]))
-            with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-                futures = {pool.submit(certify, cases[k][0], gradient=cases[k][1]): k for k in order}
-                try:
-                    for future in as_completed(futures):
-                        results[futures[future]] = future.result()
-                        advance()
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
-    return [results[k] for k in range(len(cases))]
-
-
-class _Progress:
-    """A progress bar of rich on a terminal, nothing elsewhere; its value is the function that advances it."""
-
-    def __init__(self, total: int, quiet: bool) -> None:
-        self.total = total
-        self.bar: Any = None
-        if not quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (TextColumn("proving"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-
-    def __enter__(self) -> Callable[[], None]:
-        if self.bar is None:
-            return lambda: None
-        self.bar.start()
-        task = self.bar.add_task("proving", total=self.total)
-        return lambda: self.bar.advance(task)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-
-def _cost(case: Case, gradient: bool) -> int:
-    pairs = sum(map(len, case.positives()))
-    sums = pairs * case.shape[1]
-    products = case.n * sum(matrix.size for matrix in case.matrices.values())
-    return (sums + products) * (5 if gradient else 1)
-
-
-def _rebuilt(root: Path, processes: int | None, quiet: bool) -> tuple[dict[str, str], list[str]]:
-    """The text of every golden file as it should be, and how it differs from what stands there."""
-    flags = _load_flags(root)
-    files: dict[str, Any] = {}
-    jobs: list[tuple[Case, bool]] = []
-    for name in golden_files(root):
-        data = read_json(root, name)
-        _check_format(name, data, FORMAT)
-        files[name] = data
-        for k, (case, raw) in enumerate(zip(_inputs(name, data), data["cases"], strict=True)):
-            _check_flags(name, k, raw["flags"], flags)
-            stored = raw.get("expected")
-            chosen = isinstance(stored, Mapping) and stored.get("gradient_left_out") == BY_CHOICE
-            jobs.append((case, not chosen))
-    proved = iter(zip(jobs, prove(jobs, processes=processes, quiet=quiet), strict=True))
-    texts: dict[str, str] = {}
-    changes: list[str] = []
-    for name, data in files.items():
-        cases = []
-        differing = len(changes)
-        for raw in data["cases"]:
-            (case, _), expected = next(proved)
-            cases.append(as_json(case, raw["flags"], raw["note"], expected))
-            changes += (f"{name}: {raw['id']}: {change}" for change in _differences(raw, cases[-1]))
-        rebuilt = {**{key: data.get(key) for key in ("format", "loss", "function", "source")}, "cases": cases}
-        loss = LOSSES[data["loss"]]
-        rebuilt |= {"function": loss.function, "source": loss.source}
-        validate = schema_validator(read_json(root, SCHEMAS[FORMAT]))
-        validate(name, _thinned(rebuilt))
-        texts[name] = dump_golden(rebuilt)
-        if len(changes) == differing and (root / name).read_bytes() != texts[name].encode():
-            changes.append(f"{name}: the same content in another layout")
-    return texts, changes
+    return {
+        "format": FORMAT,
+        "loss": loss.name,
+        "function": loss.function,
+        "source": loss.source,
+        "cases": list(cases),
+    }
 
 
 def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> dict[str, Any]:
@@ -372,7 +222,7 @@ def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> 
     """
     results: dict[str, Any] = {
         "loss": [_number(x) for x in expected.loss] if isinstance(expected.loss, tuple) else _number(expected.loss),
-        "anchors": [_number(x) for x in expected.anchors],
+        "anchors": [_number(x) for x in expected.anchors.values()],
         "gradient": None if expected.gradient is None else expected.gradient.tolist(),
     }
     if expected.gradient_left_out is not None:
@@ -407,59 +257,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _write(value: Any, depth: int) -> str:
-    pad = " " * (depth + 1)
-    if isinstance(value, Mapping):
-        if not value:
-            return "{}"
-        lines = [f"{pad}{json.dumps(key)}: {_write(item, depth + 1)}" for key, item in value.items()]
-        return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
-    if isinstance(value, list):
-        if not any(isinstance(item, list | Mapping) for item in value):
-            return json.dumps(value, ensure_ascii=False)
-        return "[\n" + ",\n".join(pad + _write(item, depth + 1) for item in value) + "\n" + " " * depth + "]"
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _differences(stored: Mapping[str, Any], rebuilt: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """One line per field that differs, the first differing entry of a list alone."""
-    for key in {**stored, **rebuilt}:
-        old, new = stored.get(key), rebuilt.get(key)
-        where = f"{path}{key}"
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, f"{where}.")
-        elif old != new:
-            yield _difference(where, old, new)
-
-
-def _difference(where: str, old: Any, new: Any) -> str:
-    if isinstance(old, list) and isinstance(new, list):
-        for k, (before, after) in enumerate(zip(old, new, strict=False)):
-            if before != after:
-                return _difference(f"{where}[{k}]", before, after)
-        return f"{where}: {len(old)} stored, {len(new)} expected"
-    return f"{where}: {_short(old)} stored, {_short(new)} expected"
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _check_format(name: str, data: Any, expected: str) -> None:
-    found = data.get("format") if isinstance(data, dict) else None
-    if found != expected:
-        raise FixtureError(f"{name}: $.format: expected {expected!r}, got {found!r}")
-
-
-def _read(root: Path, name: str, expected: str) -> Any:
-    data = read_json(root, name)
-    _check_format(name, data, expected)
-    schema_validator(read_json(root, SCHEMAS[expected]))(name, _thinned(data) if expected == FORMAT else data)
-    return data
-
-
-def _thinned(data: Any) -> Any:
+def thinned(data: Any) -> Any:
     """A golden file with one row of each matrix: the numbers are checked here, a hundred times faster than a schema."""
     if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
         return data
@@ -487,8 +285,9 @@ def _thinned(data: Any) -> Any:
     return {**data, "cases": cases}
 
 
-def _load_flags(root: Path) -> dict[str, Flag]:
-    data = _read(root, FLAGS, FLAGS_FORMAT)
+def read_flags(root: Path) -> dict[str, Flag]:
+    """The explanation of every flag, by its name; the manifest is not checked."""
+    data = read_checked(root, FLAGS, FLAGS_FORMAT, FLAGS_SCHEMA)
     return {
         name: Flag(name, flag["hunts"], flag["effect"], tuple(flag["links"])) for name, flag in data["flags"].items()
     }
@@ -499,9 +298,9 @@ def _cases(name: str, data: Any, flags: Mapping[str, Flag]) -> list[GoldenCase]:
         raise FixtureError(f"{name}: {path}: {message}")
 
     loaded = []
-    for k, (case, raw) in enumerate(zip(_inputs(name, data), data["cases"], strict=True)):
+    for k, (case, raw) in enumerate(zip(inputs_of(name, data), data["cases"], strict=True)):
         path = f"$.cases[{k}]"
-        _check_flags(name, k, raw["flags"], flags)
+        check_flags(name, k, raw["flags"], flags)
         held = [dtype for dtype in DTYPES if case.holds_in(dtype)]
         if raw["dtypes"] != held:
             fail(f"{path}.dtypes", f"expected {held}, the dtypes that hold the embeddings, got {raw['dtypes']}")
@@ -510,13 +309,14 @@ def _cases(name: str, data: Any, flags: Mapping[str, Flag]) -> list[GoldenCase]:
     return loaded
 
 
-def _check_flags(name: str, k: int, used: Sequence[str], flags: Mapping[str, Flag]) -> None:
+def check_flags(name: str, k: int, used: Sequence[str], flags: Mapping[str, Flag]) -> None:
+    """Raise a FixtureError where a flag of a file's case k is not explained."""
     for j, flag in enumerate(used):
         if flag not in flags:
             raise FixtureError(f"{name}: $.cases[{k}].flags[{j}]: {FLAGS} does not explain {flag!r}")
 
 
-def _inputs(name: str, data: Any) -> list[Case]:
+def inputs_of(name: str, data: Any) -> list[Case]:
     """The cases of a file without their results, everything checked that a schema cannot say."""
 
     def fail(path: str, message: str) -> NoReturn:
@@ -690,7 +490,7 @@ def _argument(path: str, key: str, value: Any, n: int, columns: int, raw: Mappin
 
 def _expected(path: str, case: Case, raw: Mapping[str, Any], fail: Fail) -> Expected:
     counted = case.counted()
-    nan = undefined_anchors(case)
+    nan = case.undefined()
     undefined = [i in nan for i in counted]
 
     def value(where: str, x: Any, nan: bool) -> float:
@@ -728,7 +528,7 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any], fail: Fail) -> Expe
                 fail(f"{path}.{where}", f"expected shape {list(shape)}, got {list(gradients[name].shape)}")
     return Expected(
         loss=loss,
-        anchors=values(f"{path}.anchors", raw["anchors"]),
+        anchors=dict(zip(counted, values(f"{path}.anchors", raw["anchors"]), strict=True)),
         gradient=gradients.pop(case.first, None),
         gradient_left_out=left_out,
         other_gradients=gradients,

@@ -1,9 +1,4 @@
-"""The published examples of ``fixtures/worked``, loaded and checked before anything computes with them.
-
-Three walls stand before a figure is used: the manifest's checksums (nothing altered, missing or extra), the JSON
-Schema (nothing of the wrong form) and the checks here (nothing that contradicts itself: shapes, precision, references,
-counts).
-"""
+"""A folder of fixtures: its manifest of checksums, its JSON and schemas, and how files are written."""
 
 from __future__ import annotations
 
@@ -14,187 +9,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
-from fractions import Fraction
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any
 
-import numpy as np
-
-from .catalogue import LOSSES
-
-FORMAT = "pairproof-worked/1"
 MANIFEST_FORMAT = "pairproof-manifest/1"
 MANIFEST = "manifest.json"
-SCHEMA = "schema/worked.schema.json"
-
-Printed: TypeAlias = "str | bool | tuple[Printed, ...]"
-"""One printed thing: a scalar as its text, a mask entry as a bool, an array as nested tuples of these."""
-
-INFINITE = ("inf", "-inf")
-
-QUANTITIES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "similarity": ("number", ("N", "N")),
-        "softmax": ("number", ("N", "N")),
-        "sigmoid": ("number", ("N", "N")),
-        "exp_similarity": ("number", ("N", "N")),
-        "similarity_row": ("number", ("N",)),
-        "normalised": ("number", ("rows", "D")),
-        "normalised_features": ("number", ("B", "V", "D")),
-        "first_to_second": ("number", ("N/2",)),
-        "second_to_first": ("number", ("N/2",)),
-        "positives": ("number", ("N",)),
-        "exp_positives": ("number", ("N",)),
-        "denominators": ("number", ("N",)),
-        "denominator": ("number", ()),
-        "anchor_losses": ("number", ("N",)),
-        "loss": ("number", ()),
-        "features": ("layout", ("B", "V", "D")),
-        "eye": ("mask", ("N", "N")),
-        "not_eye": ("mask", ("N", "N")),
-        "positives_mask": ("mask", ("N", "N")),
-        "negatives_mask": ("mask", ("N", "N")),
-        "target": ("mask", ("N", "N")),
-        "negative_pairs": ("mask", ("N", "N")),
-        "one_hot_partners": ("mask", ("N", "N")),
-        "partners": ("index", ("N",)),
-        "partners_column": ("index", ("N", "1")),
-        "positive_pairs_with_diagonal": ("index", ("M+N", "2")),
-    }
-)
-"""What a figure may be: its kind, and its shape in terms of the input's N and D, of B items with V views (N = B V), and
-of the M pairs listed in the call. ``rows`` is N, or the stretch that the figure's ``rows`` names."""
 
 
 class FixtureError(ValueError):
     """A fixture that cannot be trusted: the message names the file, the field as a JSON path, and what is wrong."""
-
-
-@dataclass(frozen=True)
-class Document:
-    """Where the figures were published. ``sha256`` is that of the text file they were read from."""
-
-    id: str
-    title: str
-    about: str
-    sha256: str
-    links: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Input:
-    """Embeddings as the document gives them, ``shape`` [N, D].
-
-    ``printed`` is None where the document never prints them; ``exact`` holds the values themselves, as the shortest
-    float64 texts, where they are known.
-    """
-
-    name: str
-    place: str
-    shape: tuple[int, int]
-    decimals: int | None
-    printed: Printed | None
-    exact: tuple[tuple[str, ...], ...] | None
-    exact_dtype: str | None
-    exact_from: str
-
-
-@dataclass(frozen=True)
-class Call:
-    """One evaluation of a loss of the catalogue on one input. A temperature is the text that the document writes."""
-
-    id: str
-    loss: str
-    input: str
-    arguments: Mapping[str, Any]
-    keywords: Mapping[str, Any]
-    published_by: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Instead:
-    """What an artefact is in truth, and why the document printed something else."""
-
-    value: str
-    because: str
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One printed result, a scalar or an array, exactly as printed."""
-
-    id: str
-    place: str
-    what: str
-    call: str | None
-    input: str | None
-    quantity: str
-    row: int | None
-    rows: tuple[int, int] | None
-    kind: str
-    decimals: int | None
-    length: str | None
-    diagonal: str | None
-    arithmetic: str
-    producer: str
-    printed: Printed
-    cut: str | None
-    verdict: str
-    instead: Instead | None
-
-    def entries(self) -> Iterator[tuple[tuple[int, ...], str | bool]]:
-        """Every printed entry with its index, in the order of the page; a scalar has the index ()."""
-        return _entries(self.printed)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A statement that the document makes in words, judged.
-
-    ``words`` are the document's own, or a translation where ``original`` holds the document's own. ``figures`` names
-    the figures that bear on it.
-    """
-
-    id: str
-    place: str
-    words: str
-    original: str | None
-    figures: tuple[str, ...]
-    verdict: str
-    because: str
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How many printed entries there are of each kind, and how many figures of each verdict."""
-
-    number: int
-    infinite: int
-    mask: int
-    index: int
-    layout: int
-    figures: int
-    reproduced: int
-    artefact: int
-
-
-@dataclass(frozen=True)
-class WorkedFixture:
-    """One document: its inputs, the losses it evaluates, every result it prints, what it claims."""
-
-    document: Document
-    inputs: Mapping[str, Input]
-    calls: Mapping[str, Call]
-    figures: tuple[Figure, ...]
-    claims: tuple[Claim, ...]
-    counts: Counts
-
-    def input_of(self, figure: Figure) -> Input:
-        """The input a figure was computed from: its own, or its call's."""
-        return self.inputs[_input_name(figure, self.calls)]
 
 
 _elsewhere: ContextVar[Path | None] = ContextVar("fixtures", default=None)
@@ -229,41 +52,6 @@ def fixtures_root() -> Path:
         raise FixtureError("pairproof.fixtures: expected the folder of fixtures to be installed, found none") from None
 
 
-def load_worked(root: Path | None = None) -> list[WorkedFixture]:
-    """Load every worked example, in the order of the file names.
-
-    Args:
-        root: a folder of fixtures; by default the installed one.
-
-    Returns:
-        One ``WorkedFixture`` per file of ``worked/``, checked.
-
-    Raises:
-        FixtureError: a file is altered, missing or extra, or breaks the schema, or contradicts itself.
-        ImportError: jsonschema is not installed.
-    """
-    root = fixtures_root() if root is None else root
-    check_manifest(root)
-    schema = read_json(root, SCHEMA)
-    validate = schema_validator(schema)
-    loaded: list[WorkedFixture] = []
-    owner: dict[str, str] = {}
-    for path in sorted((root / "worked").glob("*.json")):
-        name = path.relative_to(root).as_posix()
-        data = read_json(root, name)
-        found = data.get("format") if isinstance(data, dict) else None
-        if found != FORMAT:
-            raise FixtureError(f"{name}: $.format: expected {FORMAT!r}, got {found!r}")
-        validate(name, data)
-        fixture = _fixture(data)
-        _check(name, fixture, data)
-        other = owner.setdefault(fixture.document.id, name)
-        if other != name:
-            raise FixtureError(f"{name}: $.document.id: {fixture.document.id!r} is already the id of {other}")
-        loaded.append(fixture)
-    return loaded
-
-
 def data_files(root: Path) -> list[str]:
     """Every data file of a folder of fixtures, as sorted paths relative to it.
 
@@ -294,16 +82,18 @@ def write_manifest(root: Path | None = None) -> Path:
     """
     root = fixtures_root() if root is None else root
     files = {name: _sha256(root / name) for name in data_files(root)}
-    path = root / MANIFEST
-    temporary = root / f".{MANIFEST}.{os.getpid()}"
+    write_atomically(root / MANIFEST, dump_json({"format": MANIFEST_FORMAT, "files": files}))
+    return root / MANIFEST
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file whole: a reader sees the old text or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(
-            _write({"format": MANIFEST_FORMAT, "files": files}, 0) + "\n", encoding="utf-8", newline="\n"
-        )
+        temporary.write_text(text, encoding="utf-8", newline="\n")
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return path
 
 
 def check_manifest(root: Path) -> None:
@@ -313,9 +103,7 @@ def check_manifest(root: Path) -> None:
         FixtureError: the manifest is missing or malformed, or a file is altered, missing or not listed.
     """
     manifest = read_json(root, MANIFEST)
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != MANIFEST_FORMAT:
-        raise FixtureError(f"{MANIFEST}: $.format: expected {MANIFEST_FORMAT!r}, got {found!r}")
+    check_format(MANIFEST, manifest, MANIFEST_FORMAT)
     listed = manifest.get("files")
     if not isinstance(listed, dict):
         raise FixtureError(f"{MANIFEST}: $.files: expected an object of path to SHA-256, got {type(listed).__name__}")
@@ -331,66 +119,29 @@ def check_manifest(root: Path) -> None:
             raise FixtureError(f"{name}: altered: expected SHA-256 {expected}, got {actual}")
 
 
-def dump_worked(fixture: WorkedFixture | Mapping[str, Any]) -> str:
-    """The text of a worked fixture, the same for the same content: one line per matrix row, one per field.
+def dump_json(value: Any, longest: float = float("inf")) -> str:
+    """The text of a JSON value, the same for the same content: one line per field, one per row of a matrix.
 
     Args:
-        fixture: a loaded fixture, or the JSON object itself.
+        value: what JSON can hold, tuples included.
+        longest: a list with a longer entry than this gets a line for each entry.
 
     Returns:
         The text, ending in a newline.
     """
-    return _write(as_json(fixture) if isinstance(fixture, WorkedFixture) else fixture, 0) + "\n"
 
+    def write(value: Any, indent: str) -> str:
+        inner = indent + " "
+        if isinstance(value, Mapping) and value:
+            lines = [f"{inner}{json.dumps(key)}: {write(item, inner)}" for key, item in value.items()]
+            return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+        if isinstance(value, list | tuple) and any(
+            isinstance(item, list | tuple | Mapping) or len(str(item)) > longest for item in value
+        ):
+            return "[\n" + ",\n".join(inner + write(item, inner) for item in value) + f"\n{indent}]"
+        return json.dumps(value, ensure_ascii=False)
 
-def as_json(fixture: WorkedFixture) -> dict[str, Any]:
-    """A loaded fixture as the JSON object it was read from, its counts taken anew."""
-    return {
-        "format": FORMAT,
-        "document": _plain(fixture.document),
-        "inputs": {name: _plain(value, without=("name",)) for name, value in fixture.inputs.items()},
-        "calls": {name: _plain(value, without=("id",)) for name, value in fixture.calls.items()},
-        "figures": [_plain(figure, optional=("row", "rows")) for figure in fixture.figures],
-        "claims": [_plain(claim) for claim in fixture.claims],
-        "counts": _plain(recount(fixture.figures)),
-    }
-
-
-def recount(figures: tuple[Figure, ...]) -> Counts:
-    """Count the printed entries by kind (infinities apart) and the figures by verdict."""
-    tally = dict.fromkeys((field.name for field in fields(Counts)), 0)
-    for figure in figures:
-        tally["figures"] += 1
-        tally[figure.verdict] += 1
-        for _, entry in figure.entries():
-            tally["infinite" if figure.kind == "number" and entry in INFINITE else figure.kind] += 1
-    return Counts(**tally)
-
-
-def _plain(value: Any, without: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A frozen record as a JSON object in the order of its fields."""
-    plain: dict[str, Any] = {}
-    for field in fields(value):
-        content = getattr(value, field.name)
-        if field.name in without or (field.name in optional and content is None):
-            continue
-        plain[field.name] = _plain(content) if isinstance(content, Instead) else content
-    return plain
-
-
-def _write(value: Any, depth: int) -> str:
-    pad = " " * (depth + 1)
-    if isinstance(value, Mapping):
-        if not value:
-            return "{}"
-        lines = [f"{pad}{json.dumps(key)}: {_write(item, depth + 1)}" for key, item in value.items()]
-        return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
-    if isinstance(value, list | tuple):
-        # A matrix row stays on one line, to be laid beside the document's; sentences get a line each.
-        if all(not isinstance(item, list | tuple | Mapping) and len(str(item)) <= 40 for item in value):
-            return "[" + ", ".join(_write(item, depth) for item in value) + "]"
-        return "[\n" + ",\n".join(pad + _write(item, depth + 1) for item in value) + "\n" + " " * depth + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return write(value, "") + "\n"
 
 
 def _sha256(path: Path) -> str:
@@ -445,227 +196,29 @@ def schema_validator(schema: Any) -> Callable[[str, Any], None]:
     return validate
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+def read_checked(
+    root: Path, name: str, expected: str, schema: str, thin: Callable[[Any], Any] = lambda data: data
+) -> Any:
+    """The content of one file of a folder of fixtures, of the format and the schema that it must have.
+
+    Args:
+        root: a folder of fixtures.
+        name: the file, relative to it.
+        expected: its format.
+        schema: the file of its schema, relative to the folder.
+        thin: leaves out what need not be held to the schema.
+
+    Raises:
+        FixtureError: the file cannot be read, is of another format, or breaks the schema.
+    """
+    data = read_json(root, name)
+    check_format(name, data, expected)
+    schema_validator(read_json(root, schema))(name, thin(data))
+    return data
 
 
-def _frozen(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    return MappingProxyType({key: _tuples(item) for key, item in value.items()})
-
-
-def _fixture(data: Mapping[str, Any]) -> WorkedFixture:
-    def record(value: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-        return {key: _tuples(item) for key, item in {**value, **more}.items()}
-
-    calls = {
-        name: Call(**record({**call, "id": name}) | {key: _frozen(call[key]) for key in ("arguments", "keywords")})
-        for name, call in data["calls"].items()
-    }
-    figures = []
-    for figure in data["figures"]:
-        instead = figure["instead"]
-        figures.append(
-            Figure(
-                **record({"row": None, "rows": None, **figure}, instead=None if instead is None else Instead(**instead))
-            )
-        )
-    return WorkedFixture(
-        document=Document(**record(data["document"])),
-        inputs=MappingProxyType({name: Input(**record(value, name=name)) for name, value in data["inputs"].items()}),
-        calls=MappingProxyType(calls),
-        figures=tuple(figures),
-        claims=tuple(Claim(**record(claim)) for claim in data["claims"]),
-        counts=Counts(**data["counts"]),
-    )
-
-
-def _entries(printed: Printed, index: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], str | bool]]:
-    if isinstance(printed, tuple):
-        for position, item in enumerate(printed):
-            yield from _entries(item, (*index, position))
-    else:
-        yield index, printed
-
-
-def _input_name(figure: Figure, calls: Mapping[str, Call]) -> str:
-    if figure.call is not None:
-        return calls[figure.call].input
-    assert figure.input is not None  # the schema asks for one of the two
-    return figure.input
-
-
-def _check(name: str, fixture: WorkedFixture, data: Mapping[str, Any]) -> None:
-    """Everything that a schema cannot say. Raises FixtureError."""
-
-    def fail(path: str, message: str) -> NoReturn:
-        raise FixtureError(f"{name}: {path}: {message}")
-
-    for key, value in fixture.inputs.items():
-        _check_input(f"$.inputs.{key}", value, fail)
-    for key, call in fixture.calls.items():
-        _check_call(f"$.calls['{key}']", call, fixture.inputs, fail)
-    for group in ("figures", "claims"):
-        seen: set[str] = set()
-        for position, item in enumerate(data[group]):
-            if item["id"] in seen:
-                fail(f"$.{group}[{position}].id", f"{item['id']!r} stands twice")
-            seen.add(item["id"])
-    for position, figure in enumerate(fixture.figures):
-        _check_figure(f"$.figures[{position}]", figure, fixture, fail)
-    figures = {figure.id for figure in fixture.figures}
-    for position, claim in enumerate(fixture.claims):
-        for place, reference in enumerate(claim.figures):
-            if reference not in figures:
-                fail(f"$.claims[{position}].figures[{place}]", f"no figure has the id {reference!r}")
-    counted = recount(fixture.figures)
-    for field in fields(Counts):
-        written, found = getattr(fixture.counts, field.name), getattr(counted, field.name)
-        if written != found:
-            fail(f"$.counts.{field.name}", f"says {written}, the figures give {found}")
-
-
-def _check_input(path: str, value: Input, fail: Callable[[str, str], NoReturn]) -> None:
-    for key in ("printed", "exact"):
-        table = getattr(value, key)
-        if table is not None:
-            shape = _shape(f"{path}.{key}", table, fail)
-            if shape != value.shape:
-                fail(f"{path}.{key}", f"has shape {list(shape)}, the input {list(value.shape)}")
-    if value.printed is not None:
-        _check_decimals(f"{path}.printed", value.printed, value.decimals, fail)
-    if value.exact is None:
-        return
-    # An exact value must be the text of a number of its dtype, and round to what the document prints.
-    half = Fraction(0) if value.decimals is None else Fraction(1, 2 * 10**value.decimals)
-    printed = dict(_entries(value.printed)) if value.printed is not None else {}
-    for index, text in _entries(value.exact):
-        where = f"{path}.exact{_indices(index)}"
-        _check_length(where, str(text), str(value.exact_dtype), fail)
-        if index in printed and abs(Fraction(float(text)) - Fraction(str(printed[index]))) > half:
-            fail(where, f"{text} does not round to the printed {printed[index]}")
-
-
-def _check_call(path: str, call: Call, inputs: Mapping[str, Input], fail: Callable[[str, str], NoReturn]) -> None:
-    if call.loss not in LOSSES:
-        fail(f"{path}.loss", f"expected one of {', '.join(LOSSES)}, got {call.loss!r}")
-    loss = LOSSES[call.loss]
-    if call.input not in inputs:
-        fail(f"{path}.input", f"no input is called {call.input!r}")
-    if tuple(call.arguments) != (loss.targets,):
-        fail(f"{path}.arguments", f"expected {loss.targets!r} for {call.loss}, got {', '.join(call.arguments)}")
-    for keyword in call.keywords:
-        if keyword not in loss.keywords:
-            fail(f"{path}.keywords.{keyword}", f"{loss.function} has no such keyword")
-    count = inputs[call.input].shape[0]
-    target = call.arguments[loss.targets]
-    if loss.targets != "positive_pairs" and len(target) != count:
-        fail(f"{path}.arguments.{loss.targets}", f"expected one per embedding, {count}, got {len(target)}")
-    if loss.targets == "partners":
-        for i, partner in enumerate(target):
-            if not 0 <= partner < count or partner == i or target[partner] != i:
-                fail(f"{path}.arguments.partners[{i}]", f"{partner} is out of range, itself, or not mutual")
-    if loss.targets == "positive_pairs":
-        for i, pair in enumerate(target):
-            if not all(0 <= end < count for end in pair):
-                fail(f"{path}.arguments.positive_pairs[{i}]", f"{list(pair)} is out of range for {count} embeddings")
-
-
-def _check_figure(path: str, figure: Figure, fixture: WorkedFixture, fail: Callable[[str, str], NoReturn]) -> None:
-    if figure.call is not None and figure.call not in fixture.calls:
-        fail(f"{path}.call", f"no call has the id {figure.call!r}")
-    if figure.call is None and figure.input not in fixture.inputs:
-        fail(f"{path}.input", f"no input is called {figure.input!r}")
-    kind, symbols = QUANTITIES[figure.quantity]
-    if figure.kind != kind:
-        fail(f"{path}.kind", f"expected {kind!r} for the quantity {figure.quantity!r}, got {figure.kind!r}")
-
-    shape = _shape(f"{path}.printed", figure.printed, fail, cut=figure.cut is not None)
-    call = None if figure.call is None else fixture.calls[figure.call]
-    expected = _expected_shape(figure, symbols, shape, fixture.input_of(figure), call)
-    complete = shape == expected
-    if figure.cut is None and not complete:
-        fail(f"{path}.printed", f"expected shape {list(expected)} for {figure.quantity!r}, got {list(shape)}")
-    if figure.cut is not None and (shape[1:] != expected[1:] or shape[0] > expected[0]):
-        fail(f"{path}.printed", f"expected the beginning of shape {list(expected)}, got {list(shape)}")
-    if figure.row is not None and not 0 <= figure.row < fixture.input_of(figure).shape[0]:
-        fail(f"{path}.row", f"{figure.row} is not a row of the input")
-
-    for index, entry in figure.entries():
-        where = f"{path}.printed{_indices(index)}"
-        if isinstance(entry, bool) != (figure.kind == "mask") and not (figure.kind == "mask" and entry in _BITS):
-            fail(where, f"{entry!r} is no entry of a figure of kind {figure.kind!r}")
-        if figure.kind == "index" and not str(entry).isdigit():
-            fail(where, f"{entry!r} is no index")
-        if figure.length is not None:
-            _check_length(where, str(entry), figure.length, fail)
-        if entry in INFINITE and not (figure.diagonal == entry and len(index) == 2 and index[0] == index[1]):
-            fail(where, f"{entry} stands where the diagonal is not said to hold it")
-    if figure.kind in ("number", "layout") and (figure.decimals is None) == (figure.length is None):
-        fail(f"{path}.decimals", "expected exactly one of decimals and length")
-    if figure.kind in ("mask", "index") and (figure.decimals is not None or figure.length is not None):
-        fail(f"{path}.decimals", f"a figure of kind {figure.kind!r} has neither decimals nor length")
-    if figure.decimals is not None:
-        _check_decimals(f"{path}.printed", figure.printed, figure.decimals, fail)
-
-
-_BITS = ("0", "1", "0.", "1.")
-
-
-def _shape(path: str, printed: Printed, fail: Callable[[str, str], NoReturn], cut: bool = False) -> tuple[int, ...]:
-    """The shape of nested tuples. Ragged is an error, except in the last row of a figure whose output is cut off."""
-    if not isinstance(printed, tuple):
-        return ()
-    last = len(printed) - 1
-    shapes = [_shape(f"{path}[{i}]", item, fail, cut and i == last) for i, item in enumerate(printed)]
-    first = shapes[0] if shapes else ()
-    for i, shape in enumerate(shapes):
-        shorter = cut and i == last and len(shape) == len(first) and shape <= first
-        if shape != first and not shorter:
-            fail(f"{path}[{i}]", f"has shape {list(shape)}, the entries before it {list(first)}")
-    return (len(printed), *first)
-
-
-def _expected_shape(
-    figure: Figure, symbols: tuple[str, ...], shape: tuple[int, ...], value: Input, call: Call | None
-) -> tuple[int, ...]:
-    count, width = value.shape
-    # The number of views is read off the figure itself: whatever divides the batch will do.
-    views = shape[1] if len(shape) == 3 and shape[1] and count % shape[1] == 0 else 1
-    pairs = len(call.arguments.get("positive_pairs", ())) if call is not None else 0
-    rows = count if figure.rows is None else figure.rows[1] - figure.rows[0]
-    sizes = {
-        "N": count,
-        "N/2": count // 2,
-        "D": width,
-        "V": views,
-        "B": count // views,
-        "M+N": pairs + count,
-        "rows": rows,
-        "1": 1,
-        "2": 2,
-    }
-    return tuple(sizes[symbol] for symbol in symbols)
-
-
-def _check_decimals(path: str, printed: Printed, decimals: int | None, fail: Callable[[str, str], NoReturn]) -> None:
-    """The precision belongs to the array: no entry may have more decimals than it says, and some entry has as many."""
-    most = 0
-    for index, entry in _entries(printed):
-        found = len(str(entry).partition(".")[2])
-        most = max(most, found)
-        if found > (decimals or 0):
-            fail(f"{path}{_indices(index)}", f"{entry} has {found} decimals, the array {decimals or 0}")
-    if most < (decimals or 0):
-        fail(path, f"no entry has the {decimals} decimals that the array is said to have")
-
-
-def _check_length(path: str, text: str, dtype: str, fail: Callable[[str, str], NoReturn]) -> None:
-    """The text must be what Python prints for a value of that dtype, to its full length."""
-    number = float(text)
-    value = float(np.float32(number)) if dtype == "float32" else number
-    if repr(value) != text:
-        fail(path, f"{text} is not the full length of a {dtype}: expected {value!r}")
-
-
-def _indices(index: tuple[int, ...]) -> str:
-    return "".join(f"[{i}]" for i in index)
+def check_format(name: str, data: Any, expected: str) -> None:
+    """Raise a FixtureError where a file's content is of another format."""
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != expected:
+        raise FixtureError(f"{name}: $.format: expected {expected!r}, got {found!r}")

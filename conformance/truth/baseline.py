@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from ..suite.cases import Case
-from .compare import Outcome
+from ..suite.records import Outcome
 
 
 def plain_outcome(case: Case, dtype: str) -> Outcome:

@@ -7,15 +7,14 @@ precision; it counts as proved once its enclosure lies within 2^-1076, where not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 from flint import arb
 
 from ..suite.cases import Case
+from ..suite.records import BY_CHOICE, NAN_LOSS, TIE, Expected, Matrix
 from .evaluate import Enclosures, enclosures
 from .intervals import PRECISION, precision
 
@@ -25,41 +24,11 @@ PRECISIONS = (128, 256, 512, 1024, 2048, 4096, 8192)
 ZERO = -1076
 """An enclosure within 2^ZERO is 0: half the smallest float64 is 2^-1075."""
 
-NAN_LOSS = "the loss is NaN"
-TIE = "two entries of a row are equal and its largest: the loss has a kink there"
-BY_CHOICE = "by choice: the batch is large"
-LEFT_OUT = (NAN_LOSS, TIE, BY_CHOICE)
-"""Every reason for which a gradient may be left out."""
-
 NAN = float("nan")
 
 
 class CertificationError(ValueError):
     """A result that could not be proved: the message names the case and the entry."""
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a case must give, each number the float64 nearest to the true one.
-
-    Attributes:
-        loss: the value, or one value per counted anchor for reduction "none".
-        anchors: what reduction "none" gives: the counted anchors' values, in row order.
-        gradient: [N, D] of the loss (of the sum of its values for reduction "none"), or None.
-        gradient_left_out: why there is no gradient, or None.
-        other_gradients: the gradient by each further matrix, by its name; empty where there is none.
-    """
-
-    loss: float | tuple[float, ...]
-    anchors: tuple[float, ...]
-    gradient: npt.NDArray[np.float64] | None
-    gradient_left_out: str | None
-    other_gradients: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """The loss as a tuple: one value, or one per counted anchor."""
-        return self.loss if isinstance(self.loss, tuple) else (self.loss,)
 
 
 def certify(case: Case, *, gradient: bool = True) -> Expected:
@@ -77,7 +46,7 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
             a maximum cannot be told apart in float64 although they differ.
     """
     counted = case.counted()
-    undefined = undefined_anchors(case)
+    undefined = case.undefined()
     tie = maximum_is_tied(case)
     left_out = NAN_LOSS if undefined else TIE if tie else None if gradient else BY_CHOICE
     open_entry = ""
@@ -87,22 +56,6 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
         if proved is not None:
             return proved
     raise CertificationError(f"{case.id}: {open_entry} cannot be proved with {PRECISIONS[-1]} bits")
-
-
-def undefined_anchors(case: Case) -> set[int]:
-    """The anchors that the policies of a case make NaN: nothing else does."""
-    positives, members = case.positives(), case.members()
-    # Without a denominator to choose, the policy for anchors without negatives always matters.
-    negatives_matter = case.option("denominator") in (None, "only_negatives")
-    undefined = set()
-    for i in case.anchors():
-        if not positives[i] and "no_positive" in case.entry.keywords:
-            nan = case.option("no_positive") == "nan"
-        else:
-            nan = case.option("no_negative") == "nan" and negatives_matter and len(positives[i]) == len(members[i])
-        if nan:
-            undefined.add(i)
-    return undefined
 
 
 def maximum_is_tied(case: Case) -> bool:
@@ -179,7 +132,7 @@ def _proved(
     values = [value for value in whole if value is not None]
     if len(values) < (1 if single else len(counted)):
         return None, "the loss"
-    gradients: dict[str, npt.NDArray[np.float64]] = {}
+    gradients: dict[str, Matrix] = {}
     if found.gradient is not None:
         for name, rows in {case.first: found.gradient, **found.other_gradients}.items():
             gradients[name] = np.zeros((len(rows), len(rows[0])))
@@ -192,7 +145,7 @@ def _proved(
                     gradients[name][i, d] = value
     return Expected(
         loss=values[0] if single else tuple(values),
-        anchors=tuple(value for value in anchors.values() if value is not None),
+        anchors={i: value for i, value in anchors.items() if value is not None},
         gradient=gradients.pop(case.first, None),
         gradient_left_out=left_out,
         other_gradients=gradients,

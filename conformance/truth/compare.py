@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from pairproof.reference import Terms
 
-from ..suite.cases import Case, Matrix
-from .evaluate import Truth
-from .tolerances import Bounds, accumulating, unit_roundoff
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an implementation gave for a case.
-
-    Attributes:
-        values: the loss, or one value per counted anchor for reduction "none".
-        gradient: [N, D] by the embeddings, of the loss or of the sum of its values; None where it has none.
-        anchors: every anchor's value by row, where the implementation tells.
-        terms: the reference's record.
-        other_gradients: by each further float matrix of the case, by its name; empty where it has no ``gradient``.
-    """
-
-    values: list[float]
-    gradient: Matrix | None = None
-    anchors: dict[int, float] | None = None
-    terms: Terms | None = None
-    other_gradients: Mapping[str, Matrix] = field(default_factory=dict)
+from ..suite.cases import Case
+from ..suite.records import Bounds, Matrix, Outcome, Truth
+from .tolerances import accumulating, unit_roundoff
 
 
 @dataclass(frozen=True)
@@ -77,7 +58,7 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
     return Comparison(worst, first, _ulps(truth.values, outcome.values, accumulating(dtype)))
 
 
-def _ulps(expected: list[float], found: list[float], dtype: str) -> float:
+def _ulps(expected: Sequence[float], found: Sequence[float], dtype: str) -> float:
     """The worst error of the loss in units of the last place of the true value."""
     number = np.dtype(dtype).type
     errors = [0.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,41 +13,13 @@ from flint import arb
 
 from pairproof import reference
 
-from ..suite.cases import Case, Matrix, call_reference, reference_of_similarities, similarities
+from ..suite.cases import Case, call_reference, reference_of_similarities, similarities
+from ..suite.records import Expected, Matrix, Truth
 from . import autodiff as tape
 from .intervals import PRECISION, precision
 
-if TYPE_CHECKING:
-    from .certify import Expected
-
 PROVE_UP_TO = 40
 """Rows up to which the loops are run anew for sensitivities, terms and complex steps."""
-
-
-@dataclass(frozen=True)
-class Truth:
-    """The true results of a case, each rounded once to float64, and what its conditioning is made of.
-
-    Attributes:
-        loss: the value, or one value per counted anchor for reduction "none".
-        anchors: every anchor's value, by row.
-        gradient: [N, D], of the loss (of the sum of its values for reduction "none"); None where the loss is NaN.
-        similarity: of the case's ``shape``, or None for a batch so large that it is not recomputed.
-        weights: of the case's ``shape``, the derivative of the loss by each similarity, both orders apart.
-        other_gradients: by each further matrix, by its name; empty where there is no ``gradient``.
-    """
-
-    loss: float | list[float]
-    anchors: dict[int, float]
-    gradient: Matrix | None
-    similarity: Matrix | None
-    weights: Matrix
-    other_gradients: Mapping[str, Matrix] = field(default_factory=dict)
-
-    @property
-    def values(self) -> list[float]:
-        """The loss as a list: one value, or one per anchor."""
-        return self.loss if isinstance(self.loss, list) else [self.loss]
 
 
 @dataclass(frozen=True)
@@ -112,7 +84,7 @@ def truth(case: Case, bits: int = PRECISION) -> Truth:
         loss = [float(v) for v in found.values]
         defined = not any(math.isnan(x) for x in loss)
         return Truth(
-            loss=loss if many else loss[0],
+            loss=tuple(loss) if many else loss[0],
             anchors={i: float(v) for i, v in found.anchors.items()},
             gradient=_rounded(found.gradient or []) if defined else None,
             similarity=_rounded(terms.similarity),
@@ -133,14 +105,7 @@ def stored_truth(case: Case, expected: Expected) -> Truth:
         with precision():
             rows = {name: [[arb(x) for x in row] for row in matrix.tolist()] for name, matrix in case.matrices.items()}
             similarity = _rounded(similarities(case, rows))
-    return Truth(
-        loss=list(expected.loss) if isinstance(expected.loss, tuple) else expected.loss,
-        anchors=dict(zip(case.counted(), expected.anchors, strict=True)),
-        gradient=expected.gradient,
-        similarity=similarity,
-        weights=weights(case),
-        other_gradients=expected.other_gradients,
-    )
+    return Truth(**vars(expected), similarity=similarity, weights=weights(case))
 
 
 def weights(case: Case) -> Matrix:

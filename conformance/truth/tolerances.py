@@ -43,17 +43,12 @@ verify`` prints how the ratios of error to bound are distributed, so that slack 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 
-from ..suite.cases import SIGNIFICAND, Case, Matrix
-from .evaluate import Truth
-
-if TYPE_CHECKING:
-    from .compare import Outcome
+from ..suite.cases import SIGNIFICAND, Case
+from ..suite.records import Bounds, Matrix, Outcome, Truth
 
 SIMILARITY_ULPS = 3.0
 """Roundings in a similarity beyond its sum: two norms, two divisions, the temperature, in units of u."""
@@ -83,23 +78,6 @@ def unit_roundoff(dtype: str) -> float:
 def accumulating(dtype: str) -> str:
     """The dtype in which sums are held at least: float32 for the halves."""
     return "float64" if dtype == "float64" else "float32"
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """How far each quantity may be off: one number per value, anchor and row of the gradient.
-
-    ``rows`` bounds the Euclidean norm of each row's error; the norm of the whole error is bounded by the norm of
-    ``rows``; ``other_rows`` says the same of each further matrix. ``share_of_floor`` is how much of each bound no luck
-    takes away; see ``held_to``.
-    """
-
-    values: list[float]
-    anchors: dict[int, float]
-    rows: Matrix
-    share_of_floor: float
-    similarity: Matrix
-    other_rows: Mapping[str, Matrix] = field(default_factory=dict)
 
 
 def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
@@ -135,7 +113,7 @@ def _bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
 
     row_inherited = np.sum(np.abs(truth.weights) * per_similarity, axis=1) * divisor
     anchor_bounds = {i: of_value(v, float(row_inherited[i]), 1.0) for i, v in truth.anchors.items()}
-    if isinstance(truth.loss, list):
+    if isinstance(truth.loss, tuple):
         values = [anchor_bounds[i] for i in case.counted()]
     else:
         values = [of_value(truth.loss, inherited, len(anchors) / divisor)]

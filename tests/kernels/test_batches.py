@@ -17,10 +17,10 @@ pytest.importorskip("triton", reason="triton is not installed: pip install trito
 from pairproof.conformance.implementations.base import outcome_of
 from pairproof.conformance.implementations.fast import FastExact, FastTriton
 from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.records import Bounds, Outcome, Truth
 from pairproof.conformance.truth import baseline as plain
-from pairproof.conformance.truth.compare import Outcome, compare
-from pairproof.conformance.truth.evaluate import Truth
-from pairproof.conformance.truth.tolerances import Bounds, accumulating, bounds, unit_roundoff, with_narrowed_weights
+from pairproof.conformance.truth.compare import compare
+from pairproof.conformance.truth.tolerances import accumulating, bounds, unit_roundoff, with_narrowed_weights
 from pairproof.fast import engine, nt_bxent_loss, nt_xent_loss, supcon_in_loss, supcon_loss
 from pairproof.fast.engine import References, Rule, Targets
 

@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
+from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations.fast import FastTriton
 from pairproof.conformance.judge.options import Selection
 from pairproof.conformance.judge.results import Status
 from pairproof.conformance.judge.verify import judge_case, load_cases
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
-from pairproof.conformance.suite.store import load_worked
 from pairproof.conformance.suite.subset import covering
 
 

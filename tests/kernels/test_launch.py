@@ -16,10 +16,10 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
+from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations.fast import FastTriton
 from pairproof.conformance.judge.verify import load_cases
 from pairproof.conformance.suite.cases import Case
-from pairproof.conformance.suite.store import load_worked
 from pairproof.conformance.suite.subset import covering
 from pairproof.fast import supcon_loss
 from pairproof.fast.engine import device
