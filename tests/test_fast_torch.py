@@ -1005,7 +1005,13 @@ def test_cuda_takes_the_kernels_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
     from pairproof.fast.kernels import launch
 
     met: list[str] = []
-    monkeypatch.setattr(launch, "observers", [lambda kernel, flags: met.append(kernel)])
+    right = launch.run
+
+    def noted(kernel: Any, grid: tuple[int, ...], given: dict[str, Any]) -> None:
+        met.append(kernel.fn.__name__)
+        right(kernel, grid, given)
+
+    monkeypatch.setattr(launch, "run", noted)
     labels = LABELS.cuda()
     for dtype in (*KERNEL_DTYPES, torch.float64):
         for backend in BACKENDS:

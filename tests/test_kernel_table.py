@@ -264,7 +264,7 @@ def test_tuning_without_a_device(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_timed_pass_queues_the_kernel(kernel: table.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = kernels.evaluation()
     names: list[str] = []
-    monkeypatch.setattr(queue, "_queue", lambda one, *given, **flags: names.append(one.fn.__name__))
+    monkeypatch.setattr(queue, "run", lambda one, grid, given: names.append(one.fn.__name__))
     monkeypatch.setattr(queue, "empty", lambda shape, like, dtype: torch.zeros(shape, dtype=dtype))
     step = tune.EventTimer(64, 16, torch.float32, tf32=False, rounds=1, device="cpu").pass_with(kernel)
     names.clear()
@@ -283,14 +283,18 @@ def queued() -> Queued:
     with pytest.MonkeyPatch.context() as patch:
         queue = kernels.evaluation()
 
-        def record(kernel: Any, grid: tuple[int, ...], *given: Any, **flags: Any) -> None:
+        def record(kernel: Any, grid: tuple[int, ...], described: dict[str, Any]) -> None:
+            taken = {name: described[name] for name in kernel.arg_names}
+            given = [value for name, value in taken.items() if not name.isupper()]
+            flags = {name: value for name, value in taken.items() if name.isupper()}
+            flags |= {name: described[name] for name in ("num_warps", "num_stages") if name in described}
             dtypes = tuple(str(one.dtype) if isinstance(one, torch.Tensor) else type(one) for one in given)
             key = (kernel.fn.__name__, dtypes, *sorted(flags.items()))
             if key not in seen:
                 seen.add(key)
                 found.append((kernel, given, flags))
 
-        patch.setattr(queue, "_queue", record)
+        patch.setattr(queue, "run", record)
         patch.setattr(queue, "empty", lambda shape, like, dtype: torch.zeros(shape, dtype=dtype))
         patch.setattr(kernels, "refusal", lambda embeddings: None)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):

@@ -74,34 +74,15 @@ def evaluation() -> ModuleType:
 
 def forward(batch: Batch, plan: Plan) -> tuple[AnchorValues, Tensor]:
     """Queue the forward pass: the rows are made ready, and the backward pass makes them ready anew."""
-    launch = evaluation()
+    launch: Any = evaluation()
     with launch.on_device(batch.embeddings):
-        found = launch.forward(_problem(batch, plan), batch.anchors, mutual=batch.references.mutual)
-    return AnchorValues(found.values, found.positives, found.negatives), found.stats
+        found: tuple[AnchorValues, Tensor] = launch.forward(launch.set_up(batch, plan))
+    return found
 
 
 def backward(grad: Tensor, batch: Batch, plan: Plan, stats: Tensor) -> Gradients:
     """Queue the backward pass."""
-    launch, temperature = evaluation(), batch.rule.temperature
-    learned = isinstance(temperature, Tensor)
+    launch: Any = evaluation()
     with launch.on_device(batch.embeddings):
-        gradient, by_references, along = launch.backward(
-            _problem(batch, plan), grad, stats, learned=learned, mutual=batch.references.mutual
-        )
-    if not isinstance(temperature, Tensor) or along is None:
-        return gradient, by_references, None
-    by_temperature = along / (-2 * temperature.to(along.dtype))
-    return gradient, by_references, by_temperature.to(temperature.dtype)
-
-
-def _problem(batch: Batch, plan: Plan) -> Any:
-    references = batch.references
-    return evaluation().set_up(
-        batch.embeddings,
-        references.embeddings,
-        references.own,
-        batch.targets,
-        batch.rule,
-        held=batch.storage or batch.embeddings.dtype,
-        tf32=plan.tf32,
-    )
+        gradients: Gradients = launch.backward(launch.set_up(batch, plan), grad, stats)
+    return gradients

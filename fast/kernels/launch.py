@@ -1,13 +1,16 @@
 """The kernels as one evaluation: forward and backward of a described batch, on tensors of one device.
 
 Everything is queued on the current stream and nothing is read back. Buffers are linear in the number of rows.
+
+Arguments of kernels have one name each, whoever passes them: `Side` and `Problem` describe what they hold by these
+names, and every kernel takes from the description what it names.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -16,9 +19,9 @@ import torch
 import triton
 from torch import Tensor
 
-from ..engine.spec import LN2, UNSHIFTED, Rule, Targets
+from ..engine.spec import LN2, UNSHIFTED, AnchorValues, Batch, Gradients, Plan, Targets
 from . import STATS, anchors, gradient, positives, rows, sums
-from .table import Kernel, Kind, Launch, launch_of
+from .table import PLAIN, Kernel, Kind, Launch, launch_of
 
 PAD = 128
 """Rows are padded to a multiple of this, which every tile divides."""
@@ -35,9 +38,8 @@ WAVES = 4
 SHARES = 16
 """The most programs that share one panel's columns: each leaves a part to be added."""
 
-Observer = Callable[[str, dict[str, Any]], None]
-observers: list[Observer] = []
-"""Called with a kernel's name and its compile-time arguments whenever one is queued."""
+Arguments = dict[str, Any]
+"""Arguments of kernels by name; names in capitals are known when a kernel is compiled."""
 
 
 class Traits(NamedTuple):
@@ -82,20 +84,21 @@ def capability_of(tensor: Tensor) -> int:
 
 
 def empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return memory that kernels fill: the one place where it comes from, so that tests can poison and count it."""
+    """Return memory that kernels fill: all of it comes from here, so that tests can poison and count it."""
     return torch.empty(shape, dtype=dtype, device=like.device)
 
 
-def _queue(kernel: Any, grid: tuple[int, ...], *given: Any, **flags: Any) -> None:
-    for observe in observers:
-        observe(kernel.fn.__name__, flags)
+def run(kernel: Any, grid: tuple[int, ...], given: Arguments) -> None:
+    """Queue a kernel with those of the arguments that it names; all kernels are queued here."""
+    taken = [given[name] for name in kernel.arg_names]
+    options = {name: given[name] for name in ("num_warps", "num_stages") if name in given}
     if interpreted():
         # Its numpy warns of infinities that a device takes for granted.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            kernel[grid](*given, **flags)
+            kernel[grid](*taken, **options)
     else:
-        kernel[grid](*given, **flags)
+        kernel[grid](*taken, **options)
 
 
 def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
@@ -142,36 +145,21 @@ class Side:
         """Padded length of a row."""
         return self.x.shape[2]
 
-    @property
-    def places(self) -> Tensor:
-        """The order, or in its place something that is not read."""
-        return self.label if self.order is None else self.order
-
     def bounds_of(self, rows: int) -> Tensor:
         """Return the bounds of tiles of so many rows."""
         before = {128: 0, 64: self.pad // 128, 32: self.pad // 128 + self.pad // 64}[rows]
         return self.bounds[4 * before :]
 
-
-@dataclass(frozen=True)
-class Marks:
-    """Where positives are not told by labels: a mask of bytes, or each row's positives one row behind the other.
-
-    Attributes:
-        how: "labels", "mask" or "pairs".
-        marks: the mask, or int32 columns; not read for labels.
-        ends: int32 ``[N + 1]``, where each row's columns begin.
-        back_marks: the same pairs seen from their other row.
-        back_ends: where those begin.
-        strides: of the mask.
-    """
-
-    how: str
-    marks: Tensor
-    ends: Tensor
-    back_marks: Tensor
-    back_ends: Tensor
-    strides: tuple[int, int] = (0, 0)
+    def arguments(self) -> Arguments:
+        """Return the arguments of kernels that walk along these rows."""
+        row_stride, column_stride = self.given.stride()
+        return {
+            **{name: getattr(self, name) for name in ("given", "x", "scale", "power", "label", "itself", "bounds")},
+            "order": self.label if self.order is None else self.order,
+            **{"n": self.count, "dim": self.given.shape[1], "pad": self.pad},
+            **{"row_stride": row_stride, "column_stride": column_stride},
+            **{"ORDERED": self.order is not None, "DIM": self.dim, "WIDTH": min(self.dim, NARROW)},
+        }
 
 
 @dataclass(frozen=True)
@@ -179,50 +167,18 @@ class Problem:
     """A batch as the kernels take it.
 
     Attributes:
+        batch: as it was described.
         anchors: the rows.
         columns: what they are contrasted with; the same object where there are no references.
-        marks: where labels do not tell who is positive.
-        constants: what products are multiplied by to be logits, and the same over log 2.
-        traits: how rows are multiplied.
-        cosine: whether rows have norm 1.
-        fixed: whether one exponential serves both directions.
-        terms: as in `Rule`.
-        denominator: as in `Rule`, but "own" where positives of one row have different ones.
+        kind: how rows are multiplied.
+        arguments: what all kernels take alike.
     """
 
+    batch: Batch
     anchors: Side
     columns: Side
-    marks: Marks
-    constants: Tensor
-    traits: Traits
-    cosine: bool
-    fixed: bool
-    terms: str
-    denominator: str
-
-    @property
-    def softmax(self) -> bool:
-        """Whether an anchor's value is made of sums of exponentials over negatives and over positives."""
-        return self.terms in ("out", "in", "lse")
-
-    @property
-    def plain(self) -> bool:
-        """Whether tiles without a positive are told beforehand, and left to the kernels without a mask."""
-        return self.softmax and self.marks.how == "labels"
-
-    def flags(self, launch: Launch) -> dict[str, Any]:
-        """Return what every kernel of tiles is told at compile time."""
-        return {
-            "RAW": self.traits.raw,
-            "PIECES": self.traits.pieces,
-            "DIM": self.anchors.dim,
-            "WIDEN": interpreted(),
-            "BK": launch.part,
-            "BM": launch.rows,
-            "BN": launch.columns,
-            "num_warps": launch.warps,
-            "num_stages": launch.stages,
-        }
+    kind: Kind
+    arguments: Arguments
 
     def turned(self) -> Problem:
         """Return the same with the columns as anchors."""
@@ -230,80 +186,109 @@ class Problem:
 
     def launch(self, kernel: Kernel) -> Launch:
         """Return the tile of a kernel."""
-        return launch_of(kernel, self.traits.kind, self.anchors.dim, capability_of(self.anchors.given))
+        return launch_of(kernel, self.kind, self.anchors.dim, capability_of(self.anchors.given))
+
+    def along_rows(self, kernel: Any, programs: int, **more: Any) -> None:
+        """Queue a kernel whose programs share out the anchors.
+
+        Args:
+            kernel: one of `anchors` or `rows`.
+            programs: how many.
+            more: arguments beside those that describe the batch.
+        """
+        x = self.anchors
+        run(kernel, (programs,), {**self.arguments, **x.arguments(), "m": self.columns.count, "BM": LINES, **more})
+
+    def over_tiles(self, kernels: Sequence[Kernel], shape: tuple[int, ...], **more: Any) -> Tensor:
+        """Queue kernels whose programs share out the panels of rows, and of each panel the tiles of columns.
+
+        Args:
+            kernels: which, in this order; plain ones only where tiles without a positive are known beforehand.
+            shape: of what a share of the columns leaves.
+            more: arguments beside those that describe the batch and the tile.
+
+        Returns:
+            float32 ``[shares, *shape]``.
+        """
+        x, y = self.anchors, self.columns
+        plain = self.arguments["TERMS"] in SOFTMAX and self.arguments["MARKS"] == "labels"
+        taken = [kernel for kernel in kernels if plain or kernel in PLAIN]
+        launches = [self.launch(kernel) for kernel in taken]
+        splits = [_split(launch, x, y) for launch in launches]
+        out = empty((sum(split.shares for split in splits), *shape), x.given, torch.float32)
+        around, first = self.launch(PLAIN.get(taken[0], taken[0])), 0
+        described = {
+            **self.arguments,
+            **{"x": x.x, "x_scale": x.scale, "x_label": x.label, "x_self": x.itself, "n": x.count, "x_pad": x.pad},
+            **{"y": y.x, "y_scale": y.scale, "y_label": y.label, "y_self": y.itself, "m": y.count, "y_pad": y.pad},
+            **{"x_bounds": x.bounds_of(around.rows), "y_bounds": y.bounds_of(around.columns)},
+            **{"GROUP_ROWS": around.rows, "GROUP": around.columns, "DIM": x.dim, "out": out},
+        }
+        for kernel, launch, split in zip(taken, launches, splits, strict=True):
+            tile = {"BM": launch.rows, "BN": launch.columns, "BK": launch.part, "OUT": launch.out}
+            tile |= {"num_warps": launch.warps, "num_stages": launch.stages}
+            slabs = x.dim // launch.out if kernel.startswith("gradient") else 1
+            grid = (split.panels, split.shares, slabs)
+            run(TILED[kernel], grid, {**described, **tile, "share": split.share, "first_part": first, **more})
+            first += split.shares
+        return out
 
 
-def set_up(
-    embeddings: Tensor,
-    references: Tensor | None,
-    own: Tensor | None,
-    targets: Targets,
-    rule: Rule,
-    *,
-    held: torch.dtype,
-    tf32: bool,
-) -> Problem:
-    """Make a batch ready.
+SOFTMAX = ("out", "in", "lse")
+"""Terms made of sums of exponentials over negatives and over positives."""
+TILED: dict[Kernel, Any] = {
+    "sums_plain": sums.sums_plain,
+    "sums_marked": sums.sums_marked,
+    "positives": positives.positives,
+    "gradient_plain": gradient.gradient_plain,
+    "gradient_marked": gradient.gradient_marked,
+}
 
-    Args:
-        embeddings: ``[N, D]``.
-        references: ``[M, D]`` or None.
-        own: what `References.own` holds.
-        targets: who is whose positive.
-        rule: the formula.
-        held: a dtype that holds every entry of the embeddings and references exactly: theirs, or a narrower one.
-        tf32: whether float32 rows may be multiplied in TF32.
-    """
-    traits = traits_of(held, tf32=tf32)
-    cosine = rule.similarity == "cosine"
-    temperature = rule.temperature
-    constants = _Constants(empty((2,), embeddings, torch.float32), temperature)
-    anchors_side, columns_side = _sides(embeddings, references, own, targets, constants, cosine, traits)
+
+def set_up(batch: Batch, plan: Plan) -> Problem:
+    """Make a batch ready."""
+    rule, targets, given, others = batch.rule, batch.targets, batch.embeddings, batch.references.embeddings
+    traits = traits_of(batch.storage or given.dtype, tf32=plan.tf32)
+    constants, learned = empty((2,), given, torch.float32), None
+    if isinstance(rule.temperature, Tensor):
+        learned, reciprocal, largest = rule.temperature.to(given.device), 1.0, math.inf
+    else:
+        reciprocal = largest = 1 / rule.temperature
     # The largest logit there can be, and the sum of as many exponentials: one then serves both directions of a pair.
-    count = max(anchors_side.count, columns_side.count)
-    moderate = not isinstance(temperature, Tensor) and 1 / temperature + math.log(count) <= UNSHIFTED[torch.float32]
+    count = max(given.shape[0], 0 if others is None else others.shape[0])
+    moderate = rule.similarity == "cosine" and largest + math.log(count) <= UNSHIFTED[torch.float32]
     # Where every row has one positive, its denominator is everyone's.
-    own_denominator = rule.denominator == "one_positive" and targets.kind != "partners"
-    problem = Problem(
-        anchors_side,
-        columns_side,
-        _marks(targets, anchors_side),
-        constants.place,
-        traits,
-        cosine,
-        False,
-        rule.terms,
-        "own" if own_denominator else "all" if rule.denominator == "one_positive" else rule.denominator,
-    )
-    return replace(problem, fixed=cosine and moderate and problem.plain)
+    own = rule.denominator == "one_positive" and targets.kind != "partners"
+    arguments: Arguments = {
+        "constants": constants,
+        "temperature": constants if learned is None else learned,
+        "reciprocal": reciprocal,
+        "reciprocal_in_log2": reciprocal / LN2,
+        "inside": 1.0 if rule.terms == "in" else 0.0,
+        "TERMS": rule.terms,
+        "DENOMINATOR": "own" if own else "all" if rule.denominator == "one_positive" else rule.denominator,
+        "COSINE": rule.similarity == "cosine",
+        "FIXED": moderate and rule.terms in SOFTMAX and targets.kind not in ("mask", "pairs"),
+        "LEARNED": learned is not None,
+        "REACH": REACH if traits.kind == "float16" else 1.0,
+        "RAW": traits.raw,
+        "PIECES": traits.pieces,
+        "WIDEN": interpreted(),
+    }
+    x, y = _sides(batch, traits, arguments)
+    return Problem(batch, x, y, traits.kind, {**arguments, **_marks(targets, x)})
 
 
-class _Constants(NamedTuple):
-    """Where the constants stand, and the temperature that they are made of."""
-
-    place: Tensor
-    temperature: float | Tensor
-
-
-def _sides(
-    embeddings: Tensor,
-    references: Tensor | None,
-    own: Tensor | None,
-    targets: Targets,
-    constants: _Constants,
-    cosine: bool,
-    traits: Traits,
-) -> tuple[Side, Side]:
+def _sides(batch: Batch, traits: Traits, arguments: Arguments) -> tuple[Side, Side]:
+    """Make rows and references ready."""
+    targets, others, own = batch.targets, batch.references.embeddings, batch.references.own
     labels = targets.given if targets.kind in ("labels", "partners") else None
     # Sorted by label, positives are neighbours, and few tiles hold any.
     order = torch.argsort(targets.given, stable=True) if targets.kind == "labels" else None
-    if references is None:
+    if others is None:
         named = {"labels": "given", "partners": "paired"}.get(targets.kind, "never")
-        side = _side(embeddings, order, labels, named, None, "place", constants, cosine, traits)
+        side = _side(batch.embeddings, order, traits, arguments, labels, LABELS=named, SELVES="place")
         return side, side
-    selves = "never" if own is None else "given"
-    named = "never" if labels is None else "given"
-    columns_named = "given" if targets.kind == "labels" else "place"
     columns_order = None
     if targets.columns is not None:
         columns_order = torch.argsort(targets.columns, stable=True)
@@ -311,75 +296,53 @@ def _sides(
             place = torch.empty_like(columns_order)
             place[columns_order] = torch.arange(place.shape[0], device=place.device)
             own = torch.where(own >= 0, place[own.clamp(min=0)], -1)
-    return (
-        _side(embeddings, order, labels, named, own, selves, constants, cosine, traits),
-        _side(references, columns_order, targets.columns, columns_named, None, "place", constants, cosine, traits),
-    )
+    named, selves = ("never" if known is None else "given" for known in (labels, own))
+    x = _side(batch.embeddings, order, traits, arguments, labels, own, LABELS=named, SELVES=selves)
+    named = "place" if targets.columns is None else "given"
+    return x, _side(others, columns_order, traits, arguments, targets.columns, LABELS=named, SELVES="place")
 
 
 def _side(
     given: Tensor,
     order: Tensor | None,
-    labels: Tensor | None,
-    named: str,
-    selves: Tensor | None,
-    own: str,
-    constants: _Constants,
-    cosine: bool,
     traits: Traits,
+    arguments: Arguments,
+    labels: Tensor | None = None,
+    selves: Tensor | None = None,
+    **naming: str,
 ) -> Side:
-    """Make one matrix ready; ``named`` and ``own`` are LABELS and SELVES of `rows.prepare_labels`."""
-    count, dim = given.shape
-    pad, wide = -(-count // PAD) * PAD, padded_dim(dim)
+    """Make one matrix ready; ``naming`` is LABELS and SELVES of `rows.prepare_labels`."""
+    pad, dim = -(-given.shape[0] // PAD) * PAD, padded_dim(given.shape[1])
     side = Side(
         given,
         order,
-        empty((traits.pieces, pad, wide), given, traits.dtype),
+        empty((traits.pieces, pad, dim), given, traits.dtype),
         empty((pad,), given, torch.float32),
         empty((pad,), given, torch.float32),
         empty((pad,), given, torch.int64),
         empty((pad,), given, torch.int32),
         empty((4 * (pad // 128 + pad // 64 + pad // 32),), given, torch.int64),
     )
-    temperature, ordered = constants.temperature, order is not None
-    learned = isinstance(temperature, Tensor)
-    known = 1.0 if isinstance(temperature, Tensor) else 1 / temperature
-    _queue(
-        rows.prepare_labels,
-        (pad // PAD,),
-        temperature.to(given.device) if isinstance(temperature, Tensor) else constants.place,
-        *(known, known / LN2),
-        *(side.places, side.label if labels is None else labels.contiguous()),
-        side.itself if selves is None else selves.contiguous(),
-        *(constants.place, side.label, side.itself, side.bounds, count, pad),
-        LEARNED=learned,
-        ORDERED=ordered,
-        LABELS=named,
-        SELVES=own,
-        BM=PAD,
-    )
-    _queue(
-        rows.prepare,
-        (pad // FEW,),
-        *(given, side.places, side.x, side.scale, side.power, count, dim, pad, *given.stride()),
-        COSINE=cosine,
-        RAW=traits.raw,
-        PIECES=traits.pieces,
-        ORDERED=ordered,
-        DIM=wide,
-        WIDTH=min(wide, NARROW),
-        BM=FEW,
-    )
+    described = {**arguments, **side.arguments(), **naming}
+    described["labels"] = side.label if labels is None else labels.contiguous()
+    described["selves"] = side.itself if selves is None else selves.contiguous()
+    run(rows.prepare_labels, (pad // PAD,), {**described, "BM": PAD})
+    run(rows.prepare, (pad // FEW,), {**described, "BM": FEW})
     return side
 
 
-def _marks(targets: Targets, side: Side) -> Marks:
-    given, unread = targets.given, side.itself
+def _marks(targets: Targets, side: Side) -> Arguments:
+    """Return the positives, unless labels give them: a mask of bytes, or lists of every row's positives."""
+    given, names = targets.given, ("marks", "ends", "back_marks", "back_ends")
+    found: Arguments = {"MARKS": "labels", "row_stride": 0, "column_stride": 0, **dict.fromkeys(names, side.itself)}
     if targets.kind == "mask":
-        return Marks("mask", given.view(torch.uint8), unread, unread, unread, (given.stride(0), given.stride(1)))
-    if targets.kind == "pairs":
-        return Marks("pairs", *_listed(given, side.count), *_listed(given.flip(1), side.count))
-    return Marks("labels", unread, unread, unread, unread)
+        row_stride, column_stride = given.stride()
+        found |= {"MARKS": "mask", "marks": given.view(torch.uint8)}
+        found |= {"row_stride": row_stride, "column_stride": column_stride}
+    elif targets.kind == "pairs":
+        lists = (*_listed(given, side.count), *_listed(given.flip(1), side.count))
+        found |= {"MARKS": "pairs", **dict(zip(names, lists, strict=True))}
+    return found
 
 
 def _listed(pairs: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -408,207 +371,89 @@ def _split(launch: Launch, x: Side, y: Side) -> _Split:
     return _Split(panels, share, -(-tiles // share))
 
 
-class Found(NamedTuple):
-    """What the forward pass leaves.
-
-    Attributes:
-        values: ``[N]``.
-        positives: int64 ``[N]``.
-        negatives: int64 ``[N]``.
-        stats: ``[STATS, N]``, for the backward pass.
-    """
-
-    values: Tensor
-    positives: Tensor
-    negatives: Tensor
-    stats: Tensor
+def forward(problem: Problem) -> tuple[AnchorValues, Tensor]:
+    """Queue the forward pass; return the values, and what the backward pass needs of it."""
+    values, stats = _forward(problem, problem.batch.anchors)
+    if not problem.batch.references.mutual:
+        return values, stats
+    back, back_stats = _forward(problem.turned(), None)
+    both = AnchorValues(*(torch.cat(pair) for pair in zip(values, back, strict=True)))
+    return both, torch.cat((stats, back_stats), dim=-1)
 
 
-def forward(problem: Problem, chosen: Tensor | None, *, mutual: bool = False) -> Found:
-    """Queue the forward pass.
-
-    Args:
-        problem: what `set_up` returned.
-        chosen: bool ``[N]``, which rows are anchors; None: all.
-        mutual: whether the columns are anchors too; what is found for them follows.
-    """
-    if not mutual:
-        return _forward(problem, chosen)
-    found = (_forward(problem, None), _forward(problem.turned(), None))
-    return Found(*(torch.cat(pair, dim=-1) for pair in zip(*found, strict=True)))
-
-
-def _forward(problem: Problem, chosen: Tensor | None) -> Found:
-    x, y = problem.anchors, problem.columns
-    plain, marked = problem.launch("sums_plain"), problem.launch("sums_marked")
-    split, more = _split(plain, x, y), _split(marked, x, y)
-    before = split.shares if problem.plain else 0
-    parts = empty((before + more.shares, sums.LINES.value, x.pad), x.given, torch.float32)
-    if problem.plain:
-        _queue(
-            sums.sums_plain,
-            (split.panels, split.shares),
-            *(x.x, y.x, x.scale, y.scale, x.bounds_of(plain.rows), y.bounds_of(plain.columns)),
-            *(problem.constants, parts, x.count, y.count, x.pad, y.pad, split.share),
-            FIXED=problem.fixed,
-            **problem.flags(plain),
-        )
-    of_pairs = (x.x, y.x, x.scale, y.scale, x.label, y.label, x.itself, y.itself)
-    around = (x.bounds_of(plain.rows), y.bounds_of(plain.columns))
-    grouped = {"MARKS": problem.marks.how, "GROUP_ROWS": plain.rows, "GROUP": plain.columns}
-    _queue(
-        sums.sums_marked,
-        (more.panels, more.shares),
-        *(*of_pairs, *around, problem.marks.marks, problem.marks.ends, problem.constants, parts),
-        *(x.count, y.count, x.pad, y.pad, more.share, before, *problem.marks.strides),
-        TERMS="softmax" if problem.softmax else problem.terms,
-        **grouped,
-        **problem.flags(marked),
-    )
+def _forward(problem: Problem, chosen: Tensor | None) -> tuple[AnchorValues, Tensor]:
+    x, terms, own = problem.anchors, problem.arguments["TERMS"], problem.arguments["DENOMINATOR"] == "own"
+    of_sums = "softmax" if terms in SOFTMAX else terms
+    sums_of_shares = problem.over_tiles(("sums_plain", "sums_marked"), (sums.LINES.value, x.pad), TERMS=of_sums)
+    found = AnchorValues(*(empty((x.count,), x.given, dtype) for dtype in (torch.float32, torch.int64, torch.int64)))
     stats = empty((STATS, x.count), x.given, torch.float32)
-    values = empty((x.count,), x.given, torch.float32)
-    sizes = [empty((x.count,), x.given, torch.int64) for _ in range(2)]
-    told = {"TERMS": problem.terms, "ORDERED": x.order is not None, "BM": LINES}
-    _queue(
+    problem.along_rows(
         anchors.combine,
-        (x.pad // LINES,),
-        *(parts, stats, x.itself, x.itself if chosen is None else chosen.contiguous().view(torch.uint8), x.places),
-        *(values, *sizes, x.count, y.count, x.pad, before + more.shares),
-        DENOMINATOR=problem.denominator,
-        FIXED=problem.fixed,
+        x.pad // LINES,
+        **{"sums": sums_of_shares, "parts": sums_of_shares.shape[0], "stats": stats, **found._asdict()},
+        anchors=x.itself if chosen is None else chosen.contiguous().view(torch.uint8),
         SOME=chosen is not None,
-        **told,
     )
-    if problem.denominator == "own" or problem.terms == "epsilon":
-        again = problem.launch("positives")
-        split = _split(again, x, y)
-        parts = empty((split.shares, positives.LINES.value, x.pad), x.given, torch.float32)
-        _queue(
-            positives.positives,
-            (split.panels, split.shares),
-            *(*of_pairs, *around, problem.marks.marks, problem.constants, stats, parts),
-            *(x.count, y.count, x.pad, y.pad, split.share, *problem.marks.strides),
-            TERMS="epsilon" if problem.terms == "epsilon" else "own",
-            **grouped,
-            **problem.flags(again),
-        )
-        _queue(
-            anchors.combine_positives,
-            (x.pad // LINES,),
-            *(parts, stats, x.places, values, x.count, x.pad, split.shares),
-            **told,
-        )
-    return Found(values, sizes[0], sizes[1], stats)
+    if own or terms == "epsilon":
+        of_shares = "own" if own else "epsilon"
+        shares = problem.over_tiles(("positives",), (positives.LINES.value, x.pad), stats=stats, TERMS=of_shares)
+        described = {"shares": shares, "parts": shares.shape[0], "stats": stats, "values": found.values}
+        problem.along_rows(anchors.combine_positives, x.pad // LINES, **described)
+    return found, stats
 
 
-def backward(
-    problem: Problem, grad: Tensor, stats: Tensor, *, learned: bool, mutual: bool = False
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def backward(problem: Problem, grad: Tensor, stats: Tensor) -> Gradients:
     """Queue the backward pass.
 
     Args:
         problem: what `set_up` returned.
-        grad: ``[N]``, by the values.
+        grad: by the values.
         stats: what `forward` left.
-        learned: whether the temperature wants a gradient.
-        mutual: as in `forward`.
-
-    Returns:
-        The gradients by anchors and by columns (None where they are the same rows), and where a temperature is learned
-        the sum over rows of their products with their gradients, float64.
     """
-    x, y = problem.anchors, problem.columns
-    grad = grad.contiguous()
+    x, y, grad = problem.anchors, problem.columns, grad.contiguous()
+    temperature, mutual = problem.batch.rule.temperature, problem.batch.references.mutual
     largest = torch.where(stats[anchors.COUNTED.value] != 0, grad, 0.0).abs().amax().float()
+    coef = _coefficients(problem, grad[: x.count], largest, stats[:, : x.count].contiguous())
     if x is y:
-        coef = _coefficients(problem, grad, largest, stats)
-        by_rows, along = _pull(problem, x, x, coef, coef, (1, 1), largest, learned=learned)
-        return by_rows, None, along
-    if mutual:
-        coef = _coefficients(problem, grad[: x.count], largest, stats[:, : x.count].contiguous())
+        back = coef
+    elif mutual:
         back = _coefficients(problem.turned(), grad[x.count :], largest, stats[:, x.count :].contiguous())
     else:
-        coef = _coefficients(problem, grad, largest, stats)
         back = torch.zeros((gradient.COEFFICIENTS.value, y.pad), dtype=torch.float32, device=coef.device)
-    by_rows, along = _pull(problem, x, y, coef, back, (1, int(mutual)), largest, learned=learned)
-    by_columns, more = _pull(problem, y, x, back, coef, (int(mutual), 1), largest, learned=learned)
-    return by_rows, by_columns, along + more if along is not None and more is not None else None
+    found = [_gradient(problem, largest, x_coef=coef, y_coef=back, x_anchor=1, y_anchor=int(x is y or mutual))]
+    if x is not y:
+        roles = {"x_anchor": int(mutual), "y_anchor": 1}
+        found.append(_gradient(problem.turned(), largest, x_coef=back, y_coef=coef, **roles))
+    by_rows, by_columns = found[0][0], None if x is y else found[1][0]
+    if not isinstance(temperature, Tensor):
+        return by_rows, by_columns, None
+    # A logit is homogeneous in the temperature of degree -1, in the rows of degree 2.
+    along = torch.cat([part for _, part in found]).sum(dtype=torch.float64)
+    return by_rows, by_columns, (along / (-2 * temperature.to(torch.float64))).to(temperature.dtype)
 
 
 def _coefficients(problem: Problem, grad: Tensor, largest: Tensor, stats: Tensor) -> Tensor:
-    x = problem.anchors
-    coef = empty((gradient.COEFFICIENTS.value, x.pad), x.given, torch.float32)
-    _queue(
-        anchors.coefficients,
-        (x.pad // LINES,),
-        *(grad, largest, stats, x.itself, x.places, coef, x.count, problem.columns.count, x.pad),
-        TERMS=problem.terms,
-        DENOMINATOR=problem.denominator,
-        ORDERED=x.order is not None,
-        BM=LINES,
-    )
+    coef = empty((gradient.COEFFICIENTS.value, problem.anchors.pad), grad, torch.float32)
+    described = {"grad": grad, "largest": largest, "stats": stats, "out": coef}
+    problem.along_rows(anchors.coefficients, problem.anchors.pad // LINES, **described)
     return coef
 
 
-def _pull(
-    problem: Problem,
-    x: Side,
-    y: Side,
-    x_coef: Tensor,
-    y_coef: Tensor,
-    roles: tuple[int, int],
-    largest: Tensor,
-    *,
-    learned: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient by the embeddings of x, and the sum of their products; roles tell which side has anchors."""
-    reach = REACH if problem.traits.kind == "float16" else 1.0
-    plain, marked = problem.launch("gradient_plain"), problem.launch("gradient_marked")
-    split, more = _split(plain, x, y), _split(marked, x, y)
-    before = split.shares if problem.plain else 0
-    parts = empty((before + more.shares, x.pad, x.dim), x.given, torch.float32)
-    if problem.plain:
-        _queue(
-            gradient.gradient_plain,
-            (split.panels, split.shares, x.dim // plain.out),
-            *(x.x, y.x, x.scale, y.scale, x.bounds_of(plain.rows), y.bounds_of(plain.columns), x_coef, y_coef),
-            *(problem.constants, parts, x.count, y.count, x.pad, y.pad, split.share, *roles),
-            FIXED=problem.fixed,
-            REACH=reach,
-            OUT=plain.out,
-            **problem.flags(plain),
-        )
-    marks = problem.marks
-    _queue(
-        gradient.gradient_marked,
-        (more.panels, more.shares, x.dim // marked.out),
-        *(x.x, y.x, x.scale, y.scale, x.label, y.label, x.itself, y.itself),
-        *(x.bounds_of(plain.rows), y.bounds_of(plain.columns)),
-        *(marks.marks, marks.ends, marks.back_marks, marks.back_ends, x_coef, y_coef, problem.constants, parts),
-        *(x.count, y.count, x.pad, y.pad, more.share, before, *roles, *marks.strides),
-        1.0 if problem.terms == "in" else 0.0,
-        TERMS=("own" if problem.denominator == "own" else "softmax") if problem.softmax else problem.terms,
-        MARKS=marks.how,
-        GROUP_ROWS=plain.rows,
-        GROUP=plain.columns,
-        REACH=reach,
-        OUT=marked.out,
-        **problem.flags(marked),
-    )
+def _gradient(problem: Problem, largest: Tensor, **coefficients: Any) -> tuple[Tensor, Tensor]:
+    """Return the gradient by the rows, and where a temperature is learned the rows' products with it.
+
+    Args:
+        problem: whose anchors are the rows, whether they are anchors or not.
+        largest: of the upstream gradients, which the coefficients are relative to.
+        coefficients: of rows and columns, and which of both are anchors.
+    """
+    x, terms = problem.anchors, problem.arguments["TERMS"]
+    if terms in SOFTMAX:
+        terms = "own" if problem.arguments["DENOMINATOR"] == "own" else "softmax"
+    kernels: Sequence[Kernel] = ("gradient_plain", "gradient_marked")
+    pull = problem.over_tiles(kernels, (x.pad, x.dim), TERMS=terms, **coefficients)
     out = empty(tuple(x.given.shape), x.given, x.given.dtype)
-    along = empty((x.count if learned else 1,), x.given, torch.float32)
-    _queue(
-        rows.finish,
-        (-(-x.count // FEW),),
-        *(x.given, x.places, x.scale, x.power, parts, problem.constants, largest, out, along),
-        *(x.count, x.given.shape[1], x.pad, before + more.shares, *x.given.stride()),
-        COSINE=problem.cosine,
-        REACH=reach,
-        ORDERED=x.order is not None,
-        LEARNED=learned,
-        DIM=x.dim,
-        WIDTH=min(x.dim, NARROW),
-        BM=FEW,
-        WIDEN=interpreted(),
-    )
-    return out, along.sum(dtype=torch.float64) if learned else None
+    along = empty((x.count if problem.arguments["LEARNED"] else 1,), x.given, torch.float32)
+    described = {"pull": pull, "parts": pull.shape[0], "largest": largest, "out": out, "along_out": along}
+    problem.along_rows(rows.finish, -(-x.count // FEW), BM=FEW, **described)
+    return out, along

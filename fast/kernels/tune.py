@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..engine.spec import Batch, Plan, Rule, Targets
 from . import evaluation, refusal
 from .table import (
     KERNELS,
@@ -186,8 +187,6 @@ class EventTimer:
 
     def pass_with(self, kernel: Kernel) -> Callable[[], object]:
         """Return what runs the pass that a kernel belongs to, on a batch where it has most to do."""
-        from ..engine.spec import Rule, Targets
-
         marked = kernel in PLAIN
         rows = min(self.rows, MASK_ROWS) if marked else self.rows
         embeddings = torch.randn(rows, self.columns, device=self.device).to(self.dtype)
@@ -195,12 +194,12 @@ class EventTimer:
         targets = Targets("mask", labels[:, None] == labels) if marked else Targets("labels", labels)
         rule = Rule("out", "cosine", 0.1, "one_positive" if marked else "all")
         queue: Any = evaluation()
-        problem = queue.set_up(embeddings, None, None, targets, rule, held=self.dtype, tf32=self.tf32)
-        found = queue.forward(problem, None)
+        problem = queue.set_up(Batch(embeddings, targets, rule), Plan("triton", tf32=self.tf32))
+        found, stats = queue.forward(problem)
         grad: Tensor = torch.ones_like(found.values)
         if kernel.startswith("gradient"):
-            return lambda: queue.backward(problem, grad, found.stats, learned=False)
-        return lambda: queue.forward(problem, None)
+            return lambda: queue.backward(problem, grad, stats)
+        return lambda: queue.forward(problem)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -252,11 +252,9 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def queued(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Kernels are noted, by their names and what they are told at compile time, and not run."""
+    """Kernels are noted, by their names and the arguments that are passed, and not run."""
     launch = pytest.importorskip("pairproof.fast.kernels.launch")
     found: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(
-        launch, "_queue", lambda kernel, grid, *given, **flags: found.append((kernel.fn.__name__, flags))
-    )
+    monkeypatch.setattr(launch, "run", lambda kernel, grid, given: found.append((kernel.fn.__name__, given)))
     monkeypatch.setattr(launch, "empty", lambda shape, like, dtype: torch.zeros(shape, dtype=dtype))
     return found
