@@ -5,23 +5,29 @@ Exit codes: 0 everything holds, 1 something does not, 2 the command was misused,
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
 except ImportError as error:  # the base install has the losses alone
     sys.exit(f'pairproof: the command needs {error.name}: pip install "pairproof[verify]"')
 
+from .judge.options import KEY_VALUE, CouldNotRun, Request, Selection, UsageError, options_of, read_pairs
+
 if TYPE_CHECKING:
-    from .judge.options import Selection
-    from .judge.verify import Report
     from .maintain.rebuild import Rebuilt
     from .suite.cases import Case
+    from .suite.progress import Progress
 
 NOT_CONFORMING, MISUSED, COULD_NOT_RUN = 1, 2, 3
 
@@ -34,85 +40,74 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Losses = Annotated[list[str] | None, typer.Option("--loss", "-l", help="Only this loss (repeatable, or a,b).")]
-Implementations = Annotated[
-    list[str] | None, typer.Option("--impl", "-i", help="Only this implementation (repeatable, or a,b).")
-]
-Cases = Annotated[
-    list[str] | None, typer.Option("--case", "-c", help="Only this case, figure or claim; * and ? match (repeatable).")
-]
-Dtypes = Annotated[
-    list[str] | None, typer.Option("--dtype", "-d", help="Only this dtype: float64, float32, bfloat16 or float16.")
-]
-Device = Annotated[str, typer.Option(help="The torch device on which the torch implementations run.")]
-Require = Annotated[
-    list[str] | None,
-    typer.Option(help="An implementation that must be present, else exit code 3 (repeatable, or a,b)."),
-]
-Peers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--peer",
-        help="supcontrast=PATH runs today's SupContrast live from its repository or its losses.py;"
-        " folder=PATH says where the peers' files lie (default: PAIRPROOF_PEERS, then .peers).",
-    ),
-]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the report as JSON to this file.")]
+Junit = Annotated[Path | None, typer.Option("--junit", help="Also write the report as JUnit XML to this file.")]
 
 
-def _split(values: list[str] | None) -> tuple[str, ...]:
-    return tuple(part for value in values or () for part in value.split(",") if part)
+def with_options(table: type, *keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a table.
+
+    Args:
+        table: of :mod:`pairproof.conformance.judge.options`.
+        keywords: the fields of the table to use; all if there are none.
+
+    Returns:
+        A decorator. The command takes the options by keyword, with the values that the table's fields have.
+    """
+    chosen = {name: one for name, one in options_of(table).items() if name in keywords or not keywords}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            for name, one in chosen.items():
+                if one.read:
+                    given[name] = _read(one.read, given[name], one.flags[0])
+            command(**given)
+
+        parameters = []
+        for name, one in chosen.items():
+            kind = list[str] | None if one.read else one.type if one.flags else str
+            default = None if one.read else inspect.Parameter.empty if one.required else one.default
+            about: Any = typer.Argument(help=one.help, metavar=one.metavar)
+            if one.flags:
+                about = typer.Option(*one.flags, help=one.help, metavar=one.metavar, show_default=default is not None)
+            form = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(name, form, default=default, annotation=Annotated[kind, about]))
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        rest = [one for one in own if one.name not in chosen and one.kind is not one.VAR_KEYWORD]
+        parameters += [one.replace(kind=one.KEYWORD_ONLY) for one in rest]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
 
 
-def _pairs(values: list[str] | None, option: str = "--peer", form: str = "NAME=PATH") -> dict[str, str]:
-    pairs = {}
-    for text in values or ():
-        name, _, value = text.partition("=")
-        if not name or not value:
-            raise typer.BadParameter(f"expected {form}, got {text!r}", param_hint=option)
-        pairs[name] = value
-    return pairs
+def _read(read: Callable[[list[str]], Any], texts: list[str] | None, flag: str) -> Any:
+    try:
+        return read(texts or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=flag) from None
 
 
-class _Bar:
+@contextmanager
+def _bar() -> Iterator[Progress]:
     """A progress bar on standard error, where that is a terminal; it appears with the first step."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
+    tasks: dict[str, TaskID] = {}
 
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self.tasks: dict[str, TaskID] = {}
+    def progress(what: str, done: int, total: int) -> None:
+        bars.start()
+        if what not in tasks:
+            tasks[what] = bars.add_task(what, total=total)
+        bars.update(tasks[what], completed=done, total=total)
 
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if not self.tasks:
-            self.progress.start()
-        if what not in self.tasks:
-            self.tasks[what] = self.progress.add_task(what, total=total)
-        self.progress.update(self.tasks[what], completed=done, total=total)
-
-
-def _settings(values: list[str] | None) -> dict[str, object]:
-    """KEY=VALUE, a tuple where a key is given several values."""
-    settings: dict[str, object] = {}
-    for text in values or ():
-        for key, value in _pairs([text], "--set", "KEY=VALUE").items():
-            before = settings.get(key, ())
-            settings[key] = (*before, value) if isinstance(before, tuple) and before else value
-            if isinstance(before, str):
-                settings[key] = (before, value)
-    return settings
+    try:
+        yield progress
+    finally:
+        bars.stop()
 
 
 def _check_writable(**paths: Path | None) -> None:
@@ -123,33 +118,13 @@ def _check_writable(**paths: Path | None) -> None:
             raise typer.BadParameter(f"{path} {what}", param_hint=f"--{option}")
 
 
-def _run(selection: Selection) -> Report:
-    from .judge.verify import run
-
-    with _Bar() as bar:
-        return run(selection, bar)
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 @app.command()
-def verify(
-    loss: Losses = None,
-    impl: Implementations = None,
-    case: Cases = None,
-    dtype: Dtypes = None,
-    device: Device = "cpu",
-    require: Require = None,
-    peer: Peers = None,
-    covering: Annotated[
-        bool,
-        typer.Option(
-            "--covering",
-            help="Of the selected cases only as few as together show every flag, every value of every option and"
-            " every kernel; always the same ones.",
-        ),
-    ] = False,
-    json: Annotated[Path | None, typer.Option(help="Also write the report as JSON to this file.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="Also write the report as JUnit XML to this file.")] = None,
-) -> None:
+@with_options(Selection)
+def verify(json: Json = None, junit: Junit = None, **options: Any) -> None:
     """Judge every printed figure and every implementation.
 
     Each figure that the five documents print is recomputed by the reference over balls and is either *reproduced* or
@@ -168,23 +143,13 @@ def verify(
         TRITON_INTERPRET=1 pairproof verify --impl fast-triton --covering
     """
     from . import report as pages
-    from .judge.options import Selection
+    from .judge.verify import run
 
     _check_writable(json=json, junit=junit)
-    selection = Selection(
-        losses=_split(loss),
-        implementations=_split(impl),
-        cases=tuple(case or ()),
-        dtypes=_split(dtype),
-        device=device,
-        required=_split(require),
-        peers=_pairs(peer),
-        covering=covering,
-    )
     start = time.perf_counter()
-    report = _run(selection)
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    pages.show(report, console, seconds=time.perf_counter() - start)
+    with _bar() as bar:
+        report = run(Selection(**options), bar)
+    pages.show(report, _console(), seconds=time.perf_counter() - start)
     if json is not None:
         pages.write_json(report, json)
     if junit is not None:
@@ -194,70 +159,12 @@ def verify(
 
 
 @app.command()
+@with_options(Request)
 def check(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="package.module:attribute or file.py:attribute: a function, a class that is constructed with its"
-            " options, or an instance. With --call command: a shell command line."
-        ),
-    ],
-    loss: Annotated[str, typer.Option("--loss", "-l", help="What it is held to; see: pairproof list.")],
-    call: Annotated[
-        str | None,
-        typer.Option(
-            help="How it is called: labels (embeddings, labels), features (features, labels=None, mask=None; of two or"
-            " three views where all classes divide so, else of one), views (view_a, view_b), stacked (all first views,"
-            " then all second ones), pairs (embeddings, positive_pairs), or command. Guessed from the parameters'"
-            " names, and said."
-        ),
-    ] = None,
-    arrays: Annotated[
-        str | None, typer.Option(help="What it is given: torch, numpy or jax. Guessed from its imports, and said.")
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            help="The temperature that is built in, where no parameter temperature (tau, or logit_scale, its inverse)"
-            " takes a case's."
-        ),
-    ] = None,
-    normalised: Annotated[
-        bool | None,
-        typer.Option(
-            "--normalised/--raw",
-            help="Whether it expects rows of norm 1, which cases of cosine similarity then bring. Default: raw.",
-            show_default=False,
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="KEY=VALUE, an option that it claims (repeatable); KEY=* says that it takes the option by keyword.",
-        ),
-    ] = None,
-    case: Annotated[
-        list[str] | None, typer.Option("--case", "-c", help="Only this case; * and ? match (repeatable).")
-    ] = None,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dtype", "-d", help="float64, float32, bfloat16 or float16 (repeatable). Default: the first two."
-        ),
-    ] = None,
-    device: Device = "cpu",
-    limit: Annotated[float, typer.Option(help="Seconds that a case may take.")] = 60.0,
-    deviations: Annotated[
-        Path | None,
-        typer.Option(
-            help="TOML file that declares where it knowingly deviates, with reasons. Default: tool.pairproof of"
-            " the pyproject.toml here."
-        ),
-    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show and explain all failures, not the first 10.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Also write what was found as JSON to this file.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="Also write what was found as JUnit XML to this file.")] = None,
+    json: Json = None,
+    junit: Junit = None,
+    **options: Any,
 ) -> None:
     """Judge a loss of your own, or anybody's.
 
@@ -292,28 +199,12 @@ def check(
     three times. pydoc pairproof.conformance.implementations.subprocess has the whole of it.
     """
     from .judge import check as checking
-    from .judge.options import Request
 
     _check_writable(json=json, junit=junit)
-    request = Request(
-        target,
-        loss,
-        call=call,
-        arrays=arrays,
-        temperature=temperature,
-        normalised=normalised,
-        settings=_settings(settings),
-        cases=tuple(case or ()),
-        dtypes=_split(dtype),
-        device=device,
-        limit=limit,
-        deviations=deviations,
-    )
     start = time.perf_counter()
-    with _Bar() as bar:
-        checked = checking.check(request, bar, explain=None if everything else checking.SHOWN)
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    checking.show(checked, console, seconds=time.perf_counter() - start, everything=everything)
+    with _bar() as bar:
+        checked = checking.check(Request(**options), bar, explain=None if everything else checking.SHOWN)
+    checking.show(checked, _console(), seconds=time.perf_counter() - start, everything=everything)
     if json is not None:
         checking.write_json(checked, json)
     if junit is not None:
@@ -323,20 +214,8 @@ def check(
 
 
 @app.command()
-def identify(
-    target: Annotated[
-        str,
-        typer.Argument(help="package.module:attribute or file.py:attribute: a function, a class or an instance."),
-    ],
-    call: Annotated[
-        str | None,
-        typer.Option(help="How it is called: labels, features, views, stacked or pairs, see check. Guessed, and said."),
-    ] = None,
-    arrays: Annotated[
-        str | None, typer.Option(help="What it is given: torch, numpy or jax. Guessed from its imports, and said.")
-    ] = None,
-    limit: Annotated[float, typer.Option(help="Seconds that one answer may take.")] = 60.0,
-) -> None:
+@with_options(Request, "target", "call", "arrays", "limit")
+def identify(target: str, **options: Any) -> None:
     """Say which loss a black box computes, with which options and which temperature.
 
     It is asked about batches on which losses differ, and what it answers is compared with every loss of the catalogue,
@@ -351,7 +230,7 @@ def identify(
     """
     from .diagnose.identify import identify_command
 
-    lines, code = identify_command(target, call=call, arrays=arrays, limit=limit)
+    lines, code = identify_command(target, **options)
     for line in lines:
         typer.echo(line)
     if code:
@@ -359,44 +238,41 @@ def identify(
 
 
 @app.command("list")
-def list_everything(loss: Losses = None) -> None:
+@with_options(Selection, "losses")
+def list_everything(losses: tuple[str, ...]) -> None:
     """List the losses, implementations, documents and cases by the names that the other commands take."""
     from .documents.load import load_worked
     from .implementations import ALL
     from .judge.verify import load_cases
     from .suite.catalogue import LOSSES
 
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    chosen = _split(loss)
-    console.print("[bold]losses[/]")
-    for name, entry in LOSSES.items():
-        if not chosen or name in chosen:
-            given = ", ".join(filter(None, (*entry.embeddings, entry.targets)))
-            console.print(f"  {name}: {entry.function}({given}); {entry.source}", highlight=False)
-    console.print("[bold]implementations[/]")
-    for kind in ALL:
-        console.print(f"  {kind.name}: {kind.title}", highlight=False)
-    fixtures = load_worked()
-    console.print("[bold]cases[/]")
-    for found in load_cases(fixtures):
-        if not chosen or found.loss in chosen:
-            console.print(f"  {found.id}: {found.loss}, {found.sizes()}", highlight=False, soft_wrap=True)
-    if not chosen:
-        console.print("[bold]figures and claims[/]")
-        for fixture in fixtures:
-            for figure in fixture.figures:
-                console.print(
-                    f"  {fixture.document.id}/{figure.id}: {figure.what} ({figure.place})",
-                    highlight=False,
-                    soft_wrap=True,
-                )
-            for claim in fixture.claims:
-                console.print(
-                    f"  {fixture.document.id}/{claim.id}: “{claim.words}”",
-                    highlight=False,
-                    markup=False,
-                    soft_wrap=True,
-                )
+    selection, fixtures = Selection(losses), load_worked()
+    groups = {
+        "losses": [
+            f"{name}: {entry.function}({', '.join(filter(None, (*entry.embeddings, entry.targets)))}); {entry.source}"
+            for name, entry in LOSSES.items()
+            if selection.takes_loss(name)
+        ],
+        "implementations": [f"{kind.name}: {kind.title}" for kind in ALL],
+        "cases": [
+            f"{case.id}: {case.loss}, {case.sizes()}"
+            for case in load_cases(fixtures)
+            if selection.takes_loss(case.loss)
+        ],
+    }
+    if not losses:
+        groups["figures and claims"] = [
+            f"{fixture.document.id}/{words}"
+            for fixture in fixtures
+            for words in (
+                *(f"{figure.id}: {figure.what} ({figure.place})" for figure in fixture.figures),
+                *(f"{claim.id}: “{claim.words}”" for claim in fixture.claims),
+            )
+        ]
+    for title, lines in groups.items():
+        typer.secho(title, bold=True)
+        for line in lines:
+            typer.echo(f"  {line}")
 
 
 @app.command()
@@ -480,8 +356,8 @@ def fixtures_rebuild(peer: RecordedPeers = None) -> None:
     """
     from .maintain.rebuild import rebuild
 
-    with _Bar() as bar:
-        rebuilt = rebuild(_pairs(peer), progress=bar)
+    with _bar() as bar:
+        rebuilt = rebuild(_read(read_pairs, peer, "--peer"), progress=bar)
     _say(rebuilt)
     typer.echo(f"fixtures: {len(rebuilt.changes)} changes" if rebuilt.changes else "fixtures: nothing changed")
 
@@ -494,8 +370,8 @@ def fixtures_check(peer: RecordedPeers = None) -> None:
     """
     from .maintain.rebuild import check
 
-    with _Bar() as bar:
-        rebuilt = check(_pairs(peer), progress=bar)
+    with _bar() as bar:
+        rebuilt = check(_read(read_pairs, peer, "--peer"), progress=bar)
     _say(rebuilt)
     if rebuilt.changes:
         typer.echo(f"fixtures: a rebuild would make {len(rebuilt.changes)} changes")
@@ -539,7 +415,7 @@ def fixtures_add(
     from .maintain.add import Batch, add
     from .suite.store import dump_json
 
-    chosen = _pairs(settings, "--set", "KEY=VALUE")
+    chosen = _read(functools.partial(read_pairs, form=KEY_VALUE), settings, "--set")
     if temperature is not None:
         chosen["temperature"] = temperature
     batch = Batch(
@@ -558,7 +434,7 @@ def fixtures_add(
         embeddings_b=embeddings_b,
         negatives=negatives,
     )
-    with _Bar() as bar:
+    with _bar() as bar:
         added = add(batch, flag, note, gradient=gradient, dry_run=dry_run, progress=bar)
     if dry_run:
         typer.echo(dump_json(added.entry), nl=False)
@@ -590,7 +466,6 @@ def fixtures_show(
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line."""
     from .implementations import Unavailable
-    from .judge.options import CouldNotRun, UsageError
     from .suite.store import FixtureError
     from .truth.certify import CertificationError
 

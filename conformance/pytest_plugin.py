@@ -522,7 +522,8 @@ class Tally:
     def missing(self, group: str) -> int:
         """How many tests of a mark did not run."""
         tests = self.grouped("group")[group,]
-        return int(tests[0]["of"]) - sum(test["ended"] for test in tests)
+        count: int = tests[0]["of"]
+        return count - len([test for test in tests if test["ended"]])
 
     def problems(self) -> list[str]:
         """What is wrong beyond the tests that failed."""

@@ -18,7 +18,7 @@ from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.check import Checked, check
-from pairproof.conformance.judge.options import CouldNotRun, Request, UsageError
+from pairproof.conformance.judge.options import CouldNotRun, Request, UsageError, read_settings
 from pairproof.conformance.judge.results import Status
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
@@ -180,7 +180,7 @@ def test_settings_leave_their_cases_and_the_rest_is_counted(capsys: pytest.Captu
 
 
 def test_several_values_of_one_option_may_be_claimed() -> None:
-    assert cli._settings(["reduction=mean", "reduction=sum", "reduction=none", "no_positive=drop"]) == {
+    assert read_settings(["reduction=mean", "reduction=sum", "reduction=none", "no_positive=drop"]) == {
         "reduction": ("mean", "sum", "none"),
         "no_positive": "drop",
     }

@@ -37,12 +37,13 @@ class Option:
 
     Attributes:
         keyword: the field that it sets.
-        flags: the long flag first.
+        flags: the long flag first; none for an argument without a flag.
         help: in a sentence.
         type: of the field.
         default: of the field.
         metavar: what stands for the value in help texts.
         read: makes the field's value of the texts of an option that can be repeated; None if it cannot.
+        required: whether the command line must give it.
     """
 
     keyword: str
@@ -52,6 +53,7 @@ class Option:
     default: Any
     metavar: str | None
     read: Callable[[Sequence[str]], Any] | None
+    required: bool
 
     @property
     def kind(self) -> Any:
@@ -61,7 +63,7 @@ class Option:
     @property
     def name(self) -> str:
         """The long flag without its dashes."""
-        return self.flags[0].lstrip("-").partition("/")[0]
+        return self.flags[0].lstrip("-").partition("/")[0] if self.flags else self.keyword
 
 
 @cache
@@ -126,9 +128,10 @@ def option(
     *flags: str,
     metavar: str | None = None,
     read: Callable[[Sequence[str]], Any] | None = None,
+    required: bool = False,
 ) -> Any:
     """A field that is an option of the command line. An empty mapping as a default is made anew for each object."""
-    metadata = {"flags": flags, "help": help, "metavar": metavar, "read": read}
+    metadata = {"flags": flags, "help": help, "metavar": metavar, "read": read, "required": required}
     if default == {}:
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -225,17 +228,17 @@ class Request:
     target: object = option(
         None,
         "package.module:attribute or file.py:attribute: a function, a class that is constructed with its options, or an"
-        " instance. With --call command: a shell command line.",
-        "--target",
+        " instance. With --call command (not for identify): a shell command line.",
+        required=True,
     )
-    loss: str = option("", "What it is held to; see: pairproof list.", "--loss", "-l")
+    loss: str = option("", "What it is held to; see: pairproof list.", "--loss", "-l", required=True)
     _: KW_ONLY
     call: str | None = option(
         None,
         "How it is called: labels (embeddings, labels), features (features, labels=None, mask=None; of two or three"
         " views where all classes divide so, else of one), views (view_a, view_b), stacked (all first views, then all"
-        " second ones), pairs (embeddings, positive_pairs), or command. Guessed from the parameters' names if not"
-        " given, and reported.",
+        " second ones), pairs (embeddings, positive_pairs), or command (not for identify). Guessed from the"
+        " parameters' names if not given, and reported.",
         "--call",
         metavar="HOW",
     )
