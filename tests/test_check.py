@@ -292,7 +292,7 @@ def test_a_right_command_conforms(capsys: pytest.CaptureFixture[str]) -> None:
             "could not run",
             "the command ended without an answer (exit code 7); its last message: out of memory",
         ),
-        ("no-json", "could not run", "the command answered what is no JSON"),
+        ("no-json", "could not run", "the command's answer is not JSON"),
         ("wrong-id", "could not run", "the command answered id 2 to request 1"),
         ("text", "could not run", 'value: expected a number, got the text "NaN"'),
         ("short-gradient", "could not run", "gradients.embeddings: expected 8 rows of 4 numbers"),
