@@ -61,17 +61,8 @@ class Deviation:
         )
 
 
-ARRAY_OPTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "anchors": "subset of anchors",
-        "positives": "mask of positives",
-        "ref_embeddings": "references in place of the batch",
-        "ref_labels": "labels of references",
-        "self_rows": "row of the references to leave out",
-        "negatives": "queue of negatives",
-    }
-)
-"""The keywords of the catalogue that are arrays, in words."""
+ARRAY_OPTIONS = ("anchors", "positives", "ref_embeddings", "ref_labels", "self_rows", "negatives")
+"""The keywords of the catalogue that are arrays."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,7 @@ class Support:
     Attributes:
         losses: short names in the catalogue; empty for all.
         options: the values of an option that it computes; every value of an option that is not named.
-        lacks: the arrays that it does not take, of ``ARRAY_OPTIONS``.
+        lacks: the keywords that it does not take at all.
         also: further conditions, each of which returns the reason to skip a case or None.
     """
 
@@ -103,7 +94,7 @@ class Support:
                 return f"{option} other than {' or '.join(map(str, values))} is not claimed"
         for name in self.lacks:
             if name in case.arguments or name in case.others or case.option(name) is not None:
-                return f"takes no {ARRAY_OPTIONS[name]} (keyword {name})"
+                return f"takes no {name}"
         return next(filter(None, (condition(case) for condition in self.also)), None)
 
 

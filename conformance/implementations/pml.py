@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from ..truth.tolerances import bounds, unit_roundoff
 from .base import (
     Deviation,
     Implementation,
+    Support,
     Unavailable,
     directed,
     gradient_is_missing,
@@ -217,23 +219,52 @@ class _Package(Implementation):
         return found, None if others is None else torch.tensor(others, dtype=torch.int64, device=self.device)
 
 
-def _asks_what_it_lacks(case: Case) -> str | None:
-    """The options that none of the package's losses has, and the size that NTXentLoss cannot hold."""
-    if case.option("anchors") is not None:
-        return "has no subset of anchors"
-    if case.option("base_temperature") is not None:
-        return "has no base temperature"
-    if "positives" in case.arguments:
-        return "is asked with labels only"
-    if case.loss == "supcon" and case.option("denominator") != "all":
-        return f"has no denominator {case.option('denominator')} in SupConLoss"
-    if case.option("no_positive") == "nan":
-        return "has no policy nan for anchors without positive"
-    if case.loss != "supcon":
-        pairs = sum(len(p) for p in case.positives())
-        if pairs * (sum(len(members) for members in case.members()) - pairs) > LARGEST_PAIRS:
-            return "NTXentLoss would build a matrix of pairs by pairs too large for this machine"
-    return None
+def _leaves_rows_out(case: Case) -> bool:
+    return any(int(row) >= 0 for row in case.arguments.get("self_rows", ()))
+
+
+def _pairs_fit(case: Case) -> str | None:
+    """The size that NTXentLoss cannot hold."""
+    pairs = 0 if case.loss == "supcon" else sum(len(p) for p in case.positives())
+    if pairs * (sum(len(members) for members in case.members()) - pairs) <= LARGEST_PAIRS:
+        return None
+    return "NTXentLoss would build a matrix of pairs by pairs too large for this machine"
+
+
+def _all_references(case: Case) -> str | None:
+    return "leaves no row of the references out" if _leaves_rows_out(case) else None
+
+
+def _mean_over_pairs(case: Case) -> str | None:
+    drops = case.loss == "nt_xent_pairwise" and case.option("no_positive") == "drop"
+    return "NTXentLoss has no policy for anchors without positive" if drops else None
+
+
+def _positives_in_the_batch(case: Case) -> str | None:
+    beyond = any(j >= case.n for found in case.positives() for j in found)
+    if not (_per_anchor(case) and beyond):
+        return None
+    return "PerAnchorReducer makes a matrix of batch by batch: IndexError for a positive that lies beyond it"
+
+
+def _per_anchor(case: Case) -> bool:
+    return case.loss != "supcon" and case.option("reduction") != "mean_pairs"
+
+
+def _own_rows_only(case: Case) -> str | None:
+    if not _leaves_rows_out(case) or _rows_before_the_batch(case) is not None:
+        return None
+    return "leaves out of the memory the batch's own rows only, each for itself"
+
+
+SUPPORT = Support(
+    losses=("supcon", "nt_xent", "nt_xent_pairwise"),
+    options={"denominator": ("all",), "no_positive": ("zero", "drop")},
+    lacks=("anchors", "positives", "base_temperature"),
+    also=(_pairs_fit,),
+)
+MEANS = {**SUPPORT.options, "reduction": ("mean", "mean_pairs")}
+"""The options of the losses with the reducers that they come with."""
 
 
 class PytorchMetricLearning(_Package):
@@ -241,6 +272,7 @@ class PytorchMetricLearning(_Package):
 
     name: ClassVar[str] = "pml"
     title: ClassVar[str] = "pytorch-metric-learning, live"
+    support = replace(SUPPORT, options=MEANS, also=(_all_references, _mean_over_pairs, _pairs_fit))
     deviations: ClassVar[tuple[Deviation, ...]] = (
         LONELY_LEAVE,
         MEAN_OVER_PAIRS,
@@ -252,18 +284,6 @@ class PytorchMetricLearning(_Package):
         ONE_PAIR,
     )
 
-    def refuses(self, case: Case) -> str | None:
-        """What these two classes cannot be asked."""
-        if case.loss not in ("supcon", "nt_xent", "nt_xent_pairwise"):
-            return f"has no {case.loss}"
-        if _leaves_rows_out(case):
-            return "leaves no row of the references out"
-        if case.option("reduction") not in ("mean", "mean_pairs"):
-            return f"has no reduction {case.option('reduction')} of its own"
-        if case.loss == "nt_xent_pairwise" and case.option("no_positive") == "drop":
-            return "NTXentLoss has no policy for anchors without positive"
-        return _asks_what_it_lacks(case)
-
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Value and gradient through the package's own classes."""
         given = self.tensors(case, dtype)
@@ -273,20 +293,16 @@ class PytorchMetricLearning(_Package):
         return outcome_of(self.loss(case)(embeddings, labels, **references), embeddings, others=given)
 
 
-def _leaves_rows_out(case: Case) -> bool:
-    return any(int(row) >= 0 for row in case.arguments.get("self_rows", ()))
-
-
-def _beyond_the_batch(case: Case) -> bool:
-    """Whether some positive is a reference whose place is beyond the number of rows."""
-    return any(j >= case.n for found in case.positives() for j in found)
-
-
 class Reducers(_Package):
     """Both losses with ``MeanReducer``, ``SumReducer``, ``DoNothingReducer``, and ``PerAnchorReducer`` around them."""
 
     name: ClassVar[str] = "pml-reducers"
     title: ClassVar[str] = "pytorch-metric-learning with the reducers that make our reductions, live"
+    support = replace(
+        SUPPORT,
+        options={**SUPPORT.options, "no_positive": ("zero",)},
+        also=(_all_references, _positives_in_the_batch, _pairs_fit),
+    )
     deviations: ClassVar[tuple[Deviation, ...]] = (
         NORMS,
         SUM_OVERFLOWS,
@@ -313,23 +329,11 @@ class Reducers(_Package):
         ),
     )
 
-    def refuses(self, case: Case) -> str | None:
-        """What the two classes cannot be asked with these reducers."""
-        if case.loss not in ("supcon", "nt_xent", "nt_xent_pairwise"):
-            return f"has no {case.loss}"
-        if _leaves_rows_out(case):
-            return "leaves no row of the references out"
-        if case.option("no_positive") == "drop" and lonely(case):
-            return "counts anchors without positive as 0"
-        if self._per_anchor(case) and _beyond_the_batch(case):
-            return "PerAnchorReducer makes a matrix of batch by batch: IndexError for a positive that lies beyond it"
-        return _asks_what_it_lacks(case)
-
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Value and gradient with the case's reduction."""
         kinds = {"sum": self.reducers.SumReducer, "none": self.reducers.DoNothingReducer}
         reducer = kinds.get(case.option("reduction"), self.reducers.MeanReducer)()
-        if self._per_anchor(case):
+        if _per_anchor(case):
             reducer = self.reducers.PerAnchorReducer(reducer=reducer)
         given = self.tensors(case, dtype)
         embeddings = given.pop(case.first)
@@ -340,29 +344,19 @@ class Reducers(_Package):
             found = torch.as_tensor(found["loss"]["losses"], device=self.device)
         return outcome_of(found, embeddings, others=given)
 
-    @staticmethod
-    def _per_anchor(case: Case) -> bool:
-        return case.loss != "supcon" and case.option("reduction") != "mean_pairs"
-
 
 class SelfSupervised(_Package):
     """``SelfSupervisedLoss`` around ``NTXentLoss``: two views for nt_xent, not symmetric for two towers."""
 
     name: ClassVar[str] = "pml-self-supervised"
     title: ClassVar[str] = "pytorch-metric-learning's SelfSupervisedLoss around NTXentLoss, live"
+    support = Support(
+        losses=("nt_xent", "info_nce"),
+        options={"reduction": ("mean",)},
+        lacks=("anchors", "base_temperature", "ref_embeddings", "negatives"),
+        also=(_pairs_fit,),
+    )
     deviations: ClassVar[tuple[Deviation, ...]] = (NORMS, SATURATED)
-
-    def refuses(self, case: Case) -> str | None:
-        """What the wrapper cannot be asked."""
-        if case.loss not in ("nt_xent", "info_nce"):
-            return f"has no {case.loss}"
-        if "ref_embeddings" in case.others:
-            return "has no references beside its two views"
-        if "negatives" in case.others:
-            return "has no further negatives"
-        if case.option("reduction") != "mean":
-            return f"has no reduction {case.option('reduction')} of its own"
-        return _asks_what_it_lacks(case)
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Value and gradients through the wrapper."""
@@ -385,6 +379,7 @@ class CrossBatchMemory(_Package):
 
     name: ClassVar[str] = "pml-cross-batch-memory"
     title: ClassVar[str] = "pytorch-metric-learning's CrossBatchMemory around both losses, live"
+    support = replace(SUPPORT, options=MEANS, also=(_own_rows_only, _mean_over_pairs, _pairs_fit))
     deviations: ClassVar[tuple[Deviation, ...]] = (
         Deviation(
             name="the memory is detached",
@@ -399,21 +394,6 @@ class CrossBatchMemory(_Package):
         ),
         *PytorchMetricLearning.deviations,
     )
-
-    def refuses(self, case: Case) -> str | None:
-        """What cannot be a step with a memory."""
-        if case.loss not in ("supcon", "nt_xent", "nt_xent_pairwise"):
-            return f"has no {case.loss}"
-        lacking = _asks_what_it_lacks(case)
-        if lacking is not None:
-            return lacking
-        if _leaves_rows_out(case) and _rows_before_the_batch(case) is None:
-            return "leaves out of the memory the batch's own rows only, each for itself"
-        if case.option("reduction") not in ("mean", "mean_pairs"):
-            return f"has no reduction {case.option('reduction')} of its own"
-        if case.loss == "nt_xent_pairwise" and case.option("no_positive") == "drop":
-            return "NTXentLoss has no policy for anchors without positive"
-        return None
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Value and gradients of the step in which the memory holds what the case contrasts its batch with."""
