@@ -1,9 +1,13 @@
-"""Every loss in plain loops, term by term as the published worked examples spell it out.
+"""Every loss in plain loops, term by term as the published worked examples spell it out. Nothing here is fast.
 
-Nothing here is fast. A reader with the paper in the other hand can check each line; every function returns its loss
-and the named terms it is made of. The loops use plain arithmetic alone (``+ - * /``, ``np.exp``, ``np.log``,
-``np.log1p``, ``np.sqrt`` of scalars), so they run unchanged on float64, on complex128 (the complex step yields
-gradients), on arrays of such scalars, and on the balls of ``python-flint``.
+Each loss is a formula of one anchor's logits and sets, ``<name>_anchor(s, i, A, P, N)``, under its equation in the file
+of its family. ``batch`` turns arguments into logits and sets, and the anchors' losses into one. ``terms`` has the pairs
+that formulas are made of and the record that every function returns beside its loss. ``scipy_losses`` evaluates every
+loss once more and shares nothing with the loops.
+
+The loops use plain arithmetic alone (``+ - * /``, ``np.exp``, ``np.expm1``, ``np.log``, ``np.log1p``, ``np.sqrt`` of
+scalars), so they run unchanged on float64, on complex128 (the complex step yields gradients), on arrays of such
+scalars, and on the balls of ``python-flint``.
 """
 
 from .info_nce import info_nce_loss

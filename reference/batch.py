@@ -53,13 +53,7 @@ def evaluate(
     checks.check_options({**options, "similarity": similarity}, more_reductions)
     within = ref_embeddings is None
     rows = checks.check_embeddings(embeddings, similarity, least=2 if within else 1)
-    references = None
-    if ref_embeddings is None:
-        checks.check_no_references(ref_labels=ref_labels, self_rows=self_rows)
-    else:
-        references = checks.check_further_rows(
-            "ref_embeddings", ref_embeddings, similarity, rows, shape="[M, D]", like="embeddings"
-        )
+    references = checks.check_references(ref_embeddings, similarity, rows, ref_labels=ref_labels, self_rows=self_rows)
     n, m = len(rows), len(rows if references is None else references)
 
     is_positive = None
@@ -117,9 +111,7 @@ def evaluate_towers(
     checks.check_options({**options, "direction": direction, "similarity": similarity})
     a = checks.check_embeddings(embeddings_a, similarity, name="embeddings_a", least=1)
     b = checks.check_second_tower(embeddings_b, similarity, a)
-    queue = []
-    if negatives is not None:
-        queue = checks.check_further_rows("negatives", negatives, similarity, a, shape="[K, D]", like="embeddings_a")
+    queue = [] if negatives is None else checks.check_negatives(negatives, similarity, a)
 
     towers = {"both": [(a, b), (b, a)], "a_to_b": [(a, b)], "b_to_a": [(b, a)]}[direction]
     matrix = [row for one, other in towers for row in similarity_matrix(one, similarity, other + queue)]

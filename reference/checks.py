@@ -71,21 +71,28 @@ def check_second_tower(embeddings_b: npt.ArrayLike, similarity: str, a: Matrix) 
     return _scalars("embeddings_b", array, similarity)
 
 
-def check_further_rows(
-    name: str, values: npt.ArrayLike, similarity: str, rows: Matrix, *, shape: str, like: str
-) -> Matrix:
-    """References or negatives as nested lists of scalars: any number of rows, as wide as those of ``like``."""
-    array = _matrix(name, values, shape, 1)
-    if array.shape[1] != len(rows[0]):
-        raise ValueError(f"{name}: expected {len(rows[0])} columns as in {like}, got shape {list(array.shape)}")
-    return _scalars(name, array, similarity)
+def check_negatives(negatives: npt.ArrayLike, similarity: str, a: Matrix) -> Matrix:
+    """The negatives as nested lists of scalars, [K][D]: any number of rows, as wide as the first tower, ``a``."""
+    return _further_rows("negatives", negatives, similarity, "[K, D]", "embeddings_a", len(a[0]))
 
 
-def check_no_references(**arguments: object) -> None:
-    """Refuse arguments that describe references where there are none."""
-    for name, value in arguments.items():
+def check_references(
+    ref_embeddings: npt.ArrayLike | None, similarity: str, rows: Matrix, **described: object
+) -> Matrix | None:
+    """The references as nested lists of scalars, [M][D]; or None, and then none of ``described`` may be given."""
+    if ref_embeddings is not None:
+        return _further_rows("ref_embeddings", ref_embeddings, similarity, "[M, D]", "embeddings", len(rows[0]))
+    for name, value in described.items():
         if value is not None:
             raise ValueError(f"{name}: expected ref_embeddings with it, got none")
+    return None
+
+
+def _further_rows(name: str, values: npt.ArrayLike, similarity: str, shape: str, like: str, columns: int) -> Matrix:
+    array = _matrix(name, values, shape, 1)
+    if array.shape[1] != columns:
+        raise ValueError(f"{name}: expected {columns} columns as in {like}, got shape {list(array.shape)}")
+    return _scalars(name, array, similarity)
 
 
 def _matrix(name: str, values: npt.ArrayLike, shape: str, least: int) -> npt.NDArray[Any]:
