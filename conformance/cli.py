@@ -216,25 +216,31 @@ def check(
 @app.command()
 @with_options(Request, "target", "call", "arrays", "limit")
 def identify(target: str, **options: Any) -> None:
-    """Say which loss a black box computes, with which options and which temperature.
+    """Identify which loss a black box computes, with which options and which temperature.
 
-    It is asked about batches on which losses differ, and what it answers is compared with every loss of the catalogue,
-    every option, and the mistakes that are known. A temperature that is built in is recovered. Exit codes: 0 it is
-    recognised, as a right loss or as a wrong one that has a name; 1 it is none of them, and the nearest is said; 2 how
-    it is called must be said; 3 it cannot be asked.
+    It is called with batches on which losses differ, and the results are compared with every loss of the catalogue,
+    every option, and known mistakes. A temperature that is built in is recovered. Exit codes: 0 it is recognised, as a
+    right loss or as a known wrong one; 1 it is not recognised, and the nearest is reported; 2 --call is needed; 3 it
+    cannot be called.
 
     Examples:
         pairproof identify mylib.losses:contrastive_loss
 
         pairproof identify losses.py:MyLoss --call features
     """
-    from .diagnose.identify import identify_command
+    from .diagnose import identify as diagnosis
+    from .faults import FAULTS
+    from .implementations.sandbox import TargetError, TargetMisused, find
 
-    lines, code = identify_command(target, **options)
-    for line in lines:
+    try:
+        found = diagnosis.identify(find(target), **options, title=target, faults=FAULTS)
+    except TargetError as error:
+        typer.echo(f"{target}: {error}")
+        raise typer.Exit(MISUSED if isinstance(error, TargetMisused) else COULD_NOT_RUN) from None
+    for line in (*found.lines(), f"  {found.seconds:.1f} s"):
         typer.echo(line)
-    if code:
-        raise typer.Exit(code)
+    if found.exit_code:
+        raise typer.Exit(found.exit_code)
 
 
 @app.command("list")

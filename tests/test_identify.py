@@ -7,6 +7,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,22 +18,22 @@ import torch
 import torch.nn.functional as F
 
 from pairproof import fast, reference
-from pairproof.conformance.diagnose import hypotheses, identify
-from pairproof.conformance.diagnose.asking import Asked
-from pairproof.conformance.diagnose.hypotheses import diagnose
-from pairproof.conformance.diagnose.questions import QUESTIONS, drawn
-from pairproof.conformance.diagnose.search import Search
+from pairproof.conformance.diagnose.explain_failure import explain_failure
+from pairproof.conformance.diagnose.identify import identify, name_faults
+from pairproof.conformance.diagnose.positives import POSITIVES, batch_setting
+from pairproof.conformance.diagnose.search import PROBES, Search, drawn, hypotheses
+from pairproof.conformance.diagnose.variants import POLICIES, Evaluation, reduce_anchors, temperings, variations
 from pairproof.conformance.faults import FAULTS
 from pairproof.conformance.implementations.base import Unavailable
-from pairproof.conformance.implementations.callable import Batch, load
+from pairproof.conformance.implementations.callable import Batch, Target, load
 from pairproof.conformance.implementations.lightly import Lightly
 from pairproof.conformance.implementations.open_clip import OpenClip
 from pairproof.conformance.implementations.sandbox import TargetError
 from pairproof.conformance.implementations.setfit import SetFit
 from pairproof.conformance.implementations.supcontrast import NOTEBOOK_FILE, load_file
 from pairproof.conformance.suite.cases import Case
-from pairproof.conformance.suite.catalogue import LOSSES
-from pairproof.conformance.suite.records import Outcome
+from pairproof.conformance.suite.catalogue import COMMON, LOSSES, Loss, registered
+from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.truth.evaluate import truth
 
 SECONDS = 10.0
@@ -47,7 +49,7 @@ def _one_thread():
 
 
 def found(function, **given):
-    identification = identify.identify(function, **given)
+    identification = identify(function, **given)
     assert identification.seconds < SECONDS
     assert identification.lines()
     return identification
@@ -68,7 +70,7 @@ def case_of(loss, call, options, temperature, rows):
         arguments = {"partners": PARTNERS}
     else:
         arguments = {} if loss == "info_nce" else {"labels": list(LABELS)}
-    rows = rows.numpy()
+    rows = rows.detach().numpy()
     others = {}
     if loss == "info_nce":
         rows, others = rows[:5], {"embeddings_b": rows[5:]}
@@ -91,37 +93,49 @@ def test_every_catalogue_hypothesis_agrees_with_the_reference_in_value_and_gradi
         PAIRS if call == "pairs" else None,
         n_views=2 if call == "views" else 1,
     )
-    held = 0
-    for hypothesis in hypotheses.hypotheses(loss, call, wrong=False):
-        for temperature in (0.07, 0.5):
-            case = case_of(loss, call, hypothesis.options, temperature, leaf.detach())
-            true = truth(case)
-            value = hypothesis.predict(batch, temperature).reshape(-1)
-            np.testing.assert_allclose(value.detach().numpy(), true.values, rtol=1e-11)
-            if true.gradient is not None:
-                (gradient,) = torch.autograd.grad(value.sum(), leaf)
-                right = np.concatenate([true.gradient, *true.other_gradients.values()])
-                # The epsilon's logarithms are of sums that are taken apart again.
-                room = 1e-8 if loss == "supcon_epsilon" else 1e-10
-                assert np.linalg.norm(gradient.numpy() - right) <= room * np.linalg.norm(right)
-            held += 1
-    assert held >= 12
+    compared = 0
+    for hypothesis in hypotheses(call):
+        for reduction, policy in product(
+            LOSSES[loss].choices["reduction"], POLICIES if hypothesis.has_policy else ("",)
+        ):
+            if hypothesis.loss.name != loss:
+                continue
+            # The mean over pairs is of the pairs' own sum.
+            form = "sum" if reduction == "mean_pairs" else hypothesis.variant.form
+            variant = replace(hypothesis.variant, form=form)
+            setting = POSITIVES[variant.positives].change(batch_setting(batch))
+            for temperature in (0.07, 0.5):
+                options = {**hypothesis.options, "reduction": reduction}
+                case = case_of(loss, call, options | ({"no_positive": policy} if policy else {}), temperature, leaf)
+                true = truth(case)
+                each = Evaluation(setting, torch.tensor([temperature], dtype=torch.float64)).anchors(variant)[0]
+                value = reduce_anchors(setting, each, reduction, policy).reshape(-1)
+                np.testing.assert_allclose(value.detach().numpy(), true.values, rtol=1e-11)
+                if true.gradient is not None:
+                    (gradient,) = torch.autograd.grad(value.sum(), leaf, retain_graph=True)
+                    right = np.concatenate([true.gradient, *true.other_gradients.values()])
+                    # The epsilon's logarithms are of sums that are taken apart again.
+                    allowed = 1e-8 if loss == "supcon_epsilon" else 1e-10
+                    assert np.linalg.norm(gradient.numpy() - right) <= allowed * np.linalg.norm(right)
+                compared += 1
+    assert compared >= 12
 
 
-def test_wrong_hypotheses_have_words_and_names_of_their_own():
-    for call in QUESTIONS:
-        given = list(hypotheses.hypotheses(call=call))
-        wrong = [h for h in given if h.wrong]
-        assert len(wrong) > 300
-        assert all(words.strip() == words and words for h in wrong for words in h.wrong)
-        assert {h.loss for h in given} <= set(LOSSES)
+def test_wrong_variants_have_words():
+    for call in PROBES:
+        for hypothesis in hypotheses(call):
+            right = hypothesis.variant
+            wrong = [*variations(right, call), *temperings(right)]
+            assert len(wrong) > 30
+            for variant in wrong:
+                # The epsilon of supcon_epsilon is right for a loss of the catalogue.
+                known = variant.guard == "each 1e-08" != right.guard
+                assert len(variant.words()) == len(right.words()) + (not known)
 
 
-def test_a_batch_that_cannot_be_read_so_is_refused():
+def test_positives_that_a_batch_does_not_have_are_none():
     batch = Batch("odd", "labels", drawn(1, LABELS, 0.5), LABELS)
-    partners = next(h for h in hypotheses.hypotheses("nt_xent", "labels"))
-    with pytest.raises(ValueError, match="cannot be read"):
-        partners.predict(batch, 0.1)
+    assert POSITIVES["stacked partners"].change(batch_setting(batch)) is None
 
 
 # The catalogue
@@ -460,8 +474,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("function", "words"), WRONG, ids=lambda x: getattr(x, "__name__", ""))
-def test_what_is_wrong_is_said_without_knowing_the_faults(function, words, monkeypatch):
-    monkeypatch.setattr(identify, "known_faults", lambda: ())
+def test_what_is_wrong_is_reported_without_known_faults(function, words):
     identification = found(function, call="labels")
     assert identification.verdict == "wrong"
     assert any(words in said for said in identification.wrong), identification.lines()
@@ -469,8 +482,7 @@ def test_what_is_wrong_is_said_without_knowing_the_faults(function, words, monke
 
 
 @pytest.mark.parametrize("function", [keeps_itself, leaks_one, divides_twice], ids=lambda f: f.__name__)
-def test_a_wrong_loss_gives_its_built_in_temperature_away(function, monkeypatch):
-    monkeypatch.setattr(identify, "known_faults", lambda: ())
+def test_the_built_in_temperature_of_a_wrong_loss_is_recovered(function):
     identification = found(lambda e, y: function(e, y, 0.2), call="labels", arrays="torch")
     assert identification.verdict == "wrong"
     assert identification.temperature == pytest.approx(0.2, rel=1e-6)
@@ -483,11 +495,11 @@ def is_another_loss(identification, fault):
     return identification.verdict == "match" and (identification.loss, told) != (fault.loss, claimed)
 
 
-def test_known_faults_are_named_or_told_to_be_another_loss():
+def test_known_faults_are_named_or_reported_as_another_loss():
     chosen = FAULTS[::4]
     missed = []
     for fault in chosen:
-        identification = found(fault.function, call=fault.call)
+        identification = found(fault.function, call=fault.call, faults=FAULTS)
         named = any(name.startswith(f"{fault.name}:") for name in identification.faults)
         if not (named or identification.wrong or is_another_loss(identification, fault)):
             missed.append(fault.name)
@@ -527,11 +539,11 @@ NOT_ASKED_FOR = (
 def test_no_right_loss_is_taken_for_a_fault():
     for loss in LOSSES:
         call, function = CALLS.get(loss, "labels"), with_temperature(in_fast(loss))
-        identification = found(function, call=call, arrays="torch")
+        identification = found(function, call=call, arrays="torch", faults=FAULTS)
         assert identification.faults == []
-        # As if it departed somewhere, so that it is compared with the faults.
-        identification.remarks.append("departs on something")
-        identify._name_faults(identification, Search(Asked(function, call=call, arrays="torch")))
+        # As if it differed somewhere, so that it is compared with the faults.
+        identification.remarks.append("differs on something")
+        name_faults(identification, Search(Target(function, call, "torch")), FAULTS)
         alike = [fault for fault in FAULTS if any(n.startswith(f"{fault.name}:") for n in identification.faults)]
         wrongly = [f.name for f in alike if not is_another_loss(identification, f) and f.name not in NOT_ASKED_FOR]
         assert wrongly == []
@@ -580,7 +592,7 @@ def test_similarity_without_contrast_is_none(function):
     identification = found(function)
     assert (identification.verdict, identification.exit_code) == ("none", 1)
     assert identification.temperature is None
-    assert "the answers hold none, and the loss contrasts nothing" in identification.nearest
+    assert "the answers do not depend on it, and the loss contrasts nothing" in identification.nearest
 
 
 def supcon_through_a_mask(embeddings, labels):
@@ -610,7 +622,7 @@ def test_a_value_times_what_depends_on_the_temperature():
             arrays="torch",
         )
         assert identification.wrong == [f"the loss is multiplied by {words}"]
-        assert not any("departs" in remark for remark in identification.remarks)
+        assert not any("differs" in remark for remark in identification.remarks)
         assert identification.match.factor_for(0.001) == pytest.approx(0.001**power)
     other = found(
         lambda e, y, temperature: fast.supcon_loss(e, y, temperature=temperature) * (1 + temperature),
@@ -618,7 +630,7 @@ def test_a_value_times_what_depends_on_the_temperature():
         arrays="torch",
     )
     assert other.wrong == ["the loss is multiplied by 1.5 at 0.5, 1.2 at 0.2"]
-    assert not any("departs" in remark for remark in other.remarks)
+    assert not any("differs" in remark for remark in other.remarks)
     assert other.match.factor_for(0.001) is None
 
 
@@ -647,11 +659,11 @@ class Counting:
 
 
 def test_a_class_is_said_to_be_constructed_anew():
-    assert any("constructed anew for each question" in note for note in found(Counting, call="labels").notes)
+    assert any("constructed anew for each probe" in note for note in found(Counting, call="labels").notes)
     assert any("it is random, or remembers" in said for said in found(Counting(), call="labels").remarks)
 
 
-def test_what_was_guessed_is_said_of_what_cannot_be_asked():
+def test_what_was_guessed_is_reported_if_the_target_cannot_be_called():
     def three(features, labels=None):
         rows, _views, _columns = features.shape
         return features.sum() * rows
@@ -661,43 +673,90 @@ def test_what_was_guessed_is_said_of_what_cannot_be_asked():
 
 
 @pytest.mark.parametrize("function", [triplet, noise, constant, spread], ids=lambda f: f.__name__)
-def test_what_is_none_of_them_is_said_to_be_none(function):
+def test_unknown_loss_is_reported_as_unknown(function):
     identification = found(function, call="labels")
     assert (identification.verdict, identification.exit_code) == ("none", 1)
     assert any("none of the losses" in line for line in identification.lines())
     if function in (triplet, spread):
-        assert "departs on" in identification.nearest
+        assert "differs on" in identification.nearest
 
 
-def test_what_cannot_be_asked_is_an_error():
+def test_a_target_that_fails_is_an_error():
     def breaks(embeddings, labels):
         raise RuntimeError("no such luck")
 
     with pytest.raises(TargetError, match="no such luck"):
-        identify.identify(breaks, call="labels", arrays="torch")
+        identify(breaks, call="labels", arrays="torch")
     with pytest.raises(TargetError, match="tuple"):
-        identify.identify(lambda e, y: (e.sum(), y), call="labels", arrays="torch")
+        identify(lambda e, y: (e.sum(), y), call="labels", arrays="torch")
 
 
-def test_the_command_says_what_it_found_and_how_it_ended(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "import torch\n"
-        "from pairproof.fast import supcon_loss\n"
-        "def right(embeddings, labels):\n    return supcon_loss(embeddings, labels, temperature=0.3)\n"
-        "def wrong(embeddings, labels):\n    return embeddings.sum()\n",
-        encoding="utf-8",
-    )
-    lines, code = identify.identify_command(f"{file}:right")
-    assert code == 0
-    assert any("computes supcon, temperature 0.3 (built in, recovered)" in line for line in lines)
-    lines, code = identify.identify_command(f"{file}:wrong")
-    assert code == 1
-    lines, code = identify.identify_command(f"{file}:absent")
-    assert code == 3
-    assert "absent" in lines[0]
-    lines, code = identify.identify_command("no colon")
-    assert code == 2
+# A loss that is new to the catalogue
+
+
+def pulled_baseline(logits, member, positive, *, sharpness="soft"):
+    """Softplus of the negatives' mean logit less the positives': of no published loss."""
+    near = (logits * positive).sum(1) / positive.sum(1).clamp(min=1)
+    negative = member & ~positive
+    gap = (logits * negative).sum(1) / negative.sum(1).clamp(min=1) - near
+    return (F.softplus(gap) if sharpness == "soft" else F.relu(gap + 1)) * positive.any(1)
+
+
+def pulled_loss(embeddings, labels, temperature=0.4, similarity="cosine", sharpness="soft", reduction="mean"):
+    rows = F.normalize(embeddings, dim=1) if similarity == "cosine" else embeddings
+    own = torch.eye(len(rows), dtype=torch.bool)
+    each = pulled_baseline(rows @ rows.T / temperature, ~own, (labels[:, None] == labels) & ~own, sharpness=sharpness)
+    return each.mean() if reduction == "mean" else each.sum()
+
+
+PULLED = Loss(
+    name="pulled",
+    module="pulled",
+    source="this file",
+    positives_by="labels",
+    keywords={**COMMON, "no_positive": "zero", "sharpness": "soft"},
+    own_choices={"sharpness": ("soft", "hard")},
+    baseline=pulled_baseline,
+)
+
+
+def test_a_new_loss_is_identified_with_its_options():
+    assert found(pulled_loss, call="labels", arrays="torch").verdict == "none"
+    with registered(PULLED):
+        for options in ({}, {"sharpness": "hard"}, {"similarity": "dot"}, {"reduction": "sum"}):
+            function = lambda e, y, temperature, options=options: pulled_loss(e, y, temperature, **options)  # noqa: E731
+            identification = found(function, call="labels", arrays="torch")
+            assert (identification.verdict, identification.loss) == ("match", "pulled")
+            assert (identification.options, identification.temperature) == (options, None)
+            assert identification.match.gradient_error < 1e-6
+        squared = found(lambda e, y: pulled_loss(e, y, 0.3, similarity="dot") * 3, call="labels", arrays="torch")
+        assert (squared.loss, squared.temperature) == ("pulled", pytest.approx(0.3))
+        upside_down = found(lambda e, y, temperature: pulled_loss(e, y, 1 / temperature), call="labels", arrays="torch")
+        assert upside_down.wrong == ["logits are multiplied by the temperature instead of divided"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"similarity": "dot"}, "similarities are raw dot products"),
+        ({"temperature": 0.16}, "the temperature is applied twice (0.4)"),
+        ({"reduction": "sum"}, "the sum over 8 anchors is not divided by their number"),
+        ({"sharpness": "hard"}, "sharpness=hard is computed, not sharpness=soft"),
+    ],
+)
+def test_a_failure_of_a_new_loss_is_explained(options, words):
+    labels = (0, 0, 0, 1, 1, 1, 1, 2)
+    rows = drawn(17, [0] * len(labels), 0.0).requires_grad_()
+
+    def values_of(**given):
+        value = pulled_loss(rows, torch.tensor(labels), **given)
+        return [value.item()], torch.autograd.grad(value, rows)[0].numpy()
+
+    right, gradient = values_of()
+    with registered(PULLED):
+        case = Case("mine", "pulled", rows.detach().numpy(), {"labels": list(labels)}, {"temperature": 0.4})
+        true = Truth(right[0], {}, gradient, None, np.zeros((8, 8)))
+        assert words in explain_failure(case, Outcome(*values_of(**options)), true)
 
 
 # Diagnosis of failing checks
@@ -714,7 +773,7 @@ def diagnosis(wrong, *, loss="supcon", keywords=None, values_only=False, labels=
     outcome = Outcome(values, None if values_only else gradient.numpy())
     if len(values) > 1:
         outcome = Outcome(values, gradient.numpy(), dict(enumerate(values)))
-    return diagnose(case, outcome, truth(case))
+    return explain_failure(case, outcome, truth(case))
 
 
 def ours(loss, **options):
@@ -773,15 +832,15 @@ def test_what_nothing_explains_is_left_alone():
 def test_no_number_is_explained_by_what_makes_it():
     labels = (0, 0, 1, 2)
     case = Case("mine", "supcon", drawn(3, [0] * 4, 0.0).numpy(), {"labels": list(labels)}, {"temperature": 0.1})
-    said = diagnose(case, Outcome([float("nan")]), truth(case))
+    said = explain_failure(case, Outcome([float("nan")]), truth(case))
     assert said.startswith("anchors 2 and 3 have no positive, and the loss becomes NaN")
     steep = Case("mine", "supcon", case.embeddings, {"labels": [0, 0, 1, 1]}, {"temperature": 0.001})
-    assert "overflows" in diagnose(steep, Outcome([float("inf")]), truth(steep))
+    assert "overflows" in explain_failure(steep, Outcome([float("inf")]), truth(steep))
 
 
 def test_overflow_is_said_beside_an_anchor_without_positive():
     steep = Case("mine", "supcon", drawn(3, [0] * 4, 0.0).numpy(), {"labels": [0, 0, 1, 2]}, {"temperature": 0.001})
-    said = diagnose(steep, Outcome([float("nan")]), truth(steep))
+    said = explain_failure(steep, Outcome([float("nan")]), truth(steep))
     assert "no positive" in said
     assert "exponential overflows" in said
 
@@ -802,10 +861,10 @@ def test_a_simple_factor_is_not_explained_by_a_coincidence_alone():
 
 def test_a_case_too_large_is_left_alone():
     large = SimpleNamespace(size=1000, anchors=lambda: [0])
-    assert diagnose(large, Outcome([1.0]), None) is None
+    assert explain_failure(large, Outcome([1.0]), None) is None
 
 
-def test_the_command_prints_what_was_found(tmp_path):
+def test_the_command_prints_what_it_found_and_exits_accordingly(tmp_path):
     from typer.testing import CliRunner
 
     from pairproof.conformance.cli import app
@@ -814,11 +873,14 @@ def test_the_command_prints_what_was_found(tmp_path):
     file.write_text(
         "import torch\n\nfrom pairproof.fast import supcon_loss\n\n\n"
         "def mine(embeddings, labels):\n    return supcon_loss(embeddings, labels, temperature=0.3)\n\n\n"
-        "def noise(embeddings, labels):\n    return torch.sum(embeddings**3)\n"
+        "def noise(embeddings, labels):\n    return torch.sum(embeddings**3)\n",
+        encoding="utf-8",
     )
     found = CliRunner().invoke(app, ["identify", f"{file}:mine"])
     assert found.exit_code == 0, found.output
-    assert "computes supcon" in found.output
-    assert "0.3" in found.output
+    assert "computes supcon, temperature 0.3 (built in, recovered)" in found.output
     assert CliRunner().invoke(app, ["identify", f"{file}:noise"]).exit_code == 1
-    assert CliRunner().invoke(app, ["identify", f"{file}:absent"]).exit_code == 3
+    absent = CliRunner().invoke(app, ["identify", f"{file}:absent"])
+    assert absent.exit_code == 3
+    assert "absent" in absent.output
+    assert CliRunner().invoke(app, ["identify", "no colon"]).exit_code == 2

@@ -1,29 +1,26 @@
-"""Which loss does a black box compute? Asked with small batches that tell the catalogue's losses apart.
+"""Identify which loss a black box computes, from small batches on which the catalogue's losses differ.
 
-The target answers a few questions: batches with classes of unequal size, rows of unequal norm, views, duplicates.
-``search`` finds the recipe that explains all answers, with the temperature that is built in. How anchors without
-positive and batches at the end of the range are treated is asked afterwards, and said.
+The target is called with probes: batches with classes of unequal size, rows of unequal norm, views, duplicates.
+``search`` finds the variant that explains all answers, with the temperature that is built in. How anchors without
+positives and batches at the end of the range are treated is tested afterwards, and reported.
 
-What no recipe explains is compared with the wrong implementations of ``faults``, by name; then the nearest recipe is
-told, and where it departs. A function that is none of them is said to be none.
+What no variant explains is compared with known faults; then the nearest variant is reported, and where it differs.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from scipy.optimize import brentq
 
-from ..implementations.callable import Batch
-from ..implementations.sandbox import TargetError, TargetMisused, find
-from .asking import Asked, Question
-from .hypotheses import bases, describe
+from ..implementations.callable import Batch, External, Target
+from ..implementations.sandbox import TargetError
+from .positives import FEATURES, LABELS, PAIRS, VIEWS
 from .search import (
     CLEARLY,
     CLOSE,
@@ -32,22 +29,30 @@ from .search import (
     GRID,
     PASSED,
     Match,
+    Probe,
     Search,
-    matches_of,
-    plainness,
+    call_with,
     relative,
 )
-from .variants import POLICIES
+from .variants import COUNTS, POLICIES
 
 Tensor = torch.Tensor
 
 PUBLISHED_BASE = 0.07
-"""The base temperature of the original SupCon code: any factor is some temperature/base, so another is not believed."""
+"""The base temperature of the original SupCon code: any factor is some temperature/base, so no other is assumed."""
 
 ROUNDING = 1e-12
-"""A difference of values at the edge that is none."""
+"""A difference of values at the edge that is rounding alone."""
 
-NOT_KNOWN, MISUSED, COULD_NOT_RUN = 1, 2, 3
+
+class KnownFault(Protocol):
+    """A wrong implementation that a target may be the same as."""
+
+    name: str
+    loss: str
+    call: str
+    words: str
+    function: Callable[..., Tensor]
 
 
 @dataclass
@@ -57,17 +62,18 @@ class Identification:
     Attributes:
         title: of the target.
         call: how it was called.
-        verdict: "match", "wrong" (recognised, and no loss of the catalogue) or "none".
+        verdict: "match", "wrong" (recognised, and not a loss of the catalogue) or "none".
         loss: the catalogue's short name, where it is one or comes from one.
         options: its options that are not at their default.
         temperature: the one that is built in, as recovered; None where it is passed or nothing was recognised.
         factor: what the loss is multiplied with.
         wrong: what no loss of the catalogue does, in words.
-        faults: names of the known faults that answer the same.
-        remarks: how it treats what is at the edge, and what else is to be said.
-        evidence: how closely, on how many questions.
+        faults: names of the known faults that return the same.
+        remarks: how it treats what is at the edge, and what else is to be reported.
+        evidence: how closely, on how many probes.
         equals: other names for the same function.
-        nearest: for "none", what comes nearest, and where it departs.
+        nearest: for "none", what comes nearest, and where it differs.
+        notes: what was guessed.
         match: the explanation.
         seconds: how long it took.
     """
@@ -91,33 +97,30 @@ class Identification:
 
     @property
     def exit_code(self) -> int:
-        """0 for something that is recognised, 1 for what is none of them."""
-        return 0 if self.verdict != "none" else NOT_KNOWN
+        """0 for something that is recognised, 1 for nothing that is known."""
+        return int(self.verdict == "none")
 
     def lines(self) -> list[str]:
         """The report."""
-        said = [f"{self.title}, called with {self.call}"]
-        said += [f"  {note}" for note in self.notes]
+        lines = [f"{self.title}, called with {self.call}", *(f"  {note}" for note in self.notes)]
         if self.verdict == "none":
-            said.append("computes none of the losses that are known here, nor a known fault")
-            if self.nearest:
-                said.append(f"  nearest: {self.nearest}")
+            lines.append("computes none of the losses that are known here, nor a known fault")
+            lines += [f"  nearest: {self.nearest}"] if self.nearest else []
         else:
             options = ", ".join(f"{key}={value}" for key, value in self.options.items())
-            at = ", temperature passed" if self.temperature is None else f", temperature {_short(self.temperature)}"
-            said.append(f"computes {self.loss}" + (f" with {options}" if options else "") + at)
+            at = ", temperature passed"
             if self.temperature is not None:
-                said[-1] += " (built in, recovered)"
-            said += [f"  but {words}" for words in self.wrong]
-        said += [f"  known as the fault {name}" for name in self.faults]
-        said += [f"  {remark}" for remark in self.remarks]
-        said += [f"  the same function: {name}" for name in self.equals]
-        said += [f"  evidence: {line}" for line in self.evidence]
-        return said
+                at = f", temperature {_short(self.temperature)} (built in, recovered)"
+            lines.append(f"computes {self.loss}" + (f" with {options}" if options else "") + at)
+            lines += [f"  but {words}" for words in self.wrong]
+        lines += [f"  known as the fault {name}" for name in self.faults]
+        lines += [f"  {remark}" for remark in self.remarks]
+        lines += [f"  the same function: {name}" for name in self.equals]
+        return lines + [f"  evidence: {line}" for line in self.evidence]
 
 
 def _short(value: float) -> str:
-    """A number with as few digits as tell it to 1e-8."""
+    """A number with as few digits as give it to 1e-8."""
     for digits in range(1, 12):
         text = f"{value:.{digits}g}"
         if abs(float(text) - value) <= 1e-8 * abs(value):
@@ -132,9 +135,9 @@ def identify(
     arrays: str | None = None,
     limit: float | None = 60.0,
     title: str = "",
-    notes: Sequence[str] = (),
+    faults: Sequence[KnownFault] = (),
 ) -> Identification:
-    """Say which loss a black box computes.
+    """Identify which loss a black box computes.
 
     Args:
         target: a function, a class, an instance, or an ``External``.
@@ -143,274 +146,260 @@ def identify(
         arrays: "torch", "numpy" or "jax"; guessed when None.
         limit: seconds that one answer may take.
         title: what the target is called in the report.
-        notes: what was guessed before.
+        faults: known faults, as ``pairproof.conformance.faults.FAULTS``: what is not a loss is compared with them.
+
+    Returns:
+        What it computes, as data.
 
     Raises:
-        TargetError: it cannot be called, or answers nothing that can be used.
+        TargetError: it cannot be called, or returns nothing that can be used.
     """
     start = time.perf_counter()
-    asked = Asked(target, call=call, arrays=arrays, limit=limit, notes=notes)
-    found = Identification(title or asked.door.__name__, asked.called, notes=list(asked.notes))
+    if isinstance(target, External):
+        call, arrays = call or target.claim.call, arrays or target.claim.arrays
+        target = target.target.thing if target.target else target
+    if call == "command":
+        raise TargetError("a command needs the name of the loss that it computes: check it with pairproof check")
+    asked = Target(target, call, arrays)
+    found = Identification(title or asked.__name__, asked.call, notes=list(asked.notes))
+    if asked.constructs:
+        found.notes.append("a class: constructed anew for each probe, so what it remembers is not seen")
     try:
-        search = Search(asked)
+        search = Search(asked, limit)
     except TargetError as error:
-        said = "; ".join(note for note in asked.notes if "guessed" in note)
-        raise type(error)(f"{error} ({said})" if said else str(error)) from error
-    told = _unusable(search)
-    if told:
-        found.remarks.append(told)
-    matches = [] if told else matches_of(search)
+        guessed = "; ".join(asked.notes)
+        raise type(error)(f"{error} ({guessed})" if guessed else str(error)) from error
+    unusable = _unusable(search)
+    matches = [] if unusable else search.matches()
     good = [match for match in matches if match.error <= search.close]
+    if unusable:
+        found.remarks.append(unusable)
     if good:
-        _say_match(found, search, good)
+        _report_match(found, search, good)
     found.remarks += [f"breaks on {name}: {error}" for name, error in search.broken.items()]
-    _name_faults(found, search)
+    name_faults(found, search, faults)
     if not good and not found.faults:
-        _say_nearest(found, search, matches)
-        _say_undetermined(found, search)
+        _report_nearest(found, search, matches)
     found.seconds = time.perf_counter() - start
     return found
 
 
 def _unusable(search: Search) -> str:
-    """Why nothing can be told from the answers, or nothing."""
-    totals = [search.answer(question).total for question in search.ordinary]
+    """Why nothing can be concluded from the answers, or nothing."""
+    totals = [search.answer(probe).total for probe in search.ordinary]
     if not any(math.isfinite(total) for total in totals):
-        return "it answers every batch with NaN or infinity"
+        return "it returns NaN or infinity for every batch"
     if len(set(totals)) == 1:
-        return f"it answers every batch with {totals[0]:g}"
-    question = search.ordinary[0]
+        return f"it returns {totals[0]:g} for every batch"
     try:
-        again = search.target.ask(question)
+        again = call_with(search.target, search.ordinary[0], search.limit).total
     except TargetError as error:
-        return f"asked the same batch again, it does not answer: {error}"
-    once, twice = search.answer(question).total, again.total
-    if relative(once, twice) > search.close:
-        made = (
-            ", or is random when it is constructed, as it is for each question" if search.target.door.constructs else ""
-        )
-        return f"it answers the same batch with {once:.6g} and with {twice:.6g}: it is random, or remembers{made}"
+        return f"called with the same batch again, it fails: {error}"
+    if relative(totals[0], again) > search.close:
+        made = ", or is random when it is constructed, as it is for each probe" if search.target.constructs else ""
+        return f"it returns {totals[0]:.6g} and {again:.6g} for the same batch: it is random, or remembers{made}"
     return ""
 
 
-def _say_undetermined(found: Identification, search: Search) -> None:
-    """What explains the answers at any temperature: similarities, which no contrast enters."""
-    if not search.undetermined:
-        return
-    match = min(search.undetermined, key=lambda match: (len(match.recipe.words()), plainness(match)))
-    found.nearest = (
-        f"{describe(match.base, match.recipe)}, which gives the same at more than one temperature: the answers hold"
-        " none, and the loss contrasts nothing"
-    )
+# A match
 
 
-def _say_broken_gradients(found: Identification, search: Search) -> None:
-    """Batches on which the value is a number and the gradient is none."""
-    asked = search.answered((*search.questions.alike, *search.questions.further, *search.questions.edges))
-    answers = [(question, search.answer(question)) for question in asked]
-    broken = [
-        question.batch.name
-        for question, answer in answers
-        if math.isfinite(answer.total) and answer.gradient is not None and not bool(answer.gradient.isfinite().all())
-    ]
-    if len(broken) == len(answers):
-        found.wrong.append("the gradient is NaN or infinite, though the value is a number")
-    elif broken:
-        found.wrong.append(f"the gradient is NaN or infinite on {', '.join(dict.fromkeys(broken))}")
-
-
-def _say_match(found: Identification, search: Search, good: list[Match]) -> None:
+def _report_match(found: Identification, search: Search, good: list[Match]) -> None:
     closest = min(match.error for match in good)
-    near = [match for match in good if match.error <= max(closest * CLEARLY, 1e-12)]
-    with_gradient = [search.with_gradient(match) for match in near]
-    ranked = sorted(with_gradient, key=lambda match: _preference(match, search))
+    near = [search.with_gradient(match) for match in good if match.error <= max(closest * CLEARLY, 1e-12)]
+    ranked = sorted(near, key=lambda match: _preference(match, search))
     match = ranked[0]
-    found.match, found.loss = match, match.base.loss
+    found.match, found.loss = match, match.hypothesis.loss.name
+    found.options.update(match.hypothesis.options)
     found.wrong += _wrong(match)
     policy = _policy(found, search, match)
-    _say_reduction(found, match)
-    found.options = {**match.base.options, **found.options}
-    if match.base.policies and policy != "zero":
+    if match.vector:
+        found.options["reduction"] = "none"
+    elif match.count == "sum" or (_over_pairs(match) and match.hypothesis.over_pairs):
+        found.options["reduction"] = match.count
+    elif match.count not in ("mean", "drop") and not _over_pairs(match):
+        found.wrong.append(f"reduction: {COUNTS[match.count].words}")
+    if match.hypothesis.has_policy and policy != "zero":
         found.options["no_positive"] = policy
-    _say_temperature(found, search, match)
-    if match.gradient_factor != 1:
-        found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times that of the value")
-    elif match.gradient_error is not None and match.gradient_error > search.close:
-        found.wrong.append(f"the gradient is not that of the value: off by {match.gradient_error:.2g} of its size")
-    _say_broken_gradients(found, search)
-    if search.target.arrays == "torch" and not any(answer.gradient is not None for answer in search.answers.values()):
-        found.wrong.append("no gradient flows back to the embeddings")
+    _report_temperature(found, search, match)
+    _report_gradient(found, search, match)
     if match.error > EXACT and not search.single:
         found.remarks.append(
             f"close, but not the same to the last digits: something is added or cut off that changes values by"
             f" {match.error:.0e} of their size"
         )
     found.verdict = "wrong" if found.wrong else "match"
-    _say_evidence(found, search, match)
+    _report_evidence(found, search, match)
     for other in ranked[1:]:
-        same = len(_wrong(other)) == len(_wrong(match)) and plainness(other)[0] == plainness(match)[0]
-        same = same and other.error <= search.close and other.base.loss != match.base.loss
-        if same and _named(other) not in (*found.equals, _named(match)):
-            found.equals.append(_named(other))
+        same = len(_wrong(other)) == len(_wrong(match)) and other.plainness[0] == match.plainness[0]
+        named = _named(other)
+        if same and other.hypothesis.loss.name != found.loss and named not in (*found.equals, _named(match)):
+            found.equals.append(named)
     _probe_range(found, search, match)
 
 
 def _preference(match: Match, search: Search) -> tuple[Any, ...]:
+    """A key that is smaller for an explanation that is preferred."""
     gradient = match.gradient_error is not None and match.gradient_error > search.close
-    order = [base.loss for base in bases(search.target.call)]
-    views_only = search.questions.alike[0].labels is None and search.target.call == "features"
-    wanted = 0 if views_only and match.base.loss == "nt_xent" else 1
-    plain, place = plainness(match)
-    options = len(match.base.options)
-    return gradient, len(_wrong(match)), plain, wanted, options, order.index(match.base.loss), place
+    loss, (scaled, place) = match.hypothesis.loss, match.plainness
+    # Views without labels are partners.
+    unlabelled = search.call == FEATURES and search.probes.alike[0].labels is None
+    other_way = not (unlabelled and loss.positives_by == "partners")
+    order = [hypothesis.loss.name for hypothesis in search.known].index(loss.name)
+    return gradient, len(_wrong(match)), scaled, other_way, len(match.hypothesis.options), order, place
 
 
 def _over_pairs(match: Match) -> bool:
-    return match.recipe.form == "sum" and match.count.name == "mean_pairs"
+    return match.variant.form == "sum" and match.count == "mean_pairs"
 
 
 def _wrong(match: Match) -> list[str]:
     """What no loss of the catalogue does, in words."""
     if not _over_pairs(match):
-        return match.recipe.words()
-    words = replace(match.recipe, form="mean").words()
-    return words if match.base.pairs else [*words, "the mean is over the positive pairs, not over the anchors"]
+        return match.variant.words()
+    words = match.with_parts(form="mean").variant.words()
+    return (
+        words if match.hypothesis.over_pairs else [*words, "the mean is over the positive pairs, not over the anchors"]
+    )
 
 
 def _named(match: Match) -> str:
     """The loss and its options in one line."""
-    recipe = replace(match.recipe, form="mean") if _over_pairs(match) else match.recipe
-    return describe(match.base, recipe, "none" if match.vector else match.count.name)
+    one = match.with_parts(form="mean") if _over_pairs(match) else match
+    return one.hypothesis.describe("none" if match.vector else match.count)
 
 
-def _say_reduction(found: Identification, match: Match) -> None:
-    if match.vector:
-        found.options["reduction"] = "none"
-    elif match.count.name == "sum" or (_over_pairs(match) and match.base.pairs):
-        found.options["reduction"] = match.count.name
-    elif match.count.name not in ("mean", "drop") and not _over_pairs(match):
-        found.wrong.append(f"reduction: {match.count.words}")
-
-
-def _say_temperature(found: Identification, search: Search, match: Match) -> None:
-    factors = dict(match.factor)
-    if search.target.passes:
-        if any(abs(value - passed) > 1e-6 * value for passed, value in match.temperatures.items() if passed):
-            values = list(match.temperatures.values())
-            if max(values) - min(values) <= 1e-6 * values[0]:
-                found.wrong.append(f"the temperature that is passed has no effect: it is always {_short(values[0])}")
-                found.temperature = values[0]
-            else:
-                told = ", ".join(f"{_short(v)} for {p:g}" for p, v in match.temperatures.items() if p)
-                found.wrong.append(f"the temperature that it uses is {told}")
-        one, two = (factors[p] for p in PASSED)
-        if abs(one - two) > 1e-6 * abs(one):
-            share = one / PASSED[0]
-            if abs(two / PASSED[1] - share) <= 1e-6 * abs(share):
-                found.options["base_temperature"] = _short(1 / share)
-                found.remarks.append(f"the loss is multiplied by temperature/{_short(1 / share)}")
-                return
-            inverse, square = one * PASSED[0], one / PASSED[0] ** 2
-            if abs(two * PASSED[1] - inverse) <= 1e-6 * abs(inverse):
-                found.wrong.append(f"the loss is multiplied by {_short(inverse)}/temperature")
-            elif abs(two / PASSED[1] ** 2 - square) <= 1e-6 * abs(square):
-                times = "" if abs(square - 1) <= 1e-6 else f"{_short(square)} times "
-                found.wrong.append(f"the loss is multiplied by {times}the square of the temperature")
-            else:
-                told = f"{_short(one)} at {PASSED[0]}, {_short(two)} at {PASSED[1]}"
-                found.wrong.append(f"the loss is multiplied by {told}")
-            return
-        found.factor = one
-        _say_factor(found, one, None)
+def _report_temperature(found: Identification, search: Search, match: Match) -> None:
+    if not search.target.takes_temperature:
+        found.temperature, found.factor = match.temperatures[None], match.factor[None]
+        _report_factor(found, found.factor, found.temperature)
         return
-    found.temperature = match.temperatures[None]
-    found.factor = factors[None]
-    _say_factor(found, factors[None], found.temperature)
+    used = {passed: value for passed, value in match.temperatures.items() if passed}
+    if any(abs(value - passed) > 1e-6 * value for passed, value in used.items()):
+        values = list(used.values())
+        if max(values) - min(values) <= 1e-6 * values[0]:
+            found.wrong.append(f"the temperature that is passed has no effect: it is always {_short(values[0])}")
+            found.temperature = values[0]
+        else:
+            told = ", ".join(f"{_short(v)} for {p:g}" for p, v in used.items())
+            found.wrong.append(f"the temperature that it uses is {told}")
+    one, two = (match.factor[p] for p in PASSED)
+
+    def proportional(power: int) -> float | None:
+        """The factor over a power of the temperature, if that is the same for both temperatures."""
+        share, other = one / PASSED[0] ** power, two / PASSED[1] ** power
+        return share if abs(other - share) <= 1e-6 * abs(share) else None
+
+    if proportional(0) is not None:
+        found.factor = one
+        _report_factor(found, one, None)
+    elif (share := proportional(1)) is not None:
+        found.options["base_temperature"] = _short(1 / share)
+        found.remarks.append(f"the loss is multiplied by temperature/{_short(1 / share)}")
+    elif (share := proportional(-1)) is not None:
+        found.wrong.append(f"the loss is multiplied by {_short(share)}/temperature")
+    elif (share := proportional(2)) is not None:
+        times = "" if abs(share - 1) <= 1e-6 else f"{_short(share)} times "
+        found.wrong.append(f"the loss is multiplied by {times}the square of the temperature")
+    else:
+        factors = f"{_short(one)} at {PASSED[0]}, {_short(two)} at {PASSED[1]}"
+        found.wrong.append(f"the loss is multiplied by {factors}")
 
 
-def _say_factor(found: Identification, factor: float, temperature: float | None) -> None:
+def _report_factor(found: Identification, factor: float, temperature: float | None) -> None:
     if factor == 1:
         return
     words = f"the values are {_short(factor)} times those of the loss"
     if temperature is not None:
-        if abs(factor - temperature) <= CLOSE * temperature:
-            found.options["base_temperature"] = "1"
-            found.remarks.append("the loss is multiplied by the temperature")
-            return
         base = temperature / factor
-        if abs(base - PUBLISHED_BASE) <= CLOSE * PUBLISHED_BASE:
-            found.options["base_temperature"] = f"{PUBLISHED_BASE:g}"
-            found.remarks.append(f"the loss is multiplied by temperature/{PUBLISHED_BASE:g}")
-            return
+        for known, text in ((1.0, "temperature"), (PUBLISHED_BASE, f"temperature/{PUBLISHED_BASE:g}")):
+            if abs(base - known) <= CLOSE * known:
+                found.options["base_temperature"] = f"{known:g}"
+                found.remarks.append(f"the loss is multiplied by {'the ' * (known == 1)}{text}")
+                return
         simple = factor in (2.0, 0.5, 4.0, 0.25)
         if base > 0 and abs(float(f"{base:.2g}") - base) <= CLOSE * base and not simple:
-            words += f", or the loss is multiplied by temperature/{base:.2g}: ask with a temperature that is passed"
+            words += f", or the loss is multiplied by temperature/{base:.2g}: pass a temperature to find out"
     found.wrong.append(words)
 
 
-def _policy(found: Identification, search: Search, match: Match) -> str:
-    """What is done at the edge: the policy for lonely anchors, and remarks on what no policy explains."""
-    chosen = "zero"
-    edges = search.answered(search.questions.edges)
-    lonely = [
-        question
-        for question in edges
-        if (setting := search.setting(question.batch, match.recipe.reading)) is not None
-        and bool((setting.counts == 0).any())
-        and bool((setting.counts > 0).any())
-        and not match.recipe.form.startswith("binary")
+def _report_gradient(found: Identification, search: Search, match: Match) -> None:
+    """A gradient that is not that of the value, is not finite, or is missing."""
+    if match.gradient_factor != 1:
+        found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times that of the value")
+    elif match.gradient_error is not None and match.gradient_error > search.close:
+        found.wrong.append(f"the gradient is not that of the value: off by {match.gradient_error:.2g} of its size")
+    answers = [(probe.batch.name, search.answer(probe)) for probe in search.everything]
+    broken = [
+        name
+        for name, answer in answers
+        if math.isfinite(answer.total) and answer.gradient is not None and not bool(answer.gradient.isfinite().all())
     ]
-    if lonely and not _over_pairs(match):
-        fitting = [p for p in POLICIES if all(_agrees(search, match, question, p) for question in lonely)]
-        if fitting:
-            chosen = fitting[0]
-            words = {"zero": "counts as 0", "drop": "is left out of the mean", "nan": "makes the loss NaN"}[chosen]
-            found.remarks.append(f"an anchor without positive {words}")
-        else:
-            found.wrong.append(_departure(search, match, lonely[0], "zero"))
-    for question in edges:
-        if question in lonely or _agrees(search, match, question, chosen):
-            continue
-        given = search.answer(question).total
-        expected = match.predict(question, chosen)
-        if expected is None:
-            continue
-        if math.isnan(given) and math.isnan(float(expected.sum())):
-            continue
-        remark = _departure(search, match, question, chosen)
-        if remark not in found.remarks:
-            found.remarks.append(remark)
-    return chosen
+    if len(broken) == len(answers):
+        found.wrong.append("the gradient is NaN or infinite, though the value is a number")
+    elif broken:
+        found.wrong.append(f"the gradient is NaN or infinite on {', '.join(dict.fromkeys(broken))}")
+    if search.target.arrays == "torch" and all(answer.gradient is None for _, answer in answers):
+        found.wrong.append("no gradient flows back to the embeddings")
 
 
-def _agrees(search: Search, match: Match, question: Question, policy: str) -> bool:
-    expected = match.predict(question, policy)
-    answer = search.answer(question)
-    if expected is None:
-        return False
-    value = float(expected.sum())
-    return relative(value, answer.total) <= search.close or abs(value - answer.total) <= ROUNDING
-
-
-def _departure(search: Search, match: Match, question: Question, policy: str) -> str:
-    expected = match.predict(question, policy)
-    value = math.nan if expected is None else float(expected.sum())
-    return f"departs on {question.name}: {search.answer(question).total:.6g} where the loss is {value:.6g}"
-
-
-def _say_evidence(found: Identification, search: Search, match: Match) -> None:
-    batches = {question.batch.name for question in search.ordinary}
+def _report_evidence(found: Identification, search: Search, match: Match) -> None:
+    batches = {probe.batch.name for probe in search.ordinary}
     found.evidence.append(
         f"{len(search.ordinary)} values on {len(batches)} batches, the worst off by {match.error:.1e} of its size"
     )
     if match.gradient_error is not None:
         found.evidence.append(f"as many gradients, the worst off by {match.gradient_error:.1e} of its norm")
-    elif any(answer.gradient is not None for answer in search.answers.values()):
-        found.evidence.append("values alone: no gradient could be compared")
     else:
-        found.evidence.append("values alone: it gives no gradient")
+        some = any(answer.gradient is not None for answer in search.answers.values())
+        reason = "no gradient could be compared" if some else "it gives no gradient"
+        found.evidence.append(f"values alone: {reason}")
     if search.single:
-        found.evidence.append(f"it answers in float32, so {CLOSE_SINGLE:g} is asked, not {CLOSE:g}")
+        found.evidence.append(f"it answers in float32, so {CLOSE_SINGLE:g} is allowed in place of {CLOSE:g}")
+
+
+# The edges
+
+
+def _policy(found: Identification, search: Search, match: Match) -> str:
+    """The policy for anchors without positives; and remarks on what no policy explains."""
+    chosen = "zero"
+    edges = search.answered(search.probes.edges)
+    alone = (
+        [] if _over_pairs(match) or match.variant.form.startswith("binary") else _with_some_alone(search, match, edges)
+    )
+    if alone:
+        fitting = [p for p in POLICIES if all(_difference(search, match, probe, p) == "" for probe in alone)]
+        if fitting:
+            chosen = fitting[0]
+            words = {"zero": "counts as 0", "drop": "is left out of the mean", "nan": "makes the loss NaN"}[chosen]
+            found.remarks.append(f"an anchor without positive {words}")
+        else:
+            found.wrong.append(_difference(search, match, alone[0], "zero"))
+    remarks = [_difference(search, match, probe, chosen) for probe in edges if probe not in alone]
+    found.remarks += [remark for remark in dict.fromkeys(remarks) if remark]
+    return chosen
+
+
+def _with_some_alone(search: Search, match: Match, probes: Iterable[Probe]) -> list[Probe]:
+    """The probes in which some anchors have positives and others have none."""
+    found = []
+    for probe in probes:
+        setting = search.setting(probe.batch, match.variant.positives)
+        if setting is not None and len((setting.counts > 0).unique()) == 2:
+            found.append(probe)
+    return found
+
+
+def _difference(search: Search, match: Match, probe: Probe, policy: str) -> str:
+    """How the target differs from a match on a probe, in words; "" where it does not, or nothing is expected."""
+    expected = match.predict(probe, policy)
+    if expected is None:
+        return ""
+    value, given = float(expected.sum()), search.answer(probe).total
+    if relative(value, given) <= search.close or abs(value - given) <= ROUNDING:
+        return ""
+    return f"differs on {probe.name}: {given:.6g} where the loss is {value:.6g}"
 
 
 STEEP: tuple[tuple[str, str, tuple[tuple[float, ...], ...], float], ...] = (
@@ -433,171 +422,130 @@ STEEP: tuple[tuple[str, str, tuple[tuple[float, ...], ...], float], ...] = (
         1 / 1000,
     ),
 )
-"""Batches whose logits reach 700 or 1000: what each is, what it means where the answer is no number, its rows, and the
-temperature."""
+"""Batches whose logits reach 700 or 1000: the name of each, what it means if the answer is not finite, its rows, and
+the temperature."""
 
 
 def _probe_range(found: Identification, search: Search, match: Match) -> None:
     """What becomes of the loss at the end of the range: overflow, or logarithms of 0."""
+    overflows = False
     for name, words, rows, temperature in STEEP:
-        question = _steep(search, match, name, torch.tensor(rows, dtype=torch.float64), temperature)
-        if question is None:
+        probe = _steep(search, match, name, torch.tensor(rows, dtype=torch.float64), temperature)
+        if probe is None:
             continue
         try:
-            answer = search.target.ask(question)
+            answer = search.ask(probe)
         except TargetError as error:
             found.remarks.append(f"breaks on {name}: {error}")
             continue
-        expected = match.predict(question)
-        if expected is None or not math.isfinite(float(expected.sum())):
+        expected = match.predict(probe)
+        if expected is None or not math.isfinite(value := float(expected.sum())):
             continue
-        value = float(expected.sum())
-        overflows = any(remark.startswith("out of range") for remark in found.remarks)
         if not math.isfinite(answer.total) and not overflows:
             found.remarks.append(f"out of range: {words}")
+            overflows = True
         elif math.isfinite(answer.total) and relative(value, answer.total) > search.close:
-            found.remarks.append(f"departs on {name}: {answer.total:.6g} where the loss is {value:.6g}")
-        search.answers[question.batch.name, question.temperature] = answer
-        search.steep.append(question)
+            found.remarks.append(f"differs on {name}: {answer.total:.6g} where the loss is {value:.6g}")
+        search.steep.append(probe)
 
 
-def _steep(search: Search, match: Match, name: str, rows: Tensor, temperature: float) -> Question | None:
+def _steep(search: Search, match: Match, name: str, rows: Tensor, temperature: float) -> Probe | None:
     """A batch whose logits are steep: by the temperature that is passed, or by the norms of dot products."""
     rows = rows / rows.norm(dim=1, keepdim=True)
     n = len(rows)
-    passed: float | None = temperature
-    if not search.target.passes:
-        passed = None
-        if match.recipe.similarity != "dot":
+    if search.target.takes_temperature:
+        if match.temperature_for(temperature) != temperature:
             return None
-        rows = rows * math.sqrt(match.temperature_for(None) / temperature)
-    elif match.temperature_for(temperature) != temperature:
+    elif match.variant.similarity != "dot":
         return None
-    call = search.target.call
-    labels = tuple(k % 2 for k in range(n)) if call == "labels" else None
-    pairs = tuple((k, (k + n // 2) % n) for k in range(n)) if call == "pairs" else None
-    return Question(Batch(name, call, rows, labels, pairs, 2 if call in ("features", "views") else 1), passed)
+    else:
+        rows = rows * math.sqrt(match.temperature_for(None) / temperature)
+    labels = tuple(k % 2 for k in range(n)) if search.call == LABELS else None
+    pairs = tuple((k, (k + n // 2) % n) for k in range(n)) if search.call == PAIRS else None
+    batch = Batch(name, search.call, rows, labels, pairs, 2 if search.call in (FEATURES, VIEWS) else 1)
+    return Probe(batch, temperature if search.target.takes_temperature else None)
 
 
-def _say_nearest(found: Identification, search: Search, matches: list[Match]) -> None:
-    if not matches:
-        return
-    nearest = min(matches, key=lambda match: (match.distance, len(match.recipe.words())))
-    name, expected, given = nearest.worst
-    at = next(iter(nearest.temperatures.values()))
-    tempered = "" if search.target.passes else f" at temperature {at:.4g}"
-    found.nearest = (
-        f"{describe(nearest.base, nearest.recipe)}{tempered}, which departs on {name}:"
-        f" it gives {expected:.6g}, the target {given:.6g}"
-    )
-    found.match = None
+# No match
 
 
-# Faults
+def _report_nearest(found: Identification, search: Search, matches: list[Match]) -> None:
+    """What comes nearest; before that, what explains the answers at any temperature: similarities without contrast."""
+    if search.undetermined:
+        match = min(search.undetermined, key=lambda match: (len(match.variant.words()), match.plainness))
+        found.nearest = (
+            f"{match.hypothesis.describe()}, which gives the same at more than one temperature: the answers do not"
+            " depend on it, and the loss contrasts nothing"
+        )
+    elif matches:
+        nearest = min(matches, key=lambda match: (match.distance, len(match.variant.words())))
+        name, expected, given = nearest.worst
+        at = "" if search.target.takes_temperature else f" at temperature {nearest.temperatures[None]:.4g}"
+        found.nearest = (
+            f"{nearest.hypothesis.describe()}{at}, which differs on {name}:"
+            f" it gives {expected:.6g}, the target {given:.6g}"
+        )
 
 
-def known_faults() -> Sequence[Any]:
-    """The wrong implementations of ``faults``, or nothing where that package is not there."""
-    try:
-        return tuple(importlib.import_module("pairproof.conformance.faults").FAULTS)
-    except (ImportError, AttributeError):
-        return ()
-
-
-def _name_faults(found: Identification, search: Search) -> None:
-    """Name the faults that answer every question as the target does, where the right loss does not."""
+def name_faults(found: Identification, search: Search, faults: Sequence[KnownFault]) -> None:
+    """Name the faults that return what the target does for every probe, where the right loss does not."""
     exact = found.match is not None and (found.match.error <= EXACT or search.single)
-    odd = any(remark.startswith(("departs", "out of range", "breaks")) for remark in found.remarks)
+    odd = any(remark.startswith(("differs", "out of range", "breaks")) for remark in found.remarks)
     if found.verdict == "match" and exact and not odd:
         return
     close = search.close if found.match is None or exact else min(search.close, found.match.error / CLEARLY)
-    for fault in known_faults():
-        if fault.call != search.target.call:
+    for fault in faults:
+        if fault.call != search.call:
             continue
         try:
-            if _same_answers(search, fault, found, close):
-                found.faults.append(f"{fault.name}: {fault.words}")
-        except Exception:  # a fault may break on a batch, and is then another than the target
+            same = _same_answers(search, Target(fault.function, search.call, "torch"), found, close)
+        except Exception:  # a fault may break on a batch, and then differs from the target
             continue
-    if found.faults and found.verdict == "none":
-        found.verdict = "wrong"
-        found.loss = next(fault.loss for fault in known_faults() if found.faults[0].startswith(f"{fault.name}:"))
+        if same:
+            found.faults.append(f"{fault.name}: {fault.words}")
+            if found.verdict == "none":
+                found.verdict, found.loss = "wrong", fault.loss
 
 
-def _same_answers(search: Search, fault: Any, found: Identification, close: float) -> bool:
-    wrong = Asked(fault.function, call=search.target.call, arrays="torch", limit=None)
-    temperature = found.temperature
-    if not search.target.passes and temperature is None:
-        temperature = _solved_fault(search, wrong)
-        if temperature is None:
-            return False
-    questions = search.questions
-    everything = search.answered((*questions.alike, *questions.further, *questions.edges)) + search.steep
-    for question in everything:
-        answer = search.answer(question)
-        at = question.temperature if search.target.passes else temperature
-        other = wrong.ask(Question(question.batch, at))
+def _same_answers(search: Search, fault: Target, found: Identification, close: float) -> bool:
+    passed = search.target.takes_temperature
+    built_in = None if passed else found.temperature or _solved(search, fault)
+    if not passed and built_in is None:
+        return False
+    for probe in search.everything + search.steep:
+        answer = search.answer(probe)
+        other = call_with(fault, Probe(probe.batch, probe.temperature if passed else built_in))
         if len(other.values) != len(answer.values) or relative(other.total, answer.total) > close:
             return False
-        if answer.gradient is not None and other.gradient is not None:
-            if not bool(answer.gradient.isfinite().all()):
-                if bool(other.gradient.isfinite().all()):
-                    return False
-                continue
-            size = max(float(answer.gradient.norm()), 1e-9 * abs(answer.total))
-            if not float((answer.gradient - other.gradient).norm()) <= 10 * search.close * size:
+        given, expected = answer.gradient, other.gradient
+        if given is None or expected is None:
+            if (given is None) != (expected is None) and search.target.arrays == "torch":
                 return False
-        if (answer.gradient is None) != (other.gradient is None) and search.target.arrays == "torch":
+        elif not bool(given.isfinite().all()):
+            if bool(expected.isfinite().all()):
+                return False
+        elif not float((given - expected).norm()) <= 10 * search.close * max(
+            float(given.norm()), 1e-9 * abs(answer.total)
+        ):
             return False
-    if found.temperature is None and not search.target.passes:
-        found.temperature = temperature
+    if not passed:
+        found.temperature = built_in
     return True
 
 
-def _solved_fault(search: Search, wrong: Asked) -> float | None:
-    """The temperature at which a fault gives the target's answer to one batch, and near enough to the next."""
-    first, second = search.questions.alike[-1], search.questions.alike[0]
-    given = search.answers[first.name, None].total
-    other = search.answers[second.name, None].total
+def _solved(search: Search, fault: Target) -> float | None:
+    """The temperature at which a fault returns the target's value for one probe, and near enough for the next."""
+    first, second = search.probes.alike[-1], search.probes.alike[0]
+    given, other = (search.answers[batch.name, None].total for batch in (first, second))
 
     def off(logarithm: float) -> float:
-        return wrong.ask(Question(first, math.exp(logarithm))).total - given
+        return call_with(fault, Probe(first, math.exp(logarithm))).total - given
 
     grid = [math.log(float(t)) for t in GRID[::4]]
     values = [off(x) for x in grid]
     for low, high, a, b in zip(grid, grid[1:], values, values[1:], strict=False):
-        if not (math.isfinite(a) and math.isfinite(b)) or a * b > 0:
-            continue
-        root = math.exp(float(brentq(off, low, high, xtol=1e-14, rtol=1e-13)))
-        if relative(wrong.ask(Question(second, root)).total, other) <= search.close:
-            return root
+        if math.isfinite(a) and math.isfinite(b) and a * b <= 0:
+            root = math.exp(float(brentq(off, low, high, xtol=1e-14, rtol=1e-13)))
+            if relative(call_with(fault, Probe(second, root)).total, other) <= search.close:
+                return root
     return None
-
-
-# The command
-
-
-def identify_command(
-    spec: str,
-    *,
-    call: str | None = None,
-    arrays: str | None = None,
-    limit: float | None = 60.0,
-) -> tuple[list[str], int]:
-    """``pairproof identify TARGET``.
-
-    Args:
-        spec: "package.module:attribute" or "file.py:attribute".
-        call: how it is called; guessed when None.
-        arrays: with what; guessed when None.
-        limit: seconds that one answer may take.
-
-    Returns:
-        What is to be printed, and the exit code: 0 recognised, 1 none of the losses known here, 2 how it is
-        called must be said, 3 it cannot be asked.
-    """
-    try:
-        found = identify(find(spec), call=call, arrays=arrays, limit=limit, title=spec)
-    except TargetError as error:
-        return [f"{spec}: {error}"], MISUSED if isinstance(error, TargetMisused) else COULD_NOT_RUN
-    return [*found.lines(), f"  {found.seconds:.1f} s"], found.exit_code

@@ -1,29 +1,31 @@
-"""The search for what explains a black box's answers: recipes, temperatures, and what a sum is divided by.
+"""The search for what explains a target's answers: probes, variants, temperatures, and what a sum is divided by.
 
-Each recipe predicts the sum over the anchors for every batch; what that is divided by or multiplied with is a factor,
-found afterwards. A temperature that nobody tells is found from the ratio of the answers to two batches of one
-structure, in which every such factor cancels: the ratio is scanned over the logarithm of the temperature, and its
-crossings are refined. Whatever passes is then held to all other batches, the gradient included.
+A target is called with probes, small batches that tell the catalogue's losses and options apart. Each hypothesis
+predicts the sum over the anchors for every probe; what that is divided by or multiplied with is a factor, found
+afterwards. A built-in temperature is found from the ratio of the answers to two probes of one structure, in which every
+such factor cancels: the ratio is scanned over the logarithm of the temperature, and its crossings are refined.
+What fits is then compared with all other probes, the gradient included.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import brentq
 
-from ..implementations.callable import Answer, Batch
-from ..implementations.sandbox import TargetError
-from .asking import Asked, Question
-from .hypotheses import Base, bases
-from .positives import Setting, read
-from .questions import QUESTIONS, Questions
-from .variants import COUNTS, FLOWS, Count, Evaluation, Recipe, reduce_anchors, temperings, variations
+from ..implementations.callable import Answer, Batch, Target
+from ..implementations.sandbox import TargetError, within
+from ..suite.catalogue import LOSSES, Loss
+from .positives import FEATURES, LABELS, PAIRS, POSITIVES, VIEWS, Setting, batch_setting
+from .variants import COUNTS, FLOWS, Evaluation, Variant, reduce_anchors, temperings, variant_of, variations
 
 Tensor = torch.Tensor
 
@@ -40,13 +42,13 @@ CLEARLY = 1e3
 """How many times closer one explanation must be than another that is close too, to be preferred for it alone."""
 
 GRID = torch.logspace(-3, 2, 80, dtype=torch.float64) * 1.0001
-"""Temperatures at which crossings are looked for; none of them is one that people write."""
+"""Temperatures at which crossings are searched; none of them is one that people write."""
 
 PASSED = (0.5, 0.2)
-"""Temperatures that a target is asked with which takes one."""
+"""Temperatures that are passed to a target which takes one."""
 
 NEAR = 0.05
-"""How far the answers may be from a candidate's values, interpolated between two temperatures of the grid."""
+"""How far the answers may be from a hypothesis's values, interpolated between two temperatures of the grid."""
 
 POWERS = (0, 1, -1, 2, -2)
 """Of the temperature, which a factor may be a multiple of."""
@@ -58,30 +60,315 @@ REFINED = 40
 """How many crossings are refined: the most promising ones."""
 
 SHORTLIST = 400
-"""How many candidates at temperatures that are passed are held to more than two batches."""
+"""How many hypotheses at temperatures that are passed are compared with more than two probes."""
+
+
+# Probes
+
+
+def drawn(seed: int, labels: Sequence[int], pull: float, columns: int = 5) -> Tensor:
+    """[N, D] around their class's centre, of norms from 0.6 to 1.5 that do not depend on the class."""
+    draw = torch.Generator().manual_seed(seed)
+    centres = torch.randn(max(labels) + 1, columns, generator=draw, dtype=torch.float64)
+    noise = torch.randn(len(labels), columns, generator=draw, dtype=torch.float64)
+    rows = pull * centres[torch.tensor(labels)] + noise
+    norms = 0.6 + 0.9 * torch.rand(len(labels), 1, generator=draw, dtype=torch.float64)
+    found: Tensor = rows / rows.norm(dim=1, keepdim=True) * norms
+    return found
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The batches that a target is called with.
+
+    Attributes:
+        alike: of one structure, in which all counts are equal; the rows of a class lie nearer and nearer to each other.
+        further: other ordinary ones, of other sizes.
+        edges: batches that show policies.
+    """
+
+    alike: tuple[Batch, ...]
+    further: tuple[Batch, ...]
+    edges: tuple[Batch, ...] = ()
+
+    @property
+    def ordinary(self) -> tuple[Batch, ...]:
+        """All but the edges."""
+        return (*self.alike, *self.further)
+
+
+def _batch(
+    call: str,
+    name: str,
+    seed: int,
+    items: Sequence[int],
+    pairs: Sequence[tuple[int, int]] | None = None,
+    *,
+    pull: float = 0.8,
+    n_views: int = 1,
+    labelled: bool = False,
+) -> Batch:
+    """A batch of one call, from the class of every item."""
+    rows = drawn(seed, [*items] * n_views, pull)
+    return Batch(name, call, rows, tuple(items) if labelled else None, pairs, n_views)
+
+
+def _alike(make: Callable[..., Batch], name: str, seed: int, *given: Any) -> tuple[Batch, ...]:
+    """Batches of one structure, from rows that do not depend on the class to classes far apart."""
+    pulls = enumerate((0.0, 0.6, 1.2, 2.0))
+    return tuple(make(f"{name}, {pull:g} apart", seed + k, *given, pull=pull) for k, pull in pulls)
+
+
+def _with_duplicates(batch: Batch) -> Batch:
+    """Two rows of different classes and two of one class made equal."""
+    rows = batch.embeddings.clone()
+    rows[1] = rows[0]
+    rows[5] = rows[2]
+    return replace(batch, embeddings=rows)
+
+
+_labels = partial(_batch, LABELS, labelled=True)
+_features = partial(_batch, FEATURES, n_views=2, labelled=True)
+_unlabelled = partial(_batch, FEATURES, n_views=2)
+_views = partial(_batch, VIEWS, n_views=2)
+_pairs = partial(_batch, PAIRS)
+
+UNBALANCED = (0, 1, 0, 2, 1, 0, 2, 1, 0)
+TWINS = (0, 1, 2, 3, 4, 5) * 2
+TWO_ALONE = (0, 1, 0, 2, 0, 3, 3)
+FAR_APART = (0, 256, 2**32, 2**24, 2**24 + 1, -1) * 2
+"""Labels that are one where they are narrowed to fewer bits, or to float32."""
+
+THIRDS = (0, 1, 2) * 4
+DIRECTED = ((0, 2), (2, 0), (1, 4), (4, 1), (3, 6), (5, 0), (6, 8), (7, 2), (8, 3), (0, 5), (0, 8), (2, 5), (6, 3))
+OTHER_PAIRS = (
+    *((0, 1), (1, 0), (2, 3), (3, 4), (4, 2), (5, 9), (6, 0), (7, 8), (8, 7), (9, 5), (10, 11), (11, 1)),
+    *((0, 7), (2, 9), (2, 10), (5, 6), (9, 10), (9, 11)),
+)
+PARTNERS = tuple((k, (k + 4) % 8) for k in range(8))
+BOTH_WAYS = ((0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4))
+TWICE = (*DIRECTED[:4], (5, 0), (6, 3), (7, 2), (3, 6), (0, 2), (5, 0))
+ONE_FOR_ALL = ((0, 1), (0, 2), (0, 3), (1, 0), (2, 1), (3, 0))
+
+PROBES: Mapping[str, tuple[Probes, ...]] = MappingProxyType(
+    {
+        LABELS: (
+            Probes(
+                _alike(_labels, "classes of 4, 3 and 2 rows", 3, UNBALANCED),
+                (
+                    _labels("14 rows in classes of 6 to 2", 11, (3, 0, 1, 1, 0, 2, 2, 2, 0, 3, 2, 2, 3, 0)),
+                    _labels("pairs only, stacked", 12, TWINS),
+                    _with_duplicates(_labels("duplicated rows", 13, (0, 1, 0, 1, 2, 0, 2, 2, 1, 1))),
+                    _labels("pairs only, side by side", 14, (0, 0, 1, 1, 2, 2, 3, 3)),
+                ),
+                (
+                    _labels("two anchors without positive", 21, TWO_ALONE),
+                    _labels("a batch of one class", 22, (0,) * 5),
+                    _labels("a batch without any positive", 23, range(5)),
+                    replace(_labels("labels far apart", 24, TWINS), labels=FAR_APART),
+                    replace(_labels("rows of norm 1e-9", 25, UNBALANCED), embeddings=drawn(25, UNBALANCED, 0.8) * 1e-9),
+                ),
+            ),
+            Probes(
+                _alike(_labels, "six pairs", 31, TWINS),
+                (_labels("five pairs", 36, (*range(5), *range(5))), _labels("eight pairs", 37, (*range(8), *range(8)))),
+            ),
+        ),
+        FEATURES: (
+            Probes(
+                _alike(_features, "6 items of 2 views in 3 classes", 41, (0, 1, 0, 2, 0, 1)),
+                (
+                    _features("5 items of 2 views in 3 classes", 45, (2, 1, 2, 0, 0)),
+                    _features("4 items of 3 views in 2 classes", 46, (0, 1, 0, 0), n_views=3),
+                    _features("9 items of 1 view in 3 classes", 47, UNBALANCED, n_views=1),
+                    _unlabelled("6 items of 2 views, no labels", 48, range(6)),
+                ),
+                (
+                    _features("one view, two anchors without positive", 49, TWO_ALONE, n_views=1),
+                    _features("a batch of one class", 50, (0, 0, 0)),
+                ),
+            ),
+            Probes(
+                _alike(_unlabelled, "6 items of 2 views", 51, range(6)),
+                (
+                    _unlabelled("9 items of 2 views", 56, range(9)),
+                    _unlabelled("4 items of 3 views", 57, range(4), n_views=3),
+                    _unlabelled("3 items of 2 views", 58, range(3)),
+                ),
+            ),
+        ),
+        VIEWS: (
+            Probes(
+                _alike(_views, "6 items", 61, range(6)),
+                (
+                    _views("9 items", 66, range(9)),
+                    _views("3 items", 67, range(3)),
+                    _with_duplicates(_views("duplicated rows", 68, range(7))),
+                    _views("12 items", 69, range(12)),
+                ),
+            ),
+            Probes(_alike(_views, "4 items", 121, range(4)), (_views("9 items", 66, range(9)),)),
+        ),
+        PAIRS: (
+            Probes(
+                _alike(_pairs, "13 directed pairs of 9 rows", 71, THIRDS[:9], DIRECTED),
+                (
+                    _pairs("18 directed pairs of 12 rows", 76, THIRDS, OTHER_PAIRS),
+                    _pairs("each of 8 rows with one partner", 77, THIRDS[:8], PARTNERS),
+                    _pairs("6 rows, both directions", 78, THIRDS[:6], (*BOTH_WAYS, (0, 5), (5, 0))),
+                ),
+                (
+                    _pairs("pairs listed twice", 79, THIRDS[:8], TWICE),
+                    _pairs("two rows without positive", 80, THIRDS[:7], DIRECTED[:6]),
+                    _pairs("a row without negatives", 81, THIRDS[:4], ONE_FOR_ALL),
+                    _pairs("a diagonal entry listed", 82, THIRDS[:6], (*BOTH_WAYS, (2, 2))),
+                ),
+            ),
+        ),
+    }
+)
+"""For every call the probes in the order of preference: the first that the target accepts are used."""
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A batch, and the temperature that is passed with it where the target takes one."""
+
+    batch: Batch
+    temperature: float | None
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        at = "" if self.temperature is None else f", temperature {self.temperature:g}"
+        return self.batch.name + at
+
+
+def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answer:
+    """Call a target with a probe.
+
+    Args:
+        target: the target.
+        probe: the probe.
+        limit: seconds that the answer may take.
+
+    Raises:
+        TargetError: it raised an error, was too slow, or did not return a loss.
+    """
+    keywords = {} if probe.temperature is None else {"temperature": probe.temperature}
+    try:
+        with within(limit):
+            return target.evaluate(replace(probe.batch, keywords=keywords))
+    except TargetError:
+        raise
+    except Exception as error:  # outside code may raise anything
+        raise TargetError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
+
+# Hypotheses
+
+READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "labels": dict.fromkeys((LABELS, FEATURES, PAIRS), ("meant",)),
+        "partners": {VIEWS: ("meant",), FEATURES: ("views",), LABELS: ("stacked partners", "neighbours")},
+        "pairs": dict.fromkeys((LABELS, FEATURES, VIEWS, PAIRS), ("meant",)),
+        "towers": dict.fromkeys((VIEWS, FEATURES), ("towers",)),
+    }
+)
+"""How a loss's positives may be read from the arguments of a call: by ``Loss.positives_by`` and the call."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hypothesis:
+    """A loss of the catalogue with its options, as a variant, or a variation of it.
+
+    Attributes:
+        loss: the entry.
+        options: those that are not at their default, the reduction and the policies apart.
+        variant: its parts.
+    """
+
+    loss: Loss
+    options: Mapping[str, str]
+    variant: Variant
+
+    @property
+    def over_pairs(self) -> bool:
+        """Whether the mean over pairs is one of the loss's reductions."""
+        return "mean_pairs" in self.loss.choices["reduction"]
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether the loss has policies for anchors without positives."""
+        return "no_positive" in self.loss.choices
+
+    def describe(self, reduction: str = "mean") -> str:
+        """The loss, its options and what is wrong with it, in one line."""
+        options = dict(self.options)
+        if reduction in self.loss.choices["reduction"][1:]:
+            options["reduction"] = reduction
+        chosen = ", ".join(f"{key}={value}" for key, value in options.items())
+        wrong = self.variant.words()
+        return self.loss.name + (f" with {chosen}" if chosen else "") + (f"; but {'; '.join(wrong)}" if wrong else "")
+
+
+def hypotheses(call: str) -> list[Hypothesis]:
+    """Every loss of the catalogue that a call can express, with its options."""
+    found = []
+    for loss in LOSSES.values():
+        choices = {k: v for k, v in loss.choices.items() if k not in ("reduction", "no_positive", "no_negative")}
+        for values in product(*choices.values()):
+            options = {k: v for k, v in zip(choices, values, strict=True) if v != loss.keywords[k]}
+            for positives in READ_AS[loss.positives_by].get(call, ()):
+                towers = f"{positives} {options['direction']}" if "direction" in options else positives
+                found.append(Hypothesis(loss, options, replace(variant_of(loss, options), positives=towers)))
+    return found
+
+
+def _levels(known: Sequence[Hypothesis], call: str) -> Iterator[list[Hypothesis]]:
+    """Hypotheses in the order in which they are tried: right ones, those wrong in one part, and those wrong in two."""
+    # The mean over pairs is of the pairs' own sum.
+    sums = [replace(h, variant=replace(h.variant, form="sum")) for h in known if h.over_pairs]
+    yield [*known, *sums]
+    yield _unique(replace(h, variant=variant) for h in known for variant in variations(h.variant, call))
+    main = [h for h in known if not h.variant.guard and not h.options.keys() - {"similarity", "denominator"}]
+    yield _unique(
+        replace(h, variant=second)
+        for h in main
+        for first in variations(h.variant, call)
+        if not first.guard and first.similarity == h.variant.similarity
+        for second in variations(first, call)
+        if not second.guard and second.similarity == h.variant.similarity and len(second.words()) == 2
+    )
+
+
+def _unique(found: Iterable[Hypothesis]) -> list[Hypothesis]:
+    first: dict[Variant, Hypothesis] = {}
+    for hypothesis in found:
+        first.setdefault(hypothesis.variant, hypothesis)
+    return list(first.values())
 
 
 @dataclass(frozen=True)
 class Match:
-    """An explanation, held to every ordinary question.
+    """An explanation, compared with every ordinary probe.
 
     Attributes:
-        base: the loss of the catalogue that it is, or comes from.
-        recipe: its parts.
+        hypothesis: the loss that it is, or comes from, and its variant.
         temperatures: the temperature found for each that was passed, or for None.
-        count: what the sum over the anchors is divided by.
+        count: what the sum over the anchors is divided by, a name of ``COUNTS``.
         factor: what it is multiplied with, for each temperature that was passed.
         error: the largest relative difference of a value.
-        gradient_error: the largest relative difference of a gradient; None where there is none.
-        worst: the question of ``error``, the value expected there, and the value got.
+        worst: the probe of ``error``, the value expected there, and the value returned.
         distance: of all values from the answers, relative to the answers.
+        gradient_error: the largest relative difference of a gradient; None where there is none.
         vector: whether it gives one value per anchor.
+        gradient_factor: what gradients are multiplied with beside it.
     """
 
-    base: Base
-    recipe: Recipe
+    hypothesis: Hypothesis
     temperatures: Mapping[float | None, float]
-    count: Count
+    count: str
     factor: Mapping[float | None, float]
     error: float
     worst: tuple[str, float, float]
@@ -90,17 +377,30 @@ class Match:
     vector: bool = False
     gradient_factor: float = 1.0
 
-    def predict(self, question: Question, policy: str = "zero", rows: Tensor | None = None) -> Tensor | None:
+    @property
+    def variant(self) -> Variant:
+        """Its parts."""
+        return self.hypothesis.variant
+
+    @property
+    def plainness(self) -> tuple[int, int]:
+        """How little there is to report about factor and count: less is better."""
+        scaled = any(factor != 1 for factor in self.factor.values())
+        return scaled + (self.count not in PLAIN_COUNTS), list(COUNTS).index(self.count)
+
+    def with_parts(self, **parts: str) -> Match:
+        """The same with other parts."""
+        return replace(self, hypothesis=replace(self.hypothesis, variant=replace(self.variant, **parts)))
+
+    def predict(self, probe: Probe, policy: str = "zero", rows: Tensor | None = None) -> Tensor | None:
         """The value, or one per anchor, or None where the batch cannot be read so or the factor is not known there."""
-        setting = read(question.batch, self.recipe.reading, rows)
-        if setting is None:
+        setting = POSITIVES[self.variant.positives].change(batch_setting(probe.batch, rows))
+        factor = self.factor_for(probe.temperature)
+        if setting is None or factor is None:
             return None
-        at = question.temperature
-        temperature = self.temperature_for(at)
-        each = Evaluation(setting, torch.tensor([temperature], dtype=torch.float64)).anchors(self.recipe)[0]
-        reduction = "none" if self.vector else self.count.name
-        factor = self.factor_for(at)
-        return None if factor is None else reduce_anchors(setting, each, reduction, policy) * factor
+        at = torch.tensor([self.temperature_for(probe.temperature)], dtype=torch.float64)
+        each = Evaluation(setting, at).anchors(self.variant)[0]
+        return reduce_anchors(setting, each, "none" if self.vector else self.count, policy) * factor
 
     def temperature_for(self, passed: float | None) -> float:
         """The effective temperature where this one is passed, which may be another than those tried."""
@@ -113,121 +413,131 @@ class Match:
         return next(iter(found.values()))
 
     def factor_for(self, passed: float | None) -> float | None:
-        """The factor where this temperature is passed; None where those known are no multiples of a power of it."""
+        """The factor where this temperature is passed; None where those known are not multiples of a power of it."""
         if passed in self.factor:
             return self.factor[passed]
-        assert passed is not None
         (first, one), (second, two) = list(self.factor.items())[:2]
-        assert first is not None
-        assert second is not None
+        assert passed
+        assert first
+        assert second
         for power in POWERS:
             if abs(one * second**power - two * first**power) <= 1e-9 * abs(one * second**power):
                 return one * (passed / first) ** power
         return None
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A recipe that may explain the answers, and the loss that it comes from."""
-
-    base: Base
-    recipe: Recipe
-
-    @property
-    def rank(self) -> int:
-        """How many parts of it are wrong."""
-        return len(self.recipe.words())
+PLAIN_COUNTS = ("mean", "sum", "drop", "mean_pairs")
 
 
 class Search:
-    """The answers of one target, and the recipes held against them."""
+    """The answers of one target, and the hypotheses compared with them.
 
-    def __init__(self, target: Asked) -> None:
-        self.target = target
-        self.passed: tuple[float | None, ...] = PASSED if target.passes else (None,)
+    Attributes:
+        target: the target.
+        limit: seconds that one answer may take.
+        known: the losses of the catalogue that the call can express.
+        passed: the temperatures that are passed; None alone where the target takes none.
+        probes: the probes that it accepts.
+        answers: by the name of the batch and the temperature.
+        broken: the batches that it does not accept, and why.
+        steep: further probes at the end of the range.
+        undetermined: explanations that hold at any temperature.
+
+    Raises:
+        TargetError: it accepts no probes.
+    """
+
+    def __init__(self, target: Target, limit: float | None = 60.0) -> None:
+        self.target, self.limit = target, limit
+        self.call = VIEWS if target.call == "stacked" else target.call
+        self.passed: tuple[float | None, ...] = PASSED if target.takes_temperature else (None,)
         self.answers: dict[tuple[str, float | None], Answer] = {}
         self.broken: dict[str, str] = {}
-        self.steep: list[Question] = []
+        self.steep: list[Probe] = []
         self.undetermined: list[Match] = []
-        self.questions = self._choose()
+        self.known = hypotheses(self.call)
+        self.probes = self._choose()
         self.single = all(answer.single for answer in self.answers.values())
         self.close = CLOSE_SINGLE if self.single else CLOSE
         self._settings: dict[tuple[str, str], Setting | None] = {}
 
-    def _choose(self) -> Questions:
-        """The first questions that the target can be asked, and their answers."""
+    def _choose(self) -> Probes:
+        """The first probes that the target accepts, and its answers."""
         failures = []
-        for questions in QUESTIONS[self.target.call]():
+        for probes in PROBES[self.call]:
             try:
                 for passed in self.passed:
-                    for batch in questions.alike:
-                        self._put(Question(batch, passed))
+                    for batch in probes.alike:
+                        self.ask(Probe(batch, passed))
             except TargetError as error:
                 failures.append(str(error))
                 continue
-            for batch in (*questions.further, *questions.edges):
-                for passed in self.passed:
-                    try:
-                        self._put(Question(batch, passed))
-                    except TargetError as error:
-                        self.broken[batch.name] = str(error)
-                        break
-            return questions
-        raise TargetError(f"it cannot be asked: {'; '.join(dict.fromkeys(failures))}")
+            for batch in (*probes.further, *probes.edges):
+                try:
+                    for passed in self.passed:
+                        self.ask(Probe(batch, passed))
+                except TargetError as error:
+                    self.broken[batch.name] = str(error)
+            return probes
+        raise TargetError(f"it cannot be called with any probe: {'; '.join(dict.fromkeys(failures))}")
 
-    def _put(self, question: Question) -> Answer:
-        answer = self.target.ask(question)
-        self.answers[question.batch.name, question.temperature] = answer
+    def ask(self, probe: Probe) -> Answer:
+        """Call the target, and keep the answer."""
+        answer = call_with(self.target, probe, self.limit)
+        self.answers[probe.batch.name, probe.temperature] = answer
         return answer
 
-    def answered(self, batches: Iterable[Batch]) -> list[Question]:
-        """Those of the questions that were answered."""
-        return [Question(b, t) for b in batches for t in self.passed if (b.name, t) in self.answers]
+    def answered(self, batches: Iterable[Batch]) -> list[Probe]:
+        """The probes of these batches that were answered."""
+        return [Probe(b, t) for b in batches for t in self.passed if (b.name, t) in self.answers]
 
     @property
-    def ordinary(self) -> list[Question]:
-        """Every ordinary question that was answered."""
-        return self.answered((*self.questions.alike, *self.questions.further))
+    def ordinary(self) -> list[Probe]:
+        """Every ordinary probe that was answered."""
+        return self.answered(self.probes.ordinary)
 
-    def answer(self, question: Question) -> Answer:
-        """What the target said."""
-        return self.answers[question.batch.name, question.temperature]
+    @property
+    def everything(self) -> list[Probe]:
+        """Every probe that was answered, except the steep ones."""
+        return self.answered((*self.probes.ordinary, *self.probes.edges))
 
-    def setting(self, batch: Batch, reading: str) -> Setting | None:
-        """The batch as a reading sees it, made once."""
-        key = (batch.name, reading)
+    def answer(self, probe: Probe) -> Answer:
+        """What the target returned."""
+        return self.answers[probe.batch.name, probe.temperature]
+
+    def setting(self, batch: Batch, positives: str) -> Setting | None:
+        """The batch with its positives read so, made once."""
+        key = (batch.name, positives)
         if key not in self._settings:
-            self._settings[key] = read(batch, reading)
+            self._settings[key] = POSITIVES[positives].change(batch_setting(batch))
         return self._settings[key]
 
-    def totals(self, candidates: Sequence[Candidate], batch: Batch, temperatures: Tensor) -> np.ndarray[Any, Any]:
-        """[C, T], the sum over the anchors as each candidate predicts it; NaN where it cannot."""
-        found = np.full((len(candidates), len(temperatures)), np.nan)
-        evaluations: dict[str, Evaluation | None] = {}
+    def totals(self, tried: Sequence[Hypothesis], batch: Batch, temperatures: Tensor) -> np.ndarray[Any, Any]:
+        """[H, T], the sum over the anchors as each hypothesis predicts it; NaN where it cannot."""
+        found = np.full((len(tried), len(temperatures)), np.nan)
+        evaluations: dict[str, Evaluation] = {}
         with torch.no_grad():
-            for k, candidate in enumerate(candidates):
-                reading = candidate.recipe.reading
-                if reading not in evaluations:
-                    setting = self.setting(batch, reading)
-                    evaluations[reading] = None if setting is None else Evaluation(setting, temperatures)
-                evaluation = evaluations[reading]
-                if evaluation is not None:
-                    found[k] = evaluation.anchors(candidate.recipe).sum(dim=1).numpy()
+            for k, hypothesis in enumerate(tried):
+                positives = hypothesis.variant.positives
+                setting = self.setting(batch, positives)
+                if setting is not None:
+                    evaluation = evaluations.setdefault(positives, Evaluation(setting, temperatures))
+                    found[k] = evaluation.anchors(hypothesis.variant).sum(dim=1).numpy()
         return found
 
     # Temperatures
 
-    def crossings(self, candidates: Sequence[Candidate], passed: float | None) -> list[tuple[float, int, float, float]]:
-        """Where candidates may explain the answers: (how far off, candidate, from temperature, to temperature).
+    def crossings(self, tried: Sequence[Hypothesis], passed: float | None) -> list[tuple[float, int, float, float]]:
+        """Where hypotheses may explain the answers: (how far off, hypothesis, from temperature, to temperature).
 
-        The batches are of one structure, so any factor cancels from V_a t_b - V_b t_a. That is followed over the grid
-        for the two batches that differ most; at its crossings the others must be near, too.
+        The probes are of one structure, so any factor cancels from V_a t_b - V_b t_a. That is followed over the grid
+        for the two probes that differ most; at its crossings the others must be near, too.
         """
-        batches = self.questions.alike
+        batches = self.probes.alike
         given = np.array([self.answers[b.name, passed].total for b in batches])
         if not np.isfinite(given).all() or not given.any():
             return []
-        ends = np.stack([self.totals(candidates, batch, GRID) for batch in (batches[0], batches[-1])])
+        ends = np.stack([self.totals(tried, batch, GRID) for batch in (batches[0], batches[-1])])
         with np.errstate(all="ignore"):
             scale = np.abs(ends).max(axis=0) * np.abs(given).max()
             first = (ends[0] * given[-1] - ends[1] * given[0]) / scale
@@ -236,155 +546,205 @@ class Search:
         kept = [int(k) for k in np.flatnonzero(places.any(axis=1))]
         if not kept:
             return []
-        chosen = [candidates[k] for k in kept]
-        inner = [self.totals(chosen, batch, GRID) for batch in batches[1:-1]]
+        inner = [self.totals([tried[k] for k in kept], batch, GRID) for batch in batches[1:-1]]
         values = np.stack([ends[0][kept], *inner, ends[1][kept]])
         found = []
         for at, j in zip(*np.nonzero(places[kept]), strict=True):
             k = kept[at]
             span = first[k, j + 1] - first[k, j]
             share = 0.0 if span == 0 else -first[k, j] / span
-            if not np.isfinite(values[:, at, j : j + 2]).all():
-                continue
-            here = values[:, at, j] + share * (values[:, at, j + 1] - values[:, at, j])
-            away = disproportion(here, given)
-            if away < NEAR:
-                found.append((away, k, float(GRID[j]), float(GRID[j + 1])))
-        return sorted(found, key=lambda item: (item[0] * (1 + candidates[item[1]].rank), item[1]))
+            if np.isfinite(values[:, at, j : j + 2]).all():
+                here = values[:, at, j] + share * (values[:, at, j + 1] - values[:, at, j])
+                away = disproportion(here, given)
+                if away < NEAR:
+                    found.append((away, k, float(GRID[j]), float(GRID[j + 1])))
+        return sorted(found, key=lambda item: (item[0] * (1 + len(tried[item[1]].variant.words())), item[1]))
 
-    def refine(self, candidate: Candidate, passed: float | None, low: float, high: float) -> float | None:
-        """The temperature in between at which the candidate's ratio of two answers is the target's."""
-        a, b = self.questions.alike[0], self.questions.alike[-1]
+    def refine(self, hypothesis: Hypothesis, passed: float | None, low: float, high: float) -> float | None:
+        """The temperature in between at which the hypothesis's ratio of two answers is the target's."""
+        a, b = self.probes.alike[0], self.probes.alike[-1]
         at, bt = self.answers[a.name, passed].total, self.answers[b.name, passed].total
 
         def off(logarithm: float) -> float:
             temperature = torch.tensor([math.exp(logarithm)], dtype=torch.float64)
-            one = float(self.totals([candidate], a, temperature)[0, 0])
-            two = float(self.totals([candidate], b, temperature)[0, 0])
+            one, two = (float(self.totals([hypothesis], batch, temperature)[0, 0]) for batch in (a, b))
             return (one * bt - two * at) / max(abs(one * bt) + abs(two * at), 1e-300)
 
         try:
-            found: float = brentq(off, math.log(low) - 1e-9, math.log(high) + 1e-9, xtol=1e-15, rtol=1e-14)
-            return math.exp(float(found))
+            return math.exp(float(brentq(off, math.log(low) - 1e-9, math.log(high) + 1e-9, xtol=1e-15, rtol=1e-14)))
         except (ValueError, RuntimeError):
             return None
 
     # Explanations
 
-    def explain(self, candidate: Candidate, temperatures: Mapping[float | None, float]) -> Match | None:
-        """The candidate at these temperatures held to every ordinary question, with the factor that fits best."""
-        found: dict[float | None, list[tuple[Question, Setting, float, float]]] = {p: [] for p in self.passed}
-        for question in self.ordinary:
-            setting = self.setting(question.batch, candidate.recipe.reading)
-            if setting is None:
-                continue
-            passed = question.temperature
-            at = torch.tensor([temperatures[passed]], dtype=torch.float64)
-            value = float(self.totals([candidate], question.batch, at)[0, 0])
-            found[passed].append((question, setting, value, self.answer(question).total))
-        vector = any(len(self.answer(q).values) > 1 for q in self.ordinary)
-        best: Match | None = None
-        for count in self._counts(candidate.recipe):
-            match = self._held(candidate, temperatures, count, found, vector)
-            if match is not None and (best is None or _better(match, best, self.close)):
-                best = match
-        return best
+    def explain(self, hypothesis: Hypothesis, temperatures: Mapping[float | None, float]) -> Match | None:
+        """The hypothesis at these temperatures compared with every ordinary probe, with the factor that fits best."""
+        found: dict[float | None, list[tuple[Probe, Setting, float, float]]] = {p: [] for p in self.passed}
+        for probe in self.ordinary:
+            setting = self.setting(probe.batch, hypothesis.variant.positives)
+            if setting is not None:
+                at = torch.tensor([temperatures[probe.temperature]], dtype=torch.float64)
+                value = float(self.totals([hypothesis], probe.batch, at)[0, 0])
+                found[probe.temperature].append((probe, setting, value, self.answer(probe).total))
+        counts = ["sum"] if hypothesis.variant.form == "pooled" else list(COUNTS)
+        compared = [self._compared(hypothesis, temperatures, count, found) for count in counts]
+        matches = [match for match in compared if match is not None]
+        fitting = [match for match in matches if match.error <= self.close]
+        if fitting:
+            return min(fitting, key=lambda match: match.plainness)
+        return min(matches, key=lambda match: match.error, default=None)
 
-    def _counts(self, recipe: Recipe) -> list[Count]:
-        counts = list(COUNTS.values())
-        return [c for c in counts if c.name == "sum"] if recipe.form == "pooled" else counts
-
-    def _held(
+    def _compared(
         self,
-        candidate: Candidate,
+        hypothesis: Hypothesis,
         temperatures: Mapping[float | None, float],
-        count: Count,
-        found: Mapping[float | None, Sequence[tuple[Question, Setting, float, float]]],
-        vector: bool,
+        count: str,
+        found: Mapping[float | None, Sequence[tuple[Probe, Setting, float, float]]],
     ) -> Match | None:
         factors: dict[float | None, float] = {}
         error, worst = 0.0, ("", math.nan, math.nan)
         squares = size = 0.0
         for passed, rows in found.items():
+            numbers = [float(COUNTS[count].of(setting)) for _, setting, _, _ in rows]
             ratios = [
-                given * count.number(setting) / value
-                for _, setting, value, given in rows
-                if value != 0 and math.isfinite(value) and count.number(setting) > 0
+                given * number / value
+                for (_, _, value, given), number in zip(rows, numbers, strict=True)
+                if value != 0 and math.isfinite(value) and number > 0
             ]
             if not ratios:
                 return None
             factors[passed] = _rounded(float(np.median(ratios)), self.close)
-            for question, setting, value, given in rows:
-                expected = value * factors[passed] / max(count.number(setting), 1.0)
+            for (probe, _, value, given), number in zip(rows, numbers, strict=True):
+                expected = value * factors[passed] / max(number, 1.0)
                 off = relative(expected, given)
                 squares, size = squares + (expected - given) ** 2, size + given**2
                 if off > error or not worst[0]:
-                    error, worst = max(off, error), (question.name, expected, given)
+                    error, worst = max(off, error), (probe.name, expected, given)
+        distance = math.sqrt(squares / max(size, 1e-300))
         return Match(
-            candidate.base,
-            candidate.recipe,
-            dict(temperatures),
-            count,
-            factors,
-            error,
-            worst,
-            distance=math.sqrt(squares / max(size, 1e-300)),
-            vector=vector,
+            hypothesis, dict(temperatures), count, factors, error, worst, distance=distance, vector=self.vector
         )
 
-    def gradients(self, match: Match) -> float | None:
-        """The largest relative difference of a gradient over the ordinary questions."""
-        found = [self._gradient_off(match, question) for question in self.ordinary]
-        known = [value for value in found if value is not None]
-        return max(known) if known else None
+    @cached_property
+    def vector(self) -> bool:
+        """Whether the target returns one value per anchor."""
+        return any(len(self.answer(probe).values) > 1 for probe in self.ordinary)
 
-    def _gradient_of(self, match: Match, question: Question) -> Tensor | None:
-        rows = question.batch.embeddings.detach().clone().requires_grad_()
-        value = match.predict(question, rows=rows)
-        if value is None:
-            return None
-        (expected,) = torch.autograd.grad(value.sum(), rows)
-        return expected * match.gradient_factor
+    # Gradients
 
-    def _gradient_off(self, match: Match, question: Question) -> float | None:
-        rows = question.batch.embeddings
-        if match.recipe.guard and len(set(map(tuple, rows.tolist()))) < len(rows):
-            return None  # where two rows share a maximum, its derivative is not one number
-        given = self.answer(question).gradient
-        if given is None or not bool(given.isfinite().all()):
-            return None  # which is said apart
-        expected = self._gradient_of(match, question)
-        if expected is None or not bool(expected.isfinite().all()):
-            return None
-        size = max(float(expected.norm()), float(given.norm()))
-        # A gradient that vanishes is all rounding.
-        nothing = 1e-12 * abs(self.answer(question).total) / float(question.batch.embeddings.norm())
-        return float((expected - given).norm()) / size if size > nothing else 0.0
+    def _gradients(self, match: Match) -> Iterator[tuple[Probe, Tensor, Tensor]]:
+        """For every ordinary probe with a finite gradient: the gradient, and the one expected."""
+        for probe in self.ordinary:
+            given = self.answer(probe).gradient
+            if given is None or not bool(given.isfinite().all()):
+                continue  # which is reported apart
+            rows = probe.batch.embeddings.detach().clone().requires_grad_()
+            value = match.predict(probe, rows=rows)
+            if value is not None:
+                (expected,) = torch.autograd.grad(value.sum(), rows)
+                yield probe, given, expected * match.gradient_factor
+
+    def gradient_error(self, match: Match) -> float | None:
+        """The largest relative difference of a gradient over the ordinary probes; None where there is none."""
+        errors = []
+        for probe, given, expected in self._gradients(match):
+            rows = probe.batch.embeddings
+            shared_maximum = match.variant.guard and len(rows.unique(dim=0)) < len(rows)
+            # Where two rows share a maximum, its derivative is not one number.
+            if shared_maximum or not bool(expected.isfinite().all()):
+                continue
+            size = max(float(expected.norm()), float(given.norm()))
+            # A gradient that vanishes is all rounding.
+            nothing = 1e-12 * abs(self.answer(probe).total) / float(rows.norm())
+            errors.append(float((expected - given).norm()) / size if size > nothing else 0.0)
+        return max(errors, default=None)
 
     def with_gradient(self, match: Match) -> Match:
-        """The match with its gradient held, or with what the gradient flows through instead."""
-        held = replace(match, gradient_error=self.gradients(match))
-        if held.gradient_error is None or held.gradient_error <= self.close:
-            return held
-        for flow in FLOWS:
-            other = replace(match, recipe=replace(match.recipe, flow=flow))
-            error = self.gradients(other)
-            if error is not None and error <= self.close:
-                return replace(other, gradient_error=error)
+        """The match with its gradient compared, or with what the gradient flows through instead."""
+        compared = replace(match, gradient_error=self.gradient_error(match))
+        if compared.gradient_error is None or compared.gradient_error <= self.close:
+            return compared
+        others = [match.with_parts(flow=flow) for flow in FLOWS]
         ratios = [
             float((given * expected).sum() / (expected * expected).sum())
-            for question in self.ordinary
-            if (given := self.answer(question).gradient) is not None
-            and bool(given.isfinite().all())
-            and (expected := self._gradient_of(match, question)) is not None
-            and float(expected.norm()) > 0
+            for _, given, expected in self._gradients(match)
+            if float(expected.norm()) > 0
         ]
         if ratios:
-            other = replace(match, gradient_factor=_rounded(float(np.median(ratios)), self.close))
-            error = self.gradients(other)
+            others.append(replace(match, gradient_factor=_rounded(float(np.median(ratios)), self.close)))
+        for other in others:
+            error = self.gradient_error(other)
             if error is not None and error <= self.close:
                 return replace(other, gradient_error=error)
-        return held
+        return compared
+
+    # The search
+
+    def matches(self) -> list[Match]:
+        """Explanations, the good ones where there are any; else the nearest that were met."""
+        near: list[Match] = []
+        for level, tried in enumerate(_levels(self.known, self.call)):
+            found: list[Match] = []
+            if self.target.takes_temperature:
+                found = self._as_passed(tried, tempered=level == 0)
+            if not self.target.takes_temperature or (level == 0 and not any(m.error <= self.close for m in found)):
+                found += self._solved(tried)
+            near += found
+            good = [match for match in near if match.error <= self.close]
+            # What is close and not exact is accepted once every variant with one wrong part was tried: an epsilon.
+            if good and (level > 0 or min(match.error for match in good) < EXACT or self.single):
+                break
+        return near
+
+    def _as_passed(self, tried: Sequence[Hypothesis], *, tempered: bool) -> list[Match]:
+        """Explanations in which the temperature that is passed is used, rightly or, if ``tempered``, wrongly."""
+        if tempered:
+            wrong = [replace(h, variant=variant) for h in tried for variant in temperings(h.variant)]
+            tried = [*tried, *wrong]
+        at = torch.tensor(PASSED, dtype=torch.float64)
+        alike = self.probes.alike
+        batches = (alike[0], alike[-1], *alike[1:-1])
+        given = np.array([[self.answers[b.name, p].total for p in PASSED] for b in batches])
+
+        def ranked(chosen: Sequence[Hypothesis], n: int) -> list[Hypothesis]:
+            values = np.stack([self.totals(chosen, batch, at) for batch in batches[:n]])
+            off = [
+                max(disproportion(values[:, k, j], given[:n, j]) for j in range(len(PASSED)))
+                for k in range(len(chosen))
+            ]
+            return [chosen[k] for k in np.argsort(np.array(off), kind="stable")]
+
+        shortlist = ranked(ranked(tried, 2)[:SHORTLIST], len(batches))[:REFINED]
+        explained = [self.explain(hypothesis, {p: p for p in PASSED}) for hypothesis in shortlist]
+        return [match for match in explained if match is not None]
+
+    def _solved(self, tried: Sequence[Hypothesis]) -> list[Match]:
+        """Explanations with a temperature of their own, whatever is passed."""
+        found = []
+        first, *others = self.passed
+        for _, k, low, high in self.crossings(tried, first)[:REFINED]:
+            solved = {first: self.refine(tried[k], first, low, high)}
+            for passed in others if solved[first] is not None else ():
+                nearest = self.crossings([tried[k]], passed)
+                solved[passed] = self.refine(tried[k], passed, *nearest[0][2:]) if nearest else None
+            temperatures = {passed: at for passed, at in solved.items() if at is not None}
+            match = self.explain(tried[k], temperatures) if len(temperatures) == len(self.passed) else None
+            if match is not None:
+                anywhere = match.error <= self.close and self._at_another_temperature(match)
+                (self.undetermined if anywhere else found).append(match)
+        return found
+
+    def _at_another_temperature(self, match: Match) -> bool:
+        """Whether another temperature explains the answers as well, so that they do not determine it.
+
+        Where exponentials saturate, or are not summed, the temperature is a factor of the value and nothing else.
+        """
+        for share in ANOTHER:
+            temperatures = {passed: share * at for passed, at in match.temperatures.items()}
+            other = self.explain(match.hypothesis, temperatures)
+            if other is not None and other.error <= self.close:
+                return True
+        return False
 
 
 def disproportion(values: np.ndarray[Any, Any], given: np.ndarray[Any, Any]) -> float:
@@ -396,8 +756,7 @@ def disproportion(values: np.ndarray[Any, Any], given: np.ndarray[Any, Any]) -> 
         return math.inf
     values, given = values / tops[0], given / tops[1]
     values, given = values / np.linalg.norm(values), given / np.linalg.norm(given)
-    scale = float(values @ given)
-    return float(np.linalg.norm(scale * values - given))
+    return float(np.linalg.norm(float(values @ given) * values - given))
 
 
 def relative(expected: float, given: float) -> float:
@@ -416,127 +775,3 @@ def _rounded(factor: float, close: float) -> float:
         if abs(factor - simple) <= close * abs(simple):
             return simple
     return factor
-
-
-PLAIN_COUNTS = ("mean", "sum", "drop", "mean_pairs")
-
-
-def _better(a: Match, b: Match, close: float) -> bool:
-    """Whether one explanation of the same recipe is to be preferred."""
-    fits = a.error <= close, b.error <= close
-    if fits[0] != fits[1] or not any(fits):
-        return a.error < b.error
-    return plainness(a) < plainness(b)
-
-
-def plainness(match: Match) -> tuple[int, int]:
-    """How little there is to say about factor and count: less is better."""
-    plain = all(factor == 1 for factor in match.factor.values())
-    return (0 if plain else 1) + (0 if match.count.name in PLAIN_COUNTS else 1), list(COUNTS).index(match.count.name)
-
-
-def _candidates(call: str) -> Iterator[list[Candidate]]:
-    """Candidates in the order in which they are tried: what is right, what differs in one part, what differs in two."""
-    known = bases(call)
-    # The mean over pairs is of the pairs' own sum.
-    sums = [Candidate(base, replace(base.recipe, form="sum")) for base in known if base.pairs]
-    yield [*(Candidate(base, base.recipe) for base in known), *sums]
-    single = [Candidate(base, recipe) for base in known for recipe in variations(base.recipe, call)]
-    yield list(_unique(single))
-    main = [b for b in known if b.recipe.guard == "" and not b.options.keys() - {"similarity", "denominator"}]
-    double = (
-        Candidate(base, second)
-        for base in main
-        for first in variations(base.recipe, call)
-        if not first.guard and first.similarity == base.recipe.similarity
-        for second in variations(first, call)
-        if not second.guard and second.similarity == base.recipe.similarity and len(second.words()) == 2
-    )
-    yield list(_unique(double))
-
-
-def _unique(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-    seen = set()
-    for candidate in candidates:
-        if candidate.recipe not in seen:
-            seen.add(candidate.recipe)
-            yield candidate
-
-
-def matches_of(search: Search) -> list[Match]:
-    """Explanations, the good ones where there are any; else the nearest that were met."""
-    near: list[Match] = []
-    for level, candidates in enumerate(_candidates(search.target.call)):
-        found: list[Match] = []
-        if search.target.passes:
-            found = _as_passed(search, candidates, tempered=level == 0)
-        if not search.target.passes or (level == 0 and not any(match.error <= search.close for match in found)):
-            found += _solved(search, candidates)
-        near += found
-        good = [match for match in near if match.error <= search.close]
-        # What is close and not exact is not believed before every recipe with one wrong part was tried: an epsilon.
-        if good and (level > 0 or min(match.error for match in good) < EXACT or search.single):
-            return near
-    return near
-
-
-def _as_passed(search: Search, candidates: Sequence[Candidate], *, tempered: bool) -> list[Match]:
-    """Explanations in which the temperature that is passed is used, rightly or, if ``tempered``, wrongly."""
-    tried = [*candidates]
-    if tempered:
-        tried += [Candidate(c.base, recipe) for c in candidates for recipe in temperings(c.recipe)]
-    at = torch.tensor(PASSED, dtype=torch.float64)
-    batches = (search.questions.alike[0], search.questions.alike[-1], *search.questions.alike[1:-1])
-    given = np.array([[search.answers[b.name, p].total for p in PASSED] for b in batches])
-
-    def ranked(chosen: Sequence[Candidate], asked: Sequence[Batch]) -> list[Candidate]:
-        values = np.stack([search.totals(chosen, batch, at) for batch in asked])
-        off = [
-            max(disproportion(values[:, k, j], given[: len(asked), j]) for j in range(len(PASSED)))
-            for k in range(len(chosen))
-        ]
-        return [chosen[k] for k in np.argsort(np.array(off), kind="stable")]
-
-    shortlist = ranked(tried, batches[:2])[:SHORTLIST]
-    explained = (
-        search.explain(candidate, {p: p for p in PASSED}) for candidate in ranked(shortlist, batches)[:REFINED]
-    )
-    return [match for match in explained if match is not None]
-
-
-def _solved(search: Search, candidates: Sequence[Candidate]) -> list[Match]:
-    """Explanations with a temperature of their own, whatever is passed."""
-    found = []
-    first, *others = search.passed
-    for _, k, low, high in search.crossings(candidates, first)[:REFINED]:
-        candidate = candidates[k]
-        temperatures: dict[float | None, float] = {}
-        at = search.refine(candidate, first, low, high)
-        if at is None:
-            continue
-        temperatures[first] = at
-        for passed in others:
-            nearest = search.crossings([candidate], passed)
-            refined = search.refine(candidate, passed, *nearest[0][2:]) if nearest else None
-            if refined is not None:
-                temperatures[passed] = refined
-        if len(temperatures) == len(search.passed):
-            match = search.explain(candidate, temperatures)
-            if match is None:
-                continue
-            if match.error <= search.close and _at_another_temperature(search, candidate, temperatures):
-                search.undetermined.append(match)
-            else:
-                found.append(match)
-    return found
-
-
-def _at_another_temperature(search: Search, candidate: Candidate, temperatures: Mapping[float | None, float]) -> bool:
-    """Whether the answers are explained as well by another temperature, so that none can be told from them.
-
-    Where exponentials saturate, or there is no sum of them, the temperature is a factor of the value and no more.
-    """
-    others = (
-        search.explain(candidate, {passed: share * at for passed, at in temperatures.items()}) for share in ANOTHER
-    )
-    return any(other is not None and other.error <= search.close for other in others)

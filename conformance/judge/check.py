@@ -5,7 +5,6 @@ It is judged as ``pairproof verify`` judges a peer: by the same cases, the same 
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections import Counter
@@ -21,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import report as pages
+from ..diagnose.explain_failure import explain_failure
 from ..documents.load import load_worked
 from ..implementations.base import Deviation, lonely
 from ..implementations.callable import External, load
@@ -311,16 +311,11 @@ def is_shared(check: Check, case: Case, true: Truth) -> bool:
 
 
 def diagnosis(case: Case, outcome: Outcome, true: Truth) -> str | None:
-    """What explains a failure, from whoever knows: nothing where that is not here, or does not know."""
+    """What explains a failure, or None if nothing that is known explains it."""
     try:
-        diagnose = importlib.import_module("..diagnose.hypotheses", __package__).diagnose
-    except (ImportError, AttributeError):
-        return None
-    try:
-        found = diagnose(case, outcome, true)
+        return explain_failure(case, outcome, true)
     except Exception as error:  # what fails to explain a failure must not hide it
         return f"no explanation was found: {type(error).__name__}: {error}"
-    return None if found is None else str(found)
 
 
 def _advice(
