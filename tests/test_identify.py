@@ -755,7 +755,7 @@ def test_a_failure_of_a_new_loss_is_explained(options, words):
     right, gradient = values_of()
     with registered(PULLED):
         case = Case("mine", "pulled", rows.detach().numpy(), {"labels": list(labels)}, {"temperature": 0.4})
-        true = Truth(right[0], {}, gradient, None, np.zeros((8, 8)))
+        true = Truth(right[0], {}, gradient, similarity=None, weights=np.zeros((8, 8)))
         assert words in explain_failure(case, Outcome(*values_of(**options)), true)
 
 

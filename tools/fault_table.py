@@ -1,8 +1,8 @@
 """Write ``conformance/faults/README.md``: every fault, what is wrong with it, and which golden cases catch it.
 
-As it is called, every fault is judged anew and the last column stays as it is; ``--named`` also asks identify,
-and the text of failures, what is wrong, which takes minutes (``--named 'nt_xent/*'`` asks of some); ``--check`` writes
-nothing, and exits 1 if the file would change.
+By default every fault is judged again and the last column is kept; ``--named`` also runs identify, and explains
+failures, which takes minutes (``--named 'nt_xent/*'`` for some of the faults); ``--check`` writes nothing, and exits 1
+if the file would change.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 
-from pairproof.conformance.diagnose import hypotheses, identify
-from pairproof.conformance.diagnose.explain_failure import SLIGHT
+from pairproof.conformance.diagnose.explain_failure import SLIGHT, explain_failure
+from pairproof.conformance.diagnose.identify import identify
 from pairproof.conformance.faults import FAMILIES, FAULTS, Fault
 from pairproof.conformance.faults.judging import LARGEST, Verdict, judge, small_cases, target_of
 from pairproof.conformance.implementations.sandbox import TargetError
@@ -30,8 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "conformance" / "faults" / "README.md"
 
 FLAGS_SHOWN = 4
-ASKED = 12
-"""How many of the cases that catch a fault are asked what is wrong, where identify does not say."""
+EXPLAINED = 12
+"""Number of the cases that catch a fault whose failures are explained, where identify finds nothing wrong."""
 
 HEADINGS = ("fault", "call", "what is wrong", "seen or discussed in", "cases", "flags of the cases", "named as")
 
@@ -41,40 +40,29 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
 
 
+def line_of(row: Sequence[str]) -> str:
+    """A row of a table."""
+    return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row) + " |"
+
+
 def row(fault: Fault, verdict: Verdict, named: str) -> str:
     """The row of a fault.
 
     Args:
         fault: the fault.
-        verdict: what the cases say of it.
-        named: what identify, or the text of a failure, says of it.
+        verdict: what the cases find.
+        named: what identify, or the explanation of a failure, says of it.
     """
-    found = [
-        f"`{fault.name}`",
-        fault.call + "".join(f", {key}={value}" for key, value in fault.settings.items()),
-        fault.words,
-        seen_in(fault.link),
-        how_many(verdict),
-        which(verdict),
-        named,
-    ]
-    return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in found) + " |"
-
-
-def how_many(verdict: Verdict) -> str:
-    """How many cases catch a fault, of those that its claim covers."""
     caught, judged = len(verdict.caught), len(verdict.cases)
-    return f"**one** of {judged}" if caught == 1 else f"{caught} of {judged}"
-
-
-def which(verdict: Verdict) -> str:
-    """The flags whose cases catch it most often; all of those cases, or some."""
-    shown = []
+    flags = []
     for flag in verdict.telling[:FLAGS_SHOWN]:
-        hits, judged = verdict.flags[flag]
-        shown.append(f"{flag} ({hits})" if hits == judged else f"{flag} ({hits} of {judged})")
-    rest = len(verdict.telling) - len(shown)
-    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+        hits, of = verdict.flags[flag]
+        flags.append(f"{flag} ({hits})" if hits == of else f"{flag} ({hits} of {of})")
+    rest = len(verdict.telling) - len(flags)
+    call = fault.call + "".join(f", {key}={value}" for key, value in fault.settings.items())
+    counted = f"**one** of {judged}" if caught == 1 else f"{caught} of {judged}"
+    shown = ", ".join(flags) + (f" and {rest} more" if rest else "")
+    return line_of([f"`{fault.name}`", call, fault.words, seen_in(fault.link), counted, shown, named])
 
 
 def seen_in(link: str) -> str:
@@ -87,37 +75,33 @@ def seen_in(link: str) -> str:
     if thread:
         return f"[{thread[1]}#{thread[2]}]({link})"
     host, *path = link.removeprefix("https://").strip("/").split("/")
-    repository = path[1] if host == "github.com" else host
-    return f"[{repository}: {path[-1]}]({link})"
+    return f"[{path[1] if host == 'github.com' else host}: {path[-1]}]({link})"
 
 
 def in_words(fault: Fault, verdict: Verdict) -> str:
-    """What identify says is wrong with a fault, or else the text of a failure; "" where neither says anything."""
-    return _identified(fault) or _diagnosed(fault, verdict)
+    """What identify finds wrong with a fault, or else the explanation of a failure; "" if there is neither."""
+    return _identified(fault) or _explained(fault, verdict)
 
 
 def _identified(fault: Fault) -> str:
-    # The known faults are kept from it: otherwise each would be named after itself.
-    with patch.object(identify, "known_faults", tuple):
-        try:
-            found = identify.identify(target_of(fault), call=fault.call)
-        except TargetError:
-            return ""
+    try:
+        # Known faults are not passed: each would be named after itself.
+        found = identify(target_of(fault), call=fault.call)
+    except TargetError:
+        return ""
     if found.match is None:
         return ""
     claimed = {key: str(value) for key, value in fault.settings.items()}
-    said = [found.loss] if found.loss != fault.loss else []
-    said += [f"{key}={value}" for key, value in found.options.items() if claimed.get(key) != value]
-    said += [f"factor {found.factor:g}"] if found.factor != 1 else []
-    said += found.wrong
-    return f"identify: {'; '.join(said)}" if said else ""
+    words = [found.loss] if found.loss != fault.loss else []
+    words += [f"{key}={value}" for key, value in found.options.items() if claimed.get(key) != value]
+    words += [f"factor {found.factor:g}"] if found.factor != 1 else []
+    words += found.wrong
+    return f"identify: {'; '.join(words)}" if words else ""
 
 
-def _diagnosed(fault: Fault, verdict: Verdict) -> str:
-    target = target_of(fault)
-    caught = [golden for golden in small_cases() if golden.id in verdict.caught]
-    slight = ""
-    for golden in caught[:ASKED]:
+def _explained(fault: Fault, verdict: Verdict) -> str:
+    target, slight = target_of(fault), ""
+    for golden in [golden for golden in small_cases() if golden.id in verdict.caught][:EXPLAINED]:
         for dtype in ("float64", "float32"):
             if not golden.case.holds_in(dtype):
                 continue
@@ -125,7 +109,7 @@ def _diagnosed(fault: Fault, verdict: Verdict) -> str:
                 outcome = target.evaluate(golden.case, dtype)
             except Exception as error:  # a fault may break
                 return f"failure: {type(error).__name__}: {error}"
-            words = hypotheses.diagnose(golden.case, outcome, stored_truth(golden.case, golden.expected))
+            words = explain_failure(golden.case, outcome, stored_truth(golden.case, golden.expected))
             if words and not words.startswith(SLIGHT):
                 return f"failure: {words}"
             slight = slight or (f"failure: {words}" if words else "")
@@ -145,59 +129,39 @@ def table(verdicts: Mapping[str, Verdict], named: Mapping[str, str]) -> str:
         verdicts: of every fault, by its name.
         named: what every fault is named as.
     """
-    lines = [
-        "# Faults: what the suite must catch",
-        "",
-        *_introduction(verdicts, named),
-        "",
-        *_counts("family", [family.name for family in FAMILIES], Counter(fault.family for fault in FAULTS)),
-        "",
-        *_counts("loss", LOSSES, Counter(fault.loss for fault in FAULTS)),
-    ]
-    for loss in LOSSES:
-        lines += ["", f"## {loss}", "", _line(HEADINGS), _line(["---"] * len(HEADINGS))]
-        lines += [row(fault, verdicts[fault.name], named.get(fault.name, "")) for fault in FAULTS if fault.loss == loss]
-    return "\n".join(lines) + "\n"
-
-
-def _introduction(verdicts: Mapping[str, Verdict], named: Mapping[str, str]) -> list[str]:
     linked = sum(bool(fault.link) for fault in FAULTS)
-    once = [fault.name for fault in FAULTS if len(verdicts[fault.name].caught) == 1]
-    single = ", ".join(f"`{name}`" for name in once) if once else "none"
-    said = sum(bool(named.get(fault.name)) for fault in FAULTS)
-    return [
-        "Written by `python tools/fault_table.py`; `tests/test_faults.py` holds it to what the tool would write.",
-        "",
-        f"{len(FAULTS)} wrong implementations, {linked} of them seen or discussed in public. Each differs from a right",
-        "loss in one thing, and the right loss passes every case under the same adapter. The golden cases of up to",
-        f"{LARGEST} rows that a fault's claim covers were run in float64 and float32; a case counts where an error is",
-        "clearly beyond its bound. Behind a flag stands how many of its cases caught the fault, and of how many, where",
-        "not of all that were judged.",
-        "",
-        f"Caught by one case only, which hints at a case that is missing: {single}.",
-        "",
-        f"Of {said} the last column tells what `identify` said, without recourse to this list, or else the text of a",
-        "failure; whether that names what is wrong is for the reader to judge.",
-    ]
+    once = ", ".join(f"`{fault.name}`" for fault in FAULTS if len(verdicts[fault.name].caught) == 1)
+    text = f"""# Faults: what the suite must catch
 
+Written by `python tools/fault_table.py`; `tests/test_faults.py` holds it to what the tool would write.
 
-def _counts(what: str, names: Iterable[str], counts: Mapping[str, int]) -> list[str]:
-    chosen = list(names)
-    numbers = [str(counts[name]) for name in chosen]
-    return [_line([what, *chosen]), _line(["---"] * (len(chosen) + 1)), _line(["faults", *numbers])]
+{len(FAULTS)} wrong implementations, {linked} of them seen or discussed in public. Each differs from a right
+loss in one thing, and the right loss passes every case under the same adapter. The golden cases of up to
+{LARGEST} rows that a fault's claim covers were run in float64 and float32; a case counts where an error is
+clearly beyond its bound. Behind a flag stands how many of its cases caught the fault, and of how many, where
+not of all that were judged.
 
+Caught by one case only, which hints at a case that is missing: {once or "none"}.
 
-def _line(found: Sequence[str]) -> str:
-    return "| " + " | ".join(found) + " |"
+Of {sum(map(bool, named.values()))} the last column tells what `identify` found, without this list, or else the
+explanation of a failure; whether that names what is wrong is for the reader to judge.
+"""
+    families = Counter(fault.family for fault in FAULTS)
+    losses = Counter(fault.loss for fault in FAULTS)
+    for what, names, counts in (("family", [f.name for f in FAMILIES], families), ("loss", list(LOSSES), losses)):
+        rows = ([what, *names], ["---"] * (len(names) + 1), ["faults", *(str(counts[name]) for name in names)])
+        text += "\n" + "\n".join(map(line_of, rows)) + "\n"
+    for loss in LOSSES:
+        lines = [row(f, verdicts[f.name], named.get(f.name, "")) for f in FAULTS if f.loss == loss]
+        text += "\n".join(["", f"## {loss}", "", line_of(HEADINGS), line_of(["---"] * len(HEADINGS)), *lines, ""])
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the table, or check it; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the file would change")
-    parser.add_argument(
-        "--named", nargs="*", metavar="PATTERN", help="ask anew what is wrong with faults of these names"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the file would change")
+    parser.add_argument("--named", nargs="*", metavar="PATTERN", help="explain again the faults of these names")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     verdicts: dict[str, Verdict] = {}
@@ -211,20 +175,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         try:
             named[fault.name] = in_words(fault, verdicts[fault.name])
-        except Exception as error:  # the others are asked all the same, and the exit code tells
-            named[fault.name], broken = "", broken + 1
+        except Exception as error:  # the others are explained all the same, and the exit code shows it
+            named[fault.name], broken = "", 1
             print(f"{fault.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         print(f"{fault.name}: {named[fault.name] or 'not named'}", flush=True)
     text = table(verdicts, named)
     if text == before:
         print("unchanged")
-        return 1 if broken else 0
+        return broken
     if options.check:
         print(f"{TABLE.relative_to(ROOT)} would change: python tools/fault_table.py")
         return 1
     TABLE.write_text(text, encoding="utf-8", newline="\n")
     print(f"{TABLE.relative_to(ROOT)} written")
-    return 1 if broken else 0
+    return broken
 
 
 if __name__ == "__main__":
