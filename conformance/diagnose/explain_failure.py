@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -406,7 +407,7 @@ def _suspects(found: _Failure) -> Iterator[Suspect]:
     """Every variation of one part, every other choice of an option, and every other reading of the arguments."""
     right, variant = found.right, found.right.variant
 
-    def other(words: str = "", **parts: str) -> Suspect:
+    def other(words: str = "", **parts: Any) -> Suspect:
         return replace(right, variant=replace(variant, **parts), words=words)
 
     # What depends on this very batch comes before the forms that agree with it there by chance.
@@ -446,7 +447,7 @@ def _dot(found: _Failure, rows: Tensor, words: str = "") -> Suspect:
     return replace(found.right, variant=variant, setting=replace(found.right.setting, rows=rows), words=words)
 
 
-def _with_setting(found: _Failure, words: str, **changed: Tensor) -> Iterator[Suspect]:
+def _with_setting(found: _Failure, words: str, **changed: Any) -> Iterator[Suspect]:
     """The right variant in another setting, if it differs from the right one."""
     right = found.right.setting
     if any(not torch.equal(value, getattr(right, name)) for name, value in changed.items()):

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from scipy.optimize import brentq
@@ -43,16 +43,6 @@ PUBLISHED_BASE = 0.07
 
 ROUNDING = 1e-12
 """A difference of values at the edge that is rounding alone."""
-
-
-class KnownFault(Protocol):
-    """A wrong implementation that a target may be the same as."""
-
-    name: str
-    loss: str
-    call: str
-    words: str
-    function: Callable[..., Tensor]
 
 
 @dataclass
@@ -135,7 +125,7 @@ def identify(
     arrays: str | None = None,
     limit: float | None = 60.0,
     title: str = "",
-    faults: Sequence[KnownFault] = (),
+    faults: Sequence[Any] = (),
 ) -> Identification:
     """Identify which loss a black box computes.
 
@@ -146,7 +136,8 @@ def identify(
         arrays: "torch", "numpy" or "jax"; guessed when None.
         limit: seconds that one answer may take.
         title: what the target is called in the report.
-        faults: known faults, as ``pairproof.conformance.faults.FAULTS``: what is not a loss is compared with them.
+        faults: wrong implementations that a target which is not a loss is compared with, as
+            ``pairproof.conformance.faults.FAULTS``.
 
     Returns:
         What it computes, as data.
@@ -386,7 +377,7 @@ def _with_some_alone(search: Search, match: Match, probes: Iterable[Probe]) -> l
     found = []
     for probe in probes:
         setting = search.setting(probe.batch, match.variant.positives)
-        if setting is not None and len((setting.counts > 0).unique()) == 2:
+        if setting is not None and 0 < int((setting.counts > 0).sum()) < len(setting.counts):
             found.append(probe)
     return found
 
@@ -487,7 +478,7 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
         )
 
 
-def name_faults(found: Identification, search: Search, faults: Sequence[KnownFault]) -> None:
+def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:
     """Name the faults that return what the target does for every probe, where the right loss does not."""
     exact = found.match is not None and (found.match.error <= EXACT or search.single)
     odd = any(remark.startswith(("differs", "out of range", "breaks")) for remark in found.remarks)

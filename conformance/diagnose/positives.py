@@ -54,12 +54,12 @@ class Setting:
     @cached_property
     def n_items(self) -> int:
         """Number of items."""
-        return len(self.items.unique())
+        return len(set(self.items.tolist()))
 
     @cached_property
     def classes(self) -> int:
         """Number of different sets of positives, each with its anchor."""
-        return len((self.positive | self.own)[self.anchors].unique(dim=0))
+        return len(set(map(tuple, (self.positive | self.own)[self.anchors].tolist())))
 
 
 def same(labels: Tensor) -> Tensor:

@@ -388,7 +388,7 @@ class Match:
         scaled = any(factor != 1 for factor in self.factor.values())
         return scaled + (self.count not in PLAIN_COUNTS), list(COUNTS).index(self.count)
 
-    def with_parts(self, **parts: str) -> Match:
+    def with_parts(self, **parts: Any) -> Match:
         """The same with other parts."""
         return replace(self, hypothesis=replace(self.hypothesis, variant=replace(self.variant, **parts)))
 
@@ -649,7 +649,7 @@ class Search:
         errors = []
         for probe, given, expected in self._gradients(match):
             rows = probe.batch.embeddings
-            shared_maximum = match.variant.guard and len(rows.unique(dim=0)) < len(rows)
+            shared_maximum = match.variant.guard and len(set(map(tuple, rows.tolist()))) < len(rows)
             # Where two rows share a maximum, its derivative is not one number.
             if shared_maximum or not bool(expected.isfinite().all()):
                 continue
@@ -720,7 +720,7 @@ class Search:
 
     def _solved(self, tried: Sequence[Hypothesis]) -> list[Match]:
         """Explanations with a temperature of their own, whatever is passed."""
-        found = []
+        found: list[Match] = []
         first, *others = self.passed
         for _, k, low, high in self.crossings(tried, first)[:REFINED]:
             solved = {first: self.refine(tried[k], first, low, high)}

@@ -208,6 +208,14 @@ def _negative(s: Setting) -> Tensor:
     return s.negative
 
 
+def _member_or_own(s: Setting) -> Tensor:
+    return s.member | s.own
+
+
+def _negative_or_own(s: Setting) -> Tensor:
+    return s.negative | s.own
+
+
 _COLUMNS = {"all": (_member, 0), "one_positive": (_negative, 1), "only_negatives": (_negative, 0)}
 """The denominators of the catalogue: their columns, and whether the positive is added."""
 
@@ -217,8 +225,8 @@ def _modified() -> Iterator[tuple[str, Denominator]]:
     for name, (columns, with_positive) in _COLUMNS.items():
         right = Denominator("", columns, with_positive)
         yield name, right
-        with_own = replace(right, columns=lambda s, columns=columns: columns(s) | s.own)
-        yield f"{name}, self", replace(with_own, words="the anchor itself is kept in the denominator")
+        with_own = _member_or_own if columns is _member else _negative_or_own
+        yield f"{name}, self", Denominator("the anchor itself is kept in the denominator", with_own, with_positive)
         leak = "exp(0) of the diagonal leaks into the denominator"
         yield f"{name}, leak", replace(right, words=leak, leaks=_one)
         if columns is _negative:
@@ -251,7 +259,7 @@ DENOMINATORS: Mapping[str, Denominator] = MappingProxyType(
         ),
         "subtract": Denominator(
             "the anchor itself is removed by subtracting e^(1/temperature) from the sum",
-            lambda s: s.member | s.own,
+            _member_or_own,
             combine=_less_one,
         ),
         "largest": Denominator("only the hardest negative is in the denominator", _negative, 1, combine=_largest),
@@ -505,7 +513,7 @@ def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
     if not loss.variant:
         chosen = tuple((name, str(options[name])) for name in loss.formula_options)
         return Variant(similarity=similarity, loss=loss.name, options=chosen)
-    parts = dict(loss.variant)
+    parts: dict[str, Any] = dict(loss.variant)
     if "denominator" in loss.choices:
         parts["denominator"] = str(options["denominator"])
     # The mean over pairs is of the pairs' own sum.
@@ -695,7 +703,7 @@ def reduce_anchors(setting: Setting, each: Tensor, reduction: str, policy: str =
 
 def variations(variant: Variant, call: str) -> Iterator[Variant]:
     """Every variant that differs from this one in one part that no loss of the catalogue has."""
-    others = {"similarity": _wrong(SIMILARITIES)}
+    others: dict[str, list[Any]] = {"similarity": _wrong(SIMILARITIES)}
     binary = variant.form.startswith("binary")
     if not variant.loss and not binary:
         others["numerator"] = _wrong(NUMERATORS)
