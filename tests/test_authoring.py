@@ -402,7 +402,7 @@ def test_a_difference_reads_as_one_line() -> None:
 
 EMBEDDINGS = np.array([[1.0, 0.5], [0.75, -0.25], [-1.0, 0.125], [0.5, 0.5], [-0.5, 2.0]])
 LABELS = np.array([7, 7, -3, -3, 9])
-ALWAYS = ("--flag", "lonely-anchors", "--flag", "no-positive", "--note", "Somebody's batch.")
+ALWAYS = ("--flag", "trained-like", "--flag", "hard-negative", "--note", "Somebody's batch.")
 
 
 @pytest.fixture
@@ -449,7 +449,7 @@ def test_add_appends_a_proved_case(root: Path, batch: Path, capsys: pytest.Captu
     assert added.case.embeddings.tolist() == EMBEDDINGS.tolist()
     assert added.case.arguments == {"labels": LABELS.tolist()}
     assert added.case.keywords == {"temperature": 0.5, "no_positive": "drop"}
-    assert added.flags == ("lonely-anchors", "no-positive")
+    assert added.flags == ("trained-like", "hard-negative")
     assert added.dtypes == ("float64", "float32", "bfloat16", "float16")
     rows = EMBEDDINGS / np.linalg.norm(EMBEDDINGS, axis=1, keepdims=True)
     logits = rows @ rows.T / 0.5
@@ -700,6 +700,7 @@ def test_a_wrong_batch_is_refused_with_one_clear_line(
         ({"--id": "nt_xent/mine"}, "--id: expected words"),
         ({"--id": "lonely-nan"}, "--id: golden/supcon/lonely-nan exists; an id is never used for another case"),
         ({"--flag": "mystery"}, "--flag: unknown flag 'mystery'; known: every-anchor-paired, agreement, "),
+        ({"--flag": "queue"}, "--flag: golden/supcon/mine: the flag 'queue' needs a case in which negatives is given"),
         ({"--note": " "}, "--note: expected one line that says what the case shows"),
         ({"--note": "two\nlines"}, "--note: expected one line"),
         ({"--embeddings": "nowhere.npy"}, "--embeddings nowhere.npy: there is no file nowhere.npy"),

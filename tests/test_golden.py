@@ -260,37 +260,44 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
         "$.format: expected 'pairproof-golden/1', got 'pairproof-golden/2'",
     ),
     ("supcon", remove("format"), "$.format: expected 'pairproof-golden/1', got None"),
-    ("supcon", put("loss", "nt_xent"), "$.loss: expected 'supcon', the file's stem, got 'nt_xent'"),
+    ("supcon", put("loss", "nt_xent"), "$.loss: expected 'supcon', got 'nt_xent'"),
     ("supcon", put("function", "nt_xent_loss"), "$.function: expected 'supcon_loss', got 'nt_xent_loss'"),
     ("supcon", put("author", "x"), "$: Additional properties are not allowed ('author' was unexpected)"),
     ("supcon", put("cases.0.comment", "x"), "$.cases[0]: Additional properties are not allowed"),
     ("supcon", remove("cases.0.note"), "$.cases[0]: 'note' is a required property"),
     ("supcon", repeat_first, "$.cases[5].id: 'supcon/one-positive-balanced-tau-half' stands twice"),
-    ("supcon", put("cases.0.id", "nt_xent/x"), "$.cases[0].id: expected 'supcon', a slash and a name in small letters"),
+    ("supcon", put("cases.0.id", "nt_xent/x"), "$.cases[0].id: expected 'supcon', a slash and a name, got"),
     ("supcon", put("cases.0.id", "supcon/One"), "$.cases[0].id: 'supcon/One' does not match"),
     ("supcon", put("cases.0.flags.1", "mystery"), "$.cases[0].flags[1]: golden/flags.json does not explain 'mystery'"),
+    (
+        "supcon",
+        put("cases.0.flags.0", "lonely-anchors"),
+        "$.cases[0].flags: golden/supcon/one-positive-balanced-tau-half: the flag 'lonely-anchors' needs a case in",
+    ),
+    ("supcon", put("cases.0.flags.0", "queue"), "$.cases[0].flags: golden/supcon/one-positive-balanced-tau-half: the"),
+    ("supcon", put("cases.0.flags.0", "repeated-pairs"), "$.cases[0].flags: golden/supcon/one-positive-balanced-tau-h"),
     ("supcon", put("cases.0.flags", []), "$.cases[0].flags: [] should be non-empty"),
     ("supcon", put("cases.0.dtypes", ["float64"]), "$.cases[0].dtypes: expected ['float64', 'float32', 'bfloat16'"),
-    ("supcon", put("cases.0.embeddings.2.1", "1.5"), "$.cases[0].embeddings[2][1]: expected a number, got '1.5'"),
-    ("supcon", put("cases.0.embeddings.2.1", True), "$.cases[0].embeddings[2][1]: expected a number, got True"),
+    ("supcon", put("cases.0.embeddings.2.1", "1.5"), "$.cases[0].embeddings[2][1]: '1.5' is not of type 'number'"),
+    ("supcon", put("cases.0.embeddings.2.1", True), "$.cases[0].embeddings[2][1]: True is not of type 'number'"),
     (
         "supcon",
         put("cases.0.embeddings.2.1", math.inf),
-        "$.cases[0].embeddings[2][1]: expected a finite number, got inf",
+        "$.cases[0].embeddings[2][1]: expected a finite number",
     ),
-    ("supcon", put("cases.0.embeddings.1", [1.0, 2.0]), "$.cases[0].embeddings[1]: has 2 entries, the first row 3"),
+    ("supcon", put("cases.0.embeddings.1", [1.0, 2.0]), "$.cases[0].embeddings: expected a matrix, got rows of"),
     ("supcon", put("cases.0.embeddings", [[1.0]]), "$.cases[0].embeddings: expected at least 2 rows, got 1"),
     ("supcon", put("cases.0.embeddings.3", [0.0, -0.0, 0.0]), "$.cases[0].embeddings[3]: a zero vector has no cosine"),
     (
         "supcon",
         put("cases.0.arguments", {"partners": [1, 0]}),
-        "$.cases[0].arguments: expected one of labels, positives",
+        "$.cases[0].arguments.partners: supcon_loss has no such argument",
     ),
     ("supcon", put("cases.0.arguments", {}), "$.cases[0].arguments: {} should be non-empty"),
     (
         "supcon",
         put("cases.0.arguments.labels", [0, 0]),
-        "$.cases[0].arguments.labels: expected one entry per embedding, 6",
+        "$.cases[0].arguments.labels: expected shape [6], got [2]",
     ),
     (
         "supcon",
@@ -300,9 +307,9 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     (
         "supcon",
         put("cases.0.arguments.labels.1", "12"),
-        "$.cases[0].arguments.labels[1]: expected the digits of an int64",
+        "$.cases[0].arguments.labels[1]: expected an integer below 2^53",
     ),
-    ("supcon", put("cases.0.arguments.labels.1", str(2**63)), "$.cases[0].arguments.labels[1]: expected the digits of"),
+    ("supcon", put("cases.0.arguments.labels.1", str(2**63)), "$.cases[0].arguments.labels[1]: expected an integer"),
     ("supcon", put("cases.0.keywords.temperature", 0.07), "$.cases[0].keywords.temperature: 0.07 is the default"),
     (
         "supcon",
@@ -315,7 +322,7 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
         put("cases.0.keywords.reduction", "mean_pairs"),
         "$.cases[0].keywords.reduction: expected one of mean, sum",
     ),
-    ("supcon", put("cases.0.keywords.anchors", [True]), "$.cases[0].keywords.anchors: expected 6 booleans"),
+    ("supcon", put("cases.0.keywords.anchors", [True]), "$.cases[0].keywords.anchors: expected shape [6], got"),
     (
         "nt_xent",
         put("cases.0.keywords.denominator", "all"),
@@ -325,10 +332,10 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     (
         "nt_bxent",
         put("cases.0.arguments.positive_pairs.0", [0, 5]),
-        "$.cases[0].arguments.positive_pairs[0]: expected two",
+        "$.cases[0].arguments.positive_pairs[0]: [0, 5] is out of range",
     ),
     ("supcon", put("cases.0.expected.loss", "nan"), "$.cases[0].expected.loss: expected a finite number, got 'nan'"),
-    ("supcon", put("cases.0.expected.loss", [1.0]), "$.cases[0].expected.loss: expected one value, got a list"),
+    ("supcon", put("cases.0.expected.loss", [1.0]), "$.cases[0].expected.loss: expected one value, got [1.0]"),
     ("supcon", put("cases.0.expected.loss", "2.5"), "$.cases[0].expected.loss: '2.5' is not valid"),
     (
         "supcon",
@@ -348,14 +355,14 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     (
         "supcon",
         put("cases.0.expected.gradient.5.2", "nan"),
-        "$.cases[0].expected.gradient[5][2]: expected a number, got",
+        "$.cases[0].expected.gradient[5][2]: 'nan' is not of type 'number'",
     ),
     ("supcon", put("cases.0.expected.gradient_left_out", TIE), "$.cases[0].expected"),
     # Cases 4 of supcon, 2 of nt_xent and 3 of nt_xent_pairwise have references, both of info_nce a second tower.
     (
         "supcon",
         put("cases.4.arguments.ref_embeddings.1.0", "1.5"),
-        "$.cases[4].arguments.ref_embeddings[1][0]: expected a number, got '1.5'",
+        "$.cases[4].arguments.ref_embeddings[1][0]: '1.5' is not of type 'number'",
     ),
     (
         "supcon",
@@ -372,33 +379,33 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
         put("cases.4.arguments.ref_embeddings.1.0", 1 / 3),
         "$.cases[4].dtypes: expected ['float64'], the dtypes that hold the embeddings",
     ),
-    ("supcon", remove("cases.4.arguments.ref_labels"), "$.cases[4].arguments: expected 'ref_labels' with ref_embedd"),
+    ("supcon", remove("cases.4.arguments.ref_labels"), "$.cases[4].arguments: expected 'ref_labels', got none"),
     (
         "supcon",
         put("cases.4.arguments.ref_labels", [0, 1]),
-        "$.cases[4].arguments.ref_labels: expected one entry per reference, 6, got 2",
+        "$.cases[4].arguments.ref_labels: expected shape [6], got [2]",
     ),
     (
         "supcon",
         put("cases.4.arguments.self_rows", [0, 1]),
-        "$.cases[4].arguments.self_rows: expected one entry per embedding, 4, got 2",
+        "$.cases[4].arguments.self_rows: expected shape [4], got [2]",
     ),
     (
         "supcon",
         put("cases.4.arguments.self_rows.0", 6),
-        "$.cases[4].arguments.self_rows[0]: expected a row in the range -1 to 5, got 6",
+        "$.cases[4].arguments.self_rows[0]: 6 is out of range",
     ),
     ("supcon", put("cases.4.arguments.self_rows.0", -2), "$.cases[4].arguments.self_rows[0]: -2 is less than the min"),
     ("supcon", put("cases.4.arguments.embeddings_b", [[1.0]]), "$.cases[4].arguments.embeddings_b: supcon_loss has no"),
     (
         "supcon",
         put("cases.0.arguments.self_rows", [-1] * 6),
-        "$.cases[0].arguments.self_rows: no such argument, or not",
+        "$.cases[0].arguments.self_rows: nothing that it belongs to",
     ),
     (
         "supcon",
         remove("cases.4.expected.gradients"),
-        "$.cases[4].expected.gradients: expected the gradients by ref_embeddings, got none",
+        "$.cases[4].expected.gradients: expected the gradients by ref_embeddings, got by nothing",
     ),
     (
         "supcon",
@@ -408,25 +415,25 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     (
         "supcon",
         put("cases.0.expected.gradients", {"ref_embeddings": [[1.0]]}),
-        "$.cases[0].expected.gradients: expected the gradients by nothing, got ref_embeddings",
+        "$.cases[0].expected.gradients: expected the gradients by nothing, got by ref_embeddings",
     ),
     ("supcon", put("cases.0.expected.gradients", {}), "$.cases[0].expected.gradients: {} should be non-empty"),
     ("supcon", put("cases.2.expected.gradients", {"negatives": [[1.0]]}), "$.cases[2].expected"),
     (
         "nt_xent",
         put("cases.1.arguments.partners.0", 3),
-        "$.cases[1].arguments.partners[0]: 3 is out of range, or the row itself",
+        "$.cases[1].arguments.partners[0]: 3 is out of range, the row itself",
     ),
-    ("nt_xent", put("cases.1.arguments.ref_labels", [0] * 6), "$.cases[1].arguments.ref_labels: no such argument"),
+    ("nt_xent", put("cases.1.arguments.ref_labels", [0] * 6), "$.cases[1].arguments.ref_labels: nt_xent_loss has no"),
     (
         "nt_xent_pairwise",
         put("cases.2.arguments.positives.1", [True] * 4),
-        "$.cases[2].arguments.positives[1]: expected 6 booleans",
+        "$.cases[2].arguments.positives: expected a matrix, got rows of",
     ),
     (
         "nt_xent_pairwise",
         put("cases.2.arguments.ref_labels", [0] * 6),
-        "$.cases[2].arguments.ref_labels: no such argument",
+        "$.cases[2].arguments.ref_labels: nothing that it belongs to",
     ),
     ("info_nce", remove("cases.0.arguments.embeddings_b"), "$.cases[0].arguments: {} should be non-empty"),
     ("info_nce", remove("cases.1.arguments.embeddings_b"), "$.cases[1].arguments: expected 'embeddings_b', got none"),
@@ -438,9 +445,9 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     (
         "info_nce",
         put("cases.1.arguments.negatives.1", [1.0]),
-        "$.cases[1].arguments.negatives[1]: has 1 entries, the first row 3",
+        "$.cases[1].arguments.negatives: expected a matrix, got rows of",
     ),
-    ("info_nce", put("cases.0.arguments.labels", [0] * 4), "$.cases[0].arguments: info_nce_loss takes no labels"),
+    ("info_nce", put("cases.0.arguments.labels", [0] * 4), "$.cases[0].arguments.labels: info_nce_loss has no"),
     ("info_nce", put("cases.0.keywords.direction", "a->b"), "$.cases[0].keywords.direction: 'a->b' is not one of"),
     ("info_nce", put("cases.0.keywords.direction", "both"), "$.cases[0].keywords.direction: 'both' is the default"),
     ("info_nce", put("cases.0.keywords.anchors", [True] * 4), "$.cases[0].keywords.anchors: info_nce_loss has no such"),
@@ -883,7 +890,9 @@ def test_a_choice_to_leave_the_gradient_out_stays(small: Path) -> None:
 
 def test_a_rebuild_refuses_what_it_does_not_know(small: Path) -> None:
     edit(small, "supcon", put("cases.1.comment", "x"))
-    assert error(small, prove_golden) == "golden/supcon.json: $.cases[1].comment: no case has such a field"
+    assert error(small, prove_golden) == (
+        "golden/supcon.json: $.cases[1]: Additional properties are not allowed ('comment' was unexpected)"
+    )
     edit(small, "supcon", remove("cases.1.comment"))
     edit(small, "supcon", put("cases.1.flags", ["mystery"]))
     assert error(small, prove_golden).startswith(

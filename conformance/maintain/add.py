@@ -27,6 +27,7 @@ from ..judge.options import Selection, UsageError
 from ..judge.verify import expected_counts, repeat_line, run
 from ..suite.cases import MATRICES, Case
 from ..suite.catalogue import LOSSES
+from ..suite.flags import first_untrue
 from ..suite.golden import (
     ARGUMENTS,
     DTYPES,
@@ -377,6 +378,9 @@ def add(
     if not flags or len(set(flags)) < len(flags):
         raise Refused(f"--flag: expected at least one flag, each once; known: {', '.join(known)}")
     case = make_case(batch, note)
+    untrue = first_untrue(case, flags)
+    if untrue is not None:
+        raise Refused(f"--flag: {untrue}")
     _refuse_known(case, load_golden(root))
     if not dry_run:
         with fixtures_at(root):

@@ -16,7 +16,6 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.records import BY_CHOICE, Expected
 from ..suite.store import (
-    check_format,
     dump_json,
     fixtures_root,
     read_json,
@@ -128,11 +127,8 @@ def _rebuilt(root: Path, processes: int | None, quiet: bool) -> tuple[dict[str, 
     files: dict[str, Any] = {}
     jobs: list[tuple[Case, bool]] = []
     for name in golden.golden_files(root):
-        data = read_json(root, name)
-        check_format(name, data, golden.FORMAT)
-        files[name] = data
-        for k, (case, raw) in enumerate(zip(golden.inputs_of(name, data), data["cases"], strict=True)):
-            golden.check_flags(name, k, raw["flags"], flags)
+        files[name] = data = golden.read_inputs(root, name)
+        for case, raw in zip(golden.inputs_of(name, data, flags), data["cases"], strict=True):
             stored = raw.get("expected")
             chosen = isinstance(stored, Mapping) and stored.get("gradient_left_out") == BY_CHOICE
             jobs.append((case, not chosen))

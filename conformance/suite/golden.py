@@ -6,20 +6,20 @@ A case says what goes in and what must come out. Values are stored, never the se
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .cases import MATRICES, Case
+from .cases import Case
 from .catalogue import LOSSES, Loss
+from .flags import first_untrue
 from .records import Expected
-from .store import FixtureError, check_manifest, fixtures_root, read_checked
+from .store import FixtureError, check_format, check_manifest, fixtures_root, read_checked, read_json, schema_validator
 
 FORMAT = "pairproof-golden/1"
 FLAGS_FORMAT = "pairproof-golden-flags/1"
@@ -40,12 +40,27 @@ TARGETS = ("labels", "positives", "partners", "positive_pairs")
 ARGUMENTS = (*TARGETS, "embeddings_b", "negatives", "ref_embeddings", "ref_labels", "self_rows")
 """What stands among the arguments of a case, in this order, whether the functions take it by position or by keyword."""
 
-INPUT_FIELDS = ("id", "flags", "note", "embeddings", "arguments", "keywords")
 COMPUTED_FIELDS = ("dtypes", "expected")
 
-EXCEPTIONS: Mapping[str, type[Exception]] = MappingProxyType({"type": TypeError, "value": ValueError})
+SHAPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "embeddings": ("N", "D"),
+        "embeddings_a": ("N", "D"),
+        "embeddings_b": ("N", "D"),
+        "negatives": ("K", "D"),
+        "ref_embeddings": ("M", "D"),
+        "labels": ("N",),
+        "partners": ("N",),
+        "positives": ("N", "M"),
+        "positive_pairs": ("P", "2"),
+        "ref_labels": ("M",),
+        "self_rows": ("N",),
+        "anchors": ("N",),
+    }
+)
+"""The shape of every array of a case. Without ref_embeddings M is N; K and P are free."""
 
-Fail = Callable[[str, str], NoReturn]
+EXCEPTIONS: Mapping[str, type[Exception]] = MappingProxyType({"type": TypeError, "value": ValueError})
 
 
 @dataclass(frozen=True)
@@ -141,30 +156,23 @@ def load_errors(root: Path | None = None) -> list[ErrorCase]:
     root = fixtures_root() if root is None else root
     check_manifest(root)
     data = read_checked(root, ERRORS, ERRORS_FORMAT, ERRORS_SCHEMA)
-
-    def fail(path: str, message: str) -> NoReturn:
-        raise FixtureError(f"{ERRORS}: {path}: {message}")
-
     for loss in data["good"]:
         if loss not in LOSSES:
-            fail("$.good", f"unknown loss {loss!r}; known: {', '.join(LOSSES)}")
+            raise FixtureError(f"{ERRORS}: $.good: unknown loss {loss!r}; known: {', '.join(LOSSES)}")
+    _check_ids(f"{ERRORS}: $", data["cases"])
     cases = []
-    seen: set[str] = set()
     for k, raw in enumerate(data["cases"]):
-        path = f"$.cases[{k}]"
-        if raw["id"] in seen:
-            fail(f"{path}.id", f"{raw['id']!r} stands twice")
-        seen.add(raw["id"])
+        path = f"{ERRORS}: $.cases[{k}]"
         for loss in raw["losses"]:
             if loss not in data["good"]:
-                fail(path, f"$.good has no call of {loss}")
+                raise FixtureError(f"{path}: $.good has no call of {loss}")
             known = {*LOSSES[loss].embeddings, LOSSES[loss].targets, *LOSSES[loss].keywords}
             for name in (*raw["changes"], raw["expected"]["argument"]):
                 if name not in known:
-                    fail(path, f"{LOSSES[loss].function} has no argument {name!r}")
+                    raise FixtureError(f"{path}: {LOSSES[loss].function} has no argument {name!r}")
             given = {**data["good"][loss], **raw["changes"]}
             arguments = {
-                name: _typed(f"{path}.changes.{name}", value, fail)
+                name: _typed(f"{path}.changes.{name}", value)
                 for name, value in given.items()
                 if value["kind"] != "absent"
             }
@@ -238,7 +246,7 @@ def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> 
         "dtypes": [dtype for dtype in DTYPES if case.holds_in(dtype)],
         "embeddings": case.embeddings.tolist(),
         "arguments": {name: given[name] for name in sorted(given, key=ARGUMENTS.index)},
-        "keywords": {name: _plain(value) for name, value in case.keywords.items()},
+        "keywords": dict(case.keywords),
         "expected": results,
     }
 
@@ -253,36 +261,27 @@ def _integers(value: Any) -> Any:
     return str(value) if not isinstance(value, bool) and abs(value) >= EXACT_INTEGERS else value
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def thinned(value: Any) -> Any:
+    """JSON whose matrices of numbers have one row; the rest of them is checked faster than a schema does it."""
+    if isinstance(value, Mapping):
+        return {key: thinned(item) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    if all(isinstance(row, list) and all(type(x) in (int, float) for x in row) for row in value):
+        return value[:1]
+    return [thinned(item) for item in value]
 
 
-def thinned(data: Any) -> Any:
-    """A golden file with one row of each matrix: the numbers are checked here, a hundred times faster than a schema."""
-    if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
-        return data
-
-    def thin(matrix: Any) -> Any:
-        plain = isinstance(matrix, list) and all(isinstance(row, list) for row in matrix)
-        return matrix[:1] if plain else matrix
-
-    def thin_in(fields: Any, names: Collection[str]) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        return {key: thin(value) if key in names else value for key, value in fields.items()}
-
-    cases = []
-    for raw in data["cases"]:
-        if isinstance(raw, dict):
-            raw = thin_in(raw, ("embeddings",))
-            if "arguments" in raw:
-                raw["arguments"] = thin_in(raw["arguments"], MATRICES)
-            if isinstance(raw.get("expected"), dict):
-                raw["expected"] = thin_in(raw["expected"], ("gradient",))
-                if "gradients" in raw["expected"]:
-                    raw["expected"]["gradients"] = thin_in(raw["expected"]["gradients"], MATRICES)
-        cases.append(raw)
-    return {**data, "cases": cases}
+def read_inputs(root: Path, name: str) -> Any:
+    """The content of a golden file, of which what can be computed may be missing or wrong."""
+    data = read_json(root, name)
+    check_format(name, data, FORMAT)
+    schema = read_json(root, SCHEMA)
+    case = schema["$defs"]["case"]
+    case["required"] = [field for field in case["required"] if field not in COMPUTED_FIELDS]
+    case["properties"] |= dict.fromkeys(COMPUTED_FIELDS, True)
+    schema_validator(schema)(name, thinned(data))
+    return data
 
 
 def read_flags(root: Path) -> dict[str, Flag]:
@@ -294,248 +293,216 @@ def read_flags(root: Path) -> dict[str, Flag]:
 
 
 def _cases(name: str, data: Any, flags: Mapping[str, Flag]) -> list[GoldenCase]:
-    def fail(path: str, message: str) -> NoReturn:
-        raise FixtureError(f"{name}: {path}: {message}")
-
     loaded = []
-    for k, (case, raw) in enumerate(zip(inputs_of(name, data), data["cases"], strict=True)):
-        path = f"$.cases[{k}]"
-        check_flags(name, k, raw["flags"], flags)
+    for k, (case, raw) in enumerate(zip(inputs_of(name, data, flags), data["cases"], strict=True)):
+        path = f"{name}: $.cases[{k}]"
         held = [dtype for dtype in DTYPES if case.holds_in(dtype)]
         if raw["dtypes"] != held:
-            fail(f"{path}.dtypes", f"expected {held}, the dtypes that hold the embeddings, got {raw['dtypes']}")
-        expected = _expected(f"{path}.expected", case, raw["expected"], fail)
+            raise FixtureError(
+                f"{path}.dtypes: expected {held}, the dtypes that hold the embeddings, got {raw['dtypes']}"
+            )
+        expected = _expected(f"{path}.expected", case, raw["expected"])
         loaded.append(GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(raw["dtypes"]), expected))
     return loaded
 
 
-def check_flags(name: str, k: int, used: Sequence[str], flags: Mapping[str, Flag]) -> None:
-    """Raise a FixtureError where a flag of a file's case k is not explained."""
-    for j, flag in enumerate(used):
-        if flag not in flags:
-            raise FixtureError(f"{name}: $.cases[{k}].flags[{j}]: {FLAGS} does not explain {flag!r}")
+def inputs_of(name: str, data: Any, flags: Mapping[str, Flag]) -> list[Case]:
+    """The cases of a file without their results, everything checked that a schema cannot say.
 
-
-def inputs_of(name: str, data: Any) -> list[Case]:
-    """The cases of a file without their results, everything checked that a schema cannot say."""
-
-    def fail(path: str, message: str) -> NoReturn:
-        raise FixtureError(f"{name}: {path}: {message}")
-
-    stem = Path(name).stem
-    if data.get("loss") != stem:
-        fail("$.loss", f"expected {stem!r}, the file's stem, got {data.get('loss')!r}")
-    loss = LOSSES[stem]
-    if data.get("function") != loss.function:
-        fail("$.function", f"expected {loss.function!r}, got {data.get('function')!r}")
-    if not isinstance(data.get("cases"), list):
-        fail("$.cases", "expected a list")
+    Args:
+        name: of the file.
+        data: its content, which the schema allows.
+        flags: the explanation of every flag.
+    """
+    loss = LOSSES[Path(name).stem]
+    for key, wanted in (("loss", loss.name), ("function", loss.function)):
+        if data[key] != wanted:
+            raise FixtureError(f"{name}: $.{key}: expected {wanted!r}, got {data[key]!r}")
+    _check_ids(f"{name}: $", data["cases"])
     cases = []
-    seen: set[str] = set()
     for k, raw in enumerate(data["cases"]):
-        path = f"$.cases[{k}]"
-        if not isinstance(raw, Mapping):
-            fail(path, "expected an object")
-        for key in INPUT_FIELDS:
-            if key not in raw:
-                fail(path, f"expected {key!r}, got none")
-        for key in raw:
-            if key not in (*INPUT_FIELDS, *COMPUTED_FIELDS):
-                fail(f"{path}.{key}", "no case has such a field")
-        identity = raw["id"]
-        if not isinstance(identity, str) or not re.fullmatch(f"{stem}/[a-z0-9]+(-[a-z0-9]+)*", identity):
-            fail(f"{path}.id", f"expected {stem!r}, a slash and a name in small letters and hyphens, got {identity!r}")
-        if identity in seen:
-            fail(f"{path}.id", f"{identity!r} stands twice")
-        seen.add(identity)
-        embeddings = _matrix(f"{path}.embeddings", raw["embeddings"], fail)
-        given = raw["arguments"] if isinstance(raw["arguments"], Mapping) else {}
-        if len(embeddings) < 2 and not any(name in given for name in MATRICES):
-            fail(f"{path}.embeddings", f"expected at least 2 rows, got {len(embeddings)}")
-        keywords = _keywords(f"{path}.keywords", stem, raw["keywords"], len(embeddings), fail)
-        others = _others(f"{path}.arguments", stem, raw["arguments"], embeddings.shape, fail)
-        columns = len(others.get("ref_embeddings", embeddings))
-        arguments = _arguments(f"{path}.arguments", stem, raw["arguments"], len(embeddings), columns, fail)
-        case = Case(f"golden/{identity}", stem, embeddings, arguments, keywords, why=raw["note"], others=others)
-        if case.option("similarity") == "cosine":
-            for where, matrix in {"embeddings": embeddings, **{f"arguments.{k}": v for k, v in others.items()}}.items():
-                for i, row in enumerate(matrix):
-                    if not row.any():
-                        fail(f"{path}.{where}[{i}]", "a zero vector has no cosine")
-        cases.append(case)
+        path = f"{name}: $.cases[{k}]"
+        if not raw["id"].startswith(f"{loss.name}/"):
+            raise FixtureError(f"{path}.id: expected {loss.name!r}, a slash and a name, got {raw['id']!r}")
+        cases.append(_case(path, loss, raw))
+        for j, flag in enumerate(raw["flags"]):
+            if flag not in flags:
+                raise FixtureError(f"{path}.flags[{j}]: {FLAGS} does not explain {flag!r}")
+        untrue = first_untrue(cases[-1], raw["flags"])
+        if untrue is not None:
+            raise FixtureError(f"{path}.flags: {untrue}")
     return cases
 
 
-def _matrix(path: str, rows: Any, fail: Fail) -> npt.NDArray[np.float64]:
-    """Finite numbers [N, D]."""
-    if not isinstance(rows, list) or not rows:
-        fail(path, "expected a matrix of numbers")
-    for i, row in enumerate(rows):
-        if not isinstance(row, list) or not row:
-            fail(f"{path}[{i}]", "expected a row of numbers")
-        if len(row) != len(rows[0]):
-            fail(f"{path}[{i}]", f"has {len(row)} entries, the first row {len(rows[0])}")
-        for d, x in enumerate(row):
-            if type(x) is not float and type(x) is not int:
-                fail(f"{path}[{i}][{d}]", f"expected a number, got {x!r}")
-            if not math.isfinite(x):
-                fail(f"{path}[{i}][{d}]", f"expected a finite number, got {x!r}")
-    return np.array(rows, dtype=np.float64)
+def _check_ids(path: str, cases: Sequence[Mapping[str, Any]]) -> None:
+    seen: set[str] = set()
+    for k, raw in enumerate(cases):
+        if raw["id"] in seen:
+            raise FixtureError(f"{path}.cases[{k}].id: {raw['id']!r} stands twice")
+        seen.add(raw["id"])
 
 
-def _keywords(path: str, name: str, raw: Any, n: int, fail: Fail) -> dict[str, Any]:
-    loss = LOSSES[name]
-    if not isinstance(raw, Mapping):
-        fail(path, "expected an object")
-    keywords: dict[str, Any] = {}
+def _case(path: str, loss: Loss, raw: Mapping[str, Any]) -> Case:
+    """The case of an entry."""
+    given = {loss.embeddings[0]: raw["embeddings"], **raw["arguments"]}
+    _check_arguments(f"{path}.arguments", loss, given)
+    keywords = _keywords(f"{path}.keywords", loss, raw["keywords"])
+    if len(raw["embeddings"]) < 2 and "ref_embeddings" not in given and not loss.two_towers:
+        raise FixtureError(f"{path}.embeddings: expected at least 2 rows, got {len(raw['embeddings'])}")
+    sizes = {"2": 2}
+    if "ref_embeddings" in given:
+        sizes["M"] = len(given["ref_embeddings"])
+    arrays: dict[str, Any] = {}
+    for name, value in (given | {name: x for name, x in keywords.items() if name == "anchors"}).items():
+        group = "keywords." if name == "anchors" else "" if name == loss.embeddings[0] else "arguments."
+        where = f"{path}.{group}{'embeddings' if name == loss.embeddings[0] else name}"
+        if name.endswith("labels"):
+            value = [_label(f"{where}[{i}]", x) for i, x in enumerate(value)]
+        arrays[name] = _array(where, name, value, sizes)
+        sizes.setdefault("M", sizes["N"])
+    _check_rows(f"{path}.arguments", arrays, sizes["N"], sizes["M"])
+    matrices = {name: arrays[name] for name in (*loss.embeddings, *loss.matrices) if name in given}
+    if keywords.get("similarity", loss.keywords["similarity"]) == "cosine":
+        for name, matrix in matrices.items():
+            where = "embeddings" if name == loss.embeddings[0] else f"arguments.{name}"
+            for i in np.flatnonzero(~matrix.any(axis=1)):
+                raise FixtureError(f"{path}.{where}[{i}]: a zero vector has no cosine")
+    return Case(
+        f"golden/{raw['id']}",
+        loss.name,
+        matrices.pop(loss.embeddings[0]),
+        {
+            name: arrays[name].tolist() if name.endswith("labels") else value
+            for name, value in raw["arguments"].items()
+            if name not in matrices
+        },
+        keywords,
+        why=raw["note"],
+        others=matrices,
+    )
+
+
+def _check_arguments(path: str, loss: Loss, given: Mapping[str, Any]) -> None:
+    """That a case has the arguments of its loss: the positives in one way, and what belongs to references with them."""
+    for name in given:
+        if name not in (*loss.embeddings, loss.targets, *loss.keywords):
+            raise FixtureError(f"{path}.{name}: {loss.function} has no such argument")
+    targets = [name for name in TARGETS if name in given]
+    if len(targets) != bool(loss.targets):
+        wanted = [name for name in TARGETS if name == loss.targets or name in loss.keywords]
+        raise FixtureError(f"{path}: expected exactly one of {', '.join(wanted)}, got {', '.join(targets) or 'none'}")
+    references = "ref_embeddings" in given
+    belongs = {"ref_labels": references and "labels" in given, "self_rows": references}
+    for name, allowed in belongs.items():
+        if name in given and not allowed:
+            raise FixtureError(f"{path}.{name}: nothing that it belongs to is given")
+    needed = [*loss.embeddings, *(["ref_labels"] if belongs["ref_labels"] else [])]
+    for name in needed:
+        if name not in given:
+            raise FixtureError(f"{path}: expected {name!r}, got none")
+
+
+def _keywords(path: str, loss: Loss, raw: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in raw.items():
-        where = f"{path}.{key}"
         if key not in loss.keywords or key in ARGUMENTS:
-            fail(where, f"{loss.function} has no such keyword")
-        if key in loss.choices:
-            if value not in loss.choices[key]:
-                fail(where, f"expected one of {', '.join(loss.choices[key])}, got {value!r}")
-        elif key == "anchors":
-            if not isinstance(value, list) or len(value) != n or any(type(x) is not bool for x in value):
-                fail(where, f"expected {n} booleans")
-        elif type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
-            fail(where, f"expected a positive finite number, got {value!r}")
+            raise FixtureError(f"{path}.{key}: {loss.function} has no such keyword")
+        choices = loss.choices.get(key)
+        if choices and value not in choices:
+            raise FixtureError(f"{path}.{key}: expected one of {', '.join(choices)}, got {value!r}")
+        if not choices and isinstance(value, str):
+            raise FixtureError(f"{path}.{key}: expected a number, got {value!r}")
         if value == loss.keywords[key]:
-            fail(where, f"{value!r} is the default, which is left out")
-        keywords[key] = float(value) if key.endswith("temperature") else value
-    return keywords
+            raise FixtureError(f"{path}.{key}: {value!r} is the default, which is left out")
+    return {key: float(value) if key.endswith("temperature") else value for key, value in raw.items()}
 
 
-def _others(path: str, name: str, raw: Any, shape: tuple[int, ...], fail: Fail) -> dict[str, npt.NDArray[np.float64]]:
-    """The float matrices beside the embeddings, by name."""
-    loss = LOSSES[name]
-    if not isinstance(raw, Mapping):
-        fail(path, "expected an object")
-    for key in loss.embeddings[1:]:
-        if key not in raw:
-            fail(path, f"expected {key!r}, got none")
-    others: dict[str, npt.NDArray[np.float64]] = {}
-    for key in MATRICES:
-        if key not in raw:
-            continue
-        if key not in (*loss.embeddings, *loss.matrices):
-            fail(f"{path}.{key}", f"{loss.function} has no such argument")
-        others[key] = _matrix(f"{path}.{key}", raw[key], fail)
-        wanted = shape if key in loss.embeddings else (len(others[key]), shape[1])
-        if others[key].shape != wanted:
-            fail(f"{path}.{key}", f"expected shape {list(wanted)}, got {list(others[key].shape)}")
-    return others
+def _array(path: str, name: str, value: Any, sizes: dict[str, int]) -> npt.NDArray[Any]:
+    """An array of a case, of the shape that ``SHAPES`` gives it; sizes that are new are entered."""
+    dtype = np.float64 if "D" in SHAPES[name] else None
+    try:
+        array: npt.NDArray[Any] = np.array(value, dtype=dtype)
+    except ValueError:
+        raise FixtureError(f"{path}: expected a matrix, got rows of different lengths") from None
+    if not len(array) and name == "positive_pairs":
+        array = np.zeros((0, 2), dtype=np.int64)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        where = "".join(f"[{i}]" for i in np.argwhere(~np.isfinite(array))[0])
+        raise FixtureError(f"{path}{where}: expected a finite number")
+    symbols = SHAPES[name]
+    expected = tuple(sizes.get(symbol, found) for symbol, found in zip(symbols, array.shape, strict=False))
+    if len(array.shape) != len(symbols) or array.shape != expected:
+        raise FixtureError(f"{path}: expected shape {list(expected)}, got {list(array.shape)}")
+    sizes.update(zip(symbols, array.shape, strict=True))
+    return array
 
 
-def _arguments(path: str, name: str, raw: Mapping[str, Any], n: int, columns: int, fail: Fail) -> dict[str, Any]:
-    """Who is whose positive, and which reference is which anchor; ``columns`` rows are contrasted with."""
-    loss = LOSSES[name]
-    allowed = [key for key in (loss.targets, "positives") if key and (key == loss.targets or key in loss.keywords)]
-    given = [key for key in raw if key in TARGETS]
-    if len(given) != (1 if allowed else 0) or any(key not in allowed for key in given):
-        fail(path, f"expected one of {', '.join(allowed)}" if allowed else f"{loss.function} takes no {given[0]}")
-    further = []
-    if "ref_embeddings" in raw:
-        further = ["ref_labels"] if given == ["labels"] else []
-        for key in further:
-            if key not in raw:
-                fail(path, f"expected {key!r} with ref_embeddings and labels, got none")
-        further.append("self_rows")
-    found: dict[str, Any] = {}
-    for key, value in raw.items():
-        if key in MATRICES:
-            continue
-        if key not in (*given, *further):
-            fail(f"{path}.{key}", "no such argument, or nothing that it belongs to")
-        found[key] = _argument(f"{path}.{key}", key, value, n, columns, raw, fail)
-    return found
+def _label(path: str, value: Any) -> int:
+    """A label as an integer. Those that float64 cannot hold apart are written as strings."""
+    number = int(value)
+    if isinstance(value, str) != (abs(number) >= EXACT_INTEGERS) or not -(2**63) <= number < 2**63:
+        raise FixtureError(f"{path}: expected an integer below 2^53 or the digits of a larger int64, got {value!r}")
+    return number
 
 
-def _argument(path: str, key: str, value: Any, n: int, columns: int, raw: Mapping[str, Any], fail: Fail) -> Any:
-    references = "ref_embeddings" in raw
-    if not isinstance(value, list):
-        fail(path, "expected a list")
-    if key == "positive_pairs":
-        for k, pair in enumerate(value):
-            good = isinstance(pair, list) and len(pair) == 2 and all(type(x) is int and 0 <= x < n for x in pair)
-            if not good:
-                fail(f"{path}[{k}]", f"expected two rows in the range 0 to {n - 1}, got {pair!r}")
-        return value
-    count, what = (columns, "reference") if key == "ref_labels" else (n, "embedding")
-    if len(value) != count:
-        fail(path, f"expected one entry per {what}, {count}, got {len(value)}")
-    for i, x in enumerate(value):
-        where = f"{path}[{i}]"
-        if key == "positives":
-            if not isinstance(x, list) or len(x) != columns or any(type(entry) is not bool for entry in x):
-                fail(where, f"expected {columns} booleans")
-        elif key == "self_rows":
-            if type(x) is not int or not -1 <= x < columns:
-                fail(where, f"expected a row in the range -1 to {columns - 1}, got {x!r}")
-        elif key == "partners" and references:
-            own = raw.get("self_rows", [-1] * n)
-            if type(x) is not int or not 0 <= x < columns or (isinstance(own, list) and own[i : i + 1] == [x]):
-                fail(where, f"{x!r} is out of range, or the row itself")
-        elif key == "partners":
-            if type(x) is not int or not 0 <= x < n or x == i or value[x] != i:
-                fail(where, f"{x!r} is out of range, the row itself, or not mutual")
-        elif isinstance(x, str):
-            digits = re.fullmatch("-?[1-9][0-9]*", x)
-            if not digits or abs(int(x)) < EXACT_INTEGERS or not -(2**63) <= int(x) < 2**63:
-                fail(where, f"expected the digits of an int64 of 2^53 or beyond, got {x!r}")
-        elif type(x) is not int or abs(x) >= EXACT_INTEGERS:
-            fail(where, f"expected an integer below 2^53 or its digits in a string, got {x!r}")
-    return [int(x) for x in value] if key.endswith("labels") else value
+def _check_rows(path: str, arrays: Mapping[str, npt.NDArray[Any]], n: int, columns: int) -> None:
+    """That partners, pairs and self_rows are rows, and that no row is its own partner."""
+    self_rows = arrays.get("self_rows", np.full(n, -1))
+    wrong = {"self_rows": (self_rows < -1) | (self_rows >= columns)}
+    if "positive_pairs" in arrays:
+        pairs = arrays["positive_pairs"]
+        wrong["positive_pairs"] = ((pairs < 0) | (pairs >= n)).any(axis=1)
+    if "partners" in arrays:
+        partners = arrays["partners"]
+        wrong["partners"] = (partners < 0) | (partners >= columns) | (partners == self_rows)
+        if "ref_embeddings" not in arrays and not wrong["partners"].any():
+            wrong["partners"] = (partners == np.arange(n)) | (partners[partners] != np.arange(n))
+    for name, bad in wrong.items():
+        for i in np.flatnonzero(bad):
+            value = arrays[name][i].tolist()
+            raise FixtureError(
+                f"{path}.{name}[{i}]: {value} is out of range{', the row itself, or not mutual' * (name == 'partners')}"
+            )
 
 
-def _expected(path: str, case: Case, raw: Mapping[str, Any], fail: Fail) -> Expected:
-    counted = case.counted()
-    nan = case.undefined()
-    undefined = [i in nan for i in counted]
-
-    def value(where: str, x: Any, nan: bool) -> float:
-        number = float(x)
-        if nan != math.isnan(number) or (not nan and not math.isfinite(number)):
-            fail(where, f"expected {'nan' if nan else 'a finite number'}, got {x!r}")
-        return number
-
-    def values(where: str, entries: Any) -> tuple[float, ...]:
-        if not isinstance(entries, list) or len(entries) != len(counted):
-            fail(where, f"expected a list of {len(counted)}, one value per counted anchor")
-        return tuple(value(f"{where}[{k}]", x, nan) for k, (x, nan) in enumerate(zip(entries, undefined, strict=True)))
-
-    loss: float | tuple[float, ...]
-    if case.option("reduction") == "none":
-        loss = values(f"{path}.loss", raw["loss"])
-    elif isinstance(raw["loss"], list):
-        fail(f"{path}.loss", "expected one value, got a list")
-    else:
-        loss = value(f"{path}.loss", raw["loss"], any(undefined))
-    left_out = raw.get("gradient_left_out")
-    if (raw["gradient"] is None) != (left_out is not None):
-        fail(f"{path}.gradient", "expected a gradient, or null and gradient_left_out with the reason")
+def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
+    counted, undefined = case.counted(), case.undefined()
+    nan = [i in undefined for i in counted]
+    many = case.option("reduction") == "none"
+    if isinstance(raw["loss"], list) != many:
+        raise FixtureError(f"{path}.loss: expected {'a list' if many else 'one value'}, got {raw['loss']!r}")
+    values = _values(f"{path}.loss", raw["loss"] if many else [raw["loss"]], nan if many else [any(nan)])
+    anchors = _values(f"{path}.anchors", raw["anchors"], nan)
     gradients: dict[str, npt.NDArray[np.float64]] = {}
     if raw["gradient"] is not None:
-        by_others = raw.get("gradients", {})
-        if set(by_others) != set(case.others):
-            named = ", ".join(case.others) or "nothing"
-            fail(f"{path}.gradients", f"expected the gradients by {named}, got {', '.join(by_others) or 'none'}")
-        for where, name in {"gradient": case.first, **{f"gradients.{name}": name for name in case.others}}.items():
-            stored = raw["gradient"] if name == case.first else by_others[name]
-            gradients[name] = _matrix(f"{path}.{where}", stored, fail)
-            shape = case.matrices[name].shape
-            if gradients[name].shape != shape:
-                fail(f"{path}.{where}", f"expected shape {list(shape)}, got {list(gradients[name].shape)}")
+        stored = {case.first: raw["gradient"], **raw.get("gradients", {})}
+        if set(stored) != set(case.matrices):
+            wanted, got = (", ".join(set(names) - {case.first}) or "nothing" for names in (case.others, stored))
+            raise FixtureError(f"{path}.gradients: expected the gradients by {wanted}, got by {got}")
+        for name, rows in stored.items():
+            where = f"{path}.gradient" if name == case.first else f"{path}.gradients.{name}"
+            sizes = dict(zip(SHAPES[name], case.matrices[name].shape, strict=True))
+            gradients[name] = _array(where, name, rows, sizes)
     return Expected(
-        loss=loss,
-        anchors=dict(zip(counted, values(f"{path}.anchors", raw["anchors"]), strict=True)),
+        loss=values if many else values[0],
+        anchors=dict(zip(counted, anchors, strict=True)),
         gradient=gradients.pop(case.first, None),
-        gradient_left_out=left_out,
+        gradient_left_out=raw.get("gradient_left_out"),
         other_gradients=gradients,
     )
 
 
-def _typed(path: str, value: Mapping[str, Any], fail: Fail) -> Any:
+def _values(path: str, entries: Sequence[Any], nan: Sequence[bool]) -> tuple[float, ...]:
+    """Results, finite except where they must be NaN."""
+    values = tuple(map(float, entries))
+    if len(values) != len(nan):
+        raise FixtureError(f"{path}: expected a list of {len(nan)}, one value per counted anchor, got {len(values)}")
+    for entry, value, undefined in zip(entries, values, nan, strict=True):
+        if math.isnan(value) != undefined or math.isinf(value):
+            raise FixtureError(f"{path}: expected {'nan' if undefined else 'a finite number'}, got {entry!r}")
+    return values
+
+
+def _typed(path: str, value: Mapping[str, Any]) -> Any:
     """An argument of an error case."""
     kind = value["kind"]
     if kind == "none":
@@ -547,5 +514,5 @@ def _typed(path: str, value: Mapping[str, Any], fail: Fail) -> Any:
     shape = tuple(value["shape"])
     entries = value["values"]
     if len(entries) != math.prod(shape):
-        fail(path, f"expected {math.prod(shape)} values for shape {list(shape)}, got {len(entries)}")
+        raise FixtureError(f"{path}: expected {math.prod(shape)} values for shape {list(shape)}, got {len(entries)}")
     return np.array([float(x) if isinstance(x, str) else x for x in entries], dtype=value["dtype"]).reshape(shape)
