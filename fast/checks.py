@@ -9,19 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import cast, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from .engine import MODERATE, Backend, Denominator, References, Similarity, Targets, device, measure
+from .engine import Backend, Denominator, Policy, References, Rule, Similarity, Sizes, Targets, measure
+from .engine.device import reads_values
 
+REDUCTIONS = ("mean", "sum", "none")
+PAIR_REDUCTIONS = (*REDUCTIONS, "mean_pairs")
 SIMILARITIES: tuple[str, ...] = get_args(Similarity)
 DENOMINATORS: tuple[str, ...] = get_args(Denominator)
 NO_POSITIVE = ("zero", "drop", "nan")
 NO_NEGATIVE = ("zero", "nan")
-REDUCTIONS = ("mean", "sum", "none")
-PAIR_REDUCTIONS = (*REDUCTIONS, "mean_pairs")
 DIRECTIONS = ("both", "a_to_b", "b_to_a")
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
@@ -59,7 +60,7 @@ def check_temperature(value: object, *, validate: bool = False) -> None:
         raise TypeError(f"temperature: expected a floating dtype, got {value.dtype}")
     if value.ndim:
         raise ValueError(f"temperature: expected a number or a tensor without dimension, got shape {_shape(value)}")
-    if _reads_values(value, validate):
+    if reads_values(value, validate):
         check_number("temperature", float(value.detach()))
 
 
@@ -74,18 +75,13 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def check_options(
-    temperature: object,
-    base_temperature: object,
+    rule: Rule,
+    policy: Policy,
+    backend: object,
     *,
-    similarity: object,
-    reduction: object,
-    denominator: object = "all",
-    no_positive: object = "zero",
-    no_negative: object = "zero",
-    direction: object = "both",
-    backend: object = "auto",
-    validate: bool = False,
+    validate: bool,
     reductions: Sequence[str] = REDUCTIONS,
+    direction: object = "both",
 ) -> None:
     """Check the options of a loss; those that it lacks keep a valid default.
 
@@ -93,16 +89,19 @@ def check_options(
         TypeError: a temperature is no number.
         ValueError: a temperature is not positive and finite, or an option has an unknown value.
     """
-    check_temperature(temperature, validate=validate)
-    if base_temperature is not None:
-        check_number("base_temperature", base_temperature)
-    check_choice("similarity", similarity, SIMILARITIES)
-    check_choice("denominator", denominator, DENOMINATORS)
-    check_choice("no_positive", no_positive, NO_POSITIVE)
-    check_choice("no_negative", no_negative, NO_NEGATIVE)
-    check_choice("reduction", reduction, reductions)
-    check_choice("direction", direction, DIRECTIONS)
-    check_choice("backend", backend, BACKENDS)
+    check_temperature(rule.temperature, validate=validate)
+    if policy.base_temperature is not None:
+        check_number("base_temperature", policy.base_temperature)
+    for name, value, choices in (
+        ("similarity", rule.similarity, SIMILARITIES),
+        ("denominator", rule.denominator, DENOMINATORS),
+        ("no_positive", policy.no_positive, NO_POSITIVE),
+        ("no_negative", policy.no_negative, NO_NEGATIVE),
+        ("reduction", policy.reduction, reductions),
+        ("direction", direction, DIRECTIONS),
+        ("backend", backend, BACKENDS),
+    ):
+        check_choice(name, value, choices)
 
 
 def check_embeddings(
@@ -113,7 +112,7 @@ def check_embeddings(
     name: str = "embeddings",
     shape: str = "[N, D]",
     least: int = 2,
-) -> tuple[Tensor, Tensor | None]:
+) -> Sizes | None:
     """Check embeddings ``[N, D]``, D >= 1, real floating, and where values are read: finite, no zero row.
 
     Args:
@@ -125,7 +124,7 @@ def check_embeddings(
         least: the fewest rows allowed.
 
     Returns:
-        The embeddings, and where values were read and are of moderate size their norms ``[N, 1]`` in float64.
+        What the engine measured of the rows, where values were read.
 
     Raises:
         TypeError: not a tensor, or not of a floating dtype.
@@ -141,30 +140,26 @@ def check_embeddings(
         raise ValueError(f"{name}: expected at least {least} {rows}, got shape {_shape(tensor)}")
     if tensor.shape[1] < 1:
         raise ValueError(f"{name}: expected at least 1 column, got shape {_shape(tensor)}")
-    if not _reads_values(tensor, validate):
-        return tensor, None
+    sizes = measure(tensor) if reads_values(tensor, validate) else None
     # One number per row decides: NaN and infinity both survive it, and only a zero row gives zero.
-    narrow = tensor.dtype != torch.float64 and tensor.device.type != "mps"
-    sizes = measure(tensor) if narrow else tensor.detach().abs().amax(1)
-    low, high = (float(end) for end in torch.aminmax(sizes))
-    if not high < math.inf:
-        row = _first(~sizes.isfinite().view(-1))
+    if sizes is not None and not sizes.high < math.inf:
+        row = _first(~sizes.each.isfinite().view(-1))
         raise ValueError(f"{name}: expected finite values, got NaN or infinity in row {row}")
-    if similarity == "cosine" and low == 0:
-        row = _first(sizes.view(-1) == 0)
+    if sizes is not None and similarity == "cosine" and sizes.low == 0:
+        row = _first(sizes.each.view(-1) == 0)
         raise ValueError(f"{name}: expected no zero row under cosine similarity, got zeros in row {row}")
-    return tensor, sizes if narrow and low > 1 / MODERATE and high < MODERATE else None
+    return sizes
 
 
 def check_references(
     embeddings: Tensor,
-    ref_embeddings: object,
+    ref_embeddings: Tensor | None,
     self_rows: object,
     *,
     ref_labels: object = None,
     similarity: str,
     validate: bool,
-) -> References | None:
+) -> References:
     """Check references ``[M, D]``, and self_rows, integers ``[N]`` from -1 to M - 1 or None.
 
     Raises:
@@ -175,29 +170,21 @@ def check_references(
         for name, value in (("ref_labels", ref_labels), ("self_rows", self_rows)):
             if value is not None:
                 raise ValueError(f"{name}: expected ref_embeddings with it, got none")
-        return None
-    tensor, _ = check_embeddings(
+        return References()
+    sizes = check_embeddings(
         ref_embeddings, similarity=similarity, validate=validate, name="ref_embeddings", shape="[M, D]", least=1
     )
-    check_alike("ref_embeddings", tensor, "embeddings", embeddings)
+    check_alike("ref_embeddings", ref_embeddings, "embeddings", embeddings)
     if self_rows is None:
-        return References(tensor)
-    own = _integers("self_rows", self_rows)
-    count, columns = embeddings.shape[0], tensor.shape[0]
-    if own.shape != (count,):
-        raise ValueError(f"self_rows: expected one row per embedding, shape [{count}], got shape {_shape(own)}")
-    _same_device("self_rows", own, embeddings)
-    own = _to_int64(own)
-    if _reads_values(own, validate):
+        return References(ref_embeddings, sizes=sizes)
+    count, columns = embeddings.shape[0], ref_embeddings.shape[0]
+    own = _given("self_rows", self_rows, embeddings, [count], "one row per embedding")
+    if reads_values(own, validate):
         row = _first((own < -1) | (own >= columns))
         if row is not None:
             value = int(own[row])
             raise ValueError(f"self_rows: expected rows in the range -1 to {columns - 1}, got {value} in row {row}")
-    return References(tensor, own)
-
-
-def _columns(references: References) -> int:
-    return cast(Tensor, references.embeddings).shape[0]
+    return References(ref_embeddings, own, sizes=sizes)
 
 
 def check_alike(name: str, tensor: Tensor, other: str, model: Tensor) -> None:
@@ -216,12 +203,7 @@ def check_alike(name: str, tensor: Tensor, other: str, model: Tensor) -> None:
 
 
 def check_labels_or_positives(
-    embeddings: Tensor,
-    labels: object,
-    positives: object,
-    *,
-    references: References | None = None,
-    ref_labels: object = None,
+    embeddings: Tensor, labels: Tensor | None, positives: object, references: References, ref_labels: Tensor | None
 ) -> Targets:
     """Check that exactly one of labels ``[N]`` and positives ``[N, M]`` is given, and ref_labels ``[M]`` with labels.
 
@@ -231,23 +213,26 @@ def check_labels_or_positives(
         TypeError: not a tensor, labels not integers, or positives not bool.
         ValueError: both or neither given, a wrong shape, or another device than the embeddings'.
     """
+    rows = references.embeddings
     count = embeddings.shape[0]
-    columns = count if references is None else _columns(references)
+    columns = count if rows is None else rows.shape[0]
     if (labels is None) == (positives is None):
         got = "neither" if labels is None else "both"
         raise ValueError(f"labels: expected exactly one of labels and positives, got {got}")
     if labels is None:
         if ref_labels is not None:
             raise ValueError("ref_labels: expected labels with it, got positives")
-        return Targets("mask", _mask("positives", positives, embeddings, [count, columns], "one flag per pair"))
-    own = _labels("labels", labels, count, "embedding", embeddings)
-    if references is None:
+        return Targets(
+            "mask", _given("positives", positives, embeddings, [count, columns], "one flag per pair", "bool")
+        )
+    own = _given("labels", labels, embeddings, [count], "one label per embedding", "label")
+    if rows is None:
         return Targets("labels", own)
     if ref_labels is None:
         raise ValueError(f"ref_labels: expected one label per reference, shape [{columns}], got none")
-    others = _labels("ref_labels", ref_labels, columns, "reference", embeddings)
-    if (cast(Tensor, labels).dtype == torch.uint64) != (cast(Tensor, ref_labels).dtype == torch.uint64):
-        own, others = _numbered(cast(Tensor, labels), cast(Tensor, ref_labels), own, others)
+    others = _given("ref_labels", ref_labels, embeddings, [columns], "one label per reference", "label")
+    if (labels.dtype == torch.uint64) != (ref_labels.dtype == torch.uint64):
+        own, others = _numbered(labels, ref_labels, own, others)
     return Targets("labels", own, others)
 
 
@@ -259,14 +244,6 @@ def _numbered(labels: Tensor, ref_labels: Tensor, own: Tensor, others: Tensor) -
     return numbers[: own.shape[0]], numbers[own.shape[0] :]
 
 
-def _labels(name: str, value: object, count: int, of: str, embeddings: Tensor) -> Tensor:
-    tensor = _integers(name, value, boolean=True)
-    if tensor.shape != (count,):
-        raise ValueError(f"{name}: expected one label per {of}, shape [{count}], got shape {_shape(tensor)}")
-    _same_device(name, tensor, embeddings)
-    return _to_int64(tensor)
-
-
 def check_anchors(embeddings: Tensor, anchors: object) -> Tensor | None:
     """Check anchors, bool ``[N]`` or None.
 
@@ -276,12 +253,10 @@ def check_anchors(embeddings: Tensor, anchors: object) -> Tensor | None:
     """
     if anchors is None:
         return None
-    return _mask("anchors", anchors, embeddings, [embeddings.shape[0]], "one flag per embedding")
+    return _given("anchors", anchors, embeddings, [embeddings.shape[0]], "one flag per embedding", "bool")
 
 
-def check_partners(
-    embeddings: Tensor, partners: object, *, references: References | None = None, validate: bool
-) -> Targets:
+def check_partners(embeddings: Tensor, partners: object, references: References, *, validate: bool) -> Targets:
     """Check partners, integers ``[N]``, and where values are read: in range, never the row itself, mutual.
 
     With references they are rows of those, and need not be mutual.
@@ -290,17 +265,13 @@ def check_partners(
         TypeError: not a tensor, or not integers.
         ValueError: a wrong shape, another device than the embeddings', or an impossible partner.
     """
-    count = embeddings.shape[0]
-    columns = count if references is None else _columns(references)
-    tensor = _integers("partners", partners)
-    if tensor.shape != (count,):
-        raise ValueError(f"partners: expected one partner per embedding, shape [{count}], got shape {_shape(tensor)}")
-    _same_device("partners", tensor, embeddings)
-    tensor = _to_int64(tensor)
-    if _reads_values(tensor, validate):
-        own = torch.arange(count, device=tensor.device) if references is None else references.own
-        if references is not None or not _are_mutual(tensor, cast(Tensor, own)):
-            _refuse_partners(tensor, own, columns, mutual=references is None)
+    count, rows = embeddings.shape[0], references.embeddings
+    tensor = _given("partners", partners, embeddings, [count], "one partner per embedding")
+    if reads_values(tensor, validate):
+        if rows is not None:
+            _refuse_partners(tensor, references.own, rows.shape[0], mutual=False)
+        elif not _are_mutual(tensor, place := torch.arange(count, device=tensor.device)):
+            _refuse_partners(tensor, place, count, mutual=True)
     return Targets("partners", tensor)
 
 
@@ -337,12 +308,10 @@ def check_positive_pairs(embeddings: Tensor, positive_pairs: object, *, validate
         ValueError: a wrong shape, another device than the embeddings', or an entry out of range.
     """
     count = embeddings.shape[0]
-    tensor = _integers("positive_pairs", positive_pairs)
+    tensor = _given("positive_pairs", positive_pairs, embeddings)
     if tensor.ndim != 2 or tensor.shape[1] != 2:
         raise ValueError(f"positive_pairs: expected shape [M, 2], got shape {_shape(tensor)}")
-    _same_device("positive_pairs", tensor, embeddings)
-    tensor = _to_int64(tensor)
-    if _reads_values(tensor, validate):
+    if reads_values(tensor, validate):
         position = _first(((tensor < 0) | (tensor >= count)).any(1))
         if position is not None:
             pair = tensor[position].tolist()
@@ -358,37 +327,29 @@ def _tensor(name: str, value: object) -> Tensor:
     return value
 
 
-def _integers(name: str, value: object, *, boolean: bool = False) -> Tensor:
+def _given(
+    name: str,
+    value: object,
+    embeddings: Tensor,
+    shape: list[int] | None = None,
+    meaning: str = "",
+    kind: str = "integer",
+) -> Tensor:
+    """Check the dtype, shape and device of integers, of labels (integers or bool) or of flags ("bool")."""
     tensor = _tensor(name, value)
-    if tensor.is_floating_point() or tensor.is_complex() or (tensor.dtype == torch.bool and not boolean):
-        raise TypeError(f"{name}: expected an integer dtype, got {tensor.dtype}")
-    return tensor
-
-
-def _mask(name: str, value: object, embeddings: Tensor, shape: list[int], meaning: str) -> Tensor:
-    tensor = _tensor(name, value)
-    if tensor.dtype != torch.bool:
+    is_bool = tensor.dtype == torch.bool
+    if kind == "bool" and not is_bool:
         raise TypeError(f"{name}: expected dtype bool, got {tensor.dtype}")
-    if list(tensor.shape) != shape:
+    if tensor.is_floating_point() or tensor.is_complex() or (is_bool and kind == "integer"):
+        raise TypeError(f"{name}: expected an integer dtype, got {tensor.dtype}")
+    if shape is not None and list(tensor.shape) != shape:
         raise ValueError(f"{name}: expected {meaning}, shape {shape}, got shape {_shape(tensor)}")
-    _same_device(name, tensor, embeddings)
-    return tensor
-
-
-def _same_device(name: str, tensor: Tensor, embeddings: Tensor) -> None:
     if tensor.device != embeddings.device:
         raise ValueError(f"{name}: expected the embeddings' device, {embeddings.device}, got {tensor.device}")
-
-
-def _to_int64(tensor: Tensor) -> Tensor:
+    if kind == "bool":
+        return tensor
     # Only equality of labels matters, and it survives reading unsigned 64-bit integers as signed ones.
     return tensor.view(torch.int64) if tensor.dtype == torch.uint64 else tensor.to(torch.int64)
-
-
-def _reads_values(tensor: Tensor, validate: bool) -> bool:
-    if torch.compiler.is_compiling() or tensor.device.type == "meta":
-        return False
-    return validate or device.may_read(tensor)
 
 
 def _first(flags: Tensor) -> int | None:

@@ -14,6 +14,8 @@ directions: Radford et al. 2021 (CLIP), arXiv 2103.00020; one positive and a que
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -21,8 +23,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .checks import check_alike, check_embeddings, check_options
-from .engine import AnchorValues, Backend, References, Rule, Similarity, Targets, anchor_values, pair_logits
-from .reduction import reduce_anchors
+from .engine import (
+    AnchorValues,
+    Backend,
+    Batch,
+    Policy,
+    References,
+    Rule,
+    Similarity,
+    Targets,
+    anchor_values,
+    pair_logits,
+    reduced,
+)
 
 Direction = Literal["both", "a_to_b", "b_to_a"]
 Reduction = Literal["mean", "sum", "none"]
@@ -67,59 +80,37 @@ def info_nce_loss(
     Source:
         arXiv 1807.03748; both directions: arXiv 2103.00020; negatives: arXiv 1911.05722, equation 1.
     """
-    check_options(
-        temperature,
-        base_temperature,
-        similarity=similarity,
-        reduction=reduction,
-        direction=direction,
-        backend=backend,
-        validate=validate,
-    )
-    a, _ = check_embeddings(embeddings_a, similarity=similarity, validate=validate, name="embeddings_a", least=1)
-    b, _ = check_embeddings(embeddings_b, similarity=similarity, validate=validate, name="embeddings_b", least=1)
+    rule, policy = Rule("out", similarity, temperature), Policy(reduction, base_temperature)
+    check_options(rule, policy, backend, validate=validate, direction=direction)
+    check = partial(check_embeddings, similarity=similarity, validate=validate, least=1)
+    a, b = embeddings_a, embeddings_b
+    of_a, of_b = check(a, name="embeddings_a"), check(b, name="embeddings_b")
     if a.shape != b.shape:
         raise ValueError(
             f"embeddings_b: expected the shape of embeddings_a, {list(a.shape)}, got shape {list(b.shape)}"
         )
     check_alike("embeddings_b", b, "embeddings_a", a)
+    of_negatives = None
     if negatives is not None:
-        negatives, _ = check_embeddings(
-            negatives, similarity=similarity, validate=validate, name="negatives", shape="[K, D]", least=1
-        )
+        of_negatives = check(negatives, name="negatives", shape="[K, D]")
         check_alike("negatives", negatives, "embeddings_a", a)
-    returned = a
-    if a.dtype in (torch.float16, torch.bfloat16):
-        # The gradients of both directions meet before they are rounded to a narrow dtype.
+    storage = a.dtype
+    if storage in (torch.float16, torch.bfloat16):
+        # The gradients of both directions are added before they are rounded to a narrow dtype.
         a, b, negatives = a.float(), b.float(), None if negatives is None else negatives.float()
-    rule, held = Rule("out", similarity, temperature), returned.dtype
-    if negatives is not None:
-        sides = {"both": [(a, b), (b, a)], "a_to_b": [(a, b)], "b_to_a": [(b, a)]}[direction]
-        parts = [_against_queue(*side, negatives, rule, held, backend) for side in sides]
-        evaluated = AnchorValues(*(torch.cat(pair) for pair in zip(*parts, strict=True)))
-    else:
-        rows, others = (b, a) if direction == "b_to_a" else (a, b)
-        own = torch.arange(a.shape[0], device=a.device)
-        references = References(others, mutual=direction == "both")
-        evaluated = anchor_values(
-            rows, Targets("partners", own), rule, references=references, held=held, backend=backend
-        )
-    return reduce_anchors(
-        evaluated,
-        returned,
-        anchors=None,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        reduction=reduction,
-    )
-
-
-def _against_queue(
-    anchors: Tensor, others: Tensor, negatives: Tensor, rule: Rule, held: torch.dtype, backend: Backend
-) -> AnchorValues:
-    none = Targets("none", torch.empty(0, dtype=torch.int64, device=anchors.device))
-    rule_of_sum = Rule("lse", rule.similarity, rule.temperature)
-    found = anchor_values(anchors, none, rule_of_sum, references=References(negatives), held=held, backend=backend)
-    own_logits = pair_logits(anchors, others, rule)
-    values = -F.logsigmoid(own_logits - found.values)
-    return AnchorValues(values, torch.ones_like(found.positives), found.negatives)
+    if direction == "b_to_a":
+        a, b, of_a, of_b = b, a, of_b, of_a
+    both, own = direction == "both", torch.arange(a.shape[0], device=a.device)
+    references = References(b, mutual=both, sizes=of_b)
+    batch = Batch(a, Targets("partners", own), rule, references, storage=storage, sizes=of_a)
+    if negatives is None:
+        return reduced(anchor_values(batch, backend), batch, policy)
+    none = Targets("none", torch.empty(0, dtype=torch.int64, device=a.device))
+    sums = replace(rule, terms="lse")
+    queue = References(negatives, sizes=of_negatives)
+    parts = []
+    for rows, others, sizes in ((a, b, of_a), (b, a, of_b))[: 2 if both else 1]:
+        found = anchor_values(Batch(rows, none, sums, queue, storage=storage, sizes=sizes), backend)
+        values = -F.logsigmoid(pair_logits(rows, others, rule) - found.values)
+        parts.append(AnchorValues(values, torch.ones_like(found.positives), found.negatives))
+    return reduced(AnchorValues(*map(torch.cat, zip(*parts, strict=True))), batch, policy)

@@ -17,8 +17,7 @@ from typing import Literal
 from torch import Tensor
 
 from .checks import check_anchors, check_embeddings, check_options, check_positive_pairs
-from .engine import Backend, Rule, Similarity, anchor_values
-from .reduction import reduce_anchors
+from .engine import Backend, Batch, Policy, Rule, Similarity, anchor_values, reduced
 
 Reduction = Literal["mean", "sum", "none"]
 NoNegative = Literal["zero", "nan"]
@@ -64,25 +63,10 @@ def nt_bxent_loss(
     Source:
         The multi-label notebook's NT-BXent loss.
     """
-    check_options(
-        temperature,
-        base_temperature,
-        similarity=similarity,
-        no_negative=no_negative,
-        reduction=reduction,
-        backend=backend,
-        validate=validate,
-    )
-    embeddings, norms = check_embeddings(embeddings, similarity=similarity, validate=validate)
-    targets = check_positive_pairs(embeddings, positive_pairs, validate=validate)
-    anchors = check_anchors(embeddings, anchors)
     rule = Rule("binary", similarity, temperature)
-    return reduce_anchors(
-        anchor_values(embeddings, targets, rule, anchors=anchors, norms=norms, backend=backend),
-        embeddings,
-        anchors=anchors,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        reduction=reduction,
-        no_negative=no_negative,
-    )
+    policy = Policy(reduction, base_temperature, no_negative=no_negative)
+    check_options(rule, policy, backend, validate=validate)
+    sizes = check_embeddings(embeddings, similarity=similarity, validate=validate)
+    targets = check_positive_pairs(embeddings, positive_pairs, validate=validate)
+    batch = Batch(embeddings, targets, rule, anchors=check_anchors(embeddings, anchors), sizes=sizes)
+    return reduced(anchor_values(batch, backend), batch, policy)

@@ -24,9 +24,8 @@ from .checks import (
     check_partners,
     check_references,
 )
-from .engine import Backend, Rule, Similarity, anchor_values
-from .labelled import labelled_loss
-from .reduction import reduce_anchors
+from .engine import Backend, Batch, Policy, Rule, Similarity, anchor_values, reduced
+from .supcon import labelled_loss
 
 Reduction = Literal["mean", "sum", "none"]
 PairReduction = Literal["mean", "sum", "none", "mean_pairs"]
@@ -76,28 +75,14 @@ def nt_xent_loss(
     Source:
         Chen et al. 2020, arXiv 2002.05709, equation 1.
     """
-    check_options(
-        temperature,
-        base_temperature,
-        similarity=similarity,
-        reduction=reduction,
-        backend=backend,
-        validate=validate,
-    )
+    rule, policy = Rule("out", similarity, temperature), Policy(reduction, base_temperature)
+    check_options(rule, policy, backend, validate=validate)
     least = 2 if ref_embeddings is None else 1
-    embeddings, norms = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
+    sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
     references = check_references(embeddings, ref_embeddings, self_rows, similarity=similarity, validate=validate)
-    targets = check_partners(embeddings, partners, references=references, validate=validate)
-    anchors = check_anchors(embeddings, anchors)
-    rule = Rule("out", similarity, temperature)
-    return reduce_anchors(
-        anchor_values(embeddings, targets, rule, references=references, anchors=anchors, norms=norms, backend=backend),
-        embeddings,
-        anchors=anchors,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        reduction=reduction,
-    )
+    targets = check_partners(embeddings, partners, references, validate=validate)
+    batch = Batch(embeddings, targets, rule, references, check_anchors(embeddings, anchors), sizes=sizes)
+    return reduced(anchor_values(batch, backend), batch, policy)
 
 
 def nt_xent_pairwise_loss(
@@ -150,22 +135,7 @@ def nt_xent_pairwise_loss(
     Source:
         pytorch-metric-learning's NTXentLoss (its "mean_pairs" mean), issue 6 of that project.
     """
-    return labelled_loss(
-        "out",
-        embeddings,
-        labels,
-        positives=positives,
-        anchors=anchors,
-        ref_embeddings=ref_embeddings,
-        ref_labels=ref_labels,
-        self_rows=self_rows,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        similarity=similarity,
-        denominator="one_positive",
-        no_positive=no_positive,
-        reduction=reduction,
-        reductions=PAIR_REDUCTIONS,
-        validate=validate,
-        backend=backend,
-    )
+    rule = Rule("out", similarity, temperature, "one_positive")
+    policy = Policy(reduction, base_temperature, no_positive)
+    given = embeddings, labels, positives, anchors, (ref_embeddings, ref_labels, self_rows)
+    return labelled_loss(rule, policy, *given, validate, backend, PAIR_REDUCTIONS)

@@ -21,12 +21,20 @@ tutorial's function of 31 January 2023, whose derivative here goes through the m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
 
-from .engine import Backend, Denominator, Similarity
-from .labelled import labelled_loss
+from .checks import (
+    REDUCTIONS,
+    check_anchors,
+    check_embeddings,
+    check_labels_or_positives,
+    check_options,
+    check_references,
+)
+from .engine import Backend, Batch, Denominator, Policy, Rule, Similarity, anchor_values, reduced
 
 Reduction = Literal["mean", "sum", "none"]
 NoPositive = Literal["zero", "drop", "nan"]
@@ -86,25 +94,10 @@ def supcon_loss(
     Source:
         Khosla et al. 2020, arXiv 2004.11362, equation 2.
     """
-    return labelled_loss(
-        "out",
-        embeddings,
-        labels,
-        positives=positives,
-        anchors=anchors,
-        ref_embeddings=ref_embeddings,
-        ref_labels=ref_labels,
-        self_rows=self_rows,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        similarity=similarity,
-        denominator=denominator,
-        no_positive=no_positive,
-        no_negative=no_negative,
-        reduction=reduction,
-        validate=validate,
-        backend=backend,
-    )
+    rule = Rule("out", similarity, temperature, denominator)
+    policy = Policy(reduction, base_temperature, no_positive, no_negative)
+    references = ref_embeddings, ref_labels, self_rows
+    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, references, validate, backend)
 
 
 def supcon_in_loss(
@@ -160,25 +153,10 @@ def supcon_in_loss(
     Source:
         Khosla et al. 2020, arXiv 2004.11362, equation 3.
     """
-    return labelled_loss(
-        "in",
-        embeddings,
-        labels,
-        positives=positives,
-        anchors=anchors,
-        ref_embeddings=ref_embeddings,
-        ref_labels=ref_labels,
-        self_rows=self_rows,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        similarity=similarity,
-        denominator=denominator,
-        no_positive=no_positive,
-        no_negative=no_negative,
-        reduction=reduction,
-        validate=validate,
-        backend=backend,
-    )
+    rule = Rule("in", similarity, temperature, denominator)
+    policy = Policy(reduction, base_temperature, no_positive, no_negative)
+    references = ref_embeddings, ref_labels, self_rows
+    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, references, validate, backend)
 
 
 def supcon_epsilon_loss(
@@ -225,17 +203,45 @@ def supcon_epsilon_loss(
     Source:
         The batch tutorial of 31 January 2023, whose own code detaches the maximum.
     """
-    return labelled_loss(
-        "epsilon",
-        embeddings,
-        labels,
-        positives=positives,
-        anchors=anchors,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        similarity=similarity,
-        no_positive=no_positive,
-        reduction=reduction,
-        validate=validate,
-        backend=backend,
-    )
+    rule = Rule("epsilon", similarity, temperature)
+    policy = Policy(reduction, base_temperature, no_positive)
+    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, (None, None, None), validate, backend)
+
+
+def labelled_loss(
+    rule: Rule,
+    policy: Policy,
+    embeddings: Tensor,
+    labels: Tensor | None,
+    positives: Tensor | None,
+    anchors: Tensor | None,
+    references: tuple[Tensor | None, Tensor | None, Tensor | None],
+    validate: bool,
+    backend: Backend,
+    reductions: Sequence[str] = REDUCTIONS,
+) -> Tensor:
+    """Evaluate a loss whose positives come from labels ``[N]`` or from a mask ``[N, M]``.
+
+    Args:
+        rule: the formula.
+        policy: how the anchors' values are reduced.
+        embeddings: as for `supcon_loss`, like those that follow.
+        labels: in place of positives.
+        positives: in place of labels.
+        anchors: the rows that are anchors.
+        references: ref_embeddings, ref_labels and self_rows.
+        validate: whether values on an accelerator are read.
+        backend: how to evaluate.
+        reductions: the allowed ones.
+
+    Returns:
+        A scalar, or ``[anchors]`` under "none".
+    """
+    check_options(rule, policy, backend, validate=validate, reductions=reductions)
+    ref_embeddings, ref_labels, self_rows = references
+    reading = {"similarity": rule.similarity, "validate": validate}
+    sizes = check_embeddings(embeddings, least=2 if ref_embeddings is None else 1, **reading)
+    others = check_references(embeddings, ref_embeddings, self_rows, ref_labels=ref_labels, **reading)
+    targets = check_labels_or_positives(embeddings, labels, positives, others, ref_labels)
+    batch = Batch(embeddings, targets, rule, others, check_anchors(embeddings, anchors), sizes=sizes)
+    return reduced(anchor_values(batch, backend), batch, policy)

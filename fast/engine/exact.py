@@ -29,25 +29,17 @@ log(sum over all / sum over positives) is softplus(lse_N - lse_P), which is stil
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import formulas
 from .device import wide_dtype
 from .scaling import differentiable_rows
-from .spec import (
-    EPSILON,
-    LN2,
-    AnchorValues,
-    Denominator,
-    References,
-    Rule,
-    Similarity,
-    Targets,
-    Terms,
-)
+from .spec import EPSILON, LN2, AnchorValues, Batch, Rule, Similarity, Targets
 
 LN2_HIGH = 355 / 512
 """log(2) to so few bits that its product with an exponent is exact."""
@@ -69,50 +61,34 @@ class _Range(NamedTuple):
 _RANGES = {torch.float64: _Range(1000, 800, 2112), torch.float32: _Range(120, 64, 288)}
 
 
-def anchor_values(
-    embeddings: Tensor, targets: Targets, rule: Rule, *, references: References | None, anchors: Tensor | None
-) -> AnchorValues:
+def anchor_values(batch: Batch) -> AnchorValues:
     """Evaluate one value per anchor; see `pairproof.fast.engine.anchor_values`."""
+    embeddings, rule, references = batch.embeddings, batch.rule, batch.references
     count = embeddings.shape[0]
-    others = None if references is None else references.embeddings
+    others = references.embeddings
     columns = count if others is None else others.shape[0]
     place = torch.arange(columns, device=embeddings.device)
-    own = place if references is None else references.own
-    itself = torch.zeros((count, columns), dtype=torch.bool, device=place.device)
-    if own is not None:
-        itself = own[:, None] == place[None, :]
-    positive = positive_mask(targets, count, columns) & ~itself
+    own = place if others is None else references.own
+    # One panel holds every row; a panel of single positives makes no mask.
+    positive = positive_mask(batch.targets, count, columns)
+    itself = torch.zeros_like(positive) if own is None else own[:, None] == place
+    positive = positive & ~itself
     negative = ~(positive | itself)
     positives, negatives = positive.sum(1), negative.sum(1)
-    rows = torch.ones_like(positives, dtype=torch.bool) if anchors is None else anchors
-    if rule.terms not in ("binary", "lse"):
-        rows = rows & (positives > 0)
-    if rule.terms == "lse" or (rule.terms in ("out", "in") and rule.denominator != "all"):
-        rows = rows & (negatives > 0)
-    kept = rows
+    valid = formulas.counted(batch, positives, negatives)
+    rows = torch.ones_like(positives, dtype=torch.bool) if valid is None else valid
     if others is not None:
         # References stand below the batch as rows that are no anchors.
         embeddings = torch.cat((embeddings, others))
-        square = torch.zeros((count + columns,) * 2, dtype=torch.bool, device=place.device)
-        positive = square.index_put((torch.arange(count, device=place.device)[:, None], count + place), positive)
-        negative = square.index_put((torch.arange(count, device=place.device)[:, None], count + place), negative)
-        kept = F.pad(rows, (0, columns))
-    temperature, similarity = rule.temperature, rule.similarity
-    if isinstance(temperature, Tensor):
+        positive, negative = (F.pad(mask, (count, 0, 0, columns)) for mask in (positive, negative))
+        rows = F.pad(rows, (0, columns))
+    if isinstance(rule.temperature, Tensor):
         embeddings = differentiable_rows(embeddings.to(wide_dtype(embeddings)), rule)
-        temperature, similarity = 1.0, "dot"
+        rule = replace(rule, temperature=1.0, similarity="dot")
     values = cast(
         Tensor,
         _AnchorValues.apply(  # type: ignore[no-untyped-call]
-            embeddings,
-            positive,
-            negative,
-            kept,
-            targets.kind == "partners",
-            rule.terms,
-            rule.denominator,
-            similarity,
-            temperature,
+            embeddings, positive, negative, rows, batch.targets.kind == "partners", rule
         ),
     )
     return AnchorValues(values[:count], positives, negatives)
@@ -144,30 +120,23 @@ class _AnchorValues(torch.autograd.Function):
         negative: Tensor,
         rows: Tensor,
         lone: bool,
-        terms: Terms,
-        denominator: Denominator,
-        similarity: Similarity,
-        temperature: float,
+        rule: Rule,
     ) -> Tensor:
-        rule = Rule(terms, similarity, temperature, denominator)
-        scaled = _scale_rows(embeddings, similarity)
+        scaled = _scale_rows(embeddings, rule.similarity)
         return torch.where(rows, _values(_PairSums(scaled, positive, negative, rows, lone, rule), rule), 0.0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        embeddings, positive, negative, rows, *rest = inputs
-        ctx.save_for_backward(embeddings, positive, negative, rows)
-        ctx.rest = tuple(rest)
+        ctx.save_for_backward(*inputs[:4])
+        ctx.lone, ctx.rule = inputs[4:]
 
     @staticmethod
     def backward(ctx: Any, grad_values: Tensor) -> tuple[Tensor | None, ...]:
         embeddings, positive, negative, rows = ctx.saved_tensors
-        lone, terms, denominator, similarity, temperature = ctx.rest
-        rule = Rule(terms, similarity, temperature, denominator)
-        scaled = _scale_rows(embeddings, similarity)
-        decks = _weights(_PairSums(scaled, positive, negative, rows, lone, rule), rule)
-        gradient = _pull(torch.where(rows, grad_values, 0.0), decks, scaled, temperature)
-        return gradient.to(embeddings.dtype), *(None,) * 8
+        scaled = _scale_rows(embeddings, ctx.rule.similarity)
+        decks = _weights(_PairSums(scaled, positive, negative, rows, ctx.lone, ctx.rule), ctx.rule)
+        gradient = _pull(torch.where(rows, grad_values, 0.0), decks, scaled, ctx.rule.temperature)
+        return gradient.to(embeddings.dtype), *(None,) * 5
 
 
 class _Scaled(NamedTuple):

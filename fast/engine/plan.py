@@ -1,17 +1,19 @@
-"""How a batch shall be evaluated: in which form, in tiles of how many rows, and what is kept for the backward pass."""
+"""The choice of how a batch is evaluated: in which form, in tiles of how many rows, and what the forward pass keeps."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from torch import Tensor
 
-from . import device, pairs
-from .device import computing_dtype
-from .scaling import measure
-from .spec import KERNELS, UNSHIFTED, Backend, Plan, References, Rule, Targets
+from . import device, symmetric
+from .scaling import largest_norm
+from .spec import KERNELS, UNSHIFTED, Backend, Batch, Plan, Targets
+
+__all__ = ["UNSHIFTED", "choose", "tile_size", "tiles_of"]
 
 PAIRS_UP_TO = 320
 """Rows up to which pairs are held in one matrix, where tiles would be so small that their number is what costs."""
@@ -28,7 +30,7 @@ TILE_COLUMNS = 512
 PANEL_ELEMENTS = 2**18
 """Entries of one panel of whole rows: few enough to bound memory, enough rows for a matrix product to be efficient."""
 ACCELERATOR_FACTOR = 8
-"""Times as many rows, and as many columns, of a tile on an accelerator, which a small one would leave idle."""
+"""Factor by which tiles have more rows, and more columns, on an accelerator, so that it is not idle."""
 KEPT_ELEMENTS = 2**20
 """Exponentials that may be kept from the forward pass for the backward pass, which then need not recompute them."""
 
@@ -51,55 +53,46 @@ def tiles_of(rows: int) -> Iterator[None]:
         _Forced.rows = before
 
 
-def choose(
-    embeddings: Tensor,
-    targets: Targets,
-    rule: Rule,
-    references: References | None,
-    norms: Tensor | None = None,
-    *,
-    backend: Backend,
-) -> tuple[Plan, Targets]:
+def choose(batch: Batch, backend: Backend) -> tuple[Plan, Batch]:
     """Choose by size, device, dtype and formula; values are looked at only where that costs no synchronisation.
 
     Returns:
-        The plan, and the targets, which are partners in the form of pairs.
+        The plan, and the batch, whose targets are partners in the form of pairs.
 
     Raises:
         ValueError: ``backend="triton"`` cannot take these embeddings.
     """
-    on_device = backend == "auto" and embeddings.device.type != "cpu"
-    if backend == "triton" or (on_device and KERNELS["triton"].chosen(embeddings)):
+    embeddings, rule, targets = batch.embeddings, batch.rule, batch.targets
+    if backend == "triton" or (backend == "auto" and embeddings.is_cuda and KERNELS["triton"].chosen(embeddings)):
         refusal = KERNELS["triton"].refusal(embeddings)
         if refusal is not None:
             raise ValueError(f'backend="triton": {refusal}')
-        return Plan("triton", tf32=device.tf32_allowed()), targets
+        return Plan("triton", tf32=device.tf32_allowed()), batch
+    others = batch.references.embeddings
     count = embeddings.shape[0]
-    columns = count if references is None or references.embeddings is None else references.embeddings.shape[0]
+    columns = count if others is None else others.shape[0]
     reads = device.may_read(embeddings)
-    dtype = computing_dtype(embeddings)
-    largest = math.inf
-    if references is None and targets.kind in ("labels", "partners") and rule.terms != "epsilon":
-        largest = _largest_logit(embeddings, rule, norms, reads)
+    labelled = others is None and targets.kind in ("labels", "partners") and rule.terms != "epsilon"
+    largest = _largest_logit(batch, reads) if labelled else math.inf
+    unshifted = UNSHIFTED[device.computing_dtype(embeddings)] - math.log(count)
     # Where positives have ratios of their own, the largest and the smallest exponential of a row meet in a quotient.
-    ratios = 2 if rule.terms == "in" and rule.denominator == "one_positive" else 1
-    if ratios * largest + math.log(count) <= UNSHIFTED[dtype]:
+    if largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1) <= unshifted:
         few = backend == "dense" or (backend == "auto" and count <= PAIRS_UP_TO)
-        plain = rule.denominator != "only_negatives" and 2 * largest + math.log(count) <= UNSHIFTED[dtype]
-        partners = pairs.partners_of(targets) if few and plain and reads else None
-        if partners is not None:
-            return Plan("pairs", count, count, True, reads), Targets("partners", partners)
+        if few and reads and rule.denominator != "only_negatives" and 2 * largest <= unshifted:
+            partners = symmetric.partners_of(targets)
+            if partners is not None:
+                return Plan("pairs", count, count, True, reads), replace(batch, targets=Targets("partners", partners))
         rows, wide = (count, count) if backend == "dense" else tile_size(count, 1 if reads else ACCELERATOR_FACTOR)
         # The tiles hold half of all entries and the other half of the squares on the diagonal.
         keep = backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS
-        return Plan("symmetric", rows, wide, keep, reads), targets
-    if references is None and targets.kind == "labels" and rule.terms in ("out", "in") and reads:
-        partners = pairs.partners_of(targets)
-        targets = targets if partners is None else Targets("partners", partners)
+        return Plan("symmetric", rows, wide, keep, reads), batch
+    if others is None and targets.kind == "labels" and rule.terms in ("out", "in") and reads:
+        partners = symmetric.partners_of(targets)
+        batch = batch if partners is None else replace(batch, targets=Targets("partners", partners))
     if backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO):
-        return Plan("rowwise", count, columns, False, reads), targets
+        return Plan("rowwise", count, columns, False, reads), batch
     entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
-    return Plan("rowwise", _Forced.rows or max(1, entries // columns), columns, False, reads), targets
+    return Plan("rowwise", _Forced.rows or max(1, entries // columns), columns, False, reads), batch
 
 
 def tile_size(count: int, factor: int = 1) -> tuple[int, int]:
@@ -111,18 +104,15 @@ def tile_size(count: int, factor: int = 1) -> tuple[int, int]:
     return TILE_ROWS * factor, TILE_COLUMNS * factor
 
 
-def _largest_logit(embeddings: Tensor, rule: Rule, norms: Tensor | None, reads: bool) -> float:
+def _largest_logit(batch: Batch, reads: bool) -> float:
     """Return a bound on every ``|s_ij|``, infinity where none is known without reading an accelerator's memory."""
-    if isinstance(rule.temperature, Tensor):
-        if not (reads and device.may_read(rule.temperature)):
+    temperature = batch.rule.temperature
+    if isinstance(temperature, Tensor):
+        if not (reads and device.may_read(temperature)):
             return math.inf
-        temperature = float(rule.temperature.detach())
-    else:
-        temperature = rule.temperature
+        temperature = float(temperature.detach())
     if not temperature > 0:
         return math.inf
-    if rule.similarity == "cosine":
+    if batch.rule.similarity == "cosine":
         return 1 / temperature
-    if not reads:
-        return math.inf
-    return float((measure(embeddings) if norms is None else norms).amax()) ** 2 / temperature
+    return float(largest_norm(batch.embeddings, batch.sizes)) ** 2 / temperature if reads else math.inf

@@ -5,20 +5,23 @@ positive, those of the negatives relative to its largest negative, so that neith
 function of both sums, and log(sum over all / sum over positives) is a softplus of the difference of their logarithms.
 
 The values are written in differentiable operations, which serve the second derivative as well; the weights dL_i/ds_ij
-are written out.
+are those of `formulas`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .spec import EPSILON, LN2, Rule, Targets
+from . import formulas
+from .formulas import Row
+from .scaling import Saved, Scaled, by_temperature, scale_rows, to_embeddings
+from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Rule, Targets
 
 
 class Panel(NamedTuple):
@@ -138,70 +141,145 @@ def _positive(targets: Targets, here: slice, columns: int, place: Tensor) -> Ten
     return marks.index_put((line, given[:, 1]), marks.new_ones(()))[:-1]
 
 
-class _Sums(NamedTuple):
-    """Both sums of exponentials as ``top + log``, ``[b, 1]``, and each pair's logit relative to the top of its kind.
-
-    Where a row has no positive or no negative, top and log are 0.
-    """
-
-    positive_top: Tensor
-    positive_log: Tensor
-    negative_top: Tensor
-    negative_log: Tensor
-    below: Tensor
-
-    def odds(self) -> Tensor:
-        """Return log(sum over negatives / sum over positives)."""
-        return (self.negative_top - self.positive_top) + (self.negative_log - self.positive_log)
-
-
 def _exp(logarithms: Tensor) -> Tensor:
     """Return e^x: as a power of two it takes a quarter of the time on a CPU, and no more where it underflows."""
     return (logarithms * (1 / LN2)).exp2()
-
-
-def _sums(logits: Tensor, panel: Panel) -> _Sums:
-    some_positive = panel.positive.any(1, keepdim=True)
-    known = logits.detach()
-    of_positives, of_negatives = (
-        torch.where(some, torch.where(mask, known, -math.inf).amax(1, keepdim=True), 0.0)
-        for mask, some in ((panel.positive, some_positive), (panel.negative, panel.some_negative))
-    )
-    below = logits - torch.where(panel.positive, of_positives, of_negatives)
-    below = torch.where(panel.own, 0.0, below)
-    exponentials = _exp(below)
-    logs = [
-        torch.where(some, torch.where(mask, exponentials, 0.0).sum(1, keepdim=True), 1.0).log()
-        for mask, some in ((panel.positive, some_positive), (panel.negative, panel.some_negative))
-    ]
-    return _Sums(of_positives, logs[0], of_negatives, logs[1], below)
 
 
 def _softplus(x: Tensor) -> Tensor:
     return -F.logsigmoid(-x)
 
 
-def _mean_below(logits: Tensor, top: Tensor, panel: Panel) -> Tensor:
-    """Mean over positives of ``top - s``, ``[b, 1]``."""
-    return torch.where(panel.positive, top - logits, 0.0).sum(1, keepdim=True) / panel.number
+class _Row:
+    """The logits of a panel ``[b, M]`` and the sums of each row ``[b, 1]``, as `formulas.Row`.
 
-
-def _own_ratios(logits: Tensor, sums: _Sums, panel: Panel) -> tuple[Tensor, Tensor]:
-    """Return -log r and log(1 - r), r = e^s / (e^s + sum over negatives), of each positive, ``[b, M]``.
-
-    Elsewhere, and in rows without negatives, they are 0 and -inf.
+    Both sums of exponentials are ``top + log``, 0 where there is nothing to sum over.
     """
-    counted = panel.positive & panel.some_negative
-    against = torch.where(counted, (sums.negative_top - logits) + sums.negative_log, 0.0)
-    return torch.where(counted, _softplus(against), 0.0), torch.where(counted, F.logsigmoid(against), -math.inf)
+
+    def __init__(self, logits: Tensor, panel: Panel, rule: Rule) -> None:
+        self.logits, self.panel = logits, panel
+        self.number = panel.positive.sum(1, keepdim=True).to(logits.dtype) if rule.terms == "epsilon" else panel.number
+        if rule.terms in ("binary", "epsilon"):
+            return
+        masks = (panel.positive, panel.positive.any(1, keepdim=True)), (panel.negative, panel.some_negative)
+        known = logits.detach()
+        self.positive_top, self.negative_top = (
+            torch.where(some, torch.where(mask, known, -math.inf).amax(1, keepdim=True), 0.0) for mask, some in masks
+        )
+        below = logits - torch.where(panel.positive, self.positive_top, self.negative_top)
+        self.below = torch.where(panel.own, 0.0, below)
+        exponentials = _exp(self.below)
+        self.positive_log, self.negative_log = (
+            torch.where(some, torch.where(mask, exponentials, 0.0).sum(1, keepdim=True), 1.0).log()
+            for mask, some in masks
+        )
+
+    def log_negatives(self) -> Tensor:
+        return self.negative_top + self.negative_log
+
+    def odds(self) -> Tensor:
+        return (self.negative_top - self.positive_top) + (self.negative_log - self.positive_log)
+
+    def softplus_odds(self) -> Tensor:
+        return torch.where(self.panel.some_negative, _softplus(self.odds()), 0.0)
+
+    def missed(self) -> Tensor:
+        return torch.where(self.panel.some_negative, torch.sigmoid(self.odds()), 0.0)
+
+    def positives_over_mean(self) -> Tensor:
+        return self.positive_log + self._mean_below(self.positive_top)
+
+    def negatives_over_mean(self) -> Tensor:
+        return self._mean_below(self.negative_top) + self.negative_log
+
+    def _mean_below(self, top: Tensor) -> Tensor:
+        return self._sum(top - self.logits) / self.number
+
+    def _sum(self, values: Tensor) -> Tensor:
+        """Sum over positives, ``[b, 1]``."""
+        return torch.where(self.panel.positive, values, 0.0).sum(1, keepdim=True)
+
+    def own_logs(self) -> tuple[Tensor, Tensor]:
+        """Return log sigmoid(o) and log sigmoid(-o) of each positive, ``[b, M]``.
+
+        Elsewhere, and in rows without negatives, they are -inf and 0.
+        """
+        counted = self.panel.positive & self.panel.some_negative
+        odds = torch.where(counted, (self.negative_top - self.logits) + self.negative_log, 0.0)
+        missed = torch.where(counted, F.logsigmoid(odds), -math.inf)
+        return missed, torch.where(counted, -_softplus(odds), 0.0)
+
+    def own_softplus(self) -> Tensor:
+        return self._sum(-self.own_logs()[1]) / self.number
+
+    def own_missed(self) -> Tensor:
+        return self._sum(self.own_logs()[0].exp()) / self.number
+
+    def own_log_hit(self) -> Tensor:
+        return self._log_mean(self.own_logs()[1])
+
+    def _log_mean(self, logarithms: Tensor) -> Tensor:
+        """Return the logarithm of the mean over positives of ``e^logarithms``, ``[b, 1]``; 0 without positives."""
+        positive = self.panel.positive
+        top = torch.where(positive, logarithms.detach(), -math.inf).amax(1, keepdim=True)
+        top = torch.where(top == -math.inf, 0.0, top)
+        total = _exp(torch.where(positive, logarithms - top, -math.inf)).sum(1, keepdim=True)
+        return top + torch.where(total > 0, total / self.number, 1.0).log()
+
+    def own_weights(self, rule: Rule) -> Tensor:
+        """Return w of each positive, 0 elsewhere, ``[b, M]``."""
+        missed, hit = self.own_logs()
+        if rule.terms == "in":
+            missed = missed + (hit - self._log_mean(hit))
+        return torch.where(self.panel.positive, missed.exp() / self.number, 0.0)
+
+    def mean_softplus(self, sign: int, more: int) -> Tensor:
+        mask = self.panel.negative if sign > 0 else self.panel.positive
+        number = (mask.sum(1, keepdim=True) + more).clamp(min=1)
+        return torch.where(mask, _softplus(sign * self.logits), 0.0).sum(1, keepdim=True) / number
+
+    def guarded(self, star: Tensor) -> tuple[Tensor, Tensor]:
+        """Return e^(s - max), ``[b, M]``, and that plus epsilon; ``star`` is the place of the row's maximum."""
+        own = self.panel.own
+        exponentials = torch.where(own, 0.0, _exp(self.logits - self.logits.gather(1, star)))
+        return exponentials, torch.where(own, 0.0, exponentials + EPSILON)
+
+    def guarded_sum(self) -> Tensor:
+        _, guarded = self.guarded(self.logits.detach().argmax(1, keepdim=True))
+        rest = guarded.sum(1, keepdim=True) - guarded
+        return self._sum(torch.log1p(rest / torch.where(self.panel.own, 1.0, guarded)))
 
 
-def _guarded(logits: Tensor, panel: Panel, star: Tensor) -> tuple[Tensor, Tensor]:
-    """Return e^(s - max), ``[b, M]``, and that plus epsilon; ``star`` is where the row's maximum stands."""
-    top = logits.gather(1, star)
-    exponentials = _exp(logits - top)
-    exponentials = torch.where(panel.own, 0.0, exponentials)
-    return exponentials, torch.where(panel.own, 0.0, exponentials + EPSILON)
+class _LoneRow:
+    """The logits ``[b, M]`` of anchors with one positive or none, and the sum of each over its negatives.
+
+    That sum is ``top + log``, ``[b, 1]``; what is left out has no part in it.
+    """
+
+    number = None
+
+    def __init__(self, logits: Tensor, panel: LonePanel) -> None:
+        rest = panel.without(logits, -math.inf)
+        top = rest.detach().amax(1, keepdim=True)
+        self.top = torch.where(top == -math.inf, 0.0, top)
+        self.parts = _exp(rest - self.top)
+        some = (panel.left_out < panel.columns)[:, None]
+        self.total = torch.where(some, self.parts.sum(1, keepdim=True), 0.0)
+        self.some = self.total > 0
+        self.log = torch.where(self.some, self.total, 1.0).log()
+        self.positive = None if panel.partner is None else logits.gather(1, panel.partner)
+
+    def log_negatives(self) -> Tensor:
+        return self.top + self.log
+
+    def odds(self) -> Tensor:
+        return (self.top - cast(Tensor, self.positive)) + self.log
+
+    def softplus_odds(self) -> Tensor:
+        return torch.where(self.some, _softplus(self.odds()), 0.0)
+
+    def missed(self) -> Tensor:
+        return torch.where(self.some, torch.sigmoid(self.odds()), 0.0)
 
 
 def values(logits: Tensor, panel: Panel | LonePanel, rule: Rule) -> Tensor:
@@ -209,49 +287,8 @@ def values(logits: Tensor, panel: Panel | LonePanel, rule: Rule) -> Tensor:
 
     Meaningless, but finite, where the rule gives a row nothing to sum over.
     """
-    if isinstance(panel, LonePanel):
-        return _lone_values(logits, panel, rule)
-    if rule.terms == "binary":
-        attract = torch.where(panel.positive, _softplus(-logits), 0.0).sum(1) / (panel.positive.sum(1) + 1)
-        repel = torch.where(panel.negative, _softplus(logits), 0.0).sum(1) / panel.negative.sum(1).clamp(min=1)
-        return attract + repel
-    if rule.terms == "epsilon":
-        _, guarded = _guarded(logits, panel, logits.detach().argmax(1, keepdim=True))
-        rest = guarded.sum(1, keepdim=True) - guarded
-        ratios = torch.where(panel.positive, torch.log1p(rest / torch.where(panel.own, 1.0, guarded)), 0.0)
-        return ratios.sum(1) / (panel.positive.sum(1).to(logits.dtype) + EPSILON)
-    sums = _sums(logits, panel)
-    if rule.denominator == "all":
-        value = torch.where(panel.some_negative, _softplus(sums.odds()), 0.0)
-        if rule.terms == "in":
-            value = value + panel.number.log()
-        else:
-            value = value + (sums.positive_log + _mean_below(logits, sums.positive_top, panel))
-    elif rule.denominator == "only_negatives":
-        if rule.terms == "in":
-            value = sums.odds() + panel.number.log()
-        else:
-            value = _mean_below(logits, sums.negative_top, panel) + sums.negative_log
-    else:
-        ratios, misses = _own_ratios(logits, sums, panel)
-        if rule.terms == "out":
-            value = ratios.sum(1, keepdim=True) / panel.number
-        else:
-            missed = torch.where(panel.positive, misses.exp(), 0.0).sum(1, keepdim=True) / panel.number
-            hit = _log_mean(-ratios, panel)
-            # The mean of the ratios is 1 - missed, which says nothing once it rounds to 1; hit says nothing before.
-            value = torch.where(missed < 0.5, -torch.log1p(-missed.clamp(max=0.5)), -hit)
-    return value[:, 0]
-
-
-def _log_mean(logarithms: Tensor, panel: Panel) -> Tensor:
-    """Return the logarithm of the mean over positives of ``e^logarithms``, ``[b, 1]``; 0 without positives."""
-    top = torch.where(panel.positive, logarithms.detach(), -math.inf).amax(1, keepdim=True)
-    top = torch.where(top == -math.inf, 0.0, top)
-    below = torch.where(panel.positive, logarithms - top, -math.inf)
-    total = _exp(below)
-    total = total.sum(1, keepdim=True)
-    return top + torch.where(total > 0, total / panel.number, 1.0).log()
+    row = _Row(logits, panel, rule) if isinstance(panel, Panel) else cast(Row, _LoneRow(logits, panel))
+    return formulas.value(rule, row)[:, 0]
 
 
 def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) -> Tensor:
@@ -259,85 +296,98 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
 
     Args:
         logits: ``[b, M]``.
-        panel: who is whose positive.
+        panel: the positives of each row.
         rule: the formula.
         grad: ``[b]``, 0 for every row that is no anchor or has nothing to sum over.
     """
     up = grad[:, None]
     if isinstance(panel, LonePanel):
-        return _lone_weights(logits, panel, rule, up)
+        return _lone_weights(_LoneRow(logits, panel), panel, rule, up)
+    row = _Row(logits, panel, rule)
     if rule.terms == "binary":
-        attract = torch.sigmoid(-logits) * (-up / (panel.positive.sum(1, keepdim=True) + 1))
-        repel = torch.sigmoid(logits) * (up / panel.negative.sum(1, keepdim=True).clamp(min=1))
-        return _chosen(panel, attract, repel)
-    if rule.terms == "epsilon":
-        return _guarded_weights(logits, panel, up)
-    sums = _sums(logits, panel)
-    negative = _exp(sums.below - sums.negative_log)
-    if rule.denominator == "one_positive":
-        ratios, misses = _own_ratios(logits, sums, panel)
-        if rule.terms == "in":
-            misses = misses - (ratios + _log_mean(-ratios, panel))
-        positive = misses.exp() / panel.number
-        positive = torch.where(panel.positive, positive, 0.0)
-        return _chosen(panel, -positive * up, negative * (positive.sum(1, keepdim=True) * up))
-    share = _exp(sums.below - sums.positive_log)
-    if rule.denominator == "only_negatives":
-        positive = share if rule.terms == "in" else 1 / panel.number
-        return _chosen(panel, -positive * up, negative * up)
-    missed = torch.where(panel.some_negative, torch.sigmoid(sums.odds()), 0.0)
-    positive = -share * missed
-    if rule.terms == "out":
-        positive = positive + (share - 1 / panel.number)
-    return _chosen(panel, positive * up, negative * (missed * up))
-
-
-def _chosen(panel: Panel, positive: Tensor, negative: Tensor) -> Tensor:
+        positive = torch.sigmoid(-logits) * (-up / (panel.positive.sum(1, keepdim=True) + 1))
+        negative = torch.sigmoid(logits) * (up / panel.negative.sum(1, keepdim=True).clamp(min=1))
+    elif rule.terms == "epsilon":
+        return _guarded_weights(row, up)
+    else:
+        c: Tensor | None
+        if rule.denominator == "one_positive":
+            positive = row.own_weights(rule)
+            c = positive.sum(1, keepdim=True)
+        else:
+            c = formulas.coefficient(rule, row)
+            positive = share = _exp(row.below - row.positive_log)
+            positive = share if c is None else share * c
+            if formulas.has_mean(rule):
+                positive = positive - (share - 1 / panel.number)
+        positive = -positive * up
+        negative = _exp(row.below - row.negative_log) * (up if c is None else c * up)
     return torch.where(panel.positive, positive, torch.where(panel.negative, negative, 0.0))
 
 
-def _guarded_weights(logits: Tensor, panel: Panel, up: Tensor) -> Tensor:
+def _guarded_weights(row: _Row, up: Tensor) -> Tensor:
     """Weights of the epsilon terms: through the exponentials, and through the maximum at the place where it stands."""
+    logits, number = row.logits, row.number
     star = logits.argmax(1, keepdim=True)
-    exponentials, guarded = _guarded(logits, panel, star)
-    number = panel.positive.sum(1, keepdim=True).to(logits.dtype)
+    exponentials, guarded = row.guarded(star)
     share = exponentials / guarded.sum(1, keepdim=True)
-    through = share * number - torch.where(panel.positive, exponentials / (exponentials + EPSILON), 0.0)
+    through = share * number - torch.where(row.panel.positive, exponentials / (exponentials + EPSILON), 0.0)
     through = through * (up / (number + EPSILON))
     # Raising the maximum lowers every logit relative to it.
     at_star = torch.arange(logits.shape[1], device=logits.device) == star
     return through - torch.where(at_star, through.sum(1, keepdim=True), 0.0)
 
 
-def _over_negatives(logits: Tensor, panel: LonePanel) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sum over negatives as ``top`` and the sum relative to it, ``[b, 1]``, and its parts ``[b, M]``.
-
-    What is left out has no part; without a negative the sum is 0.
-    """
-    rest = panel.without(logits, -math.inf)
-    top = rest.detach().amax(1, keepdim=True)
-    top = torch.where(top == -math.inf, 0.0, top)
-    parts = _exp(rest - top)
-    some = (panel.left_out < panel.columns)[:, None]
-    return top, torch.where(some, parts.sum(1, keepdim=True), 0.0), parts
-
-
-def _lone_values(logits: Tensor, panel: LonePanel, rule: Rule) -> Tensor:
-    top, total, _ = _over_negatives(logits, panel)
-    some = total > 0
-    log = top + torch.where(some, total, 1.0).log()
-    if panel.partner is None:
-        return log[:, 0]
-    against = (top - logits.gather(1, panel.partner)) + torch.where(some, total, 1.0).log()
-    value = against if rule.denominator == "only_negatives" else torch.where(some, _softplus(against), 0.0)
-    return value[:, 0]
-
-
-def _lone_weights(logits: Tensor, panel: LonePanel, rule: Rule, up: Tensor) -> Tensor:
-    top, total, parts = _over_negatives(logits, panel)
-    some = total > 0
-    if panel.partner is not None and rule.denominator != "only_negatives":
-        against = (top - logits.gather(1, panel.partner)) + torch.where(some, total, 1.0).log()
-        up = up * torch.where(some, torch.sigmoid(against), 0.0)
-    found = panel.without(parts.mul_(torch.where(some, up / total, 0.0)), 0.0)
+def _lone_weights(row: _LoneRow, panel: LonePanel, rule: Rule, up: Tensor) -> Tensor:
+    c = formulas.coefficient(rule, cast(Row, row))
+    up = up if c is None else up * c
+    found = panel.without(row.parts.mul_(torch.where(row.some, up / row.total, 0.0)), 0.0)
     return found if panel.partner is None else found.scatter_(1, panel.partner, -up)
+
+
+def _columns(batch: Batch, rows: Tensor) -> tuple[Tensor, Scaled | None, Tensor | None]:
+    """Return the scaled columns, their scales where they are not the rows themselves, and which column is each row."""
+    references = batch.references
+    if references.embeddings is None:
+        return rows, None, torch.arange(rows.shape[0], device=rows.device)
+    scaled = scale_rows(references.embeddings, batch.rule, references.sizes)
+    return scaled.rows, scaled, references.own
+
+
+def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
+    """Return the values, and what the backward pass needs: the scaled rows."""
+    scaled = scale_rows(batch.embeddings, batch.rule, batch.sizes)
+    rows = scaled.rows
+    columns, _, own = _columns(batch, rows)
+    count = rows.shape[0]
+    found = rows.new_empty(count)
+    positives = torch.empty(count, dtype=torch.int64, device=rows.device)
+    negatives = torch.empty_like(positives)
+    for panel in panels(batch.targets, own, count, columns.shape[0], plan.rows, rows.dtype):
+        found[panel.rows] = values(rows[panel.rows] @ columns.T, panel, batch.rule)
+        positives[panel.rows], negatives[panel.rows] = panel.sizes()
+    valid = formulas.counted(batch, positives, negatives)
+    found = found if valid is None else torch.where(valid, found, 0.0)
+    return AnchorValues(found, positives, negatives), Saved(scaled, ())
+
+
+def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
+    """Return the gradients by embeddings, references and temperature; arguments as in the symmetric form."""
+    rule, rows = batch.rule, saved.scaled.rows
+    columns, scaled, own = _columns(batch, rows)
+    pull = torch.zeros_like(rows)
+    pull_columns = pull if scaled is None else torch.zeros_like(columns)
+    for panel in panels(batch.targets, own, rows.shape[0], columns.shape[0], plan.rows, rows.dtype):
+        weight = weights(rows[panel.rows] @ columns.T, panel, rule, grad[panel.rows])
+        pull[panel.rows].addmm_(weight, columns)
+        pull_columns.addmm_(weight.T, rows[panel.rows])
+    learned = by_temperature(pull, rows, size, rule)
+    others = batch.references.embeddings
+    if scaled is None or others is None:
+        return to_embeddings(pull, saved.scaled, rule, size, batch.embeddings.dtype), None, learned
+    more = by_temperature(pull_columns, columns, size, rule)
+    if learned is not None and more is not None:
+        # A row meets its columns only as an anchor, so half of the logits' homogeneity lies with the columns.
+        learned = learned + more
+    by_references = to_embeddings(pull_columns, scaled, rule, size, others.dtype)
+    return to_embeddings(pull, saved.scaled, rule, size, batch.embeddings.dtype), by_references, learned

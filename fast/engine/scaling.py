@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .device import computing_dtype, wide_dtype
-from .spec import Rule, Similarity
+from .spec import Rule, Sizes
 
 _EXPONENTS = {torch.float64: 1000, torch.float32: 120}
 """2^e with ``|e|`` up to here is finite and normal."""
@@ -21,7 +22,7 @@ MODERATE = 2.0**60
 
 
 class Scaled(NamedTuple):
-    """Rows y with ``y_i . y_j = s_ij``: embeddings over the square root of the temperature, and over their norm.
+    """Rows y with ``y_i . y_j = s_ij / unit``: embeddings over the root of temperature times unit, and their norm.
 
     Attributes:
         rows: ``[N, D]`` in the computing dtype.
@@ -35,15 +36,45 @@ class Scaled(NamedTuple):
     power: Tensor | None
 
 
-def measure(embeddings: Tensor) -> Tensor:
+class Saved(NamedTuple):
+    """What the backward pass needs of the forward pass, beside the batch.
+
+    Attributes:
+        scaled: the rows, in the symmetric form sorted.
+        stats: sums per row, ``[N]`` each, as the form knows them.
+        kept: exponentials, flat; None where they are not kept.
+        classes: the order of the rows; None where there is none, and where it is to be found anew.
+    """
+
+    scaled: Scaled
+    stats: Sequence[Tensor]
+    kept: Tensor | None = None
+    classes: Any = None
+
+
+def measure(embeddings: Tensor) -> Sizes:
+    """Return the sizes of embeddings ``[N, D]``; their values are read."""
+    rows = embeddings.detach()
+    has_norms = rows.dtype != torch.float64 and wide_dtype(rows) == torch.float64
+    each = norms_of(rows) if has_norms else rows.abs().amax(1, keepdim=True)
+    low, high = torch.aminmax(each)
+    return Sizes(each, float(low), float(high))
+
+
+def norms_of(rows: Tensor) -> Tensor:
     """Return norms ``[N, 1]`` in float64. Squares of float32 neither overflow nor underflow there."""
-    norms: Tensor = torch.linalg.vector_norm(embeddings.detach(), dim=1, keepdim=True, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
     return norms
 
 
-def scale_rows(
-    embeddings: Tensor, similarity: Similarity, temperature: float | Tensor, norms: Tensor | None = None
-) -> Scaled:
+def largest_norm(embeddings: Tensor, sizes: Sizes | None) -> float:
+    """Return the largest norm of rows; their values are read."""
+    if sizes is not None and embeddings.dtype != torch.float64:
+        return sizes.high
+    return float(norms_of(embeddings.detach()).amax())
+
+
+def scale_rows(embeddings: Tensor, rule: Rule, sizes: Sizes | None = None, unit: float = 1) -> Scaled:
     """Scale embeddings ``[N, D]`` once, so that a product of rows is a logit.
 
     The norm is accumulated in float64 where the device has it and rounded once, together with the temperature: its
@@ -51,27 +82,29 @@ def scale_rows(
 
     Args:
         embeddings: floating ``[N, D]``.
-        similarity: "cosine" or "dot".
-        temperature: what similarities are divided by.
-        norms: as `measure` returns them, known to be of moderate size; or None.
+        rule: the formula, with similarity and temperature.
+        sizes: what `measure` returned for them; None where that is not known.
+        unit: of the logits, 1 or log 2.
     """
-    dtype = computing_dtype(embeddings)
-    wide = wide_dtype(embeddings)
+    dtype, wide = computing_dtype(embeddings), wide_dtype(embeddings)
+    temperature = rule.temperature * unit
     root = temperature.to(wide).sqrt() if isinstance(temperature, Tensor) else temperature**0.5
     rows = embeddings.to(dtype)
-    if similarity == "dot":
+    power = None
+    if rule.similarity == "dot":
         factor = (torch.ones((1, 1), dtype=wide, device=rows.device) / root).to(dtype)
         return Scaled(rows * factor, factor, None)
-    if norms is not None:
-        factor = (norms * root).reciprocal_().to(dtype)
-        return Scaled(rows * factor, factor, None)
-    if wide != dtype:
-        norm = measure(rows)
-        power = _power_of_two(norm, dtype)
-        return _by_parts(rows * power, norm * power, power, root)
-    power = _power_of_two(rows.abs().amax(1, keepdim=True), dtype)
-    rows = rows * power
-    return _by_parts(rows, torch.linalg.vector_norm(rows, dim=1, keepdim=True), power, root)
+    if wide == dtype:
+        power = _power_of_two(rows.abs().amax(1, keepdim=True) if sizes is None else sizes.each, dtype)
+        rows = rows * power
+        norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    else:
+        norm = norms_of(rows) if sizes is None else sizes.each
+        if sizes is None or not (sizes.low > 1 / MODERATE and sizes.high < MODERATE):
+            power = _power_of_two(norm, dtype)
+            rows, norm = rows * power, norm * power
+    factor = (norm * root).reciprocal_().to(dtype)
+    return Scaled(rows * factor if power is None else rows.mul_(factor), factor, power)
 
 
 def _power_of_two(size: Tensor, dtype: torch.dtype) -> Tensor:
@@ -80,18 +113,8 @@ def _power_of_two(size: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.exp2(torch.frexp(size).exponent.clamp(-limit, limit).neg_().to(dtype))
 
 
-def _by_parts(rows: Tensor, norm: Tensor, power: Tensor, root: float | Tensor) -> Scaled:
-    factor = (norm * root).reciprocal_().to(rows.dtype)
-    return Scaled(rows.mul_(factor), factor, power)
-
-
 def to_embeddings(
-    pull: Tensor,
-    scaled: Scaled,
-    similarity: Similarity,
-    temperature: float | Tensor,
-    size: float | Tensor,
-    dtype: torch.dtype,
+    pull: Tensor, scaled: Scaled, rule: Rule, size: float | Tensor, dtype: torch.dtype, unit: float = 1
 ) -> Tensor:
     """Turn the gradient by the scaled rows, ``[N, D]``, into that by the embeddings; ``pull`` is overwritten.
 
@@ -100,29 +123,50 @@ def to_embeddings(
     Args:
         pull: the gradient by the scaled rows.
         scaled: what `scale_rows` returned.
-        similarity: "cosine" or "dot".
-        temperature: what the rows were scaled by.
+        rule: the formula.
         size: what the result is multiplied by.
         dtype: of the result.
+        unit: of the logits.
     """
-    if similarity == "cosine":
+    if rule.similarity == "cosine":
         # Some rows at a time: a product of all would be one more matrix as large as the embeddings.
         for part, rows in zip(torch.split(pull, _ROWS), torch.split(scaled.rows, _ROWS), strict=True):
             along = torch.linalg.vecdot(part, rows)[:, None]
-            part.addcmul_(along * temperature, rows, value=-1)
-    pull.mul_(scaled.factor * size)
+            part.addcmul_(along * (rule.temperature * unit), rows, value=-1)
+    pull.mul_(scaled.factor * (size * unit))
     if scaled.power is not None:
         pull.mul_(scaled.power)
     return pull.to(dtype)
+
+
+def by_temperature(pull: Tensor, rows: Tensor, size: float | Tensor, rule: Rule, unit: float = 1) -> Tensor | None:
+    """Return the gradient by the temperature: a logit is homogeneous in it of degree -1, in the rows of degree 2."""
+    temperature = rule.temperature
+    if not isinstance(temperature, Tensor):
+        return None
+    total = torch.linalg.vecdot(pull, rows).sum(dtype=wide_dtype(pull))
+    found: Tensor = total * (size * unit) / (-2 * temperature.to(total.dtype))
+    return found.to(temperature.dtype)
+
+
+def of_ordinary_size(grad: Tensor, *, reads: bool) -> tuple[float | Tensor, Tensor]:
+    """Return a power of two and ``grad`` ``[N]`` over it, about one in size: the gradient is linear in it."""
+    largest = grad.abs().amax()
+    if reads and _SMALL_GRAD < float(largest) < 1 / _SMALL_GRAD:
+        return 1.0, grad
+    limit = _EXPONENTS[grad.dtype]
+    exponent = torch.frexp(largest).exponent.clamp(-limit, limit).to(grad.dtype)
+    return torch.exp2(exponent), grad * torch.exp2(-exponent)
+
+
+_SMALL_GRAD = 2.0**-20
 
 
 def differentiable_rows(embeddings: Tensor, rule: Rule) -> Tensor:
     """Return the scaled rows ``[N, D]`` in operations that autograd can differentiate, more than once."""
     rows = embeddings.to(computing_dtype(embeddings))
     if rule.similarity == "cosine":
-        limit = _EXPONENTS[rows.dtype]
-        exponent = torch.frexp(rows.detach().abs().amax(1, keepdim=True)).exponent.clamp(-limit, limit)
-        rows = rows * torch.exp2(-exponent.to(rows.dtype))
+        rows = rows * _power_of_two(rows.detach().abs().amax(1, keepdim=True), rows.dtype)
         rows = rows / (rows * rows).sum(1, keepdim=True).sqrt()
     root = rule.temperature**0.5
     return rows / (root.to(rows.dtype) if isinstance(root, Tensor) else root)

@@ -97,6 +97,23 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Policy:
+    """What becomes of the anchors' values.
+
+    Args:
+        reduction: "mean", "sum", "none" or "mean_pairs".
+        base_temperature: None, or what the loss is scaled by: ``temperature / base_temperature``.
+        no_positive: what an anchor without positive adds: "zero", "drop" or "nan".
+        no_negative: what an anchor without negative adds where it needs one: "zero" or "nan".
+    """
+
+    reduction: str
+    base_temperature: float | None
+    no_positive: str = "zero"
+    no_negative: str = "zero"
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One batch, described.
 
@@ -127,7 +144,8 @@ class Plan:
     Attributes:
         form: "pairs": one matrix of unshifted exponentials, of a small batch of pairs; "symmetric": tiles of unshifted
             exponentials, each serving its rows and its columns; "rowwise": panels of whole rows, shifted by their
-            maxima; "triton": fused kernels, which choose their own tiles.
+            maxima; "triton": fused kernels, which choose their own tiles. A backend's name leaves the choice to the
+            operator: a compiled graph serves batches of every size, and does not look at values.
         rows: of a tile or of a panel.
         columns: of a tile; a panel has all.
         keep: whether the forward pass keeps the tiles' exponentials.
@@ -135,7 +153,7 @@ class Plan:
         tf32: whether the kernels may multiply float32 rows in TF32.
     """
 
-    form: Form
+    form: Form | Backend
     rows: int = 0
     columns: int = 0
     keep: bool = False

@@ -6,26 +6,27 @@ diagonal then hold negatives alone and need no mask. Forward leaves a few number
 tiles, multiplies each exponential by the sum of its two rows' coefficients, and adds two products of matrices.
 
 The rows are scaled so that their products t are logits in units of log 2: a CPU takes a quarter of the time for 2^t.
-With E_ij = e^s_ij = 2^t_ij, n positives per row and m negatives, the sums of a row over its negatives and positives,
+With E_ij = e^s_ij = 2^t_ij, every value and every weight dL_i/ds_ij follows from a row's sums of E, see `formulas`.
 
-    neg = sum E,   pos = sum E,   lin = sum (t - t_ii) over positives,
-
-give every value, and every weight dL_i/ds_ij: a_i E_ij for a negative, a function of E_ij and the row for a positive.
+A batch of a few hundred rows of pairs has a form of its own: there the number of operations takes the time, not their
+size. It is one matrix, nothing is sorted, and both directions of a pair are put into the matrix that meets the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .pairs import are_pairs
-from .spec import LN2, Plan, Rule, Targets
-from .workspace import borrow, give_back
+from . import formulas
+from .device import borrow, give_back
+from .formulas import Row, Sums
+from .scaling import Saved, Scaled, by_temperature, scale_rows, to_embeddings
+from .spec import LN2, AnchorValues, Batch, Gradients, Plan, Rule, Targets
 
 
 class Classes(NamedTuple):
@@ -53,31 +54,6 @@ class Classes(NamedTuple):
         return not self.paired and (self.ends is None or self.ends[0][columns] <= self.ends[1][rows])
 
 
-class Stats(NamedTuple):
-    """What the forward pass leaves of each row, ``[N]`` each, in sorted order.
-
-    The last three serve the denominators that each positive has for itself, with r = E / (E + neg) its ratio; they are
-    empty otherwise.
-
-    Attributes:
-        neg: sum over negatives of E.
-        pos: sum over positives of E.
-        lin: sum over positives of t - itself; for pairs, of t.
-        itself: the row's product with itself, a constant near its largest t; empty for pairs.
-        missed: sum over positives of 1 - r.
-        first: sum over positives of -log r; inside the logarithm, of r times `_boost`.
-        second: inside the logarithm, sum over positives of r (1 - r) times `_boost`.
-    """
-
-    neg: Tensor
-    pos: Tensor
-    lin: Tensor
-    itself: Tensor
-    missed: Tensor
-    first: Tensor
-    second: Tensor
-
-
 def sort_rows(targets: Targets, plan: Plan) -> Classes:
     """Sort the rows of labels or partners ``[N]``, stably."""
     given = targets.given
@@ -95,9 +71,34 @@ def sort_rows(targets: Targets, plan: Plan) -> Classes:
     positives = torch.searchsorted(labels, labels, right=True) - first - 1
     ends = None
     if plan.reads:
-        last = torch.tensor([stop - 1 for _, stop in blocks(count, plan.rows)])
-        ends = labels[:: plan.rows].tolist(), labels[last].tolist()
+        lasts = labels[plan.rows - 1 :: plan.rows].tolist()
+        ends = labels[:: plan.rows].tolist(), lasts if count % plan.rows == 0 else [*lasts, int(labels[-1])]
     return Classes(order, back, labels, positives, False, ends)
+
+
+def are_pairs(labels: Tensor) -> bool:
+    """Whether sorted labels ``[N]``, N even, each stand exactly twice. Values are read."""
+    first, second = labels.view(-1, 2).unbind(1)
+    return torch.equal(first, second) and not bool((first[1:] == first[:-1]).any())
+
+
+def partners_of(targets: Targets) -> Tensor | None:
+    """Return each row's one positive, int64 ``[N]``, or None where labels ``[N]`` are not those of pairs.
+
+    Labels are read.
+    """
+    given = targets.given
+    if targets.kind == "partners":
+        return given
+    if given.shape[0] % 2:
+        return None
+    labels, order = torch.sort(given)
+    if not are_pairs(labels):
+        return None
+    order = order.view(-1, 2)
+    partners = torch.empty_like(given)
+    partners[order] = order.flip(1)
+    return partners
 
 
 class _Tile(NamedTuple):
@@ -121,17 +122,22 @@ class _Tile(NamedTuple):
     place: int
 
     def of(self, buffer: Tensor, place: int = 0) -> Tensor:
-        """Return a flat buffer's room for the tile."""
+        """Return the tile's part of a flat buffer."""
         return buffer.as_strided(self.shape, (self.shape[1], 1), place)
 
     def right(self, matrix: Tensor) -> Tensor:
         """Return the part of the tile that is not the square on the diagonal."""
         return matrix[:, self.square :] if self.square else matrix
 
+    def may_match(self, classes: Classes, plan: Plan) -> bool:
+        """Whether the tile may hold a positive, or a row's pair with itself."""
+        return self.square > 0 or classes.may_match(self.rows.start // plan.rows, self.columns.start // plan.rows)
+
 
 def _every_tile(count: int, rows: int, columns: int) -> Iterator[_Tile]:
     place = 0
-    for start, stop in blocks(count, rows):
+    for start in range(0, count, rows):
+        stop = min(start + rows, count)
         for first in range(start, count, columns):
             last = min(first + columns, count)
             beyond = stop if first == start else first
@@ -152,24 +158,13 @@ def _tiles(count: int, plan: Plan) -> Iterable[_Tile]:
     return (_few_tiles if few else _every_tile)(count, plan.rows, plan.columns)
 
 
-def _masked(tile: _Tile, classes: Classes, plan: Plan) -> bool:
-    """Whether the tile may hold a positive, or a row's pair with itself."""
-    return tile.square > 0 or classes.may_match(tile.rows.start // plan.rows, tile.columns.start // plan.rows)
-
-
-def _room(rows: Tensor, plan: Plan) -> int:
-    """Return the entries of the largest tile."""
-    return min(plan.rows, rows.shape[0]) * min(plan.columns, rows.shape[0])
-
-
-def blocks(count: int, rows: int) -> list[tuple[int, int]]:
-    """Return where each block of rows starts and where it stops."""
-    return [(start, min(start + rows, count)) for start in range(0, count, rows)]
-
-
-def kept_size(count: int, plan: Plan) -> int:
-    """Return how many exponentials the forward pass keeps."""
-    return sum((stop - start) * (count - start) for start, stop in blocks(count, plan.rows))
+def _entries(count: int, plan: Plan) -> int:
+    """Return the entries of a buffer for every tile where they are kept, else of the largest tile."""
+    if not plan.keep:
+        return min(plan.rows, count) * min(plan.columns, count)
+    blocks, last = divmod(count, plan.rows)
+    # Block k of the rows meets the columns from itself on.
+    return plan.rows * (blocks * count - plan.rows * (blocks * (blocks - 1) // 2)) + last * last
 
 
 def _same(classes: Classes, tile: _Tile, dtype: torch.dtype) -> Tensor:
@@ -195,32 +190,113 @@ def _clear_pairs(matrix: Tensor) -> None:
     matrix.as_strided((height // 2, 2, 2), (2 * width + 2, width, 1), place).zero_()
 
 
-def sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, kept: Tensor | None) -> Stats:
+class _Row(NamedTuple):
+    """The sums of each row ``[N]`` as `formulas.Row`.
+
+    Attributes:
+        number: positives per row, at least 1, or None: each has one.
+        sums: of exponentials.
+        lin: sum over positives of t - itself; for pairs, of t.
+        itself: the row's product with itself, a constant near its largest t; not read for pairs.
+    """
+
+    number: Tensor | None
+    sums: Sums
+    lin: Tensor
+    itself: Tensor
+
+    def odds(self) -> Tensor:
+        if self.number is None:
+            return (self.sums.neg.log2() - self.lin) * LN2
+        return self._relative(self.sums.neg) - self._of_positives()
+
+    def softplus_odds(self) -> Tensor:
+        ratio = self.sums.neg / self.sums.pos
+        return torch.where(ratio < _LARGE, ratio.log1p(), self.sums.neg.log() - self.sums.pos.log())
+
+    def positives_over_mean(self) -> Tensor:
+        return self._of_positives() - self.lin * LN2 / self.number
+
+    def negatives_over_mean(self) -> Tensor:
+        return self._relative(self.sums.neg) - self.lin * LN2 / self.number
+
+    def _of_positives(self) -> Tensor:
+        return torch.where(self.number == 1, self.lin * LN2, self._relative(self.sums.pos))
+
+    def _relative(self, total: Tensor) -> Tensor:
+        """Return log(total / 2^itself), so that logarithms near that constant cancel before they are rounded."""
+        relative = total * torch.exp2(-self.itself)
+        return torch.where(relative > 1 / _LARGE, relative.log(), total.log() - self.itself * LN2)
+
+    def own_softplus(self) -> Tensor:
+        return self.sums.first / self.number
+
+    def own_missed(self) -> Tensor:
+        return self.sums.missed / self.number
+
+    def own_log_hit(self) -> Tensor:
+        return -(self.number * self.sums.boost() / self.sums.first).log()
+
+
+class _PairRow(_Row):
+    """The sums of rows whose quotients are known to be moderate."""
+
+    def softplus_odds(self) -> Tensor:
+        return (self.sums.neg / self.sums.pos).log1p_()
+
+
+_LARGE = 2.0**100
+"""Quotients from its reciprocal up to here have lost no digit to the range of float32."""
+
+
+def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
+    """Return the values, and what the backward pass needs: scaled rows, sums and exponentials in sorted order."""
+    classes = sort_rows(batch.targets, plan)
+    order, back = classes.order, classes.back
+    rows, factor, power = scale_rows(batch.embeddings, batch.rule, batch.sizes, LN2)
+    rows = rows.index_select(0, order)
+    if factor.shape[0] > 1:
+        factor = factor.index_select(0, order)
+    power = None if power is None else power.index_select(0, order)
+    count = rows.shape[0]
+    buffer = borrow("kept" if plan.keep else "logits", rows, _entries(count, plan))
+    row = _sums(rows, classes, plan, batch.rule, buffer)
+    if not plan.keep:
+        give_back("logits", buffer)
+    values = formulas.value(batch.rule, cast(Row, row)).index_select(0, back)
+    positives = classes.positives if classes.paired else classes.positives.index_select(0, back)
+    negatives = count - 1 - positives
+    valid = formulas.counted(batch, positives, negatives)
+    values = values if valid is None else torch.where(valid, values, 0.0)
+    saved = Saved(Scaled(rows, factor, power), row.sums, buffer if plan.keep else None, classes)
+    return AnchorValues(values, positives, negatives), saved
+
+
+def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor) -> _Row:
     """Visit every tile once and sum; a second time the masked ones, where a positive's own denominator needs it.
 
     Args:
         rows: scaled rows ``[N, D]``, sorted.
         classes: their order and labels.
-        plan: size of the tiles.
+        plan: size of the tiles, and whether the exponentials are kept. What is kept is 0 where a row meets itself, and
+            in pairs where it meets its partner.
         rule: the formula.
-        kept: room for the exponentials, flat, or None. What is kept is 0 where a row meets itself, and in pairs where
-            it meets its partner.
+        buffer: flat, for the exponentials.
     """
     neg = rows.new_zeros(rows.shape[0])
+    none = neg.new_empty(0)
     if classes.paired:
         linear = torch.linalg.vecdot(rows[0::2], rows[1::2])
         lin = torch.stack((linear, linear), 1).view(-1)
-        pos = lin.exp2()
-        itself = neg.new_empty(0)
+        pos, itself = lin.exp2(), none
     else:
         pos, lin = torch.zeros_like(neg), torch.zeros_like(neg)
         itself = torch.linalg.vecdot(rows, rows)
     turned = rows.T
-    scratch = borrow("logits", rows, _room(rows, plan)) if kept is None else kept
     for tile in _tiles(rows.shape[0], plan):
-        room = tile.of(scratch, 0 if kept is None else tile.place)
-        logits = torch.mm(rows[tile.rows], turned[:, tile.columns], out=room)
-        masked = _masked(tile, classes, plan)
+        part = tile.of(buffer, tile.place if plan.keep else 0)
+        logits = torch.mm(rows[tile.rows], turned[:, tile.columns], out=part)
+        masked = tile.may_match(classes, plan)
         if masked and not classes.paired:
             positive = _same(classes, tile, rows.dtype)
             for place, lacking, part, mask in _sides(tile, logits, positive):
@@ -236,25 +312,20 @@ def sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, kept: Tensor | 
         if masked:
             _clear_pairs(exponentials)
         _add_sums(neg, tile, exponentials)
-    if kept is None:
-        give_back("logits", scratch)
-    stats = Stats(neg, pos, lin, itself, *(neg.new_empty(0),) * 3)
-    if _own_denominator(rule, classes):
-        return _own_denominators(rows, classes, plan, rule, stats)
-    return stats
+    sums = Sums(neg, pos, none, none, none)
+    if classes.paired:
+        return _Row(None, sums, lin, itself)
+    if rule.denominator == "one_positive":
+        sums = _own_sums(rows, classes, plan, rule, sums)
+    return _Row(classes.positives.to(rows.dtype).clamp_(min=1), sums, lin, itself)
 
 
-def _own_denominator(rule: Rule, classes: Classes) -> bool:
-    """Whether positives of one row have different denominators; the one positive of a pair is in everyone's."""
-    return rule.terms in ("out", "in") and rule.denominator == "one_positive" and not classes.paired
-
-
-def _own_denominators(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, stats: Stats) -> Stats:
+def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums) -> Sums:
     """Visit the masked tiles once more, now that every row's sum over its negatives is known."""
-    over, boost = stats.neg.log2(), _boost(stats)
+    over, boost = sums.neg.log2(), sums.boost()
     missed, first, second = (torch.zeros_like(over) for _ in range(3))
     for tile in _tiles(rows.shape[0], plan):
-        if not _masked(tile, classes, plan):
+        if not tile.may_match(classes, plan):
             continue
         logits = rows[tile.rows] @ rows[tile.columns].T
         positive = _same(classes, tile, rows.dtype)
@@ -267,173 +338,69 @@ def _own_denominators(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, st
                 continue
             # A boost is fit for the exponentials of its row's positives alone.
             exponentials = part.exp2()
-            whole = exponentials + stats.neg[place].unsqueeze(across)
+            whole = exponentials + sums.neg[place].unsqueeze(across)
             ratio = exponentials * mask * boost[place].unsqueeze(across) / whole
             first[place].add_(ratio.sum(across))
             second[place].add_(ratio.mul_(miss).sum(across))
-    return stats._replace(missed=missed, first=first, second=second)
+    return Sums(sums.neg, sums.pos, missed, first, second)
 
 
 def _sides(tile: _Tile, matrix: Tensor, mask: Tensor) -> Iterator[tuple[slice, int, Tensor, Tensor]]:
-    """Yield whom a tile serves as anchors: their place, the dimension they lack, and the part of matrix and mask."""
+    """Yield each set of anchors of a tile: their place, the dimension they lack, and the part of matrix and mask."""
     yield tile.rows, 1, matrix, mask
     if tile.others:
         yield tile.others, 0, tile.right(matrix), tile.right(mask)
 
 
-def _boost(stats: Stats) -> Tensor:
-    """Return a factor for a row's ratios: where all its positives are far below its negatives they would underflow."""
-    return torch.where(stats.pos > 0, stats.neg / stats.pos, 1.0).clamp(min=1)
-
-
-def values(stats: Stats, positives: Tensor, rule: Rule, classes: Classes) -> Tensor:
-    """Return every row's value ``[N]``; meaningless where the rule gives a row nothing to sum over.
-
-    Args:
-        stats: the sums.
-        positives: ``[N]`` in the computing dtype.
-        rule: the formula.
-        classes: the rows' order and labels.
-    """
-    neg, pos, lin = stats.neg, stats.pos, stats.lin
-    if classes.paired:
-        return (neg.log2() - lin) * LN2 if rule.denominator == "only_negatives" else _log_of_one_plus_ratio(neg, pos)
-    positives = positives.clamp(min=1)
-    if _own_denominator(rule, classes):
-        if rule.terms == "out":
-            return stats.first / positives
-        # The mean of the ratios is 1 - missed, which says nothing once it rounds to 1; the other says nothing before.
-        missed = stats.missed / positives
-        return torch.where(missed < 0.5, -torch.log1p(-missed), (positives * _boost(stats) / stats.first).log())
-    linear = lin * LN2
-    own = torch.where(positives == 1, linear, _log_relative(pos, stats.itself))
-    if rule.denominator == "only_negatives":
-        others = _log_relative(neg, stats.itself)
-        return others - (own - positives.log() if rule.terms == "in" else linear / positives)
-    value = _log_of_one_plus_ratio(neg, pos)
-    return value + (positives.log() if rule.terms == "in" else own - linear / positives)
-
-
-def _log_relative(total: Tensor, constant: Tensor) -> Tensor:
-    """Return log(total / 2^constant), so that logarithms near the constant cancel before they are rounded."""
-    relative = total * torch.exp2(-constant)
-    return torch.where(relative > 1 / _LARGE, relative.log(), total.log() - constant * LN2)
-
-
-def _log_of_one_plus_ratio(neg: Tensor, pos: Tensor) -> Tensor:
-    """Return log(1 + neg / pos)."""
-    ratio = neg / pos
-    return torch.where(ratio < _LARGE, ratio.log1p(), neg.log() - pos.log())
-
-
-_LARGE = 2.0**100
-"""Quotients from its reciprocal up to here have lost no digit to the range of float32."""
-
-
-class Weights(NamedTuple):
-    """The derivatives of ``sum_i grad_i L_i`` by the logits of each row, as coefficients ``[N]``.
-
-    A negative weighs ``negative * E``. A positive weighs ``slope * E + level``; where each positive has its own
-    denominator ``level * (1 - r)``, or inside the logarithm ``level * r (1 - r) * boost``.
-    """
-
-    negative: Tensor
-    slope: Tensor
-    level: Tensor
-
-
-def weights(grad: Tensor, stats: Stats, positives: Tensor, rule: Rule, classes: Classes) -> Weights:
-    """Return the coefficients of each row's weights.
+def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
+    """Return the gradients by embeddings and temperature.
 
     Args:
         grad: ``[N]``, 0 for every row that is no anchor or has nothing to sum over.
-        stats: the sums.
-        positives: ``[N]`` in the computing dtype.
-        rule: the formula.
-        classes: the rows' order and labels.
-    """
-    neg, pos = stats.neg, stats.pos
-    if classes.paired and rule.denominator != "only_negatives":
-        negative = grad / (neg + pos)
-        return Weights(negative, negative, -negative * neg)
-    zero = torch.zeros_like(grad)
-    alone = positives <= 1
-    positives = positives.clamp(min=1)
-    per_positive = torch.where(alone, 0.0, grad / pos)
-    if _own_denominator(rule, classes):
-        if rule.terms == "out":
-            return Weights(torch.where(neg > 0, grad * stats.missed / positives / neg, 0.0), zero, -grad / positives)
-        level = torch.where(stats.first > 0, grad / stats.first, 0.0)
-        return Weights(torch.where(neg > 0, level * stats.second / neg, 0.0), zero, -level)
-    if rule.denominator == "only_negatives":
-        negative = torch.where(neg > 0, grad / neg, 0.0)
-        if rule.terms == "in":
-            return Weights(negative, -per_positive, torch.where(alone, -grad, 0.0))
-        return Weights(negative, zero, -grad / positives)
-    total = neg + pos
-    missed = neg / total
-    if rule.terms == "in":
-        return Weights(grad / total, -per_positive * missed, torch.where(alone, -grad * missed, 0.0))
-    return Weights(
-        grad / total, torch.where(alone, 0.0, grad / total), torch.where(alone, -grad * missed, -grad / positives)
-    )
-
-
-def pull(
-    grad: Tensor,
-    rows: Tensor,
-    classes: Classes,
-    stats: Stats,
-    positives: Tensor,
-    plan: Plan,
-    rule: Rule,
-    kept: Tensor | None,
-) -> Tensor:
-    """Return the gradient ``[N, D]`` by the scaled rows of ``sum_i grad_i L_i``.
-
-    Args:
-        grad: ``[N]`` in sorted order, 0 for every row that is no anchor or has nothing to sum over.
-        rows: scaled rows ``[N, D]``, sorted.
-        classes: their order and labels.
-        stats: what the forward pass left.
-        positives: ``[N]`` in the computing dtype.
+        size: what the result is multiplied by.
+        batch: what went in.
         plan: size of the tiles.
-        rule: the formula.
-        kept: the exponentials that the forward pass kept, flat, or None.
+        saved: what the forward pass left.
     """
-    weight = weights(grad, stats, positives, rule, classes)
-    negative = weight.negative
-    boost = _boost(stats) if rule.terms == "in" else grad
-    out = torch.zeros_like(rows)
-    turned = rows.T
-    room = _room(rows, plan)
-    scratch = borrow("logits", rows, room) if kept is None else kept
-    combining = borrow("weights", rows, room)
-    for tile in _tiles(rows.shape[0], plan):
+    rule, rows = batch.rule, saved.scaled.rows
+    classes = saved.classes or sort_rows(batch.targets, plan)
+    sums = Sums(*saved.stats[: len(Sums._fields)])
+    number = None if classes.paired else classes.positives.to(grad.dtype)
+    weights = formulas.weights(rule, grad.index_select(0, classes.order), sums, number)
+    boost = sums.boost() if rule.terms == "in" else sums.neg
+    pull = torch.zeros_like(rows)
+    turned, count = rows.T, rows.shape[0]
+    largest = min(plan.rows, count) * min(plan.columns, count)
+    buffer = borrow("logits", rows, largest) if saved.kept is None else saved.kept
+    combining = borrow("weights", rows, largest)
+    for tile in _tiles(count, plan):
         own, across = rows[tile.rows], rows[tile.columns]
+        negative = weights.negative
         combined = torch.add(negative[tile.rows, None], negative[tile.columns], out=tile.of(combining))
-        if kept is None:
-            exponentials = torch.mm(own, turned[:, tile.columns], out=tile.of(scratch)).exp2_()
+        if saved.kept is None:
+            exponentials = torch.mm(own, turned[:, tile.columns], out=tile.of(buffer)).exp2_()
         else:
-            exponentials = tile.of(scratch, tile.place)
-        masked = _masked(tile, classes, plan)
+            exponentials = tile.of(buffer, tile.place)
+        masked = tile.may_match(classes, plan)
         if masked and not classes.paired:
-            _weigh(combined, exponentials, tile, classes, stats, weight, rule, boost)
+            _weigh(combined, exponentials, tile, classes, sums, weights, rule, boost)
         else:
             combined.mul_(exponentials)
-            if masked and kept is None:
+            if masked and saved.kept is None:
                 _clear_pairs(combined)
-        out[tile.rows].addmm_(combined, across)
+        pull[tile.rows].addmm_(combined, across)
         if tile.others:
-            out[tile.others].addmm_(tile.right(combined).T, own)
+            pull[tile.others].addmm_(tile.right(combined).T, own)
     give_back("weights", combining)
-    if kept is None:
-        give_back("logits", scratch)
+    if saved.kept is None:
+        give_back("logits", buffer)
     if classes.paired:
-        both = weight.level.view(-1, 2).sum(1)[:, None]
-        out[0::2].addcmul_(both, rows[1::2])
-        out[1::2].addcmul_(both, rows[0::2])
-    return out
+        both = weights.level.view(-1, 2).sum(1)[:, None]
+        pull[0::2].addcmul_(both, rows[1::2])
+        pull[1::2].addcmul_(both, rows[0::2])
+    learned = by_temperature(pull, rows, size, rule, LN2)
+    gradient = to_embeddings(pull, saved.scaled, rule, size, batch.embeddings.dtype, LN2)
+    return gradient.index_select(0, classes.back), None, learned
 
 
 def _weigh(
@@ -441,8 +408,8 @@ def _weigh(
     exponentials: Tensor,
     tile: _Tile,
     classes: Classes,
-    stats: Stats,
-    weight: Weights,
+    sums: Sums,
+    weights: formulas.Weights,
     rule: Rule,
     boost: Tensor,
 ) -> None:
@@ -454,9 +421,9 @@ def _weigh(
     if square:
         combined.diagonal().zero_()
     for place, lacking, part, mask in _sides(tile, exponentials, positive):
-        level = weight.level[place].unsqueeze(lacking)
-        if _own_denominator(rule, classes):
-            neg = stats.neg[place].unsqueeze(lacking)
+        level = weights.level[place].unsqueeze(lacking)
+        if rule.denominator == "one_positive":
+            neg = sums.neg[place].unsqueeze(lacking)
             # Where there is no positive a 1 keeps the quotient finite.
             whole = part + neg + (1 - mask)
             own = level * neg / whole
@@ -464,7 +431,7 @@ def _weigh(
                 own *= part * mask * boost[place].unsqueeze(lacking) / whole
         else:
             # A slope is fit for the exponentials of its row's positives alone.
-            own = torch.addcmul(level, part * mask, weight.slope[place].unsqueeze(lacking))
+            own = torch.addcmul(level, part * mask, weights.slope[place].unsqueeze(lacking))
         own *= mask
         if lacking:
             combined += own
@@ -472,3 +439,49 @@ def _weigh(
                 combined[:, :square] += own[:, :square].T
         else:
             tile.right(combined).add_(own)
+
+
+def evaluate_pairs(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
+    """Evaluate a small batch of pairs in one matrix."""
+    scaled = scale_rows(batch.embeddings, batch.rule, batch.sizes, LN2)
+    rows, partners = scaled.rows, batch.targets.given
+    count, column = rows.shape[0], partners[:, None]
+    use = "kept" if plan.keep else "logits"
+    buffer = borrow(use, rows, count * count)
+    logits = torch.mm(rows, rows.T, out=buffer.as_strided((count, count), (count, 1)))
+    pos = logits.gather(1, column).view(-1).exp2_()
+    neg = _without_pairs(logits.exp2_(), column).sum(1)
+    sums = Sums(neg, pos, *(neg.new_empty(0),) * 3)
+    if not plan.keep:
+        give_back(use, buffer)
+    values = formulas.value(batch.rule, cast(Row, _PairRow(None, sums, pos, pos)))
+    if batch.anchors is not None:
+        values = torch.where(batch.anchors, values, 0.0)
+    positives = torch.ones_like(partners)
+    found = AnchorValues(values, positives, positives * (count - 2))
+    return found, Saved(scaled, sums, buffer if plan.keep else None, None)
+
+
+def _without_pairs(exponentials: Tensor, column: Tensor) -> Tensor:
+    """Put 0 where a row meets itself and where it meets its positive, which ``column`` names."""
+    exponentials.diagonal().zero_()
+    return exponentials.scatter_(1, column, 0.0)
+
+
+def differentiate_pairs(grad: Tensor, size: float | Tensor, batch: Batch, _plan: Plan, saved: Saved) -> Gradients:
+    """Return the gradients of `evaluate_pairs` by embeddings and temperature; arguments as for `differentiate`."""
+    rule, rows, partners = batch.rule, saved.scaled.rows, batch.targets.given
+    count, column = rows.shape[0], partners[:, None]
+    shape, strides = (count, count), (count, 1)
+    combining = borrow("weights", rows, count * count)
+    if saved.kept is None:
+        exponentials = _without_pairs((rows @ rows.T).exp2_(), column)
+    else:
+        exponentials = saved.kept.as_strided(shape, strides)
+    negative, _, level = formulas.weights(rule, grad, Sums(*saved.stats[: len(Sums._fields)]), None)
+    combined = torch.add(negative[:, None], negative, out=combining.as_strided(shape, strides)).mul_(exponentials)
+    combined.scatter_(1, column, (level + level[partners])[:, None])
+    pull = combined @ rows
+    give_back("weights", combining)
+    learned = by_temperature(pull, rows, size, rule, LN2)
+    return to_embeddings(pull, saved.scaled, rule, size, batch.embeddings.dtype, LN2), None, learned

@@ -1,0 +1,417 @@
+"""Values and gradients of a batch, as torch sees them: two autograd functions over two operators.
+
+The operators are opaque to `torch.compile`, which would otherwise unroll the tiles. They carry no derivative of their
+own: that belongs to the autograd functions, whose backward passes are autograd functions too, so that `torch.func.grad`
+and a second derivative work and forward mode raises instead of giving zero. Operators take tensors and plain values
+alone, so for them a description is taken apart, field by field, and put together again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import is_dataclass, replace
+from operator import attrgetter
+from typing import Any, cast, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+from . import device, exact, formulas, rowwise, symmetric
+from .device import computing_dtype
+from .plan import PANEL_ELEMENTS, choose
+from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
+from .spec import KERNELS, AnchorValues, Backend, Batch, Form, Gradients, Plan, References
+
+
+def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
+    """Evaluate one value per anchor, differentiable by embeddings, references and temperature.
+
+    Args:
+        batch: the batch, already checked.
+        backend: "auto", "dense", "tiled", "exact" or "triton".
+
+    Returns:
+        Values in the computing dtype, and the sizes of P(i) and N(i).
+
+    Raises:
+        ValueError: ``backend="triton"`` cannot take these embeddings.
+    """
+    compiling = torch.compiler.is_compiling()
+    plan = Plan(backend)
+    if not compiling and backend != "exact":
+        plan, batch = choose(batch, backend)
+    references = batch.references
+    if references.mutual and references.embeddings is not None and plan.form != "triton":
+        # The kernels take both directions together, everything else takes one behind the other.
+        sides = (
+            replace(batch, references=replace(references, mutual=False)),
+            replace(
+                batch,
+                embeddings=references.embeddings,
+                sizes=references.sizes,
+                references=References(batch.embeddings, sizes=batch.sizes),
+            ),
+        )
+        return AnchorValues(*map(torch.cat, zip(*(anchor_values(side, backend) for side in sides), strict=True)))
+    if backend == "exact":
+        return exact.anchor_values(batch)
+    tensors, plain = _flat(batch, plan)
+    differentiated = [tensors[place] for place in _DIFFERENTIATED if tensors[place] is not None]
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in differentiated)
+    if compiling:
+        evaluation: Any = _Traceable.apply if wanted else torch.ops.pairproof.anchor_values
+        return AnchorValues(*evaluation(*tensors, *plain)[:3])
+    if torch._C._are_functorch_transforms_active():
+        return AnchorValues(*_Traceable.apply(*tensors, *plain)[:3])
+    if wanted or any(unpack_dual(t).tangent is not None for t in differentiated):
+        return AnchorValues(*_Values.apply(batch, plan, plain, *tensors))
+    return evaluate(batch, replace(plan, keep=False))[0]
+
+
+_FORMS: dict[str, tuple[Any, Any]] = {
+    "pairs": (symmetric.evaluate_pairs, symmetric.differentiate_pairs),
+    "symmetric": (symmetric.evaluate, symmetric.differentiate),
+    "rowwise": (rowwise.evaluate, rowwise.differentiate),
+}
+
+
+def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
+    """Forward pass: values and sizes, and what is saved."""
+    with _full_precision(batch.embeddings):
+        if plan.form != "triton":
+            return _FORMS[plan.form][0](batch, plan)
+        # The kernels leave no rows: the backward pass makes them ready anew.
+        found, stats = KERNELS["triton"].forward(batch, plan)
+        none = found.values.new_empty(0)
+        return found, Saved(Scaled(none, none, None), stats)
+
+
+def differentiate(grad: Tensor, batch: Batch, plan: Plan, found: AnchorValues, saved: Saved) -> Gradients:
+    """Backward pass.
+
+    Args:
+        grad: ``[N]``, by the values.
+        batch: what went in.
+        plan: how it was evaluated.
+        found: what came out.
+        saved: what the forward pass left.
+    """
+    with _full_precision(batch.embeddings):
+        if plan.form == "triton":  # its kernels leave out the rows that do not count, and scale by themselves
+            return KERNELS["triton"].backward(grad, batch, plan, cast(Tensor, saved.stats))
+        valid = formulas.counted(batch, found.positives, found.negatives)
+        grad = grad if valid is None else torch.where(valid, grad, 0.0)
+        size, grad = of_ordinary_size(grad, reads=device.may_read(grad))
+        return _FORMS[plan.form][1](grad, size, batch, plan, saved)
+
+
+def _full_precision(embeddings: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which autocast does not reach the products."""
+    kind = embeddings.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
+
+
+_SCHEMAS: dict[Any, str] = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    torch.dtype | None: "ScalarType?",
+    bool: "bool",
+    int: "int",
+    float: "float",
+}
+_HINTS = {}
+
+
+def _fields(kind: type, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path of each field of a description, and its type in an operator's schema."""
+    _HINTS[kind] = get_type_hints(kind)
+    for name, hint in _HINTS[kind].items():
+        if is_dataclass(hint):
+            yield from _fields(cast(type, hint), f"{path}{name}.")
+        elif hint == float | Tensor:
+            yield from ((path + name, "Tensor?"), (path + name, "float"))
+        elif name != "sizes":  # operators measure for themselves
+            yield path + name, _SCHEMAS.get(hint, "str")
+
+
+_BATCH = list(_fields(Batch))
+_PLAN = list(_fields(Plan))
+_TENSORS = [path for path, schema in _BATCH if schema.startswith("Tensor")]
+_PLAIN = [path for path, schema in _BATCH if not schema.startswith("Tensor")]
+_tensors_of, _plain_of, _plan_of = (attrgetter(*paths) for paths in (_TENSORS, _PLAIN, [path for path, _ in _PLAN]))
+_TEMPERATURE, _NUMBER = _TENSORS.index("rule.temperature"), _PLAIN.index("rule.temperature")
+_DIFFERENTIATED = [_TENSORS.index(path) for path in ("embeddings", "references.embeddings", "rule.temperature")]
+
+
+def _flat(batch: Batch, plan: Plan) -> tuple[list[Any], list[Any]]:
+    """Return the tensors of a description, and its plain values, in the order of the fields."""
+    tensors, plain = list(_tensors_of(batch)), [*_plain_of(batch), *_plan_of(plan)]
+    if isinstance(tensors[_TEMPERATURE], Tensor):
+        plain[_NUMBER] = 1.0
+    else:
+        tensors[_TEMPERATURE] = None
+    return tensors, plain
+
+
+def _described(tensors: Sequence[Any], plain: Sequence[Any]) -> tuple[Batch, Plan]:
+    """Put together what `_flat` took apart."""
+    values = dict(zip(_PLAIN, plain, strict=False))
+    values.update((path, tensor) for path, tensor in zip(_TENSORS, tensors, strict=True) if tensor is not None)
+    return _built(Batch, values), Plan(*plain[len(_PLAIN) :])
+
+
+def _built(kind: Any, values: Mapping[str, Any], path: str = "") -> Any:
+    return kind(
+        **{
+            name: _built(hint, values, f"{path}{name}.") if is_dataclass(hint) else values.get(path + name)
+            for name, hint in _HINTS[kind].items()
+        }
+    )
+
+
+def _placed(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return gradients in the places of their tensors: None where there is none, and no empty ones of operators."""
+    placed: list[Tensor | None] = [None] * len(_TENSORS)
+    for place, gradient in zip(_DIFFERENTIATED, gradients, strict=True):
+        placed[place] = None if tensors[place] is None else gradient
+    return placed
+
+
+class _Values(torch.autograd.Function):
+    """Per-anchor values ``[N]``, and the sizes.
+
+    For plain eager execution: it saves what it likes, and pays for no more than it needs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, batch: Batch, plan: Plan, plain: list[Any], *tensors: Tensor | None) -> AnchorValues:
+        found, saved = evaluate(batch, plan)
+        ctx.mark_non_differentiable(found.positives, found.negatives)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, found.positives, found.negatives, *saved.scaled)
+        ctx.plain, ctx.left = plain, (saved.stats, saved.kept, saved.classes)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad, count = grads[0], len(_TENSORS)
+        if grad is None:
+            return (None,) * (3 + count)
+        tensors = ctx.saved_tensors
+        batch, plan = _described(tensors[:count], ctx.plain)
+        found, scaled = AnchorValues(grad, *tensors[count : count + 2]), Scaled(*tensors[count + 2 :])
+        saved = Saved(scaled, *ctx.left)
+        if torch.is_grad_enabled():
+            gradients = _Gradient.apply(grad, *tensors[:count], *_saved_tensors(found, saved), *ctx.plain)
+            return None, None, None, *_placed(gradients, tensors)
+        gradients = differentiate(grad, batch, plan, found, saved)
+        if saved.kept is not None:
+            # A second backward pass through the same graph computes the exponentials anew.
+            ctx.left = saved.stats, None, saved.classes
+            device.give_back("kept", saved.kept)
+        return None, None, None, *_placed(gradients, tensors)
+
+
+class _Traceable(torch.autograd.Function):
+    """`_Values` for `torch.compile` and `torch.func`: whatever is saved is an input or an output."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        if torch.compiler.is_compiling():
+            return tuple(torch.ops.pairproof.anchor_values(*arguments))
+        return _forward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.plain = inputs[len(_TENSORS) :]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs[: len(_TENSORS)], *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        compiling = torch.compiler.is_compiling()
+        gradient: Any = torch.ops.pairproof.anchor_gradients if compiling else _Gradient.apply
+        gradients = gradient(grads[0], *ctx.saved_tensors, *ctx.plain)
+        return *_placed(gradients, ctx.saved_tensors), *(None,) * len(ctx.plain)
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradients by embeddings, references and temperature, from that by the values ``[N]``."""
+
+    @staticmethod
+    def forward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+        return _backward(grad, *arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.plain = inputs[1 + len(_TENSORS) + _SAVED :]
+        ctx.save_for_backward(*inputs[: 1 + len(_TENSORS)])
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
+        grad, *tensors = ctx.saved_tensors
+        with _full_precision(grad):
+            by_grad, *gradients = second_derivative(directions, grad, *_described(tensors, ctx.plain))
+        return by_grad, *_placed(gradients, tensors), *(None,) * (_SAVED + len(ctx.plain))
+
+
+_SAVED = 6
+"""Tensors that `_forward` returns beside the values."""
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    """Return the values, the sizes of P and N, the scaled rows, their factor and power, and the sums per row."""
+    batch, plan = _planned(*_described(arguments[: len(_TENSORS)], arguments[len(_TENSORS) :]))
+    found, saved = evaluate(batch, replace(plan, keep=False))
+    if plan.form == "triton":
+        # The kernels leave no rows, but the operator promises some, of one shape for every form.
+        rows = batch.embeddings.new_zeros(batch.embeddings.shape, dtype=computing_dtype(batch.embeddings))
+        factor = rows.new_zeros((rows.shape[0] if batch.rule.similarity == "cosine" else 1, 1))
+        saved = saved._replace(scaled=Scaled(rows, factor, None))
+    return found.values, *_saved_tensors(found, saved)
+
+
+def _planned(batch: Batch, plan: Plan) -> tuple[Batch, Plan]:
+    """Plan what a compiled graph could not: it serves batches of every size, and must not look at values."""
+    if plan.form in get_args(Form):
+        return batch, plan
+    plan, batch = choose(batch, cast(Backend, plan.form))
+    return batch, plan
+
+
+def _saved_tensors(found: AnchorValues, saved: Saved) -> tuple[Tensor, ...]:
+    """Return what is saved as the operator returns it: it shares no memory, and its sums are ``[_most_stats(), N]``."""
+    rows, factor, power = saved.scaled
+    power = torch.ones_like(factor) if power is None else power
+    stats = saved.stats
+    if not isinstance(stats, Tensor):
+        stats = rows.new_zeros((_most_stats(), rows.shape[0]))
+        for line, part in zip(stats, saved.stats, strict=False):
+            if part.numel():
+                line.copy_(part)
+    parts = (rows.contiguous(), factor.contiguous(), power.contiguous())
+    return found.positives, found.negatives.clone(), *parts, stats
+
+
+def _most_stats() -> int:
+    return max(len(formulas.Sums._fields), *(kernels.STATS for kernels in KERNELS.values()))
+
+
+def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """Return the gradients, empty tensors where there is none: operators return tensors only."""
+    first, last = len(_TENSORS), len(_TENSORS) + _SAVED
+    batch, plan = _planned(*_described(arguments[:first], arguments[last:]))
+    positives, negatives, rows, factor, power, stats = arguments[first:last]
+    saved = Saved(Scaled(rows, factor, power), stats)
+    found = AnchorValues(grad, positives, negatives)
+    gradients = differentiate(grad, batch, replace(plan, keep=False), found, saved)
+    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in gradients)
+
+
+def second_derivative(
+    directions: Sequence[Tensor], grad: Tensor, batch: Batch, plan: Plan
+) -> tuple[Tensor | None, ...]:
+    """Differentiate the gradients, taken along ``directions``, once more.
+
+    One panel of anchors at a time: memory stays linear. The rowwise form's own operations are differentiated, in the
+    computing dtype.
+
+    Args:
+        directions: by embeddings ``[N, D]``, references ``[M, D]`` and temperature, as the gradients are shaped.
+        grad: ``[N]``, by the values.
+        batch: what went into the forward pass.
+        plan: how it was evaluated.
+
+    Returns:
+        The derivatives by ``grad``, embeddings, references and temperature; None for what there is not.
+    """
+    others, temperature = batch.references.embeddings, batch.rule.temperature
+    count = batch.embeddings.shape[0]
+    if batch.references.mutual and others is not None:
+        # In the other direction rows and references change places.
+        one_way = replace(batch, references=References(others))
+        turned = replace(batch, embeddings=others, references=References(batch.embeddings))
+        first = second_derivative(directions, grad[:count], one_way, plan)
+        by_grad, by_columns, by_rows, learned = second_derivative(
+            (directions[1], directions[0], *directions[2:]), grad[count:], turned, plan
+        )
+        added = [None if b is None else a + b for a, b in zip(first[1:], (by_rows, by_columns, learned), strict=True)]
+        return torch.cat([cast(Tensor, first[0]), cast(Tensor, by_grad)]), *added
+    columns = count if others is None else others.shape[0]
+    given = {0: batch.embeddings, 1: others, 2: temperature if isinstance(temperature, Tensor) else None}
+    present = {place: tensor for place, tensor in given.items() if tensor is not None}
+    own = torch.arange(count, device=grad.device) if others is None else batch.references.own
+    height = plan.rows if plan.form == "rowwise" else max(1, PANEL_ELEMENTS // columns)
+
+    def of_panel(panel: rowwise.Panel | rowwise.LonePanel, *inputs: Tensor) -> Tensor:
+        one = dict(zip(present, inputs, strict=True))
+        rule = replace(batch.rule, temperature=one[2]) if 2 in one else batch.rule
+        rows = differentiable_rows(one[0], rule)
+        across = rows if others is None else differentiable_rows(one[1], rule)
+        values = rowwise.values(rows[panel.rows] @ across.T, panel, rule)
+        anchors = None if batch.anchors is None else batch.anchors[panel.rows]
+        valid = formulas.counted(replace(batch, anchors=anchors), *panel.sizes())
+        return values if valid is None else torch.where(valid, values, 0.0)
+
+    inputs = list(present.values())
+    totals = [torch.zeros_like(t) for t in inputs]
+    by_grad = []
+    for panel in rowwise.panels(batch.targets, own, count, columns, height, computing_dtype(batch.embeddings)):
+
+        def along_directions(upstream: Tensor, *inputs: Tensor, panel: Any = panel) -> Tensor:
+            pulled = torch.func.vjp(lambda *given: of_panel(panel, *given), *inputs)[1](upstream)
+            along = (directions[place] for place in present)
+            return sum(((g * v).sum() for g, v in zip(pulled, along, strict=True)), grad.new_zeros(()))
+
+        numbers = tuple(range(len(inputs) + 1))
+        first, *more = torch.func.grad(along_directions, argnums=numbers)(grad[panel.rows], *inputs)
+        by_grad.append(first)
+        totals = [total + part for total, part in zip(totals, more, strict=True)]
+    by_input = dict(zip(present, totals, strict=True))
+    return torch.cat(by_grad), *(by_input.get(place) for place in given)
+
+
+def _operator(name: str, function: Callable[..., Any], before: str, saved: Sequence[str], returned: int) -> Any:
+    tensors = [f"{schema} tensor_{path.replace('.', '_')}" for path, schema in _BATCH if schema.startswith("Tensor")]
+    plain = [f"{schema} {path.replace('.', '_')}" for path, schema in _BATCH if not schema.startswith("Tensor")]
+    plan = [f"{schema} plan_{path}" for path, schema in _PLAN]
+    arguments = ", ".join([*before, *tensors, *saved, *plain, *plan])
+    schema = f"({arguments}) -> ({', '.join(['Tensor'] * returned)})"
+    return torch.library.custom_op(f"pairproof::{name}", function, mutates_args=(), schema=schema)
+
+
+_anchor_values = _operator("anchor_values", _forward, [], [], 1 + _SAVED)
+_anchor_gradients = _operator(
+    "anchor_gradients",
+    _backward,
+    ["Tensor grad"],
+    [f"Tensor {name}" for name in ("positives", "negatives", "scaled", "factor", "power", "stats")],
+    len(_DIFFERENTIATED),
+)
+
+
+@_anchor_values.register_fake
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    batch, _ = _described(arguments[: len(_TENSORS)], arguments[len(_TENSORS) :])
+    count, dim = batch.embeddings.shape
+    floats = batch.embeddings.new_empty((), dtype=computing_dtype(batch.embeddings))
+    whole = batch.embeddings.new_empty((), dtype=torch.int64)
+    factors = (count if batch.rule.similarity == "cosine" else 1, 1)
+    shapes = ((count, dim), factors, factors, (_most_stats(), count))
+    return (
+        floats.new_empty(count),
+        whole.new_empty(count),
+        whole.new_empty(count),
+        *(floats.new_empty(shape) for shape in shapes),
+    )
+
+
+@_anchor_gradients.register_fake
+def _(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    given = [arguments[place] for place in _DIFFERENTIATED]
+    # Contiguous, however the rows lie in memory.
+    return tuple(grad.new_empty(0) if part is None else part.new_empty(part.shape) for part in given)
