@@ -17,7 +17,7 @@ from typing import Literal
 from torch import Tensor
 
 from .checks import check_anchors, check_embeddings, check_options, check_positive_pairs
-from .engine import Backend, Batch, Policy, Rule, Similarity, anchor_values, reduced
+from .engine import Backend, Batch, Policy, References, Rule, Similarity, anchor_values, reduced
 
 Reduction = Literal["mean", "sum", "none"]
 NoNegative = Literal["zero", "nan"]
@@ -68,5 +68,5 @@ def nt_bxent_loss(
     check_options(rule, policy, backend, validate=validate)
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate)
     targets = check_positive_pairs(embeddings, positive_pairs, validate=validate)
-    batch = Batch(embeddings, targets, rule, anchors=check_anchors(embeddings, anchors), sizes=sizes)
+    batch = Batch(embeddings, targets, rule, References(), check_anchors(embeddings, anchors), sizes=sizes)
     return reduced(anchor_values(batch, backend), batch, policy)

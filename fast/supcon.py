@@ -239,9 +239,11 @@ def labelled_loss(
     """
     check_options(rule, policy, backend, validate=validate, reductions=reductions)
     ref_embeddings, ref_labels, self_rows = references
-    reading = {"similarity": rule.similarity, "validate": validate}
-    sizes = check_embeddings(embeddings, least=2 if ref_embeddings is None else 1, **reading)
-    others = check_references(embeddings, ref_embeddings, self_rows, ref_labels=ref_labels, **reading)
+    least = 2 if ref_embeddings is None else 1
+    sizes = check_embeddings(embeddings, similarity=rule.similarity, validate=validate, least=least)
+    others = check_references(
+        embeddings, ref_embeddings, self_rows, ref_labels=ref_labels, similarity=rule.similarity, validate=validate
+    )
     targets = check_labels_or_positives(embeddings, labels, positives, others, ref_labels)
     batch = Batch(embeddings, targets, rule, others, check_anchors(embeddings, anchors), sizes=sizes)
     return reduced(anchor_values(batch, backend), batch, policy)

@@ -35,7 +35,8 @@ from pairproof.fast import (
     supcon_in_loss,
     supcon_loss,
 )
-from pairproof.fast.engine import References, Rule, Targets, plan, tiles_of
+from pairproof.fast.engine import Batch, References, Rule, Targets, plan, tiles_of
+from pairproof.fast.engine.spec import Plan
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
@@ -473,11 +474,11 @@ def chosen(
     denominator: Any = "all",
     references: bool = False,
     backend: Any = "tiled",
-) -> plan.Plan:
+) -> Plan:
     given = torch.zeros(len(embeddings), dtype=torch.int64)
-    bank = References(embeddings) if references else None
+    bank = References(embeddings) if references else References()
     rule = Rule(terms, similarity, temperature, denominator)
-    return plan.choose(embeddings, Targets(kind, given), rule, bank, backend=backend)[0]
+    return plan.choose(Batch(embeddings, Targets(kind, given), rule, bank), backend)[0]
 
 
 def test_both_forms_are_reached() -> None:

@@ -29,7 +29,7 @@ from pairproof.fast import (
     supcon_in_loss,
     supcon_loss,
 )
-from pairproof.fast.engine import Rule, Targets, device, plan, tiles_of
+from pairproof.fast.engine import Batch, References, Rule, Targets, device, plan, tiles_of
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
@@ -766,7 +766,7 @@ def test_tiles_and_panels_of_an_accelerator_are_bounded() -> None:
     for count, temperature in itertools.product((1000, 8192, 8193, 2**16, 2**20), (0.1, 2e-3)):
         rows, targets = torch.empty(count, 1), Targets("labels", torch.empty(count, dtype=torch.int64))
         for backend in ("auto", "tiled"):
-            found, _ = plan.choose(rows, targets, Rule("out", "cosine", temperature), None, backend=backend)
+            found, _ = plan.choose(Batch(rows, targets, Rule("out", "cosine", temperature), References()), backend)
             assert found.form == ("symmetric" if temperature == 0.1 else "rowwise")
             assert min(found.rows, count) * min(found.columns, count) <= most
 

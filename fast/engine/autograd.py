@@ -8,10 +8,9 @@ alone, so for them a description is taken apart, field by field, and put togethe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import is_dataclass, replace
-from operator import attrgetter
 from typing import Any, cast, get_args, get_type_hints
 
 import torch
@@ -64,13 +63,25 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         evaluation: Any = _Traceable.apply if wanted else torch.ops.pairproof.anchor_values
         return AnchorValues(*evaluation(*tensors, *plain)[:3])
     if torch._C._are_functorch_transforms_active():
-        return AnchorValues(*_Traceable.apply(*tensors, *plain)[:3])
-    if wanted or any(unpack_dual(t).tangent is not None for t in differentiated):
-        return AnchorValues(*_Values.apply(batch, plan, plain, *tensors))
+        return AnchorValues(*_apply(_Traceable, *tensors, *plain)[:3])
+    if wanted or any(_forward_mode(t) for t in differentiated):
+        return AnchorValues(*_apply(_Values, batch, plan, plain, *tensors))
     return evaluate(batch, replace(plan, keep=False))[0]
 
 
-_FORMS: dict[str, tuple[Any, Any]] = {
+def _apply(function: Any, *arguments: Any) -> Any:
+    """Call an autograd function, which torch leaves untyped."""
+    return function.apply(*arguments)
+
+
+def _forward_mode(tensor: Tensor) -> bool:
+    unpack: Any = unpack_dual
+    return unpack(tensor).tangent is not None
+
+
+_Evaluate = Callable[[Batch, Plan], tuple[AnchorValues, Saved]]
+_Differentiate = Callable[[Tensor, float | Tensor, Batch, Plan, Saved], Gradients]
+_FORMS: dict[str, tuple[_Evaluate, _Differentiate]] = {
     "pairs": (symmetric.evaluate_pairs, symmetric.differentiate_pairs),
     "symmetric": (symmetric.evaluate, symmetric.differentiate),
     "rowwise": (rowwise.evaluate, rowwise.differentiate),
@@ -85,7 +96,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
         # The kernels leave no rows: the backward pass makes them ready anew.
         found, stats = KERNELS["triton"].forward(batch, plan)
         none = found.values.new_empty(0)
-        return found, Saved(Scaled(none, none, None), stats)
+        return found, Saved(Scaled(none, none, None), (stats,))
 
 
 def differentiate(grad: Tensor, batch: Batch, plan: Plan, found: AnchorValues, saved: Saved) -> Gradients:
@@ -100,7 +111,7 @@ def differentiate(grad: Tensor, batch: Batch, plan: Plan, found: AnchorValues, s
     """
     with _full_precision(batch.embeddings):
         if plan.form == "triton":  # its kernels leave out the rows that do not count, and scale by themselves
-            return KERNELS["triton"].backward(grad, batch, plan, cast(Tensor, saved.stats))
+            return KERNELS["triton"].backward(grad, batch, plan, saved.stats[0])
         valid = formulas.counted(batch, found.positives, found.negatives)
         grad = grad if valid is None else torch.where(valid, grad, 0.0)
         size, grad = of_ordinary_size(grad, reads=device.may_read(grad))
@@ -123,7 +134,7 @@ _SCHEMAS: dict[Any, str] = {
     int: "int",
     float: "float",
 }
-_HINTS = {}
+_HINTS: dict[type, dict[str, Any]] = {}
 
 
 def _fields(kind: type, path: str = "") -> Iterator[tuple[str, str]]:
@@ -142,15 +153,23 @@ _BATCH = list(_fields(Batch))
 _PLAN = list(_fields(Plan))
 _TENSORS = [path for path, schema in _BATCH if schema.startswith("Tensor")]
 _PLAIN = [path for path, schema in _BATCH if not schema.startswith("Tensor")]
-_tensors_of, _plain_of, _plan_of = (attrgetter(*paths) for paths in (_TENSORS, _PLAIN, [path for path, _ in _PLAN]))
 _TEMPERATURE, _NUMBER = _TENSORS.index("rule.temperature"), _PLAIN.index("rule.temperature")
 _DIFFERENTIATED = [_TENSORS.index(path) for path in ("embeddings", "references.embeddings", "rule.temperature")]
+_NAMES = [path.split(".") for path in (*_TENSORS, *_PLAIN)]
 
 
 def _flat(batch: Batch, plan: Plan) -> tuple[list[Any], list[Any]]:
     """Return the tensors of a description, and its plain values, in the order of the fields."""
-    tensors, plain = list(_tensors_of(batch)), [*_plain_of(batch), *_plan_of(plan)]
-    if isinstance(tensors[_TEMPERATURE], Tensor):
+    values: list[Any] = []
+    for names in _NAMES:
+        value: Any = batch
+        for name in names:
+            value = getattr(value, name)
+        values.append(value)
+    tensors, plain = values[: len(_TENSORS)], values[len(_TENSORS) :]
+    for path, _ in _PLAN:
+        plain.append(getattr(plan, path))
+    if isinstance(batch.rule.temperature, Tensor):
         plain[_NUMBER] = 1.0
     else:
         tensors[_TEMPERATURE] = None
@@ -206,7 +225,7 @@ class _Values(torch.autograd.Function):
         found, scaled = AnchorValues(grad, *tensors[count : count + 2]), Scaled(*tensors[count + 2 :])
         saved = Saved(scaled, *ctx.left)
         if torch.is_grad_enabled():
-            gradients = _Gradient.apply(grad, *tensors[:count], *_saved_tensors(found, saved), *ctx.plain)
+            gradients = _apply(_Gradient, grad, *tensors[:count], *_saved_tensors(found, saved), *ctx.plain)
             return None, None, None, *_placed(gradients, tensors)
         gradients = differentiate(grad, batch, plan, found, saved)
         if saved.kept is not None:
@@ -287,12 +306,13 @@ def _saved_tensors(found: AnchorValues, saved: Saved) -> tuple[Tensor, ...]:
     """Return what is saved as the operator returns it: it shares no memory, and its sums are ``[_most_stats(), N]``."""
     rows, factor, power = saved.scaled
     power = torch.ones_like(factor) if power is None else power
-    stats = saved.stats
-    if not isinstance(stats, Tensor):
+    if saved.stats and saved.stats[0].dim() == 2:
+        stats = saved.stats[0]
+    else:
         stats = rows.new_zeros((_most_stats(), rows.shape[0]))
-        for line, part in zip(stats, saved.stats, strict=False):
+        for line, part in enumerate(saved.stats):
             if part.numel():
-                line.copy_(part)
+                stats[line] = part
     parts = (rows.contiguous(), factor.contiguous(), power.contiguous())
     return found.positives, found.negatives.clone(), *parts, stats
 
@@ -306,7 +326,7 @@ def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     first, last = len(_TENSORS), len(_TENSORS) + _SAVED
     batch, plan = _planned(*_described(arguments[:first], arguments[last:]))
     positives, negatives, rows, factor, power, stats = arguments[first:last]
-    saved = Saved(Scaled(rows, factor, power), stats)
+    saved = Saved(Scaled(rows, factor, power), (stats,) if plan.form == "triton" else tuple(stats))
     found = AnchorValues(grad, positives, negatives)
     gradients = differentiate(grad, batch, replace(plan, keep=False), found, saved)
     return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in gradients)
@@ -335,12 +355,11 @@ def second_derivative(
         # In the other direction rows and references change places.
         one_way = replace(batch, references=References(others))
         turned = replace(batch, embeddings=others, references=References(batch.embeddings))
-        first = second_derivative(directions, grad[:count], one_way, plan)
-        by_grad, by_columns, by_rows, learned = second_derivative(
-            (directions[1], directions[0], *directions[2:]), grad[count:], turned, plan
-        )
-        added = [None if b is None else a + b for a, b in zip(first[1:], (by_rows, by_columns, learned), strict=True)]
-        return torch.cat([cast(Tensor, first[0]), cast(Tensor, by_grad)]), *added
+        there = second_derivative(directions, grad[:count], one_way, plan)
+        back = second_derivative((directions[1], directions[0], *directions[2:]), grad[count:], turned, plan)
+        by_grad = torch.cat([part for part in (there[0], back[0]) if part is not None])
+        pairs = zip(there[1:], (back[2], back[1], back[3]), strict=True)
+        return by_grad, *(None if a is None or b is None else a + b for a, b in pairs)
     columns = count if others is None else others.shape[0]
     given = {0: batch.embeddings, 1: others, 2: temperature if isinstance(temperature, Tensor) else None}
     present = {place: tensor for place, tensor in given.items() if tensor is not None}
@@ -359,7 +378,7 @@ def second_derivative(
 
     inputs = list(present.values())
     totals = [torch.zeros_like(t) for t in inputs]
-    by_grad = []
+    of_panels = []
     for panel in rowwise.panels(batch.targets, own, count, columns, height, computing_dtype(batch.embeddings)):
 
         def along_directions(upstream: Tensor, *inputs: Tensor, panel: Any = panel) -> Tensor:
@@ -369,33 +388,35 @@ def second_derivative(
 
         numbers = tuple(range(len(inputs) + 1))
         first, *more = torch.func.grad(along_directions, argnums=numbers)(grad[panel.rows], *inputs)
-        by_grad.append(first)
+        of_panels.append(first)
         totals = [total + part for total, part in zip(totals, more, strict=True)]
     by_input = dict(zip(present, totals, strict=True))
-    return torch.cat(by_grad), *(by_input.get(place) for place in given)
+    return torch.cat(of_panels), *(by_input.get(place) for place in given)
 
 
-def _operator(name: str, function: Callable[..., Any], before: str, saved: Sequence[str], returned: int) -> Any:
-    tensors = [f"{schema} tensor_{path.replace('.', '_')}" for path, schema in _BATCH if schema.startswith("Tensor")]
-    plain = [f"{schema} {path.replace('.', '_')}" for path, schema in _BATCH if not schema.startswith("Tensor")]
-    plan = [f"{schema} plan_{path}" for path, schema in _PLAN]
-    arguments = ", ".join([*before, *tensors, *saved, *plain, *plan])
-    schema = f"({arguments}) -> ({', '.join(['Tensor'] * returned)})"
-    return torch.library.custom_op(f"pairproof::{name}", function, mutates_args=(), schema=schema)
+def _schema(fields: Iterable[tuple[str, str]], prefix: str) -> str:
+    return ", ".join(f"{schema} {prefix}{path.replace('.', '_')}" for path, schema in fields)
 
 
-_anchor_values = _operator("anchor_values", _forward, [], [], 1 + _SAVED)
-_anchor_gradients = _operator(
-    "anchor_gradients",
+_TENSOR_SCHEMA = _schema((field for field in _BATCH if field[1].startswith("Tensor")), "")
+_PLAIN_SCHEMA = _schema([*(field for field in _BATCH if not field[1].startswith("Tensor")), *_PLAN], "value_")
+_SAVED_SCHEMA = "Tensor positives, Tensor negatives, Tensor scaled, Tensor factor, Tensor power, Tensor stats"
+
+_anchor_values: Any = torch.library.custom_op(
+    "pairproof::anchor_values",
+    _forward,
+    mutates_args=(),
+    schema=f"({_TENSOR_SCHEMA}, {_PLAIN_SCHEMA}) -> ({', '.join(['Tensor'] * (1 + _SAVED))})",
+)
+_anchor_gradients: Any = torch.library.custom_op(
+    "pairproof::anchor_gradients",
     _backward,
-    ["Tensor grad"],
-    [f"Tensor {name}" for name in ("positives", "negatives", "scaled", "factor", "power", "stats")],
-    len(_DIFFERENTIATED),
+    mutates_args=(),
+    schema=f"(Tensor grad, {_TENSOR_SCHEMA}, {_SAVED_SCHEMA}, {_PLAIN_SCHEMA}) -> (Tensor, Tensor, Tensor)",
 )
 
 
-@_anchor_values.register_fake
-def _(*arguments: Any) -> tuple[Tensor, ...]:
+def _promised(*arguments: Any) -> tuple[Tensor, ...]:
     batch, _ = _described(arguments[: len(_TENSORS)], arguments[len(_TENSORS) :])
     count, dim = batch.embeddings.shape
     floats = batch.embeddings.new_empty((), dtype=computing_dtype(batch.embeddings))
@@ -410,8 +431,11 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
     )
 
 
-@_anchor_gradients.register_fake
-def _(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def _promised_gradients(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     given = [arguments[place] for place in _DIFFERENTIATED]
     # Contiguous, however the rows lie in memory.
     return tuple(grad.new_empty(0) if part is None else part.new_empty(part.shape) for part in given)
+
+
+_anchor_values.register_fake(_promised)
+_anchor_gradients.register_fake(_promised_gradients)

@@ -40,13 +40,11 @@ from .spec import EPSILON, AnchorValues, Batch, Policy, Rule
 
 
 class Row(Protocol):
-    """What the sums of each row say, all ``[N]`` or all ``[N, 1]``, in a form that loses no digits.
+    """What the sums of each row say, all ``[N]`` or all ``[N, 1]``, in a form that loses no digits."""
 
-    Attributes:
-        number: n, at least 1; None where each row has exactly one positive.
-    """
-
-    number: Tensor | None
+    @property
+    def number(self) -> Tensor | None:
+        """How many positives, at least 1; None where each row has exactly one."""
 
     def log_negatives(self) -> Tensor:
         """log(sum over N of e^s)."""
@@ -207,7 +205,7 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
     """
     values, positives, negatives = found
     rule = batch.rule
-    rows, pairs = batch.anchors, policy.reduction == "mean_pairs"
+    rows = batch.anchors
     if policy.no_negative == "nan" and (rule.terms == "binary" or rule.denominator == "only_negatives"):
         values = torch.where(negatives == 0, torch.nan, values)
     if policy.no_positive == "nan":
@@ -230,10 +228,12 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
         if policy.reduction == "mean" and rows is None:
             result = values.mean(dtype=wide)
         else:
-            weights = positives if pairs else None
+            weights = positives if policy.reduction == "mean_pairs" else None
+            if weights is not None:
+                values = values * weights
             if rows is not None:
                 weights = torch.where(rows, 1 if weights is None else weights, 0)
-            result = (values * weights if pairs else values).sum(dtype=wide)
+            result = values.sum(dtype=wide)
             if policy.reduction != "sum" and weights is not None:
                 result = result / weights.sum().clamp(min=1)
         result = result if scale is None else result / scale

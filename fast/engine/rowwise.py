@@ -287,8 +287,8 @@ def values(logits: Tensor, panel: Panel | LonePanel, rule: Rule) -> Tensor:
 
     Meaningless, but finite, where the rule gives a row nothing to sum over.
     """
-    row = _Row(logits, panel, rule) if isinstance(panel, Panel) else cast(Row, _LoneRow(logits, panel))
-    return formulas.value(rule, row)[:, 0]
+    row = _Row(logits, panel, rule) if isinstance(panel, Panel) else _LoneRow(logits, panel)
+    return formulas.value(rule, cast(Row, row))[:, 0]
 
 
 def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ class Batch:
     embeddings: Tensor
     targets: Targets
     rule: Rule
-    references: References = References()
+    references: References
     anchors: Tensor | None = None
     storage: torch.dtype | None = None
     sizes: Sizes | None = None

@@ -195,12 +195,14 @@ class _Row(NamedTuple):
 
     Attributes:
         number: positives per row, at least 1, or None: each has one.
+        many: the same, not read where each has one.
         sums: of exponentials.
         lin: sum over positives of t - itself; for pairs, of t.
         itself: the row's product with itself, a constant near its largest t; not read for pairs.
     """
 
     number: Tensor | None
+    many: Tensor
     sums: Sums
     lin: Tensor
     itself: Tensor
@@ -215,13 +217,13 @@ class _Row(NamedTuple):
         return torch.where(ratio < _LARGE, ratio.log1p(), self.sums.neg.log() - self.sums.pos.log())
 
     def positives_over_mean(self) -> Tensor:
-        return self._of_positives() - self.lin * LN2 / self.number
+        return self._of_positives() - self.lin * LN2 / self.many
 
     def negatives_over_mean(self) -> Tensor:
-        return self._relative(self.sums.neg) - self.lin * LN2 / self.number
+        return self._relative(self.sums.neg) - self.lin * LN2 / self.many
 
     def _of_positives(self) -> Tensor:
-        return torch.where(self.number == 1, self.lin * LN2, self._relative(self.sums.pos))
+        return torch.where(self.many == 1, self.lin * LN2, self._relative(self.sums.pos))
 
     def _relative(self, total: Tensor) -> Tensor:
         """Return log(total / 2^itself), so that logarithms near that constant cancel before they are rounded."""
@@ -229,13 +231,13 @@ class _Row(NamedTuple):
         return torch.where(relative > 1 / _LARGE, relative.log(), total.log() - self.itself * LN2)
 
     def own_softplus(self) -> Tensor:
-        return self.sums.first / self.number
+        return self.sums.first / self.many
 
     def own_missed(self) -> Tensor:
-        return self.sums.missed / self.number
+        return self.sums.missed / self.many
 
     def own_log_hit(self) -> Tensor:
-        return -(self.number * self.sums.boost() / self.sums.first).log()
+        return -(self.many * self.sums.boost() / self.sums.first).log()
 
 
 class _PairRow(_Row):
@@ -314,10 +316,11 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
         _add_sums(neg, tile, exponentials)
     sums = Sums(neg, pos, none, none, none)
     if classes.paired:
-        return _Row(None, sums, lin, itself)
+        return _Row(None, none, sums, lin, itself)
     if rule.denominator == "one_positive":
         sums = _own_sums(rows, classes, plan, rule, sums)
-    return _Row(classes.positives.to(rows.dtype).clamp_(min=1), sums, lin, itself)
+    number = classes.positives.to(rows.dtype).clamp_(min=1)
+    return _Row(number, number, sums, lin, itself)
 
 
 def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums) -> Sums:
@@ -454,7 +457,7 @@ def evaluate_pairs(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     sums = Sums(neg, pos, *(neg.new_empty(0),) * 3)
     if not plan.keep:
         give_back(use, buffer)
-    values = formulas.value(batch.rule, cast(Row, _PairRow(None, sums, pos, pos)))
+    values = formulas.value(batch.rule, cast(Row, _PairRow(None, pos, sums, pos, pos)))
     if batch.anchors is not None:
         values = torch.where(batch.anchors, values, 0.0)
     positives = torch.ones_like(partners)

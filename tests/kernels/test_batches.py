@@ -22,7 +22,7 @@ from pairproof.conformance.truth import baseline as plain
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.tolerances import accumulating, bounds, unit_roundoff, with_narrowed_weights
 from pairproof.fast import engine, nt_bxent_loss, nt_xent_loss, supcon_in_loss, supcon_loss
-from pairproof.fast.engine import References, Rule, Targets
+from pairproof.fast.engine import Batch, References, Rule, Targets
 
 Tensor = torch.Tensor
 Matrix = np.ndarray
@@ -272,7 +272,7 @@ def test_batches_that_are_solved(loss: str, denominator: str, dtype: str) -> Non
 
 def sizes(targets: Targets, references: References | None, rows: int, backend: Any) -> tuple[Tensor, Tensor]:
     z = torch.tensor(rows_of(rows, 4, "float32")).float()
-    found = engine.anchor_values(z, targets, Rule("out", "cosine", 0.5), references=references, backend=backend)
+    found = engine.anchor_values(Batch(z, targets, Rule("out", "cosine", 0.5), references or References()), backend)
     return found.positives, found.negatives
 
 

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
 from pairproof.fast import engine, supcon_in_loss, supcon_loss
-from pairproof.fast.engine import Rule, Targets
+from pairproof.fast.engine import Batch, References, Rule, Targets
 
 Tensor = torch.Tensor
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -64,13 +64,13 @@ ALONE = {
     ),
     "steep": (lambda z: supcon_loss(z, LABELS, temperature=0.005, reduction="none", backend="triton"), 17),
     "anchors": (
-        lambda z: engine.anchor_values(z, Targets("labels", LABELS), RULE, anchors=SOME, backend="triton").values,
+        lambda z: engine.anchor_values(Batch(z, Targets("labels", LABELS), RULE, References(), SOME), "triton").values,
         7,
     ),
     "partners": (
         lambda z: (
             engine.anchor_values(
-                z[:34], Targets("partners", torch.arange(34) ^ 1), RULE, anchors=SOME[:34], backend="triton"
+                Batch(z[:34], Targets("partners", torch.arange(34) ^ 1), RULE, References(), SOME[:34]), "triton"
             ).values
         ),
         7,
