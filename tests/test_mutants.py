@@ -108,7 +108,7 @@ def test_the_draw_is_the_same_for_the_same_seed_and_takes_from_every_file() -> N
     every = {file: len(tool.mutants(file)) for file in tool.files()}
     for file, number in every.items():
         assert 0 <= sum(one.file == file for one in drawn) - 400 * number / sum(every.values()) < 1
-    assert set(tool.draw(["fast/reduction.py"], 10**6, seed=7)) == set(tool.mutants("fast/reduction.py"))
+    assert set(tool.draw(["fast/engine/formulas.py"], 10**6, seed=7)) == set(tool.mutants("fast/engine/formulas.py"))
 
 
 def test_the_losses_and_the_engine_are_mutated_and_the_kernels_are_not() -> None:
@@ -227,14 +227,14 @@ def test_the_run_on_file_is_large_enough_and_every_survivor_is_explained() -> No
 
 
 def test_problems_are_told() -> None:
-    alive, dead, *_ = tool.mutants("fast/reduction.py")
+    alive, dead, *_ = tool.mutants("fast/engine/formulas.py")
     records = [
         tool.record(alive, tool.Verdict("survived", asked=3)),
         tool.record(dead, tool.Verdict("case", "golden/supcon/x fast float64", "wrong")),
     ]
     low, unexplained = tool.problems(records, {})
     assert low == "50.0% of the mistakes are killed, 95% is the least"
-    assert unexplained.startswith(f"{alive.id} survives unexplained: fast/reduction.py:")
+    assert unexplained.startswith(f"{alive.id} survives unexplained: fast/engine/formulas.py:")
 
     def explain(mutant: str, told: str = "?") -> dict[str, Any]:
         return {mutant: tool.Explanation(mutant, told, "range", "because")}
@@ -247,7 +247,7 @@ def test_problems_are_told() -> None:
 
 
 def test_what_is_no_mistake_and_what_no_check_comes_by_is_left_out_of_the_score() -> None:
-    names = [one.id for one in tool.mutants("fast/reduction.py")[:8]]
+    names = [one.id for one in tool.mutants("fast/engine/formulas.py")[:8]]
     ends = ["case", "time", "import", "survived", "survived", "survived", "unreached", "case"]
     records = [{"id": name, "how": how} for name, how in zip(names, ends, strict=True)]
     kinds = {names[3]: "equivalent", names[4]: "range", names[5]: "speed"}
@@ -258,7 +258,7 @@ def test_what_is_no_mistake_and_what_no_check_comes_by_is_left_out_of_the_score(
 
 
 def test_verdicts_are_kept(tmp_path: Path) -> None:
-    mutant, path = tool.mutants("fast/reduction.py")[0], tmp_path / "session"
+    mutant, path = tool.mutants("fast/engine/formulas.py")[0], tmp_path / "session"
     said = tool.Verdict("case", "golden/supcon/x fast float64", "wrong", 3, 0.5)
     tool._Session(path).add(mutant, said)
     assert tool._Session(path).known == {mutant.id: said}
@@ -268,7 +268,7 @@ def test_the_killed_of_the_run_on_file_are_known(tmp_path: Path, monkeypatch: py
     path = tmp_path / "mutants.json"
     monkeypatch.setattr(tool, "RESULTS", path)
     assert tool._killed_before() == {}
-    alive, dead, *_ = tool.mutants("fast/reduction.py")
+    alive, dead, *_ = tool.mutants("fast/engine/formulas.py")
     verdicts = {alive: tool.Verdict("survived"), dead: tool.Verdict("case", "golden/supcon/x fast float64")}
     path.write_text(json.dumps({"mutants": [tool.record(*pair) for pair in verdicts.items()]}), encoding="utf-8")
     assert tool._killed_before() == {dead.id: verdicts[dead]}
@@ -289,10 +289,10 @@ def test_explanations_are_read(tmp_path: Path) -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert tool.main(["--list", "--count", "12", "--only", "fast/reduction.py"]) == 0
+    assert tool.main(["--list", "--count", "12", "--only", "fast/engine/formulas.py"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 12
-    assert all(" fast/reduction.py:" in line and " -> " in line for line in lines)
+    assert all(" fast/engine/formulas.py:" in line and " -> " in line for line in lines)
     session = tmp_path / "session"
     session.write_text("of other code\n", encoding="utf-8")
     for arguments, word in (
