@@ -198,17 +198,18 @@ def check(
     null, never a text. One that hangs, crashes or answers anything else gives errored, and is started anew at most
     three times. pydoc pairproof.conformance.implementations.subprocess has the whole of it.
     """
+    from . import report as pages
     from .judge import check as checking
 
     _check_writable(json=json, junit=junit)
     start = time.perf_counter()
     with _bar() as bar:
         checked = checking.check(Request(**options), bar, explain=None if everything else checking.SHOWN)
-    checking.show(checked, _console(), seconds=time.perf_counter() - start, everything=everything)
+    pages.show_check(checked, _console(), seconds=time.perf_counter() - start, everything=everything)
     if json is not None:
-        checking.write_json(checked, json)
+        pages.write_json(checked, json)
     if junit is not None:
-        checking.write_junit(checked, junit)
+        pages.write_junit(checked, junit)
     if checked.exit_code:
         raise typer.Exit(checked.exit_code)
 

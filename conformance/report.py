@@ -1,12 +1,13 @@
-"""A run on the page: tables for a terminal, JSON for programs, JUnit XML for continuous integration."""
+"""What a run or a check found: tables for a terminal, JSON for programs, JUnit XML for continuous integration."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 import numpy as np
@@ -15,12 +16,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .documents.figures import Judgement
 from .documents.load import Figure
+from .judge.check import CONFORMS, SHOWN, Checked
 from .judge.results import BAD, Check, Status, tally
 from .judge.verify import Report
+from .suite.catalogue import LOSSES
 
-COLUMNS = ("fast", "pml", "supcontrast")
-"""Implementations with a column of their own in the table of figures."""
+T = TypeVar("T")
+
+FORMAT = "pairproof-report/1"
+CHECK_FORMAT = "pairproof-check/1"
+
+COLUMNS = {"fast": "fast", "pml": "PML", "supcontrast": "original"}
+"""Implementations with a column of their own in the table of figures, and its title."""
 
 STYLE = {
     Status.PASSED: "green",
@@ -29,357 +38,402 @@ STYLE = {
     Status.SKIPPED: "dim",
     Status.ERRORED: "bold magenta",
 }
+NUMBERS = {*(status.value for status in Status), "cases", "median", "90 %", "99 %", "worst", "ulp"}
+"""Columns of numbers, which are aligned on the right."""
+
+TAGS = {Status.FAILED: "failure", Status.ERRORED: "error", Status.SKIPPED: "skipped"}
+"""Elements of JUnit XML."""
+
+Line = Callable[..., None]
+
+
+def _table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = NUMBERS
+) -> Table:
+    """A table in which a first cell that repeats the one above it is left blank."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for column in columns:
+        numbers, whole = column in right, column == "published"
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold", no_wrap=whole)
+    before = ""
+    for first, *others in rows:
+        table.add_row("" if first == before else first, *others)
+        before = first
+    return table
+
+
+def _grouped(items: Iterable[tuple[Any, T]]) -> dict[Any, list[T]]:
+    groups: dict[Any, list[T]] = {}
+    for key, item in items:
+        groups.setdefault(key, []).append(item)
+    return groups
+
+
+def _counts(checks: Iterable[Check], statuses: Iterable[Status] = Status) -> list[str]:
+    """One cell for each status: how many checks ended with it."""
+    counts = Counter(check.status for check in checks)
+    return [_styled(str(counts[status]), STYLE[status]) if counts[status] else "" for status in statuses]
+
+
+def _styled(text: str, style: str) -> str:
+    return f"[{style}]{escape(text)}[/]"
+
+
+def _line(console: Console) -> Line:
+    """Prints a text as it is, in one line."""
+    return lambda text, style="": console.print(escape(text), highlight=False, soft_wrap=True, style=style)
+
+
+def _versions(header: Mapping[str, str]) -> str:
+    return f"python {header['python']}, numpy {header['numpy']}, torch {header['torch']}, {header['device']}"
 
 
 def show(report: Report, console: Console, *, seconds: float) -> None:
     """Print a report: what was tested, the figures, the implementations, the findings, the verdict."""
-    header = report.header()
-    console.print(
-        f"pairproof {header['pairproof']} from {header['copy']}; python {header['python']}, numpy {header['numpy']},"
-        f" torch {header['torch']}, {header['device']}",
-        highlight=False,
-    )
+    header, line = report.header(), _line(console)
+    line(f"pairproof {header['pairproof']} from {header['copy']}; {_versions(header)}")
     for name, version in report.versions.items():
-        console.print(f"  {name}: {version}", highlight=False, soft_wrap=True)
+        line(f"  {name}: {version}")
     for name, reason in report.absent.items():
-        console.print(f"  {name}: skipped: {reason}", style="yellow", highlight=False, soft_wrap=True)
+        line(f"  {name}: skipped: {reason}", "yellow")
     if report.judgements:
         console.print(_figures(report))
     if report.claims:
-        console.print(_claims(report))
+        console.print(
+            _table(
+                "Claims in words",
+                ("document", "claim", "verdict", "evidence"),
+                (
+                    (
+                        claim.document,
+                        claim.claim.id,
+                        _styled(claim.verdict, "green" if claim.passed else "bold red"),
+                        escape(claim.evidence),
+                    )
+                    for claim in report.claims
+                ),
+            )
+        )
     cases = [check for check in report.checks if check.kind == "case"]
     if cases:
         console.print(_implementations(cases))
         console.print(_distribution(cases))
         if any(check.flags for check in cases):
             console.print(_flags(cases))
-    _findings(report, console)
-    _verdict(report, console, seconds)
+    _findings(report, line)
+    _verdict(report, line, seconds)
 
 
 def _figures(report: Report) -> Table:
-    table = Table(title="Printed figures", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for column in ("document", "figure", "place", "published", "reference", "fast", "PML", "original", "verdict"):
-        right = column in ("published", "reference")
-        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column == "published")
-    found = _values(report)
-    before = ""
-    calls = {(f.document.id, figure.id): figure.call for f in report.fixtures for figure in f.figures}
-    for judgement in report.judgements:
-        figure = judgement.figure
-        document = judgement.document if judgement.document != before else ""
-        before = judgement.document
-        entries = list(figure.entries())
-        scalar = len(entries) == 1
-        case = f"{judgement.document}/{calls[judgement.document, figure.id]}"
-        cells = [_value(found.get((name, case)), figure) if figure.quantity == "loss" else "" for name in COLUMNS]
-        style = "green" if judgement.passed else "bold red"
-        word = judgement.verdict if judgement.passed else f"{judgement.verdict}!"
-        if judgement.passed and judgement.verdict == "artefact":
-            style = "yellow"
-        table.add_row(
+    # The value of an implementation on a case: in float32, which the documents use, if that was run.
+    values: dict[tuple[str, str], tuple[float, Status]] = {}
+    for check in sorted(report.checks, key=lambda check: check.dtype != "float32"):
+        if check.kind == "case" and check.value is not None:
+            values.setdefault((check.implementation, check.case), (check.value, check.status))
+    calls = {(fixture.document.id, figure.id): figure.call for fixture in report.fixtures for figure in fixture.figures}
+
+    def row(judgement: Judgement) -> Sequence[str]:
+        figure, document = judgement.figure, judgement.document
+        count = len(list(figure.entries()))
+        kinds = "indices" if figure.kind == "index" else f"{figure.kind}s"
+        case = f"{document}/{calls[document, figure.id]}"
+        found = [values.get((name, case)) if figure.quantity == "loss" else None for name in COLUMNS]
+        style = "yellow" if judgement.verdict == "artefact" else "green"
+        return (
             document,
             figure.id,
             figure.place,
-            str(figure.printed)
-            if scalar
-            else f"{len(entries)} {'indices' if figure.kind == 'index' else figure.kind + 's'}",
-            _reference(judgement.value, figure, scalar, judgement.passed),
-            *cells,
-            f"[{style}]{word}[/]",
+            str(figure.printed) if count == 1 else f"{count} {kinds}",
+            _reference(judgement, count),
+            *(_value(*one, figure) if one else "" for one in found),
+            _styled(judgement.verdict, style) if judgement.passed else _styled(f"{judgement.verdict}!", "bold red"),
         )
-    return table
+
+    columns = ("document", "figure", "place", "published", "reference", *COLUMNS.values(), "verdict")
+    return _table("Printed figures", columns, map(row, report.judgements), ("published", "reference"))
 
 
-def _reference(value: float | None, figure: Figure, scalar: bool, passed: bool) -> str:
-    if value is not None:
-        return _digits(value, figure)
+def _reference(judgement: Judgement, count: int) -> str:
+    figure = judgement.figure
+    if judgement.value is not None:
+        return _digits(judgement.value, figure)
     if figure.verdict == "artefact" and figure.instead is not None:
         return f"{float(figure.instead.value):.9g}"
-    return ("met" if scalar else "all met") if passed else "[bold red]missed[/]"
+    if not judgement.passed:
+        return _styled("missed", "bold red")
+    return "met" if count == 1 else "all met"
 
 
 def _digits(value: float, figure: Figure) -> str:
+    if not math.isfinite(value):
+        return str(value)
     return f"{value:.{figure.decimals}f}" if figure.decimals is not None else f"{value:.9g}"
 
 
-def _values(report: Report) -> dict[tuple[str, str], Check]:
-    """One value per implementation and case: in the dtype that the document used, if it was run."""
-    found: dict[tuple[str, str], Check] = {}
-    for check in report.checks:
-        if check.kind == "case" and check.value is not None:
-            key = (check.implementation, check.case)
-            if key not in found or check.dtype == "float32":
-                found[key] = check
-    return found
+def _value(value: float, status: Status, figure: Figure) -> str:
+    text = _digits(value, figure)
+    return text if status is Status.PASSED else _styled(f"{text} {status.value}", STYLE[status])
 
 
-def _value(check: Check | None, figure: Figure) -> str:
-    if check is None or check.value is None:
-        return ""
-    text = _digits(check.value, figure) if math.isfinite(check.value) else str(check.value)
-    if check.status is Status.PASSED:
-        return text
-    return f"[{STYLE[check.status]}]{text} {check.status.value}[/]"
-
-
-def _claims(report: Report) -> Table:
-    table = Table(title="Claims in words", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for column in ("document", "claim", "verdict", "evidence"):
-        table.add_column(column, overflow="fold")
-    before = ""
-    for claim in report.claims:
-        document = claim.document if claim.document != before else ""
-        before = claim.document
-        style = "green" if claim.passed else "bold red"
-        table.add_row(document, claim.claim.id, f"[{style}]{escape(claim.verdict)}[/]", escape(claim.evidence))
-    return table
-
-
-def _implementations(cases: list[Check]) -> Table:
-    table = Table(
-        title="Implementations on the cases (worst error in units of its bound, and of the loss in ulp)",
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        pad_edge=False,
-    )
-    for column in ("implementation", "loss", "dtypes"):
-        table.add_column(column)
-    for status in Status:
-        table.add_column(status.value, justify="right")
-    table.add_column("worst", justify="right")
-    table.add_column("ulp", justify="right")
-    groups: dict[tuple[str, str], list[Check]] = {}
-    for check in cases:
-        groups.setdefault((check.implementation, check.loss), []).append(check)
-    before = ""
-    for (implementation, loss), checks in groups.items():
-        counts = Counter(check.status for check in checks)
-        if set(counts) == {Status.SKIPPED}:
+def _implementations(cases: Sequence[Check]) -> Table:
+    rows = []
+    for (implementation, loss), checks in _grouped(((c.implementation, c.loss), c) for c in cases).items():
+        if all(check.status is Status.SKIPPED for check in checks):
             continue
-        ratios = [c.ratio for c in checks if c.ratio is not None and c.status in (Status.PASSED, Status.FAILED)]
-        ulps = [c.ulps for c in checks if c.ulps is not None and c.status in (Status.PASSED, Status.FAILED)]
-        dtypes = list(dict.fromkeys(c.dtype for c in checks if c.ratio is not None))
-        table.add_row(
-            implementation if implementation != before else "",
-            loss,
-            " ".join(dtypes),
-            *(f"[{STYLE[s]}]{counts[s]}[/]" if counts[s] else "" for s in Status),
-            f"{max(ratios):.2f}" if ratios else "",
-            f"{max(ulps):.3g}" if ulps else "",
-        )
-        before = implementation
-    return table
+        judged = [check for check in checks if check.status in (Status.PASSED, Status.FAILED)]
+        ratios = [check.ratio for check in judged if check.ratio is not None]
+        ulps = [check.ulps for check in judged if check.ulps is not None]
+        dtypes = dict.fromkeys(check.dtype for check in checks if check.ratio is not None)
+        worst = f"{max(ratios):.2f}" if ratios else "", f"{max(ulps):.3g}" if ulps else ""
+        rows.append((implementation, loss, " ".join(dtypes), *_counts(checks), *worst))
+    title = "Implementations on the cases (worst error in units of its bound, and of the loss in ulp)"
+    return _table(title, ("implementation", "loss", "dtypes", *(s.value for s in Status), "worst", "ulp"), rows)
 
 
-def _distribution(cases: list[Check]) -> Table:
-    """How close the errors come to their bounds: slack that nobody uses would show."""
-    table = Table(
-        title="Error ÷ bound over all cases that conform",
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        pad_edge=False,
+def _distribution(cases: Sequence[Check]) -> Table:
+    """How close the errors come to their bounds: a bound that is too wide would show."""
+    ratios = _grouped(
+        ((check.implementation, check.dtype), check.ratio)
+        for check in cases
+        if check.status is Status.PASSED and check.ratio is not None
     )
-    for column in ("implementation", "dtype", "cases", "median", "90 %", "99 %", "worst"):
-        table.add_column(column, justify="left" if column in ("implementation", "dtype") else "right")
-    groups: dict[tuple[str, str], list[float]] = {}
-    for check in cases:
-        if check.status is Status.PASSED and check.ratio is not None:
-            groups.setdefault((check.implementation, check.dtype), []).append(check.ratio)
-    before = ""
     order = list(dict.fromkeys(check.implementation for check in cases))
-    for (implementation, dtype), ratios in sorted(groups.items(), key=lambda item: order.index(item[0][0])):
-        found = [f"{float(np.quantile(ratios, q)):.3f}" for q in (0.5, 0.9, 0.99, 1)]
-        table.add_row(implementation if implementation != before else "", dtype, str(len(ratios)), *found)
-        before = implementation
-    return table
+    rows = [
+        (*key, str(len(found)), *(f"{float(np.quantile(found, q)):.3f}" for q in (0.5, 0.9, 0.99, 1)))
+        for key, found in sorted(ratios.items(), key=lambda item: order.index(item[0][0]))
+    ]
+    columns = ("implementation", "dtype", "cases", "median", "90 %", "99 %", "worst")
+    return _table("Error ÷ bound over all cases that conform", columns, rows)
 
 
-def _flags(cases: list[Check]) -> Table:
+def _flags(cases: Sequence[Check]) -> Table:
     """What each kind of case found."""
-    table = Table(title="Golden cases by flag", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("flag")
-    table.add_column("cases", justify="right")
-    for status in Status:
-        table.add_column(status.value, justify="right")
-    table.add_column("who deviates or fails")
-    groups: dict[str, list[Check]] = {}
-    for check in cases:
-        for flag in check.flags:
-            groups.setdefault(flag, []).append(check)
-    for flag, checks in sorted(groups.items()):
-        counts = Counter(check.status for check in checks)
+    rows = []
+    for flag, checks in sorted(_grouped((flag, check) for check in cases for flag in check.flags).items()):
         notable = sorted({c.implementation for c in checks if c.status in (*BAD, Status.DEVIATES)})
-        table.add_row(
-            flag,
-            str(len({check.case for check in checks})),
-            *(f"[{STYLE[s]}]{counts[s]}[/]" if counts[s] else "" for s in Status),
-            ", ".join(notable),
-        )
-    return table
+        rows.append((flag, str(len({check.case for check in checks})), *_counts(checks), ", ".join(notable)))
+    columns = ("flag", "cases", *(status.value for status in Status), "who deviates or fails")
+    return _table("Golden cases by flag", columns, rows)
 
 
-def _findings(report: Report, console: Console) -> None:
+def _findings(report: Report, line: Line) -> None:
     bad = [check for check in report.checks if check.status in BAD]
     if bad:
-        console.print(f"\n[bold red]{len(bad)} failures[/]")
-        for check in bad:
-            who = f" {check.implementation} {check.dtype}".rstrip() if check.kind == "case" else ""
-            console.print(f"[bold red]{check.status.value}[/] {escape(check.case)}{who}", highlight=False)
-            console.print(f"    {escape(check.message)}", highlight=False, soft_wrap=True)
-            console.print(f"    repeat: {escape(check.repeat)}", highlight=False, soft_wrap=True)
-    artefacts = [j for j in report.judgements if j.verdict == "artefact" and j.passed]
-    if artefacts:
-        console.print("\nArtefacts")
-        for judgement in artefacts:
-            printed = judgement.figure.printed
-            console.print(
-                f"  {judgement.case} prints {printed}: {escape(judgement.finding)}", highlight=False, soft_wrap=True
-            )
-    full = [j for j in report.judgements if j.figure.length and j.verdict == "reproduced" and j.passed]
-    if full:
-        console.print("\nPrinted in full")
-        for judgement in full:
-            console.print(
-                f"  {judgement.case} prints {judgement.figure.printed}: {escape(judgement.finding)}",
-                highlight=False,
-                soft_wrap=True,
-            )
-    cut = [j for j in report.judgements if j.figure.cut]
-    if cut:
-        console.print("\nCut off in the document")
-        for judgement in cut:
-            console.print(f"  {judgement.case}: {escape(judgement.figure.cut or '')}", highlight=False, soft_wrap=True)
-    deviations = Counter(
+        line(f"\n{len(bad)} failures", "bold red")
+    for check in bad:
+        who = f"{check.implementation} {check.dtype}" if check.kind == "case" else ""
+        line(f"{check.status.value} {check.case} {who}".rstrip(), "bold red")
+        line(f"    {check.message}")
+        line(f"    repeat: {check.repeat}")
+    passed = [judgement for judgement in report.judgements if judgement.passed]
+    _section(line, "Artefacts", [_finding(one) for one in passed if one.verdict == "artefact"])
+    in_full = [_finding(one) for one in passed if one.figure.length and one.verdict == "reproduced"]
+    _section(line, "Printed in full", in_full)
+    cut = [f"{one.case}: {one.figure.cut}" for one in report.judgements if one.figure.cut]
+    _section(line, "Cut off in the document", cut)
+    declared = Counter(
         (check.implementation, check.message.partition(" Declared: ")[2])
         for check in report.checks
         if check.status is Status.DEVIATES
     )
-    if deviations:
-        console.print("\nDeclared deviations, each seen")
-        for (name, reason), count in deviations.items():
-            console.print(f"  {name}, {count} checks: {escape(reason)}", highlight=False, soft_wrap=True)
-    skipped = Counter(
-        (check.implementation, check.message) for check in report.checks if check.status is Status.SKIPPED
-    )
-    if skipped:
-        console.print("\nSkipped")
-        for (name, reason), count in skipped.items():
-            console.print(f"  {name}, {count}: {escape(reason)}", highlight=False, soft_wrap=True, style="dim")
+    seen = [f"{name}, {count} checks: {reason}" for (name, reason), count in declared.items()]
+    _section(line, "Declared deviations, each seen", seen)
+    skipped = Counter((one.implementation, one.message) for one in report.checks if one.status is Status.SKIPPED)
+    reasons = [f"{name}, {count}: {reason}" for (name, reason), count in skipped.items()]
+    _section(line, "Skipped", reasons, "dim")
 
 
-def _verdict(report: Report, console: Console, seconds: float) -> None:
+def _finding(judgement: Judgement) -> str:
+    return f"{judgement.case} prints {judgement.figure.printed}: {judgement.finding}"
+
+
+def _section(line: Line, title: str, texts: Sequence[str], style: str = "") -> None:
+    if texts:
+        line(f"\n{title}")
+    for text in texts:
+        line(f"  {text}", style)
+
+
+def _verdict(report: Report, line: Line, seconds: float) -> None:
     counts = Counter(check.status for check in report.checks)
-    figures = Counter(j.verdict for j in report.judgements if j.passed)
-    entries: Counter[str] = Counter()
-    for judgement in report.judgements:
-        for _, entry in judgement.figure.entries():
-            entries["infinite" if entry in ("inf", "-inf") else judgement.figure.kind] += 1
-    console.print()
+    line("")
     if report.judgements:
-        console.print(
+        figures = Counter(one.verdict for one in report.judgements if one.passed)
+        line(
             f"{len(report.fixtures)} documents, {len(report.judgements)} figures: {figures['reproduced']} reproduced,"
             f" {figures['artefact']} proved artefacts; entries: "
-            + ", ".join(f"{n} {kind}" for kind, n in entries.items())
-            + f"; {len(report.claims)} claims judged",
-            highlight=False,
+            + ", ".join(f"{n} {kind}" for kind, n in report.entries().items())
+            + f"; {len(report.claims)} claims judged"
         )
-    console.print(", ".join(f"{counts[s]} {s.value}" for s in Status) + f" in {seconds:.1f} s", highlight=False)
+    line(", ".join(f"{counts[status]} {status.value}" for status in Status) + f" in {seconds:.1f} s")
     if report.absent:
         who = f"{len(report.absent)} implementation{'s' if len(report.absent) > 1 else ''}"
-        console.print(
-            f"{who} not here, so skipped: {', '.join(report.absent)}", style="yellow", highlight=False, soft_wrap=True
-        )
+        line(f"{who} not here, so skipped: {', '.join(report.absent)}", "yellow")
     for problem in report.problems:
-        console.print(f"[bold red]counts[/] {escape(problem)}", highlight=False, soft_wrap=True)
+        line(f"counts {problem}", "bold red")
     if report.selection.covering:
-        console.print(
-            f"{report.cases_chosen} of {report.cases_in_all} cases were run: a covering choice", highlight=False
-        )
+        line(f"{report.cases_chosen} of {report.cases_in_all} cases were run: a covering choice")
     if not report.selection.whole:
-        console.print("the counts are not asserted: the run was filtered", style="dim")
-    console.print("[bold green]everything holds[/]" if report.passed else "[bold red]NOT everything holds[/]")
+        line("the counts are not asserted: the run was filtered", "dim")
+    line("everything holds" if report.passed else "NOT everything holds", _style(report.passed))
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    """The report as plain data: header, versions, absences, problems, counts and every check."""
+def _style(good: bool) -> str:
+    return "bold green" if good else "bold red"
+
+
+def show_check(checked: Checked, console: Console, *, seconds: float, everything: bool = False) -> None:
+    """Print what was judged, as which loss, on which cases, with which results; the verdict last."""
+    request, target, header = checked.request, checked.target, checked.report.header()
+    line = _line(console)
+    line(f"{request.name} as {LOSSES[request.loss].function}")
+    line(f"  pairproof {header['pairproof']}; {_versions(header)}")
+    if target.version() != request.name:
+        line(f"  target: {target.version()}")
+    for note in target.notes:
+        line(f"  {note}")
+    if target.claim.temperature is not None and request.temperature is not None:
+        line(f"  temperature: {target.claim.temperature:g} built in: only cases of that temperature are judged")
+    line("  rows: " + ("brought to norm 1 under cosine" if target.claim.normalised else "as they are"))
+    for one in checked.declared:
+        line(f"  declared: {one.name}: {one.reason} ({one.link})")
+    for one in checked.aside:
+        line(f"  declared of another target, {one.target}: {one.name}", "dim")
+    line(f"{checked.report.cases_chosen} of {checked.cases} cases of {request.loss} judged")
+    for reason, count in checked.left_out.most_common():
+        line(f"  {count} not judged: {reason}", "dim")
+    if checked.judged:
+        for table in _check_tables(checked):
+            console.print(table)
+        if not target.gradients_judged:
+            line("gradients were not judged: the target gives none", "yellow")
+    failures = _grouped(((check.case, check.status), check) for check in checked.failures)
+    for (case, status), checks in list(failures.items())[: None if everything else SHOWN]:
+        line(f"{status.value} {case} {', '.join(check.dtype for check in checks)}", "bold red")
+        line(f"    {checks[0].message}")
+        diagnosis = checked.diagnoses.get((case, checks[0].dtype))
+        if diagnosis:
+            line(f"    {diagnosis}")
+        line(f"    repeat: {checks[0].repeat}")
+    if len(failures) > SHOWN and not everything:
+        line(f"and {len(failures) - SHOWN} more cases: --all shows them")
+    for words in checked.unused:
+        line(words, "bold red")
+    for words in checked.advice:
+        line(f"advice: {words}", "yellow")
+    line(f"{checked.sentence()} in {seconds:.1f} s", _style(checked.verdict == CONFORMS))
+
+
+def _check_tables(checked: Checked) -> Iterable[Table]:
+    shown = [status for status in Status if status is not Status.DEVIATES or checked.declared]
+    by_dtype = _grouped((check.dtype, check) for check in checked.report.checks)
+    worst = {dtype: f"{ratio:.3g}" for dtype, ratio in checked.worst().items()}
+    rows = [
+        (dtype, *_counts(by_dtype[dtype], shown), worst.get(dtype, ""))
+        for dtype in dict.fromkeys(check.dtype for check in checked.judged)
+    ]
+    title = "Checks by dtype (worst error in units of its bound)"
+    yield _table(title, ("dtype", *(status.value for status in shown), "worst"), rows)
+    if checked.flags():
+        shown.remove(Status.SKIPPED)
+        by_flag = _grouped((flag, check) for check in checked.judged for flag in check.flags)
+        rows = [(flag, *_counts(by_flag[flag], shown)) for flag in checked.flags()]
+        yield _table("Checks by flag", ("flag", *(status.value for status in shown)), rows)
+
+
+def as_json(found: Report | Checked) -> dict[str, Any]:
+    """What was found as plain data: header, versions, absences, problems, counts and every check."""
+    if isinstance(found, Checked):
+        return _check_as_json(found)
     return {
-        "format": "pairproof-report/1",
-        "passed": report.passed,
-        "header": report.header(),
-        "versions": report.versions,
-        "absent": report.absent,
-        "problems": report.problems,
-        "counts": tally(report.checks),
-        "cases": {"run": report.cases_chosen, "in all": report.cases_in_all},
+        "format": FORMAT,
+        "passed": found.passed,
+        "header": found.header(),
+        "versions": found.versions,
+        "absent": found.absent,
+        "problems": found.problems,
+        "counts": tally(found.checks),
+        "cases": {"run": found.cases_chosen, "in all": found.cases_in_all},
         "checks": [
-            {
-                "kind": check.kind,
-                "implementation": check.implementation,
-                "loss": check.loss,
-                "case": check.case,
-                "dtype": check.dtype,
-                "status": check.status.value,
-                "message": check.message,
-                "ratio": _finite(check.ratio),
-                "value": _finite(check.value),
-                "repeat": check.repeat,
-                "flags": list(check.flags),
-            }
-            for check in report.checks
+            {name: _plain(value) for name, value in vars(check).items() if name not in ("ulps", "declared")}
+            for check in found.checks
         ],
     }
 
 
-def _finite(number: float | None) -> float | str | None:
+def _check_as_json(checked: Checked) -> dict[str, Any]:
+    claim, target = checked.target.claim, checked.target
+    data = as_json(checked.report)
+    for entry in data["checks"]:
+        name = entry["case"], entry["dtype"]
+        entry |= {"diagnosis": checked.diagnoses.get(name, ""), "shared": name in checked.shared}
+    return {
+        **data,
+        "format": CHECK_FORMAT,
+        "passed": checked.verdict == CONFORMS,
+        "verdict": checked.verdict,
+        "target": checked.request.name,
+        "claim": {
+            "loss": claim.loss,
+            "call": claim.call,
+            "arrays": claim.arrays,
+            "temperature": claim.temperature,
+            "normalised": claim.normalised,
+            "settings": dict(claim.settings),
+            "passed": sorted(claim.passed),
+        },
+        "notes": list(target.notes),
+        "advice": checked.advice,
+        "declared": [{"place": one.name, "reason": one.reason, "link": one.link} for one in checked.declared],
+        "unused": checked.unused,
+        "gradients_judged": bool(target.gradients_judged),
+        "left_out": dict(checked.left_out.most_common()),
+        "statuses": Counter(check.status.value for check in checked.report.checks),
+        "flags": {flag: {status.value: n for status, n in counts.items()} for flag, counts in checked.flags().items()},
+        "worst": {dtype: _plain(ratio) for dtype, ratio in checked.worst().items()},
+    }
+
+
+def _plain(value: Any) -> Any:
     """Non-finite numbers as strings, for JSON has none."""
-    return number if number is None or math.isfinite(number) else str(number)
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_json(report: Report, path: Path) -> None:
-    """Write the report as JSON."""
-    path.write_text(json.dumps(as_json(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+def write_json(found: Report | Checked, path: Path) -> None:
+    """Write what was found as JSON."""
+    path.write_text(json.dumps(as_json(found), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def write_junit(report: Report, path: Path) -> None:
-    """Write the report as JUnit XML: one suite per implementation, one case per check."""
-    root = ElementTree.Element("testsuites", name="pairproof")
-    groups: dict[str, list[Check]] = {}
-    for check in report.checks:
-        groups.setdefault(check.implementation if check.kind == "case" else check.kind, []).append(check)
+def write_junit(found: Report | Checked, path: Path) -> None:
+    """Write what was found as JUnit XML: one suite per implementation, one case per check."""
+    report, diagnoses = (found.report, found.diagnoses) if isinstance(found, Checked) else (found, {})
+    root, add = ElementTree.Element("testsuites", name="pairproof"), ElementTree.SubElement
+    groups = _grouped((one.implementation if one.kind == "case" else one.kind, one) for one in report.checks)
     for name, checks in groups.items():
         counts = Counter(check.status for check in checks)
-        suite = ElementTree.SubElement(
-            root,
-            "testsuite",
-            name=name,
-            tests=str(len(checks)),
-            failures=str(counts[Status.FAILED]),
-            errors=str(counts[Status.ERRORED]),
-            skipped=str(counts[Status.SKIPPED]),
-        )
+        totals = {
+            "tests": len(checks),
+            "failures": counts[Status.FAILED],
+            "errors": counts[Status.ERRORED],
+            "skipped": counts[Status.SKIPPED],
+        }
+        suite = add(root, "testsuite", {"name": name, **{what: str(count) for what, count in totals.items()}})
         for check in checks:
-            case = ElementTree.SubElement(
-                suite,
-                "testcase",
-                classname=f"{name}.{check.loss or check.kind}",
-                name=f"{check.case} {check.dtype}".strip(),
-            )
-            text = f"{check.message}\nrepeat: {check.repeat}"
-            if check.status is Status.FAILED:
-                ElementTree.SubElement(case, "failure", message=check.message).text = text
-            elif check.status is Status.ERRORED:
-                ElementTree.SubElement(case, "error", message=check.message).text = text
+            title = f"{check.case} {check.dtype}".strip()
+            case = add(suite, "testcase", classname=f"{name}.{check.loss or check.kind}", name=title)
+            diagnosis = diagnoses.get((check.case, check.dtype))
+            message = f"{check.message}. {diagnosis}" if diagnosis else check.message
+            if check.status in BAD:
+                add(case, TAGS[check.status], message=message).text = f"{message}\nrepeat: {check.repeat}"
             elif check.status is Status.SKIPPED:
-                ElementTree.SubElement(case, "skipped", message=check.message)
-            elif check.message:
-                ElementTree.SubElement(case, "system-out").text = check.message
+                add(case, TAGS[check.status], message=message)
+            elif message:
+                add(case, "system-out").text = message
     if report.problems:
-        suite = ElementTree.SubElement(
-            root, "testsuite", name="counts", tests=str(len(report.problems)), failures=str(len(report.problems))
-        )
+        count = str(len(report.problems))
+        suite = add(root, "testsuite", name="counts", tests=count, failures=count)
         for problem in report.problems:
-            case = ElementTree.SubElement(suite, "testcase", classname="counts", name=problem.partition(":")[0])
-            ElementTree.SubElement(case, "failure", message=problem)
+            case = add(suite, "testcase", classname="counts", name=problem.partition(":")[0])
+            add(case, "failure", message=problem)
     ElementTree.indent(root)
     ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pairproof.conformance import cli
+from pairproof.conformance import cli, report
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import verify as run
@@ -410,7 +410,7 @@ def test_the_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_the_junit_report(tmp_path: Path) -> None:
     path = tmp_path / "report.xml"
     checked = of("breaks", "supcon_notebook/supcon-3x3", SOME, ODD)
-    checking.write_junit(checked, path)
+    report.write_junit(checked, path)
     (suite,) = ElementTree.parse(path).getroot()
     assert suite.get("name") == "target"
     counts = {name: int(suite.get(name, "")) for name in ("tests", "failures", "errors", "skipped")}
@@ -420,13 +420,13 @@ def test_the_junit_report(tmp_path: Path) -> None:
     (message,) = {error.get("message") for error in suite.iter("error")}
     assert message == "RuntimeError: an even batch is needed"
     checked = of("mean_over_pairs", "golden/supcon/unbalanced-classes")
-    checking.write_junit(checked, path)
+    report.write_junit(checked, path)
     (suite,) = ElementTree.parse(path).getroot()
     failure = next(suite.iter("failure"))
     assert checked.diagnoses["golden/supcon/unbalanced-classes", "float64"] in (failure.text or "")
     assert "repeat: pairproof check" in (failure.text or "")
     nothing = of("built_in", SOME, temperature=0.123)
-    checking.write_junit(nothing, path)
+    report.write_junit(nothing, path)
     suites = {suite.get("name"): suite for suite in ElementTree.parse(path).getroot()}
     assert nothing.sentence() == str(next(suites["counts"].iter("failure")).get("message"))
 

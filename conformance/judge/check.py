@@ -5,21 +5,14 @@ It is judged as ``pairproof verify`` judges a peer: by the same cases, the same 
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from .. import report as pages
 from ..diagnose.explain_failure import explain_failure
 from ..documents.load import load_worked
 from ..implementations.base import Deviation, lonely
@@ -38,7 +31,6 @@ from .options import CouldNotRun, Request, Selection, UsageError
 from .results import BAD, Check, Status, unused
 from .verify import Report, judge_case, load_cases, truth_of
 
-FORMAT = "pairproof-check/1"
 SHOWN = 10
 """Failing cases that are shown and explained without being asked for."""
 
@@ -356,144 +348,3 @@ def _feels_norms(target: External, case: Case) -> bool:
     return len(once) != len(twice) or any(
         not math.isclose(a, b, rel_tol=1e-6) for a, b in zip(once, twice, strict=True) if not math.isnan(a)
     )
-
-
-def show(checked: Checked, console: Console, *, seconds: float, everything: bool = False) -> None:
-    """Print what was judged, as what, on what, with which results; the verdict last."""
-    request, target, header = checked.request, checked.target, checked.report.header()
-
-    def line(text: str, style: str = "") -> None:
-        console.print(escape(text), highlight=False, soft_wrap=True, style=style)
-
-    line(f"{request.name} as {LOSSES[request.loss].function}")
-    line(
-        f"  pairproof {header['pairproof']}; python {header['python']}, numpy {header['numpy']}, torch"
-        f" {header['torch']}, {header['device']}"
-    )
-    if target.version() != request.name:
-        line(f"  target: {target.version()}")
-    for note in target.notes:
-        line(f"  {note}")
-    if target.claim.temperature is not None and request.temperature is not None:
-        line(f"  temperature: {target.claim.temperature:g} built in: only cases of that temperature are judged")
-    line("  rows: " + ("brought to norm 1 under cosine" if target.claim.normalised else "as they are"))
-    for one in checked.declared:
-        line(f"  declared: {one.name}: {one.reason} ({one.link})")
-    for one in checked.aside:
-        line(f"  declared of another target, {one.target}: {one.name}", style="dim")
-    line(f"{checked.report.cases_chosen} of {checked.cases} cases of {request.loss} judged")
-    for reason, count in checked.left_out.most_common():
-        line(f"  {count} not judged: {reason}", style="dim")
-    if checked.judged:
-        console.print(_by_dtype(checked))
-        if checked.flags():
-            console.print(_by_flag(checked))
-        if not target.gradients_judged:
-            line("gradients were not judged: the target gives none", style="yellow")
-    _show_failures(checked, line, everything)
-    for words in checked.unused:
-        line(words, style="bold red")
-    for words in checked.advice:
-        line(f"advice: {words}", style="yellow")
-    style = "bold green" if checked.verdict == CONFORMS else "bold red"
-    console.print(f"[{style}]{escape(checked.sentence())}[/] in {seconds:.1f} s", highlight=False, soft_wrap=True)
-
-
-def _show_failures(checked: Checked, line: Any, everything: bool) -> None:
-    groups: dict[tuple[str, Status], list[Check]] = {}
-    for check in checked.failures:
-        groups.setdefault((check.case, check.status), []).append(check)
-    shown = list(groups.values())[: None if everything else SHOWN]
-    for check, *others in shown:
-        dtypes = ", ".join(one.dtype for one in (check, *others))
-        line(f"{check.status.value} {check.case} {dtypes}", style="bold red")
-        line(f"    {check.message}")
-        if (check.case, check.dtype) in checked.diagnoses:
-            line(f"    {checked.diagnoses[check.case, check.dtype]}")
-        line(f"    repeat: {check.repeat}")
-    if len(shown) < len(groups):
-        line(f"and {len(groups) - len(shown)} more cases: --all shows them")
-
-
-def _by_dtype(checked: Checked) -> Table:
-    table = Table(
-        title="Checks by dtype (worst error in units of its bound)",
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        pad_edge=False,
-    )
-    table.add_column("dtype")
-    shown = [status for status in Status if status is not Status.DEVIATES or checked.declared]
-    for name in (*(status.value for status in shown), "worst"):
-        table.add_column(name, justify="right")
-    worst = checked.worst()
-    for dtype in dict.fromkeys(check.dtype for check in checked.judged):
-        counts = Counter(check.status for check in checked.report.checks if check.dtype == dtype)
-        cells = [_cell(status, counts[status]) for status in shown]
-        table.add_row(dtype, *cells, f"{worst[dtype]:.3g}" if dtype in worst else "")
-    return table
-
-
-def _cell(status: Status, count: int) -> str:
-    return f"[{pages.STYLE[status]}]{count}[/]" if count else ""
-
-
-def _by_flag(checked: Checked) -> Table:
-    table = Table(title="Checks by flag", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("flag")
-    shown = (Status.PASSED, *((Status.DEVIATES,) if checked.declared else ()), *BAD)
-    for status in shown:
-        table.add_column(status.value, justify="right")
-    for flag, counts in checked.flags().items():
-        table.add_row(flag, *(_cell(status, counts[status]) for status in shown))
-    return table
-
-
-def as_json(checked: Checked) -> dict[str, Any]:
-    """What was found as plain data: that of a run's report, and what is a check's own."""
-    claim = checked.target.claim
-    data = pages.as_json(checked.report)
-    for entry in data["checks"]:
-        name = entry["case"], entry["dtype"]
-        entry |= {"diagnosis": checked.diagnoses.get(name, ""), "shared": name in checked.shared}
-    return {
-        **data,
-        "format": FORMAT,
-        "passed": checked.verdict == CONFORMS,
-        "verdict": checked.verdict,
-        "target": checked.request.name,
-        "claim": {
-            "loss": claim.loss,
-            "call": claim.call,
-            "arrays": claim.arrays,
-            "temperature": claim.temperature,
-            "normalised": claim.normalised,
-            "settings": dict(claim.settings),
-            "passed": sorted(claim.passed),
-        },
-        "notes": list(checked.target.notes),
-        "advice": checked.advice,
-        "declared": [{"place": one.name, "reason": one.reason, "link": one.link} for one in checked.declared],
-        "unused": checked.unused,
-        "gradients_judged": bool(checked.target.gradients_judged),
-        "left_out": dict(checked.left_out.most_common()),
-        "statuses": {status.value: n for status, n in Counter(c.status for c in checked.report.checks).items()},
-        "flags": {flag: {status.value: n for status, n in counts.items()} for flag, counts in checked.flags().items()},
-        "worst": {dtype: ratio if math.isfinite(ratio) else str(ratio) for dtype, ratio in checked.worst().items()},
-    }
-
-
-def write_json(checked: Checked, path: Path) -> None:
-    """Write what was found as JSON."""
-    path.write_text(json.dumps(as_json(checked), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def write_junit(checked: Checked, path: Path) -> None:
-    """Write what was found as JUnit XML, each failure with what explains it."""
-    checks = [
-        replace(check, message=f"{check.message}. {checked.diagnoses[check.case, check.dtype]}")
-        if (check.case, check.dtype) in checked.diagnoses
-        else check
-        for check in checked.report.checks
-    ]
-    pages.write_junit(replace(checked.report, checks=checks), path)

@@ -37,10 +37,10 @@ class Check:
         status: how it ended.
         message: what was found; for a failure the first differing term and by how much.
         ratio: worst error in units of its bound, where there is one.
-        ulps: worst error of the loss in units of the last place of the dtype that accumulates.
-        repeat: a command that repeats the check.
         value: the loss found, where there is one.
+        repeat: a command that repeats the check.
         flags: why the case exists.
+        ulps: worst error of the loss in units of the last place of the dtype that accumulates.
         declared: names of the declared deviations that name this check.
     """
 
@@ -52,8 +52,8 @@ class Check:
     status: Status
     message: str = ""
     ratio: float | None = None
-    repeat: str = ""
     value: float | None = None
+    repeat: str = ""
     flags: tuple[str, ...] = ()
     ulps: float | None = None
     declared: tuple[str, ...] = ()
