@@ -1,28 +1,33 @@
 """The harness: cases, their certified truth, the implementations, the verdicts, the command line, the pytest plugin.
 
-It needs the extra ``pairproof[verify]``; each module says at its top what it is for.
+It needs the extra ``pairproof[verify]``. ``check_loss`` judges a loss, ``identify`` recognises one, and both return
+their results as data. ``parametrize`` makes pytest tests of a check.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import _moved
 
 if TYPE_CHECKING:
+    from .diagnose.identify import identify
+    from .judge.check import check_loss
     from .pytest_plugin import parametrize
 
-__all__ = ["parametrize"]
+__all__ = ["check_loss", "identify", "parametrize"]
+
+_HOMES = {"check_loss": "judge.check", "identify": "diagnose.identify", "parametrize": "pytest_plugin"}
 
 _moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Import what pytest is needed for when it is asked for."""
-    if name == "parametrize":
-        try:
-            from .pytest_plugin import parametrize
-        except ImportError as error:
-            raise ImportError(f'{error.name} is not installed: pip install "pairproof[verify]"') from None
-        return parametrize
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a function when it is used, so that the base install imports this package."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ImportError as error:
+        raise ImportError(f'{error.name} is not installed: pip install "pairproof[verify]"') from None

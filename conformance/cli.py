@@ -199,19 +199,20 @@ def check(
     three times. pydoc pairproof.conformance.implementations.subprocess has the whole of it.
     """
     from . import report as pages
-    from .judge import check as checking
+    from .judge.check import SHOWN
+    from .judge.check import check as judge
 
     _check_writable(json=json, junit=junit)
     start = time.perf_counter()
     with _bar() as bar:
-        checked = checking.check(Request(**options), bar, explain=None if everything else checking.SHOWN)
-    pages.show_check(checked, _console(), seconds=time.perf_counter() - start, everything=everything)
+        result = judge(Request(**options), bar, explain=None if everything else SHOWN)
+    pages.show_check(result, _console(), seconds=time.perf_counter() - start, everything=everything)
     if json is not None:
-        pages.write_json(checked, json)
+        pages.write_json(result, json)
     if junit is not None:
-        pages.write_junit(checked, junit)
-    if checked.exit_code:
-        raise typer.Exit(checked.exit_code)
+        pages.write_junit(result, junit)
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
 
 
 @app.command()

@@ -464,16 +464,12 @@ class CaseCheck:
         yield f"{self.case} {self.dtype}: {check.status.value}: {check.message}"
         suite = self.group.suite
         outcome = judged.outcomes.get((self.case, self.dtype))
-        if check.status is Status.FAILED and outcome is not None and not judging.conforms(check):
+        if check.status is Status.FAILED:
             if suite.explained == judging.SHOWN:
                 yield f"{judging.SHOWN} failures of this run are explained above; run alone, this one is too"
-            else:
+            elif words := judging.explanation(check, case, truth_of(case, suite.cases[case]), outcome):
                 suite.explained += 1
-                true = truth_of(case, suite.cases[case])
-                shared = judging.is_shared(check, case, true)
-                explanation = judging.SHARED if shared else judging.diagnosis(case, outcome, true)
-                if explanation:
-                    yield explanation
+                yield words
         if check.flags:
             yield f"the case is there for: {', '.join(check.flags)}"
         named = isinstance(mark.target, str)

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from .documents.figures import Judgement
 from .documents.load import Figure
-from .judge.check import CONFORMS, SHOWN, Checked
+from .judge.check import CONFORMS, SHOWN, CheckResult
 from .judge.results import BAD, Check, Status, tally
 from .judge.verify import Report
 from .suite.catalogue import LOSSES
@@ -282,68 +282,69 @@ def _style(good: bool) -> str:
     return "bold green" if good else "bold red"
 
 
-def show_check(checked: Checked, console: Console, *, seconds: float, everything: bool = False) -> None:
+def show_check(result: CheckResult, console: Console, *, seconds: float, everything: bool = False) -> None:
     """Print what was judged, as which loss, on which cases, with which results; the verdict last."""
-    request, target, header = checked.request, checked.target, checked.report.header()
+    request, claim, header = result.request, result.claim, result.report.header()
     line = _line(console)
     line(f"{request.name} as {LOSSES[request.loss].function}")
     line(f"  pairproof {header['pairproof']}; {_versions(header)}")
-    if target.version() != request.name:
-        line(f"  target: {target.version()}")
-    for note in target.notes:
+    for version in result.report.versions.values():
+        if version != request.name:
+            line(f"  target: {version}")
+    for note in result.notes:
         line(f"  {note}")
-    if target.claim.temperature is not None and request.temperature is not None:
-        line(f"  temperature: {target.claim.temperature:g} built in: only cases of that temperature are judged")
-    line("  rows: " + ("brought to norm 1 under cosine" if target.claim.normalised else "as they are"))
-    for one in checked.declared:
+    if request.temperature is not None:
+        line(f"  temperature: {request.temperature:g} built in: only cases of that temperature are judged")
+    line("  rows: " + ("brought to norm 1 under cosine" if claim.normalised else "as they are"))
+    for one in result.declared:
         line(f"  declared: {one.name}: {one.reason} ({one.link})")
-    for one in checked.aside:
+    for one in result.aside:
         line(f"  declared of another target, {one.target}: {one.name}", "dim")
-    line(f"{checked.report.cases_chosen} of {checked.cases} cases of {request.loss} judged")
-    for reason, count in checked.left_out.most_common():
+    line(f"{result.report.cases_chosen} of {result.cases} cases of {request.loss} judged")
+    for reason, count in result.left_out.most_common():
         line(f"  {count} not judged: {reason}", "dim")
-    if checked.judged:
-        for table in _check_tables(checked):
+    if result.judged:
+        for table in _check_tables(result):
             console.print(table)
-        if not target.gradients_judged:
+        if not result.gradients_judged:
             line("gradients were not judged: the target gives none", "yellow")
-    failures = _grouped(((check.case, check.status), check) for check in checked.failures)
+    failures = _grouped(((check.case, check.status), check) for check in result.failures)
     for (case, status), checks in list(failures.items())[: None if everything else SHOWN]:
         line(f"{status.value} {case} {', '.join(check.dtype for check in checks)}", "bold red")
         line(f"    {checks[0].message}")
-        diagnosis = checked.diagnoses.get((case, checks[0].dtype))
+        diagnosis = result.diagnoses.get((case, checks[0].dtype))
         if diagnosis:
             line(f"    {diagnosis}")
         line(f"    repeat: {checks[0].repeat}")
     if len(failures) > SHOWN and not everything:
         line(f"and {len(failures) - SHOWN} more cases: --all shows them")
-    for words in checked.unused:
+    for words in result.unused:
         line(words, "bold red")
-    for words in checked.advice:
+    for words in result.advice:
         line(f"advice: {words}", "yellow")
-    line(f"{checked.sentence()} in {seconds:.1f} s", _style(checked.verdict == CONFORMS))
+    line(f"{result.summary} in {seconds:.1f} s", _style(result.verdict == CONFORMS))
 
 
-def _check_tables(checked: Checked) -> Iterable[Table]:
-    shown = [status for status in Status if status is not Status.DEVIATES or checked.declared]
-    by_dtype = _grouped((check.dtype, check) for check in checked.report.checks)
-    worst = {dtype: f"{ratio:.3g}" for dtype, ratio in checked.worst().items()}
+def _check_tables(result: CheckResult) -> Iterable[Table]:
+    shown = [status for status in Status if status is not Status.DEVIATES or result.declared]
+    by_dtype = _grouped((check.dtype, check) for check in result.checks)
+    worst = {dtype: f"{ratio:.3g}" for dtype, ratio in result.worst().items()}
     rows = [
         (dtype, *_counts(by_dtype[dtype], shown), worst.get(dtype, ""))
-        for dtype in dict.fromkeys(check.dtype for check in checked.judged)
+        for dtype in dict.fromkeys(check.dtype for check in result.judged)
     ]
     title = "Checks by dtype (worst error in units of its bound)"
     yield _table(title, ("dtype", *(status.value for status in shown), "worst"), rows)
-    if checked.flags():
+    if result.flags():
         shown.remove(Status.SKIPPED)
-        by_flag = _grouped((flag, check) for check in checked.judged for flag in check.flags)
-        rows = [(flag, *_counts(by_flag[flag], shown)) for flag in checked.flags()]
+        by_flag = _grouped((flag, check) for check in result.judged for flag in check.flags)
+        rows = [(flag, *_counts(by_flag[flag], shown)) for flag in result.flags()]
         yield _table("Checks by flag", ("flag", *(status.value for status in shown)), rows)
 
 
-def as_json(found: Report | Checked) -> dict[str, Any]:
+def as_json(found: Report | CheckResult) -> dict[str, Any]:
     """What was found as plain data: header, versions, absences, problems, counts and every check."""
-    if isinstance(found, Checked):
+    if isinstance(found, CheckResult):
         return _check_as_json(found)
     return {
         "format": FORMAT,
@@ -361,36 +362,31 @@ def as_json(found: Report | Checked) -> dict[str, Any]:
     }
 
 
-def _check_as_json(checked: Checked) -> dict[str, Any]:
-    claim, target = checked.target.claim, checked.target
-    data = as_json(checked.report)
+def _check_as_json(result: CheckResult) -> dict[str, Any]:
+    data = as_json(result.report)
     for entry in data["checks"]:
         name = entry["case"], entry["dtype"]
-        entry |= {"diagnosis": checked.diagnoses.get(name, ""), "shared": name in checked.shared}
+        entry |= {"diagnosis": result.diagnoses.get(name, ""), "shared": name in result.shared}
     return {
         **data,
         "format": CHECK_FORMAT,
-        "passed": checked.verdict == CONFORMS,
-        "verdict": checked.verdict,
-        "target": checked.request.name,
+        "passed": result.verdict == CONFORMS,
+        "verdict": result.verdict,
+        "target": result.request.name,
         "claim": {
-            "loss": claim.loss,
-            "call": claim.call,
-            "arrays": claim.arrays,
-            "temperature": claim.temperature,
-            "normalised": claim.normalised,
-            "settings": dict(claim.settings),
-            "passed": sorted(claim.passed),
+            **vars(result.claim),
+            "settings": dict(result.claim.settings),
+            "passed": sorted(result.claim.passed),
         },
-        "notes": list(target.notes),
-        "advice": checked.advice,
-        "declared": [{"place": one.name, "reason": one.reason, "link": one.link} for one in checked.declared],
-        "unused": checked.unused,
-        "gradients_judged": bool(target.gradients_judged),
-        "left_out": dict(checked.left_out.most_common()),
-        "statuses": Counter(check.status.value for check in checked.report.checks),
-        "flags": {flag: {status.value: n for status, n in counts.items()} for flag, counts in checked.flags().items()},
-        "worst": {dtype: _plain(ratio) for dtype, ratio in checked.worst().items()},
+        "notes": result.notes,
+        "advice": result.advice,
+        "declared": [{"place": one.name, "reason": one.reason, "link": one.link} for one in result.declared],
+        "unused": result.unused,
+        "gradients_judged": result.gradients_judged,
+        "left_out": dict(result.left_out.most_common()),
+        "statuses": result.counts,
+        "flags": result.flags(),
+        "worst": {dtype: _plain(ratio) for dtype, ratio in result.worst().items()},
     }
 
 
@@ -399,14 +395,14 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_json(found: Report | Checked, path: Path) -> None:
+def write_json(found: Report | CheckResult, path: Path) -> None:
     """Write what was found as JSON."""
     path.write_text(json.dumps(as_json(found), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def write_junit(found: Report | Checked, path: Path) -> None:
+def write_junit(found: Report | CheckResult, path: Path) -> None:
     """Write what was found as JUnit XML: one suite per implementation, one case per check."""
-    report, diagnoses = (found.report, found.diagnoses) if isinstance(found, Checked) else (found, {})
+    report, diagnoses = (found.report, found.diagnoses) if isinstance(found, CheckResult) else (found, {})
     root, add = ElementTree.Element("testsuites", name="pairproof"), ElementTree.SubElement
     groups = _grouped((one.implementation if one.kind == "case" else one.kind, one) for one in report.checks)
     for name, checks in groups.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 import sys
@@ -11,12 +12,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
+from pairproof import conformance, fast
 from pairproof.conformance import cli, report
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import verify as run
-from pairproof.conformance.judge.check import Checked, check
+from pairproof.conformance.judge.check import CheckResult, check_loss
 from pairproof.conformance.judge.options import CouldNotRun, Request, UsageError, read_settings
 from pairproof.conformance.judge.results import Status
 from pairproof.conformance.suite.cases import Case
@@ -46,13 +49,32 @@ def call(*arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
-def of(name: str, *cases: str, loss: str = "supcon", **said: object) -> Checked:
-    return check(Request(f"{LOSSES}:{name}", loss, cases=cases, **said))  # type: ignore[arg-type]
+def of(name: str, *cases: str, loss: str = "supcon", **said: object) -> CheckResult:
+    return check_loss(f"{LOSSES}:{name}", loss, cases=cases, **said)  # type: ignore[arg-type]
 
 
-def command(mode: str, case: str = SOME, **said: object) -> Checked:
+def command(mode: str, case: str = SOME, **said: object) -> CheckResult:
     line = f"{sys.executable} {FOLDER / 'command.py'} {mode}"
-    return check(Request(line, "supcon", call="command", cases=(case,), **said))  # type: ignore[arg-type]
+    return check_loss(line, "supcon", call="command", cases=(case,), **said)  # type: ignore[arg-type]
+
+
+def test_a_check_returns_its_results_as_data() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        result = conformance.check_loss(fast.supcon_loss, "supcon", cases=SOME)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert (result.verdict, result.exit_code) == ("conforms", 0)
+    assert result.counts == {Status.PASSED: len(result.checks)}
+    assert result.claim.loss == "supcon"
+    assert result.summary.startswith("conforms: pairproof.fast.supcon:supcon_loss as supcon: ")
+    assert list(inspect.signature(conformance.check_loss).parameters)[:2] == ["target", "loss"]
+    with pytest.raises(UsageError, match="unknown loss"):
+        conformance.check_loss(fast.supcon_loss, "supkon")
+    with pytest.raises(AttributeError, match="no attribute 'check_los'"):
+        conformance.check_los  # noqa: B018 - reading it is the test
 
 
 def test_a_right_loss_conforms(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +92,7 @@ def test_a_right_loss_conforms(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_our_own_loss_is_judged_on_every_case() -> None:
-    checked = check(Request("pairproof.fast:supcon_loss", "supcon", cases=("golden/supcon/*ref*", SOME)))
+    checked = check_loss("pairproof.fast:supcon_loss", "supcon", cases=("golden/supcon/*ref*", SOME))
     assert checked.verdict == "conforms"
     assert not checked.left_out
     assert checked.report.cases_chosen == checked.cases
@@ -157,7 +179,7 @@ def test_a_failure_that_the_straightforward_road_shares_is_told_apart() -> None:
     assert checked.verdict == "does not conform"
     assert checked.shared == {(failure.case, "float64")}
     assert checked.diagnoses[failure.case, "float64"] == checking.SHARED
-    assert "1 failed (1 of them no worse than the straightforward implementation)" in checked.sentence()
+    assert "1 failed (1 of them no worse than the straightforward implementation)" in checked.summary
     assert of("mean_over_pairs", "golden/supcon/unbalanced-classes").shared == set()
 
 
@@ -211,7 +233,7 @@ def test_a_built_in_temperature_is_said_and_its_cases_counted(capsys: pytest.Cap
         (["--loss", "info_nce"], "info_nce cannot be computed by a target that is called with labels"),
         (
             ["--loss", "supcon", "--normalised", "--dtype", "float16"],
-            "rows brought to norm 1 are no numbers of float16",
+            "rows of norm 1 are not exactly representable in float16",
         ),
         (["--loss", "supcon", "--arrays", "numpy", "--dtype", "bfloat16"], "numpy has no bfloat16"),
     ],
@@ -247,9 +269,9 @@ def test_what_cannot_run_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "could not run: each of 6 checks ended in an error: returned a tuple where a tensor is expected" in text
     with pytest.raises(CouldNotRun):
-        check(Request("nowhere:f", "supcon"))
+        check_loss("nowhere:f", "supcon")
     with pytest.raises(UsageError):
-        check(Request("nowhere", "supcon"))
+        check_loss("nowhere", "supcon")
 
 
 def test_a_target_that_breaks_on_some_cases_is_errored_there() -> None:
@@ -300,9 +322,9 @@ def test_commands_end_in_a_verdict(mode: str, verdict: str, words: str) -> None:
     assert checked.verdict == verdict
     if verdict == "could not run":
         assert {one.status for one in checked.judged} == {Status.ERRORED}
-        assert words in checked.sentence()
+        assert words in checked.summary
     else:
-        assert "by its values alone" in checked.sentence()
+        assert "by its values alone" in checked.summary
     if words:
         assert words in checked.failures[0].message
 
@@ -369,7 +391,7 @@ def test_advice_for_who_meant_it_otherwise() -> None:
 
 
 def test_halves_are_judged_where_they_are_asked_for() -> None:
-    checked = check(Request("pairproof.fast:supcon_loss", "supcon", cases=(SOME,), dtypes=("bfloat16", "float16")))
+    checked = check_loss("pairproof.fast:supcon_loss", "supcon", cases=(SOME,), dtypes=("bfloat16", "float16"))
     assert {one.dtype for one in checked.judged} <= {"bfloat16", "float16"}
     assert checked.verdict == "conforms"
 
@@ -428,7 +450,7 @@ def test_the_junit_report(tmp_path: Path) -> None:
     nothing = of("built_in", SOME, temperature=0.123)
     report.write_junit(nothing, path)
     suites = {suite.get("name"): suite for suite in ElementTree.parse(path).getroot()}
-    assert nothing.sentence() == str(next(suites["counts"].iter("failure")).get("message"))
+    assert nothing.summary == str(next(suites["counts"].iter("failure")).get("message"))
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

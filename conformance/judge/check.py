@@ -1,4 +1,4 @@
-"""``pairproof check``: anybody's loss held to every case that its claim covers, and a verdict.
+"""Judge anybody's loss on every case that its claim covers: :func:`check_loss` and ``pairproof check``.
 
 It is judged as ``pairproof verify`` judges a peer: by the same cases, the same truth and the same bounds.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from ..diagnose.explain_failure import explain_failure
@@ -18,6 +20,7 @@ from ..documents.load import load_worked
 from ..implementations.base import Deviation, lonely
 from ..implementations.callable import External, load
 from ..implementations.sandbox import TargetError, TargetMisused
+from ..implementations.signatures import Claim
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES
@@ -27,15 +30,15 @@ from ..truth.baseline import plain_outcome
 from ..truth.compare import compare
 from ..truth.tolerances import bounds
 from .deviations import deviations, project_file, read_declarations
-from .options import CouldNotRun, Request, Selection, UsageError
+from .options import CouldNotRun, Request, Selection, UsageError, takes
 from .results import BAD, Check, Status, unused
 from .verify import Report, judge_case, load_cases, truth_of
 
 SHOWN = 10
-"""Failing cases that are shown and explained without being asked for."""
+"""Number of failing cases that are explained and shown by default."""
 
 SHARED_WITHIN = 1000.0
-"""Bounds beyond which an error is no loss of digits, whoever else makes it."""
+"""Error in units of its bound beyond which it is not a loss of digits, even if the baseline's is as large."""
 
 SHARED = (
     "the straightforward implementation (norms, products, logsumexp) is as far off in this dtype: digits are lost on"
@@ -46,83 +49,66 @@ CONFORMS, DOES_NOT, COULD_NOT = "conforms", "does not conform", "could not run"
 EXIT_CODES = {CONFORMS: 0, DOES_NOT: 1, COULD_NOT: 3}
 
 
-def load_target(request: Request, declared: Sequence[Deviation]) -> External:
-    """Find the target of a request.
-
-    Args:
-        request: what is judged, and as what.
-        declared: the declared deviations, of whatever loss and target.
-
-    Raises:
-        UsageError: what is said of it is wrong or too little.
-        CouldNotRun: it cannot be loaded.
-    """
-    try:
-        target = load(
-            request.target,
-            loss=request.loss,
-            call=request.call,
-            arrays=request.arrays,
-            temperature=request.temperature,
-            normalised=request.normalised,
-            settings=request.settings,
-            limit=request.limit,
-            device=request.device,
-            dtypes=tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes)),
-            deviations=tuple(one for one in declared if one.concerns(request.loss, request.name)),
-        )
-    except TargetMisused as error:
-        raise UsageError(str(error)) from None
-    except TargetError as error:
-        raise CouldNotRun(str(error)) from None
-    _check_dtypes(target, request.dtypes or External.dtypes)
-    return target
-
-
 @dataclass
-class Checked:
+class CheckResult:
     """What a check found.
 
     Attributes:
-        request: what was asked.
-        target: who was judged.
+        request: what was judged, and as what.
+        claim: what the target computes, as the request and its signature say.
+        notes: what was guessed, in words.
         report: every check, in the form of a run.
-        cases: how many cases of the loss there are in the selection.
-        left_out: how many of them were not judged, by reason.
-        diagnoses: what explains a failure, by case and dtype, for the failures that were explained.
-        shared: the failures, by case and dtype, that are at most twice as large as those of the straightforward
-            implementation in ``plain.py``: beyond the bound, but no sign of another formula.
-        advice: what to say of the target if the verdict surprises.
-        declared: the declared deviations that speak of this loss of this target.
-        unused: what to say of those that no check met.
-        aside: those of this loss that speak of another target.
+        cases: how many cases of the loss were selected.
+        gradients_judged: whether the target gives gradients.
+        left_out: how many of the cases were not judged, by reason.
+        diagnoses: explanations of failures, by case and dtype.
+        advice: options to try if the verdict is a surprise.
+        declared: the declared deviations of this loss of this target.
+        unused: the problem of each of them that no check met.
+        aside: the declared deviations of this loss of another target.
     """
 
     request: Request
-    target: External
+    claim: Claim
+    notes: tuple[str, ...]
     report: Report
-    cases: int = 0
+    cases: int
+    gradients_judged: bool = False
     left_out: Counter[str] = field(default_factory=Counter)
     diagnoses: dict[tuple[str, str], str] = field(default_factory=dict)
-    shared: set[tuple[str, str]] = field(default_factory=set)
     advice: list[str] = field(default_factory=list)
     declared: list[Deviation] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     aside: list[Deviation] = field(default_factory=list)
 
     @property
+    def checks(self) -> list[Check]:
+        """Every check, the skipped ones included."""
+        return self.report.checks
+
+    @property
     def judged(self) -> list[Check]:
-        """The checks that were done."""
-        return [check for check in self.report.checks if check.status is not Status.SKIPPED]
+        """The checks that were not skipped."""
+        return [check for check in self.checks if check.status is not Status.SKIPPED]
 
     @property
     def failures(self) -> list[Check]:
-        """Those that did not end well."""
-        return [check for check in self.report.checks if check.status in BAD]
+        """The checks that failed or ended in an error."""
+        return [check for check in self.checks if check.status in BAD]
+
+    @property
+    def counts(self) -> Counter[Status]:
+        """How many checks ended with each status."""
+        return Counter(check.status for check in self.checks)
+
+    @property
+    def shared(self) -> set[tuple[str, str]]:
+        """The failures, by case and dtype, that are at most twice as large as the baseline's."""
+        return {name for name, words in self.diagnoses.items() if words == SHARED}
 
     @property
     def verdict(self) -> str:
-        """Whether it conforms, does not, or could not run: where nothing was judged, or nothing ended but in errors."""
+        """``CONFORMS``, ``DOES_NOT``, or ``COULD_NOT`` if nothing was judged or every check ended in an error."""
         statuses = {check.status for check in self.judged}
         if not statuses - {Status.ERRORED}:
             return COULD_NOT
@@ -133,23 +119,23 @@ class Checked:
         """0 conforms, 1 does not, 3 could not run."""
         return EXIT_CODES[self.verdict]
 
-    def sentence(self) -> str:
+    @property
+    def summary(self) -> str:
         """The verdict with its numbers."""
-        counts = Counter(check.status for check in self.judged)
+        loss = self.request.loss
         if not self.judged:
-            return f"could not run: none of the {self.cases} cases of {self.request.loss} can be judged"
+            return f"could not run: none of the {self.cases} cases of {loss} can be judged"
         if self.verdict == COULD_NOT:
             return f"could not run: each of {len(self.judged)} checks ended in an error: {self.failures[0].message}"
-        told = ", ".join(f"{counts[status]} {status.value}" for status in Status if counts[status])
-        values = "" if self.target.gradients_judged else ", by its values alone"
-        shared = (
-            f" ({len(self.shared)} of them no worse than the straightforward implementation)" if self.shared else ""
-        )
+        statuses = [status for status in Status if self.counts[status] and status is not Status.SKIPPED]
+        counts = ", ".join(f"{self.counts[status]} {status.value}" for status in statuses)
+        values = "" if self.gradients_judged else ", by its values alone"
+        shared = f" ({len(self.shared)} of them no worse than the straightforward implementation)"
         stale = f"; {len(self.unused)} declarations meet nothing" if self.unused else ""
-        return f"{self.verdict}: {self.request.name} as {self.request.loss}{values}: {told}{shared}{stale}"
+        return f"{self.verdict}: {self.request.name} as {loss}{values}: {counts}{shared if self.shared else ''}{stale}"
 
     def worst(self) -> dict[str, float]:
-        """The worst error in units of its bound, by dtype."""
+        """Return the worst error in units of its bound, by dtype."""
         found: dict[str, float] = {}
         for check in self.judged:
             if check.ratio is not None:
@@ -157,7 +143,7 @@ class Checked:
         return found
 
     def flags(self) -> dict[str, Counter[Status]]:
-        """How the checks ended, by flag; those with the most failures first."""
+        """Return the counts of the statuses by flag; those with the most failures first."""
         found: dict[str, Counter[Status]] = {}
         for check in self.judged:
             for flag in check.flags:
@@ -165,7 +151,24 @@ class Checked:
         return dict(sorted(found.items(), key=lambda item: (-sum(item[1][status] for status in BAD), item[0])))
 
 
-def check(request: Request, progress: Progress | None = None, *, explain: int | None = SHOWN) -> Checked:
+@takes(Request)
+def check_loss(*target: Any, **options: Any) -> CheckResult:
+    """Judge a loss: ``check_loss(MyLoss, "supcon", temperature=0.1)``.
+
+    The keywords are the options of ``pairproof check``, as :class:`~pairproof.conformance.judge.options.Request` lists
+    them.
+
+    Returns:
+        Every check with its status, the counts, the verdict and a summary.
+
+    Raises:
+        UsageError: an option is wrong or missing, or no case is selected.
+        CouldNotRun: the target cannot be loaded, or the device cannot be used.
+    """
+    return check(Request(*target, **options))
+
+
+def check(request: Request, progress: Progress | None = None, *, explain: int | None = SHOWN) -> CheckResult:
     """Judge a target on every case that it claims.
 
     Args:
@@ -177,11 +180,10 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         What was found.
 
     Raises:
-        UsageError: what is said of the target is wrong or too little, or no case is selected.
+        UsageError: an option is wrong or missing, or no case is selected.
         CouldNotRun: the target cannot be loaded, or the device cannot be used.
         FixtureError: the fixtures cannot be trusted.
     """
-    torch.set_num_threads(1)
     check_request(request)
     check_device(request)
     dtypes = request.dtypes or External.dtypes
@@ -192,57 +194,59 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     target = load_target(request, declared)
     cases = chosen_cases(request, stored)
     report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
-    checked = Checked(request, target, report, len(cases))
-    checked.declared = [one for one in declared if one.concerns(request.loss, request.name)]
-    checked.aside = [one for one in declared if one not in checked.declared and one.concerns(request.loss, one.target)]
-    kept: dict[tuple[str, str], tuple[Case, Outcome]] = {}
+    result = CheckResult(request, target.claim, target.notes, report, len(cases))
+    result.declared = [one for one in declared if one.concerns(request.loss, request.name)]
+    result.aside = [one for one in declared if one not in result.declared and one.concerns(request.loss, one.target)]
+    failing: list[tuple[Case, Outcome]] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         for case in tracked("cases", cases, len(cases), progress):
             target.outcomes.clear()
             checks = judge_case(case, stored[case], [target], selection)
             if all(one.status is Status.SKIPPED for one in checks):
-                checked.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
-            for one in checks:
-                repeat = request.repeat(case.id, one.dtype) if one.repeat else ""
-                report.checks.append(replace(one, repeat=repeat, message=one.message.removeprefix("TargetError: ")))
-            # A case that fails in several dtypes is explained once.
-            failed = [one.dtype for one in checks if one.status is Status.FAILED]
-            if failed and (explain is None or len(kept) < explain):
-                kept[case.id, failed[0]] = case, target.outcomes[case.id, failed[0]]
-        report.cases_chosen = len(cases) - checked.left_out.total()
-        checked.advice += _advice(checked, kept, {case.id: case for case in cases})
+                result.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
+            report.checks += [
+                replace(
+                    one,
+                    repeat=request.repeat(case.id, one.dtype) if one.repeat else "",
+                    message=one.message.removeprefix("TargetError: "),
+                )
+                for one in checks
+            ]
+            failed = [one for one in checks if one.status is Status.FAILED]
+            if not failed:
+                continue
+            true = truth_of(case, stored[case])
+            for k, one in enumerate(failed):
+                # A case that fails in several dtypes is explained once.
+                explained = k == 0 and (explain is None or len(failing) < explain)
+                outcome = target.outcomes[case.id, one.dtype] if explained else None
+                words = explanation(one, case, true, outcome)
+                if words:
+                    result.diagnoses[case.id, one.dtype] = words
+            failing.append((case, target.outcomes[case.id, failed[0].dtype]))
+        result.advice += _advice(target, failing)
     finally:
         target.close()
+        torch.set_num_threads(threads)
+    report.cases_chosen = len(cases) - result.left_out.total()
+    result.gradients_judged = bool(target.gradients_judged)
     if request.whole:
-        due = [one.name for one in checked.declared if one.concerns(request.loss, request.name, dtypes)]
-        checked.unused = unused(
-            due, {name for one in report.checks for name in one.declared}, f"{request.name} as {request.loss}"
-        )
-        report.problems += checked.unused
-    failing = [case for case in cases if any(c.case == case.id and c.status is Status.FAILED for c in report.checks)]
-    for case in tracked("failures", failing, len(failing), progress):
-        true = truth_of(case, stored[case])
-        for one in report.checks:
-            name = one.case, one.dtype
-            if one.case != case.id or one.status is not Status.FAILED:
-                continue
-            if is_shared(one, case, true):
-                checked.shared.add(name)
-                checked.diagnoses[name] = SHARED
-            elif name in kept and not conforms(one):
-                sentence = diagnosis(case, kept[name][1], true)
-                if sentence:
-                    checked.diagnoses[name] = sentence
-    if checked.verdict == COULD_NOT:
-        report.problems.append(checked.sentence())
-    return checked
+        due = [one.name for one in result.declared if one.concerns(request.loss, request.name, dtypes)]
+        met = {name for one in report.checks for name in one.declared}
+        result.unused = unused(due, met, f"{request.name} as {request.loss}")
+        report.problems += result.unused
+    if result.verdict == COULD_NOT:
+        report.problems.append(result.summary)
+    return result
 
 
 def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
-    """The cases that a request names.
+    """Return the cases that a request selects.
 
     Raises:
-        UsageError: one of its patterns names none.
+        UsageError: one of its patterns matches none.
     """
     cases = [case for case in stored if case.loss == request.loss]
     for pattern in request.cases:
@@ -253,7 +257,7 @@ def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
 
 
 def check_request(request: Request) -> None:
-    """Refuse what cannot be asked.
+    """Check the options that need no target.
 
     Raises:
         UsageError: a loss, dtype or number is wrong.
@@ -270,10 +274,10 @@ def check_request(request: Request) -> None:
 
 
 def check_device(request: Request) -> None:
-    """Refuse a device that cannot be used.
+    """Check that the device can be used.
 
     Raises:
-        CouldNotRun: it cannot be used.
+        CouldNotRun: it cannot.
     """
     try:
         torch.empty(1, device=request.device)
@@ -281,70 +285,96 @@ def check_device(request: Request) -> None:
         raise CouldNotRun(f"device {request.device!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
-def _check_dtypes(target: External, dtypes: Sequence[str]) -> None:
+def load_target(request: Request, declared: Sequence[Deviation]) -> External:
+    """Find the target of a request.
+
+    Args:
+        request: what is judged, and as what.
+        declared: the declared deviations of any loss and target.
+
+    Raises:
+        UsageError: an option is wrong or missing.
+        CouldNotRun: it cannot be loaded.
+    """
+    dtypes = tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes))
+    try:
+        target = load(
+            request.target,
+            loss=request.loss,
+            call=request.call,
+            arrays=request.arrays,
+            temperature=request.temperature,
+            normalised=request.normalised,
+            settings=request.settings,
+            limit=request.limit,
+            device=request.device,
+            dtypes=dtypes,
+            deviations=tuple(one for one in declared if one.concerns(request.loss, request.name)),
+        )
+    except TargetMisused as error:
+        raise UsageError(str(error)) from None
+    except TargetError as error:
+        raise CouldNotRun(str(error)) from None
     halves = [dtype for dtype in dtypes if dtype not in External.dtypes]
-    if "bfloat16" in halves and target.claim.arrays == "numpy" and target.claim.call != "command":
+    if "bfloat16" in halves and target.target and target.claim.arrays == "numpy":
         raise UsageError("numpy has no bfloat16")
     if halves and target.claim.normalised:
-        raise UsageError(f"rows brought to norm 1 are no numbers of {halves[0]}: --raw, or other dtypes")
+        raise UsageError(f"rows of norm 1 are not exactly representable in {halves[0]}: --raw, or other dtypes")
+    return target
 
 
-def conforms(check: Check) -> bool:
-    """Whether a check fails for a declaration alone: nothing in its result is to be explained."""
-    return check.ratio is not None and check.ratio <= 1
+def explanation(check: Check, case: Case, true: Truth, outcome: Outcome | None) -> str:
+    """Explain a failure.
 
+    Args:
+        check: that failed.
+        case: that it judged.
+        true: the truth of the case.
+        outcome: what the target returned; None to explain no more than a loss of digits.
 
-def is_shared(check: Check, case: Case, true: Truth) -> bool:
-    """Whether a failure is at most twice as large as that of the straightforward implementation in the same dtype."""
-    if check.ratio is None or not 1 < check.ratio <= SHARED_WITHIN:
-        return False
-    plain = compare(case, true, plain_outcome(case, check.dtype), bounds(case, true, check.dtype), check.dtype)
-    return math.isfinite(plain.ratio) and check.ratio <= 2 * plain.ratio
-
-
-def diagnosis(case: Case, outcome: Outcome, true: Truth) -> str | None:
-    """What explains a failure, or None if nothing that is known explains it."""
+    Returns:
+        A sentence, or "" if nothing explains it.
+    """
+    if check.ratio is not None and check.ratio <= 1:
+        # It fails only because a deviation is declared.
+        return ""
+    if check.ratio is not None and check.ratio <= SHARED_WITHIN:
+        plain = compare(case, true, plain_outcome(case, check.dtype), bounds(case, true, check.dtype), check.dtype)
+        if math.isfinite(plain.ratio) and check.ratio <= 2 * plain.ratio:
+            return SHARED
+    if outcome is None:
+        return ""
     try:
-        return explain_failure(case, outcome, true)
-    except Exception as error:  # what fails to explain a failure must not hide it
+        return explain_failure(case, outcome, true) or ""
+    except Exception as error:  # a failure of the explanation must not hide the failure itself
         return f"no explanation was found: {type(error).__name__}: {error}"
 
 
-def _advice(
-    checked: Checked, kept: Mapping[tuple[str, str], tuple[Case, Outcome]], cases: Mapping[str, Case]
-) -> list[str]:
-    """What to say of the target if it was meant otherwise than it was judged."""
-    claim = checked.target.claim
-    advice: list[str] = []
-    failed = [check for check in checked.failures if check.status is Status.FAILED]
-    if not failed:
-        return advice
-    for case, outcome in kept.values():
-        if "reduction" not in (*claim.settings, *claim.passed) and len(outcome.values) == len(case.counted()) > 1:
-            advice.append("it returns one value per anchor: --set reduction=none says that it is meant to")
-            break
-    cosine = [case for case, _ in kept.values() if case.option("similarity") == "cosine"]
-    if cosine and not claim.normalised and "similarity" not in claim.passed and _feels_norms(checked.target, cosine[0]):
-        advice.append(
+def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
+    """Yield options to try, from the cases that failed and what the target returned for them."""
+    claim = target.claim
+    said = {*claim.settings, *claim.passed}
+    if "reduction" not in said and any(len(o.values) == len(case.counted()) > 1 for case, o in failing):
+        yield "it returns one value per anchor: --set reduction=none says that it is meant to"
+    cosine = [case for case, _ in failing if case.option("similarity") == "cosine"]
+    if cosine and not claim.normalised and "similarity" not in claim.passed and _depends_on_norms(target, cosine[0]):
+        yield (
             "rows twice as long give another value, so it does not normalise them: --normalised says that its caller"
             " does, --set similarity=dot that dot products are meant"
         )
-    policy = "no_positive" in LOSSES[claim.loss].choices and "no_positive" not in (*claim.settings, *claim.passed)
-    if policy and all(lonely(cases[check.case]) for check in failed):
-        advice.append(
+    has_policy = "no_positive" in LOSSES[claim.loss].choices and "no_positive" not in said
+    if failing and has_policy and all(lonely(case) for case, _ in failing):
+        yield (
             "it fails only where an anchor has no positive: --set no_positive=drop or =nan says that it leaves such"
             " anchors out, or gives NaN for them"
         )
-    return advice
 
 
-def _feels_norms(target: External, case: Case) -> bool:
-    """Whether rows of twice the length give another value."""
+def _depends_on_norms(target: External, case: Case) -> bool:
+    """Return whether rows of twice the length give another value."""
     doubled = replace(case, embeddings=2 * case.embeddings, others={k: 2 * z for k, z in case.others.items()})
     try:
-        once, twice = (target.evaluate(one, "float64").values for one in (case, doubled))
+        once, twice = (np.array(target.evaluate(one, "float64").values) for one in (case, doubled))
     except Exception:  # outside code may raise anything
         return False
-    return len(once) != len(twice) or any(
-        not math.isclose(a, b, rel_tol=1e-6) for a, b in zip(once, twice, strict=True) if not math.isnan(a)
-    )
+    return once.shape != twice.shape or not np.allclose(twice, once, rtol=1e-6, atol=0, equal_nan=True)
