@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from pairproof.conformance.documents import load
 from pairproof.conformance.implementations import subprocess as lines
 from pairproof.conformance.judge import check as judging
 from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.deviations import DeclarationError, read_declarations
 from pairproof.conformance.judge.verify import load_cases
-from pairproof.conformance.suite import store
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
 
@@ -47,7 +47,7 @@ FEW = '["golden/supcon/temperature-1*"]'
 
 @cache
 def _cases() -> dict[Case, GoldenCase | None]:
-    return load_cases(store.load_worked())
+    return load_cases(load.load_worked())
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     """A project with losses of its own; the cases are read once for all tests."""
     cases = _cases()
     monkeypatch.setattr(run, "load_cases", lambda fixtures: cases)
-    monkeypatch.setattr(store, "load_worked", list)
+    monkeypatch.setattr(load, "load_worked", list)
     pytester.makepyfile(losses=LOSSES)
     pytester.syspathinsert()
     return pytester
