@@ -447,7 +447,7 @@ def _label(path: str, value: Any) -> int:
 def _check_rows(path: str, arrays: Mapping[str, npt.NDArray[Any]], n: int, columns: int) -> None:
     """That partners, pairs and self_rows are rows, and that no row is its own partner."""
     self_rows = arrays.get("self_rows", np.full(n, -1))
-    wrong = {"self_rows": (self_rows < -1) | (self_rows >= columns)}
+    wrong: dict[str, Any] = {"self_rows": (self_rows < -1) | (self_rows >= columns)}
     if "positive_pairs" in arrays:
         pairs = arrays["positive_pairs"]
         wrong["positive_pairs"] = ((pairs < 0) | (pairs >= n)).any(axis=1)
