@@ -1,7 +1,7 @@
 """Write ``conformance/implementations/README.md``: what every peer computes, and where it deviates or is wrong.
 
-All peers must be installed (``make peers``). As it is called, every peer is judged on every case, in about a minute;
-``--check`` writes nothing, and exits 1 if the file would change.
+The counts follow from what the peers declare, which ``pairproof verify`` holds them to: no peer is run. The version of
+a peer that is not installed stays as the file has it. ``--check`` writes nothing, and exits 1 if the file would change.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pairproof.conformance.documents.load import load_worked
-from pairproof.conformance.implementations import ALL, Deviation, Implementation
-from pairproof.conformance.judge.options import CouldNotRun, Selection
-from pairproof.conformance.judge.results import BAD, Check, Status
-from pairproof.conformance.judge.verify import Report, load_cases, run
+from pairproof.conformance.implementations import ALL, Deviation, Implementation, Unavailable
+from pairproof.conformance.judge.results import Check, Status
+from pairproof.conformance.judge.verify import load_cases, predicted
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
 
@@ -34,14 +33,12 @@ HEADINGS = ("loss", "options and inputs it was judged with", "dtype", "conforms"
 
 def met(kind: type[Implementation], check: Check) -> list[Deviation]:
     """The declared deviations that a check names."""
-    if check.status is not Status.DEVIATES:
-        return []
-    return [deviation for deviation in kind.deviations if f"{deviation.reason} ({deviation.link})" in check.message]
+    return [deviation for deviation in kind.deviations if deviation.name in check.declared]
 
 
 def is_wrong(kind: type[Implementation], check: Check) -> bool:
-    """Whether what a check found is a mistake: declared as one, or not declared at all."""
-    return check.status in BAD or any(deviation.wrong for deviation in met(kind, check))
+    """Whether what a check finds is declared as a mistake."""
+    return any(deviation.wrong for deviation in met(kind, check))
 
 
 def verdict(kind: type[Implementation], checks: Sequence[Check]) -> str:
@@ -117,9 +114,18 @@ def _deviation(kind: type[Implementation], deviation: Deviation, judged: Sequenc
     return f"- **{deviation.name}** ({word}; [source]({deviation.link})): {deviation.reason}. {numbers}."
 
 
-def page(report: Report, cases: Mapping[str, Case]) -> str:
+def version_of(kind: type[Implementation], before: str) -> str:
+    """The version of a peer, or what the file says of one that is not installed."""
+    try:
+        return kind({}, "cpu").version()
+    except Unavailable:
+        found = re.search(rf"^{re.escape(kind.title)} \((.*)\)\.$", before, re.MULTILINE)
+        return found[1] if found else "not installed"
+
+
+def page(checks: Sequence[Check], versions: Mapping[str, str], cases: Mapping[str, Case]) -> str:
     """The whole file."""
-    by_name = {kind.name: [check for check in report.checks if check.implementation == kind.name] for kind in PEERS}
+    by_name = {kind.name: [check for check in checks if check.implementation == kind.name] for kind in PEERS}
     lines = [
         "# Peers: what each computes",
         "",
@@ -141,7 +147,7 @@ def page(report: Report, cases: Mapping[str, Case]) -> str:
             cells.append(verdict(kind, found) if found else "")
         lines.append(_line([f"[{kind.name}](#{kind.name})", *cells]))
     for kind in PEERS:
-        lines += section(kind, report.versions[kind.name], by_name[kind.name], cases)
+        lines += section(kind, versions[kind.name], by_name[kind.name], cases)
     return "\n".join(lines) + "\n"
 
 
@@ -154,14 +160,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the file would change")
     options = parser.parse_args(arguments)
-    names = tuple(kind.name for kind in PEERS)
-    try:
-        report = run(Selection(implementations=names, required=names))
-    except CouldNotRun as error:
-        print(f"{error} (make peers)", file=sys.stderr)
-        return 3
-    text = page(report, {case.id: case for case in load_cases(load_worked())})
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
+    before = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+    stored = load_cases(load_worked())
+    versions = {kind.name: version_of(kind, before) for kind in PEERS}
+    text = page(predicted(PEERS, stored), versions, {case.id: case for case in stored})
+    if text == before:
         print("unchanged")
         return 0
     if options.check:

@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -163,6 +164,8 @@ class SupContrastToday(_SupConCode):
 
     name: ClassVar[str] = "supcontrast-today"
     title: ClassVar[str] = "the original SupCon code, commit 66a8fe5"
+    path: Path | None = None
+    records: Mapping[tuple[str, str], Outcome] = MappingProxyType({})
 
     def __init__(self, options: Mapping[str, str], device: str) -> None:
         """Load the file that the user names, or the recorded values.
@@ -171,8 +174,6 @@ class SupContrastToday(_SupConCode):
             Unavailable: the path holds no losses.py, or nothing is recorded.
         """
         super().__init__(options, device)
-        self.records: dict[tuple[str, str], Outcome] = {}
-        self.path: Path | None = None
         if "supcontrast" in options:
             path = Path(options["supcontrast"])
             self.path = path / "losses.py" if path.is_dir() else path
@@ -185,12 +186,14 @@ class SupContrastToday(_SupConCode):
         if data.get("format") != RECORDED_FORMAT:
             raise Unavailable(f"{RECORDED}: $.format: expected {RECORDED_FORMAT!r}, got {data.get('format')!r}")
         self.torch = str(data["torch"])
+        records = {}
         for record in data["records"]:
             # Texts are the shortest of the dtype; read in that dtype they are the numbers that were returned.
             number = np.dtype(record["dtype"]).type
             values = [float(number(v)) for v in record["values"]]
             gradient = np.array(record["gradient"], dtype=number).astype(np.float64)
-            self.records[record["case"], record["dtype"]] = Outcome(values=values, gradient=gradient)
+            records[record["case"], record["dtype"]] = Outcome(values=values, gradient=gradient)
+        self.records = records
 
     def version(self) -> str:
         """Live or recorded, and which copy."""

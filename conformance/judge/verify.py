@@ -154,7 +154,12 @@ def truth_of(case: Case, golden: GoldenCase | None) -> Truth:
 
 
 def judge_case(
-    case: Case, golden: GoldenCase | None, implementations: Sequence[Implementation], selection: Selection
+    case: Case,
+    golden: GoldenCase | None,
+    implementations: Sequence[Implementation],
+    selection: Selection,
+    *,
+    predict: bool = False,
 ) -> list[Check]:
     """Judge implementations on one case.
 
@@ -163,6 +168,7 @@ def judge_case(
         golden: its golden entry, where it has one.
         implementations: to judge.
         selection: limits the dtypes, and names the device in the commands that repeat a check.
+        predict: run nothing; every check ends as the implementation's declarations say.
 
     Returns:
         The checks, implementation by implementation.
@@ -199,6 +205,8 @@ def judge_case(
             repeat=" ".join((*implementation.environment, command)),
             declared=tuple(one.name for one in declared),
         )
+        if predict:
+            return replace(check, status=Status.DEVIATES if declared else Status.PASSED)
         try:
             outcome = implementation.evaluate(case, dtype)
             limits = allowed(dtype, implementation.held_to_plain, implementation.narrows_weights)
@@ -220,6 +228,28 @@ def judge_case(
         dtypes = filter(selection.takes_dtype, implementation.dtypes)
         checks += [judge_one(implementation, replace(check, dtype=dtype)) for dtype in dtypes]
     return checks
+
+
+def predicted(kinds: Sequence[type[Implementation]], stored: Mapping[Case, GoldenCase | None]) -> list[Check]:
+    """The checks of implementations, present or not, as they end if all that they declare is right.
+
+    Args:
+        kinds: the implementations, of which no method is called but ``refuses``.
+        stored: the cases, with their golden entries where they have them.
+    """
+
+    def declared_by(kind: type[Implementation]) -> Implementation:
+        try:
+            return kind({}, "cpu")
+        except Unavailable:
+            return kind.__new__(kind)
+
+    declared = list(map(declared_by, kinds))
+    return [
+        check
+        for case, golden in stored.items()
+        for check in judge_case(case, golden, declared, Selection(), predict=True)
+    ]
 
 
 _jobs: Sequence[Callable[[], list[Check]]] = ()
@@ -353,11 +383,18 @@ def show_counts(counts: Mapping[str, int] | None) -> str:
     return ", ".join(f"{n} {name}" for name, n in counts.items()) if counts else "nothing"
 
 
-def expected_counts(report: Report) -> dict[str, Any]:
-    """The JSON object of ``fixtures/expected.json`` for a whole run with everything present.
+def expected_counts(report: Report, stored: Mapping[Case, GoldenCase | None]) -> dict[str, Any]:
+    """The JSON object of ``fixtures/expected.json`` for a run.
 
-    Implementations that need a device of their own are left out.
+    Implementations that are absent are counted by what they declare. Those that need a device of their own are left
+    out.
+
+    Args:
+        report: of the run.
+        stored: its cases, with their golden entries where they have them.
     """
-    some = {kind.name for kind in ALL if not kind.anywhere}
-    checks = [check for check in report.checks if check.implementation not in some]
+    everywhere = [kind for kind in ALL if kind.anywhere]
+    names = {kind.name for kind in everywhere}
+    checks = [check for check in report.checks if check.kind != "case" or check.implementation in names]
+    checks += predicted([kind for kind in everywhere if kind.name in report.absent], stored)
     return {"format": EXPECTED_FORMAT, "counts": tally(checks), "entries": report.entries()}

@@ -22,7 +22,6 @@ from pairproof import reference
 from pairproof.reference import views
 
 from ..explain import explain
-from ..implementations import ALL
 from ..judge.options import Selection, UsageError
 from ..judge.verify import expected_counts, repeat_line, run
 from ..suite.cases import MATRICES, Case
@@ -36,6 +35,7 @@ from ..suite.golden import (
     Flag,
     GoldenCase,
     as_json,
+    file_of,
     load_flags,
     load_golden,
 )
@@ -43,7 +43,8 @@ from ..suite.progress import Progress
 from ..suite.records import Expected
 from ..suite.store import dump_json, fixtures_at, fixtures_root, read_json, write_atomically, write_manifest
 from ..truth.certify import certify
-from .rebuild import failures, put_in_place, read_expected, require_everyone, staged, write_counts
+from .rebuild import counted_without_running, failures, put_in_place, read_expected, staged, write_counts
+from .renew import renew
 
 Kind = Literal["float", "integer", "bool"]
 Array = npt.NDArray[Any]
@@ -365,7 +366,6 @@ def add(
         Refused: the batch is no case, or its id or content is taken, or a flag is unknown.
         FixtureError: the fixtures cannot be trusted as they are.
         CertificationError: a result cannot be proved.
-        CouldNotRun: an implementation is absent, so that the counts would be short.
     """
     root = fixtures_root() if root is None else root
     note = note.strip()
@@ -382,34 +382,32 @@ def add(
     if untrue is not None:
         raise Refused(f"--flag: {untrue}")
     _refuse_known(case, load_golden(root))
-    if not dry_run:
-        with fixtures_at(root):
-            require_everyone({})
     if progress is not None:
         progress("proving", 0, 1)
     entry = as_json(case, flags, note, certify(case, gradient=gradient))
     if dry_run:
         return Added(entry)
-    name = f"{FOLDER}/{case.loss}.json"
+    name = case.entry.golden_file
     with staged(root) as (stage, before):
-        data = read_json(stage, name)
+        data = read_json(stage, name) if name in before else file_of(case.entry, [])
         data["cases"].append(entry)
         write_atomically(stage / name, dump_json(data))
         write_manifest(stage)
-        required = tuple(kind.name for kind in ALL if kind.anywhere)
         with fixtures_at(stage):
-            report = run(Selection(losses=(case.loss,), cases=(case.id,), required=required), progress)
+            report = run(Selection(losses=(case.loss,), cases=(case.id,)), progress)
+            added = next(golden for golden in load_golden() if golden.id == case.id)
+            found = expected_counts(report, {case: added})
         counts = read_expected(stage)
-        for key, found in expected_counts(report)["counts"].items():
+        for key, new in found["counts"].items():
             stored = counts["counts"].get(key, {})
-            total = {status: stored.get(status, 0) + found.get(status, 0) for status in {**stored, **found}}
+            total = {status: stored.get(status, 0) + new.get(status, 0) for status in {**stored, **new}}
             counts["counts"][key] = dict(sorted(total.items()))
         counts["counts"] = dict(sorted(counts["counts"].items()))
         write_counts(stage, counts)
         write_manifest(stage)
-        load_golden(stage)
         put_in_place(stage, root, before)
-    return Added(entry, tuple(failures(report)))
+    notes = [*failures(report), *counted_without_running(report)]
+    return Added(entry, (*notes, *(f"renewed: {name}" for name in renew(root.parent, case.loss))))
 
 
 def _refuse_known(case: Case, cases: Sequence[GoldenCase]) -> None:
