@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,9 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-import pairproof.fast as fast
 from pairproof.fast import kernels
-from pairproof.fast.engine import device
 from pairproof.fast.kernels import table, tune
 from pairproof.fast.kernels.table import KERNELS, KINDS, PLAIN, Key, Launch, launch_of
 
@@ -272,125 +272,52 @@ def test_a_timed_pass_queues_the_kernel(kernel: table.Kernel, monkeypatch: pytes
     assert names.count(kernel) == 1
 
 
-Queued = list[tuple[Any, tuple[Any, ...], dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def queued() -> Queued:
-    """Everything that the losses queue in all their ways of being asked, one call of each form and dtype; none runs."""
-    found: Queued = []
-    seen: set[Any] = set()
-    with pytest.MonkeyPatch.context() as patch:
-        queue = kernels.evaluation()
-
-        def record(kernel: Any, grid: tuple[int, ...], described: dict[str, Any]) -> None:
-            taken = {name: described[name] for name in kernel.arg_names}
-            given = [value for name, value in taken.items() if not name.isupper()]
-            flags = {name: value for name, value in taken.items() if name.isupper()}
-            flags |= {name: described[name] for name in ("num_warps", "num_stages") if name in described}
-            dtypes = tuple(str(one.dtype) if isinstance(one, torch.Tensor) else type(one) for one in given)
-            key = (kernel.fn.__name__, dtypes, *sorted(flags.items()))
-            if key not in seen:
-                seen.add(key)
-                found.append((kernel, given, flags))
-
-        patch.setattr(queue, "run", record)
-        patch.setattr(queue, "empty", lambda shape, like, dtype: torch.zeros(shape, dtype=dtype))
-        patch.setattr(kernels, "refusal", lambda embeddings: None)
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            for tf32 in (False, True) if dtype == torch.float32 else (False,):
-                patch.setattr(device, "tf32_allowed", lambda tf32=tf32: tf32)
-                for loss in losses(dtype):
-                    loss().sum().backward()
-    return found
-
-
-def losses(dtype: torch.dtype) -> Iterator[Callable[[], torch.Tensor]]:
-    """Every loss of the kernels with every choice that they are compiled for."""
-    z, y = (torch.randn(6, 5).to(dtype).requires_grad_() for _ in range(2))
-    labels, mask, some = torch.arange(6) // 2, torch.eye(6, dtype=torch.bool).roll(1, 0), torch.arange(6) < 4
-    pairs, partners = torch.tensor([[0, 1], [2, 3]]), torch.arange(6) ^ 1
-    temperatures = (0.01, 0.1, torch.tensor(0.1, requires_grad=True))
-    for similarity, temperature in itertools.product(("cosine", "dot"), temperatures):
-        rule: dict[str, Any] = {"similarity": similarity, "temperature": temperature, "backend": "triton"}
-        for direction in (None, y):
-            yield lambda rule=rule, n=direction: fast.info_nce_loss(z, y, negatives=n, **rule)
-        for anchors in (None, some):
-            chosen = {**rule, "anchors": anchors}
-            yield lambda chosen=chosen: fast.nt_bxent_loss(z, pairs, **chosen)
-            for self_rows in ("batch", None, torch.arange(6)):
-                others = {} if isinstance(self_rows, str) else {"ref_embeddings": y, "self_rows": self_rows}
-                yield lambda more={**chosen, **others}: fast.nt_xent_loss(z, partners, **more)
-                with_labels = {**others, "labels": labels, **({"ref_labels": labels} if others else {})}
-                for who in (with_labels, {**others, "positives": mask}):
-                    asked = {**chosen, **who}
-                    if not others:
-                        yield lambda asked=asked: fast.supcon_epsilon_loss(z, **asked)
-                    yield lambda asked=asked: fast.nt_xent_pairwise_loss(z, **asked)
-                    for denominator in ("all", "one_positive", "only_negatives"):
-                        more = {**asked, "denominator": denominator}
-                        yield lambda more=more: fast.supcon_loss(z, **more)
-                        yield lambda more=more: fast.supcon_in_loss(z, **more)
+@needs_triton
+def test_the_dry_run_is_as_if_with_memory(tool: ModuleType) -> None:
+    """Tensors without memory take the forms of kernels that tensors with memory take."""
+    found = set()
+    with tool.dry_run("bfloat16", 128, 90) as queued:
+        for call in tool.calls(torch.bfloat16, "cpu"):
+            queued.clear()
+            with contextlib.suppress(ValueError):
+                call().sum().backward()
+            found |= {tool.job_of(kernel, given, "bfloat16", 128, 90)[:5] for kernel, given in queued}
+    assert found == {job[:5] for job in tool.jobs([90], [128], ["bfloat16"])}
 
 
 @needs_triton
-def test_the_variants_are_what_can_be_queued(tool: ModuleType, queued: Queued) -> None:
-    found = {tool.variant_of(kernel.fn.__name__, flags) for kernel, _, flags in queued}
-    listed = tool.variants()
-    assert len(listed) == len(set(listed))
-    assert {str(one) for one in found - set(listed)} == set(), "queued, and not listed"
-    assert {str(one) for one in set(listed) - found} == set(), "listed, and never queued"
+def test_calls_are_refused_for_what_excludes_each_other(tool: ModuleType) -> None:
+    refused = set()
+    with tool.dry_run("pieces", 64, 90) as queued:
+        for call in tool.calls(torch.float32):
+            queued.clear()
+            try:
+                call()
+            except ValueError as reason:
+                refused.add((str(reason).partition(" expected ")[0], len(queued)))
+    assert refused == {("labels:", 0), ("ref_labels:", 0), ("self_rows:", 0)}
 
 
 @needs_triton
-def test_the_tool_compiles_what_triton_would(tool: ModuleType, queued: Queued) -> None:
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import make_backend
-    from triton.runtime.jit import create_function_from_signature
-
-    backend = make_backend(GPUTarget("cuda", 90, 32))
-    for kernel, given, flags in queued:
-        binder = create_function_from_signature(kernel.signature, kernel.params, backend)
-        bound, specialization, options = binder(*given, **flags)
-        packed = kernel._pack_args(backend, dict(options), bound, specialization, options)
-        options, types, constants, attributes = packed
-        name = kernel.fn.__name__
-        kind = kind_of(name, given, flags)
-        floats = name in ("prepare", "finish") and kind.endswith("16") and given[0].dtype == torch.float32
-        job = tool.Job(tool.variant_of(name, flags), kind, flags.get("DIM", 128), 90, floats=floats)
-        ours = tool.signature_of(job, kernel.arg_names)
-        told = f"{job}, {flags}"
-        assert ours.types == types, told
-        assert {kernel.arg_names.index(name): value for name, value in ours.constants.items()} == {
-            place: value for (place,), value in constants.items()
-        }, told
-        assert ours.attributes == {place: value for place, value in attributes.items() if value}, told
-        if job.launch is not None:
-            assert (job.launch.warps, job.launch.stages) == (options.num_warps, options.num_stages), told
-
-
-def kind_of(kernel: str, given: tuple[Any, ...], flags: dict[str, Any]) -> table.Kind:
-    """The kind of rows of a queued kernel; of those that have no rows, any."""
-    rows = given[2] if kernel == "prepare" else given[0]
-    if flags.get("PIECES") == 3:
-        return "pieces"
-    if rows.dtype == torch.float16 or flags.get("REACH", 1.0) != 1.0:
-        return "float16"
-    return "bfloat16" if rows.dtype == torch.bfloat16 else "tf32"
-
-
 def test_the_jobs(tool: ModuleType) -> None:
-    every = tool.jobs(tool.ARCHS, tool.DIMS, KINDS, tool.MODULES, thorough=False)
-    assert len(every) == len(set(every))
-    tiled = [job for job in every if job.variant.kernel in KERNELS]
-    forms = len({job.variant for job in tiled})
-    assert forms == 20
-    assert len(tiled) == forms * len(tool.ARCHS) * len(KINDS) * len(tool.DIMS)
-    assert {job.variant for job in every} == set(tool.variants())
-    assert all(job.machine == (job.dim == tool.SMALL_DIM or ("FIXED", True) in job.variant.flags) for job in tiled)
-    longer = tool.jobs(tool.ARCHS, tool.DIMS, KINDS, tool.MODULES, thorough=True)
-    assert {job._replace(machine=True) for job in every} < set(longer)
-    assert any(job.wide for job in longer)
+    every = tool.jobs([90], [64, 128], KINDS)
+    assert len({job[:5] for job in every}) == len(every)
+    tiled = [job for job in every if job.kernel in KERNELS]
+    forms = Counter((job.kind, job.dim) for job in tiled)
+    assert forms == dict.fromkeys(itertools.product(KINDS, (64, 128)), 20)
+    assert all(job.machine == (job.dim == 128 or job.constants.get("FIXED") is True) for job in tiled)
+    rest = Counter(job.kernel for job in every if job.kernel not in KERNELS)
+    assert set(rest) == {"prepare_labels", "prepare", "finish", "combine", "combine_positives", "coefficients"}
+    assert all(job.dim == 128 for job in every if job.kernel in rest)
+    for job in tiled:
+        launch = launch_of(job.kernel, job.kind, job.dim, job.arch)
+        assert (job.constants["BM"], job.constants["BN"], job.constants["BK"]) == launch[:3]
+        assert dict(job.options) == {"num_warps": launch.warps, "num_stages": launch.stages}
+    longer = tool.jobs([90], [128], ["bfloat16"], ["sums_marked"], long=True)
+    assert {job[:5] for job in every if job.kernel == "sums_marked" and job[5:7] == ("bfloat16", 128)} < {
+        job[:5] for job in longer
+    }
+    assert {kind for job in longer for name, kind, _ in job.arguments if name == "row_stride"} == {"i32", "i64"}
 
 
 CODE = """
@@ -412,7 +339,7 @@ CODE = """
 def test_the_code_is_read(tool: ModuleType) -> None:
     code = tool.instructions_of(CODE)
     assert len(code) == 12
-    assert {name: tool.count(code, name) for name in tool.PATTERNS} == {
+    assert {name: tool.count(code, pattern) for name, pattern in tool.PATTERNS.items()} == {
         "products": 1,
         "exponentials": 3,
         "local": 1,
@@ -444,7 +371,7 @@ $L__BB0_2:                              // the loop
 
 def test_the_step_before_is_read(tool: ModuleType) -> None:
     code = tool.steps_of(PTX)
-    assert {name: tool.count(code, name) for name in tool.PATTERNS} == {
+    assert {name: tool.count(code, pattern) for name, pattern in tool.PATTERNS.items()} == {
         "products": 1,
         "exponentials": 2,
         "local": 1,
@@ -453,13 +380,13 @@ def test_the_step_before_is_read(tool: ModuleType) -> None:
 
 
 def test_every_check_can_fail(tool: ModuleType) -> None:
-    job = tool.Job(tool.variant_of("sums_plain", {"FIXED": True}), "bfloat16", 128, 90)
-    tile = job.launch
-    each = tile.rows * tile.columns // (32 * tile.warps)
+    constants = (("FIXED", "constexpr", True), ("BM", "constexpr", 64), ("BN", "constexpr", 32))
+    job = tool.Job("rows", "sums_plain", 90, (("x", "*bf16", "D"), *constants), (("num_warps", 4),), "bfloat16", 128)
+    each = 64 * 32 // (32 * 4)
     good = tool.Found(
         registers=128,
         shared=65536,
-        warps=tile.warps,
+        warps=4,
         instructions={"products": 8, "exponentials": each, "local": 0, "atomics": 0},
         exponentials=each,
     )
@@ -476,29 +403,16 @@ def test_every_check_can_fail(tool: ModuleType) -> None:
     ]:
         (line,) = tool.failures(job, good._replace(**change))
         assert re.match(message, line), line
-    described = str(job)
-    for word in ("sums_plain", "FIXED=True", "bfloat16", "D=128", "sm_90", f"{tile.rows}x{tile.columns}"):
-        assert word in described
-
-
-def test_programs_by_what_runs_out_first(tool: ModuleType) -> None:
-    roomy = tool.Found(registers=32, shared=1024, warps=4)
-    device = tool.DEVICES[100]
-    assert tool.programs_of(roomy, device) == 16
-    assert tool.programs_of(roomy._replace(registers=121), device) == 4
-    assert tool.programs_of(roomy._replace(shared=100_000), device) == 2
-    assert tool.programs_of(roomy._replace(tensor=256), device) == 2
+    assert str(job) == "sums_plain bfloat16 D=128 sm_90, FIXED=True BM=64 BN=32 num_warps=4"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--arch", "70"], "--arch: expected some of 80, 89, 90, 100, got 70"),
-        (["--dim", "100"], "--dim: expected some of 16, .*, got 100"),
-        (["--kind", "int8"], "--kind: expected some of pieces, .*, got int8"),
-        (["--kernel", "matmul"], "--kernel: expected some of sums_plain, .*, got matmul"),
-        (["--report", "x.txt"], r"--report: expected a path that ends with .md or .json, got x.txt"),
-        (["--jobs", "0"], "--jobs: expected at least 1, got 0"),
+        (["--arch", "70"], "argument --arch: invalid choice: 70"),
+        (["--dim", "100"], "argument --dim: invalid choice: 100"),
+        (["--kind", "int8"], "argument --kind: invalid choice: 'int8'"),
+        (["--jobs", "0"], "argument --jobs: invalid choice: 0"),
     ],
 )
 def test_the_tool_with_wrong_usage(
@@ -512,9 +426,9 @@ def test_the_tool_with_wrong_usage(
 def test_the_tool_without_a_compiler(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tool, "missing", lambda: "triton is not installed")
+    monkeypatch.setattr(tool, "cuobjdump", lambda: None)
     assert tool.main([]) == 3
-    assert "triton is not installed" in capsys.readouterr().err
+    assert "triton, with its cuobjdump, is not installed" in capsys.readouterr().err
 
 
 @needs_triton
@@ -522,22 +436,24 @@ def test_the_tool_compiles_reports_and_fails(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # In this process: starting others takes longer than compiling.
-    monkeypatch.setattr(tool, "compiled", lambda work, processes, done: [tool.examine(job) for job in work])
+    monkeypatch.setattr(tool, "compiled", lambda work, processes: [tool.examine(job) for job in work])
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    asked = ["--arch", "90", "--dim", "64", "--kind", "bfloat16", "--kernel", "sums_plain"]
+    usual = ["--arch", "90", "--dim", "64", "--kind", "bfloat16", "--kernel"]
+    asked = [*usual, "sums_plain"]
     assert tool.main([*asked, "--report", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [record["flags"] for record in report["compiled"]] == [{"FIXED": False}, {"FIXED": True}]
+    fixed = [value for one in report["compiled"] for name, _, value in one["arguments"] if name == "FIXED"]
+    assert sorted(fixed) == [False, True]
     for record in report["compiled"]:
         assert record["failures"] == []
         assert record["stack"] == 0
         assert record["instructions"]["products"] > 0
-        assert record["programs"] >= 1
-    assert tool.main([*asked, "--report", str(tmp_path / "report.md")]) == 0
-    assert "| 90 | sums_plain | bfloat16 | 64 | " in (tmp_path / "report.md").read_text()
     capsys.readouterr()
     monkeypatch.setitem(tool.DEVICES, 90, tool.DEVICES[90]._replace(shared=16))
     assert tool.main(asked) == 1
     told = capsys.readouterr().err
-    assert "sums_plain FIXED=True bfloat16 D=64 sm_90, tile" in told
+    assert "sums_plain bfloat16 D=64 sm_90, FIXED=True RAW=True " in told
     assert "bytes of shared memory, at most 16" in told
+    with pytest.raises(SystemExit, match="2"):
+        tool.main([*usual, "matmul"])
+    assert "--kernel: expected names of kernels that losses queue, got matmul" in capsys.readouterr().err

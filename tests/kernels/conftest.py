@@ -251,10 +251,10 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def queued(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Kernels are noted, by their names and the arguments that are passed, and not run."""
+def queued(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, dict[str, Any]]]:
+    """Kernels are noted, with the arguments that are passed, and not run."""
     launch = pytest.importorskip("pairproof.fast.kernels.launch")
-    found: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(launch, "run", lambda kernel, grid, given: found.append((kernel.fn.__name__, given)))
+    found: list[tuple[Any, dict[str, Any]]] = []
+    monkeypatch.setattr(launch, "run", lambda kernel, grid, given: found.append((kernel, given)))
     monkeypatch.setattr(launch, "empty", lambda shape, like, dtype: torch.zeros(shape, dtype=dtype))
     return found
