@@ -25,7 +25,7 @@ from pairproof.conformance.diagnose.search import PROBES, Search, drawn, hypothe
 from pairproof.conformance.diagnose.variants import POLICIES, Evaluation, reduce_anchors, temperings, variations
 from pairproof.conformance.faults import FAULTS
 from pairproof.conformance.implementations.base import Unavailable
-from pairproof.conformance.implementations.callable import Batch, Target, load
+from pairproof.conformance.implementations.callable import Batch, External, Target
 from pairproof.conformance.implementations.lightly import Lightly
 from pairproof.conformance.implementations.open_clip import OpenClip
 from pairproof.conformance.implementations.sandbox import TargetError
@@ -241,7 +241,7 @@ def test_an_instance_is_identified_whatever_its_attributes_say():
 
 
 def test_an_external_target_is_asked_as_it_is_called():
-    external = load(in_fast("nt_xent"), loss="nt_xent", call="views", temperature=0.2)
+    external = External(in_fast("nt_xent"), loss="nt_xent", call="views", temperature=0.2)
     assert found(external).loss == "nt_xent"
 
 

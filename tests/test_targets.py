@@ -18,7 +18,7 @@ from pairproof import fast
 from pairproof.conformance.implementations import callable as targets
 from pairproof.conformance.implementations import sandbox
 from pairproof.conformance.implementations.base import items_of
-from pairproof.conformance.implementations.callable import External, load
+from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.sandbox import TargetError, TargetMisused, find, within
 from pairproof.conformance.implementations.signatures import Claim, Signature, guess_arrays, guess_call
 from pairproof.conformance.implementations.subprocess import RESTARTS, LineError, Lines
@@ -45,7 +45,7 @@ INFO_NCE = Case(
 
 
 def target(name: str, loss: str = "supcon", **said: object) -> External:
-    return load(f"{LOSSES}:{name}", loss=loss, **said)  # type: ignore[arg-type]
+    return External(f"{LOSSES}:{name}", loss=loss, **said)  # type: ignore[arg-type]
 
 
 def ratio(external: External, case: Case, dtype: str = "float64") -> float:
@@ -136,7 +136,7 @@ def test_the_arrays_are_guessed_from_annotations_then_imports(tmp_path: Path) ->
 )
 def test_a_target_that_is_not_there_is_named(spec: str, words: str) -> None:
     with pytest.raises(TargetError, match=words):
-        load(spec, loss="supcon")
+        External(spec, loss="supcon")
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def test_a_target_that_is_not_there_is_named(spec: str, words: str) -> None:
 def test_a_file_that_does_not_import_says_why(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "mine.py").write_text(text + "\n")
     with pytest.raises(TargetError, match=words):
-        load(f"{tmp_path / 'mine.py'}:f", loss="supcon")
+        External(f"{tmp_path / 'mine.py'}:f", loss="supcon")
 
 
 def test_an_attribute_that_cannot_be_had_says_why(tmp_path: Path) -> None:
     (tmp_path / "lazy.py").write_text("def __getattr__(name):\n    import no_such_thing\n")
     with pytest.raises(TargetError, match="f: ModuleNotFoundError: No module named 'no_such_thing'"):
-        load(f"{tmp_path / 'lazy.py'}:f", loss="supcon")
+        External(f"{tmp_path / 'lazy.py'}:f", loss="supcon")
 
 
 def test_a_file_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,13 +168,13 @@ def test_a_file_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.
         "@dataclass\nclass Mine:\n    temperature: float = TEMPERATURE\n"
         "    def __call__(self, embeddings, labels): return 1.0\n"
     )
-    found = load(f"{tmp_path / 'mine.py'}:Mine", loss="supcon")
+    found = External(f"{tmp_path / 'mine.py'}:Mine", loss="supcon")
     assert found.claim.temperature is None
     assert found.evaluate(SUPCON, "float64").values == [1.0]
 
 
 def test_a_module_is_found_by_its_name() -> None:
-    found = load("pairproof.fast:SupConLoss", loss="supcon")
+    found = External("pairproof.fast:SupConLoss", loss="supcon")
     assert found.claim.passed >= {"denominator", "anchors", "ref_embeddings", "self_rows", "reduction"}
     assert ratio(found, SUPCON) <= 1
 
@@ -205,7 +205,7 @@ def test_a_temperature_that_nobody_says_is_asked_for() -> None:
     with pytest.raises(TargetMisused, match=r"no parameter temperature \(or tau, or logit_scale\): say with"):
         target("built_in")
     with pytest.raises(TargetMisused, match="--temperature"):
-        load(lambda embeddings, labels: embeddings.sum(), loss="supcon", call="labels")
+        External(lambda embeddings, labels: embeddings.sum(), loss="supcon", call="labels")
 
 
 def test_a_built_in_temperature_chooses_the_cases() -> None:
@@ -261,7 +261,7 @@ def test_a_mask_of_positives_goes_to_features() -> None:
     case = replace(SUPCON, arguments={"positives": mask})
     assert ratio(target("Features", normalised=True), case) <= 1
     assert target("supcon").refuses(case) == "takes no positives"
-    assert ratio(load("pairproof.fast:supcon_loss", loss="supcon"), case) <= 1
+    assert ratio(External("pairproof.fast:supcon_loss", loss="supcon"), case) <= 1
 
 
 class Views(torch.nn.Module):
@@ -294,10 +294,10 @@ def test_features_have_views_wherever_classes_divide() -> None:
                 mask = [[a == b and i != j for j, b in enumerate(labels)] for i, a in enumerate(labels)]
                 case = replace(case, arguments={"positives": mask})
             for dtype in ("float64", "float32"):
-                assert ratio(load(right, **said), case, dtype) <= 1
+                assert ratio(External(right, **said), case, dtype) <= 1
             for one in wrong:
-                assert (ratio(load(one, **said), case) > 1) == (rows == 6)
-    assert any("two or three views" in note for note in load(right, **said).notes)
+                assert (ratio(External(one, **said), case) > 1) == (rows == 6)
+    assert any("two or three views" in note for note in External(right, **said).notes)
 
 
 def test_items_are_rows_that_share_their_positives() -> None:
@@ -320,10 +320,10 @@ def test_arrays_go_by_keyword_to_whoever_takes_them() -> None:
     )
     some = with_options(SUPCON, anchors=(True, False, True, True, False, False))
     queue = replace(INFO_NCE, others={**INFO_NCE.others, "negatives": MORE[:4] + 1})
-    ours = load("pairproof.fast:supcon_loss", loss="supcon")
+    ours = External("pairproof.fast:supcon_loss", loss="supcon")
     assert ratio(ours, refs) <= 1
     assert ratio(ours, some) <= 1
-    assert ratio(load("pairproof.fast:info_nce_loss", loss="info_nce"), queue) <= 1
+    assert ratio(External("pairproof.fast:info_nce_loss", loss="info_nce"), queue) <= 1
     for case, words in (
         (refs, "takes no ref_embeddings"),
         (some, "takes no anchors"),
@@ -333,10 +333,10 @@ def test_arrays_go_by_keyword_to_whoever_takes_them() -> None:
 
 
 def test_our_own_losses_take_every_call_that_is_theirs() -> None:
-    partners = load("pairproof.fast:nt_xent_loss", loss="nt_xent")
+    partners = External("pairproof.fast:nt_xent_loss", loss="nt_xent")
     assert "partners" in partners.claim.passed
     assert ratio(partners, NT_XENT) <= 1
-    assert ratio(load("pairproof.fast:nt_bxent_loss", loss="nt_bxent"), NT_BXENT) <= 1
+    assert ratio(External("pairproof.fast:nt_bxent_loss", loss="nt_bxent"), NT_BXENT) <= 1
 
 
 def test_options_that_are_not_taken_must_be_claimed() -> None:
@@ -372,7 +372,7 @@ def test_an_option_of_another_meaning_is_not_passed() -> None:
         assert similarity is len
         return fast.supcon_loss(embeddings, labels, temperature=temperature)
 
-    found = load(loss, loss="supcon", call="labels")
+    found = External(loss, loss="supcon", call="labels")
     assert found.claim.passed == frozenset()
     assert any(note.startswith("similarity: its default ") for note in found.notes)
     assert ratio(found, SUPCON) <= 1
@@ -393,7 +393,7 @@ def test_values_of_anchors_are_reduced_here_and_kept() -> None:
         outcome = found.evaluate(case, "float64")
         assert outcome.anchors is not None
         assert list(outcome.anchors) == list(range(6))
-    wrong = load(
+    wrong = External(
         lambda embeddings, labels, temperature: embeddings.sum(), loss="supcon", call="labels",
         settings={"reduction": "none"},
     )  # fmt: skip
@@ -402,7 +402,7 @@ def test_values_of_anchors_are_reduced_here_and_kept() -> None:
 
 
 def test_pairs_weigh_the_values_of_anchors() -> None:
-    found = load(
+    found = External(
         lambda embeddings, labels, temperature: fast.nt_xent_pairwise_loss(
             embeddings, labels, temperature=temperature, reduction="none"
         ),
@@ -415,7 +415,7 @@ def test_pairs_weigh_the_values_of_anchors() -> None:
 
 
 def test_anchors_are_told_by_a_second_call() -> None:
-    outcome = load("pairproof.fast:supcon_loss", loss="supcon").evaluate(SUPCON, "float64")
+    outcome = External("pairproof.fast:supcon_loss", loss="supcon").evaluate(SUPCON, "float64")
     assert outcome.anchors is not None
     assert outcome.values[0] == pytest.approx(sum(outcome.anchors.values()) / 6, rel=1e-12)
     assert target("supcon").evaluate(SUPCON, "float64").anchors is None
@@ -428,7 +428,7 @@ def test_towers_are_turned_round_for_one_way(own: str, direction: str, reduction
     def other_way(view_a, view_b, temperature, reduction="mean"):
         return fast.info_nce_loss(view_a, view_b, temperature=temperature, reduction=reduction, direction=own)
 
-    found = load(other_way, loss="info_nce", call="views", settings={"direction": own})
+    found = External(other_way, loss="info_nce", call="views", settings={"direction": own})
     assert ratio(found, with_options(INFO_NCE, direction=direction, reduction=reduction)) <= 1
 
 
@@ -441,14 +441,14 @@ def test_rows_are_brought_to_norm_1_where_that_is_claimed() -> None:
 
 
 def test_numpy_gives_values_alone() -> None:
-    found = load(f"{FOLDER / 'plain.py'}:supcon", loss="supcon")
+    found = External(f"{FOLDER / 'plain.py'}:supcon", loss="supcon")
     assert found.gradients_judged is False
     assert "gradient: not judged, for a numpy function gives none" in found.notes
     assert "temperature: passed, for it takes any keyword; --temperature says otherwise" in found.notes
     assert ratio(found, SUPCON) <= 1
     assert found.evaluate(SUPCON, "float64").gradient is None
     seen = []
-    watched = load(
+    watched = External(
         lambda embeddings, labels, temperature: seen.append((embeddings.dtype, labels.dtype)) or 1.0,
         loss="supcon",
         call="labels",
@@ -471,7 +471,7 @@ def test_jax_is_asked_for_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(targets.importlib, "import_module", without)
     with pytest.raises(TargetError, match=r"jax is needed to call it and is not here .*: pip install jax"):
-        load(f"{LOSSES}:supcon", loss="supcon", arrays="jax")
+        External(f"{LOSSES}:supcon", loss="supcon", arrays="jax")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -486,7 +486,7 @@ def test_jax_gives_values_and_gradients(reduction: str) -> None:
         values = jax.numpy.where(positives, -logs, 0).sum(axis=1) / jax.numpy.maximum(positives.sum(axis=1), 1)
         return values.mean() if reduction == "mean" else values
 
-    found = load(
+    found = External(
         supcon,
         loss="supcon",
         call="labels",
@@ -511,10 +511,10 @@ def test_jax_gives_values_and_gradients(reduction: str) -> None:
     ],
 )
 def test_what_is_no_loss_is_said(returned: object, words: str) -> None:
-    found = load(lambda embeddings, labels, temperature: returned, loss="supcon", call="labels")
+    found = External(lambda embeddings, labels, temperature: returned, loss="supcon", call="labels")
     with pytest.raises(TargetError, match=words):
         found.evaluate(SUPCON, "float64")
-    found = load(lambda embeddings, labels, temperature: "high", loss="supcon", call="labels", arrays="numpy")
+    found = External(lambda embeddings, labels, temperature: "high", loss="supcon", call="labels", arrays="numpy")
     with pytest.raises(TargetError, match="returned a str where a number or an array is expected"):
         found.evaluate(SUPCON, "float64")
 
@@ -553,7 +553,7 @@ def test_a_case_has_a_limit_of_memory(wasteful: Any, monkeypatch: pytest.MonkeyP
 
     before = resource.getrlimit(resource.RLIMIT_AS)
     arrays = "torch" if wasteful is hungry else "numpy"
-    found = load(wasteful, loss="supcon", call="labels", arrays=arrays)
+    found = External(wasteful, loss="supcon", call="labels", arrays=arrays)
     found.evaluate(SUPCON, "float64")
     monkeypatch.setattr(sandbox, "_free_memory", lambda: 2**28)
     with pytest.raises(TargetError, match=r"wanted more memory than the 0\.21 GiB that a case may take here"):
@@ -568,7 +568,7 @@ def test_another_error_of_a_target_is_its_own() -> None:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match=r"^no$"):
-        load(broken, loss="supcon", call="labels", arrays="torch").evaluate(SUPCON, "float64")
+        External(broken, loss="supcon", call="labels", arrays="torch").evaluate(SUPCON, "float64")
 
 
 def test_a_target_cannot_end_the_run() -> None:
@@ -587,7 +587,7 @@ def test_what_is_no_ordinary_exception_is_an_error_of_the_case() -> None:
         raise Panic("index out of bounds")
 
     with pytest.raises(TargetError, match=r"^Panic: index out of bounds$"):
-        load(panics, loss="supcon", call="labels", arrays="torch", limit=None).evaluate(SUPCON, "float64")
+        External(panics, loss="supcon", call="labels", arrays="torch", limit=None).evaluate(SUPCON, "float64")
 
 
 def test_no_limit_may_be_said_as_infinity() -> None:
@@ -603,10 +603,13 @@ def test_a_float32_temperature_is_told_with_all_its_digits() -> None:
         def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             return fast.supcon_loss(embeddings, labels, temperature=float(self.temperature.detach()))
 
-    found = load(Learned(), loss="supcon")
+    found = External(Learned(), loss="supcon")
     assert found.refuses(SUPCON) == "temperature other than 0.10000000149011612 is not claimed"
     assert any("--temperature 0.1 --dtype float32 judges it as such" in note for note in found.notes)
-    assert ratio(load(Learned(), loss="supcon", temperature=0.1), with_options(SUPCON, temperature=0.1), "float32") <= 1
+    assert (
+        ratio(External(Learned(), loss="supcon", temperature=0.1), with_options(SUPCON, temperature=0.1), "float32")
+        <= 1
+    )
 
 
 def test_jax_that_compiles_to_no_mask_is_run_as_it_is() -> None:
@@ -621,7 +624,7 @@ def test_jax_that_compiles_to_no_mask_is_run_as_it_is() -> None:
         logs = jax.nn.log_softmax(logits, axis=1)
         return -((logs * positive).sum(1) / jax.numpy.maximum(positive.sum(1), 1)).mean()
 
-    assert ratio(load(loss, loss="supcon", call="labels", arrays="jax"), SUPCON) <= 1
+    assert ratio(External(loss, loss="supcon", call="labels", arrays="jax"), SUPCON) <= 1
 
 
 def test_a_claim_must_be_expressible() -> None:
@@ -631,7 +634,7 @@ def test_a_claim_must_be_expressible() -> None:
 
 def command(mode: str, limit: float = 60.0, **said: object) -> External:
     line = f"{sys.executable} {COMMAND} {mode}"
-    return load(line, loss=said.pop("loss", "supcon"), call="command", limit=limit, **said)  # type: ignore[arg-type]
+    return External(line, loss=said.pop("loss", "supcon"), call="command", limit=limit, **said)  # type: ignore[arg-type]
 
 
 def test_a_command_gives_values_and_gradients() -> None:
@@ -669,7 +672,7 @@ def test_a_command_gives_gradients_always_or_never(without: str, words: str, tmp
     script = tmp_path / "fickle.py"
     script.write_text(EACH.replace("    print", f"    if asked['id'] {without}: del reply['gradients']\n    print"))
     line = f"{sys.executable} {script}"
-    found = load(line, loss="supcon", call="command", settings={"reduction": "none"})
+    found = External(line, loss="supcon", call="command", settings={"reduction": "none"})
     try:
         found.evaluate(SUPCON, "float64")
         with pytest.raises(TargetError, match=words):
@@ -680,7 +683,7 @@ def test_a_command_gives_gradients_always_or_never(without: str, words: str, tmp
 
 def test_a_command_for_each_anchor_is_reduced_here() -> None:
     line = f"{sys.executable} -c '{EACH}'"
-    found = load(line, loss="supcon", call="command", settings={"reduction": "none"})
+    found = External(line, loss="supcon", call="command", settings={"reduction": "none"})
     try:
         outcome = found.evaluate(SUPCON, "float64")
         assert outcome.values == [2.5]
@@ -789,7 +792,7 @@ def test_a_large_request_passes_both_ways() -> None:
 
 
 def test_a_command_that_does_not_exist_says_so() -> None:
-    found = load("./no-such-command", loss="supcon", call="command")
+    found = External("./no-such-command", loss="supcon", call="command")
     with pytest.raises(TargetError, match=r"ended without an answer \(exit code 127\); its last message: .*not found"):
         found.evaluate(SUPCON, "float64")
 

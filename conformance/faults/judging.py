@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar, cast
 
 from ..implementations import Implementation
-from ..implementations.callable import External, load
+from ..implementations.callable import External
 from ..judge.options import Selection
 from ..judge.results import Check, Status
 from ..judge.verify import judge_case
@@ -88,7 +88,9 @@ class _Suspect(Implementation):
 
 def target_of(fault: Fault) -> External:
     """A fault as the harness takes anybody's loss, claiming to be the loss that it is not."""
-    return load(fault.function, loss=fault.loss, call=fault.call, arrays="torch", settings=fault.settings, limit=None)
+    return External(
+        fault.function, loss=fault.loss, call=fault.call, arrays="torch", settings=fault.settings, limit=None
+    )
 
 
 @cache
@@ -127,8 +129,10 @@ def _calls(faults: Iterable[Fault]) -> list[str]:
     return list(dict.fromkeys(fault.call for fault in faults))
 
 
-def _claimed(loss: str, call: str, function: Function) -> External:
-    return load(function, loss=loss, call=call, arrays="torch", limit=None)
+def _claimed(
+    loss: str, call: str, function: Function, settings: Mapping[str, object] = MappingProxyType({})
+) -> External:
+    return External(function, loss=loss, call=call, arrays="torch", settings=settings, limit=None)
 
 
 def _suspect(name: str, target: External) -> _Suspect:

@@ -20,9 +20,9 @@ import torch
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.records import Outcome
-from .base import Deviation, Implementation, items_of, labels_of, normalised, stacked_order
+from .base import Deviation, Implementation, items_of, labels_of, normalised
 from .sandbox import TargetError, TargetMisused, copy_of, describe, find, within, within_memory
-from .signatures import Claim, Signature, check_names, claim_of, guess_arrays, guess_call, is_module, kind_of
+from .signatures import Claim, Signature, complete, guess_arrays, guess_call, is_module, kind_of
 from .subprocess import LineError, Lines
 
 Tensor = torch.Tensor
@@ -313,6 +313,13 @@ def _hint(value: object) -> str:
     return ": name a function that returns the loss alone" if isinstance(value, (tuple, list, Mapping)) else ""
 
 
+NOTES = {
+    "jax": "jax: 64-bit numbers are switched on; compiled where it can be",
+    "numpy": "gradient: not judged, for a numpy function gives none",
+}
+"""What is noted of targets by their arrays."""
+
+
 class External(Implementation):
     """Anybody's loss, judged as a claim describes it.
 
@@ -330,33 +337,64 @@ class External(Implementation):
 
     def __init__(
         self,
-        function: Target | Lines,
-        claim: Claim,
-        title: str = "",
+        spec: object,
         *,
+        loss: str,
+        call: str | None = None,
+        arrays: str | None = None,
+        temperature: float | None = None,
+        normalised: bool | None = None,
+        settings: Mapping[str, object] = MappingProxyType({}),
+        limit: float | None = 60.0,
         device: str = "cpu",
-        limit: float | None = None,
-        notes: Sequence[str] = (),
-        version: str = "",
+        dtypes: tuple[str, ...] = Implementation.dtypes,
+        deviations: tuple[Deviation, ...] = (),
     ) -> None:
-        """Take a target or a command.
+        """Find a target and how it is called.
 
         Args:
-            function: what is called.
-            claim: what it computes.
-            title: what it is, for the run's header.
-            device: torch device of the arrays.
+            spec: "package.module:attribute" or "file.py:attribute"; for the call "command" a shell command line; or the
+                function, class or instance itself.
+            loss: short name in the catalogue.
+            call: one of ``CALLS``; guessed from the names of the parameters when None.
+            arrays: one of ``ARRAYS``; guessed from annotations and imports when None.
+            temperature: the one that is built in, for a target that takes none by keyword.
+            normalised: whether the harness brings rows to norm 1 under cosine; None is no.
+            settings: the options that it claims, by name; the value "*" says that it takes the option by keyword.
             limit: seconds that a case may take; None for no limit.
-            notes: what was guessed, in words.
-            version: which copy is tested.
+            device: torch device.
+            dtypes: in which it is judged.
+            deviations: declared differences.
+
+        Raises:
+            TargetError: it cannot be loaded.
+            TargetMisused: an option contradicts it, or one is missing.
         """
         super().__init__({}, device)
-        self.target = function if isinstance(function, Target) else None
-        self.command = function if isinstance(function, Lines) else None
-        self.claim, self.limit, self.notes, self.support = claim, limit, tuple(notes), claim.support
-        self.gradients_judged: bool | None = None if self.command else claim.arrays != "numpy"
+        # Each target has its own, where other implementations have those of their class.
+        vars(self).update(dtypes=dtypes, deviations=deviations)
+        self.limit = limit
+        self.target: Target | None = None
+        self.command: Lines | None = None
         self.outcomes: dict[tuple[str, str], Outcome] = {}
-        self._version = version or title
+        self._version = describe(spec)
+        thing = signature = None
+        if call == "command":
+            if not isinstance(spec, str):
+                raise TargetMisused(f"call: command is a shell command line, and {describe(spec)} is none")
+            self.command, arrays = Lines(spec), "numpy"
+            notes = ["call: command, one JSON object per line"]
+        else:
+            thing = find(spec) if isinstance(spec, str) else spec
+            self.target = Target(thing, call, arrays, device=device, tensors_only=True)
+            self._version = copy_of(thing) or self._version
+            call, arrays, signature = self.target.call, self.target.arrays, self.target.signature
+            notes = [*self.target.notes, *filter(None, [NOTES.get(arrays)])]
+        said = Claim(loss, call, arrays, temperature, bool(normalised), settings)
+        self.claim, more = complete(said, thing, signature)
+        notes += more
+        self.notes, self.support = tuple(notes), self.claim.support
+        self.gradients_judged: bool | None = None if self.command else self.claim.arrays != "numpy"
 
     def version(self) -> str:
         """Return which copy is tested."""
@@ -377,13 +415,11 @@ class External(Implementation):
         given = {k: normalised(z, case) for k, z in leaves.items()} if self.claim.normalised else leaves
         if self.command:
             values, gradients = self._answer(self.command, case, dtype, given, leaves)
-            anchors = self._by_anchor(case, values)
+            anchors = self._anchors(case, values)
         else:
             with within(self.limit), within_memory() if self.device == "cpu" else nullcontext():
                 values, gradients = self._call(case, given, leaves)
-                anchors = self._by_anchor(case, values)
-                if anchors is None and len(values) == 1 and self.claim.arrays != "jax":
-                    anchors = self._call_for_anchors(case, given)
+                anchors = self._anchors(case, values) or self._anchors_by_another_call(case, given, values)
         found = {name: gradient.numpy() for name, gradient in gradients.items()}
         outcome = Outcome(self._reduced(case, values), found.pop(case.first, None), anchors, other_gradients=found)
         self.outcomes[case.id, dtype] = outcome
@@ -397,90 +433,89 @@ class External(Implementation):
         batches, rows = self._batches(case, given, **changed)
         counted, weights = case.counted(), self._weights(case)
         order = [row for row in rows if row in set(counted)] if rows else counted
-        weighed = [weights[row] for row in order] if weights else []
         reduction = batches[0].keywords.get("reduction", self.claim.settings.get("reduction", "mean"))
-        size = len(weighed) // len(batches)
         share = 1 / len(batches) if reduction == "mean" else 1.0
-        answers = [
-            self.target.evaluate(batch, leaves, weighed[k * size : (k + 1) * size] if weighed else [share])
-            for k, batch in enumerate(batches)
-        ]
-        if reduction == "none":
-            values = torch.cat([answer.values for answer in answers])
-        else:
-            values = torch.stack([answer.values for answer in answers]).sum(dim=0) * share
-        gradients = {}
-        if self.gradients_judged:
-            for name, leaf in leaves.items():
-                # A value without a gradient does not depend on the leaf.
-                gradients[name] = torch.zeros(leaf.shape, dtype=torch.float64)
-                for answer in answers:
-                    gradients[name] += answer.gradients.get(name, 0.0)
-        found = values.tolist()
-        if len(found) == len(order) > 1:
-            by_row = dict(zip(order, found, strict=True))
-            found = [by_row[row] for row in counted]
-        return found, gradients
+        size = len(counted) // len(batches)
+        answers = []
+        for k, batch in enumerate(batches):
+            mine = [weights[row] for row in order[k * size : (k + 1) * size]] if weights else [share]
+            answers.append(self.target.evaluate(batch, leaves, mine))
+        returned = [answer.values for answer in answers]
+        values = (torch.cat(returned) if reduction == "none" else torch.stack(returned).sum(dim=0) * share).tolist()
+        if len(values) == len(order) > 1:
+            by_row = dict(zip(order, values, strict=True))
+            values = [by_row[row] for row in counted]
+        if not self.gradients_judged:
+            return values, {}
+        # A value without a gradient does not depend on the leaves.
+        zeros = {name: torch.zeros(leaf.shape, dtype=torch.float64) for name, leaf in leaves.items()}
+        return values, {name: sum((a.gradients.get(name, zero) for a in answers), zero) for name, zero in zeros.items()}
 
-    def _batches(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> tuple[list[Batch], list[int] | None]:
-        """Return what the target is called with, and the row of the case that each row of a reordered batch is."""
+    def _batches(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> tuple[list[Batch], list[int]]:
+        """Return what the target is called with, and the case's row of each row of a batch in another order."""
         claim, rows = self.claim, given[case.first]
+        options = [name for name in (*LOSSES[case.loss].choices, "base_temperature") if name in claim.passed]
         keywords: dict[str, Any] = {name: given[name] for name in case.others if name in claim.passed}
+        keywords |= {name: case.option(name) for name in options} | changed
+        if claim.temperature is None:
+            keywords["temperature"] = float(case.option("temperature"))
         for name in ("ref_labels", "self_rows"):
             if name in case.arguments:
                 keywords[name] = _integers(case.arguments[name], self.device)
         if case.option("anchors") is not None:
             keywords["anchors"] = torch.tensor(case.option("anchors"), dtype=torch.bool, device=self.device)
-        options = (*LOSSES[case.loss].choices, "base_temperature")
-        keywords |= {name: case.option(name) for name in options if name in claim.passed} | changed
-        if claim.temperature is None:
-            keywords["temperature"] = float(case.option("temperature"))
-
-        def batch(embeddings: Tensor, **fields: Any) -> Batch:
-            return Batch(case.id, claim.call, embeddings, keywords=keywords, **fields)
-
+        batch = Batch(case.id, claim.call, rows, keywords=keywords)
         if "embeddings_b" in given:
             towers = rows, given["embeddings_b"]
-            ways = [towers]
-            if claim.directed_here:
-                ways = {"a_to_b": [towers], "b_to_a": [towers[::-1]]}.get(
-                    case.option("direction"), [towers, towers[::-1]]
-                )
-                if claim.settings["direction"] == "b_to_a":
-                    ways = [way[::-1] for way in ways]
-            return [batch(torch.cat(way), n_views=2) for way in ways], None
-        if "positive_pairs" in case.arguments:
-            return [batch(rows, positive_pairs=case.arguments["positive_pairs"])], None
-        if "partners" in case.arguments and claim.call != "labels":
-            order = stacked_order(case).tolist()
-            return [batch(rows[order], n_views=2)], order
-        if claim.call == "features":
+            return [replace(batch, embeddings=torch.cat(way), n_views=2) for way in self._directions(case, towers)], []
+        if claim.call in ("features", "views", "stacked"):
             items = items_of(case)
-            some = [item[0] for item in items]
+            order = [*chain(*zip(*items, strict=True))]
             labels = None
             if "labels" in case.arguments:
-                labels = [case.arguments["labels"][i] for i in some]
-            else:
+                labels = [case.arguments["labels"][item[0]] for item in items]
+            elif "positives" in case.arguments:
+                some = [item[0] for item in items]
                 mask = torch.tensor(case.arguments["positives"], dtype=rows.dtype, device=self.device)[some][:, some]
                 keywords["mask"] = mask.fill_diagonal_(1) if len(items[0]) > 1 else mask
-            order = [*chain(*zip(*items, strict=True))]
-            return [batch(rows[order], labels=labels, n_views=len(items[0]))], order
+            return [replace(batch, embeddings=rows[order], labels=labels, n_views=len(items[0]))], order
+        if "positive_pairs" in case.arguments:
+            return [replace(batch, positive_pairs=case.arguments["positive_pairs"])], []
         if "positives" in case.arguments:
             keywords["positives"] = torch.tensor(case.arguments["positives"], dtype=torch.bool, device=self.device)
-            return [batch(rows)], None
-        if "partners" in claim.passed:
-            return [batch(rows, labels=case.arguments["partners"])], None
-        return [batch(rows, labels=labels_of(case)[0])], None
+            return [batch], []
+        by_partners = "partners" in claim.passed
+        return [replace(batch, labels=case.arguments["partners"] if by_partners else labels_of(case)[0])], []
 
-    def _call_for_anchors(self, case: Case, given: Mapping[str, Tensor]) -> dict[int, float] | None:
-        """Return every anchor's value from a second call with reduction "none", if the target takes that."""
-        if "reduction" not in self.claim.passed or "none" not in (self.claim.values_of("reduction") or ("none",)):
+    def _directions(self, case: Case, towers: tuple[Tensor, Tensor]) -> list[tuple[Tensor, ...]]:
+        """Return the towers in the order, or in both orders, in which a target of one direction is called."""
+        if not self.claim.directed_here:
+            return [towers]
+        own, wanted = self.claim.settings["direction"], case.option("direction")
+        if wanted == "both":
+            # The anchors of the first tower come before those of the second.
+            return [towers, towers[::-1]] if own == "a_to_b" else [towers[::-1], towers]
+        return [towers if own == wanted else towers[::-1]]
+
+    def _anchors(self, case: Case, values: list[float], reduction: str = "") -> dict[int, float] | None:
+        """Return every anchor's value, if there is one of each."""
+        each = self.claim.reduced_here or "none" in (reduction, case.option("reduction"))
+        counted = case.counted()
+        if each and len(values) == len(counted) and counted == case.anchors():
+            return dict(zip(counted, values, strict=True))
+        return None
+
+    def _anchors_by_another_call(
+        self, case: Case, given: Mapping[str, Tensor], values: list[float]
+    ) -> dict[int, float] | None:
+        """Return every anchor's value from a call with reduction "none", if the target takes that."""
+        takes_none = "reduction" in self.claim.passed and "none" in (self.claim.values_of("reduction") or ("none",))
+        if not takes_none or len(values) != 1 or self.claim.arrays == "jax":
             return None
         try:
-            values, _ = self._call(case, given, {}, reduction="none")
+            return self._anchors(case, self._call(case, given, {}, reduction="none")[0], "none")
         except Exception:  # it is called with more than the case requires
             return None
-        return self._by_anchor(case, values, "none")
 
     def _answer(
         self, command: Lines, case: Case, dtype: str, given: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
@@ -535,71 +570,3 @@ class External(Implementation):
         if case.option("reduction") == "none":
             return values
         return [float(np.dot(values, [*weights.values()]))]
-
-    def _by_anchor(self, case: Case, values: list[float], reduction: str = "") -> dict[int, float] | None:
-        """Return every anchor's value, if there is one of each."""
-        each = self.claim.reduced_here or "none" in (reduction, case.option("reduction"))
-        counted = case.counted()
-        if each and len(values) == len(counted) and counted == case.anchors():
-            return dict(zip(counted, values, strict=True))
-        return None
-
-
-def load(
-    spec: object,
-    *,
-    loss: str,
-    call: str | None = None,
-    arrays: str | None = None,
-    temperature: float | None = None,
-    normalised: bool | None = None,
-    settings: Mapping[str, object] = MappingProxyType({}),
-    limit: float | None = 60.0,
-    device: str = "cpu",
-    dtypes: tuple[str, ...] = External.dtypes,
-    deviations: tuple[Deviation, ...] = (),
-) -> External:
-    """Find a target and how it is called.
-
-    Args:
-        spec: "package.module:attribute" or "file.py:attribute"; for the call "command" a shell command line; or the
-            function, class or instance itself.
-        loss: short name in the catalogue.
-        call: one of ``CALLS``; guessed from the names of the parameters when None.
-        arrays: one of ``ARRAYS``; guessed from annotations and imports when None.
-        temperature: the one that is built in, for a target that takes none by keyword.
-        normalised: whether the harness brings rows to norm 1 under cosine; None is no.
-        settings: the options that it claims, by name; the value "*" says that it takes the option by keyword.
-        limit: seconds that a case may take; None for no limit.
-        device: torch device.
-        dtypes: in which it is judged.
-        deviations: what is declared of it beforehand.
-
-    Raises:
-        TargetError: it cannot be loaded.
-        TargetMisused: an option contradicts it, or one is missing.
-    """
-    check_names(loss, call, arrays)
-    kind = type(External.__name__, (External,), {"deviations": deviations, "dtypes": dtypes})
-    function: Target | Lines
-    if call == "command":
-        if not isinstance(spec, str):
-            raise TargetMisused(f"call: command is a shell command line, and {describe(spec)} is none")
-        function, version = Lines(spec), ""
-        notes: tuple[str, ...] = ("call: command, one JSON object per line",)
-        claim, more = claim_of(None, None, loss, call, "numpy", temperature, bool(normalised), settings)
-    else:
-        thing = find(spec) if isinstance(spec, str) else spec
-        function, version = Target(thing, call, arrays, device=device, tensors_only=True), copy_of(thing)
-        notes = function.notes
-        if function.arrays == "jax":
-            notes += ("jax: 64-bit numbers are switched on; compiled where it can be",)
-        if function.arrays == "numpy":
-            notes += ("gradient: not judged, for a numpy function gives none",)
-        claim, more = claim_of(
-            thing, function.signature, loss, function.call, function.arrays, temperature, bool(normalised), settings
-        )
-    found: External = kind(
-        function, claim, describe(spec), device=device, limit=limit, notes=(*notes, *more), version=version
-    )
-    return found

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
@@ -243,7 +243,10 @@ class Claim:
         Raises:
             TargetMisused: a name is unknown, or the call cannot express the loss.
         """
-        check_names(self.loss, self.call, self.arrays)
+        named = ((self.loss, LOSSES, "loss"), (self.call, CALLS, "call"), (self.arrays, ARRAYS, "kind of arrays"))
+        for given, known, what in named:
+            if given not in known:
+                raise TargetMisused(f"unknown {what} {given!r}; known: {', '.join(known)}")
         calls = LOSSES[self.loss].calls
         if self.call not in calls:
             raise TargetMisused(
@@ -289,38 +292,13 @@ class Claim:
         return Support((self.loss,), options, tuple(name for name in ARRAY_OPTIONS if name in lacks))
 
 
-def check_names(loss: str, call: str | None, arrays: str | None) -> None:
-    """Refuse unknown names.
-
-    Raises:
-        TargetMisused: a loss, call or kind of arrays is unknown.
-    """
-    for given, known, what in ((loss, LOSSES, "loss"), (call, CALLS, "call"), (arrays, ARRAYS, "kind of arrays")):
-        if given is not None and given not in known:
-            raise TargetMisused(f"unknown {what} {given!r}; known: {', '.join(known)}")
-
-
-def claim_of(
-    thing: Any,
-    signature: Signature | None,
-    loss: str,
-    call: str,
-    arrays: str,
-    temperature: float | None,
-    normalised: bool,
-    settings: Mapping[str, object],
-) -> tuple[Claim, list[str]]:
+def complete(said: Claim, thing: Any, signature: Signature | None) -> tuple[Claim, list[str]]:
     """Complete what is said of a target with what its signature shows.
 
     Args:
+        said: the claim, its settings as they were said: the value ``EVERY`` says that the option is taken by keyword.
         thing: the target.
         signature: of the target; None for a command.
-        loss: short name in the catalogue.
-        call: one of ``CALLS``.
-        arrays: one of ``ARRAYS``.
-        temperature: the one that is built in, where the user says so.
-        normalised: whether the harness brings rows to norm 1.
-        settings: the options that it claims; the value ``EVERY`` says that it takes the option by keyword.
 
     Returns:
         The claim, and what was guessed.
@@ -328,21 +306,21 @@ def claim_of(
     Raises:
         TargetMisused: what is said contradicts the signature, or is too little.
     """
-    wanted, everything = _checked_settings(loss, settings)
+    settings, passed = _checked_settings(said)
     notes: list[str] = []
-    passed = set(everything)
+    temperature = said.temperature
     if signature is not None:
-        for name in everything:
+        for name in passed:
             if signature.keyword(name) is None and not signature.takes_anything:
                 raise TargetMisused(f"{name}=*: it takes no keyword {name}")
-        passed |= _passed(signature, loss, call, passed, notes)
+        passed = _passed(signature, said, passed, notes)
         if passed:
             notes.append(f"passed by keyword, every value of theirs judged: {', '.join(sorted(passed))}")
         temperature = _temperature(thing, signature, temperature, notes)
-    claim = Claim(loss, call, arrays, temperature, normalised, MappingProxyType(wanted), frozenset(passed))
+    claim = replace(said, temperature=temperature, settings=MappingProxyType(settings), passed=frozenset(passed))
     if signature is not None and claim.reduced_here:
         notes.append("reduction: it returns one value per anchor; mean and sum are taken here")
-    if call == "features" and LOSSES[loss].targets == "labels":
+    if claim.call == "features" and LOSSES[claim.loss].targets == "labels":
         notes.append(
             "features: rows are given as two or three views of an item where every class divides so, else as one"
         )
@@ -351,9 +329,9 @@ def claim_of(
     return claim, notes
 
 
-def _passed(signature: Signature, loss: str, call: str, known: Iterable[str], notes: list[str]) -> set[str]:
-    """Return the options that the signature takes by keyword."""
-    entry, passed = LOSSES[loss], set(known)
+def _passed(signature: Signature, said: Claim, known: set[str], notes: list[str]) -> set[str]:
+    """Return the options that the signature takes by keyword, and those known to be."""
+    entry, call, passed = LOSSES[said.loss], said.call, set(known)
     for name in (*entry.choices, "base_temperature", *ARRAY_OPTIONS):
         found = signature.keyword(name)
         beside = name not in ("ref_labels", "self_rows") or "ref_embeddings" in passed
@@ -403,19 +381,19 @@ def _temperature(thing: Any, signature: Signature, said: float | None, notes: li
     return found
 
 
-def _checked_settings(loss: str, settings: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
+def _checked_settings(said: Claim) -> tuple[dict[str, object], set[str]]:
     """Return the options that are claimed, and those that are said to be taken by keyword."""
-    entry = LOSSES[loss]
+    entry = LOSSES[said.loss]
     wanted: dict[str, object] = {}
-    everything = []
-    for name, value in settings.items():
+    everything = set()
+    for name, value in said.settings.items():
         if name == "temperature":
             raise TargetMisused("temperature is said with --temperature")
         if name not in entry.keywords:
             known = ", ".join(key for key in entry.keywords if key != "temperature")
             raise TargetMisused(f"{entry.function} has no option {name!r}; known: {known}")
         if value == EVERY:
-            everything.append(name)
+            everything.add(name)
             continue
         if name in ARRAY_OPTIONS:
             raise TargetMisused(f"{name} is an array: only {name}=* can be said of it, that it is taken by keyword")

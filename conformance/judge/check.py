@@ -18,7 +18,7 @@ import torch
 from ..diagnose.explain_failure import explain_failure
 from ..documents.load import load_worked
 from ..implementations.base import Deviation, lonely
-from ..implementations.callable import External, load
+from ..implementations.callable import External
 from ..implementations.sandbox import TargetError, TargetMisused
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
@@ -298,7 +298,7 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
     """
     dtypes = tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes))
     try:
-        target = load(
+        target = External(
             request.target,
             loss=request.loss,
             call=request.call,

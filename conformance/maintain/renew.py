@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..documents.load import load_worked
 from ..faults import FAULTS
-from ..implementations.callable import load
+from ..implementations.callable import External
 from ..judge.verify import load_cases
 from ..suite.store import write_atomically
 
@@ -50,7 +50,7 @@ def _count(top: Path, names: list[str]) -> None:
     cases = load_cases(load_worked())
     texts = {name: (top / name).read_text(encoding="utf-8") for name in names}
     for attribute, loss, old in set(ASSERTED.findall("".join(texts.values()))):
-        target = load(f"{top / ADOPTER}/mylib/losses.py:{attribute}", loss=loss)
+        target = External(f"{top / ADOPTER}/mylib/losses.py:{attribute}", loss=loss)
         taken = [case for case in cases if case.loss == loss and target.refuses(case) is None]
         new = sum(case.holds_in(dtype) for case in taken for dtype in target.dtypes)
         for name, text in texts.items():
