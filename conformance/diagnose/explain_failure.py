@@ -607,7 +607,7 @@ def _words(found: _Failure, other: Variant) -> str:
     if other.tempering != right.tempering:
         return f"{TEMPERINGS[other.tempering].words} ({found.temperature:g})"
     if other.numerator != right.numerator:
-        return f"{NUMERATORS[other.numerator].words} ({found.temperature:g})"
+        return f"{NUMERATORS[other.numerator]} ({found.temperature:g})"
     if other.denominator != right.denominator:
         return _denominator_words(found, right.denominator, other.denominator)
     if other.guard != right.guard:
@@ -646,7 +646,7 @@ def _denominator_words(found: _Failure, right: str, other: str) -> str:
         if given.leaks is not None:
             return f"{given.words} of anchor {i}: {counted}"
         of = f"the denominator of anchor {i}"
-        added = given.columns(setting)[row] & ~expected.columns(setting)[row]
+        added = given.summed(setting)[row] & ~expected.summed(setting)[row]
         if bool((added & setting.own[row]).any()) and not bool((added & setting.positive[row]).any()):
             return f"{of} holds the anchor itself: {counted}"
         if (right, other) in OTHER_DENOMINATORS:

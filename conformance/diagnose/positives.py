@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 
 import torch
 
@@ -240,61 +239,57 @@ def _same_item(s: Setting) -> Tensor:
     return same(s.items) & s.member
 
 
-POSITIVES: Mapping[str, Positives] = MappingProxyType(
-    {
-        "meant": Positives("", _ANY, lambda s: s),
-        "views": Positives("", (FEATURES,), _kept(_same_item)),
-        "towers": Positives("", (VIEWS, FEATURES), _towers("both")),
-        "towers a_to_b": Positives("", (VIEWS, FEATURES), _towers("a_to_b")),
-        "towers b_to_a": Positives("", (VIEWS, FEATURES), _towers("b_to_a")),
-        "across": Positives(
-            "rows of the first view are compared with those of the second alone", (VIEWS,), _towers("a_to_b")
-        ),
-        "first view anchors": Positives("only the first view's rows are anchors", (FEATURES, VIEWS), _first_anchors),
-        "stacked partners": Positives(
-            "the labels are ignored: row k of the first half and row k of the second are partners",
-            (LABELS,),
-            _partnered(lambda row, n: row % (n // 2)),
-        ),
-        "interleaved partners": Positives(
-            "rows 2k and 2k + 1 are taken for partners: interleaved views are read where stacked ones are passed",
-            (VIEWS, FEATURES),
-            _partnered(lambda row, n: row // 2),
-        ),
-        "neighbours": Positives(
-            "the labels are ignored: rows 2k and 2k + 1 are partners", (LABELS,), _partnered(lambda row, n: row // 2)
-        ),
-        "interleaved labels": Positives(
-            "labels are repeated side by side (interleaved) where the rows of the views are stacked",
-            (FEATURES,),
-            _kept(_interleaved_labels),
-        ),
-        **dict(_some()),
-        "upper half": Positives(
-            "only pairs (i, j) with i < j are compared, positives and negatives alike",
-            _ANY,
-            lambda s: replace(s, positive=s.positive.triu(), member=s.member.triu()),
-        ),
-        "swapped": Positives("positives and negatives are mixed up", _ANY, _kept(lambda s: s.negative)),
-        "own": Positives(
-            "the anchor itself is counted among its positives",
-            _ANY,
-            _kept(lambda s: s.positive | (s.own & s.anchors[:, None])),
-        ),
-        "first view": Positives("only the first view is used", (FEATURES,), _one_view(lambda views: views[0])),
-        "averaged views": Positives(
-            "the views of an item are averaged first", (FEATURES,), _one_view(lambda views: views.mean(dim=0))
-        ),
-        "items": Positives(
-            "the labels are ignored: only views of the same item are positives", (FEATURES,), _kept(_same_item)
-        ),
-        "symmetrised": Positives(
-            "a pair (i, j) makes i a positive of j too",
-            (PAIRS, CASE),
-            _kept(lambda s: (s.positive | s.positive.T) & s.member),
-        ),
-        "reversed": Positives(
-            "a pair (i, j) is read as (j, i)", (PAIRS, CASE), _kept(lambda s: s.positive.T & s.member)
-        ),
-    }
-)
+POSITIVES: Mapping[str, Positives] = {
+    "meant": Positives("", _ANY, lambda s: s),
+    "views": Positives("", (FEATURES,), _kept(_same_item)),
+    "towers": Positives("", (VIEWS, FEATURES), _towers("both")),
+    "towers a_to_b": Positives("", (VIEWS, FEATURES), _towers("a_to_b")),
+    "towers b_to_a": Positives("", (VIEWS, FEATURES), _towers("b_to_a")),
+    "across": Positives(
+        "rows of the first view are compared with those of the second alone", (VIEWS,), _towers("a_to_b")
+    ),
+    "first view anchors": Positives("only the first view's rows are anchors", (FEATURES, VIEWS), _first_anchors),
+    "stacked partners": Positives(
+        "the labels are ignored: row k of the first half and row k of the second are partners",
+        (LABELS,),
+        _partnered(lambda row, n: row % (n // 2)),
+    ),
+    "interleaved partners": Positives(
+        "rows 2k and 2k + 1 are taken for partners: interleaved views are read where stacked ones are passed",
+        (VIEWS, FEATURES),
+        _partnered(lambda row, n: row // 2),
+    ),
+    "neighbours": Positives(
+        "the labels are ignored: rows 2k and 2k + 1 are partners", (LABELS,), _partnered(lambda row, n: row // 2)
+    ),
+    "interleaved labels": Positives(
+        "labels are repeated side by side (interleaved) where the rows of the views are stacked",
+        (FEATURES,),
+        _kept(_interleaved_labels),
+    ),
+    **dict(_some()),
+    "upper half": Positives(
+        "only pairs (i, j) with i < j are compared, positives and negatives alike",
+        _ANY,
+        lambda s: replace(s, positive=s.positive.triu(), member=s.member.triu()),
+    ),
+    "swapped": Positives("positives and negatives are mixed up", _ANY, _kept(lambda s: s.negative)),
+    "own": Positives(
+        "the anchor itself is counted among its positives",
+        _ANY,
+        _kept(lambda s: s.positive | (s.own & s.anchors[:, None])),
+    ),
+    "first view": Positives("only the first view is used", (FEATURES,), _one_view(lambda views: views[0])),
+    "averaged views": Positives(
+        "the views of an item are averaged first", (FEATURES,), _one_view(lambda views: views.mean(dim=0))
+    ),
+    "items": Positives(
+        "the labels are ignored: only views of the same item are positives", (FEATURES,), _kept(_same_item)
+    ),
+    "symmetrised": Positives(
+        "a pair (i, j) makes i a positive of j too",
+        (PAIRS, CASE),
+        _kept(lambda s: (s.positive | s.positive.T) & s.member),
+    ),
+    "reversed": Positives("a pair (i, j) is read as (j, i)", (PAIRS, CASE), _kept(lambda s: s.positive.T & s.member)),
+}

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -150,83 +149,81 @@ BOTH_WAYS = ((0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4))
 TWICE = (*DIRECTED[:4], (5, 0), (6, 3), (7, 2), (3, 6), (0, 2), (5, 0))
 ONE_FOR_ALL = ((0, 1), (0, 2), (0, 3), (1, 0), (2, 1), (3, 0))
 
-PROBES: Mapping[str, tuple[Probes, ...]] = MappingProxyType(
-    {
-        LABELS: (
-            Probes(
-                _alike(_labels, "classes of 4, 3 and 2 rows", 3, UNBALANCED),
-                (
-                    _labels("14 rows in classes of 6 to 2", 11, (3, 0, 1, 1, 0, 2, 2, 2, 0, 3, 2, 2, 3, 0)),
-                    _labels("pairs only, stacked", 12, TWINS),
-                    _with_duplicates(_labels("duplicated rows", 13, (0, 1, 0, 1, 2, 0, 2, 2, 1, 1))),
-                    _labels("pairs only, side by side", 14, (0, 0, 1, 1, 2, 2, 3, 3)),
-                ),
-                (
-                    _labels("two anchors without positive", 21, TWO_ALONE),
-                    _labels("a batch of one class", 22, (0,) * 5),
-                    _labels("a batch without any positive", 23, range(5)),
-                    replace(_labels("labels far apart", 24, TWINS), labels=FAR_APART),
-                    replace(_labels("rows of norm 1e-9", 25, UNBALANCED), embeddings=drawn(25, UNBALANCED, 0.8) * 1e-9),
-                ),
+PROBES: Mapping[str, tuple[Probes, ...]] = {
+    LABELS: (
+        Probes(
+            _alike(_labels, "classes of 4, 3 and 2 rows", 3, UNBALANCED),
+            (
+                _labels("14 rows in classes of 6 to 2", 11, (3, 0, 1, 1, 0, 2, 2, 2, 0, 3, 2, 2, 3, 0)),
+                _labels("pairs only, stacked", 12, TWINS),
+                _with_duplicates(_labels("duplicated rows", 13, (0, 1, 0, 1, 2, 0, 2, 2, 1, 1))),
+                _labels("pairs only, side by side", 14, (0, 0, 1, 1, 2, 2, 3, 3)),
             ),
-            Probes(
-                _alike(_labels, "six pairs", 31, TWINS),
-                (_labels("five pairs", 36, (*range(5), *range(5))), _labels("eight pairs", 37, (*range(8), *range(8)))),
+            (
+                _labels("two anchors without positive", 21, TWO_ALONE),
+                _labels("a batch of one class", 22, (0,) * 5),
+                _labels("a batch without any positive", 23, range(5)),
+                replace(_labels("labels far apart", 24, TWINS), labels=FAR_APART),
+                replace(_labels("rows of norm 1e-9", 25, UNBALANCED), embeddings=drawn(25, UNBALANCED, 0.8) * 1e-9),
             ),
         ),
-        FEATURES: (
-            Probes(
-                _alike(_features, "6 items of 2 views in 3 classes", 41, (0, 1, 0, 2, 0, 1)),
-                (
-                    _features("5 items of 2 views in 3 classes", 45, (2, 1, 2, 0, 0)),
-                    _features("4 items of 3 views in 2 classes", 46, (0, 1, 0, 0), n_views=3),
-                    _features("9 items of 1 view in 3 classes", 47, UNBALANCED, n_views=1),
-                    _unlabelled("6 items of 2 views, no labels", 48, range(6)),
-                ),
-                (
-                    _features("one view, two anchors without positive", 49, TWO_ALONE, n_views=1),
-                    _features("a batch of one class", 50, (0, 0, 0)),
-                ),
+        Probes(
+            _alike(_labels, "six pairs", 31, TWINS),
+            (_labels("five pairs", 36, (*range(5), *range(5))), _labels("eight pairs", 37, (*range(8), *range(8)))),
+        ),
+    ),
+    FEATURES: (
+        Probes(
+            _alike(_features, "6 items of 2 views in 3 classes", 41, (0, 1, 0, 2, 0, 1)),
+            (
+                _features("5 items of 2 views in 3 classes", 45, (2, 1, 2, 0, 0)),
+                _features("4 items of 3 views in 2 classes", 46, (0, 1, 0, 0), n_views=3),
+                _features("9 items of 1 view in 3 classes", 47, UNBALANCED, n_views=1),
+                _unlabelled("6 items of 2 views, no labels", 48, range(6)),
             ),
-            Probes(
-                _alike(_unlabelled, "6 items of 2 views", 51, range(6)),
-                (
-                    _unlabelled("9 items of 2 views", 56, range(9)),
-                    _unlabelled("4 items of 3 views", 57, range(4), n_views=3),
-                    _unlabelled("3 items of 2 views", 58, range(3)),
-                ),
+            (
+                _features("one view, two anchors without positive", 49, TWO_ALONE, n_views=1),
+                _features("a batch of one class", 50, (0, 0, 0)),
             ),
         ),
-        VIEWS: (
-            Probes(
-                _alike(_views, "6 items", 61, range(6)),
-                (
-                    _views("9 items", 66, range(9)),
-                    _views("3 items", 67, range(3)),
-                    _with_duplicates(_views("duplicated rows", 68, range(7))),
-                    _views("12 items", 69, range(12)),
-                ),
-            ),
-            Probes(_alike(_views, "4 items", 121, range(4)), (_views("9 items", 66, range(9)),)),
-        ),
-        PAIRS: (
-            Probes(
-                _alike(_pairs, "13 directed pairs of 9 rows", 71, THIRDS[:9], DIRECTED),
-                (
-                    _pairs("18 directed pairs of 12 rows", 76, THIRDS, OTHER_PAIRS),
-                    _pairs("each of 8 rows with one partner", 77, THIRDS[:8], PARTNERS),
-                    _pairs("6 rows, both directions", 78, THIRDS[:6], (*BOTH_WAYS, (0, 5), (5, 0))),
-                ),
-                (
-                    _pairs("pairs listed twice", 79, THIRDS[:8], TWICE),
-                    _pairs("two rows without positive", 80, THIRDS[:7], DIRECTED[:6]),
-                    _pairs("a row without negatives", 81, THIRDS[:4], ONE_FOR_ALL),
-                    _pairs("a diagonal entry listed", 82, THIRDS[:6], (*BOTH_WAYS, (2, 2))),
-                ),
+        Probes(
+            _alike(_unlabelled, "6 items of 2 views", 51, range(6)),
+            (
+                _unlabelled("9 items of 2 views", 56, range(9)),
+                _unlabelled("4 items of 3 views", 57, range(4), n_views=3),
+                _unlabelled("3 items of 2 views", 58, range(3)),
             ),
         ),
-    }
-)
+    ),
+    VIEWS: (
+        Probes(
+            _alike(_views, "6 items", 61, range(6)),
+            (
+                _views("9 items", 66, range(9)),
+                _views("3 items", 67, range(3)),
+                _with_duplicates(_views("duplicated rows", 68, range(7))),
+                _views("12 items", 69, range(12)),
+            ),
+        ),
+        Probes(_alike(_views, "4 items", 121, range(4)), (_views("9 items", 66, range(9)),)),
+    ),
+    PAIRS: (
+        Probes(
+            _alike(_pairs, "13 directed pairs of 9 rows", 71, THIRDS[:9], DIRECTED),
+            (
+                _pairs("18 directed pairs of 12 rows", 76, THIRDS, OTHER_PAIRS),
+                _pairs("each of 8 rows with one partner", 77, THIRDS[:8], PARTNERS),
+                _pairs("6 rows, both directions", 78, THIRDS[:6], (*BOTH_WAYS, (0, 5), (5, 0))),
+            ),
+            (
+                _pairs("pairs listed twice", 79, THIRDS[:8], TWICE),
+                _pairs("two rows without positive", 80, THIRDS[:7], DIRECTED[:6]),
+                _pairs("a row without negatives", 81, THIRDS[:4], ONE_FOR_ALL),
+                _pairs("a diagonal entry listed", 82, THIRDS[:6], (*BOTH_WAYS, (2, 2))),
+            ),
+        ),
+    ),
+}
 """For every call the probes in the order of preference: the first that the target accepts are used."""
 
 
@@ -267,14 +264,12 @@ def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answe
 
 # Hypotheses
 
-READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "labels": dict.fromkeys((LABELS, FEATURES, PAIRS), ("meant",)),
-        "partners": {VIEWS: ("meant",), FEATURES: ("views",), LABELS: ("stacked partners", "neighbours")},
-        "pairs": dict.fromkeys((LABELS, FEATURES, VIEWS, PAIRS), ("meant",)),
-        "towers": dict.fromkeys((VIEWS, FEATURES), ("towers",)),
-    }
-)
+READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "labels": dict.fromkeys((LABELS, FEATURES, PAIRS), ("meant",)),
+    "partners": {VIEWS: ("meant",), FEATURES: ("views",), LABELS: ("stacked partners", "neighbours")},
+    "pairs": dict.fromkeys((LABELS, FEATURES, VIEWS, PAIRS), ("meant",)),
+    "towers": dict.fromkeys((VIEWS, FEATURES), ("towers",)),
+}
 """How a loss's positives may be read from the arguments of a call: by ``Loss.positives_by`` and the call."""
 
 

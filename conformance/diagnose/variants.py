@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -66,75 +66,62 @@ def _of_cosine(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, 
     return lambda a, b, s: change(_unit(a) @ _unit(b).T)
 
 
-SIMILARITIES: Mapping[str, Part] = MappingProxyType(
-    {
-        "cosine": Part("", _dot_after(_unit)),
-        "dot": Part("", lambda a, b, s: a @ b.T),
-        "columns": Part("norms are taken over the batch, not over each row", _dot_after(lambda z: z / z.norm(dim=0))),
-        "over views": Part(
-            "norms are taken over the views of an item, not over each row",
-            lambda a, b, s: _over_views(a, s) @ _over_views(b, s).T,
-        ),
-        "left": Part("only the anchor's row is brought to norm 1", lambda a, b, s: _unit(a) @ b.T),
-        "right": Part("only the other row is brought to norm 1", lambda a, b, s: a @ _unit(b).T),
-        "square": Part(
-            "rows are divided by the square of their norm",
-            _dot_after(lambda z: _unit(z) / z.norm(dim=1, keepdim=True)),
-        ),
-        "frobenius": Part(
-            "one norm is taken over the whole batch, not one over each row", _dot_after(lambda z: z / z.norm())
-        ),
-        "absolute norm": Part(
-            "rows are divided by the sum of their absolute values, not by their norm",
-            _dot_after(lambda z: z / z.abs().sum(dim=1, keepdim=True)),
-        ),
-        "softmax": Part("rows are put through a softmax", _dot_after(lambda z: _unit(z.softmax(dim=1)))),
-        "distance": Part(
-            "a distance is taken for the similarity: similar rows repel each other", _of_cosine(torch.neg)
-        ),
-        "negative dot": Part("the sign of the dot products is wrong", lambda a, b, s: -(a @ b.T)),
-        "absolute": Part("the sign of the cosine is lost", _of_cosine(torch.abs)),
-        "clipped": Part("negative cosines count as 0", _of_cosine(lambda x: x.clamp(min=0))),
-        "squared": Part("the cosine is squared", _of_cosine(torch.square)),
-        "euclidean": Part("the similarity is minus the Euclidean distance", lambda a, b, s: -_distances(a, b)),
-        "unit euclidean": Part(
-            "the similarity is minus the Euclidean distance of the normalised rows",
-            lambda a, b, s: -_distances(_unit(a), _unit(b)),
-        ),
-        "squared euclidean": Part(
-            "the similarity is minus the squared Euclidean distance",
-            lambda a, b, s: -((a[:, None] - b[None]) ** 2).sum(dim=2),
-        ),
-    }
-)
+SIMILARITIES: Mapping[str, Part] = {
+    "cosine": Part("", _dot_after(_unit)),
+    "dot": Part("", lambda a, b, s: a @ b.T),
+    "columns": Part("norms are taken over the batch, not over each row", _dot_after(lambda z: z / z.norm(dim=0))),
+    "over views": Part(
+        "norms are taken over the views of an item, not over each row",
+        lambda a, b, s: _over_views(a, s) @ _over_views(b, s).T,
+    ),
+    "left": Part("only the anchor's row is brought to norm 1", lambda a, b, s: _unit(a) @ b.T),
+    "right": Part("only the other row is brought to norm 1", lambda a, b, s: a @ _unit(b).T),
+    "square": Part(
+        "rows are divided by the square of their norm",
+        _dot_after(lambda z: _unit(z) / z.norm(dim=1, keepdim=True)),
+    ),
+    "frobenius": Part(
+        "one norm is taken over the whole batch, not one over each row", _dot_after(lambda z: z / z.norm())
+    ),
+    "absolute norm": Part(
+        "rows are divided by the sum of their absolute values, not by their norm",
+        _dot_after(lambda z: z / z.abs().sum(dim=1, keepdim=True)),
+    ),
+    "softmax": Part("rows are put through a softmax", _dot_after(lambda z: _unit(z.softmax(dim=1)))),
+    "distance": Part("a distance is taken for the similarity: similar rows repel each other", _of_cosine(torch.neg)),
+    "negative dot": Part("the sign of the dot products is wrong", lambda a, b, s: -(a @ b.T)),
+    "absolute": Part("the sign of the cosine is lost", _of_cosine(torch.abs)),
+    "clipped": Part("negative cosines count as 0", _of_cosine(lambda x: x.clamp(min=0))),
+    "squared": Part("the cosine is squared", _of_cosine(torch.square)),
+    "euclidean": Part("the similarity is minus the Euclidean distance", lambda a, b, s: -_distances(a, b)),
+    "unit euclidean": Part(
+        "the similarity is minus the Euclidean distance of the normalised rows",
+        lambda a, b, s: -_distances(_unit(a), _unit(b)),
+    ),
+    "squared euclidean": Part(
+        "the similarity is minus the squared Euclidean distance",
+        lambda a, b, s: -((a[:, None] - b[None]) ** 2).sum(dim=2),
+    ),
+}
 
-TEMPERINGS: Mapping[str, Part] = MappingProxyType(
-    {
-        "divided": Part("", lambda t: t),
-        "twice": Part("the temperature is applied twice", lambda t: t * t),
-        "multiplied": Part("logits are multiplied by the temperature instead of divided", lambda t: 1 / t),
-        "root": Part("logits are divided by the square root of the temperature", torch.sqrt),
-        "half": Part("logits are divided by half the temperature", lambda t: t / 2),
-        "double": Part("logits are divided by twice the temperature", lambda t: t * 2),
-        "ignored": Part("the temperature has no effect", torch.ones_like),
-    }
-)
+TEMPERINGS: Mapping[str, Part] = {
+    "divided": Part("", lambda t: t),
+    "twice": Part("the temperature is applied twice", lambda t: t * t),
+    "multiplied": Part("logits are multiplied by the temperature instead of divided", lambda t: 1 / t),
+    "root": Part("logits are divided by the square root of the temperature", torch.sqrt),
+    "half": Part("logits are divided by half the temperature", lambda t: t / 2),
+    "double": Part("logits are divided by twice the temperature", lambda t: t * 2),
+    "ignored": Part("the temperature has no effect", torch.ones_like),
+}
 """What the similarities are divided by: of(temperature)."""
 
-NUMERATORS: Mapping[str, Part] = MappingProxyType(
-    {
-        "same": Part("", lambda s, similarity, divisor: s),
-        "untempered": Part(
-            "the temperature is not applied to the positive", lambda s, similarity, divisor: similarity.expand_as(s)
-        ),
-        "untempered above": Part(
-            "the temperature is not applied to the numerator", lambda s, similarity, divisor: similarity.expand_as(s)
-        ),
-        "untempered below": Part("the temperature is not applied in the denominator", lambda s, similarity, divisor: s),
-        "swollen": Part("the temperature is applied twice to the positive", lambda s, similarity, divisor: s / divisor),
-    }
-)
-"""The logarithm of the numerator: of(logits, similarities, divisor)."""
+NUMERATORS: Mapping[str, str] = {
+    "same": "",
+    "untempered": "the temperature is not applied to the positive",
+    "untempered above": "the temperature is not applied to the numerator",
+    "untempered below": "the temperature is not applied in the denominator",
+    "swollen": "the temperature is applied twice to the positive",
+}
 
 
 # Denominators
@@ -178,6 +165,7 @@ class Denominator:
         words: what is wrong about it; empty for those of the catalogue.
         columns: bool [M, M], the columns summed.
         with_positive: 1 where e^s_ip is added to them, -1 where it is taken out, 0 otherwise.
+        own: whether the self pair is added to them.
         leaks: how many times exp(0) is added to it, by row.
         combine: the logarithm of their sum, or what is computed instead, of(logits, columns, setting, divisor).
     """
@@ -185,35 +173,28 @@ class Denominator:
     words: str
     columns: Callable[[Setting], Tensor]
     with_positive: int = 0
+    own: bool = False
     leaks: Callable[[Setting], Tensor] | None = None
     combine: Callable[[Tensor, Tensor, Setting, Tensor], Tensor] = log_sum
+
+    def summed(self, setting: Setting) -> Tensor:
+        """Bool [M, M], the columns summed, with the self pair if it is added."""
+        columns = self.columns(setting)
+        return columns | setting.own if self.own else columns
 
     def terms(self, setting: Setting, anchor: int) -> int:
         """How many exponentials are summed for an anchor and one of its positives."""
         if self.combine is _largest:
             return 1 + self.with_positive
-        found = int(self.columns(setting)[anchor].sum()) + self.with_positive
+        found = int(self.summed(setting)[anchor].sum()) + self.with_positive
         return found + (0 if self.leaks is None else int(self.leaks(setting)[anchor]))
+
+
+_member, _negative = attrgetter("member"), attrgetter("negative")
 
 
 def _one(s: Setting) -> Tensor:
     return torch.ones(len(s.rows), dtype=torch.float64)
-
-
-def _member(s: Setting) -> Tensor:
-    return s.member
-
-
-def _negative(s: Setting) -> Tensor:
-    return s.negative
-
-
-def _member_or_own(s: Setting) -> Tensor:
-    return s.member | s.own
-
-
-def _negative_or_own(s: Setting) -> Tensor:
-    return s.negative | s.own
 
 
 _COLUMNS = {"all": (_member, 0), "one_positive": (_negative, 1), "only_negatives": (_negative, 0)}
@@ -225,8 +206,7 @@ def _modified() -> Iterator[tuple[str, Denominator]]:
     for name, (columns, with_positive) in _COLUMNS.items():
         right = Denominator("", columns, with_positive)
         yield name, right
-        with_own = _member_or_own if columns is _member else _negative_or_own
-        yield f"{name}, self", Denominator("the anchor itself is kept in the denominator", with_own, with_positive)
+        yield f"{name}, self", replace(right, words="the anchor itself is kept in the denominator", own=True)
         leak = "exp(0) of the diagonal leaks into the denominator"
         yield f"{name}, leak", replace(right, words=leak, leaks=_one)
         if columns is _negative:
@@ -236,36 +216,33 @@ def _modified() -> Iterator[tuple[str, Denominator]]:
         yield f"{name}, mean", replace(right, words=f"the denominator {mean}", combine=_log_mean)
 
 
-DENOMINATORS: Mapping[str, Denominator] = MappingProxyType(
-    {
-        **dict(_modified()),
-        "all, again": Denominator("the positive is in the denominator twice", _member, with_positive=1),
-        "all, decoupled": Denominator("the positive is missing from its own denominator", _member, with_positive=-1),
-        "positives": Denominator("the negatives are missing from the denominator", lambda s: s.positive),
-        "everything": Denominator(
-            "the denominator sums over the whole batch, the anchor and rows that are not compared included",
-            lambda s: torch.ones_like(s.member),
-        ),
-        "axis": Denominator(
-            "the softmax is taken over the wrong axis: over the anchors of a column",
-            _member,
-            combine=_over_the_anchors,
-        ),
-        "batch": Denominator(
-            "the denominator sums over the comparisons of every anchor", _member, combine=_over_the_batch
-        ),
-        "batch, negatives": Denominator(
-            "the denominator sums over the negatives of every anchor", _negative, 1, combine=_over_the_batch
-        ),
-        "subtract": Denominator(
-            "the anchor itself is removed by subtracting e^(1/temperature) from the sum",
-            _member_or_own,
-            combine=_less_one,
-        ),
-        "largest": Denominator("only the hardest negative is in the denominator", _negative, 1, combine=_largest),
-        "one": Denominator("there is no denominator", lambda s: torch.zeros_like(s.member), leaks=_one),
-    }
-)
+DENOMINATORS: Mapping[str, Denominator] = {
+    **dict(_modified()),
+    "all, again": Denominator("the positive is in the denominator twice", _member, with_positive=1),
+    "all, decoupled": Denominator("the positive is missing from its own denominator", _member, with_positive=-1),
+    "positives": Denominator("the negatives are missing from the denominator", lambda s: s.positive),
+    "everything": Denominator(
+        "the denominator sums over the whole batch, the anchor and rows that are not compared included",
+        lambda s: torch.ones_like(s.member),
+    ),
+    "axis": Denominator(
+        "the softmax is taken over the wrong axis: over the anchors of a column",
+        _member,
+        combine=_over_the_anchors,
+    ),
+    "batch": Denominator("the denominator sums over the comparisons of every anchor", _member, combine=_over_the_batch),
+    "batch, negatives": Denominator(
+        "the denominator sums over the negatives of every anchor", _negative, 1, combine=_over_the_batch
+    ),
+    "subtract": Denominator(
+        "the anchor itself is removed by subtracting e^(1/temperature) from the sum",
+        _member,
+        own=True,
+        combine=_less_one,
+    ),
+    "largest": Denominator("only the hardest negative is in the denominator", _negative, 1, combine=_largest),
+    "one": Denominator("there is no denominator", lambda s: torch.zeros_like(s.member), leaks=_one),
+}
 
 
 # Guards of the logarithm
@@ -281,13 +258,11 @@ _GUARD_WORDS = {
 }
 _EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 
-GUARDS: Mapping[str, str] = MappingProxyType(
-    {
-        f"{kind} {epsilon:.0e}": words.format(f"an epsilon of {epsilon:.0e}")
-        for kind, words in _GUARD_WORDS.items()
-        for epsilon in _EPSILONS
-    }
-)
+GUARDS: Mapping[str, str] = {
+    f"{kind} {epsilon:.0e}": words.format(f"an epsilon of {epsilon:.0e}")
+    for kind, words in _GUARD_WORDS.items()
+    for epsilon in _EPSILONS
+}
 """What is added against a logarithm of 0, and where, in words."""
 
 
@@ -363,108 +338,102 @@ class BinaryPairs:
         return torch.where(pairs, torch.logaddexp(logits, torch.zeros_like(logits)), 0.0).sum(dim=2)
 
 
-FORMS: Mapping[str, Part] = MappingProxyType(
-    {
-        "mean": Part("", lambda x: x.sum / x.n),
-        "inside": Part("", lambda x: x.n.log() - x.log_ratios()),
-        "binary": Part("", lambda x: x.attract / (x.p + 1) + x.repel / x.q),
-        "sum": Part("the sum over the positives is not divided by their number", lambda x: x.sum),
-        "twice": Part("the sum over the positives is divided by their number twice", lambda x: x.sum / x.n**2),
-        "plus one": Part("the sum over the positives is divided by their number plus 1", lambda x: x.sum / (x.n + 1)),
-        "others": Part(
-            "the sum over the positives is divided by the number of all other rows, not of positives",
-            lambda x: x.sum / x.members,
-        ),
-        "inside sum": Part(
-            "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing", lambda x: -x.log_ratios()
-        ),
-        "inside plus one": Part(
-            "the sum of the ratios is divided by the number of positives plus 1",
-            lambda x: (x.n + 1).log() - x.log_ratios(),
-        ),
-        "inside leak": Part(
-            "exp(0) of the diagonal leaks into the numerator", lambda x: x.n.log() - x.log_ratios(leak=True)
-        ),
-        "inside leak sum": Part(
-            "exp(0) of the diagonal leaks into the numerator, which is not divided by |P|",
-            lambda x: -x.log_ratios(leak=True),
-        ),
-        "pooled": Part(
-            "minus the logarithm of the mean over all anchors, not the mean of minus the logarithm",
-            lambda x: x.pooled(),
-        ),
-        "unlogged": Part("the logarithm is missing", lambda x: -x.log_ratios().exp() / x.n),
-        "sum logged": Part(
-            "the values of the pairs are multiplied, not averaged",
-            lambda x: torch.where(x.positive, x.cost, 1.0).prod(dim=2),
-        ),
-        "log once": Part(
-            "the logarithm of the denominator is counted once, not once per positive",
-            lambda x: x.total(x.below) / x.n**2 - x.total(x.above) / x.n,
-        ),
-        "hardest": Part(
-            "only the hardest positive counts", lambda x: x.cost.masked_fill(~x.positive, -math.inf).amax(dim=2)
-        ),
-        "easiest": Part(
-            "only the easiest positive counts", lambda x: x.cost.masked_fill(~x.positive, math.inf).amin(dim=2)
-        ),
-        "doubled": Part("the sum over the positives is multiplied by their number", lambda x: x.sum * x.n),
-        "numerator": Part(
-            "the denominator is missing: only similarities of the positives are averaged",
-            lambda x: -x.total(x.above) / x.n,
-        ),
-        "all rows": Part(
-            "the sum runs over all other rows, positives and negatives alike",
-            lambda x: x.total(x.cost, x.member) / x.members,
-        ),
-        "binary, no self": Part(
-            "the diagonal is not counted among the positives", lambda x: x.attract / x.p.clamp(min=1) + x.repel / x.q
-        ),
-        "binary, self": Part(
-            "the diagonal is counted as a positive with a loss of its own, not of 0",
-            lambda x: (x.attract + x.softplus(-x.s, x.own)) / (x.p + 1) + x.repel / x.q,
-        ),
-        "binary, self negative": Part(
-            "the diagonal is taken for a negative",
-            lambda x: x.attract / x.p.clamp(min=1) + (x.repel + x.softplus(x.s, x.own)) / (x.negative.sum(dim=1) + 1),
-        ),
-        "binary, sum": Part("positives and negatives are summed, not averaged apart", lambda x: x.attract + x.repel),
-        "binary, together": Part(
-            "positives and negatives are averaged together, not apart",
-            lambda x: (x.attract + x.repel) / (x.p + x.negative.sum(dim=1)).clamp(min=1),
-        ),
-        "binary, positives": Part("the negatives are missing", lambda x: x.attract / (x.p + 1)),
-        "binary, negatives": Part("the positives are missing", lambda x: x.repel / x.q),
-        "binary, sum negatives": Part(
-            "the negatives are summed, not averaged", lambda x: x.attract / (x.p + 1) + x.repel
-        ),
-        "binary, sum positives": Part("the positives are summed, not averaged", lambda x: x.attract + x.repel / x.q),
-        "binary, other": Part(
-            "the negatives cost -log sigmoid((1 - similarity)/temperature), not -log(1 - sigmoid)",
-            lambda x: x.attract / (x.p + 1) + x.softplus(x.other, x.negative) / x.q,
-        ),
-        "binary, swapped sign": Part(
-            "the sign of the logits is wrong",
-            lambda x: x.softplus(x.s, x.positive) / (x.p + 1) + x.softplus(-x.s, x.negative) / x.q,
-        ),
-    }
-)
+FORMS: Mapping[str, Part] = {
+    "mean": Part("", lambda x: x.sum / x.n),
+    "inside": Part("", lambda x: x.n.log() - x.log_ratios()),
+    "binary": Part("", lambda x: x.attract / (x.p + 1) + x.repel / x.q),
+    "sum": Part("the sum over the positives is not divided by their number", lambda x: x.sum),
+    "twice": Part("the sum over the positives is divided by their number twice", lambda x: x.sum / x.n**2),
+    "plus one": Part("the sum over the positives is divided by their number plus 1", lambda x: x.sum / (x.n + 1)),
+    "others": Part(
+        "the sum over the positives is divided by the number of all other rows, not of positives",
+        lambda x: x.sum / x.members,
+    ),
+    "inside sum": Part(
+        "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing", lambda x: -x.log_ratios()
+    ),
+    "inside plus one": Part(
+        "the sum of the ratios is divided by the number of positives plus 1",
+        lambda x: (x.n + 1).log() - x.log_ratios(),
+    ),
+    "inside leak": Part(
+        "exp(0) of the diagonal leaks into the numerator", lambda x: x.n.log() - x.log_ratios(leak=True)
+    ),
+    "inside leak sum": Part(
+        "exp(0) of the diagonal leaks into the numerator, which is not divided by |P|",
+        lambda x: -x.log_ratios(leak=True),
+    ),
+    "pooled": Part(
+        "minus the logarithm of the mean over all anchors, not the mean of minus the logarithm",
+        lambda x: x.pooled(),
+    ),
+    "unlogged": Part("the logarithm is missing", lambda x: -x.log_ratios().exp() / x.n),
+    "sum logged": Part(
+        "the values of the pairs are multiplied, not averaged",
+        lambda x: torch.where(x.positive, x.cost, 1.0).prod(dim=2),
+    ),
+    "log once": Part(
+        "the logarithm of the denominator is counted once, not once per positive",
+        lambda x: x.total(x.below) / x.n**2 - x.total(x.above) / x.n,
+    ),
+    "hardest": Part(
+        "only the hardest positive counts", lambda x: x.cost.masked_fill(~x.positive, -math.inf).amax(dim=2)
+    ),
+    "easiest": Part(
+        "only the easiest positive counts", lambda x: x.cost.masked_fill(~x.positive, math.inf).amin(dim=2)
+    ),
+    "doubled": Part("the sum over the positives is multiplied by their number", lambda x: x.sum * x.n),
+    "numerator": Part(
+        "the denominator is missing: only similarities of the positives are averaged",
+        lambda x: -x.total(x.above) / x.n,
+    ),
+    "all rows": Part(
+        "the sum runs over all other rows, positives and negatives alike",
+        lambda x: x.total(x.cost, x.member) / x.members,
+    ),
+    "binary, no self": Part(
+        "the diagonal is not counted among the positives", lambda x: x.attract / x.p.clamp(min=1) + x.repel / x.q
+    ),
+    "binary, self": Part(
+        "the diagonal is counted as a positive with a loss of its own, not of 0",
+        lambda x: (x.attract + x.softplus(-x.s, x.own)) / (x.p + 1) + x.repel / x.q,
+    ),
+    "binary, self negative": Part(
+        "the diagonal is taken for a negative",
+        lambda x: x.attract / x.p.clamp(min=1) + (x.repel + x.softplus(x.s, x.own)) / (x.negative.sum(dim=1) + 1),
+    ),
+    "binary, sum": Part("positives and negatives are summed, not averaged apart", lambda x: x.attract + x.repel),
+    "binary, together": Part(
+        "positives and negatives are averaged together, not apart",
+        lambda x: (x.attract + x.repel) / (x.p + x.negative.sum(dim=1)).clamp(min=1),
+    ),
+    "binary, positives": Part("the negatives are missing", lambda x: x.attract / (x.p + 1)),
+    "binary, negatives": Part("the positives are missing", lambda x: x.repel / x.q),
+    "binary, sum negatives": Part("the negatives are summed, not averaged", lambda x: x.attract / (x.p + 1) + x.repel),
+    "binary, sum positives": Part("the positives are summed, not averaged", lambda x: x.attract + x.repel / x.q),
+    "binary, other": Part(
+        "the negatives cost -log sigmoid((1 - similarity)/temperature), not -log(1 - sigmoid)",
+        lambda x: x.attract / (x.p + 1) + x.softplus(x.other, x.negative) / x.q,
+    ),
+    "binary, swapped sign": Part(
+        "the sign of the logits is wrong",
+        lambda x: x.softplus(x.s, x.positive) / (x.p + 1) + x.softplus(-x.s, x.negative) / x.q,
+    ),
+}
 """How the pairs of an anchor become its value: of(pairs) gives [T, M]."""
 
-FLOWS: Mapping[str, str] = MappingProxyType(
-    {
-        "whole": "",
-        "columns": "no gradient flows into the rows that anchors are contrasted with",
-        "anchors": "no gradient flows into the anchors",
-        "denominator": "no gradient flows through the denominator",
-        "numerator": "no gradient flows through the positives",
-        "negatives": "no gradient flows through the negatives",
-        "norm": "no gradient flows through the norms",
-        "first view": "no gradient flows into the first view",
-        "second view": "no gradient flows into the second view",
-        "maximum": "no gradient flows through the row's maximum, though the epsilon makes the loss depend on it",
-    }
-)
+FLOWS: Mapping[str, str] = {
+    "whole": "",
+    "columns": "no gradient flows into the rows that anchors are contrasted with",
+    "anchors": "no gradient flows into the anchors",
+    "denominator": "no gradient flows through the denominator",
+    "numerator": "no gradient flows through the positives",
+    "negatives": "no gradient flows through the negatives",
+    "norm": "no gradient flows through the norms",
+    "first view": "no gradient flows into the first view",
+    "second view": "no gradient flows into the second view",
+    "maximum": "no gradient flows through the row's maximum, though the epsilon makes the loss depend on it",
+}
 
 
 @dataclass(frozen=True)
@@ -492,12 +461,17 @@ class Variant:
             POSITIVES[self.positives],
             SIMILARITIES[self.similarity],
             TEMPERINGS[self.tempering],
-            NUMERATORS[self.numerator],
             DENOMINATORS[self.denominator],
         )
         known = {loss.variant.get("guard") for loss in LOSSES.values()} if self.guard else {""}
         guard = "" if self.guard in known else GUARDS[self.guard]
-        found = [*(part.words for part in parts), guard, FORMS[self.form].words, FLOWS[self.flow]]
+        found = [
+            *(part.words for part in parts),
+            NUMERATORS[self.numerator],
+            guard,
+            FORMS[self.form].words,
+            FLOWS[self.flow],
+        ]
         return [words for words in found if words]
 
 
@@ -578,8 +552,11 @@ class Evaluation:
 
     def above(self, variant: Variant) -> Tensor:
         """[T, M, M], the logarithm of the numerator."""
-        s = self.logits(variant)
-        above: Tensor = NUMERATORS[variant.numerator].of(s, self.untempered(variant), self.divisor(variant))
+        above = self.logits(variant)
+        if variant.numerator in ("untempered", "untempered above"):
+            above = self.untempered(variant).expand_as(above)
+        elif variant.numerator == "swollen":
+            above = above / self.divisor(variant)
         return above.detach() if variant.flow == "numerator" else above
 
     def below(self, variant: Variant) -> Tensor:
@@ -590,7 +567,7 @@ class Evaluation:
         kind, s = DENOMINATORS[variant.denominator], self.logits(variant)
         if variant.numerator == "untempered below":
             s = self.untempered(variant).expand_as(s)
-        below = kind.combine(s, kind.columns(self.setting), self.setting, self.divisor(variant))
+        below = kind.combine(s, kind.summed(self.setting), self.setting, self.divisor(variant))
         if variant.numerator == "untempered" and kind.columns is _member and kind.with_positive == 0:
             below = torch.logaddexp(_less(below, s), self.above(variant))
         elif kind.with_positive == 1:
@@ -629,7 +606,7 @@ class Evaluation:
         if kind == "above":
             return below - top - numerator
         denominator = DENOMINATORS[variant.denominator]
-        number = denominator.columns(self.setting).sum(dim=1).clamp(min=1).double()[:, None] + denominator.with_positive
+        number = denominator.summed(self.setting).sum(dim=1).clamp(min=1).double()[:, None] + denominator.with_positive
         return torch.log(torch.exp(below - top) + number * epsilon) - numerator
 
     def anchors(self, variant: Variant) -> Tensor:
@@ -658,28 +635,24 @@ def _less(a: Tensor, b: Tensor) -> Tensor:
 
 # Reductions
 
-COUNTS: Mapping[str, Part] = MappingProxyType(
-    {
-        "mean": Part("the mean over the anchors", lambda s: s.anchors.sum()),
-        "sum": Part("the sum over the anchors", lambda s: 1),
-        "drop": Part("the mean over the anchors that have a positive", lambda s: (s.counts > 0).sum()),
-        "mean_pairs": Part("the mean over the positive pairs", lambda s: s.counts.sum()),
-        "items": Part("the sum over the anchors divided by the number of items", lambda s: s.n_items),
-        "classes": Part("the sum over the anchors divided by the number of classes", lambda s: s.classes),
-        "less one": Part("the sum over the anchors divided by their number less 1", lambda s: s.anchors.sum() - 1),
-        "square": Part(
-            "the sum over the anchors divided by the square of their number", lambda s: s.anchors.sum() ** 2
-        ),
-        "members": Part(
-            "the sum over the anchors divided by the number of all comparisons",
-            lambda s: (s.member & s.anchors[:, None]).sum(),
-        ),
-        "negatives": Part(
-            "the sum over the anchors divided by the number of negative pairs",
-            lambda s: (s.negative & s.anchors[:, None]).sum(),
-        ),
-    }
-)
+COUNTS: Mapping[str, Part] = {
+    "mean": Part("the mean over the anchors", lambda s: s.anchors.sum()),
+    "sum": Part("the sum over the anchors", lambda s: 1),
+    "drop": Part("the mean over the anchors that have a positive", lambda s: (s.counts > 0).sum()),
+    "mean_pairs": Part("the mean over the positive pairs", lambda s: s.counts.sum()),
+    "items": Part("the sum over the anchors divided by the number of items", lambda s: s.n_items),
+    "classes": Part("the sum over the anchors divided by the number of classes", lambda s: s.classes),
+    "less one": Part("the sum over the anchors divided by their number less 1", lambda s: s.anchors.sum() - 1),
+    "square": Part("the sum over the anchors divided by the square of their number", lambda s: s.anchors.sum() ** 2),
+    "members": Part(
+        "the sum over the anchors divided by the number of all comparisons",
+        lambda s: (s.member & s.anchors[:, None]).sum(),
+    ),
+    "negatives": Part(
+        "the sum over the anchors divided by the number of negative pairs",
+        lambda s: (s.negative & s.anchors[:, None]).sum(),
+    ),
+}
 """What the sum over the anchors may be divided by: of(setting)."""
 
 POLICIES = ("zero", "drop", "nan")
@@ -706,7 +679,7 @@ def variations(variant: Variant, call: str) -> Iterator[Variant]:
     others: dict[str, list[Any]] = {"similarity": _wrong(SIMILARITIES)}
     binary = variant.form.startswith("binary")
     if not variant.loss and not binary:
-        others["numerator"] = _wrong(NUMERATORS)
+        others["numerator"] = [name for name, words in NUMERATORS.items() if words]
         stems = {name: name.partition(",")[0] for name in _wrong(DENOMINATORS)}
         others["denominator"] = [k for k, stem in stems.items() if stem == variant.denominator or stem not in _COLUMNS]
         others["guard"] = [] if variant.guard else list(GUARDS)

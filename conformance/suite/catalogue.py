@@ -75,7 +75,7 @@ class Loss:
             [R, C], **options) -> [R]``; 0 for a row without terms. The options are those of the formula.
         module_class: name of its ``torch.nn.Module`` in ``fast``, or "".
         own_choices: values of options that differ from ``CHOICES``, or are not in it.
-        variant: the parts that describe the loss, by the names of ``diagnose.variants.Recipe``; empty if the
+        variant: the parts that describe the loss, by the names of ``diagnose.variants.Variant``; empty if the
             parts cannot describe it. Then the baseline is evaluated in their place.
         epsilon: what is added to every exponential, taken relative to the row's maximum with the self pair; mostly 0.
         functions: for a loss defined outside this package, its "reference", "fast" and "formula".
