@@ -98,10 +98,11 @@ class _Failure:
         )
         positives = case.positives()
         self.alone = [i for i in case.anchors() if not positives[i]]
-        self.given = torch.tensor(outcome.values, dtype=torch.float64)
-        self.expected = torch.tensor(truth.values, dtype=torch.float64)
-        self.given_gradient = _joined(case, outcome.gradient, outcome.other_gradients)
-        self.true_gradient = _joined(case, truth.gradient, truth.other_gradients)
+        self.given, self.expected = (torch.tensor(x.values, dtype=torch.float64) for x in (outcome, truth))
+        self.compared = [(self.given, self.expected)]
+        given, expected = (_joined(case, x.gradient, x.other_gradients) for x in (outcome, truth))
+        if given is not None and expected is not None:
+            self.compared.append((given, expected))
         self._evaluations: dict[tuple[Setting, str], Evaluation] = {}
 
     def value(self, suspect: Suspect) -> Tensor | None:
@@ -115,27 +116,25 @@ class _Failure:
             self._evaluations[key] = Evaluation(setting, at)
         evaluation = self._evaluations[key]
         each = evaluation.anchors(suspect.variant)[0]
-        return (reduce_anchors(evaluation.setting, each, suspect.reduction, suspect.policy) * suspect.factor).reshape(
-            -1
-        )
+        value = reduce_anchors(evaluation.setting, each, suspect.reduction, suspect.policy)
+        return (value * suspect.factor).reshape(-1)
 
     def explains(self, suspect: Suspect) -> float | None:
         """What remains of the error, where the suspect explains value and gradient; else None."""
         found = self.value(suspect)
         if found is None or len(found) != len(self.given) or not bool(found.isfinite().all()):
             return None
-        allowed = EXPLAINED if self.given_gradient is not None or len(found) > 2 else EXPLAINED_BY_VALUE
-        remaining = _remaining(found.detach(), self.given, self.expected)
+        single = len(self.compared) == 1 and len(found) <= 2
+        remaining = _remaining(found.detach(), *self.compared[0])
         # So that NaN explains nothing.
-        if not remaining <= allowed:
+        if not remaining <= (EXPLAINED_BY_VALUE if single else EXPLAINED):
             return None
-        if self.given_gradient is None or self.true_gradient is None:
-            return remaining
-        gradient = torch.zeros_like(self.rows)
-        if found.requires_grad:
-            (gradient,) = torch.autograd.grad(found.sum(), self.rows, retain_graph=True, materialize_grads=True)
-        left = _remaining(gradient, self.given_gradient, self.true_gradient)
-        return max(remaining, left) if left <= EXPLAINED else None
+        if len(self.compared) > 1:
+            gradient = torch.zeros_like(self.rows)
+            if found.requires_grad:
+                (gradient,) = torch.autograd.grad(found.sum(), self.rows, retain_graph=True, materialize_grads=True)
+            remaining = max(remaining, _remaining(gradient, *self.compared[1]))
+        return remaining if remaining <= EXPLAINED else None
 
     @property
     def anchor(self) -> int:
@@ -260,9 +259,7 @@ def _broken_gradient(found: _Failure) -> str | None:
 
 def _slight(found: _Failure) -> str | None:
     """An error so small that every variant which is right would explain it."""
-    size = _error(found.given, found.expected)
-    if found.given_gradient is not None and found.true_gradient is not None:
-        size = max(size, _error(found.given_gradient, found.true_gradient))
+    size = max(_error(given, expected) for given, expected in found.compared)
     if size > DTYPE_NOISE:
         return None
     return (
@@ -295,21 +292,16 @@ def _clamped_norms(found: _Failure) -> str | None:
 
 def _scaled(found: _Failure) -> str | None:
     """Values, and gradients, that are off by a factor; or gradients that are, alone."""
-    given, expected = found.given, found.expected
-    if len(given) != len(expected) or not float(expected.norm()):
+    if len(found.given) != len(found.expected) or not float(found.expected.norm()):
         return None
-    factor = float((given * expected).sum() / (expected * expected).sum())
-    allowed = 1e-3 * float((given - expected).norm()) + DTYPE_NOISE * float(given.norm())
-    if float((given - factor * expected).norm()) > allowed:
+    shares = (1e-3, EXPLAINED)
+    factors = [_ratio(*pair, share) for pair, share in zip(found.compared, shares, strict=False) if pair[1].any()]
+    factor, slope = factors[0], factors[-1]
+    if factor is None or slope is None:
         return None
-    true, grad = found.true_gradient, found.given_gradient
-    if grad is None or true is None or not float(true.norm()):
+    if len(factors) == 1:
         simple = any(abs(factor - x) <= 1e-5 * x for x in (2.0, 0.5, float(len(found.case.anchors()))))
         return _of_factor(found, factor) if simple else None
-    slope = float((grad * true).sum() / (true * true).sum())
-    allowed = max(EXPLAINED * float((grad - true).norm()), DTYPE_NOISE * float(true.norm()))
-    if float((grad - slope * true).norm()) > allowed:
-        return None
     if abs(factor - 1) < 1e-4 and abs(slope - 1) > 1e-3:
         if abs(slope) < 1e-9:
             return "the value is right, and no gradient flows"
@@ -317,6 +309,13 @@ def _scaled(found: _Failure) -> str | None:
     if abs(factor - 1) > 1e-5 and abs(factor - slope) <= EXPLAINED * abs(factor - 1):
         return _of_factor(found, factor)
     return None
+
+
+def _ratio(given: Tensor, expected: Tensor, share: float) -> float | None:
+    """The factor between a result and the truth; None if it leaves more than a share of the error."""
+    factor = float((given * expected).sum() / (expected * expected).sum())
+    allowed = share * float((given - expected).norm()) + DTYPE_NOISE * float(given.norm())
+    return factor if float((given - factor * expected).norm()) <= allowed else None
 
 
 def _of_factor(found: _Failure, factor: float) -> str:

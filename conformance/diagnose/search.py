@@ -597,28 +597,22 @@ class Search:
         found: Mapping[float | None, Sequence[tuple[Probe, Setting, float, float]]],
     ) -> Match | None:
         factors: dict[float | None, float] = {}
-        error, worst = 0.0, ("", math.nan, math.nan)
-        squares = size = 0.0
+        compared: list[tuple[str, float, float]] = []
         for passed, rows in found.items():
-            numbers = [float(COUNTS[count].of(setting)) for _, setting, _, _ in rows]
-            ratios = [
-                given * number / value
-                for (_, _, value, given), number in zip(rows, numbers, strict=True)
-                if value != 0 and math.isfinite(value) and number > 0
-            ]
-            if not ratios:
+            number, value, given = np.array([[COUNTS[count].of(s), value, given] for _, s, value, given in rows]).T
+            usable = (value != 0) & np.isfinite(value) & (number > 0)
+            if not usable.any():
                 return None
+            ratios = (given * number)[usable] / value[usable]
             factors[passed] = _rounded(float(np.median(ratios)), self.close)
-            for (probe, _, value, given), number in zip(rows, numbers, strict=True):
-                expected = value * factors[passed] / max(number, 1.0)
-                off = relative(expected, given)
-                squares, size = squares + (expected - given) ** 2, size + given**2
-                if off > error or not worst[0]:
-                    error, worst = max(off, error), (probe.name, expected, given)
-        distance = math.sqrt(squares / max(size, 1e-300))
-        return Match(
-            hypothesis, dict(temperatures), count, factors, error, worst, distance=distance, vector=self.vector
-        )
+            expected = value * factors[passed] / np.maximum(number, 1)
+            names = [probe.name for probe, *_ in rows]
+            compared += zip(names, expected.tolist(), given.tolist(), strict=True)
+        errors = [relative(expected, given) for _, expected, given in compared]
+        worst = int(np.argmax(errors))
+        away, size = (math.hypot(*x) for x in zip(*((e - g, g) for _, e, g in compared), strict=True))
+        match = Match(hypothesis, dict(temperatures), count, factors, errors[worst], compared[worst])
+        return replace(match, distance=away / max(size, 1e-150), vector=self.vector)
 
     @cached_property
     def vector(self) -> bool:
