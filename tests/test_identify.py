@@ -21,8 +21,8 @@ from pairproof import fast, reference
 from pairproof.conformance.diagnose.explain_failure import explain_failure
 from pairproof.conformance.diagnose.identify import identify, name_faults
 from pairproof.conformance.diagnose.positives import POSITIVES, batch_setting
-from pairproof.conformance.diagnose.search import PROBES, Search, drawn, hypotheses
-from pairproof.conformance.diagnose.variants import POLICIES, Evaluation, reduce_anchors, temperings, variations
+from pairproof.conformance.diagnose.search import PROBES, Search, drawn, known_losses
+from pairproof.conformance.diagnose.variants import Evaluation, reduce_anchors, temperings, variations
 from pairproof.conformance.faults import FAULTS
 from pairproof.conformance.implementations.base import Unavailable
 from pairproof.conformance.implementations.callable import Batch, External, Target
@@ -55,7 +55,7 @@ def found(function, **given):
     return identification
 
 
-# The hypotheses themselves
+# The variants themselves
 
 
 LABELS = (0, 0, 1, 0, 1, 2, 2, 1, 3)
@@ -81,7 +81,7 @@ CALLS = {"info_nce": "views", "nt_xent": "views", "nt_bxent": "pairs"}
 
 
 @pytest.mark.parametrize("loss", list(LOSSES))
-def test_every_catalogue_hypothesis_agrees_with_the_reference_in_value_and_gradient(loss):
+def test_every_loss_as_a_variant_agrees_with_the_reference_in_value_and_gradient(loss):
     call = CALLS.get(loss, "labels")
     n = {"views": 10, "pairs": 9, "labels": 9}[call]
     leaf = drawn(5, [k % 4 for k in range(n)], 0.4).requires_grad_()
@@ -94,18 +94,14 @@ def test_every_catalogue_hypothesis_agrees_with_the_reference_in_value_and_gradi
         n_views=2 if call == "views" else 1,
     )
     compared = 0
-    for hypothesis in hypotheses(call):
-        for reduction, policy in product(
-            LOSSES[loss].choices["reduction"], POLICIES if hypothesis.has_policy else ("",)
-        ):
-            if hypothesis.loss.name != loss:
-                continue
+    policies = LOSSES[loss].choices.get("no_positive", ("",))
+    for known in [variant for variant in known_losses(call) if variant.loss == loss]:
+        for reduction, policy in product(LOSSES[loss].choices["reduction"], policies):
             # The mean over pairs is of the pairs' own sum.
-            form = "sum" if reduction == "mean_pairs" else hypothesis.variant.form
-            variant = replace(hypothesis.variant, form=form)
+            variant = replace(known, form="sum") if reduction == "mean_pairs" else known
             setting = POSITIVES[variant.positives].change(batch_setting(batch))
             for temperature in (0.07, 0.5):
-                options = {**hypothesis.options, "reduction": reduction}
+                options = {**dict(variant.options), "reduction": reduction}
                 case = case_of(loss, call, options | ({"no_positive": policy} if policy else {}), temperature, leaf)
                 true = truth(case)
                 each = Evaluation(setting, torch.tensor([temperature], dtype=torch.float64)).anchors(variant)[0]
@@ -123,8 +119,7 @@ def test_every_catalogue_hypothesis_agrees_with_the_reference_in_value_and_gradi
 
 def test_wrong_variants_have_words():
     for call in PROBES:
-        for hypothesis in hypotheses(call):
-            right = hypothesis.variant
+        for right in known_losses(call):
             wrong = [*variations(right, call), *temperings(right)]
             assert len(wrong) > 30
             for variant in wrong:

@@ -125,16 +125,16 @@ class _Failure:
         if found is None or len(found) != len(self.given) or not bool(found.isfinite().all()):
             return None
         single = len(self.compared) == 1 and len(found) <= 2
-        remaining = _remaining(found.detach(), *self.compared[0])
+        remaining = [_remaining(found.detach(), *self.compared[0])]
         # So that NaN explains nothing.
-        if not remaining <= (EXPLAINED_BY_VALUE if single else EXPLAINED):
+        if not remaining[0] <= (EXPLAINED_BY_VALUE if single else EXPLAINED):
             return None
         if len(self.compared) > 1:
             gradient = torch.zeros_like(self.rows)
             if found.requires_grad:
                 (gradient,) = torch.autograd.grad(found.sum(), self.rows, retain_graph=True, materialize_grads=True)
-            remaining = max(remaining, _remaining(gradient, *self.compared[1]))
-        return remaining if remaining <= EXPLAINED else None
+            remaining.append(_remaining(gradient, *self.compared[1]))
+        return max(remaining) if remaining[-1] <= EXPLAINED else None
 
     @property
     def anchor(self) -> int:
@@ -416,12 +416,13 @@ def _suspects(found: _Failure) -> Iterator[Suspect]:
             yield other(f"the value is right, but {words}", flow=flow)
     for name in ("cosine", "dot"):
         yield other(similarity=name)
-    for option, value in variant.options:
+    chosen = dict(variant.options)
+    for option in () if variant.in_parts else found.loss.formula_options:
+        value = chosen.get(option, found.loss.keywords[option])
         for choice in found.loss.choices.get(option, ()):
-            options = tuple({**dict(variant.options), option: choice}.items())
-            chosen = replace(variant, options=options)
-            yield replace(right, variant=chosen, words=f"{option}={choice} is computed, not {option}={value}")
-    if not variant.loss and not variant.form.startswith("binary"):
+            words = f"{option}={choice} is computed, not {option}={value}"
+            yield other(words, options=tuple({**chosen, option: choice}.items()))
+    if variant.in_parts and not variant.form.startswith("binary"):
         for name in ("all", "one_positive", "only_negatives"):
             yield other(denominator=name)
         for name in ("mean", "inside"):

@@ -20,6 +20,7 @@ from scipy.optimize import brentq
 
 from ..implementations.callable import Batch, External, Target
 from ..implementations.sandbox import TargetError
+from ..suite.catalogue import LOSSES
 from .positives import FEATURES, LABELS, PAIRS, VIEWS
 from .search import (
     CLEARLY,
@@ -200,17 +201,17 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     near = [search.with_gradient(match) for match in good if match.error <= max(closest * CLEARLY, 1e-12)]
     ranked = sorted(near, key=lambda match: _preference(match, search))
     match = ranked[0]
-    found.match, found.loss = match, match.hypothesis.loss.name
-    found.options.update(match.hypothesis.options)
+    found.match, found.loss = match, match.variant.loss
+    found.options.update(match.variant.options)
     found.wrong += _wrong(match)
     policy = _policy(found, search, match)
     if match.vector:
         found.options["reduction"] = "none"
-    elif match.count == "sum" or (_over_pairs(match) and match.hypothesis.over_pairs):
+    elif match.count == "sum" or (_over_pairs(match) and match.variant.over_pairs):
         found.options["reduction"] = match.count
     elif match.count not in ("mean", "drop") and not _over_pairs(match):
         found.wrong.append(f"reduction: {COUNTS[match.count].words}")
-    if match.hypothesis.has_policy and policy != "zero":
+    if "no_positive" in match.variant.entry.choices and policy != "zero":
         found.options["no_positive"] = policy
     _report_temperature(found, search, match)
     _report_gradient(found, search, match)
@@ -224,7 +225,7 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     for other in ranked[1:]:
         same = len(_wrong(other)) == len(_wrong(match)) and other.plainness[0] == match.plainness[0]
         named = _named(other)
-        if same and other.hypothesis.loss.name != found.loss and named not in (*found.equals, _named(match)):
+        if same and other.variant.loss != found.loss and named not in (*found.equals, _named(match)):
             found.equals.append(named)
     _probe_range(found, search, match)
 
@@ -232,12 +233,12 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
 def _preference(match: Match, search: Search) -> tuple[Any, ...]:
     """A key that is smaller for an explanation that is preferred."""
     gradient = match.gradient_error is not None and match.gradient_error > search.close
-    loss, (scaled, place) = match.hypothesis.loss, match.plainness
+    loss, (scaled, place) = match.variant.entry, match.plainness
     # Views without labels are partners.
     unlabelled = search.call == FEATURES and search.probes.alike[0].labels is None
     other_way = not (unlabelled and loss.positives_by == "partners")
-    order = [hypothesis.loss.name for hypothesis in search.known].index(loss.name)
-    return gradient, len(_wrong(match)), scaled, other_way, len(match.hypothesis.options), order, place
+    order = list(LOSSES).index(loss.name)
+    return gradient, len(_wrong(match)), scaled, other_way, len(match.variant.options), order, place
 
 
 def _over_pairs(match: Match) -> bool:
@@ -249,15 +250,13 @@ def _wrong(match: Match) -> list[str]:
     if not _over_pairs(match):
         return match.variant.words()
     words = match.with_parts(form="mean").variant.words()
-    return (
-        words if match.hypothesis.over_pairs else [*words, "the mean is over the positive pairs, not over the anchors"]
-    )
+    return words if match.variant.over_pairs else [*words, "the mean is over the positive pairs, not over the anchors"]
 
 
 def _named(match: Match) -> str:
     """The loss and its options in one line."""
     one = match.with_parts(form="mean") if _over_pairs(match) else match
-    return one.hypothesis.describe("none" if match.vector else match.count)
+    return one.variant.describe("none" if match.vector else match.count)
 
 
 def _report_temperature(found: Identification, search: Search, match: Match) -> None:
@@ -465,7 +464,7 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
     if search.undetermined:
         match = min(search.undetermined, key=lambda match: (len(match.variant.words()), match.plainness))
         found.nearest = (
-            f"{match.hypothesis.describe()}, which gives the same at more than one temperature: the answers do not"
+            f"{match.variant.describe()}, which gives the same at more than one temperature: the answers do not"
             " depend on it, and the loss contrasts nothing"
         )
     elif matches:
@@ -473,7 +472,7 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
         name, expected, given = nearest.worst
         at = "" if search.target.takes_temperature else f" at temperature {nearest.temperatures[None]:.4g}"
         found.nearest = (
-            f"{nearest.hypothesis.describe()}{at}, which differs on {name}:"
+            f"{nearest.variant.describe()}{at}, which differs on {name}:"
             f" it gives {expected:.6g}, the target {given:.6g}"
         )
 

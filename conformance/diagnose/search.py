@@ -1,6 +1,6 @@
 """The search for what explains a target's answers: probes, variants, temperatures, and what a sum is divided by.
 
-A target is called with probes, small batches that tell the catalogue's losses and options apart. Each hypothesis
+A target is called with probes, small batches that tell the catalogue's losses and options apart. Each variant
 predicts the sum over the anchors for every probe; what that is divided by or multiplied with is a factor, found
 afterwards. A built-in temperature is found from the ratio of the answers to two probes of one structure, in which every
 such factor cancels: the ratio is scanned over the logarithm of the temperature, and its crossings are refined.
@@ -22,9 +22,9 @@ from scipy.optimize import brentq
 
 from ..implementations.callable import Answer, Batch, Target
 from ..implementations.sandbox import TargetError, within
-from ..suite.catalogue import LOSSES, Loss
+from ..suite.catalogue import LOSSES
 from .positives import FEATURES, LABELS, PAIRS, POSITIVES, VIEWS, Setting, batch_setting
-from .variants import COUNTS, FLOWS, Evaluation, Variant, reduce_anchors, temperings, variant_of, variations
+from .variants import COUNTS, FLOWS, REDUCED_BY, Evaluation, Variant, reduce_anchors, temperings, variant_of, variations
 
 Tensor = torch.Tensor
 
@@ -47,7 +47,7 @@ PASSED = (0.5, 0.2)
 """Temperatures that are passed to a target which takes one."""
 
 NEAR = 0.05
-"""How far the answers may be from a hypothesis's values, interpolated between two temperatures of the grid."""
+"""How far the answers may be from a variant's values, interpolated between two temperatures of the grid."""
 
 POWERS = (0, 1, -1, 2, -2)
 """Of the temperature, which a factor may be a multiple of."""
@@ -59,7 +59,7 @@ REFINED = 40
 """How many crossings are refined: the most promising ones."""
 
 SHORTLIST = 400
-"""How many hypotheses at temperatures that are passed are compared with more than two probes."""
+"""How many variants at temperatures that are passed are compared with more than two probes."""
 
 
 # Probes
@@ -262,7 +262,7 @@ def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answe
         raise TargetError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
 
-# Hypotheses
+# What is searched
 
 READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "labels": dict.fromkeys((LABELS, FEATURES, PAIRS), ("meant",)),
@@ -273,74 +273,40 @@ READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """How a loss's positives may be read from the arguments of a call: by ``Loss.positives_by`` and the call."""
 
 
-@dataclass(frozen=True, eq=False)
-class Hypothesis:
-    """A loss of the catalogue with its options, as a variant, or a variation of it.
-
-    Attributes:
-        loss: the entry.
-        options: those that are not at their default, the reduction and the policies apart.
-        variant: its parts.
-    """
-
-    loss: Loss
-    options: Mapping[str, str]
-    variant: Variant
-
-    @property
-    def over_pairs(self) -> bool:
-        """Whether the mean over pairs is one of the loss's reductions."""
-        return "mean_pairs" in self.loss.choices["reduction"]
-
-    @property
-    def has_policy(self) -> bool:
-        """Whether the loss has policies for anchors without positives."""
-        return "no_positive" in self.loss.choices
-
-    def describe(self, reduction: str = "mean") -> str:
-        """The loss, its options and what is wrong with it, in one line."""
-        options = dict(self.options)
-        if reduction in self.loss.choices["reduction"][1:]:
-            options["reduction"] = reduction
-        chosen = ", ".join(f"{key}={value}" for key, value in options.items())
-        wrong = self.variant.words()
-        return self.loss.name + (f" with {chosen}" if chosen else "") + (f"; but {'; '.join(wrong)}" if wrong else "")
-
-
-def hypotheses(call: str) -> list[Hypothesis]:
+def known_losses(call: str) -> list[Variant]:
     """Every loss of the catalogue that a call can express, with its options."""
     found = []
     for loss in LOSSES.values():
-        choices = {k: v for k, v in loss.choices.items() if k not in ("reduction", "no_positive", "no_negative")}
+        choices = {name: values for name, values in loss.choices.items() if name not in REDUCED_BY}
         for values in product(*choices.values()):
-            options = {k: v for k, v in zip(choices, values, strict=True) if v != loss.keywords[k]}
+            variant = variant_of(loss, dict(zip(choices, values, strict=True)))
+            direction = dict(variant.options).get("direction")
             for positives in READ_AS[loss.positives_by].get(call, ()):
-                towers = f"{positives} {options['direction']}" if "direction" in options else positives
-                found.append(Hypothesis(loss, options, replace(variant_of(loss, options), positives=towers)))
+                found.append(replace(variant, positives=f"{positives} {direction}" if direction else positives))
     return found
 
 
-def _levels(known: Sequence[Hypothesis], call: str) -> Iterator[list[Hypothesis]]:
-    """Hypotheses in the order in which they are tried: right ones, those wrong in one part, and those wrong in two."""
+def _levels(known: Sequence[Variant], call: str) -> Iterator[list[Variant]]:
+    """Variants in the order in which they are tried: right ones, those wrong in one part, and those wrong in two."""
     # The mean over pairs is of the pairs' own sum.
-    sums = [replace(h, variant=replace(h.variant, form="sum")) for h in known if h.over_pairs]
-    yield [*known, *sums]
-    yield _unique(replace(h, variant=variant) for h in known for variant in variations(h.variant, call))
-    main = [h for h in known if not h.variant.guard and not h.options.keys() - {"similarity", "denominator"}]
+    yield [*known, *(replace(variant, form="sum") for variant in known if variant.over_pairs)]
+    yield _unique(wrong for variant in known for wrong in variations(variant, call))
     yield _unique(
-        replace(h, variant=second)
-        for h in main
-        for first in variations(h.variant, call)
-        if not first.guard and first.similarity == h.variant.similarity
+        second
+        for variant in known
+        if not variant.guard and not dict(variant.options).keys() - {"similarity", "denominator"}
+        for first in variations(variant, call)
+        if not first.guard and first.similarity == variant.similarity
         for second in variations(first, call)
-        if not second.guard and second.similarity == h.variant.similarity and len(second.words()) == 2
+        if not second.guard and second.similarity == variant.similarity and len(second.words()) == 2
     )
 
 
-def _unique(found: Iterable[Hypothesis]) -> list[Hypothesis]:
-    first: dict[Variant, Hypothesis] = {}
-    for hypothesis in found:
-        first.setdefault(hypothesis.variant, hypothesis)
+def _unique(variants: Iterable[Variant]) -> list[Variant]:
+    """The first of the variants that have the same parts."""
+    first: dict[Variant, Variant] = {}
+    for variant in variants:
+        first.setdefault(replace(variant, loss="", options=()) if variant.in_parts else variant, variant)
     return list(first.values())
 
 
@@ -349,7 +315,7 @@ class Match:
     """An explanation, compared with every ordinary probe.
 
     Attributes:
-        hypothesis: the loss that it is, or comes from, and its variant.
+        variant: the loss that it is, or comes from, and its parts.
         temperatures: the temperature found for each that was passed, or for None.
         count: what the sum over the anchors is divided by, a name of ``COUNTS``.
         factor: what it is multiplied with, for each temperature that was passed.
@@ -361,7 +327,7 @@ class Match:
         gradient_factor: what gradients are multiplied with beside it.
     """
 
-    hypothesis: Hypothesis
+    variant: Variant
     temperatures: Mapping[float | None, float]
     count: str
     factor: Mapping[float | None, float]
@@ -373,11 +339,6 @@ class Match:
     gradient_factor: float = 1.0
 
     @property
-    def variant(self) -> Variant:
-        """Its parts."""
-        return self.hypothesis.variant
-
-    @property
     def plainness(self) -> tuple[int, int]:
         """How little there is to report about factor and count: less is better."""
         scaled = any(factor != 1 for factor in self.factor.values())
@@ -385,7 +346,7 @@ class Match:
 
     def with_parts(self, **parts: Any) -> Match:
         """The same with other parts."""
-        return replace(self, hypothesis=replace(self.hypothesis, variant=replace(self.variant, **parts)))
+        return replace(self, variant=replace(self.variant, **parts))
 
     def predict(self, probe: Probe, policy: str = "zero", rows: Tensor | None = None) -> Tensor | None:
         """The value, or one per anchor, or None where the batch cannot be read so or the factor is not known there."""
@@ -425,7 +386,7 @@ PLAIN_COUNTS = ("mean", "sum", "drop", "mean_pairs")
 
 
 class Search:
-    """The answers of one target, and the hypotheses compared with them.
+    """The answers of one target, and the variants compared with them.
 
     Attributes:
         target: the target.
@@ -450,7 +411,7 @@ class Search:
         self.broken: dict[str, str] = {}
         self.steep: list[Probe] = []
         self.undetermined: list[Match] = []
-        self.known = hypotheses(self.call)
+        self.known = known_losses(self.call)
         self.probes = self._choose()
         self.single = all(answer.single for answer in self.answers.values())
         self.close = CLOSE_SINGLE if self.single else CLOSE
@@ -507,23 +468,23 @@ class Search:
             self._settings[key] = POSITIVES[positives].change(batch_setting(batch))
         return self._settings[key]
 
-    def totals(self, tried: Sequence[Hypothesis], batch: Batch, temperatures: Tensor) -> np.ndarray[Any, Any]:
-        """[H, T], the sum over the anchors as each hypothesis predicts it; NaN where it cannot."""
+    def totals(self, tried: Sequence[Variant], batch: Batch, temperatures: Tensor) -> np.ndarray[Any, Any]:
+        """[V, T], the sum over the anchors as each variant predicts it; NaN where it cannot."""
         found = np.full((len(tried), len(temperatures)), np.nan)
         evaluations: dict[str, Evaluation] = {}
         with torch.no_grad():
-            for k, hypothesis in enumerate(tried):
-                positives = hypothesis.variant.positives
+            for k, variant in enumerate(tried):
+                positives = variant.positives
                 setting = self.setting(batch, positives)
                 if setting is not None:
                     evaluation = evaluations.setdefault(positives, Evaluation(setting, temperatures))
-                    found[k] = evaluation.anchors(hypothesis.variant).sum(dim=1).numpy()
+                    found[k] = evaluation.anchors(variant).sum(dim=1).numpy()
         return found
 
     # Temperatures
 
-    def crossings(self, tried: Sequence[Hypothesis], passed: float | None) -> list[tuple[float, int, float, float]]:
-        """Where hypotheses may explain the answers: (how far off, hypothesis, from temperature, to temperature).
+    def crossings(self, tried: Sequence[Variant], passed: float | None) -> list[tuple[float, int, float, float]]:
+        """Where variants may explain the answers: (how far off, variant, from temperature, to temperature).
 
         The probes are of one structure, so any factor cancels from V_a t_b - V_b t_a. That is followed over the grid
         for the two probes that differ most; at its crossings the others must be near, too.
@@ -553,16 +514,16 @@ class Search:
                 away = disproportion(here, given)
                 if away < NEAR:
                     found.append((away, k, float(GRID[j]), float(GRID[j + 1])))
-        return sorted(found, key=lambda item: (item[0] * (1 + len(tried[item[1]].variant.words())), item[1]))
+        return sorted(found, key=lambda item: (item[0] * (1 + len(tried[item[1]].words())), item[1]))
 
-    def refine(self, hypothesis: Hypothesis, passed: float | None, low: float, high: float) -> float | None:
-        """The temperature in between at which the hypothesis's ratio of two answers is the target's."""
+    def refine(self, variant: Variant, passed: float | None, low: float, high: float) -> float | None:
+        """The temperature in between at which the variant's ratio of two answers is the target's."""
         a, b = self.probes.alike[0], self.probes.alike[-1]
         at, bt = self.answers[a.name, passed].total, self.answers[b.name, passed].total
 
         def off(logarithm: float) -> float:
             temperature = torch.tensor([math.exp(logarithm)], dtype=torch.float64)
-            one, two = (float(self.totals([hypothesis], batch, temperature)[0, 0]) for batch in (a, b))
+            one, two = (float(self.totals([variant], batch, temperature)[0, 0]) for batch in (a, b))
             return (one * bt - two * at) / max(abs(one * bt) + abs(two * at), 1e-300)
 
         try:
@@ -572,17 +533,17 @@ class Search:
 
     # Explanations
 
-    def explain(self, hypothesis: Hypothesis, temperatures: Mapping[float | None, float]) -> Match | None:
-        """The hypothesis at these temperatures compared with every ordinary probe, with the factor that fits best."""
+    def explain(self, variant: Variant, temperatures: Mapping[float | None, float]) -> Match | None:
+        """The variant at these temperatures compared with every ordinary probe, with the factor that fits best."""
         found: dict[float | None, list[tuple[Probe, Setting, float, float]]] = {p: [] for p in self.passed}
         for probe in self.ordinary:
-            setting = self.setting(probe.batch, hypothesis.variant.positives)
+            setting = self.setting(probe.batch, variant.positives)
             if setting is not None:
                 at = torch.tensor([temperatures[probe.temperature]], dtype=torch.float64)
-                value = float(self.totals([hypothesis], probe.batch, at)[0, 0])
+                value = float(self.totals([variant], probe.batch, at)[0, 0])
                 found[probe.temperature].append((probe, setting, value, self.answer(probe).total))
-        counts = ["sum"] if hypothesis.variant.form == "pooled" else list(COUNTS)
-        compared = [self._compared(hypothesis, temperatures, count, found) for count in counts]
+        counts = ["sum"] if variant.form == "pooled" else list(COUNTS)
+        compared = [self._compared(variant, temperatures, count, found) for count in counts]
         matches = [match for match in compared if match is not None]
         fitting = [match for match in matches if match.error <= self.close]
         if fitting:
@@ -591,7 +552,7 @@ class Search:
 
     def _compared(
         self,
-        hypothesis: Hypothesis,
+        variant: Variant,
         temperatures: Mapping[float | None, float],
         count: str,
         found: Mapping[float | None, Sequence[tuple[Probe, Setting, float, float]]],
@@ -611,7 +572,7 @@ class Search:
         errors = [relative(expected, given) for _, expected, given in compared]
         worst = int(np.argmax(errors))
         away, size = (math.hypot(*x) for x in zip(*((e - g, g) for _, e, g in compared), strict=True))
-        match = Match(hypothesis, dict(temperatures), count, factors, errors[worst], compared[worst])
+        match = Match(variant, dict(temperatures), count, factors, errors[worst], compared[worst])
         return replace(match, distance=away / max(size, 1e-150), vector=self.vector)
 
     @cached_property
@@ -685,17 +646,16 @@ class Search:
                 break
         return near
 
-    def _as_passed(self, tried: Sequence[Hypothesis], *, tempered: bool) -> list[Match]:
+    def _as_passed(self, tried: Sequence[Variant], *, tempered: bool) -> list[Match]:
         """Explanations in which the temperature that is passed is used, rightly or, if ``tempered``, wrongly."""
         if tempered:
-            wrong = [replace(h, variant=variant) for h in tried for variant in temperings(h.variant)]
-            tried = [*tried, *wrong]
+            tried = [*tried, *(wrong for variant in tried for wrong in temperings(variant))]
         at = torch.tensor(PASSED, dtype=torch.float64)
         alike = self.probes.alike
         batches = (alike[0], alike[-1], *alike[1:-1])
         given = np.array([[self.answers[b.name, p].total for p in PASSED] for b in batches])
 
-        def ranked(chosen: Sequence[Hypothesis], n: int) -> list[Hypothesis]:
+        def ranked(chosen: Sequence[Variant], n: int) -> list[Variant]:
             values = np.stack([self.totals(chosen, batch, at) for batch in batches[:n]])
             off = [
                 max(disproportion(values[:, k, j], given[:n, j]) for j in range(len(PASSED)))
@@ -704,10 +664,10 @@ class Search:
             return [chosen[k] for k in np.argsort(np.array(off), kind="stable")]
 
         shortlist = ranked(ranked(tried, 2)[:SHORTLIST], len(batches))[:REFINED]
-        explained = [self.explain(hypothesis, {p: p for p in PASSED}) for hypothesis in shortlist]
+        explained = [self.explain(variant, {p: p for p in PASSED}) for variant in shortlist]
         return [match for match in explained if match is not None]
 
-    def _solved(self, tried: Sequence[Hypothesis]) -> list[Match]:
+    def _solved(self, tried: Sequence[Variant]) -> list[Match]:
         """Explanations with a temperature of their own, whatever is passed."""
         found: list[Match] = []
         first, *others = self.passed
@@ -730,7 +690,7 @@ class Search:
         """
         for share in ANOTHER:
             temperatures = {passed: share * at for passed, at in match.temperatures.items()}
-            other = self.explain(match.hypothesis, temperatures)
+            other = self.explain(match.variant, temperatures)
             if other is not None and other.error <= self.close:
                 return True
         return False

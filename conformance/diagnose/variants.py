@@ -436,14 +436,21 @@ FLOWS: Mapping[str, str] = {
 }
 
 
+REDUCED_BY = ("reduction", "no_positive", "no_negative")
+"""Options that are not part of a variant: what is done with the values of the anchors."""
+
+
 @dataclass(frozen=True)
 class Variant:
-    """A loss, right or wrong, as the names of its parts.
+    """A loss of the catalogue with its options, or a variation of it, as the names of its parts.
 
-    ``loss`` and ``options`` are those of a loss whose catalogue entry names no parts: its baseline then takes the place
-    of numerator, denominator, guard and form.
+    Attributes:
+        loss: its name in the catalogue.
+        options: those that are not at their default, ``REDUCED_BY`` apart.
     """
 
+    loss: str
+    options: tuple[tuple[str, Any], ...] = ()
     positives: str = "meant"
     similarity: str = "cosine"
     tempering: str = "divided"
@@ -452,27 +459,45 @@ class Variant:
     guard: str = ""
     form: str = "mean"
     flow: str = "whole"
-    loss: str = ""
-    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def entry(self) -> Loss:
+        """The loss's entry in the catalogue."""
+        return LOSSES[self.loss]
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether numerator, denominator, guard and form describe the loss; else its baseline takes their place."""
+        return bool(self.entry.variant)
+
+    @property
+    def over_pairs(self) -> bool:
+        """Whether the mean over pairs is one of the loss's reductions."""
+        return "mean_pairs" in self.entry.choices["reduction"]
 
     def words(self) -> list[str]:
         """What is wrong, one sentence for each part that no loss of the catalogue has."""
-        parts = (
-            POSITIVES[self.positives],
-            SIMILARITIES[self.similarity],
-            TEMPERINGS[self.tempering],
-            DENOMINATORS[self.denominator],
-        )
         known = {loss.variant.get("guard") for loss in LOSSES.values()} if self.guard else {""}
-        guard = "" if self.guard in known else GUARDS[self.guard]
         found = [
-            *(part.words for part in parts),
+            POSITIVES[self.positives].words,
+            SIMILARITIES[self.similarity].words,
+            TEMPERINGS[self.tempering].words,
             NUMERATORS[self.numerator],
-            guard,
+            DENOMINATORS[self.denominator].words,
+            "" if self.guard in known else GUARDS[self.guard],
             FORMS[self.form].words,
             FLOWS[self.flow],
         ]
         return [words for words in found if words]
+
+    def describe(self, reduction: str = "mean") -> str:
+        """The loss, its options and what is wrong with it, in one line."""
+        options = dict(self.options)
+        if reduction in self.entry.choices["reduction"][1:]:
+            options["reduction"] = reduction
+        chosen = ", ".join(f"{key}={value}" for key, value in options.items())
+        wrong = "; ".join(self.words())
+        return self.loss + (f" with {chosen}" if chosen else "") + (f"; but {wrong}" if wrong else "")
 
 
 def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
@@ -482,18 +507,16 @@ def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
         loss: the loss.
         options: those that are not at their default.
     """
-    options = {**loss.keywords, **options}
-    similarity = str(options["similarity"])
-    if not loss.variant:
-        chosen = tuple((name, str(options[name])) for name in loss.formula_options)
-        return Variant(similarity=similarity, loss=loss.name, options=chosen)
-    parts: dict[str, Any] = dict(loss.variant)
-    if "denominator" in loss.choices:
-        parts["denominator"] = str(options["denominator"])
+    own = [name for name in (*loss.choices, *loss.formula_options) if name not in REDUCED_BY]
+    chosen = {name: options[name] for name in own if options.get(name, loss.keywords[name]) != loss.keywords[name]}
+    given = {**loss.keywords, **options}
+    parts: dict[str, Any] = {**loss.variant, "similarity": given["similarity"]}
+    if loss.variant and "denominator" in given:
+        parts["denominator"] = given["denominator"]
     # The mean over pairs is of the pairs' own sum.
-    if options["reduction"] == "mean_pairs":
+    if loss.variant and given["reduction"] == "mean_pairs":
         parts["form"] = "sum"
-    return Variant(similarity=similarity, **parts)
+    return Variant(loss.name, tuple(chosen.items()), **parts)
 
 
 class Evaluation:
@@ -615,8 +638,9 @@ class Evaluation:
         For the form "pooled" the one value there is stands at the first anchor.
         """
         setting = self.setting
-        if variant.loss:
-            baseline, options = LOSSES[variant.loss].baseline, dict(variant.options)
+        if not variant.in_parts:
+            baseline, chosen = variant.entry.baseline, dict(variant.options)
+            options = {name: chosen.get(name, variant.entry.keywords[name]) for name in variant.entry.formula_options}
             each = torch.stack([baseline(s, setting.member, setting.positive, **options) for s in self.logits(variant)])
             return torch.where(setting.anchors, each, 0.0)
         if variant.form.startswith("binary"):
@@ -678,12 +702,12 @@ def variations(variant: Variant, call: str) -> Iterator[Variant]:
     """Every variant that differs from this one in one part that no loss of the catalogue has."""
     others: dict[str, list[Any]] = {"similarity": _wrong(SIMILARITIES)}
     binary = variant.form.startswith("binary")
-    if not variant.loss and not binary:
+    if variant.in_parts and not binary:
         others["numerator"] = [name for name, words in NUMERATORS.items() if words]
         stems = {name: name.partition(",")[0] for name in _wrong(DENOMINATORS)}
         others["denominator"] = [k for k, stem in stems.items() if stem == variant.denominator or stem not in _COLUMNS]
         others["guard"] = [] if variant.guard else list(GUARDS)
-    if not variant.loss:
+    if variant.in_parts:
         forms = [name for name in _wrong(FORMS) if name.startswith("binary") == binary]
         inside = ("inside", "pooled", "unlogged") if variant.form == "inside" else ()
         others["form"] = [k for k in forms if (k.startswith(inside) if inside else k != "inside leak sum")]
