@@ -28,11 +28,11 @@ from .search import (
     CLOSE_SINGLE,
     EXACT,
     GRID,
-    PASSED,
     Match,
     Probe,
     Search,
     call_with,
+    read_as,
     relative,
 )
 from .variants import COUNTS, POLICIES
@@ -178,7 +178,7 @@ def identify(
 
 def _unusable(search: Search) -> str:
     """Why nothing can be concluded from the answers, or nothing."""
-    totals = [search.answer(probe).total for probe in search.ordinary]
+    totals = [search.answers[probe].total for probe in search.ordinary]
     if not any(math.isfinite(total) for total in totals):
         return "it returns NaN or infinity for every batch"
     if len(set(totals)) == 1:
@@ -273,27 +273,21 @@ def _report_temperature(found: Identification, search: Search, match: Match) -> 
         else:
             told = ", ".join(f"{_short(v)} for {p:g}" for p, v in used.items())
             found.wrong.append(f"the temperature that it uses is {told}")
-    one, two = (match.factor[p] for p in PASSED)
-
-    def proportional(power: int) -> float | None:
-        """The factor over a power of the temperature, if that is the same for both temperatures."""
-        share, other = one / PASSED[0] ** power, two / PASSED[1] ** power
-        return share if abs(other - share) <= 1e-6 * abs(share) else None
-
-    if proportional(0) is not None:
-        found.factor = one
-        _report_factor(found, one, None)
-    elif (share := proportional(1)) is not None:
+    if match.scale is None:
+        factors = ", ".join(f"{_short(factor)} at {passed:g}" for passed, factor in match.factor.items())
+        found.wrong.append(f"the loss is multiplied by {factors}")
+        return
+    share, power = match.scale
+    if power == 0:
+        found.factor = share
+        _report_factor(found, share, None)
+    elif power == 1:
         found.options["base_temperature"] = _short(1 / share)
         found.remarks.append(f"the loss is multiplied by temperature/{_short(1 / share)}")
-    elif (share := proportional(-1)) is not None:
-        found.wrong.append(f"the loss is multiplied by {_short(share)}/temperature")
-    elif (share := proportional(2)) is not None:
-        times = "" if abs(share - 1) <= 1e-6 else f"{_short(share)} times "
-        found.wrong.append(f"the loss is multiplied by {times}the square of the temperature")
     else:
-        factors = f"{_short(one)} at {PASSED[0]}, {_short(two)} at {PASSED[1]}"
-        found.wrong.append(f"the loss is multiplied by {factors}")
+        times = "" if abs(share - 1) <= 1e-6 else f"{_short(share)} times "
+        powers = {2: f"{times}the square of the temperature", -1: f"{_short(share)}/temperature"}
+        found.wrong.append(f"the loss is multiplied by {powers.get(power, f'{_short(share)}/temperature^2')}")
 
 
 def _report_factor(found: Identification, factor: float, temperature: float | None) -> None:
@@ -319,7 +313,7 @@ def _report_gradient(found: Identification, search: Search, match: Match) -> Non
         found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times that of the value")
     elif match.gradient_error is not None and match.gradient_error > search.close:
         found.wrong.append(f"the gradient is not that of the value: off by {match.gradient_error:.2g} of its size")
-    answers = [(probe.batch.name, search.answer(probe)) for probe in search.everything]
+    answers = [(probe.batch.name, search.answers[probe]) for probe in search.everything]
     broken = [
         name
         for name, answer in answers
@@ -375,7 +369,7 @@ def _with_some_alone(search: Search, match: Match, probes: Iterable[Probe]) -> l
     """The probes in which some anchors have positives and others have none."""
     found = []
     for probe in probes:
-        setting = search.setting(probe.batch, match.variant.positives)
+        setting = read_as(probe.batch, match.variant.positives)
         if setting is not None and 0 < int((setting.counts > 0).sum()) < len(setting.counts):
             found.append(probe)
     return found
@@ -386,7 +380,7 @@ def _difference(search: Search, match: Match, probe: Probe, policy: str) -> str:
     expected = match.predict(probe, policy)
     if expected is None:
         return ""
-    value, given = float(expected.sum()), search.answer(probe).total
+    value, given = float(expected.sum()), search.answers[probe].total
     if relative(value, given) <= search.close or abs(value - given) <= ROUNDING:
         return ""
     return f"differs on {probe.name}: {given:.6g} where the loss is {value:.6g}"
@@ -503,7 +497,7 @@ def _same_answers(search: Search, fault: Target, found: Identification, close: f
     if not passed and built_in is None:
         return False
     for probe in search.everything + search.steep:
-        answer = search.answer(probe)
+        answer = search.answers[probe]
         other = call_with(fault, Probe(probe.batch, probe.temperature if passed else built_in))
         if len(other.values) != len(answer.values) or relative(other.total, answer.total) > close:
             return False
@@ -526,7 +520,7 @@ def _same_answers(search: Search, fault: Target, found: Identification, close: f
 def _solved(search: Search, fault: Target) -> float | None:
     """The temperature at which a fault returns the target's value for one probe, and near enough for the next."""
     first, second = search.probes.alike[-1], search.probes.alike[0]
-    given, other = (search.answers[batch.name, None].total for batch in (first, second))
+    given, other = (search.answers[Probe(batch, None)].total for batch in (first, second))
 
     def off(logarithm: float) -> float:
         return call_with(fault, Probe(first, math.exp(logarithm))).total - given

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import product
 from typing import Any
 
@@ -227,7 +227,7 @@ PROBES: Mapping[str, tuple[Probes, ...]] = {
 """For every call the probes in the order of preference: the first that the target accepts are used."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Probe:
     """A batch, and the temperature that is passed with it where the target takes one."""
 
@@ -260,6 +260,12 @@ def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answe
         raise
     except Exception as error:  # outside code may raise anything
         raise TargetError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
+
+@lru_cache(maxsize=10_000)
+def read_as(batch: Batch, positives: str) -> Setting | None:
+    """A batch with its positives read so; None where it cannot be."""
+    return POSITIVES[positives].change(batch_setting(batch))
 
 
 # What is searched
@@ -360,26 +366,27 @@ class Match:
 
     def temperature_for(self, passed: float | None) -> float:
         """The effective temperature where this one is passed, which may be another than those tried."""
-        if passed in self.temperatures:
+        if passed is None or passed in self.temperatures:
             return self.temperatures[passed]
-        assert passed is not None
-        found = {key: value for key, value in self.temperatures.items() if key is not None}
-        if all(abs(value - key) <= 1e-12 * key for key, value in found.items()):
-            return passed
-        return next(iter(found.values()))
+        used = [(tried, value) for tried, value in self.temperatures.items() if tried is not None]
+        return passed if all(abs(value - tried) <= 1e-12 * tried for tried, value in used) else used[0][1]
+
+    @property
+    def scale(self) -> tuple[float, int] | None:
+        """(c, p) if the factor is c times the temperature to the power of p for all that were passed, else None."""
+        known = [(passed, factor) for passed, factor in self.factor.items() if passed is not None]
+        for power in POWERS:
+            first, *others = [factor / passed**power for passed, factor in known]
+            if all(abs(other - first) <= 1e-6 * abs(first) for other in others):
+                return first, power
+        return None
 
     def factor_for(self, passed: float | None) -> float | None:
         """The factor where this temperature is passed; None where those known are not multiples of a power of it."""
-        if passed in self.factor:
+        if passed is None or passed in self.factor:
             return self.factor[passed]
-        (first, one), (second, two) = list(self.factor.items())[:2]
-        assert passed
-        assert first
-        assert second
-        for power in POWERS:
-            if abs(one * second**power - two * first**power) <= 1e-9 * abs(one * second**power):
-                return one * (passed / first) ** power
-        return None
+        scale = self.scale
+        return None if scale is None else scale[0] * passed ** scale[1]
 
 
 PLAIN_COUNTS = ("mean", "sum", "drop", "mean_pairs")
@@ -394,7 +401,7 @@ class Search:
         known: the losses of the catalogue that the call can express.
         passed: the temperatures that are passed; None alone where the target takes none.
         probes: the probes that it accepts.
-        answers: by the name of the batch and the temperature.
+        answers: what it returned for each.
         broken: the batches that it does not accept, and why.
         steep: further probes at the end of the range.
         undetermined: explanations that hold at any temperature.
@@ -407,7 +414,7 @@ class Search:
         self.target, self.limit = target, limit
         self.call = VIEWS if target.call == "stacked" else target.call
         self.passed: tuple[float | None, ...] = PASSED if target.takes_temperature else (None,)
-        self.answers: dict[tuple[str, float | None], Answer] = {}
+        self.answers: dict[Probe, Answer] = {}
         self.broken: dict[str, str] = {}
         self.steep: list[Probe] = []
         self.undetermined: list[Match] = []
@@ -415,7 +422,6 @@ class Search:
         self.probes = self._choose()
         self.single = all(answer.single for answer in self.answers.values())
         self.close = CLOSE_SINGLE if self.single else CLOSE
-        self._settings: dict[tuple[str, str], Setting | None] = {}
 
     def _choose(self) -> Probes:
         """The first probes that the target accepts, and its answers."""
@@ -439,13 +445,13 @@ class Search:
 
     def ask(self, probe: Probe) -> Answer:
         """Call the target, and keep the answer."""
-        answer = call_with(self.target, probe, self.limit)
-        self.answers[probe.batch.name, probe.temperature] = answer
-        return answer
+        self.answers[probe] = call_with(self.target, probe, self.limit)
+        return self.answers[probe]
 
     def answered(self, batches: Iterable[Batch]) -> list[Probe]:
         """The probes of these batches that were answered."""
-        return [Probe(b, t) for b in batches for t in self.passed if (b.name, t) in self.answers]
+        probes = [Probe(batch, passed) for batch in batches for passed in self.passed]
+        return [probe for probe in probes if probe in self.answers]
 
     @property
     def ordinary(self) -> list[Probe]:
@@ -457,27 +463,15 @@ class Search:
         """Every probe that was answered, except the steep ones."""
         return self.answered((*self.probes.ordinary, *self.probes.edges))
 
-    def answer(self, probe: Probe) -> Answer:
-        """What the target returned."""
-        return self.answers[probe.batch.name, probe.temperature]
-
-    def setting(self, batch: Batch, positives: str) -> Setting | None:
-        """The batch with its positives read so, made once."""
-        key = (batch.name, positives)
-        if key not in self._settings:
-            self._settings[key] = POSITIVES[positives].change(batch_setting(batch))
-        return self._settings[key]
-
     def totals(self, tried: Sequence[Variant], batch: Batch, temperatures: Tensor) -> np.ndarray[Any, Any]:
         """[V, T], the sum over the anchors as each variant predicts it; NaN where it cannot."""
         found = np.full((len(tried), len(temperatures)), np.nan)
         evaluations: dict[str, Evaluation] = {}
         with torch.no_grad():
             for k, variant in enumerate(tried):
-                positives = variant.positives
-                setting = self.setting(batch, positives)
+                setting = read_as(batch, variant.positives)
                 if setting is not None:
-                    evaluation = evaluations.setdefault(positives, Evaluation(setting, temperatures))
+                    evaluation = evaluations.setdefault(variant.positives, Evaluation(setting, temperatures))
                     found[k] = evaluation.anchors(variant).sum(dim=1).numpy()
         return found
 
@@ -490,7 +484,7 @@ class Search:
         for the two probes that differ most; at its crossings the others must be near, too.
         """
         batches = self.probes.alike
-        given = np.array([self.answers[b.name, passed].total for b in batches])
+        given = np.array([self.answers[Probe(b, passed)].total for b in batches])
         if not np.isfinite(given).all() or not given.any():
             return []
         ends = np.stack([self.totals(tried, batch, GRID) for batch in (batches[0], batches[-1])])
@@ -519,7 +513,7 @@ class Search:
     def refine(self, variant: Variant, passed: float | None, low: float, high: float) -> float | None:
         """The temperature in between at which the variant's ratio of two answers is the target's."""
         a, b = self.probes.alike[0], self.probes.alike[-1]
-        at, bt = self.answers[a.name, passed].total, self.answers[b.name, passed].total
+        at, bt = self.answers[Probe(a, passed)].total, self.answers[Probe(b, passed)].total
 
         def off(logarithm: float) -> float:
             temperature = torch.tensor([math.exp(logarithm)], dtype=torch.float64)
@@ -537,11 +531,11 @@ class Search:
         """The variant at these temperatures compared with every ordinary probe, with the factor that fits best."""
         found: dict[float | None, list[tuple[Probe, Setting, float, float]]] = {p: [] for p in self.passed}
         for probe in self.ordinary:
-            setting = self.setting(probe.batch, variant.positives)
+            setting = read_as(probe.batch, variant.positives)
             if setting is not None:
                 at = torch.tensor([temperatures[probe.temperature]], dtype=torch.float64)
                 value = float(self.totals([variant], probe.batch, at)[0, 0])
-                found[probe.temperature].append((probe, setting, value, self.answer(probe).total))
+                found[probe.temperature].append((probe, setting, value, self.answers[probe].total))
         counts = ["sum"] if variant.form == "pooled" else list(COUNTS)
         compared = [self._compared(variant, temperatures, count, found) for count in counts]
         matches = [match for match in compared if match is not None]
@@ -578,14 +572,14 @@ class Search:
     @cached_property
     def vector(self) -> bool:
         """Whether the target returns one value per anchor."""
-        return any(len(self.answer(probe).values) > 1 for probe in self.ordinary)
+        return any(len(self.answers[probe].values) > 1 for probe in self.ordinary)
 
     # Gradients
 
     def _gradients(self, match: Match) -> Iterator[tuple[Probe, Tensor, Tensor]]:
         """For every ordinary probe with a finite gradient: the gradient, and the one expected."""
         for probe in self.ordinary:
-            given = self.answer(probe).gradient
+            given = self.answers[probe].gradient
             if given is None or not bool(given.isfinite().all()):
                 continue  # which is reported apart
             rows = probe.batch.embeddings.detach().clone().requires_grad_()
@@ -605,7 +599,7 @@ class Search:
                 continue
             size = max(float(expected.norm()), float(given.norm()))
             # A gradient that vanishes is all rounding.
-            nothing = 1e-12 * abs(self.answer(probe).total) / float(rows.norm())
+            nothing = 1e-12 * abs(self.answers[probe].total) / float(rows.norm())
             errors.append(float((expected - given).norm()) / size if size > nothing else 0.0)
         return max(errors, default=None)
 
@@ -653,7 +647,7 @@ class Search:
         at = torch.tensor(PASSED, dtype=torch.float64)
         alike = self.probes.alike
         batches = (alike[0], alike[-1], *alike[1:-1])
-        given = np.array([[self.answers[b.name, p].total for p in PASSED] for b in batches])
+        given = np.array([[self.answers[Probe(b, p)].total for p in PASSED] for b in batches])
 
         def ranked(chosen: Sequence[Variant], n: int) -> list[Variant]:
             values = np.stack([self.totals(chosen, batch, at) for batch in batches[:n]])
