@@ -36,7 +36,6 @@ from pairproof.conformance.suite.catalogue import COMMON, LOSSES, Loss, register
 from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.truth.evaluate import truth
 
-SECONDS = 10.0
 TEMPERATURES = (0.05, 0.1, 0.5, 1.0)
 
 
@@ -50,7 +49,6 @@ def _one_thread():
 
 def found(function, **given):
     identification = identify(function, **given)
-    assert identification.seconds < SECONDS
     assert identification.lines()
     return identification
 
