@@ -23,7 +23,7 @@ from pairproof.fast.kernels.table import KERNELS, KINDS, PLAIN, Key, Launch, lau
 
 ROOT = Path(__file__).resolve().parent.parent
 ARCHS = (80, 89, 90, 100)
-DIMS = (16, 32, 64, 128, 256, *range(384, 1025, 128))
+DIMS = table.PADDED
 NO_TRITON = importlib.util.find_spec("triton") is None
 needs_triton = pytest.mark.skipif(NO_TRITON or kernels.interpreting(), reason="needs triton, and not its interpreter")
 
@@ -94,14 +94,14 @@ GOOD = Launch(64, 64, 64, 64, 4, 2)
 @pytest.mark.parametrize(
     ("launch", "rule"),
     [
-        (GOOD._replace(rows=48), "rows: expected a power of two, got 48"),
-        (GOOD._replace(rows=256), "rows, columns: expected 32, 64 or 128, got 256 and 64"),
-        (GOOD._replace(columns=16), "rows, columns: expected 32, 64 or 128, got 64 and 16"),
-        (GOOD._replace(part=8), "part: expected at least 16 and a divisor of 192, got 8"),
-        (GOOD._replace(part=128), "part: expected at least 16 and a divisor of 192, got 128"),
-        (GOOD._replace(out=0), "out: expected a power of two, got 0"),
-        (GOOD._replace(warps=32), "warps: expected 1 to 16, got 32"),
-        (GOOD._replace(stages=0), "stages: expected 1 to 8, got 0"),
+        (GOOD._replace(rows=48), "rows: expected one of 32, 64, 128, got 48"),
+        (GOOD._replace(rows=256), "rows: expected one of 32, 64, 128, got 256"),
+        (GOOD._replace(columns=16), "columns: expected one of 32, 64, 128, got 16"),
+        (GOOD._replace(part=8), "part: expected one of 16, 32, 64, got 8"),
+        (GOOD._replace(part=128), "part: expected one of 16, 32, 64, got 128"),
+        (GOOD._replace(out=0), "out: expected one of 16, 32, 64, got 0"),
+        (GOOD._replace(warps=32), "warps: expected one of 1, 2, 4, 8, 16, got 32"),
+        (GOOD._replace(stages=0), "stages: expected one of 1, 2, 3, 4, 5, 6, 7, 8, got 0"),
     ],
 )
 def test_a_broken_rule_is_told(launch: Launch, rule: str) -> None:
@@ -141,10 +141,10 @@ def test_a_named_file_stands_in_the_place_of_the_table(named: Callable[[Any], Pa
         (tiles(entry(kind="int8")), "tile 0: kind: expected one of pieces, .*, got 'int8'"),
         (tiles(entry(warps=True)), "tile 0: warps: expected an integer, got True"),
         (tiles(entry(rows=64.0)), r"tile 0: rows: expected an integer, got 64\.0"),
-        (tiles(entry(dim=100)), "tile 0: dim: expected a padded length, .*, got 100"),
+        (tiles(entry(dim=100)), "tile 0: dim: expected one of 16, .*, got 100"),
         (tiles(entry(capability=75)), "tile 0: capability: expected at least 80, got 75"),
         (tiles(entry(), entry()), "tile 1: sums_plain bfloat16 dim 128 capability 90 has one already"),
-        (tiles(entry(part=256)), "sums_plain bfloat16 dim 128 .*: part: expected .* divisor of 128, got 256"),
+        (tiles(entry(part=256)), "sums_plain bfloat16 dim 128 .*: part: expected one of 16, 32, 64, 128, got 256"),
         (tiles(entry(rows=32)), "sums_marked .*: rows: expected a divisor of the 32 of sums_plain, got 64"),
     ],
 )

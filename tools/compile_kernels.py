@@ -40,7 +40,7 @@ from pairproof import fast
 from pairproof.fast import kernels
 from pairproof.fast.engine import Denominator, Similarity, device
 from pairproof.fast.info_nce import Direction
-from pairproof.fast.kernels.table import KINDS, Kind
+from pairproof.fast.kernels.table import KINDS, PADDED, Kind
 
 DIMS = (64, 128, 256, 512)
 MORE_DIMS = (16, 32, 384, 768, 1024)
@@ -372,9 +372,8 @@ def compiled(work: Sequence[Job], processes: int) -> list[Found]:
 def main(arguments: list[str]) -> int:
     """Compile what the command line asks for and check it; return the exit code."""
     parser = argparse.ArgumentParser(description="Compile every kernel that can be queued and check what came out.")
-    lengths = [16, 32, 64, 128, 256, *range(384, 1025, 128)]
     parser.add_argument("--arch", nargs="+", type=int, choices=DEVICES, help="default: 80 90 100")
-    parser.add_argument("--dim", nargs="+", type=int, choices=lengths, help="padded lengths; default: 64 128 256 512")
+    parser.add_argument("--dim", nargs="+", type=int, choices=PADDED, help="padded lengths; default: 64 128 256 512")
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS, help="of rows; default: all")
     parser.add_argument("--kernel", nargs="+", default=[], help="names; default: all")
     parser.add_argument("--jobs", type=int, choices=range(1, 65), metavar="N", default=2, help="processes; default: 2")

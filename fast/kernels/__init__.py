@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from ..engine.spec import AnchorValues, Batch, Gradients, Plan
+from .table import LONGEST
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LONGEST = 1024
-"""Columns of embeddings that tiles exist for."""
 STATS = 12
 """Numbers per anchor that the forward pass leaves for the backward pass."""
 OLDEST = (8, 0)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..engine.spec import LN2, UNSHIFTED, AnchorValues, Batch, Gradients, Plan, Targets
 from . import STATS, anchors, gradient, positives, rows, sums
-from .table import PLAIN, Kernel, Kind, Launch, launch_of
+from .table import PADDED, PLAIN, Kernel, Kind, Launch, launch_of
 
 PAD = 128
 """Rows are padded to a multiple of this, which every tile divides."""
@@ -42,32 +42,15 @@ Arguments = dict[str, Any]
 """Arguments of kernels by name; names in capitals are known when a kernel is compiled."""
 
 
-class Traits(NamedTuple):
-    """How rows are multiplied.
-
-    Attributes:
-        kind: "pieces" for float32, "tf32" where that was asked for, else the dtype's name.
-        raw: rows are as they were given, and their scale is applied to products.
-        pieces: how many matrices make the rows.
-        dtype: of these matrices.
-    """
-
-    kind: Kind
-    raw: bool
-    pieces: int
-    dtype: torch.dtype
-
-
-def traits_of(dtype: torch.dtype, *, tf32: bool) -> Traits:
-    """Return how rows of a dtype are multiplied."""
-    if dtype == torch.float32:
-        return Traits("tf32", False, 1, torch.float32) if tf32 else Traits("pieces", False, 3, torch.bfloat16)
-    return Traits("bfloat16" if dtype == torch.bfloat16 else "float16", True, 1, dtype)
+def kind_of(dtype: torch.dtype, *, tf32: bool) -> Kind:
+    """Return how rows of a dtype are multiplied: "pieces" are three matrices of bfloat16 that add up to float32."""
+    kinds: dict[torch.dtype, Kind] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+    return kinds.get(dtype, "tf32" if tf32 else "pieces")
 
 
 def padded_dim(dim: int) -> int:
-    """Return the length that rows of ``dim`` are padded to: tiles are powers of two wide."""
-    return max(16, triton.next_power_of_2(dim)) if dim <= 256 else -(-dim // 128) * 128
+    """Return the length that rows of ``dim`` are padded to."""
+    return next(length for length in PADDED if length >= dim)
 
 
 def interpreted() -> bool:
@@ -248,7 +231,8 @@ TILED: dict[Kernel, Any] = {
 def set_up(batch: Batch, plan: Plan) -> Problem:
     """Make a batch ready."""
     rule, targets, given, others = batch.rule, batch.targets, batch.embeddings, batch.references.embeddings
-    traits = traits_of(batch.storage or given.dtype, tf32=plan.tf32)
+    stored = batch.storage or given.dtype
+    kind = kind_of(stored, tf32=plan.tf32)
     constants, learned = empty((2,), given, torch.float32), None
     if isinstance(rule.temperature, Tensor):
         learned, reciprocal, largest = rule.temperature.to(given.device), 1.0, math.inf
@@ -270,16 +254,16 @@ def set_up(batch: Batch, plan: Plan) -> Problem:
         "COSINE": rule.similarity == "cosine",
         "FIXED": moderate and rule.terms in SOFTMAX and targets.kind not in ("mask", "pairs"),
         "LEARNED": learned is not None,
-        "REACH": REACH if traits.kind == "float16" else 1.0,
-        "RAW": traits.raw,
-        "PIECES": traits.pieces,
+        "REACH": REACH if kind == "float16" else 1.0,
+        "RAW": stored != torch.float32,
+        "PIECES": 3 if kind == "pieces" else 1,
         "WIDEN": interpreted(),
     }
-    x, y = _sides(batch, traits, arguments)
-    return Problem(batch, x, y, traits.kind, {**arguments, **_marks(targets, x)})
+    x, y = _sides(batch, torch.bfloat16 if kind == "pieces" else stored, arguments)
+    return Problem(batch, x, y, kind, {**arguments, **_marks(targets, x)})
 
 
-def _sides(batch: Batch, traits: Traits, arguments: Arguments) -> tuple[Side, Side]:
+def _sides(batch: Batch, dtype: torch.dtype, arguments: Arguments) -> tuple[Side, Side]:
     """Make rows and references ready."""
     targets, others, own = batch.targets, batch.references.embeddings, batch.references.own
     labels = targets.given if targets.kind in ("labels", "partners") else None
@@ -287,7 +271,7 @@ def _sides(batch: Batch, traits: Traits, arguments: Arguments) -> tuple[Side, Si
     order = torch.argsort(targets.given, stable=True) if targets.kind == "labels" else None
     if others is None:
         named = {"labels": "given", "partners": "paired"}.get(targets.kind, "never")
-        side = _side(batch.embeddings, order, traits, arguments, labels, LABELS=named, SELVES="place")
+        side = _side(batch.embeddings, order, dtype, arguments, labels, LABELS=named, SELVES="place")
         return side, side
     columns_order = None
     if targets.columns is not None:
@@ -297,26 +281,26 @@ def _sides(batch: Batch, traits: Traits, arguments: Arguments) -> tuple[Side, Si
             place[columns_order] = torch.arange(place.shape[0], device=place.device)
             own = torch.where(own >= 0, place[own.clamp(min=0)], -1)
     named, selves = ("never" if known is None else "given" for known in (labels, own))
-    x = _side(batch.embeddings, order, traits, arguments, labels, own, LABELS=named, SELVES=selves)
+    x = _side(batch.embeddings, order, dtype, arguments, labels, own, LABELS=named, SELVES=selves)
     named = "place" if targets.columns is None else "given"
-    return x, _side(others, columns_order, traits, arguments, targets.columns, LABELS=named, SELVES="place")
+    return x, _side(others, columns_order, dtype, arguments, targets.columns, LABELS=named, SELVES="place")
 
 
 def _side(
     given: Tensor,
     order: Tensor | None,
-    traits: Traits,
+    dtype: torch.dtype,
     arguments: Arguments,
     labels: Tensor | None = None,
     selves: Tensor | None = None,
     **naming: str,
 ) -> Side:
-    """Make one matrix ready; ``naming`` is LABELS and SELVES of `rows.prepare_labels`."""
+    """Make one matrix ready, as rows of a dtype; ``naming`` is LABELS and SELVES of `rows.prepare_labels`."""
     pad, dim = -(-given.shape[0] // PAD) * PAD, padded_dim(given.shape[1])
     side = Side(
         given,
         order,
-        empty((traits.pieces, pad, dim), given, traits.dtype),
+        empty((arguments["PIECES"], pad, dim), given, dtype),
         empty((pad,), given, torch.float32),
         empty((pad,), given, torch.float32),
         empty((pad,), given, torch.int64),

@@ -43,9 +43,10 @@ PLAIN: Mapping[Kernel, Kernel] = {
 VARIABLE = "PAIRPROOF_KERNEL_TABLE"
 FORMAT = 1
 """What a file of tiles calls the layout that is read here."""
-LONGEST_WHOLE = 256
-"""Dimensions up to here are padded to powers of two, longer ones to multiples of 128."""
-LONGEST = 1024
+PADDED: tuple[int, ...] = (16, 32, 64, 128, 256, *range(384, 1025, 128))
+"""Lengths that rows are padded to: powers of two, then multiples of 128."""
+LONGEST = PADDED[-1]
+"""Columns of embeddings that tiles exist for."""
 
 
 class Launch(NamedTuple):
@@ -165,7 +166,7 @@ def architecture_of(capability: int) -> int:
 
 def listed_dim(dim: int) -> int:
     """Return the length in the table whose tiles rows of a padded length take."""
-    if dim <= LONGEST_WHOLE or dim == 512:
+    if dim <= 256 or dim == 512:
         return max(64, dim)
     return 768 if dim % 256 == 0 else 384
 
@@ -194,41 +195,40 @@ def launch_of(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Launch:
     Raises:
         ValueError: the file that ``PAIRPROOF_KERNEL_TABLE`` names is no such table.
     """
-    near = "bfloat16" if kind == "float16" else kind
-    chosen = _in_place().get(Key(kernel, kind, dim, capability)) or _in_place().get(
-        Key(kernel, cast(Kind, near), dim, capability)
-    )
-    return _derived(kernel, kind, dim, capability) if chosen is None else chosen
+    for near in (kind, _near(kind)):
+        chosen = _in_place().get(Key(kernel, near, dim, capability))
+        if chosen is not None:
+            return chosen
+    return _derived(kernel, kind, dim, capability)
+
+
+def _near(kind: Kind) -> Kind:
+    return "bfloat16" if kind == "float16" else kind
 
 
 @cache
 def _derived(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Launch:
-    near = "bfloat16" if kind == "float16" else kind
-    launch = committed()[Key(kernel, cast(Kind, near), listed_dim(dim), architecture_of(capability))]
+    launch = committed()[Key(kernel, _near(kind), listed_dim(dim), architecture_of(capability))]
     return launch._replace(part=min(launch.part, dim), out=min(launch.out, dim))
 
 
 def violations(kernel: Kernel, launch: Launch, dim: int) -> list[str]:
     """List the rules that a tile breaks by itself, one line each."""
-    wrong = []
-    for name in ("rows", "columns", "part", "out", "warps"):
-        number = getattr(launch, name)
-        if number < 1 or number & (number - 1):
-            wrong.append(f"{name}: expected a power of two, got {number}")
-    for name in ("part", "out"):
-        number = getattr(launch, name)
-        if number < 16 or dim % number:
-            wrong.append(f"{name}: expected at least 16 and a divisor of {dim}, got {number}")
-    if kernel in PLAIN:
-        if not (16 <= launch.rows <= 128 and 16 <= launch.columns <= 128):
-            wrong.append(f"rows, columns: expected 16 to 128, got {launch.rows} and {launch.columns}")
-    elif not {launch.rows, launch.columns} <= {32, 64, 128}:
-        wrong.append(f"rows, columns: expected 32, 64 or 128, got {launch.rows} and {launch.columns}")
-    if not 1 <= launch.warps <= 16:
-        wrong.append(f"warps: expected 1 to 16, got {launch.warps}")
-    if not 1 <= launch.stages <= 8:
-        wrong.append(f"stages: expected 1 to 8, got {launch.stages}")
-    return wrong
+    sides = (16, 32, 64, 128) if kernel in PLAIN else (32, 64, 128)
+    parts = [size for size in (16, 32, 64, 128, 256, 512, 1024) if dim % size == 0]
+    allowed = {
+        "rows": sides,
+        "columns": sides,
+        "part": parts,
+        "out": parts,
+        "warps": (1, 2, 4, 8, 16),
+        "stages": range(1, 9),
+    }
+    return [
+        f"{name}: expected one of {', '.join(map(str, allowed[name]))}, got {number}"
+        for name, number in launch._asdict().items()
+        if number not in allowed[name]
+    ]
 
 
 def disagreements(kernel: Kernel, launch: Launch, plain: Launch) -> list[str]:
@@ -320,17 +320,12 @@ def _parsed(entry: object) -> tuple[Key, Launch]:
     names = (*Key._fields, *Launch._fields)
     if not isinstance(entry, dict) or set(entry) != set(names):
         raise ValueError(f"expected an object of {', '.join(names)}")
-    if entry["kernel"] not in KERNELS:
-        raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, got {entry['kernel']!r}")
-    if entry["kind"] not in KINDS:
-        raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {entry['kind']!r}")
     for name in ("dim", "capability", *Launch._fields):
         if type(entry[name]) is not int:
             raise ValueError(f"{name}: expected an integer, got {entry[name]!r}")
-    dim = entry["dim"]
-    padded = dim in (16, 32, 64, 128, 256) or (dim % 128 == 0 and LONGEST_WHOLE < dim <= LONGEST)
-    if not padded:
-        raise ValueError(f"dim: expected a padded length, 16 to 256 by twos or a multiple of 128 up to 1024, got {dim}")
+    for name, known in (("kernel", KERNELS), ("kind", KINDS), ("dim", PADDED)):
+        if entry[name] not in known:
+            raise ValueError(f"{name}: expected one of {', '.join(map(str, known))}, got {entry[name]!r}")
     if entry["capability"] < 80:
         raise ValueError(f"capability: expected at least 80, got {entry['capability']}")
     return Key(*(entry[name] for name in Key._fields)), Launch(*(entry[name] for name in Launch._fields))

@@ -16,13 +16,14 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..engine.spec import Batch, Plan, Rule, Targets
+from ..engine.spec import Batch, Plan, References, Rule, Targets
 from . import evaluation, refusal
 from .table import (
     KERNELS,
@@ -139,10 +140,11 @@ def tune(kernels: Sequence[Kernel], kind: Kind, dim: int, capability: int, timer
     return found
 
 
+@dataclass(frozen=True)
 class EventTimer:
     """Times passes of a synthetic batch between events on the current stream.
 
-    Args:
+    Attributes:
         rows: N; with a mask, `MASK_ROWS` at most.
         columns: D.
         dtype: of the embeddings.
@@ -151,11 +153,12 @@ class EventTimer:
         device: that it is timed on.
     """
 
-    def __init__(
-        self, rows: int, columns: int, dtype: torch.dtype, *, tf32: bool, rounds: int, device: str = "cuda"
-    ) -> None:
-        self.rows, self.columns, self.dtype, self.tf32, self.rounds = rows, columns, dtype, tf32, rounds
-        self.device = device
+    rows: int
+    columns: int
+    dtype: torch.dtype
+    tf32: bool
+    rounds: int
+    device: str = "cuda"
 
     def __call__(self, key: Key, launches: Sequence[Launch]) -> list[float | None]:
         """Time each tile; one that the compiler or the device refuses is None."""
@@ -194,7 +197,7 @@ class EventTimer:
         targets = Targets("mask", labels[:, None] == labels) if marked else Targets("labels", labels)
         rule = Rule("out", "cosine", 0.1, "one_positive" if marked else "all")
         queue: Any = evaluation()
-        problem = queue.set_up(Batch(embeddings, targets, rule), Plan("triton", tf32=self.tf32))
+        problem = queue.set_up(Batch(embeddings, targets, rule, References()), Plan("triton", tf32=self.tf32))
         found, stats = queue.forward(problem)
         grad: Tensor = torch.ones_like(found.values)
         if kernel.startswith("gradient"):
@@ -247,7 +250,7 @@ def main(arguments: Sequence[str], timer: Timer | None = None, capability: int |
         major, minor = torch.cuda.get_device_capability()
         capability = 10 * major + minor
     queue: Any = evaluation()
-    kind: Kind = queue.traits_of(dtype, tf32=options.tf32).kind
+    kind: Kind = queue.kind_of(dtype, tf32=options.tf32)
     dim = queue.padded_dim(options.columns)
     held = read(options.output) if options.output is not None and options.output.exists() else {}
     with instead(held):
