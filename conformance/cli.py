@@ -311,16 +311,14 @@ def _find(name: str) -> Case:
 
     fixtures = load_worked()
     cases = {case.id: case for case in load_cases(fixtures)}
-    if name in cases:
-        return cases[name]
-    for fixture in fixtures:
-        for figure in fixture.figures:
-            if f"{fixture.document.id}/{figure.id}" == name:
-                called = f"{fixture.document.id}/{figure.call}"
-                if called in cases:
-                    return cases[called]
-                raise typer.BadParameter(f"{name} is no loss of known inputs, so it has no terms", param_hint="CASE")
-    raise typer.BadParameter(f"unknown case {name!r}; see: pairproof list", param_hint="CASE")
+    calls = {f"{one.document.id}/{it.id}": f"{one.document.id}/{it.call}" for one in fixtures for it in one.figures}
+    found = cases.get(name) or cases.get(calls.get(name, ""))
+    if found is None:
+        words = (
+            f"{name} is not a loss of known inputs, so it has no terms" if name in calls else f"unknown case {name!r}"
+        )
+        raise typer.BadParameter(f"{words}; see: pairproof list", param_hint="CASE")
+    return found
 
 
 fixtures = typer.Typer(

@@ -20,7 +20,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,10 +38,8 @@ if TYPE_CHECKING:
     from .suite.cases import Case
 
 MARK = "pairproof"
-REQUESTED = "pairproof-asked"
-"""Name of the property of a test's report that says to which mark the test belongs; JUnit files have it too."""
-JUDGED = "pairproof"
-"""Name of the property that says how the check ended; missing if the test ended before its check."""
+PROPERTY = "pairproof"
+"""Name of the property of a test's report that says to which mark it belongs and how its check ended, as JSON."""
 FIXTURE = "check"
 _SUITE = pytest.StashKey["Suite"]()
 
@@ -140,10 +138,8 @@ def _given(config: pytest.Config) -> dict[str, Any]:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Name the target of the command line; those of test files are named once they are collected."""
-    target = config.getoption("--pairproof-target")
-    if target is None:
-        return None
-    return f"pairproof {_version()}: {target} as {config.getoption('--pairproof-loss')}"
+    target, loss = config.getoption("--pairproof-target"), config.getoption("--pairproof-loss")
+    return f"pairproof {_version()}: {target} as {loss}" if target else None
 
 
 def _version() -> str:
@@ -198,13 +194,11 @@ def _from_command_line(config: pytest.Config, mark: Mark) -> dict[str, Any]:
 def _suite(config: pytest.Config) -> Suite:
     """The suite, loaded when the first test that needs it is collected."""
     if _SUITE not in config.stash:
-        file = config.getoption("--pairproof-deviations")
         try:
-            config.stash[_SUITE] = Suite(Path(file) if file else None, config.rootpath)
+            config.stash[_SUITE] = Suite(config)
         except ImportError as error:
             missing = error.name or error
             raise UsageError(f'pairproof: {missing} is not installed: pip install "pairproof[verify]"') from None
-        config.add_cleanup(config.stash[_SUITE].close)
     return config.stash[_SUITE]
 
 
@@ -228,39 +222,28 @@ def _check_of(item: pytest.Item) -> CaseCheck | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Put into the reports of a test what was requested, whether or not it reaches its check."""
+    """Put into the reports of a test to which mark it belongs, whether or not it reaches its check."""
     check = _check_of(item)
     if check is not None:
-        check.node, check.outcome = item.nodeid, None
-        item.user_properties[:] = [kept for kept in item.user_properties if kept[0] not in (JUDGED, REQUESTED)]
-        item.user_properties.append((REQUESTED, json.dumps(check.requested)))
+        check.item = item
+        check.tell({})
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Put into the report of a test how its check ended; fail a test that did not call it."""
+    """Fail a test that did not call its check."""
+    result = yield
     check = _check_of(item)
-    if check is None:
-        return (yield)
-    try:
-        result = yield
-    finally:
-        if check.outcome is not None:
-            item.user_properties.append((JUDGED, json.dumps(check.outcome)))
-    if check.outcome is None:
+    if check is not None and not check.called:
         pytest.fail("the test did not call check(), so nothing was judged", pytrace=False)
     return result
 
 
 class Suite:
-    """Every case and every target that was loaded, once in a process."""
+    """Every case of the suite, and the declared deviations of the project; loaded once in a process."""
 
-    def __init__(self, file: Path | None, root: Path) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         """Load the cases.
-
-        Args:
-            file: TOML file of declared deviations; None is the nearest ``pyproject.toml`` that has any.
-            root: where the search for that begins; the working directory comes next.
 
         Raises:
             UsageError: a ``pyproject.toml`` is not TOML.
@@ -269,17 +252,13 @@ class Suite:
         from .judge.deviations import project_file
         from .judge.verify import load_cases
 
+        self.config = config
         self.cases = load_cases(load_worked())
         self.by_id = {case.id: case for case in self.cases}
         self.explained = 0
-        self.targets: dict[tuple[int, int | str], External] = {}
         self.nearest = project_file(Path.cwd())
-        self.file = file or project_file(root) or self.nearest
-
-    def close(self) -> None:
-        """End the commands that were judged."""
-        for target in self.targets.values():
-            target.close()
+        given = config.getoption("--pairproof-deviations")
+        self.file = Path(given) if given else project_file(config.rootpath) or self.nearest
 
     def checks(self, mark: Mark, number: int, *, overridden: bool) -> list[CaseCheck]:
         """The checks that a mark requests, in the order of the cases.
@@ -321,6 +300,7 @@ class Group:
         overridden: whether the command line says anything of the mark.
         file: of the declared deviations.
         entries: of that file, by place.
+        loaded: targets by name; the mark's own, if it has no name, by None.
     """
 
     mark: Mark
@@ -330,6 +310,7 @@ class Group:
     overridden: bool
     file: Path | None
     entries: dict[str, dict[str, Any]]
+    loaded: dict[str | None, External] = field(default_factory=dict)
 
     @cached_property
     def deviations(self) -> tuple[Deviation, ...]:
@@ -346,20 +327,19 @@ class Group:
         """Load a target: once where it is named, or the mark's own.
 
         Raises:
-            UsageError: what is said of it is wrong or too little.
+            UsageError: an option contradicts it or is missing.
             CouldNotRun: it cannot be loaded.
         """
         from .judge.check import check_device, load_target
 
-        thing, loaded = request.target, self.suite.targets
-        key = id(self), thing if isinstance(thing, str) else id(thing)
-        if key in loaded:
-            return loaded[key]
+        name = request.target if isinstance(request.target, str) else None
+        if name in self.loaded and (name or request.target is self.mark.target):
+            return self.loaded[name]
         check_device(request)
         found = load_target(request, self.deviations)
-        # The id of any other thing may become that of a new one.
-        if isinstance(thing, str) or thing is self.mark.target:
-            loaded[key] = found
+        if name or request.target is self.mark.target:
+            self.loaded[name] = found
+            self.suite.config.add_cleanup(found.close)
         return found
 
 
@@ -372,27 +352,28 @@ class CaseCheck:
         case: id of the case.
         dtype: of the inputs.
         id: its part of the test's id.
-        node: the test's id.
-        outcome: how it ended; None as long as it was not called.
+        called: whether the test called it.
     """
 
     group: Group
     case: str
     dtype: str
     id: str
-    node: str = field(default="", repr=False)
-    outcome: dict[str, Any] | None = None
+    called: bool = False
+    item: pytest.Item = field(init=False, repr=False)
 
-    @property
-    def requested(self) -> dict[str, Any]:
-        """The mark to which it belongs, how many checks that has, and how many of them must be judged."""
-        return {
-            "group": f"{self.node.replace(self.id, '')} {self.group.number}",
-            "of": self.group.count,
-            "asserted": self.group.mark.checks,
-            "said": self.group.overridden,
-            "title": self.group.mark.title,
+    def tell(self, outcome: Mapping[str, Any]) -> None:
+        """Put into the reports of the test how the check ended; nothing as long as it was not called."""
+        group, self.called = self.group, bool(outcome)
+        told = {
+            "group": f"{self.item.nodeid.replace(self.id, '')} {group.number}",
+            "of": group.count,
+            "asserted": group.mark.checks,
+            "said": group.overridden,
+            "title": group.mark.title,
         }
+        self.item.user_properties[:] = [kept for kept in self.item.user_properties if kept[0] != PROPERTY]
+        self.item.user_properties.append((PROPERTY, json.dumps({**told, **outcome})))
 
     def __call__(self, target: object | None = None) -> None:
         """Judge a target on this case, and end the test as the verdict says.
@@ -428,7 +409,7 @@ class CaseCheck:
         finally:
             torch.set_num_threads(threads)
         check = replace(check, message=check.message.removeprefix("TargetError: "))
-        self.outcome = self._outcome(check, mark, judged)
+        self.tell(self._outcome(check, mark, judged))
         if check.status is Status.SKIPPED:
             pytest.skip(check.message)
         if check.status is Status.DEVIATES:
@@ -473,7 +454,7 @@ class CaseCheck:
         if check.flags:
             yield f"the case is there for: {', '.join(check.flags)}"
         named = isinstance(mark.target, str)
-        yield f"repeat: {mark.repeat(self.case, self.dtype)}" if named else f"repeat: pytest '{self.node}'"
+        yield f"repeat: {mark.repeat(self.case, self.dtype)}" if named else f"repeat: pytest '{self.item.nodeid}'"
 
 
 Record = dict[str, Any]
@@ -494,13 +475,10 @@ class Tally:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what a report says; of a test that is repeated the last one."""
-        said = {name: json.loads(str(value)) for name, value in report.user_properties if name in (REQUESTED, JUDGED)}
-        if REQUESTED not in said or report.when == "teardown":
-            return
+        told = next((json.loads(str(value)) for name, value in report.user_properties if name == PROPERTY), None)
         ended = report.when == "call" or not report.passed
-        if ended or report.nodeid not in self.tests:
-            judged = said.get(JUDGED, {}) if report.when == "call" else {}
-            self.tests[report.nodeid] = {**said[REQUESTED], "ended": ended, **judged}
+        if told and report.when != "teardown" and (ended or report.nodeid not in self.tests):
+            self.tests[report.nodeid] = {**told, "ended": ended}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run whose tests passed and whose counts or declarations are wrong."""

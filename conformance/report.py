@@ -99,21 +99,11 @@ def show(report: Report, console: Console, *, seconds: float) -> None:
     if report.judgements:
         console.print(_figures(report))
     if report.claims:
-        console.print(
-            _table(
-                "Claims in words",
-                ("document", "claim", "verdict", "evidence"),
-                (
-                    (
-                        claim.document,
-                        claim.claim.id,
-                        _styled(claim.verdict, "green" if claim.passed else "bold red"),
-                        escape(claim.evidence),
-                    )
-                    for claim in report.claims
-                ),
-            )
-        )
+        rows = [
+            (one.document, one.claim.id, _styled(one.verdict, _style(one.passed)), escape(one.evidence))
+            for one in report.claims
+        ]
+        console.print(_table("Claims in words", ("document", "claim", "verdict", "evidence"), rows))
     cases = [check for check in report.checks if check.kind == "case"]
     if cases:
         console.print(_implementations(cases))
@@ -279,7 +269,7 @@ def _verdict(report: Report, line: Line, seconds: float) -> None:
 
 
 def _style(good: bool) -> str:
-    return "bold green" if good else "bold red"
+    return "green" if good else "bold red"
 
 
 def show_check(result: CheckResult, console: Console, *, seconds: float, everything: bool = False) -> None:

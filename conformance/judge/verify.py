@@ -274,17 +274,16 @@ def _share_out(jobs: Sequence[Callable[[], list[Check]]], selection: Selection) 
 
 
 def _check_selection(selection: Selection) -> None:
-    known = [kind.name for kind in ALL]
-    for given, allowed, what in (
-        (selection.losses, list(LOSSES), "loss"),
-        (selection.implementations, known, "implementation"),
-        (selection.required, known, "implementation"),
-        (selection.dtypes, list(DTYPES), "dtype"),
-        (tuple(selection.peers), ["supcontrast", "folder"], "peer with a path"),
+    kinds = [kind.name for kind in ALL]
+    for given, known, what in (
+        (selection.losses, LOSSES, "loss"),
+        ((*selection.implementations, *selection.required), kinds, "implementation"),
+        (selection.dtypes, DTYPES, "dtype"),
+        (selection.peers, ("supcontrast", "folder"), "peer with a path"),
     ):
         for name in given:
-            if name not in allowed:
-                raise UsageError(f"unknown {what} {name!r}; known: {', '.join(allowed)}")
+            if name not in known:
+                raise UsageError(f"unknown {what} {name!r}; known: {', '.join(known)}")
     try:
         torch.empty(1, device=selection.device)
     except (RuntimeError, AssertionError) as error:
@@ -301,9 +300,9 @@ def _present(selection: Selection, report: Report) -> Iterator[Implementation]:
             if kind.name in selection.required:
                 raise CouldNotRun(f"{kind.name} is required and not here: {error}") from None
             report.absent[kind.name] = str(error)
-            continue
-        report.versions[kind.name] = implementation.version()
-        yield implementation
+        else:
+            report.versions[kind.name] = implementation.version()
+            yield implementation
 
 
 def _judge_documents(report: Report, progress: Progress | None) -> None:
