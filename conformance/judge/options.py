@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -137,6 +137,31 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def command_options(values: object, table: type) -> list[str]:
+    """The options of the command line that set these values, without those that are defaults.
+
+    Args:
+        values: an object of the table's class.
+        table: its class, or a base of it whose options are meant.
+    """
+    words: list[str] = []
+    for keyword, one in options_of(table).items():
+        value = getattr(values, keyword)
+        if not one.flags or value in (one.default, {}):
+            continue
+        flag, _, negation = one.flags[0].partition("/")
+        if isinstance(value, bool):
+            words.append(flag if value else negation)
+        elif isinstance(value, Mapping):
+            for key, given in value.items():
+                for choice in given if isinstance(given, tuple) else (given,):
+                    words += [flag, f"{key}={choice}"]
+        else:
+            for choice in value if one.read else (value,):
+                words += [flag, repr(choice).removesuffix(".0") if isinstance(choice, float) else str(choice)]
+    return words
+
+
 @dataclass(frozen=True)
 class Selection:
     """What ``pairproof verify`` runs. Empty means everything.
@@ -154,11 +179,11 @@ class Selection:
     """
 
     losses: Sequence[str] = option((), "Only this loss (repeatable, or a,b).", "--loss", "-l", read=read_commas)
-    implementations: Sequence[str] = option(
-        (), "Only this implementation (repeatable, or a,b).", "--impl", "-i", read=read_commas
-    )
     cases: Sequence[str] = option(
         (), "Only this case, figure or claim; * and ? match (repeatable).", "--case", "-c", read=tuple
+    )
+    implementations: Sequence[str] = option(
+        (), "Only this implementation (repeatable, or a,b).", "--impl", "-i", read=read_commas
     )
     dtypes: Sequence[str] = option(
         (), "Only this dtype: float64, float32, bfloat16 or float16.", "--dtype", "-d", read=read_commas
@@ -190,6 +215,10 @@ class Selection:
     def whole(self) -> bool:
         """Whether nothing is filtered by loss, case or dtype, so that counts can be asserted."""
         return not (self.losses or self.cases or self.dtypes or self.covering)
+
+    def command(self) -> str:
+        """The command that runs this selection."""
+        return shlex.join(["pairproof", "verify", *command_options(self, Selection)])
 
     def takes_loss(self, loss: str) -> bool:
         """Whether a loss is selected."""
@@ -267,14 +296,6 @@ class Request:
         metavar=KEY_VALUE,
         read=read_settings,
     )
-    cases: Sequence[str] = option((), "Only this case; * and ? match (repeatable).", "--case", "-c", read=tuple)
-    dtypes: Sequence[str] = option(
-        (),
-        "float64, float32, bfloat16 or float16 (repeatable). Default: the first two.",
-        "--dtype",
-        "-d",
-        read=read_commas,
-    )
     device: str = option("cpu", "The torch device on which it runs.", "--device")
     limit: float = option(60.0, "Seconds that one evaluation may take.", "--limit", metavar="SECONDS")
     deviations: Path | None = option(  # noqa: RUF009 - it makes a field
@@ -283,6 +304,14 @@ class Request:
         " pyproject.toml.",
         "--deviations",
         metavar="FILE",
+    )
+    cases: Sequence[str] = option((), "Only this case; * and ? match (repeatable).", "--case", "-c", read=tuple)
+    dtypes: Sequence[str] = option(
+        (),
+        "float64, float32, bfloat16 or float16 (repeatable). Default: the first two.",
+        "--dtype",
+        "-d",
+        read=read_commas,
     )
 
     def __post_init__(self) -> None:
@@ -304,18 +333,5 @@ class Request:
 
     def repeat(self, case: str, dtype: str) -> str:
         """The command that repeats one check."""
-        words = ["pairproof", "check", self.name, "--loss", self.loss]
-        for keyword, one in options_of(Request).items():
-            value = getattr(self, keyword)
-            if keyword in ("target", "loss", "cases", "dtypes") or value in (one.default, {}):
-                continue
-            flag, _, other = one.flags[0].partition("/")
-            if isinstance(value, bool):
-                words.append(flag if value else other)
-            elif isinstance(value, Mapping):
-                for key, given in value.items():
-                    for choice in given if isinstance(given, tuple) else (given,):
-                        words += [flag, f"{key}={choice}"]
-            else:
-                words += [flag, repr(value).removesuffix(".0") if isinstance(value, float) else str(value)]
-        return shlex.join([*words, "--case", case, "--dtype", dtype])
+        one = replace(self, cases=(case,), dtypes=(dtype,))
+        return shlex.join(["pairproof", "check", self.name, *command_options(one, Request)])

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import platform
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,16 +84,6 @@ class Report:
             "device": self.selection.device,
             "machine": platform.machine(),
         }
-
-
-def repeat_line(kind: str, case: str, implementation: str = "", dtype: str = "", device: str = "cpu") -> str:
-    """The command that repeats one check."""
-    words = ["pairproof", "verify", "--case", case]
-    if kind == "case":
-        words += ["--impl", implementation, "--dtype", dtype]
-        if device != "cpu":
-            words += ["--device", device]
-    return shlex.join(words)
 
 
 def load_cases(fixtures: Sequence[WorkedFixture]) -> dict[Case, GoldenCase | None]:
@@ -178,7 +167,7 @@ def judge_case(
         true = truth_of(case, golden)
     except Exception as error:  # without the truth this case cannot be judged; the others can
         message = f"the truth of this case could not be computed: {type(error).__name__}: {error}"
-        repeat = repeat_line("case", case.id, "reference", "float64")
+        repeat = Selection(cases=(case.id,), implementations=("reference",), dtypes=("float64",)).command()
         return [replace(blank, dtype="float64", status=Status.ERRORED, message=message, repeat=repeat, flags=())]
 
     @cache
@@ -198,11 +187,13 @@ def judge_case(
         dtype = check.dtype
         if not case.holds_in(dtype):
             return replace(check, message=f"inputs are not exactly representable in {dtype}")
-        command = repeat_line("case", case.id, implementation.name, dtype, selection.device)
+        this = Selection(
+            cases=(case.id,), implementations=(implementation.name,), dtypes=(dtype,), device=selection.device
+        )
         declared = [one for one in implementation.deviations if one.applies(case, dtype, true)]
         check = replace(
             check,
-            repeat=" ".join((*implementation.environment, command)),
+            repeat=" ".join((*implementation.environment, this.command())),
             declared=tuple(one.name for one in declared),
         )
         if predict:
@@ -314,7 +305,9 @@ def _judge_documents(report: Report, progress: Progress | None) -> None:
             loss = fixture.calls[figure.call].loss if figure.call else ""
             if not (selection.takes_case(name) and selection.takes_loss(loss)):
                 continue
-            check = Check("figure", "reference", loss, name, "", Status.PASSED, repeat=repeat_line("figure", name))
+            check = Check(
+                "figure", "reference", loss, name, "", Status.PASSED, repeat=Selection(cases=(name,)).command()
+            )
             try:
                 (judged,) = judge(fixture, [figure.id])
             except Exception as error:  # what breaks one figure must not hide the others
@@ -332,7 +325,7 @@ def _judge_documents(report: Report, progress: Progress | None) -> None:
             if not claim.passed:
                 recorded = f"recorded as {claim.claim.verdict!r}, found {claim.verdict!r}"
                 status, message = Status.FAILED, f"{recorded}: {claim.evidence}"
-            repeat = repeat_line("claim", claim.case)
+            repeat = Selection(cases=(claim.case,)).command()
             report.checks.append(Check("claim", "reference", "", claim.case, "", status, message, repeat=repeat))
     if selection.whole:
         known = {claim.case for claim in report.claims}

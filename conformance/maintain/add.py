@@ -23,7 +23,7 @@ from pairproof.reference import views
 
 from ..explain import explain
 from ..judge.options import Selection, UsageError
-from ..judge.verify import expected_counts, repeat_line, run
+from ..judge.verify import expected_counts, run
 from ..suite.cases import MATRICES, Case
 from ..suite.catalogue import LOSSES
 from ..suite.flags import first_untrue
@@ -485,7 +485,7 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
     yield "expected, each number the float64 nearest to the true one"
     yield from _results(golden.expected, case, whole)
     yield ""
-    yield f"repeat: {repeat_line('figure', golden.id)}"
+    yield f"repeat: {Selection(cases=(golden.id,)).command()}"
     yield f"terms: pairproof explain {golden.id} --anchor {next(iter(case.anchors()), 0)}"
     if whole:
         yield ""
