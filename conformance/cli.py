@@ -92,22 +92,18 @@ def _read(read: Callable[[list[str]], Any], texts: list[str] | None, flag: str) 
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """A progress bar on standard error, where that is a terminal; it appears with the first step."""
+    """A progress bar on standard error, where that is a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
     tasks: dict[str, TaskID] = {}
 
     def progress(what: str, done: int, total: int) -> None:
-        bars.start()
         if what not in tasks:
             tasks[what] = bars.add_task(what, total=total)
         bars.update(tasks[what], completed=done, total=total)
 
-    try:
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         yield progress
-    finally:
-        bars.stop()
 
 
 def _check_writable(**paths: Path | None) -> None:

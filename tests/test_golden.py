@@ -828,7 +828,7 @@ def test_the_consumer_in_the_readme_passes_every_case(cases: dict[str, GoldenCas
 def test_rebuilding_changes_nothing(small: Path, processes: int) -> None:
     before = files(small)
     times = {name: (small / name).stat().st_mtime_ns for name in before}
-    assert prove_golden(small, processes=processes, quiet=True) == []
+    assert prove_golden(small, processes=processes) == []
     assert files(small) == before
     assert {name: (small / name).stat().st_mtime_ns for name in before} == times
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from ..suite import golden
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
+from ..suite.progress import Progress, tracked
 from ..suite.records import BY_CHOICE, Expected
 from ..suite.store import (
     dump_json,
@@ -26,7 +26,9 @@ from ..suite.store import (
 from ..truth.certify import certify
 
 
-def prove_golden(root: Path | None = None, *, processes: int | None = None, quiet: bool = False) -> list[str]:
+def prove_golden(
+    root: Path | None = None, *, processes: int | None = None, progress: Progress | None = None
+) -> list[str]:
     """Prove every golden case anew and write what changed. On a clean tree this writes nothing.
 
     Everything is computed before anything is written, and each file is replaced whole, so that an interrupted or
@@ -35,7 +37,7 @@ def prove_golden(root: Path | None = None, *, processes: int | None = None, quie
     Args:
         root: a folder of fixtures; by default the installed one.
         processes: how many processes prove; by default one per core.
-        quiet: show no progress even on a terminal.
+        progress: called at each step.
 
     Returns:
         What changed, one line per change.
@@ -45,7 +47,7 @@ def prove_golden(root: Path | None = None, *, processes: int | None = None, quie
         CertificationError: a result cannot be proved.
     """
     root = fixtures_root() if root is None else root
-    texts, changes = _rebuilt(root, processes, quiet)
+    texts, changes = _rebuilt(root, processes, progress)
     for name, text in texts.items():
         write_atomically(root / name, text)
     if texts:
@@ -53,13 +55,15 @@ def prove_golden(root: Path | None = None, *, processes: int | None = None, quie
     return changes
 
 
-def prove(cases: Sequence[tuple[Case, bool]], *, processes: int | None = None, quiet: bool = False) -> list[Expected]:
-    """Certify many cases, each with or without its gradient, in parallel; a progress bar shows on a terminal.
+def prove(
+    cases: Sequence[tuple[Case, bool]], *, processes: int | None = None, progress: Progress | None = None
+) -> list[Expected]:
+    """Certify many cases, each with or without its gradient, in parallel.
 
     Args:
         cases: the cases, and whether the gradient of each is wanted.
         processes: how many processes; by default one per core. With one, nothing is started.
-        quiet: show no progress even on a terminal.
+        progress: called at each step.
 
     Returns:
         The results, in the order of the cases.
@@ -68,50 +72,21 @@ def prove(cases: Sequence[tuple[Case, bool]], *, processes: int | None = None, q
         CertificationError: a result cannot be proved.
     """
     processes = processes or os.cpu_count() or 1
+    if processes == 1 or len(cases) < 2:
+        each = tracked("proving", cases, len(cases), progress)
+        return [certify(case, gradient=gradient) for case, gradient in each]
     results: dict[int, Expected] = {}
-    with _Progress(len(cases), quiet) as advance:
-        if processes == 1 or len(cases) < 2:
-            for k, (case, gradient) in enumerate(cases):
-                results[k] = certify(case, gradient=gradient)
-                advance()
-        else:
-            # The dearest first, or a large one begun last would run alone.
-            order = sorted(range(len(cases)), key=lambda k: -_cost(*cases[k]))
-            with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-                futures = {pool.submit(certify, cases[k][0], gradient=cases[k][1]): k for k in order}
-                try:
-                    for future in as_completed(futures):
-                        results[futures[future]] = future.result()
-                        advance()
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
+    # The dearest first, or a large one begun last would run alone.
+    order = sorted(range(len(cases)), key=lambda k: -_cost(*cases[k]))
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(certify, cases[k][0], gradient=cases[k][1]): k for k in order}
+        try:
+            for future in tracked("proving", as_completed(futures), len(cases), progress):
+                results[futures[future]] = future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return [results[k] for k in range(len(cases))]
-
-
-class _Progress:
-    """A progress bar of rich on a terminal, nothing elsewhere; its value is the function that advances it."""
-
-    def __init__(self, total: int, quiet: bool) -> None:
-        self.total = total
-        self.bar: Any = None
-        if not quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (TextColumn("proving"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-
-    def __enter__(self) -> Callable[[], None]:
-        if self.bar is None:
-            return lambda: None
-        self.bar.start()
-        task = self.bar.add_task("proving", total=self.total)
-        return lambda: self.bar.advance(task)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
 
 
 def _cost(case: Case, gradient: bool) -> int:
@@ -121,7 +96,7 @@ def _cost(case: Case, gradient: bool) -> int:
     return (sums + products) * (5 if gradient else 1)
 
 
-def _rebuilt(root: Path, processes: int | None, quiet: bool) -> tuple[dict[str, str], list[str]]:
+def _rebuilt(root: Path, processes: int | None, progress: Progress | None) -> tuple[dict[str, str], list[str]]:
     """The new text of every golden file that differs, and how it does."""
     flags = golden.read_flags(root)
     files: dict[str, Any] = {}
@@ -132,7 +107,7 @@ def _rebuilt(root: Path, processes: int | None, quiet: bool) -> tuple[dict[str, 
             stored = raw.get("expected")
             chosen = isinstance(stored, Mapping) and stored.get("gradient_left_out") == BY_CHOICE
             jobs.append((case, not chosen))
-    proved = iter(zip(jobs, prove(jobs, processes=processes, quiet=quiet), strict=True))
+    proved = iter(zip(jobs, prove(jobs, processes=processes, progress=progress), strict=True))
     validate = schema_validator(read_json(root, golden.SCHEMA))
     texts: dict[str, str] = {}
     changes: list[str] = []

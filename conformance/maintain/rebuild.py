@@ -70,7 +70,7 @@ def rebuild(
         peers: paths by peer name: with "supcontrast" its values are recorded anew, "folder" says where the others lie.
         root: a folder of fixtures; by default the installed one.
         processes: how many processes prove; by default one per core.
-        progress: told of each step; without it the proofs show no progress either.
+        progress: called at each step.
 
     Returns:
         What changed.
@@ -109,7 +109,7 @@ def _rebuild(
         changes += _lay_out_worked(stage)
         if (stage / RECORDED).is_file():
             read_checked(stage, RECORDED, RECORDED_FORMAT, RECORDED_SCHEMA)
-        changes += prove_golden(stage, processes=processes, quiet=progress is None)
+        changes += prove_golden(stage, processes=processes, progress=progress)
         changes += _record(stage, peers, notes)
         write_manifest(stage)
         changes += _count(stage, peers, notes, progress)
