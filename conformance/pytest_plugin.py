@@ -330,12 +330,13 @@ class Group:
             UsageError: an option contradicts it or is missing.
             CouldNotRun: it cannot be loaded.
         """
-        from .judge.check import check_device, load_target
+        from .judge.check import load_target
+        from .judge.verify import check_device
 
         name = request.target if isinstance(request.target, str) else None
         if name in self.loaded and (name or request.target is self.mark.target):
             return self.loaded[name]
-        check_device(request)
+        check_device(request.device)
         found = load_target(request, self.deviations)
         if name or request.target is self.mark.target:
             self.loaded[name] = found

@@ -17,8 +17,8 @@ import torch
 from pairproof import fast
 from pairproof.conformance.implementations import callable as targets
 from pairproof.conformance.implementations import sandbox
-from pairproof.conformance.implementations.base import items_of
-from pairproof.conformance.implementations.callable import External
+from pairproof.conformance.implementations.base import Support, items_of
+from pairproof.conformance.implementations.callable import Batch, External, Target
 from pairproof.conformance.implementations.sandbox import TargetError, TargetMisused, find, within
 from pairproof.conformance.implementations.signatures import Claim, Signature, guess_arrays, guess_call
 from pairproof.conformance.implementations.subprocess import RESTARTS, LineError, Lines
@@ -339,6 +339,53 @@ def test_our_own_losses_take_every_call_that_is_theirs() -> None:
     assert ratio(External("pairproof.fast:nt_bxent_loss", loss="nt_bxent"), NT_BXENT) <= 1
 
 
+def test_support_gives_the_reason_to_skip_a_case() -> None:
+    support = Support(
+        ("supcon",),
+        {"reduction": ("mean",), "direction": ("both",)},
+        ("anchors",),
+        (lambda case: f"has {case.n} rows",),
+    )
+    assert support.refuses(NT_XENT) == "has no nt_xent"
+    assert support.refuses(with_options(SUPCON, reduction="sum")) == "reduction=sum is not claimed"
+    assert support.refuses(with_options(SUPCON, anchors=(True,) * 6)) == "takes no anchors"
+    assert support.refuses(SUPCON) == "has 6 rows"
+    assert replace(support, also=()).refuses(SUPCON) is None
+    assert Support().refuses(NT_XENT) is None
+
+
+def test_a_target_is_called_on_a_batch() -> None:
+    labels, pairs = SUPCON.arguments["labels"], [[0, 1], [1, 0], [2, 5]]
+    rows = torch.tensor(ROWS)
+
+    def seen(*given: object, temperature: float = 0.5, **keywords: object) -> object:
+        shapes.append([tuple(one.shape) for one in (*given, *keywords.values())])
+        return given[0].sum() * temperature
+
+    for call, batch, expected in (
+        ("labels", Batch("mine", "labels", rows, labels), [(6, 3), (6,)]),
+        ("pairs", Batch("mine", "pairs", rows, positive_pairs=pairs), [(6, 3), (3, 2)]),
+        ("views", Batch("mine", "views", rows, n_views=2), [(3, 3), (3, 3)]),
+        ("stacked", Batch("mine", "views", rows, n_views=2), [(6, 3)]),
+        ("features", Batch("mine", "features", rows, labels[:3], n_views=2), [(3, 2, 3), (3,)]),
+        ("features", Batch("mine", "features", rows, n_views=3), [(2, 3, 3)]),
+    ):
+        shapes: list[list[tuple[int, ...]]] = []
+        for arrays in ("torch", "numpy"):
+            found = Target(seen, call, arrays)
+            assert found.takes_temperature
+            answer = found.evaluate(replace(batch, keywords={"temperature": 2.0}))
+            first = ROWS[:3].sum() if call == "views" else ROWS.sum()
+            assert answer.total == pytest.approx(2 * first)
+            assert (answer.gradient is None) == (arrays == "numpy")
+        assert answer.values.dtype == torch.float64
+        assert shapes == [expected, expected]
+    weighed = Target(lambda embeddings, labels: embeddings.sum(dim=1), "labels", "torch")
+    answer = weighed.evaluate(Batch("mine", "labels", rows, labels), weights=[1.0, 2.0, 0.0, 0.0, 0.0, 3.0])
+    assert answer.gradient is not None
+    assert answer.gradient[:, 0].tolist() == [1.0, 2.0, 0.0, 0.0, 0.0, 3.0]
+
+
 def test_options_that_are_not_taken_must_be_claimed() -> None:
     plain = target("supcon")
     dropped = with_options(SUPCON, no_positive="drop")
@@ -457,8 +504,10 @@ def test_numpy_gives_values_alone() -> None:
     watched.evaluate(SUPCON, "float32")
     watched.evaluate(SUPCON, "float64")
     assert seen == [(np.float32, np.int64), (np.float64, np.int64)]
-    with pytest.raises(TargetError, match="numpy has no bfloat16"):
-        watched.evaluate(SUPCON, "bfloat16")
+    with pytest.raises(TargetMisused, match="numpy has no bfloat16"):
+        External(f"{FOLDER / 'plain.py'}:supcon", loss="supcon", dtypes=("float32", "bfloat16"))
+    with pytest.raises(TargetMisused, match="rows of norm 1 are not exactly representable in float16"):
+        target("supcon", normalised=True, dtypes=("float16",))
 
 
 def test_jax_is_asked_for_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

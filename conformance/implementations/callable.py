@@ -137,7 +137,6 @@ class Target:
             arrays, words = guess_arrays(thing)
             notes.append(f"arrays: {arrays}, guessed from {words}; --arrays says otherwise")
         self.call, self.arrays, self.notes = call, arrays, tuple(notes)
-        self._compiled = True
         if is_module(thing) and not self.constructs:
             thing.to(device)
         if arrays == "jax":
@@ -222,13 +221,10 @@ class Target:
 
         differentiate = jax.value_and_grad(total, has_aux=True)
         inputs = [arrays[id(place)] for place in places]
-        if self._compiled:
-            # Compiling takes a third of the time; a function that looks at values cannot be compiled.
-            try:
-                (_, loss), found = jax.jit(differentiate)(inputs)
-            except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-                self._compiled = False
-        if not self._compiled:
+        # Compiling takes a third of the time; a function that looks at values cannot be compiled.
+        try:
+            (_, loss), found = jax.jit(differentiate)(inputs)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
             (_, loss), found = differentiate(inputs)
         return Answer(
             _values(np.asarray(loss.astype("float64"))),
@@ -276,11 +272,7 @@ def _float64(value: Tensor) -> Tensor:
 
 
 def _numpy(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    if value.dtype == torch.bfloat16:
-        raise TargetError("numpy has no bfloat16")
-    return value.detach().cpu().numpy()
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 
 def _jax(value: Any) -> Any:
@@ -390,6 +382,11 @@ class External(Implementation):
             self._version = copy_of(thing) or self._version
             call, arrays, signature = self.target.call, self.target.arrays, self.target.signature
             notes = [*self.target.notes, *filter(None, [NOTES.get(arrays)])]
+        halves = [dtype for dtype in dtypes if dtype not in Implementation.dtypes]
+        if "bfloat16" in halves and self.target and arrays == "numpy":
+            raise TargetMisused("numpy has no bfloat16")
+        if halves and normalised:
+            raise TargetMisused(f"rows of norm 1 are not exactly representable in {halves[0]}: --raw, or other dtypes")
         said = Claim(loss, call, arrays, temperature, bool(normalised), settings)
         self.claim, more = complete(said, thing, signature)
         notes += more

@@ -117,7 +117,9 @@ class Signature:
             constructed = found in self.constructor.values() if found else _takes_anything(self.constructor)
             (constructor if constructed else call)[word] = value
         given = []
-        for value, parameter in zip_longest(positional, self.named[: len(positional)]):
+        variadic = any(p.kind is p.VAR_POSITIONAL for p in self.call.values())
+        places = [p for p in self.named if not (variadic and p.kind is p.KEYWORD_ONLY)]
+        for value, parameter in zip_longest(positional, places[: len(positional)]):
             if parameter and value is None and parameter.default is not parameter.empty:
                 continue
             if parameter and parameter.kind is parameter.KEYWORD_ONLY:

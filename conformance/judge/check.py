@@ -32,7 +32,7 @@ from ..truth.tolerances import bounds
 from .deviations import deviations, project_file, read_declarations
 from .options import CouldNotRun, Request, Selection, UsageError, takes
 from .results import BAD, Check, Status, unused
-from .verify import Report, judge_case, load_cases, truth_of
+from .verify import Report, check_device, check_names, judge_case, load_cases, truth_of
 
 SHOWN = 10
 """Number of failing cases that are explained and shown by default."""
@@ -185,7 +185,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         FixtureError: the fixtures cannot be trusted.
     """
     check_request(request)
-    check_device(request)
+    check_device(request.device)
     dtypes = request.dtypes or External.dtypes
     selection = Selection(losses=(request.loss,), cases=request.cases, dtypes=dtypes, device=request.device)
     stored = load_cases(load_worked())
@@ -262,27 +262,11 @@ def check_request(request: Request) -> None:
     Raises:
         UsageError: a loss, dtype or number is wrong.
     """
-    if request.loss not in LOSSES:
-        raise UsageError(f"unknown loss {request.loss!r}; known: {', '.join(LOSSES)}")
-    for dtype in request.dtypes:
-        if dtype not in DTYPES:
-            raise UsageError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    check_names(Selection(losses=(request.loss,), dtypes=request.dtypes))
     if request.temperature is not None and not (math.isfinite(request.temperature) and request.temperature > 0):
         raise UsageError(f"--temperature: expected a positive number, got {request.temperature:g}")
     if not request.limit > 0:
         raise UsageError(f"--limit: expected a positive number of seconds, got {request.limit:g}")
-
-
-def check_device(request: Request) -> None:
-    """Check that the device can be used.
-
-    Raises:
-        CouldNotRun: it cannot.
-    """
-    try:
-        torch.empty(1, device=request.device)
-    except (RuntimeError, AssertionError) as error:
-        raise CouldNotRun(f"device {request.device!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def load_target(request: Request, declared: Sequence[Deviation]) -> External:
@@ -298,7 +282,7 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
     """
     dtypes = tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes))
     try:
-        target = External(
+        return External(
             request.target,
             loss=request.loss,
             call=request.call,
@@ -315,12 +299,6 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
         raise UsageError(str(error)) from None
     except TargetError as error:
         raise CouldNotRun(str(error)) from None
-    halves = [dtype for dtype in dtypes if dtype not in External.dtypes]
-    if "bfloat16" in halves and target.target and target.claim.arrays == "numpy":
-        raise UsageError("numpy has no bfloat16")
-    if halves and target.claim.normalised:
-        raise UsageError(f"rows of norm 1 are not exactly representable in {halves[0]}: --raw, or other dtypes")
-    return target
 
 
 def explanation(check: Check, case: Case, true: Truth, outcome: Outcome | None) -> str:

@@ -108,7 +108,8 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
         FixtureError: the fixtures cannot be trusted.
     """
     torch.set_num_threads(1)
-    _check_selection(selection)
+    check_names(selection)
+    check_device(selection.device)
     report = Report(selection, fixtures=load_worked())
     implementations = list(_present(selection, report))
     if any(i.name == "reference" for i in implementations) and selection.takes_dtype("float64"):
@@ -264,7 +265,12 @@ def _share_out(jobs: Sequence[Callable[[], list[Check]]], selection: Selection) 
         yield from pool.imap(_job, range(len(jobs)), chunksize=8)
 
 
-def _check_selection(selection: Selection) -> None:
+def check_names(selection: Selection) -> None:
+    """Refuse a selection of what does not exist.
+
+    Raises:
+        UsageError: a loss, implementation, dtype or peer is unknown.
+    """
     kinds = [kind.name for kind in ALL]
     for given, known, what in (
         (selection.losses, LOSSES, "loss"),
@@ -275,10 +281,18 @@ def _check_selection(selection: Selection) -> None:
         for name in given:
             if name not in known:
                 raise UsageError(f"unknown {what} {name!r}; known: {', '.join(known)}")
+
+
+def check_device(device: str) -> None:
+    """Check that a torch device can be used.
+
+    Raises:
+        CouldNotRun: it cannot.
+    """
     try:
-        torch.empty(1, device=selection.device)
+        torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise CouldNotRun(f"device {selection.device!r} cannot be used: {str(error).splitlines()[0]}") from None
+        raise CouldNotRun(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def _present(selection: Selection, report: Report) -> Iterator[Implementation]:
