@@ -165,7 +165,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         # pytest shows this error in one line, and a collector's other errors with their tracebacks.
         raise pytest.Collector.CollectError(f"pairproof: {error}") from None
     for check in found:
-        # Ids that pytest had to number could not be told apart from those of other marks.
+        # Ids that pytest had to number would look like those of other marks.
         check.id = f"{check.group.mark.loss}-{check.group.number}-{check.id}" if len(marks) > 1 else check.id
     metafunc.parametrize(FIXTURE, found, ids=[check.id for check in found])
 
@@ -226,7 +226,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     check = _check_of(item)
     if check is not None:
         check.item = item
-        check.tell({})
+        check.report({})
 
 
 @pytest.hookimpl(wrapper=True)
@@ -363,18 +363,18 @@ class CaseCheck:
     called: bool = False
     item: pytest.Item = field(init=False, repr=False)
 
-    def tell(self, outcome: Mapping[str, Any]) -> None:
+    def report(self, outcome: Mapping[str, Any]) -> None:
         """Put into the reports of the test how the check ended; nothing as long as it was not called."""
         group, self.called = self.group, bool(outcome)
-        told = {
+        mark = {
             "group": f"{self.item.nodeid.replace(self.id, '')} {group.number}",
             "of": group.count,
             "asserted": group.mark.checks,
-            "said": group.overridden,
+            "overridden": group.overridden,
             "title": group.mark.title,
         }
         self.item.user_properties[:] = [kept for kept in self.item.user_properties if kept[0] != PROPERTY]
-        self.item.user_properties.append((PROPERTY, json.dumps({**told, **outcome})))
+        self.item.user_properties.append((PROPERTY, json.dumps({**mark, **outcome})))
 
     def __call__(self, target: object | None = None) -> None:
         """Judge a target on this case, and end the test as the verdict says.
@@ -388,8 +388,7 @@ class CaseCheck:
             pytest.xfail.Exception: it deviates as declared.
         """
         __tracebackhide__ = True
-        import torch
-
+        from .implementations.base import one_thread
         from .judge.verify import judge_case
 
         suite = self.group.suite
@@ -402,15 +401,11 @@ class CaseCheck:
             pytest.fail(f"{mark.name} cannot be judged: {error}", pytrace=False)
         case = suite.by_id[self.case]
         selection = Selection(dtypes=(self.dtype,), device=mark.device)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         judged.outcomes.clear()
-        try:
+        with one_thread():
             (check,) = judge_case(case, suite.cases[case], [judged], selection)
-        finally:
-            torch.set_num_threads(threads)
         check = replace(check, message=check.message.removeprefix("TargetError: "))
-        self.tell(self._outcome(check, mark, judged))
+        self.report(self._outcome(check, mark, judged))
         if check.status is Status.SKIPPED:
             pytest.skip(check.message)
         if check.status is Status.DEVIATES:
@@ -476,10 +471,10 @@ class Tally:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what a report says; of a test that is repeated the last one."""
-        told = next((json.loads(str(value)) for name, value in report.user_properties if name == PROPERTY), None)
+        record = next((json.loads(str(value)) for name, value in report.user_properties if name == PROPERTY), None)
         ended = report.when == "call" or not report.passed
-        if told and report.when != "teardown" and (ended or report.nodeid not in self.tests):
-            self.tests[report.nodeid] = {**told, "ended": ended}
+        if record and report.when != "teardown" and (ended or report.nodeid not in self.tests):
+            self.tests[report.nodeid] = {**record, "ended": ended}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run whose tests passed and whose counts or declarations are wrong."""
@@ -517,7 +512,7 @@ class Tally:
             if not any(map(self.missing, {test["group"] for test in tests})):
                 declared = dict.fromkeys(name for test in tests if test["whole"] for name in test["declared"])
                 found += unused(declared, [name for test in tests for name in test["met"]], title)
-        if self.given and self.tests and not any(test["said"] for test in self.tests.values()):
+        if self.given and self.tests and not any(test["overridden"] for test in self.tests.values()):
             found.append(f"{', '.join(self.given)}: no test used it, because every test names its own target")
         elif "--pairproof-target" in self.given and not self.tests:
             found.append("--pairproof-target: no test used it: pytest --pyargs pairproof.conformance has one")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -111,6 +112,17 @@ def matters(case: Case, option: str) -> bool:
     return True
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Evaluate with one thread of torch: the rounding of a sum that threads share depends on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class Implementation(ABC):
     """One implementation of some of the losses.
 
@@ -121,8 +133,8 @@ class Implementation(ABC):
         dtypes: in which it is run.
         deviations: declared differences.
         held_to_plain: whether it may be no worse than twice the straightforward torch implementation.
-        anywhere: whether every machine can run it. What needs a device of its own has no counts on file: those of a
-            whole run are told by the cases, every one of which it must pass in every dtype that holds it.
+        anywhere: whether every machine can run it. An implementation that needs a device of its own has no counts in
+            the file: in a whole run it must pass every case in every dtype in which the case is representable.
     """
 
     name: ClassVar[str]
@@ -269,7 +281,7 @@ def directed(
     given: Mapping[str, torch.Tensor],
     loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor],
 ) -> torch.Tensor:
-    """The loss of two towers through an implementation that knows one direction: asked twice for both.
+    """The loss of two towers through an implementation of one direction: evaluated twice for both.
 
     Args:
         case: of info_nce.

@@ -31,6 +31,7 @@ from .base import (
     logits,
     lonely,
     normalised,
+    one_thread,
     outcome_of,
     stacked_order,
     takes_a_batch_alone,
@@ -224,6 +225,7 @@ def _shortest(values: Any, dtype: str) -> Any:
     return float(str(np.dtype(dtype).type(values))) if math.isfinite(values) else str(float(values))
 
 
+@one_thread()
 def record(cases: Sequence[Case], path: str) -> dict[str, Any]:
     """Run a revision live on every case that it can be asked, and put down what it returned.
 
@@ -241,24 +243,18 @@ def record(cases: Sequence[Case], path: str) -> dict[str, Any]:
     live = SupContrastToday({"supcontrast": path}, "cpu")
     assert live.path is not None  # a path was given
     checksum = sha256(live.path)
-    # A sum split among threads is rounded elsewhere: what is recorded must not depend on how many there are.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     records = []
-    try:
-        for case in cases:
-            for dtype in live.dtypes:
-                if case.n > LARGEST_RECORDED or live.refuses(case) is not None or not case.holds_in(dtype):
-                    continue
-                try:
-                    outcome = live.evaluate(case, dtype)
-                except Exception as error:  # outside code may raise anything
-                    message = f"{live.path} breaks on {case.id}, {dtype}: {type(error).__name__}: {error}"
-                    raise Unavailable(message.splitlines()[0]) from error
-                values, gradient = _shortest(outcome.values, dtype), _shortest(outcome.gradient, dtype)
-                records.append({"case": case.id, "dtype": dtype, "values": values, "gradient": gradient})
-    finally:
-        torch.set_num_threads(threads)
+    for case in cases:
+        for dtype in live.dtypes:
+            if case.n > LARGEST_RECORDED or live.refuses(case) is not None or not case.holds_in(dtype):
+                continue
+            try:
+                outcome = live.evaluate(case, dtype)
+            except Exception as error:  # outside code may raise anything
+                message = f"{live.path} breaks on {case.id}, {dtype}: {type(error).__name__}: {error}"
+                raise Unavailable(message.splitlines()[0]) from error
+            values, gradient = _shortest(outcome.values, dtype), _shortest(outcome.gradient, dtype)
+            records.append({"case": case.id, "dtype": dtype, "values": values, "gradient": gradient})
     return {
         "format": RECORDED_FORMAT,
         "peer": "supcontrast-today",

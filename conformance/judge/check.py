@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..diagnose.explain_failure import explain_failure
 from ..documents.load import load_worked
-from ..implementations.base import Deviation, lonely
+from ..implementations.base import Deviation, lonely, one_thread
 from ..implementations.callable import External
 from ..implementations.sandbox import TargetError, TargetMisused
 from ..implementations.signatures import Claim
@@ -168,6 +167,7 @@ def check_loss(*target: Any, **options: Any) -> CheckResult:
     return check(Request(*target, **options))
 
 
+@one_thread()
 def check(request: Request, progress: Progress | None = None, *, explain: int | None = SHOWN) -> CheckResult:
     """Judge a target on every case that it claims.
 
@@ -198,8 +198,6 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     result.declared = [one for one in declared if one.concerns(request.loss, request.name)]
     result.aside = [one for one in declared if one not in result.declared and one.concerns(request.loss, one.target)]
     failing: list[tuple[Case, Outcome]] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
         for case in tracked("cases", cases, len(cases), progress):
             target.outcomes.clear()
@@ -229,7 +227,6 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         result.advice += _advice(target, failing)
     finally:
         target.close()
-        torch.set_num_threads(threads)
     report.cases_chosen = len(cases) - result.left_out.total()
     result.gradients_judged = bool(target.gradients_judged)
     if request.whole:

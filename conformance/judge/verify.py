@@ -24,6 +24,7 @@ from ..documents.claims import CHECKS, ClaimJudgement, judge_claims
 from ..documents.figures import Judgement, judge
 from ..documents.load import WorkedFixture, load_worked, worked_cases
 from ..implementations import ALL, Implementation, Unavailable
+from ..implementations.base import one_thread
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase, load_golden
@@ -92,6 +93,7 @@ def load_cases(fixtures: Sequence[WorkedFixture]) -> dict[Case, GoldenCase | Non
     return worked | {golden.case: golden for golden in load_golden()}
 
 
+@one_thread()
 def run(selection: Selection, progress: Progress | None = None) -> Report:
     """Judge figures and claims, run the implementations on the cases, assert the counts.
 
@@ -107,7 +109,6 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
         CouldNotRun: a required implementation is absent, or the device is.
         FixtureError: the fixtures cannot be trusted.
     """
-    torch.set_num_threads(1)
     check_names(selection)
     check_device(selection.device)
     report = Report(selection, fixtures=load_worked())
