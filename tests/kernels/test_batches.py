@@ -56,7 +56,7 @@ def truth_of(case: Case) -> Truth:
     total = each.mean() if case.option("reduction") == "mean" else each.sum()
     (weights,) = torch.autograd.grad(total, s)
     return Truth(
-        loss=found.values if case.option("reduction") == "none" else found.values[0],
+        loss=tuple(found.values) if case.option("reduction") == "none" else found.values[0],
         anchors=found.anchors or {},
         gradient=found.gradient,
         similarity=None,
