@@ -279,6 +279,29 @@ def list_everything(losses: tuple[str, ...]) -> None:
             typer.echo(f"  {line}")
 
 
+@app.command("new-loss")
+def new_loss(
+    name: Annotated[str, typer.Argument(help="A new short name: small letters, digits, underscores.")],
+    like: Annotated[str, typer.Option(help="The loss to start from: its arguments, options and formula are copied.")],
+    source: Annotated[str, typer.Option(help="Where the new loss is published.")],
+) -> None:
+    """Write the skeleton of a new loss into a checkout, and say what is left to do.
+
+    The skeleton computes what the other loss does, under its own name, without a case. Three files are edited then: its
+    entry in the catalogue, its formula in reference/ and its function in fast/.
+
+    Examples:
+        pairproof new-loss dcl --like nt_xent --source "Yeh et al. 2022, arXiv 2110.06848, equation 6"
+    """
+    from .maintain import new_loss as writing
+
+    made = writing.new_loss(name, like, source)
+    for path in made.written:
+        typer.echo(f"written: {path}")
+    for line in made.left:
+        typer.echo(f"left: {line}")
+
+
 @app.command()
 def explain(
     case: Annotated[str, typer.Argument(help="A case, or a loss figure of a document; see: pairproof list.")],
