@@ -148,10 +148,13 @@ explanation of a failure; whether that names what is wrong is for the reader to 
 """
     families = Counter(fault.family for fault in FAULTS)
     losses = Counter(fault.loss for fault in FAULTS)
-    for what, names, counts in (("family", [f.name for f in FAMILIES], families), ("loss", list(LOSSES), losses)):
+    for what, names, counts in (
+        ("family", [f.name for f in FAMILIES], families),
+        ("loss", [loss for loss in LOSSES if losses[loss]], losses),
+    ):
         rows = ([what, *names], ["---"] * (len(names) + 1), ["faults", *(str(counts[name]) for name in names)])
         text += "\n" + "\n".join(map(line_of, rows)) + "\n"
-    for loss in LOSSES:
+    for loss in filter(losses.__getitem__, LOSSES):
         lines = [row(f, verdicts[f.name], named.get(f.name, "")) for f in FAULTS if f.loss == loss]
         text += "\n".join(["", f"## {loss}", "", line_of(HEADINGS), line_of(["---"] * len(HEADINGS)), *lines, ""])
     return text
@@ -165,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     verdicts: dict[str, Verdict] = {}
-    for loss in LOSSES:
+    for loss in {fault.loss for fault in FAULTS}:
         verdicts |= {v.name: v for v in judge(loss, [fault for fault in FAULTS if fault.loss == loss])[0]}
     before = TABLE.read_text(encoding="utf-8") if TABLE.is_file() else ""
     named = {name: found[-1].replace(r"\|", "|") for name, found in as_written(before).items()}

@@ -64,6 +64,7 @@ def new_loss(name: str, like: str, source: str, top: Path | None = None) -> NewL
         _fixtures(top / "fixtures", old, new)
         tables = renew(top, name)
     written = (CATALOGUE, f"reference/{name}.py", f"fast/{name}.py")
+    others = dict.fromkeys((*texts, f"fixtures/{new.golden_file}", f"fixtures/{golden.ERRORS}", *tables))
     return NewLoss(
         written=(
             *written,
@@ -150,7 +151,7 @@ def _copied(folder: Path, module: str, wanted: Sequence[str], renamed: Container
 def _exported(text: str, module: str, names: Sequence[str]) -> str:
     """The text of a package's ``__init__.py`` with the names of a module imported and listed."""
     line = f"from .{module} import {', '.join(sorted(names))}\n"
-    imports = [found for found in re.finditer(r"^from \.(\w+)[. ]", text, re.MULTILINE)]
+    imports = re.finditer(r"^from \.(\w+)[. ]", text, re.MULTILINE)
     place = next((found.start() for found in imports if found[1] > module), text.index("\n__all__"))
     text = text[:place] + line + text[place:]
     listed = ast.literal_eval(text[text.index("[", text.index("__all__")) :])

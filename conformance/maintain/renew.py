@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 import runpy
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from ..documents.load import load_worked
@@ -40,7 +42,8 @@ def renew(top: Path, loss: str) -> list[str]:
     before = {name: (top / name).read_text(encoding="utf-8") for name in names}
     for script in TABLES:
         if script != "tools/fault_table.py" or any(fault.loss == loss for fault in FAULTS):
-            runpy.run_path(str(top / script))["main"]([])
+            with redirect_stdout(io.StringIO()):
+                runpy.run_path(str(top / script))["main"]([])
     _count(top, names[len(TABLES) :])
     return [name for name, text in before.items() if (top / name).read_text(encoding="utf-8") != text]
 
