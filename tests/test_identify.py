@@ -62,20 +62,22 @@ PAIRS = ((0, 1), (1, 0), (2, 3), (3, 5), (4, 2), (5, 4), (6, 0), (7, 8), (0, 6),
 
 
 def case_of(loss, call, options, temperature, rows):
-    if call == "pairs" or loss == "nt_bxent":
+    entry = LOSSES[loss]
+    if call == "pairs" or entry.positives_by == "pairs":
         arguments = {"positive_pairs": PAIRS}
-    elif loss == "nt_xent":
+    elif entry.positives_by == "partners":
         arguments = {"partners": PARTNERS}
     else:
-        arguments = {} if loss == "info_nce" else {"labels": list(LABELS)}
+        arguments = {} if entry.two_towers else {"labels": list(LABELS)}
     rows = rows.detach().numpy()
     others = {}
-    if loss == "info_nce":
+    if entry.two_towers:
         rows, others = rows[:5], {"embeddings_b": rows[5:]}
     return Case("mine", loss, rows, arguments, {"temperature": temperature, **options}, others=others)
 
 
-CALLS = {"info_nce": "views", "nt_xent": "views", "nt_bxent": "pairs"}
+CALLED = {"towers": "views", "partners": "views", "pairs": "pairs", "labels": "labels"}
+CALLS = {name: CALLED[loss.positives_by] for name, loss in LOSSES.items()}
 
 
 @pytest.mark.parametrize("loss", list(LOSSES))
@@ -150,7 +152,7 @@ def stacked(function):
 
 def in_fast(loss, **options):
     function = getattr(fast, f"{loss}_loss")
-    shaped = stacked(function) if loss == "nt_xent" else function
+    shaped = stacked(function) if LOSSES[loss].positives_by == "partners" else function
     return lambda *arrays, **given: shaped(*arrays, **options, **given)
 
 
@@ -158,7 +160,7 @@ def in_reference(loss, **options):
     function = getattr(reference, f"{loss}_loss")
 
     def shaped(*arrays, **given):
-        if loss == "nt_xent":
+        if LOSSES[loss].positives_by == "partners":
             rows = np.concatenate(arrays)
             arrays = rows, np.roll(np.arange(len(rows)), len(rows) // 2)
         return np.array(function(*arrays, **options, **given).loss)

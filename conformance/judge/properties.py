@@ -749,22 +749,22 @@ def _matches(found: _Found, logit: float, slack: float) -> None:
 
 def _of_equal_logits(case: Case, i: int, logit: float) -> float:
     """An anchor's loss where every logit is the same; the diagonal's too."""
+    if i in case.undefined():
+        return math.nan
     positive = len(case.positives()[i])
     others = len(case.members()[i])
     negative = others - positive
     entry = case.entry
     if entry.form == "binary":
-        if not negative and case.option("no_negative") == "nan":
-            return math.nan
         cost = positive / (positive + 1) * math.log1p(math.exp(-logit))
         return cost + (logit + math.log1p(math.exp(-logit)) if negative else 0.0)
     if not positive:
-        return math.nan if case.option("no_positive") == "nan" else 0.0
+        return 0.0
     if not entry.form:
         row = np.arange(others)[None]
         return float(
             entry.baseline(
-                torch.full(row.shape, logit),
+                torch.full(row.shape, logit, dtype=torch.float64),
                 torch.as_tensor(row >= 0),
                 torch.as_tensor(row < positive),
                 **case.formula_options(),
@@ -774,7 +774,7 @@ def _of_equal_logits(case: Case, i: int, logit: float) -> float:
         return positive * math.log(others) / (positive + entry.epsilon)
     denominator = case.option("denominator") or entry.variant.get("denominator", "all")
     if denominator == "only_negatives" and not negative:
-        return math.nan if case.option("no_negative") == "nan" else 0.0
+        return 0.0
     return math.log({"all": others, "one_positive": negative + 1, "only_negatives": negative}[denominator])
 
 
@@ -947,9 +947,9 @@ def _policies(subject: Subject, case: Case) -> None:
             tolerance = zero.bounds.anchors[i] + dropped.bounds.anchors[i]
             _near(f"anchor {i}, the lonely dropped", zero.anchors[i], value, tolerance)
     if "no_negative" in known:
-        matters = case.entry.form == "binary" or case.option("denominator") == "only_negatives"
-        complete = [i for i in anchors if matters and len(positives[i]) == case.n - 1]
-        _same_but(zero, _ask(subject, case, no_positive="zero", no_negative="nan", reduction="none"), complete)
+        policies = {"no_positive": "zero", "no_negative": "nan"}
+        undefined = sorted(_with(case, **policies).undefined())
+        _same_but(zero, _ask(subject, case, reduction="none", **policies), undefined)
 
 
 def _same_but(plain: _Found, found: _Found, undefined: Sequence[int]) -> None:

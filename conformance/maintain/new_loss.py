@@ -66,10 +66,7 @@ def new_loss(name: str, like: str, source: str, top: Path | None = None) -> NewL
     written = (CATALOGUE, f"reference/{name}.py", f"fast/{name}.py")
     others = dict.fromkeys((*texts, f"fixtures/{new.golden_file}", f"fixtures/{golden.ERRORS}", *tables))
     return NewLoss(
-        written=(
-            *written,
-            *(path for path in (*texts, new.golden_file, golden.ERRORS, *tables) if path not in written),
-        ),
+        written=(*written, *(path for path in others if path not in written)),
         left=(
             f"{written[0]}: its keywords, and a baseline of its own; it has that of {like}",
             f"{written[1]}: the formula {name}_anchor, its equation, the documentation",
