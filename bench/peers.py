@@ -362,7 +362,7 @@ class PmlSupCon(_Adapted):
 
     def step(self, batch: Batch, temperature: float) -> Step:
         """The package's class on the batch's labels."""
-        loss: Any = getattr(self.peer.losses, self.kind)(temperature=temperature)
+        loss: Any = getattr(self.peer.package.losses, self.kind)(temperature=temperature)
         return lambda z: loss(z, batch.labels)
 
 

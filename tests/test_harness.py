@@ -387,7 +387,7 @@ def test_who_has_no_references_says_so() -> None:
     pytest.importorskip("pytorch_metric_learning", reason=NEEDS_PML)
     paired = replace(REFERENCED, loss="nt_xent", arguments={"partners": [0, 3, 1, 1]}, keywords={"temperature": 0.5})
     for kind in (SupContrastToday, StackedCriterion):
-        assert kind({}, "cpu").refuses(paired) == "has no references in place of the batch"
+        assert kind({}, "cpu").refuses(paired) == "takes no ref_embeddings"
         assert kind({}, "cpu").refuses(TOWERS) == "has no info_nce"
     pml = PytorchMetricLearning({}, "cpu")
     assert pml.refuses(paired) is None

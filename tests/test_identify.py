@@ -30,7 +30,7 @@ from pairproof.conformance.implementations.lightly import Lightly
 from pairproof.conformance.implementations.open_clip import OpenClip
 from pairproof.conformance.implementations.sandbox import TargetError
 from pairproof.conformance.implementations.setfit import SetFit
-from pairproof.conformance.implementations.supcontrast import NOTEBOOK_FILE, load_file
+from pairproof.conformance.implementations.supcontrast import SupContrast, load_file
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import COMMON, LOSSES, Loss, registered
 from pairproof.conformance.suite.records import Outcome, Truth
@@ -266,7 +266,7 @@ def test_pytorch_metric_learning():
 
 
 def test_the_original_supcon_code():
-    path = Path(os.environ.get("PAIRPROOF_PEERS", ".peers")) / NOTEBOOK_FILE
+    path = Path(os.environ.get("PAIRPROOF_PEERS", ".peers")) / next(iter(SupContrast.files))
     if not path.is_file():
         pytest.skip(f"no {path}: make peers installs it")
     module = load_file(path)

@@ -17,7 +17,7 @@ import torch
 
 from pairproof.conformance.implementations.fast import Fast, FastExact, FastTiled
 from pairproof.conformance.implementations.reference import Reference
-from pairproof.conformance.implementations.scipy_road import ScipyRoad
+from pairproof.conformance.implementations.scipy_losses import ScipyLosses
 from pairproof.conformance.judge.properties import PROPERTIES, Property, Refused, Subject, batches, hunt
 from pairproof.conformance.suite.cases import Case, call_reference
 from pairproof.conformance.suite.catalogue import LOSSES
@@ -292,7 +292,7 @@ def test_without_its_mistakes_the_naive_one_passes(prop: Property) -> None:
 
 
 def test_a_subject_may_have_values_alone() -> None:
-    road = Subject.of(ScipyRoad({}, "cpu"), "float64")
+    road = Subject.of(ScipyLosses({}, "cpu"), "float64")
     for prop in PROPERTIES:
         found = hunt(prop, prop.losses[0], [road], examples=5)
         assert found.violation is None, found.violation

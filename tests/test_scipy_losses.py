@@ -14,7 +14,7 @@ import pytest
 from pairproof import reference
 from pairproof.conformance.documents.load import load_worked, worked_cases
 from pairproof.conformance.implementations import ALL
-from pairproof.conformance.implementations.scipy_road import ScipyRoad
+from pairproof.conformance.implementations.scipy_losses import ScipyLosses
 from pairproof.conformance.suite.cases import Case, call_reference
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.golden import GoldenCase, load_golden
@@ -24,7 +24,7 @@ from pairproof.conformance.truth.evaluate import PROVE_UP_TO, stored_truth, trut
 from pairproof.conformance.truth.tolerances import bounds
 from pairproof.reference import scalars, scipy_losses, supcon, terms
 
-SCIPY = ScipyRoad({}, "cpu")
+SCIPY = ScipyLosses({}, "cpu")
 WRITTEN = {name: loss for name, loss in LOSSES.items() if hasattr(scipy_losses, loss.function)}
 
 
@@ -94,8 +94,8 @@ def test_it_shares_nothing_with_the_loops() -> None:
 
 
 def test_it_runs_in_every_verification() -> None:
-    assert ScipyRoad in ALL
-    assert not ScipyRoad.deviations
+    assert ScipyLosses in ALL
+    assert not ScipyLosses.deviations
 
 
 ROWS = np.array([[1.0, 0.5, -0.25], [0.75, -1.0, 0.5], [-0.5, 0.25, 1.5], [1.25, 1.0, 0.125], [-1.0, -0.5, 0.375]])

@@ -57,7 +57,7 @@ import torch
 import pairproof
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations import fast as fast_peers
-from pairproof.conformance.implementations import scipy_road as scipy_peer
+from pairproof.conformance.implementations import scipy_losses as scipy_peer
 from pairproof.conformance.implementations.base import Implementation
 from pairproof.conformance.implementations.reference import Reference
 from pairproof.conformance.judge.verify import load_cases
@@ -521,7 +521,7 @@ class Judge:
 
     def implementations(self) -> list[Implementation]:
         """Who runs the code of the room."""
-        kinds: tuple[type[Implementation], ...] = (Reference, scipy_peer.ScipyRoad)
+        kinds: tuple[type[Implementation], ...] = (Reference, scipy_peer.ScipyLosses)
         if self.room == "fast":
             kinds = (fast_peers.Fast, fast_peers.FastDense, fast_peers.FastTiled, fast_peers.FastExact)
         return [kind({}, "cpu") for kind in kinds]

@@ -23,7 +23,7 @@ from pairproof.conformance.suite.catalogue import LOSSES
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "conformance" / "implementations" / "README.md"
 
-OURS = ("reference", "scipy_road", "fast")
+OURS = ("reference", "scipy_losses", "fast")
 """The modules whose implementations are no peers."""
 
 PEERS: tuple[type[Implementation], ...] = tuple(kind for kind in ALL if kind.__module__.rpartition(".")[2] not in OURS)
@@ -94,15 +94,11 @@ def section(kind: type[Implementation], version: str, checks: Sequence[Check], c
         lines += ["", "What differs, and on how many checks:", ""]
         lines += [_deviation(kind, deviation, judged) for deviation in shown]
     refused = Counter(check.message for check in checks if not check.dtype)
-    reasons = {reason: n for reason, n in refused.items() if not re.fullmatch(r"has no \w+", reason) or _option(reason)}
+    reasons = {reason: n for reason, n in refused.items() if not re.fullmatch(r"has no \w+", reason)}
     if reasons:
         lines += ["", "Outside its domain, and how many cases:", ""]
         lines += [f"- {reason}: {n}" for reason, n in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))]
     return lines
-
-
-def _option(reason: str) -> bool:
-    return reason.removeprefix("has no ") not in LOSSES
 
 
 def _deviation(kind: type[Implementation], deviation: Deviation, judged: Sequence[Check]) -> str:
@@ -131,11 +127,11 @@ def page(checks: Sequence[Check], versions: Mapping[str, str], cases: Mapping[st
         "",
         "Written by `python tools/peer_table.py`; `tests/test_peers.py` holds its counts to `fixtures/expected.json`.",
         "",
-        "Every peer is judged on every case that it can be asked, value and gradient. *Conforms* is within the bounds",
+        "Every peer is judged on every case that it computes, value and gradient. *Conforms* is within the bounds",
         "of `truth/tolerances.py`. *Deviates* is another convention, declared beforehand with its condition;",
         "*wrong* is declared likewise, and no convention explains it. A declared difference that does not show is a",
         "failure, so these hold for the versions named. A case is a batch with its options; a check is a case in one",
-        "dtype. What lies outside the domain of a peer is not asked of it, and each reason is told with its cases.",
+        "dtype. Cases outside the domain of a peer are skipped: each reason is listed with its number of cases.",
         "",
         _line(["peer", *LOSSES]),
         _line(["---"] * (1 + len(LOSSES))),

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from flint import arb
 
 from pairproof import reference
 from pairproof.reference import scalars, similarity, supcon
 from pairproof.reference.batch import evaluate_similarities
 
-from ..implementations.documents import run_in_float32
+from ..implementations.documents import pair_notebook
 from ..suite.cases import call_reference, reference_of_similarities
 from ..truth.intervals import PRECISION, Rounded, ball, exact, precision
 from .load import INFINITE, Call, Figure, Input, WorkedFixture, case_of
@@ -360,7 +361,8 @@ def _own_arithmetic(figure: Figure, call: Call, source: Input) -> tuple[list[Arr
 
 def _run_here(figure: Figure, call: Call, source: Input, allowed: Rounded) -> Arrival:
     """The document's own function in float32 on this machine: the same digits, or at least within its own rounding."""
-    found = run_in_float32(case_of(call, source))
+    case = case_of(call, source)
+    found = float(pair_notebook(case, torch.tensor(case.embeddings, dtype=torch.float32)))
     same = repr(found) == str(figure.printed)
     message = "run in float32 here, the same digits" if same else f"run in float32 here, {found!r}"
     return Arrival("run in float32", same or found in allowed, 1, message)

@@ -10,13 +10,13 @@ from .open_clip import OpenClip
 from .optax_ntxent import Optax
 from .pml import CrossBatchMemory, PytorchMetricLearning, Reducers, SelfSupervised
 from .reference import Reference
-from .scipy_road import ScipyRoad
+from .scipy_losses import ScipyLosses
 from .setfit import SetFit
 from .supcontrast import SupContrast, SupContrastToday
 
 ALL: tuple[type[Implementation], ...] = (
     Reference,
-    ScipyRoad,
+    ScipyLosses,
     Fast,
     FastDense,
     FastTiled,

@@ -34,7 +34,7 @@ class Deviation:
 
     Attributes:
         name: by which messages name it; for an entry of a file its place.
-        applies: whether it names a check, given the case, the dtype and the truth.
+        condition: whether it names a check, given the case, the dtype and the truth.
         reason: why the result differs.
         link: where that is discussed or written down.
         wrong: whether the result is a mistake: digits are lost, or it is not what its own documentation says. No other
@@ -45,13 +45,17 @@ class Deviation:
     """
 
     name: str
-    applies: Callable[[Case, str, Truth], bool]
+    condition: Callable[[Case, str, Truth], bool]
     reason: str
     link: str
     wrong: bool = False
     target: str = ""
-    losses: frozenset[str] | None = None
+    losses: Collection[str] | None = None
     dtypes: frozenset[str] | None = None
+
+    def applies(self, case: Case, dtype: str, true: Truth) -> bool:
+        """Whether it names the check of a case in a dtype."""
+        return self.concerns(case.loss, self.target, (dtype,)) and self.condition(case, dtype, true)
 
     def concerns(self, loss: str, target: str, dtypes: Collection[str] = ()) -> bool:
         """Whether it is about this loss of this target and, if dtypes are given, about one of them."""
@@ -94,7 +98,7 @@ class Support:
                     return f"{option}={value} is not claimed"
                 return f"{option} other than {' or '.join(map(str, values))} is not claimed"
         for name in self.lacks:
-            if name in case.arguments or name in case.others or case.option(name) is not None:
+            if name in case.arguments or name in case.others or case.keywords.get(name) is not None:
                 return f"takes no {name}"
         return next(filter(None, (condition(case) for condition in self.also)), None)
 
@@ -102,13 +106,13 @@ class Support:
 def matters(case: Case, option: str) -> bool:
     """Return whether the value of an option changes anything in a case."""
     if option == "no_positive":
-        return lonely(case)
+        return lacks_positives(case)
     if option == "no_negative":
         positives, members = case.positives(), case.members()
         return any(len(positives[i]) == len(members[i]) for i in case.anchors())
     if option == "base_temperature":
         base = case.option(option)
-        return base is not None and float(base) != float(case.option("temperature"))
+        return base is not None and float(base) != case.temperature
     return True
 
 
@@ -127,7 +131,7 @@ class Implementation(ABC):
     """One implementation of some of the losses.
 
     Attributes:
-        name: by which the command line knows it.
+        name: by which the command line selects it.
         title: what it is, for the run's header.
         support: the cases that it computes.
         dtypes: in which it is run.
@@ -156,10 +160,21 @@ class Implementation(ABC):
             Unavailable: it cannot be loaded.
         """
         self.device = device
+        self.load(options)
+
+    def load(self, options: Mapping[str, str]) -> None:  # noqa: B027 (most implementations are imported already)
+        """Load what is tested.
+
+        Args:
+            options: paths that the user gave, by peer name.
+
+        Raises:
+            Unavailable: it cannot be loaded.
+        """
 
     @property
     def environment(self) -> tuple[str, ...]:
-        """What must be set where a check is repeated, in the words of a shell."""
+        """The environment variables that repeating a check needs, as ``NAME=VALUE``."""
         return ()
 
     @property
@@ -177,19 +192,37 @@ class Implementation(ABC):
 
     @abstractmethod
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Value and gradient of a case."""
-
-    def tensor(self, case: Case, dtype: str) -> torch.Tensor:
-        """The embeddings [N, D] as a leaf tensor that requires a gradient."""
-        return self.tensors(case, dtype)[case.first]
+        """Value and gradients of a case."""
 
     def tensors(self, case: Case, dtype: str) -> dict[str, torch.Tensor]:
-        """Every float matrix that goes in, by its argument, as a leaf tensor that requires a gradient."""
+        """Every float matrix of a case, by its argument, as a leaf tensor that requires a gradient."""
         kind = getattr(torch, dtype)
         return {
             name: torch.tensor(matrix, dtype=torch.float64).to(self.device, kind).requires_grad_()
             for name, matrix in case.matrices.items()
         }
+
+    def integers(self, values: object) -> torch.Tensor:
+        """Labels or indices as an int64 tensor on the device."""
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+class TorchImplementation(Implementation):
+    """An implementation in torch, whose gradients autograd takes."""
+
+    @abstractmethod
+    def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the loss of a case.
+
+        Args:
+            case: the case.
+            given: its matrices by argument, in the dtype of the check.
+        """
+
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        """Value and gradients of a case."""
+        given = self.tensors(case, dtype)
+        return outcome_of(self.value(case, given), given.pop(case.first), others=given)
 
 
 def outcome_of(
@@ -198,7 +231,7 @@ def outcome_of(
     anchors: dict[int, float] | None = None,
     others: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Outcome:
-    """The outcome of a torch loss, its gradients taken (of the sum, for one value per anchor).
+    """The outcome of a torch loss, with the gradients of the sum of its values.
 
     Args:
         loss: the value, or one per anchor.
@@ -215,11 +248,6 @@ def outcome_of(
     return Outcome(values, gradient, anchors, other_gradients=dict(zip(others, rest, strict=True)))
 
 
-def takes_a_batch_alone(case: Case) -> str | None:
-    """Why a case is not for an implementation that contrasts a batch with itself and with nothing else."""
-    return "has no references in place of the batch" if "ref_embeddings" in case.others else None
-
-
 def normalised(embeddings: torch.Tensor, case: Case) -> torch.Tensor:
     """Rows of norm 1 under cosine similarity, for implementations that leave it to the caller.
 
@@ -234,7 +262,7 @@ def normalised(embeddings: torch.Tensor, case: Case) -> torch.Tensor:
     return torch.nn.functional.normalize(embeddings, dim=1)
 
 
-def norms_leave(case: Case, dtype: str, smallest: float) -> bool:
+def norms_out_of_range(case: Case, dtype: str, smallest: float) -> bool:
     """Whether a row's norm is below ``smallest``, or its square leaves the range of the dtype, under cosine."""
     if case.option("similarity") != "cosine":
         return False
@@ -247,7 +275,7 @@ def clamped_norms(smallest: float, function: str = "normalize") -> Deviation:
     """The deviation of the norms of a function of torch's: clamped from below, their squares out of range."""
     return Deviation(
         name="norms are clamped",
-        applies=lambda case, dtype, true: norms_leave(case, dtype, smallest),
+        condition=lambda case, dtype, true: norms_out_of_range(case, dtype, smallest),
         reason=f"torch divides by a norm of at least {smallest:g}, whose square may leave the dtype's range",
         link=f"https://pytorch.org/docs/stable/generated/torch.nn.functional.{function}.html",
     )
@@ -276,31 +304,30 @@ def items_of(case: Case) -> list[tuple[int, ...]]:
     return sorted(items)
 
 
-def directed(
+def by_views(
     case: Case,
     given: Mapping[str, torch.Tensor],
     loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor],
 ) -> torch.Tensor:
-    """The loss of two towers through an implementation of one direction: evaluated twice for both.
+    """The loss of two views or two towers: both directions of two towers are two calls.
 
     Args:
-        case: of info_nce.
+        case: of nt_xent or info_nce.
         given: its matrices.
-        loss: of anchors, their positives and the negatives or None, reduced as the case says.
+        loss: of anchors, their positives and the further negatives or None, reduced as the case says.
     """
-    towers = given["embeddings_a"], given["embeddings_b"]
-    ways = {"a_to_b": [towers], "b_to_a": [towers[::-1]], "both": [towers, towers[::-1]]}
-    found = [loss(one, other, given.get("negatives")) for one, other in ways[case.option("direction")]]
+    views = stacked_views(case, given[case.first]) if "partners" in case.arguments else tuple(given.values())[:2]
+    ways = {"b_to_a": [views[::-1]], "both": [views, views[::-1]]}.get(case.option("direction"), [views])
+    found = [loss(one, other, given.get("negatives")) for one, other in ways]
     if case.option("reduction") == "none":
         return torch.cat(found)
     total = torch.stack(found).sum()
     return total / len(found) if case.option("reduction") == "mean" else total
 
 
-def stacked_views(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def stacked_views(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The first views and the second views of a case of nt_xent, in the order of the items."""
-    first, second = rows[torch.as_tensor(stacked_order(case), device=rows.device)].chunk(2)
-    return first, second
+    return rows[torch.as_tensor(stacked_order(case), device=rows.device)].chunk(2)
 
 
 def logits(case: Case) -> npt.NDArray[np.float64]:
@@ -315,11 +342,11 @@ def logits(case: Case) -> npt.NDArray[np.float64]:
         for block in case.blocks():
             part = given[block.left] @ given[block.right].T
             found[block.row : block.row + len(part), block.column : block.column + part.shape[1]] = part
-        return np.asarray(found / float(case.option("temperature")))
+        return np.asarray(found / case.temperature)
 
 
 def labels_of(case: Case) -> tuple[list[int], list[int] | None]:
-    """Labels of the rows, and of the references or None, that say who is whose positive: of a case without a mask."""
+    """Labels of the rows, and of the references or None, by which the positives of a case without a mask are equal."""
     if "labels" in case.arguments:
         return case.arguments["labels"], case.arguments.get("ref_labels")
     partners = [int(p) for p in case.arguments["partners"]]
@@ -328,7 +355,7 @@ def labels_of(case: Case) -> tuple[list[int], list[int] | None]:
     return [min(i, p) for i, p in enumerate(partners)], None
 
 
-def lonely(case: Case) -> bool:
+def lacks_positives(case: Case) -> bool:
     """Whether some anchor has no positive."""
     positives = case.positives()
     return any(not positives[i] for i in case.anchors())
@@ -337,9 +364,23 @@ def lonely(case: Case) -> bool:
 def gradient_is_missing(case: Case, dtype: str, true: Truth, name: str) -> bool:
     """Whether a matrix that is given no gradient should have had one beyond what rounding explains."""
     gradient = true.other_gradients.get(name)
-    if gradient is None:
+    return gradient is not None and exceeds(gradient, bounds(case, true, dtype).other_rows[name])
+
+
+def differs(loss: Callable[[torch.Tensor], torch.Tensor], case: Case, dtype: str, true: Truth) -> bool:
+    """Whether a loss of the embeddings, evaluated in float64, differs from the truth by more than a dtype's bounds."""
+    rows = torch.tensor(case.embeddings, dtype=torch.float64, requires_grad=True)
+    found, allowed = outcome_of(loss(rows), rows), bounds(case, true, dtype)
+    if not abs(found.values[0] - true.values[0]) <= allowed.values[0]:
+        return True
+    if found.gradient is None or true.gradient is None:
         return False
-    return bool((row_norms(gradient) > bounds(case, true, dtype).other_rows[name]).any())
+    return exceeds(found.gradient - true.gradient, allowed.rows)
+
+
+def exceeds(matrix: npt.NDArray[np.float64], allowed: npt.NDArray[np.float64]) -> bool:
+    """Whether the norm of some row is above its bound."""
+    return bool((row_norms(matrix) > allowed).any())
 
 
 def row_norms(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

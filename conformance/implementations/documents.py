@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -10,17 +12,29 @@ import torch
 import torch.nn.functional as F
 
 from ..suite.cases import Case
-from ..suite.records import Outcome, Truth
+from ..suite.records import Truth
 from ..truth.tolerances import bounds
-from .base import Deviation, Implementation, clamped_norms, logits, outcome_of, stacked_order, takes_a_batch_alone
+from .base import (
+    Deviation,
+    Implementation,
+    Support,
+    TorchImplementation,
+    clamped_norms,
+    differs,
+    exceeds,
+    logits,
+    stacked_views,
+)
+
+EIGHT = [1, 0, 3, 2, 5, 4, 7, 6]
+"""The partners that the pair notebook writes out."""
 
 
 def pair_nt_xent(x: torch.Tensor, temperature: float) -> torch.Tensor:
     """The pair notebook's NT-Xent: interleaved partners of a batch that must have 8 rows."""
     cosines = F.cosine_similarity(x[None], x[:, None], dim=-1)
     cosines = cosines.masked_fill(torch.eye(len(x), dtype=torch.bool, device=x.device), float("-inf"))
-    partners = torch.tensor([1, 0, 3, 2, 5, 4, 7, 6], device=x.device)
-    return F.cross_entropy(cosines / temperature, partners)
+    return F.cross_entropy(cosines / temperature, torch.tensor(EIGHT, device=x.device))
 
 
 def pair_nt_bxent(x: torch.Tensor, positive_pairs: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -57,41 +71,38 @@ def batch_tutorial(x: torch.Tensor, labels: torch.Tensor, temperature: float) ->
     return ((each * positives).sum(dim=1) / (positives.sum(dim=1) + 1e-8)).mean()
 
 
-def run_in_float32(case: Case) -> float:
-    """What the pair notebook's own functions print for a case on this machine."""
-    x = torch.tensor(case.embeddings, dtype=torch.float32)
-    temperature = float(case.option("temperature"))
-    if case.loss == "nt_xent":
-        return float(pair_nt_xent(x, temperature))
-    return float(pair_nt_bxent(x, torch.tensor(case.arguments["positive_pairs"], dtype=torch.int64), temperature))
+def pair_notebook(case: Case, x: torch.Tensor) -> torch.Tensor:
+    """The one of the pair notebook's two functions that computes a case."""
+    if "partners" in case.arguments:
+        return pair_nt_xent(x, case.temperature)
+    pairs = torch.tensor(case.arguments["positive_pairs"], dtype=torch.int64, device=x.device).reshape(-1, 2)
+    return pair_nt_bxent(x, pairs, case.temperature)
 
 
-class _Document(Implementation):
+class _Document(TorchImplementation):
     """A function that takes the embeddings, a target and the temperature, and nothing else."""
-
-    losses: ClassVar[tuple[str, ...]]
 
     def version(self) -> str:
         """Written from the document."""
         return f"as the document prints it, torch {torch.__version__}"
 
-    def refuses(self, case: Case) -> str | None:
-        """What the document's function cannot be asked."""
-        if case.loss not in self.losses:
-            return f"has no {case.loss}"
-        alone = takes_a_batch_alone(case)
-        if alone is not None:
-            return alone
-        for option in ("anchors", "base_temperature"):
-            if case.option(option) is not None:
-                return f"has no {option}"
-        if case.option("reduction") != "mean":
-            return f"has no reduction {case.option('reduction')}"
-        return self.also_refuses(case)
 
-    def also_refuses(self, case: Case) -> str | None:
-        """What this one in particular cannot be asked."""
-        return "normalises its rows" if case.option("similarity") != "cosine" else None
+SUPPORT = Support(
+    options={"similarity": ("cosine",), "reduction": ("mean",)},
+    lacks=("ref_embeddings", "anchors", "base_temperature"),
+)
+
+
+def _eight_rows(case: Case) -> str | None:
+    if list(case.arguments.get("partners", EIGHT)) != EIGHT:
+        return "nt_xent_loss is written for 8 interleaved rows"
+    return None
+
+
+def _all_have_negatives(case: Case) -> str | None:
+    if any(len(p) == case.n - 1 for p in case.positives()):
+        return "nt_bxent_loss divides by the number of negatives of every row"
+    return None
 
 
 def _cancels(case: Case, dtype: str, true: Truth) -> bool:
@@ -108,15 +119,15 @@ def _cancels(case: Case, dtype: str, true: Truth) -> bool:
     if abs((np.where(diagonal, 0, taken - proper) / counts).sum() / case.n) > allowed.values[0]:
         return True
     # Backwards, binary cross-entropy divides by sigmoid (1 - sigmoid), but by no less than 1e-12: a pair far on the
-    # wrong side loses its pull, and rows whose pull is lost show it.
+    # wrong side loses its gradient, and so do its rows.
     wrong = ~diagonal & np.where(positive, s < 0, s > 0)
     lost = np.where(wrong, 1 - np.minimum((sigmoid * (1 - sigmoid)).astype(np.float64) / 1e-12, 1), 0)
-    weights = lost * np.where(positive, -1, 1) / counts / (case.n * float(case.option("temperature")))
+    weights = lost * np.where(positive, -1, 1) / counts / (case.n * case.temperature)
     norms = np.array([[math.hypot(*row)] for row in case.embeddings.tolist()])
     unit = case.embeddings / norms
-    pull = (weights + weights.T) @ unit
-    missing = (pull - (pull * unit).sum(axis=1, keepdims=True) * unit) / norms
-    return bool((np.linalg.norm(missing, axis=1) > allowed.rows).any())
+    grad = (weights + weights.T) @ unit
+    missing = (grad - (grad * unit).sum(axis=1, keepdims=True) * unit) / norms
+    return exceeds(missing, allowed.rows)
 
 
 class PairNotebook(_Document):
@@ -124,35 +135,23 @@ class PairNotebook(_Document):
 
     name: ClassVar[str] = "pair-notebook"
     title: ClassVar[str] = "the pair notebook's nt_xent_loss and nt_bxent_loss"
-    losses: ClassVar[tuple[str, ...]] = ("nt_xent", "nt_bxent")
+    support = replace(SUPPORT, losses=("nt_xent", "nt_bxent"), also=(_eight_rows, _all_have_negatives))
     deviations: ClassVar[tuple[Deviation, ...]] = (
         clamped_norms(1e-8, "cosine_similarity"),
         Deviation(
             name="1 - sigmoid cancels",
-            applies=lambda case, dtype, true: case.loss == "nt_bxent" and _cancels(case, dtype, true),
+            condition=_cancels,
             reason="1 - sigmoid(s) keeps fewer and fewer digits, and none once the sigmoid rounds to 1, where the"
             " logarithm is clamped at -100: 62.8988 is printed for 48.2864",
             link="https://github.com/pytorch/pytorch/issues/49844",
             wrong=True,
+            losses=("nt_bxent",),
         ),
     )
 
-    def also_refuses(self, case: Case) -> str | None:
-        """NT-Xent's targets are written out for 8 interleaved rows."""
-        if case.loss == "nt_xent" and list(case.arguments["partners"]) != [1, 0, 3, 2, 5, 4, 7, 6]:
-            return "nt_xent_loss is written for 8 interleaved rows"
-        if case.loss == "nt_bxent" and any(len(p) == case.n - 1 for p in case.positives()):
-            return "nt_bxent_loss divides by the number of negatives of every row"
-        return super().also_refuses(case)
-
-    def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Value and gradient."""
-        x = self.tensor(case, dtype)
-        temperature = float(case.option("temperature"))
-        if case.loss == "nt_xent":
-            return outcome_of(pair_nt_xent(x, temperature), x)
-        pairs = torch.tensor(case.arguments["positive_pairs"], dtype=torch.int64, device=self.device).reshape(-1, 2)
-        return outcome_of(pair_nt_bxent(x, pairs, temperature), x)
+    def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The function that the notebook has for the loss."""
+        return pair_notebook(case, given[case.first])
 
 
 class StackedCriterion(_Document):
@@ -160,23 +159,22 @@ class StackedCriterion(_Document):
 
     name: ClassVar[str] = "stacked-criterion"
     title: ClassVar[str] = "SiT's ContrastiveLoss and the vectorized notebook's Criterion"
-    losses: ClassVar[tuple[str, ...]] = ("nt_xent",)
+    support = replace(SUPPORT, losses=("nt_xent",))
     deviations: ClassVar[tuple[Deviation, ...]] = (
         clamped_norms(1e-12),
         Deviation(
             name="exponentials overflow",
-            applies=lambda case, dtype, true: _overflows(case, dtype),
+            condition=lambda case, dtype, true: _overflows(case, dtype),
             reason="exponentiates without subtracting a maximum: float32 overflows below a temperature of about 1/88",
             link="https://github.com/Sara-Ahmed/SiT",
             wrong=True,
         ),
     )
 
-    def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Value and gradient, the rows put in stacked order."""
-        x = self.tensor(case, dtype)
-        first, second = x[torch.as_tensor(stacked_order(case), device=self.device)].chunk(2)
-        return outcome_of(stacked_criterion(first, second, float(case.option("temperature"))), x)
+    def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The criterion of the rows in stacked order."""
+        first, second = stacked_views(case, given[case.first])
+        return stacked_criterion(first, second, case.temperature)
 
 
 def _overflows(case: Case, dtype: str) -> bool:
@@ -188,44 +186,29 @@ class BatchTutorial(_Document):
 
     name: ClassVar[str] = "batch-tutorial"
     title: ClassVar[str] = "the batch tutorial's ContrastiveLoss"
-    losses: ClassVar[tuple[str, ...]] = ("supcon_epsilon",)
+    support = Support(
+        losses=("supcon_epsilon",),
+        options={"similarity": ("dot",), "reduction": ("mean",), "no_positive": ("zero",)},
+        lacks=(*SUPPORT.lacks, "positives"),
+    )
     deviations: ClassVar[tuple[Deviation, ...]] = (
         Deviation(
             name="the maximum is detached",
-            applies=lambda case, dtype, true: _detaching_shows(case, dtype, true),
+            condition=lambda case, dtype, true: differs(lambda x: _tutorial(case, x), case, dtype, true),
             reason="no gradient flows through the row's maximum, though the epsilon makes the loss depend on it",
             link="https://github.com/KevinMusgrave/pytorch-metric-learning/issues/282",
             wrong=True,
         ),
     )
 
-    def also_refuses(self, case: Case) -> str | None:
-        """It takes labels and dot products, and has no policies."""
-        if case.option("similarity") != "dot":
-            return "never normalises"
-        if "labels" not in case.arguments:
-            return "takes labels only"
-        return None if case.option("no_positive") == "zero" else "has no policy for anchors without positive"
-
-    def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Value and gradient."""
-        x = self.tensor(case, dtype)
-        return outcome_of(_tutorial(case, x), x)
+    def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The loss of the case's labels."""
+        return _tutorial(case, given[case.first])
 
 
 def _tutorial(case: Case, x: torch.Tensor) -> torch.Tensor:
     labels = torch.tensor(case.arguments["labels"], dtype=torch.int64, device=x.device)
-    return batch_tutorial(x, labels, float(case.option("temperature")))
-
-
-def _detaching_shows(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the derivative past a detached maximum is off the true one by more than its bound."""
-    if true.gradient is None:
-        return False
-    x = torch.tensor(case.embeddings, dtype=torch.float64, requires_grad=True)
-    (detached,) = torch.autograd.grad(_tutorial(case, x), x)
-    errors = np.linalg.norm(detached.numpy() - true.gradient, axis=1)
-    return bool((errors > bounds(case, true, dtype).rows).any())
+    return batch_tutorial(x, labels, case.temperature)
 
 
 DOCUMENTS: tuple[type[Implementation], ...] = (PairNotebook, StackedCriterion, BatchTutorial)

@@ -48,10 +48,6 @@ class Fast(Implementation):
         """The package's version and torch's."""
         return f"{pairproof.__version__}, torch {torch.__version__}"
 
-    def refuses(self, case: Case) -> str | None:
-        """Nothing is refused."""
-        return None
-
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Value and gradients, and the values of all anchors from a second call."""
         given = self.tensors(case, dtype)
@@ -122,14 +118,9 @@ class FastTriton(Fast):
     anywhere: ClassVar[bool] = False
     backend: ClassVar[str | None] = "triton"
 
-    def __init__(self, options: Mapping[str, str], device: str) -> None:
-        """See whether the kernels can run here.
-
-        Raises:
-            Unavailable: triton is not installed, or the device is not one of theirs.
-        """
-        super().__init__(options, device)
-        refusal = kernels.refusal(torch.empty((2, 1), device=device))
+    def load(self, options: Mapping[str, str]) -> None:
+        """Check whether the kernels run here."""
+        refusal = kernels.refusal(torch.empty((2, 1), device=self.device))
         if refusal is not None:
             raise Unavailable(refusal)
 

@@ -1,7 +1,7 @@
-"""Peers of which single files are used: found in a folder, verified by checksum, loaded by path.
+"""How a peer is loaded: as an installed package, or as single files, verified by checksum and loaded by path.
 
-A package that would bring half a machine with it is installed without what it depends on, into a folder of its own
-(``make peers``), and only the named files of it are ever executed.
+A package with many dependencies is installed without them into a folder of its own (``make peers``), and only its named
+files are executed.
 """
 
 from __future__ import annotations
@@ -11,38 +11,77 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
-from .base import Unavailable
+import torch
+
+from .base import TorchImplementation, Unavailable
 
 
-def peer_file(options: Mapping[str, str], name: str, checksum: str, package: str) -> Path:
-    """The path of a peer's file, verified.
+class PackagePeer(TorchImplementation):
+    """A peer that is an installed package."""
 
-    Args:
-        options: paths that the user gave, by peer name; "folder" says where the peers lie.
-        name: path within that folder, whose first part is the folder of the package.
-        checksum: its SHA-256.
-        package: what pip installs it from, with its version.
+    distribution: ClassVar[str]
+    """Its name in the package index."""
+    modules: ClassVar[tuple[str, ...]]
+    """The modules to import, all of one package."""
+    extra: ClassVar[str] = "peers"
+    """The extra of this package that installs it."""
 
-    Raises:
-        Unavailable: it is not there, or not that file.
-    """
-    folder = Path(options.get("folder") or os.environ.get("PAIRPROOF_PEERS") or ".peers")
-    path = folder / name
-    if not path.is_file():
-        target = folder / Path(name).parts[0]
-        raise Unavailable(
-            f"no {path}: pip install --no-deps --target {target} {package},"
-            " or name the folder that holds it with PAIRPROOF_PEERS"
-        )
-    found = sha256(path)
-    if found != checksum:
-        raise Unavailable(f"{path}: expected SHA-256 {checksum}, got {found}")
-    return path
+    def load(self, options: Mapping[str, str]) -> None:
+        """Import the modules."""
+        try:
+            for name in self.modules:
+                importlib.import_module(name)
+            self.package: Any = importlib.import_module(name.partition(".")[0])
+        except ImportError as error:
+            install = f'pip install "pairproof[{self.extra}]"'
+            raise Unavailable(f"{self.distribution} is not installed ({error}): {install}") from None
+
+    def version(self) -> str:
+        """The package's version."""
+        return version(self.distribution)
+
+
+class FilePeer(TorchImplementation):
+    """A peer of which single files are used."""
+
+    requirement: ClassVar[str]
+    """What pip installs it from, with its version."""
+    files: ClassVar[Mapping[str, str]]
+    """The SHA-256 of each file, by its path in the folder of peers; the first part is the package's own folder."""
+    attribute: ClassVar[str]
+    """The name of the loss in the first file."""
+
+    def load(self, options: Mapping[str, str]) -> None:
+        """Find the files, verify them, load the loss."""
+        folder = Path(options.get("folder") or os.environ.get("PAIRPROOF_PEERS") or ".peers")
+        paths = [folder / name for name in self.files]
+        for path, checksum in zip(paths, self.files.values(), strict=True):
+            if not path.is_file():
+                target = folder / path.relative_to(folder).parts[0]
+                raise Unavailable(
+                    f"no {path}: pip install --no-deps --target {target} {self.requirement},"
+                    " or set PAIRPROOF_PEERS to the folder that holds it"
+                )
+            found = sha256(path)
+            if found != checksum:
+                raise Unavailable(f"{path}: expected SHA-256 {checksum}, got {found}")
+        self.path = paths[0]
+        self.loss: Callable[..., Callable[..., torch.Tensor]] = getattr(self.module(), self.attribute)
+
+    def module(self) -> Any:
+        """The module that the first file is."""
+        return load_file(self.path)
+
+    def version(self) -> str:
+        """The package and the checksum of its first file."""
+        checksum = next(iter(self.files.values()))
+        return f"{self.requirement.replace('==', ' ')}, SHA-256 {checksum[:12]}"
 
 
 def sha256(path: Path) -> str:
@@ -60,7 +99,7 @@ def load_file(path: Path) -> Any:
         raise Unavailable(f"no file {path}")
     spec = importlib.util.spec_from_file_location(f"pairproof_peer_{path.stem}_{abs(hash(str(path)))}", path)
     if spec is None or spec.loader is None:
-        raise Unavailable(f"{path} is no Python file")
+        raise Unavailable(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -70,12 +109,12 @@ def load_file(path: Path) -> Any:
 
 
 def load_from_package(folder: Path, module: str, packages: Iterable[str], empty: Iterable[str] = ()) -> Any:
-    """Import one module of a package by its name, while no ``__init__.py`` of the package is executed.
+    """Import one module of a package by its name without executing any ``__init__.py`` of the package.
 
     Args:
         folder: that holds the package.
         module: its full name.
-        packages: the packages on the way to it and to what it imports, each of which is only a folder.
+        packages: the packages that hold it and what it imports.
         empty: modules that it imports and does not use here; they stay empty.
 
     Raises:
@@ -93,7 +132,7 @@ def load_from_package(folder: Path, module: str, packages: Iterable[str], empty:
     except ImportError as error:
         raise Unavailable(f"{module} imports what is not installed: {error}") from None
     finally:
-        # Whoever imports the package next must get the whole of it, or be told that it is not installed.
+        # The next import of the package must load all of it, or fail if it is not installed.
         for name in _within(top):
             del sys.modules[name]
         sys.modules.update(before)

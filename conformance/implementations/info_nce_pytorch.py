@@ -6,63 +6,33 @@ negatives that all anchors share. Both directions are two calls.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from importlib.metadata import version
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from ..suite.cases import Case
-from ..suite.records import Outcome
-from .base import Deviation, Implementation, Unavailable, clamped_norms, directed, outcome_of
+from .base import Deviation, Support, by_views, clamped_norms
+from .files import PackagePeer
 
 
-class InfoNCEPytorch(Implementation):
+class InfoNCEPytorch(PackagePeer):
     """The function ``info_nce`` of the package."""
 
     name: ClassVar[str] = "info-nce-pytorch"
     title: ClassVar[str] = "info-nce-pytorch, live"
+    distribution: ClassVar[str] = "info-nce-pytorch"
+    modules: ClassVar[tuple[str, ...]] = ("info_nce",)
+    support = Support(losses=("info_nce",), options={"similarity": ("cosine",)}, lacks=("base_temperature",))
     deviations: ClassVar[tuple[Deviation, ...]] = (clamped_norms(1e-12),)
 
-    def __init__(self, options: Mapping[str, str], device: str) -> None:
-        """Import the package.
-
-        Raises:
-            Unavailable: it is not installed.
-        """
-        super().__init__(options, device)
-        try:
-            self.package: Any = importlib.import_module("info_nce")
-        except ImportError as error:
-            raise Unavailable(f'info-nce-pytorch is not installed ({error}): pip install "pairproof[peers]"') from None
-
-    def version(self) -> str:
-        """The package's version."""
-        return version("info-nce-pytorch")
-
-    def refuses(self, case: Case) -> str | None:
-        """What the function cannot be asked."""
-        if case.loss != "info_nce":
-            return f"has no {case.loss}"
-        if case.option("similarity") != "cosine":
-            return "always normalises"
-        return "has no base temperature" if case.option("base_temperature") is not None else None
-
-    def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Value and gradients of ``info_nce``."""
-        given = self.tensors(case, dtype)
+    def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """``info_nce`` of one direction or both."""
 
         def loss(one: torch.Tensor, other: torch.Tensor, negatives: torch.Tensor | None) -> torch.Tensor:
             found: torch.Tensor = self.package.info_nce(
-                one,
-                other,
-                negatives,
-                temperature=float(case.option("temperature")),
-                reduction=case.option("reduction"),
-                negative_mode="unpaired",
+                one, other, negatives, case.temperature, reduction=case.option("reduction"), negative_mode="unpaired"
             )
             return found
 
-        value = directed(case, given, loss)
-        return outcome_of(value, given.pop(case.first), others=given)
+        return by_views(case, given, loss)

@@ -6,27 +6,16 @@ negatives alone, under one logarithm: that is supcon_in with the denominator "on
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
-from importlib.metadata import version
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
 from ..suite.cases import Case
-from ..suite.records import Outcome, Truth
-from ..truth.tolerances import bounds
-from .base import (
-    Deviation,
-    Implementation,
-    Unavailable,
-    clamped_norms,
-    outcome_of,
-    row_norms,
-    stacked_views,
-    takes_a_batch_alone,
-)
+from ..suite.records import Truth
+from .base import Deviation, Support, clamped_norms, differs, stacked_views
+from .files import PackagePeer
 
 LINK = "https://pypi.org/project/infonce/0.3/"
 
@@ -51,78 +40,45 @@ def leaking(rows: torch.Tensor, positive: torch.Tensor, temperature: float) -> t
 
 
 def _leaks(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether what leaks moves the value or the gradient by more than its bound."""
-    if case.loss != "supcon_in":
-        return False
-    rows = torch.tensor(case.embeddings, dtype=torch.float64, requires_grad=True)
-    value = leaking(rows, torch.tensor(case.positive_mask()), float(case.option("temperature")))
-    (gradient,) = torch.autograd.grad(value, rows)
-    allowed = bounds(case, true, dtype)
-    if not abs(value.item() - true.values[0]) <= allowed.values[0]:
-        return True
-    if true.gradient is None:
-        return False
-    return bool((row_norms(gradient.numpy() - true.gradient) > allowed.rows).any())
+    """Whether what leaks changes the value or the gradient by more than its bound."""
+    positive = torch.tensor(case.positive_mask())
+    return differs(lambda rows: leaking(rows, positive, case.temperature), case, dtype, true)
 
 
-class InfoNCEPackage(Implementation):
+class InfoNCEPackage(PackagePeer):
     """The two losses of the package."""
 
     name: ClassVar[str] = "infonce"
     title: ClassVar[str] = "infonce, live"
+    distribution: ClassVar[str] = "infonce"
+    modules: ClassVar[tuple[str, ...]] = ("infonce",)
+    support = Support(
+        losses=("nt_xent", "supcon_in"),
+        options={
+            "denominator": ("only_negatives",),
+            "similarity": ("cosine",),
+            "reduction": ("mean",),
+        },
+        lacks=("ref_embeddings", "anchors", "base_temperature", "positives", "no_positive", "no_negative"),
+    )
     deviations: ClassVar[tuple[Deviation, ...]] = (
         clamped_norms(1e-12),
         Deviation(
             name="the diagonal leaks",
-            applies=_leaks,
+            condition=_leaks,
             reason="SupervisedInfoNCE multiplies the anchor's own similarity by 0 and leaves it in both sums, where it"
             " counts as exp(0) = 1, and sums the positives where they are averaged",
             link=LINK,
             wrong=True,
+            losses=("supcon_in",),
         ),
     )
 
-    def __init__(self, options: Mapping[str, str], device: str) -> None:
-        """Import the package.
-
-        Raises:
-            Unavailable: it is not installed.
-        """
-        super().__init__(options, device)
-        try:
-            self.package: Any = importlib.import_module("infonce")
-        except ImportError as error:
-            raise Unavailable(f'infonce is not installed ({error}): pip install "pairproof[peers]"') from None
-
-    def version(self) -> str:
-        """The package's version."""
-        return version("infonce")
-
-    def refuses(self, case: Case) -> str | None:
-        """What the two classes cannot be asked."""
-        if case.loss not in ("nt_xent", "supcon_in"):
-            return f"has no {case.loss}"
-        alone = takes_a_batch_alone(case)
-        if alone is not None:
-            return alone
-        if case.loss == "supcon_in" and case.option("denominator") != "only_negatives":
-            return f"has no denominator {case.option('denominator')}: its negatives stand alone below the line"
-        if case.option("similarity") != "cosine":
-            return "always normalises"
-        if case.option("reduction") != "mean":
-            return f"has no reduction {case.option('reduction')}"
-        for option, words in (("anchors", "subset of anchors"), ("base_temperature", "base temperature")):
-            if case.option(option) is not None:
-                return f"has no {words}"
-        if "positives" in case.arguments:
-            return "is asked with labels only"
-        return "has no policies" if {"no_positive", "no_negative"} & set(case.keywords) else None
-
-    def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Value and gradient of either class."""
-        embeddings, temperature = self.tensor(case, dtype), float(case.option("temperature"))
-        if case.loss == "nt_xent":
-            views = torch.cat(stacked_views(case, embeddings))
-            return outcome_of(self.package.InfoNCE(temperature)(views), embeddings)
-        labels = torch.tensor(case.arguments["labels"], dtype=torch.int64, device=self.device)
-        return outcome_of(self.package.SupervisedInfoNCE(temperature, supervised=True)(embeddings, labels), embeddings)
+    def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """``InfoNCE`` of two views, ``SupervisedInfoNCE`` of labels."""
+        rows = given[case.first]
+        loss: Callable[..., torch.Tensor] = self.package.InfoNCE(case.temperature)
+        if "partners" in case.arguments:
+            return loss(torch.cat(stacked_views(case, rows)))
+        loss = self.package.SupervisedInfoNCE(case.temperature, supervised=True)
+        return loss(rows, self.integers(case.arguments["labels"]))

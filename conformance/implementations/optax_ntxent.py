@@ -21,7 +21,7 @@ import torch
 
 from ..suite.cases import Case
 from ..suite.records import Outcome, Truth
-from .base import Deviation, Implementation, Unavailable, labels_of, logits, norms_leave, takes_a_batch_alone
+from .base import Deviation, Implementation, Support, Unavailable, labels_of, logits, norms_out_of_range
 from .subprocess import Lines
 
 LINK = "https://github.com/google-deepmind/optax/blob/v0.2.8/optax/losses/_self_supervised.py"
@@ -34,18 +34,18 @@ LIMIT = 120.0
 
 def _averages_differ(case: Case, true: Truth) -> bool:
     """Whether the mean over pairs is not the mean of the anchors' means."""
-    if case.loss != "nt_xent_pairwise" or case.option("reduction") != "mean" or not any(case.positives()):
+    if case.option("reduction") != "mean" or not any(case.positives()):
         return False
     drops = case.option("no_positive") == "drop"
     sizes = {len(found) for found in case.positives() if found or not drops}
     return len(sizes) > 1 and max(true.anchors.values()) > 0
 
 
-def _rows_drown(case: Case, dtype: str) -> bool:
-    """Whether the exponentials of all that some denominator sums are 0 once its row's one maximum is subtracted.
+def _rows_underflow(case: Case, dtype: str) -> bool:
+    """Whether every exponential of some denominator is 0 once its row's maximum is subtracted.
 
-    A denominator with negatives is also divided by where the pair is no positive one; what is 0 there makes the
-    gradient NaN. Without negatives that is masked, and only a positive that lies as low is lost.
+    A denominator with negatives is also divided by for pairs that are not positive, where 0 makes the gradient NaN.
+    Without negatives that is masked, and only a positive that lies as low is lost.
     """
     deepest = -math.log(torch.finfo(getattr(torch, dtype)).tiny)
     found, own = logits(case), np.eye(case.n, dtype=bool)
@@ -72,23 +72,29 @@ class Optax(Implementation):
 
     name: ClassVar[str] = "optax"
     title: ClassVar[str] = "optax's ntxent on JAX, live on the CPU in a process of its own"
+    support = Support(
+        losses=("nt_xent", "nt_xent_pairwise"),
+        options={"similarity": ("cosine",), "reduction": ("mean", "mean_pairs"), "no_positive": ("zero", "drop")},
+        lacks=("ref_embeddings", "anchors", "base_temperature", "positives"),
+    )
     deviations: ClassVar[tuple[Deviation, ...]] = (
         Deviation(
             name="mean over pairs",
-            applies=lambda case, dtype, true: _averages_differ(case, true),
+            condition=lambda case, dtype, true: _averages_differ(case, true),
             reason="averages over positive pairs, not over each anchor's mean: unbalanced classes differ",
             link=LINK,
+            losses=("nt_xent_pairwise",),
         ),
         Deviation(
             name="NaN without positives",
-            applies=lambda case, dtype, true: not any(case.positives()),
+            condition=lambda case, dtype, true: not any(case.positives()),
             reason="divides by the number of positive pairs, which is 0",
             link=LINK,
             wrong=True,
         ),
         Deviation(
-            name="the denominator drowns",
-            applies=lambda case, dtype, true: _rows_drown(case, dtype),
+            name="the denominator underflows",
+            condition=lambda case, dtype, true: _rows_underflow(case, dtype),
             reason="one maximum per row, over the positives too: where it lies far above all negatives their sum is 0;"
             " the gradient is NaN, and the loss -inf if another positive lies as low",
             link=LINK,
@@ -96,29 +102,24 @@ class Optax(Implementation):
         ),
         Deviation(
             name="labels have 32 bits",
-            applies=lambda case, dtype, true: _labels_wrap(case, dtype),
-            reason="JAX keeps 32 bits of an integer unless it is told to compute in 64: labels that differ by a"
+            condition=lambda case, dtype, true: _labels_wrap(case, dtype),
+            reason="JAX keeps 32 bits of an integer unless it is set to 64: labels that differ by a"
             " multiple of 2^32 become one class",
             link="https://docs.jax.dev/en/latest/default_dtypes.html",
         ),
         Deviation(
             name="norms are clamped",
-            applies=lambda case, dtype, true: norms_leave(
+            condition=lambda case, dtype, true: norms_out_of_range(
                 case, dtype, math.sqrt(torch.finfo(getattr(torch, dtype)).eps)
             ),
-            reason="the square of a norm is held above finfo.eps: a row shorter than 3.5e-4 in float32, or 1.5e-8 in"
+            reason="the square of a norm is clamped at finfo.eps: a row shorter than 3.5e-4 in float32, or 1.5e-8 in"
             " float64, is not normalised; and that square may leave the dtype's range",
             link=NORM_LINK,
         ),
     )
 
-    def __init__(self, options: Mapping[str, str], device: str) -> None:
-        """See whether JAX and optax are there; neither is imported into this process.
-
-        Raises:
-            Unavailable: one is not installed.
-        """
-        super().__init__(options, device)
+    def load(self, options: Mapping[str, str]) -> None:
+        """See whether JAX and optax are installed; neither is imported into this process."""
         for package in ("jax", "optax"):
             if importlib.util.find_spec(package) is None:
                 raise Unavailable(f'{package} is not installed: pip install "pairproof[peers]"')
@@ -128,25 +129,6 @@ class Optax(Implementation):
         """The packages' versions."""
         return f"{version('optax')}, jax {version('jax')}"
 
-    def refuses(self, case: Case) -> str | None:
-        """What the function cannot be asked."""
-        if case.loss not in ("nt_xent", "nt_xent_pairwise"):
-            return f"has no {case.loss}"
-        alone = takes_a_batch_alone(case)
-        if alone is not None:
-            return alone
-        if case.option("similarity") != "cosine":
-            return "always normalises"
-        if case.option("reduction") not in ("mean", "mean_pairs"):
-            return f"has no reduction {case.option('reduction')}"
-        if case.option("anchors") is not None:
-            return "has no subset of anchors"
-        if case.option("base_temperature") is not None:
-            return "has no base temperature"
-        if "positives" in case.arguments:
-            return "is asked with labels only"
-        return "has no policy nan for anchors without positive" if case.option("no_positive") == "nan" else None
-
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Value and gradient of ``ntxent``, by ``jax.value_and_grad``."""
         labels, _ = labels_of(case)
@@ -155,7 +137,7 @@ class Optax(Implementation):
             "dtype": dtype,
             "matrices": {"embeddings": case.embeddings.tolist()},
             "arguments": {"labels": labels},
-            "options": {"temperature": float(case.option("temperature"))},
+            "options": {"temperature": case.temperature},
         }
         values, gradients = self._process().ask(request, 1, LIMIT)
         return Outcome(values, np.array(gradients["embeddings"]))

@@ -12,7 +12,7 @@ import pairproof
 from ..suite.cases import Case, call_reference
 from ..suite.records import Outcome
 from ..truth.evaluate import PROVE_UP_TO
-from .base import Implementation
+from .base import Implementation, Support
 
 STEP = {"cosine": 1e-120, "dot": 1e-200}
 """The complex step, in units of a row's largest entry: so small that its square vanishes, and with it the truncation
@@ -22,22 +22,23 @@ LARGEST = 70
 """Rows up to which the loops are run."""
 
 
+def _small(case: Case) -> str | None:
+    if case.size <= LARGEST:
+        return None
+    return f"its loops take seconds above {LARGEST} rows; rebuilding the fixtures runs them"
+
+
 class Reference(Implementation):
     """The slow loops of ``reference/``."""
 
     name: ClassVar[str] = "reference"
     title: ClassVar[str] = "pairproof.reference, loops in float64, gradient by the complex step"
+    support = Support(also=(_small,))
     dtypes: ClassVar[tuple[str, ...]] = ("float64",)
 
     def version(self) -> str:
         """The package's version."""
         return pairproof.__version__
-
-    def refuses(self, case: Case) -> str | None:
-        """Batches on which the loops take seconds."""
-        if case.size > LARGEST:
-            return f"its loops take seconds above {LARGEST} rows; rebuilding the fixtures runs them"
-        return None
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Run the loops once on floats for the values and terms, once on complex directions for the gradients."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -25,31 +26,28 @@ from ..suite.records import Outcome
 from ..suite.store import fixtures_root
 from .base import (
     Deviation,
-    Implementation,
+    Support,
+    TorchImplementation,
     Unavailable,
     items_of,
+    lacks_positives,
     logits,
-    lonely,
     normalised,
     one_thread,
-    outcome_of,
     stacked_order,
-    takes_a_batch_alone,
 )
-from .files import load_file, peer_file, sha256
+from .files import FilePeer, load_file, sha256
 
-NOTEBOOK_FILE = "bioencoder/bioencoder/core/losses.py"
-NOTEBOOK_SHA256 = "3715db82773bcecf3f6152fcf0f86858684913bf2e14e2aebf104d5b651db834"
 TODAY_COMMIT = "66a8fe53880d6a1084b2e4e0db0a019024d6d41a"
 TODAY_SHA256 = "a432e24bdff118aa0ab3013a4c85a4b099871ebef554177054d91fe6fca616db"
 RECORDED = "recorded/supcontrast-today.json"
 LARGEST_RECORDED = 40
-"""Rows up to which a case is recorded: a gradient of a large batch fills a page that nobody reads."""
+"""Rows up to which a case is recorded, to keep the file of recorded gradients small."""
 
 RECORDED_FORMAT = "pairproof-recorded/1"
 
 
-def _row_drowns(case: Case, dtype: str) -> bool:
+def _row_underflows(case: Case, dtype: str) -> bool:
     """Whether some anchor's own logit exceeds all others by more than the dtype's exponentials can hold."""
     deepest = -math.log(torch.finfo(getattr(torch, dtype)).tiny)
     found, positives = logits(case), case.positives()
@@ -58,73 +56,23 @@ def _row_drowns(case: Case, dtype: str) -> bool:
     return any(positives[i] and own[i] - found[i].max() > deepest for i in case.anchors())
 
 
-ROW_DROWNS = Deviation(
-    name="its own similarity drowns the row",
-    applies=lambda case, dtype, true: _row_drowns(case, dtype),
-    reason="the row's maximum is taken with the anchor itself in it: once all others lie far below, their"
+ROW_UNDERFLOWS = Deviation(
+    name="the self pair makes the row underflow",
+    condition=lambda case, dtype, true: _row_underflows(case, dtype),
+    reason="the row's maximum includes the self pair: once all others lie far below, their"
     " exponentials are 0, and so is the sum whose logarithm is taken",
     link="https://github.com/HobbitLong/SupContrast/issues/104",
     wrong=True,
 )
 
-NAN_FOR_THE_LONELY = Deviation(
-    name="NaN for an anchor without positive",
-    applies=lambda case, dtype, true: case.loss == "supcon" and lonely(case) and case.option("no_positive") == "zero",
+NAN_WITHOUT_POSITIVES = Deviation(
+    name="NaN for an anchor without positives",
+    condition=lambda case, dtype, true: lacks_positives(case) and case.option("no_positive") == "zero",
     reason="divides by the number of positives, 0 for a class with one member: the loss is NaN",
     link="https://github.com/HobbitLong/SupContrast/pull/142",
     wrong=True,
+    losses=("supcon",),
 )
-
-
-class _SupConCode(Implementation):
-    """What both revisions share: how a case is put to ``SupConLoss``."""
-
-    loss: Any
-    deviations: ClassVar[tuple[Deviation, ...]] = (ROW_DROWNS,)
-
-    def refuses(self, case: Case) -> str | None:
-        """What the class cannot be asked."""
-        if case.loss not in ("supcon", "nt_xent"):
-            return f"has no {case.loss}"
-        alone = takes_a_batch_alone(case)
-        if alone is not None:
-            return alone
-        if case.option("reduction") != "mean":
-            return f"has no reduction {case.option('reduction')}"
-        if case.loss == "supcon" and case.option("denominator") != "all":
-            return f"has no denominator {case.option('denominator')}"
-        if case.option("anchors") is not None and _one_of_each(case) is None:
-            return "has no subset of anchors but the first views"
-        if case.loss == "supcon" and lonely(case) and case.option("no_positive") == "drop":
-            return "does not drop anchors without positive"
-        return None
-
-    def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Value and gradient of ``SupConLoss``."""
-        temperature = float(case.option("temperature"))
-        base = case.option("base_temperature")
-        first = _one_of_each(case)
-        loss = self.loss(
-            temperature=temperature,
-            base_temperature=temperature if base is None else base,
-            contrast_mode="all" if first is None else "one",
-        )
-        embeddings = self.tensor(case, dtype)
-        rows = normalised(embeddings, case)
-        if case.loss == "nt_xent":
-            order = stacked_order(case) if first is None else first
-            features = torch.stack(rows[torch.as_tensor(order, device=self.device)].chunk(2), dim=1)
-            return outcome_of(loss(features), embeddings)
-        items = items_of(case)
-        some = [item[0] for item in items]
-        features = torch.stack([rows[list(view)] for view in zip(*items, strict=True)], dim=1)
-        if "labels" in case.arguments:
-            labels = torch.tensor([case.arguments["labels"][i] for i in some], dtype=torch.int64, device=self.device)
-            return outcome_of(loss(features, labels=labels), embeddings)
-        mask = torch.tensor(case.arguments["positives"], dtype=rows.dtype, device=self.device)[some][:, some]
-        if len(items[0]) > 1:
-            mask.fill_diagonal_(1)
-        return outcome_of(loss(features, mask=mask), embeddings)
 
 
 def _one_of_each(case: Case) -> np.ndarray[Any, np.dtype[np.int64]] | None:
@@ -138,26 +86,60 @@ def _one_of_each(case: Case) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     return np.array(anchors + partners)
 
 
-class SupContrast(_SupConCode):
+def _first_views_alone(case: Case) -> str | None:
+    subset = case.option("anchors") is not None and _one_of_each(case) is None
+    return "takes no subset of anchors but the first views" if subset else None
+
+
+SUPPORT = Support(
+    losses=("supcon", "nt_xent"),
+    options={"reduction": ("mean",), "denominator": ("all",), "no_positive": ("zero", "nan")},
+    lacks=("ref_embeddings",),
+    also=(_first_views_alone,),
+)
+
+
+class _SupConCode(TorchImplementation):
+    """How both revisions are given a case."""
+
+    loss: Callable[..., Callable[..., torch.Tensor]]
+    support = SUPPORT
+    deviations: ClassVar[tuple[Deviation, ...]] = (ROW_UNDERFLOWS,)
+
+    def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """``SupConLoss`` of features [batch, views, dim]."""
+        base, first = case.option("base_temperature"), _one_of_each(case)
+        loss = self.loss(
+            temperature=case.temperature,
+            base_temperature=case.temperature if base is None else base,
+            contrast_mode="all" if first is None else "one",
+        )
+        rows = normalised(given[case.first], case)
+        keywords: dict[str, torch.Tensor] = {}
+        if "partners" in case.arguments:
+            views = (stacked_order(case) if first is None else first).reshape(2, -1)
+        else:
+            items = items_of(case)
+            views, some = np.array(items).T, [item[0] for item in items]
+            if "labels" in case.arguments:
+                keywords["labels"] = self.integers([case.arguments["labels"][i] for i in some])
+            else:
+                mask = torch.tensor(case.arguments["positives"], dtype=rows.dtype, device=self.device)[some][:, some]
+                keywords["mask"] = mask.fill_diagonal_(1) if len(views) > 1 else mask
+        return loss(torch.stack([rows[list(view)] for view in views], dim=1), **keywords)
+
+
+class SupContrast(_SupConCode, FilePeer):
     """The notebook's revision, live."""
 
     name: ClassVar[str] = "supcontrast"
     title: ClassVar[str] = "the original SupCon code, in the notebook's revision (bioencoder 1.0.5, core/losses.py)"
-    deviations: ClassVar[tuple[Deviation, ...]] = (ROW_DROWNS, NAN_FOR_THE_LONELY)
-
-    def __init__(self, options: Mapping[str, str], device: str) -> None:
-        """Find the file, verify it, load it.
-
-        Raises:
-            Unavailable: it is not there, not that file, or lacks what it imports.
-        """
-        super().__init__(options, device)
-        self.path = peer_file(options, NOTEBOOK_FILE, NOTEBOOK_SHA256, "bioencoder==1.0.5")
-        self.loss = load_file(self.path).SupConLoss
-
-    def version(self) -> str:
-        """The package and the checksum of the file."""
-        return f"bioencoder 1.0.5, SHA-256 {NOTEBOOK_SHA256[:12]}"
+    requirement: ClassVar[str] = "bioencoder==1.0.5"
+    files: ClassVar[Mapping[str, str]] = {
+        "bioencoder/bioencoder/core/losses.py": "3715db82773bcecf3f6152fcf0f86858684913bf2e14e2aebf104d5b651db834"
+    }
+    attribute: ClassVar[str] = "SupConLoss"
+    deviations: ClassVar[tuple[Deviation, ...]] = (ROW_UNDERFLOWS, NAN_WITHOUT_POSITIVES)
 
 
 class SupContrastToday(_SupConCode):
@@ -165,16 +147,12 @@ class SupContrastToday(_SupConCode):
 
     name: ClassVar[str] = "supcontrast-today"
     title: ClassVar[str] = "the original SupCon code, commit 66a8fe5"
+    support = replace(SUPPORT, options={**SUPPORT.options, "no_positive": ("zero",)})
     path: Path | None = None
     records: Mapping[tuple[str, str], Outcome] = MappingProxyType({})
 
-    def __init__(self, options: Mapping[str, str], device: str) -> None:
-        """Load the file that the user names, or the recorded values.
-
-        Raises:
-            Unavailable: the path holds no losses.py, or nothing is recorded.
-        """
-        super().__init__(options, device)
+    def load(self, options: Mapping[str, str]) -> None:
+        """Load the file that the user names, or the recorded values."""
         if "supcontrast" in options:
             path = Path(options["supcontrast"])
             self.path = path / "losses.py" if path.is_dir() else path
@@ -205,13 +183,9 @@ class SupContrastToday(_SupConCode):
         return f"live, SHA-256 {found[:12]}, {same}"
 
     def refuses(self, case: Case) -> str | None:
-        """What the class cannot be asked, or what was never recorded."""
-        reason = super().refuses(case)
-        if reason is None and case.option("no_positive") == "nan" and lonely(case):
-            return "has no policy nan for anchors without positive"
-        if reason is None and self.path is None and not any(key[0] == case.id for key in self.records):
-            return "nothing is recorded for this case"
-        return reason
+        """Return the reason to skip a case: as for the other revision, or because it is not recorded."""
+        recorded = self.path is not None or any(key[0] == case.id for key in self.records)
+        return super().refuses(case) or (None if recorded else "nothing is recorded for this case")
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """The live outcome, or the recorded one."""
@@ -227,7 +201,7 @@ def _shortest(values: Any, dtype: str) -> Any:
 
 @one_thread()
 def record(cases: Sequence[Case], path: str) -> dict[str, Any]:
-    """Run a revision live on every case that it can be asked, and put down what it returned.
+    """Run a revision live on every case that it computes, and record what it returned.
 
     Args:
         cases: to run.
@@ -235,7 +209,7 @@ def record(cases: Sequence[Case], path: str) -> dict[str, Any]:
 
     Returns:
         The JSON object of ``fixtures/recorded/supcontrast-today.json``. Its ``sha256`` is that of the file which ran;
-        ``commit`` is None where that is not the revision whose checksum is known.
+        ``commit`` is None if the checksum is not that of the known revision.
 
     Raises:
         Unavailable: there is no such file, or it cannot be loaded, or it breaks on a case.

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..diagnose.explain_failure import explain_failure
 from ..documents.load import load_worked
-from ..implementations.base import Deviation, lonely, one_thread
+from ..implementations.base import Deviation, lacks_positives, one_thread
 from ..implementations.callable import External
 from ..implementations.sandbox import TargetError, TargetMisused
 from ..implementations.signatures import Claim
@@ -338,7 +338,7 @@ def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterat
             " does, --set similarity=dot that dot products are meant"
         )
     has_policy = "no_positive" in LOSSES[claim.loss].choices and "no_positive" not in said
-    if failing and has_policy and all(lonely(case) for case, _ in failing):
+    if failing and has_policy and all(lacks_positives(case) for case, _ in failing):
         yield (
             "it fails only where an anchor has no positive: --set no_positive=drop or =nan says that it leaves such"
             " anchors out, or gives NaN for them"

@@ -167,19 +167,18 @@ def deviations(
             for case in cases
             if case.id in entry.get("case", ()) or not flags[case].isdisjoint(entry.get("flag", ()))
         ]
-        dtypes = frozenset(entry["dtype"]) if "dtype" in entry else None
         return Deviation(
             place,
-            _names({case.id for case in chosen}, dtypes),
+            _names({case.id for case in chosen}),
             entry["reason"],
             entry["link"],
             target=entry.get("target", ""),
             losses=frozenset(case.loss for case in chosen if entry.get("loss", case.loss) == case.loss),
-            dtypes=dtypes,
+            dtypes=frozenset(entry["dtype"]) if "dtype" in entry else None,
         )
 
     return tuple(declared(place, entry) for place, entry in entries.items())
 
 
-def _names(cases: set[str], dtypes: frozenset[str] | None) -> Callable[[Case, str, Truth], bool]:
-    return lambda case, dtype, true: case.id in cases and (dtypes is None or dtype in dtypes)
+def _names(cases: set[str]) -> Callable[[Case, str, Truth], bool]:
+    return lambda case, dtype, true: case.id in cases

@@ -124,6 +124,11 @@ class Case:
         """The value of a keyword: the case's, or the catalogue's default."""
         return self.keywords.get(name, self.entry.keywords.get(name))
 
+    @property
+    def temperature(self) -> float:
+        """The temperature of the similarities."""
+        return float(self.option("temperature"))
+
     def formula_options(self) -> dict[str, Any]:
         """The options that the formula and the baseline take."""
         return {name: self.option(name) for name in self.entry.formula_options}

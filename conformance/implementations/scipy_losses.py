@@ -1,4 +1,4 @@
-"""The second road of ``reference/``: whole arrays with scipy, as the notebooks write them, held against every case."""
+"""``reference/scipy_losses.py``: whole arrays with scipy, as the notebooks write them, an independent evaluation."""
 
 from __future__ import annotations
 
@@ -10,30 +10,27 @@ import scipy
 from pairproof.reference import scipy_losses
 
 from ..suite.cases import Case
+from ..suite.catalogue import LOSSES
 from ..suite.records import Outcome
-from .base import Implementation
+from .base import Implementation, Support
 
 
-class ScipyRoad(Implementation):
-    """``reference/scipy_losses.py``: values and no gradient, by a formula that shares nothing with the loops."""
+class ScipyLosses(Implementation):
+    """Values without gradients, by formulas that share nothing with the loops."""
 
     name: ClassVar[str] = "scipy"
     title: ClassVar[str] = "pairproof.reference.scipy_losses, whole arrays in float64, values only"
+    support = Support(losses=tuple(loss.name for loss in LOSSES.values() if hasattr(scipy_losses, loss.function)))
     dtypes: ClassVar[tuple[str, ...]] = ("float64",)
 
     def version(self) -> str:
         """The versions of scipy and numpy."""
         return f"scipy {scipy.__version__}, numpy {np.__version__}"
 
-    def refuses(self, case: Case) -> str | None:
-        """Losses that are not written in scipy."""
-        return None if hasattr(scipy_losses, case.entry.function) else f"has no {case.loss}"
-
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """The value, and every anchor's."""
         given: dict[str, Any] = {**case.arguments, **case.keywords}
-        function = getattr(scipy_losses, case.entry.function)
-        found: scipy_losses.Values = function(**case.matrices, **given)
+        found: scipy_losses.Values = getattr(scipy_losses, case.entry.function)(**case.matrices, **given)
         return Outcome(
             values=np.ravel(found.loss).tolist(),
             anchors=dict(zip(case.anchors(), found.anchors.tolist(), strict=True)),
