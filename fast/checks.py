@@ -14,8 +14,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from .engine import Backend, Denominator, Policy, References, Rule, Similarity, Sizes, Targets, measure
-from .engine.device import reads_values
+from .engine import Backend, Denominator, Policy, References, Rule, Similarity, Sizes, Targets, device, measure
 
 REDUCTIONS = ("mean", "sum", "none")
 PAIR_REDUCTIONS = (*REDUCTIONS, "mean_pairs")
@@ -60,7 +59,7 @@ def check_temperature(value: object, *, validate: bool = False) -> None:
         raise TypeError(f"temperature: expected a floating dtype, got {value.dtype}")
     if value.ndim:
         raise ValueError(f"temperature: expected a number or a tensor without dimension, got shape {_shape(value)}")
-    if reads_values(value, validate):
+    if device.may_read(value, validate):
         check_number("temperature", float(value.detach()))
 
 
@@ -89,7 +88,10 @@ def check_options(
         TypeError: a temperature is no number.
         ValueError: a temperature is not positive and finite, or an option has an unknown value.
     """
-    check_temperature(rule.temperature, validate=validate)
+    if isinstance(rule.temperature, Tensor):
+        check_temperature(rule.temperature, validate=validate)
+    else:
+        check_number("temperature", rule.temperature)
     if policy.base_temperature is not None:
         check_number("base_temperature", policy.base_temperature)
     for name, value, choices in (
@@ -101,7 +103,8 @@ def check_options(
         ("direction", direction, DIRECTIONS),
         ("backend", backend, BACKENDS),
     ):
-        check_choice(name, value, choices)
+        if value not in choices:
+            check_choice(name, value, choices)
 
 
 def check_embeddings(
@@ -130,17 +133,18 @@ def check_embeddings(
         TypeError: not a tensor, or not of a floating dtype.
         ValueError: wrong shape, NaN or infinity, or a zero row under "cosine".
     """
-    tensor = _tensor(name, embeddings)
-    if not tensor.is_floating_point():
-        raise TypeError(f"{name}: expected a floating dtype, got {tensor.dtype}")
-    if tensor.ndim != 2:
-        raise ValueError(f"{name}: expected shape {shape}, got shape {_shape(tensor)}")
-    if tensor.shape[0] < least:
+    if not isinstance(embeddings, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(embeddings).__name__}")
+    if not embeddings.is_floating_point():
+        raise TypeError(f"{name}: expected a floating dtype, got {embeddings.dtype}")
+    if embeddings.ndim != 2:
+        raise ValueError(f"{name}: expected shape {shape}, got shape {_shape(embeddings)}")
+    if embeddings.shape[0] < least:
         rows = "row" if least == 1 else "rows"
-        raise ValueError(f"{name}: expected at least {least} {rows}, got shape {_shape(tensor)}")
-    if tensor.shape[1] < 1:
-        raise ValueError(f"{name}: expected at least 1 column, got shape {_shape(tensor)}")
-    sizes = measure(tensor) if reads_values(tensor, validate) else None
+        raise ValueError(f"{name}: expected at least {least} {rows}, got shape {_shape(embeddings)}")
+    if embeddings.shape[1] < 1:
+        raise ValueError(f"{name}: expected at least 1 column, got shape {_shape(embeddings)}")
+    sizes = measure(embeddings) if device.may_read(embeddings, validate) else None
     # One number per row decides: NaN and infinity both survive it, and only a zero row gives zero.
     if sizes is not None and not sizes.high < math.inf:
         row = _first(~sizes.each.isfinite().view(-1))
@@ -154,9 +158,9 @@ def check_embeddings(
 def check_references(
     embeddings: Tensor,
     ref_embeddings: Tensor | None,
+    ref_labels: object,
     self_rows: object,
     *,
-    ref_labels: object = None,
     similarity: str,
     validate: bool,
 ) -> References:
@@ -179,7 +183,7 @@ def check_references(
         return References(ref_embeddings, sizes=sizes)
     count, columns = embeddings.shape[0], ref_embeddings.shape[0]
     own = _given("self_rows", self_rows, embeddings, [count], "one row per embedding")
-    if reads_values(own, validate):
+    if device.may_read(own, validate):
         row = _first((own < -1) | (own >= columns))
         if row is not None:
             value = int(own[row])
@@ -244,16 +248,14 @@ def _numbered(labels: Tensor, ref_labels: Tensor, own: Tensor, others: Tensor) -
     return numbers[: own.shape[0]], numbers[own.shape[0] :]
 
 
-def check_anchors(embeddings: Tensor, anchors: object) -> Tensor | None:
-    """Check anchors, bool ``[N]`` or None.
+def check_anchors(embeddings: Tensor, anchors: object) -> None:
+    """Check anchors, bool ``[N]``.
 
     Raises:
         TypeError: not a tensor, or not bool.
         ValueError: a wrong shape, or another device than the embeddings'.
     """
-    if anchors is None:
-        return None
-    return _given("anchors", anchors, embeddings, [embeddings.shape[0]], "one flag per embedding", "bool")
+    _given("anchors", anchors, embeddings, [embeddings.shape[0]], "one flag per embedding", "bool")
 
 
 def check_partners(embeddings: Tensor, partners: object, references: References, *, validate: bool) -> Targets:
@@ -267,7 +269,7 @@ def check_partners(embeddings: Tensor, partners: object, references: References,
     """
     count, rows = embeddings.shape[0], references.embeddings
     tensor = _given("partners", partners, embeddings, [count], "one partner per embedding")
-    if reads_values(tensor, validate):
+    if device.may_read(tensor, validate):
         if rows is not None:
             _refuse_partners(tensor, references.own, rows.shape[0], mutual=False)
         elif not _are_mutual(tensor, place := torch.arange(count, device=tensor.device)):
@@ -311,7 +313,7 @@ def check_positive_pairs(embeddings: Tensor, positive_pairs: object, *, validate
     tensor = _given("positive_pairs", positive_pairs, embeddings)
     if tensor.ndim != 2 or tensor.shape[1] != 2:
         raise ValueError(f"positive_pairs: expected shape [M, 2], got shape {_shape(tensor)}")
-    if reads_values(tensor, validate):
+    if device.may_read(tensor, validate):
         position = _first(((tensor < 0) | (tensor >= count)).any(1))
         if position is not None:
             pair = tensor[position].tolist()
@@ -319,12 +321,6 @@ def check_positive_pairs(embeddings: Tensor, positive_pairs: object, *, validate
                 f"positive_pairs: expected rows in the range 0 to {count - 1}, got {pair} at position {position}",
             )
     return Targets("pairs", tensor)
-
-
-def _tensor(name: str, value: object) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
-    return value
 
 
 def _given(
@@ -336,20 +332,21 @@ def _given(
     kind: str = "integer",
 ) -> Tensor:
     """Check the dtype, shape and device of integers, of labels (integers or bool) or of flags ("bool")."""
-    tensor = _tensor(name, value)
-    is_bool = tensor.dtype == torch.bool
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
+    is_bool = value.dtype == torch.bool
     if kind == "bool" and not is_bool:
-        raise TypeError(f"{name}: expected dtype bool, got {tensor.dtype}")
-    if tensor.is_floating_point() or tensor.is_complex() or (is_bool and kind == "integer"):
-        raise TypeError(f"{name}: expected an integer dtype, got {tensor.dtype}")
-    if shape is not None and list(tensor.shape) != shape:
-        raise ValueError(f"{name}: expected {meaning}, shape {shape}, got shape {_shape(tensor)}")
-    if tensor.device != embeddings.device:
-        raise ValueError(f"{name}: expected the embeddings' device, {embeddings.device}, got {tensor.device}")
+        raise TypeError(f"{name}: expected dtype bool, got {value.dtype}")
+    if value.is_floating_point() or value.is_complex() or (is_bool and kind == "integer"):
+        raise TypeError(f"{name}: expected an integer dtype, got {value.dtype}")
+    if shape is not None and list(value.shape) != shape:
+        raise ValueError(f"{name}: expected {meaning}, shape {shape}, got shape {_shape(value)}")
+    if value.device != embeddings.device:
+        raise ValueError(f"{name}: expected the embeddings' device, {embeddings.device}, got {value.device}")
     if kind == "bool":
-        return tensor
+        return value
     # Only equality of labels matters, and it survives reading unsigned 64-bit integers as signed ones.
-    return tensor.view(torch.int64) if tensor.dtype == torch.uint64 else tensor.to(torch.int64)
+    return value.view(torch.int64) if value.dtype == torch.uint64 else value.to(torch.int64)
 
 
 def _first(flags: Tensor) -> int | None:

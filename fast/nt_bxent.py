@@ -68,5 +68,7 @@ def nt_bxent_loss(
     check_options(rule, policy, backend, validate=validate)
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate)
     targets = check_positive_pairs(embeddings, positive_pairs, validate=validate)
-    batch = Batch(embeddings, targets, rule, References(), check_anchors(embeddings, anchors), sizes=sizes)
+    if anchors is not None:
+        check_anchors(embeddings, anchors)
+    batch = Batch(embeddings, targets, rule, References(), anchors, sizes=sizes)
     return reduced(anchor_values(batch, backend), batch, policy)

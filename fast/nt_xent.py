@@ -79,9 +79,11 @@ def nt_xent_loss(
     check_options(rule, policy, backend, validate=validate)
     least = 2 if ref_embeddings is None else 1
     sizes = check_embeddings(embeddings, similarity=similarity, validate=validate, least=least)
-    references = check_references(embeddings, ref_embeddings, self_rows, similarity=similarity, validate=validate)
+    references = check_references(embeddings, ref_embeddings, None, self_rows, similarity=similarity, validate=validate)
     targets = check_partners(embeddings, partners, references, validate=validate)
-    batch = Batch(embeddings, targets, rule, references, check_anchors(embeddings, anchors), sizes=sizes)
+    if anchors is not None:
+        check_anchors(embeddings, anchors)
+    batch = Batch(embeddings, targets, rule, references, anchors, sizes=sizes)
     return reduced(anchor_values(batch, backend), batch, policy)
 
 

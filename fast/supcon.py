@@ -34,7 +34,7 @@ from .checks import (
     check_options,
     check_references,
 )
-from .engine import Backend, Batch, Denominator, Policy, Rule, Similarity, anchor_values, reduced
+from .engine import Backend, Batch, Denominator, Policy, References, Rule, Similarity, anchor_values, reduced
 
 Reduction = Literal["mean", "sum", "none"]
 NoPositive = Literal["zero", "drop", "nan"]
@@ -241,9 +241,11 @@ def labelled_loss(
     ref_embeddings, ref_labels, self_rows = references
     least = 2 if ref_embeddings is None else 1
     sizes = check_embeddings(embeddings, similarity=rule.similarity, validate=validate, least=least)
-    others = check_references(
-        embeddings, ref_embeddings, self_rows, ref_labels=ref_labels, similarity=rule.similarity, validate=validate
-    )
+    others = References()
+    if ref_embeddings is not None or ref_labels is not None or self_rows is not None:
+        others = check_references(embeddings, *references, similarity=rule.similarity, validate=validate)
     targets = check_labels_or_positives(embeddings, labels, positives, others, ref_labels)
-    batch = Batch(embeddings, targets, rule, others, check_anchors(embeddings, anchors), sizes=sizes)
+    if anchors is not None:
+        check_anchors(embeddings, anchors)
+    batch = Batch(embeddings, targets, rule, others, anchors, sizes=sizes)
     return reduced(anchor_values(batch, backend), batch, policy)

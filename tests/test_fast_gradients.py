@@ -309,7 +309,7 @@ def test_without_float64_the_exact_backend_computes_in_float32(monkeypatch: pyte
 
     exact = leaf()
     supcon_loss(exact, LABELS, backend="exact").backward()
-    monkeypatch.setattr(engine, "wide_dtype", lambda tensor: torch.float32)
+    monkeypatch.setattr(engine, "dtypes_of", lambda tensor: (torch.float32, torch.float32))
     embeddings = exact.detach().float().requires_grad_()
     loss = supcon_loss(embeddings, LABELS, backend="exact")
     loss.backward()

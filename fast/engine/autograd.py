@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from . import device, exact, formulas, rowwise, symmetric
-from .device import computing_dtype
+from .device import dtypes_of
 from .plan import PANEL_ELEMENTS, choose
 from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
 from .spec import KERNELS, AnchorValues, Backend, Batch, Form, Gradients, Plan, References
@@ -57,26 +57,20 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     if backend == "exact":
         return exact.anchor_values(batch)
     tensors, plain = _flat(batch, plan)
-    differentiated = [tensors[place] for place in _DIFFERENTIATED if tensors[place] is not None]
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in differentiated)
+    rows, others, temperature = batch.embeddings, batch.references.embeddings, tensors[_TEMPERATURE]
+    wanted = torch.is_grad_enabled() and (
+        rows.requires_grad
+        or (others is not None and others.requires_grad)
+        or (temperature is not None and temperature.requires_grad)
+    )
     if compiling:
         evaluation: Any = _Traceable.apply if wanted else torch.ops.pairproof.anchor_values
         return AnchorValues(*evaluation(*tensors, *plain)[:3])
     if torch._C._are_functorch_transforms_active():
-        return AnchorValues(*_apply(_Traceable, *tensors, *plain)[:3])
-    if wanted or any(_forward_mode(t) for t in differentiated):
-        return AnchorValues(*_apply(_Values, batch, plan, plain, *tensors))
+        return AnchorValues(*_Traceable.apply(*tensors, *plain)[:3])  # type: ignore[no-untyped-call]
+    if wanted or any(unpack_dual(t).tangent is not None for t in (rows, others, temperature) if t is not None):  # type: ignore[no-untyped-call]
+        return AnchorValues(*_Values.apply(batch, plan, plain, *tensors))  # type: ignore[no-untyped-call]
     return evaluate(batch, replace(plan, keep=False))[0]
-
-
-def _apply(function: Any, *arguments: Any) -> Any:
-    """Call an autograd function, which torch leaves untyped."""
-    return function.apply(*arguments)
-
-
-def _forward_mode(tensor: Tensor) -> bool:
-    unpack: Any = unpack_dual
-    return unpack(tensor).tangent is not None
 
 
 _Evaluate = Callable[[Batch, Plan], tuple[AnchorValues, Saved]]
@@ -225,7 +219,7 @@ class _Values(torch.autograd.Function):
         found, scaled = AnchorValues(grad, *tensors[count : count + 2]), Scaled(*tensors[count + 2 :])
         saved = Saved(scaled, *ctx.left)
         if torch.is_grad_enabled():
-            gradients = _apply(_Gradient, grad, *tensors[:count], *_saved_tensors(found, saved), *ctx.plain)
+            gradients = _Gradient.apply(grad, *tensors[:count], *_saved_tensors(found, saved), *ctx.plain)  # type: ignore[no-untyped-call]
             return None, None, None, *_placed(gradients, tensors)
         gradients = differentiate(grad, batch, plan, found, saved)
         if saved.kept is not None:
@@ -288,7 +282,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     found, saved = evaluate(batch, replace(plan, keep=False))
     if plan.form == "triton":
         # The kernels leave no rows, but the operator promises some, of one shape for every form.
-        rows = batch.embeddings.new_zeros(batch.embeddings.shape, dtype=computing_dtype(batch.embeddings))
+        rows = batch.embeddings.new_zeros(batch.embeddings.shape, dtype=dtypes_of(batch.embeddings)[0])
         factor = rows.new_zeros((rows.shape[0] if batch.rule.similarity == "cosine" else 1, 1))
         saved = saved._replace(scaled=Scaled(rows, factor, None))
     return found.values, *_saved_tensors(found, saved)
@@ -379,7 +373,7 @@ def second_derivative(
     inputs = list(present.values())
     totals = [torch.zeros_like(t) for t in inputs]
     of_panels = []
-    for panel in rowwise.panels(batch.targets, own, count, columns, height, computing_dtype(batch.embeddings)):
+    for panel in rowwise.panels(batch.targets, own, count, columns, height, dtypes_of(batch.embeddings)[0]):
 
         def along_directions(upstream: Tensor, *inputs: Tensor, panel: Any = panel) -> Tensor:
             pulled = torch.func.vjp(lambda *given: of_panel(panel, *given), *inputs)[1](upstream)
@@ -419,7 +413,7 @@ _anchor_gradients: Any = torch.library.custom_op(
 def _promised(*arguments: Any) -> tuple[Tensor, ...]:
     batch, _ = _described(arguments[: len(_TENSORS)], arguments[len(_TENSORS) :])
     count, dim = batch.embeddings.shape
-    floats = batch.embeddings.new_empty((), dtype=computing_dtype(batch.embeddings))
+    floats = batch.embeddings.new_empty((), dtype=dtypes_of(batch.embeddings)[0])
     whole = batch.embeddings.new_empty((), dtype=torch.int64)
     factors = (count if batch.rule.similarity == "cosine" else 1, 1)
     shapes = ((count, dim), factors, factors, (_most_stats(), count))

@@ -16,14 +16,13 @@ MOST_ENTRIES = 2**20
 """Of a buffer that is kept idle."""
 
 
-def computing_dtype(embeddings: Tensor) -> torch.dtype:
-    """Return float64 for float64 embeddings, else float32."""
-    return torch.float64 if embeddings.dtype == torch.float64 else torch.float32
+def dtypes_of(tensor: Tensor) -> tuple[torch.dtype, torch.dtype]:
+    """Return the dtype to compute in, and a wide one for what is worth a few roundings less.
 
-
-def wide_dtype(tensor: Tensor) -> torch.dtype:
-    """Return float64 where the device has it, for what is worth a few roundings less."""
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
+    The first is float64 for float64, else float32; the second float64 where the device has it.
+    """
+    computing = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return computing, torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def tf32_allowed() -> bool:
@@ -34,16 +33,14 @@ def tf32_allowed() -> bool:
     return bool(precision == "tf32")
 
 
-def may_read(tensor: Tensor) -> bool:
-    """Whether values may decide how to go on: on an accelerator, reading them would wait for all that is queued."""
-    return tensor.device.type == "cpu"
+def may_read(tensor: Tensor, validate: bool = False) -> bool:
+    """Whether values may decide how to go on: on an accelerator, reading them would wait for all that is queued.
 
-
-def reads_values(tensor: Tensor, validate: bool) -> bool:
-    """Whether arguments' values are read: not while a graph is compiled, on an accelerator where that is requested."""
+    They are read there for checks alone, where ``validate`` requests it, and never while a graph is compiled.
+    """
     if torch.compiler.is_compiling() or tensor.device.type == "meta":
         return False
-    return validate or may_read(tensor)
+    return validate or tensor.device.type == "cpu"
 
 
 class _Buffers(threading.local):

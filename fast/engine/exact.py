@@ -30,16 +30,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import formulas
-from .device import wide_dtype
+from .device import dtypes_of
+from .rowwise import masked_panel
 from .scaling import differentiable_rows
-from .spec import EPSILON, LN2, AnchorValues, Batch, Rule, Similarity, Targets
+from .spec import EPSILON, LN2, AnchorValues, Batch, Rule, Similarity
 
 LN2_HIGH = 355 / 512
 """log(2) to so few bits that its product with an exponent is exact."""
@@ -63,18 +64,13 @@ _RANGES = {torch.float64: _Range(1000, 800, 2112), torch.float32: _Range(120, 64
 
 def anchor_values(batch: Batch) -> AnchorValues:
     """Evaluate one value per anchor; see `pairproof.fast.engine.anchor_values`."""
-    embeddings, rule, references = batch.embeddings, batch.rule, batch.references
+    embeddings, rule, others = batch.embeddings, batch.rule, batch.references.embeddings
     count = embeddings.shape[0]
-    others = references.embeddings
     columns = count if others is None else others.shape[0]
-    place = torch.arange(columns, device=embeddings.device)
-    own = place if others is None else references.own
-    # One panel holds every row; a panel of single positives makes no mask.
-    positive = positive_mask(batch.targets, count, columns)
-    itself = torch.zeros_like(positive) if own is None else own[:, None] == place
-    positive = positive & ~itself
-    negative = ~(positive | itself)
-    positives, negatives = positive.sum(1), negative.sum(1)
+    own = torch.arange(columns, device=embeddings.device) if others is None else batch.references.own
+    panel = masked_panel(batch.targets, own, slice(0, count), count, columns, dtypes_of(embeddings)[1])
+    positive, negative = panel.positive, panel.negative
+    positives, negatives = panel.sizes()
     valid = formulas.counted(batch, positives, negatives)
     rows = torch.ones_like(positives, dtype=torch.bool) if valid is None else valid
     if others is not None:
@@ -83,47 +79,20 @@ def anchor_values(batch: Batch) -> AnchorValues:
         positive, negative = (F.pad(mask, (count, 0, 0, columns)) for mask in (positive, negative))
         rows = F.pad(rows, (0, columns))
     if isinstance(rule.temperature, Tensor):
-        embeddings = differentiable_rows(embeddings.to(wide_dtype(embeddings)), rule)
+        embeddings = differentiable_rows(embeddings.to(dtypes_of(embeddings)[1]), rule)
         rule = replace(rule, temperature=1.0, similarity="dot")
-    values = cast(
-        Tensor,
-        _AnchorValues.apply(  # type: ignore[no-untyped-call]
-            embeddings, positive, negative, rows, batch.targets.kind == "partners", rule
-        ),
-    )
+    evaluation: Any = _AnchorValues.apply
+    values = evaluation(embeddings, positive, negative, rows, batch.targets.kind == "partners", rule)
     return AnchorValues(values[:count], positives, negatives)
-
-
-def positive_mask(targets: Targets, count: int, columns: int) -> Tensor:
-    """Return bool ``[N, M]``, true where column is a positive of row, or perhaps the row itself."""
-    given = targets.given
-    if targets.kind == "labels":
-        return given[:, None] == (given if targets.columns is None else targets.columns)[None, :]
-    if targets.kind == "mask":
-        return given
-    if targets.kind == "partners":
-        return given[:, None] == torch.arange(columns, device=given.device)[None, :]
-    mask = torch.zeros((count, columns), dtype=torch.bool, device=given.device)
-    if targets.kind == "pairs":
-        true = torch.ones((), dtype=torch.bool, device=mask.device)
-        mask = mask.index_put((given[:, 0], given[:, 1]), true)
-    return mask
 
 
 class _AnchorValues(torch.autograd.Function):
     """Per-anchor values, ``[N]``, of embeddings ``[N, D]``."""
 
     @staticmethod
-    def forward(
-        embeddings: Tensor,
-        positive: Tensor,
-        negative: Tensor,
-        rows: Tensor,
-        lone: bool,
-        rule: Rule,
-    ) -> Tensor:
-        scaled = _scale_rows(embeddings, rule.similarity)
-        return torch.where(rows, _values(_PairSums(scaled, positive, negative, rows, lone, rule), rule), 0.0)
+    def forward(embeddings: Tensor, *rest: Any) -> Tensor:
+        row = _Row(embeddings, *rest)
+        return torch.where(row.rows, formulas.value(row.rule, row)[:, 0], 0.0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -133,9 +102,8 @@ class _AnchorValues(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_values: Tensor) -> tuple[Tensor | None, ...]:
         embeddings, positive, negative, rows = ctx.saved_tensors
-        scaled = _scale_rows(embeddings, ctx.rule.similarity)
-        decks = _weights(_PairSums(scaled, positive, negative, rows, ctx.lone, ctx.rule), ctx.rule)
-        gradient = _pull(torch.where(rows, grad_values, 0.0), decks, scaled, ctx.rule.temperature)
+        row = _Row(embeddings, positive, negative, rows, ctx.lone, ctx.rule)
+        gradient = _pull(torch.where(row.rows, grad_values, 0.0), _weights(row), row.scaled, row.temperature)
         return gradient.to(embeddings.dtype), *(None,) * 5
 
 
@@ -153,7 +121,7 @@ class _Scaled(NamedTuple):
 
 
 def _scale_rows(embeddings: Tensor, similarity: Similarity) -> _Scaled:
-    rows = embeddings.to(wide_dtype(embeddings))
+    rows = embeddings.to(dtypes_of(embeddings)[1])
     limit = _RANGES[rows.dtype].factor
     largest = rows.detach().abs().amax(1)
     exponent = torch.frexp(largest).exponent.clamp(-limit, limit).to(rows.dtype)
@@ -204,26 +172,29 @@ def _log_mean_above(logarithms: Tensor, over: _LogSum, mask: Tensor, count: Tens
     return torch.where(mean > -0.5, mean.clamp(min=-0.5).log1p(), over.log - count.clamp(min=1).log())
 
 
-class _PairSums:
-    """Logits of one batch, the masks of the anchors' pairs, and the sums that values and weights share."""
+class _Row:
+    """Logits of one batch, the masks of the anchors' pairs, and the sums of each row, as `formulas.Row`.
+
+    Weights are logarithms here.
+    """
 
     def __init__(
-        self, scaled: _Scaled, positive: Tensor, negative: Tensor, rows: Tensor, lone: bool, rule: Rule
+        self, embeddings: Tensor, positive: Tensor, negative: Tensor, rows: Tensor, lone: bool, rule: Rule
     ) -> None:
-        self_pair = torch.eye(rows.shape[0], dtype=torch.bool, device=rows.device)
+        assert not isinstance(rule.temperature, Tensor)
+        self.scaled = scaled = _scale_rows(embeddings, rule.similarity)
+        self.rows, self.lone, self.rule, self.temperature = rows, lone, rule, rule.temperature
         dtype = scaled.basis.dtype
-        self.lone = lone
         self.positive = positive & rows[:, None]
         self.negative = negative & rows[:, None]
-        self.positives = self.positive.sum(1, keepdim=True).to(dtype)
+        self.both = self.positive | self.negative
+        self.number = self.positive.sum(1, keepdim=True).to(dtype).clamp(min=1)
         self.negatives = self.negative.sum(1, keepdim=True).to(dtype)
         self.some_negative = self.negatives > 0
-        assert not isinstance(rule.temperature, Tensor)
         logits = _logits(scaled, rule.temperature)
         # A logit that no anchor reads may overflow, the self products above all: it is put out of the way.
-        self.logits = torch.where(self.positive | self.negative, logits, 0.0)
-        self.scaled = scaled
-        self.temperature = rule.temperature
+        self.logits = torch.where(self.both, logits, 0.0)
+        self_pair = torch.eye(rows.shape[0], dtype=torch.bool, device=rows.device)
         self.group = (positive | self_pair).float().argmax(1)
         self.log_slope: Tensor | None = None
         self.star: Tensor | None = None
@@ -250,13 +221,12 @@ class _PairSums:
             first = (bounded == bounded.amax(1, keepdim=True)).float().argmax(1, keepdim=True)
             self.star = torch.zeros_like(self.positive).scatter(1, first, True) & rows[:, None]
             below = logits - bounded.gather(1, first)
-        both = self.positive | self.negative
-        below = torch.where(both, below, 0.0)
+        below = torch.where(self.both, below, 0.0)
         offset = below - math.log(EPSILON)
         near = below > -1
         of_guard = _softplus(offset)
         of_maximum = torch.where(near, (below.expm1() / (1 + EPSILON)).log1p(), of_guard - math.log1p(1 / EPSILON))
-        self.logits = torch.where((near & both).any(1, keepdim=True), of_maximum, of_guard)
+        self.logits = torch.where((near & self.both).any(1, keepdim=True), of_maximum, of_guard)
         self.log_slope = _log_sigmoid(offset)
 
     def below_self(self) -> Tensor:
@@ -272,30 +242,77 @@ class _PairSums:
         same = self.group[:, None] == self.group[None, :]
         return torch.where(same, -distance / self.temperature, self.logits - 1 / self.temperature)
 
-    def log_odds(self) -> Tensor:
-        """lse_N - lse_P, ``[N, 1]``; meaningless without negatives."""
+    def log_negatives(self) -> Tensor:
+        return self.over_negatives.top + self.over_negatives.log
+
+    def odds(self) -> Tensor:
         negative, positive = self.over_negatives, self.over_positives
         return (negative.top - positive.top) + (negative.log - positive.log)
 
-    def log_odds_of_means(self) -> Tensor:
-        """`log_odds` with means in the place of sums, ``[N, 1]``, accurate where nearly equal logits make it tiny."""
-        negative = _log_mean_above(self.logits, self.over_negatives, self.negative, self.negatives)
-        positive = _log_mean_above(self.logits, self.over_positives, self.positive, self.positives)
-        return (self.over_negatives.top - self.over_positives.top) + (negative - positive)
+    def softplus_odds(self) -> Tensor:
+        return torch.where(self.some_negative, _softplus(self.odds()), 0.0)
 
-    def against_negatives(self) -> Tensor:
+    def missed(self) -> Tensor:
+        return _log_sigmoid(self.odds())
+
+    def positives_over_mean(self) -> Tensor:
+        return self.over_positives.log + self._mean_below(self.over_positives.top)
+
+    def negatives_over_mean(self) -> Tensor:
+        return self._mean_below(self.over_negatives.top) + self.over_negatives.log
+
+    def negatives_over_log_mean(self) -> Tensor:
+        """Means in the place of sums are accurate where nearly equal logits make their quotient nearly 1."""
+        negative = _log_mean_above(self.logits, self.over_negatives, self.negative, self.negatives)
+        positive = _log_mean_above(self.logits, self.over_positives, self.positive, self.number)
+        means = (self.over_negatives.top - self.over_positives.top) + (negative - positive)
+        return means + self.negatives.clamp(min=1).log()
+
+    def _mean_below(self, top: Tensor) -> Tensor:
+        """Mean over positives of ``top - s_ip``, ``[N, 1]``, without overflow unless the mean itself does."""
+        # Logits near the dtype's end are summed at 2^-64 of their size; all others as they are, down to the smallest.
+        large = self.logits.abs().amax() > 2.0 ** _RANGES[self.logits.dtype].factor
+        scale = torch.where(large, 2.0**-64, 1.0).to(self.logits.dtype)
+        below = torch.where(self.positive, top * scale - self.logits * scale, 0.0)
+        return below.sum(1, keepdim=True) / self.number / scale
+
+    def guarded_sum(self) -> Tensor:
+        return (self.softplus_odds() + self.positives_over_mean()) * self.number
+
+    def mean_softplus(self, sign: int, more: int) -> Tensor:
+        mask = self.negative if sign > 0 else self.positive
+        number = mask.sum(1, keepdim=True).to(self.logits.dtype) + more
+        return _mean(_softplus(sign * self.logits), mask, number.clamp(min=1))
+
+    def own_odds(self) -> Tensor:
         """lse_N - s_ij, ``[N, N]``, zero outside the positives."""
         negative = self.over_negatives
         return torch.where(self.positive, (negative.top - self.logits) + negative.log, 0.0)
 
-    def log_ratio(self, against: Tensor) -> Tensor:
-        """log(e^s_ip / (e^s_ip + sum over N of e^s_in)), ``[N, N]``, up to a constant of the row.
+    def own_softplus(self) -> Tensor:
+        return _mean(_softplus(self.own_odds()), self.positive, self.number)
+
+    def own_log_missed(self) -> Tensor:
+        return _log_sigmoid(self.own_odds())
+
+    def own_missed(self) -> Tensor:
+        return _mean(self.own_log_missed().exp(), self.positive, self.number)
+
+    def own_log_hit(self) -> Tensor:
+        hit = _log_sum(_log_sigmoid(-self.own_odds()), self.positive)
+        return hit.top + hit.log - self.number.log()
+
+    def own_log_share(self) -> Tensor:
+        """Relative to the sum, whose logarithm may leave out a constant of the row.
 
         Where every positive of a row is far below its negatives that constant, lse_N, is left out: it may be so large
         that the differences of the positives would be rounded away beside it.
         """
-        nearest = torch.where(self.positive, against.detach(), math.inf).amin(1, keepdim=True)
-        return torch.where(nearest > 64, self.logits + _log_sigmoid(against), _log_sigmoid(-against))
+        odds = self.own_odds()
+        nearest = torch.where(self.positive, odds.detach(), math.inf).amin(1, keepdim=True)
+        hit = torch.where(nearest > 64, self.logits + _log_sigmoid(odds), _log_sigmoid(-odds))
+        over = _log_sum(hit, self.positive)
+        return (hit - over.top) - over.log + self.number.log()
 
     def share_of_negatives(self) -> Tensor:
         """s_ij - lse_N, ``[N, N]``, zero outside the negatives."""
@@ -315,17 +332,8 @@ class _PairSums:
         top = torch.where(self.positive, logits.detach(), -math.inf).amax(1, keepdim=True)
         excess = torch.where(self.positive, logits - top, 0.0).expm1()
         total = excess.sum(1, keepdim=True)
-        count = self.positives.clamp(min=1)
+        count = self.number
         return torch.where(self.positive, (excess - total / count) / (count + total).clamp(min=1), 0.0)
-
-
-def _mean_below(top: Tensor, pairs: _PairSums) -> Tensor:
-    """Mean over positives of ``top - s_ip``, ``[N, 1]``, without overflow unless the mean itself does."""
-    # Logits near the dtype's end are summed at 2^-64 of their size; all others as they are, down to the smallest.
-    large = pairs.logits.abs().amax() > 2.0 ** _RANGES[pairs.logits.dtype].factor
-    room = torch.where(large, 2.0**-64, 1.0).to(pairs.logits.dtype)
-    below = torch.where(pairs.positive, top * room - pairs.logits * room, 0.0)
-    return below.sum(1, keepdim=True) / pairs.positives.clamp(min=1) / room
 
 
 def _mean(values: Tensor, mask: Tensor, count: Tensor) -> Tensor:
@@ -335,43 +343,10 @@ def _mean(values: Tensor, mask: Tensor, count: Tensor) -> Tensor:
     return torch.where(mask, values * room, 0.0).sum(1, keepdim=True) / count / room
 
 
-def _values(pairs: _PairSums, rule: Rule) -> Tensor:
-    count = pairs.positives.clamp(min=1)
-    if rule.terms == "lse":
-        return (pairs.over_negatives.top + pairs.over_negatives.log)[:, 0]
-    if rule.terms == "binary":
-        attract = _mean(_softplus(-pairs.logits), pairs.positive, pairs.positives + 1)
-        repel = _mean(_softplus(pairs.logits), pairs.negative, pairs.negatives.clamp(min=1))
-        return (attract + repel)[:, 0]
-    if rule.denominator == "all":
-        value = torch.where(pairs.some_negative, _softplus(pairs.log_odds()), 0.0)
-        if rule.terms == "in":
-            value = value + count.log()
-        else:
-            value = value + (pairs.over_positives.log + _mean_below(pairs.over_positives.top, pairs))
-        if rule.terms == "epsilon":
-            value = value * (count / (count + EPSILON))
-    elif rule.denominator == "only_negatives":
-        if rule.terms == "in":
-            value = pairs.log_odds_of_means() + pairs.negatives.clamp(min=1).log()
-        else:
-            value = _mean_below(pairs.over_negatives.top, pairs) + pairs.over_negatives.log
-    else:
-        against = pairs.against_negatives()
-        if rule.terms == "out":
-            value = _mean(_softplus(against), pairs.positive, count)
-        else:
-            missed = _mean(_log_sigmoid(against).exp(), pairs.positive, count)
-            hit = _log_sum(_log_sigmoid(-against), pairs.positive)
-            # The mean of the ratios is 1 - missed, which says nothing once it rounds to 1; hit says nothing before.
-            value = torch.where(missed < 0.5, -torch.log1p(-missed), count.log() - (hit.top + hit.log))
-    return value[:, 0]
-
-
-class _Deck(NamedTuple):
+class _WeightTerm(NamedTuple):
     """Pair weights dL_i / ds_ij = ``coefficient * exp(logarithm)`` where ``mask``, zero elsewhere; all ``[N, N]``.
 
-    A loss's weights are the sum of one or two decks.
+    A loss's weights are the sum of one or two of these.
     """
 
     coefficient: Tensor
@@ -379,72 +354,67 @@ class _Deck(NamedTuple):
     mask: Tensor
 
 
-def _weights(pairs: _PairSums, rule: Rule) -> list[_Deck]:
-    if rule.terms == "epsilon":
-        return [_guarded_weights(pairs)]
-    both = pairs.positive | pairs.negative
+def _weights(row: _Row) -> list[_WeightTerm]:
+    rule, dtype = row.rule, row.logits.dtype
     if rule.terms == "lse":
-        return [_Deck(pairs.negative.to(pairs.logits.dtype), pairs.share_of_negatives(), both)]
-    sign = torch.where(pairs.positive, -1.0, 1.0).to(pairs.logits.dtype)
-    count = pairs.positives.clamp(min=1)
+        return [_WeightTerm(row.negative.to(dtype), row.share_of_negatives(), row.both)]
+    if rule.terms == "epsilon":
+        return [_guarded_weights(row)]
+    sign = torch.where(row.positive, -1.0, 1.0).to(dtype)
+    terms = []
+    both = row.both
     if rule.terms == "binary":
-        attract = _log_sigmoid(-pairs.logits) - (pairs.positives + 1).log()
-        repel = _log_sigmoid(pairs.logits) - pairs.negatives.clamp(min=1).log()
-        return [_Deck(sign, torch.where(pairs.positive, attract, repel), both)]
-    if rule.denominator == "all":
-        shares = torch.where(pairs.positive, pairs.share_of_positives(), pairs.share_of_negatives())
-        decks = [_Deck(sign, shares + _log_sigmoid(pairs.log_odds()), both & pairs.some_negative)]
-        if rule.terms == "out" and not pairs.lone:
-            decks.append(_Deck(pairs.from_even(), torch.zeros_like(pairs.logits), pairs.positive & (count > 1)))
-        return decks
-    if rule.denominator == "only_negatives":
-        positive = pairs.share_of_positives() if rule.terms == "in" else -count.log()
-        return [_Deck(sign, torch.where(pairs.positive, positive, pairs.share_of_negatives()), both)]
-    against = pairs.against_negatives()
-    if rule.terms == "out":
-        positive = _log_sigmoid(against) - count.log()
+        positives = row.positive.sum(1, keepdim=True).to(dtype)
+        positive = _log_sigmoid(-row.logits) - (positives + 1).log()
+        negative = _log_sigmoid(row.logits) - row.negatives.clamp(min=1).log()
+    elif rule.denominator == "one_positive":
+        positive = formulas.own_log_weights(rule, row) - row.number.log()
+        total = _log_sum(positive, row.positive)
+        negative = row.share_of_negatives() + (total.top + total.log)
     else:
-        ratio = pairs.log_ratio(against)
-        over = _log_sum(ratio, pairs.positive)
-        positive = (ratio - over.top) - over.log + _log_sigmoid(against)
-    total = _log_sum(positive, pairs.positive)
-    negative = pairs.share_of_negatives() + (total.top + total.log)
-    return [_Deck(sign, torch.where(pairs.positive, positive, negative), both)]
+        positive, negative = row.share_of_positives(), row.share_of_negatives()
+        c = formulas.coefficient(rule, row)
+        if c is not None:
+            positive, negative, both = positive + c, negative + c, both & row.some_negative
+            if formulas.has_mean(rule) and not row.lone:
+                even = row.positive & (row.number > 1)
+                terms.append(_WeightTerm(row.from_even(), torch.zeros_like(row.logits), even))
+        elif formulas.has_mean(rule):
+            positive = -row.number.log()  # what remains of a share and the share - 1/n
+    return [_WeightTerm(sign, torch.where(row.positive, positive, negative), both), *terms]
 
 
-def _guarded_weights(pairs: _PairSums) -> _Deck:
-    both = pairs.positive | pairs.negative
-    assert pairs.log_slope is not None
-    missed = torch.where(pairs.some_negative, torch.sigmoid(pairs.log_odds()), 0.0)
-    positive = pairs.from_even() - missed * pairs.share_of_positives().exp()
-    negative = missed * pairs.share_of_negatives().exp()
-    count = pairs.positives.clamp(min=1)
-    coefficient = torch.where(pairs.positive, positive, torch.where(pairs.negative, negative, 0.0))
-    coefficient = coefficient * (count / (count + EPSILON))
-    if pairs.star is None:
-        return _Deck(coefficient, pairs.log_slope, both)
+def _guarded_weights(row: _Row) -> _WeightTerm:
+    assert row.log_slope is not None
+    missed = torch.where(row.some_negative, torch.sigmoid(row.odds()), 0.0)
+    positive = row.from_even() - missed * row.share_of_positives().exp()
+    negative = missed * row.share_of_negatives().exp()
+    coefficient = torch.where(row.positive, positive, torch.where(row.negative, negative, 0.0))
+    coefficient = coefficient * (row.number / (row.number + EPSILON))
+    if row.star is None:
+        return _WeightTerm(coefficient, row.log_slope, row.both)
     # Raising the maximum lowers every other logit, and itself not at all: its weight is minus the sum of the others'.
-    others = both & ~pairs.star
-    top = torch.where(others, pairs.log_slope.detach(), -math.inf).amax(1, keepdim=True)
+    others = row.both & ~row.star
+    top = torch.where(others, row.log_slope.detach(), -math.inf).amax(1, keepdim=True)
     top = torch.where(top.isfinite(), top, 0.0)
-    relative = torch.where(others, torch.where(others, pairs.log_slope - top, 0.0).exp() * coefficient, 0.0)
-    coefficient = torch.where(pairs.star, -relative.sum(1, keepdim=True), coefficient)
-    return _Deck(coefficient, torch.where(pairs.star, top, pairs.log_slope), both | pairs.star)
+    relative = torch.where(others, torch.where(others, row.log_slope - top, 0.0).exp() * coefficient, 0.0)
+    coefficient = torch.where(row.star, -relative.sum(1, keepdim=True), coefficient)
+    return _WeightTerm(coefficient, torch.where(row.star, top, row.log_slope), row.both | row.star)
 
 
-def _pull(grad_values: Tensor, decks: list[_Deck], scaled: _Scaled, temperature: float) -> Tensor:
+def _pull(grad_values: Tensor, terms: list[_WeightTerm], scaled: _Scaled, temperature: float) -> Tensor:
     """Return the gradient ``[N, D]`` of ``sum_i grad_values[i] * L_i`` in the computing dtype."""
     room = _RANGES[scaled.basis.dtype]
     exponent = torch.frexp(grad_values.detach()).exponent.clamp(-room.factor, room.factor).to(grad_values.dtype)
     mantissa = (grad_values * torch.exp2(-exponent))[:, None]
     upstream = torch.where(grad_values.detach() == 0, -math.inf, exponent)[:, None]
     carried = scaled.carried[None, :]
-    weights = [_split_power(deck) for deck in decks]
+    weights = [_split_power(term) for term in terms]
     # Row i gathers W_ij from its own anchor and W_ji from all others, each times row j of the basis. `scale` is the
     # power of two of the largest of these. The transposed weights are indexed [j, i] until they are summed.
     scale = torch.full_like(grad_values, -math.inf)
-    for deck, (_, power) in zip(decks, weights, strict=True):
-        level = torch.where(deck.mask, power, -math.inf) + upstream
+    for term, (_, power) in zip(terms, weights, strict=True):
+        level = torch.where(term.mask, power, -math.inf) + upstream
         scale = torch.maximum(scale, torch.maximum((level + carried).amax(1), (level + carried.T).amax(0)))
     scale = torch.where(scale.isfinite(), scale, 0.0)
     lift = exponent[:, None] + room.boost
@@ -465,16 +435,16 @@ def _pull(grad_values: Tensor, decks: list[_Deck], scaled: _Scaled, temperature:
     return _times_power(gradient / temperature, scale[:, None])
 
 
-def _split_power(deck: _Deck) -> tuple[Tensor, Tensor]:
-    """Return a deck's weights, zero outside its mask, as a number near the coefficient and a power of two, ``[N, N]``.
+def _split_power(term: _WeightTerm) -> tuple[Tensor, Tensor]:
+    """Return a term's weights, zero outside its mask, as a number near the coefficient and a power of two, ``[N, N]``.
 
     The power is exact and detached, so weights that cancel do so however they are scaled.
     """
     # No weight of e^-4000 comes back into the range of a float64, whatever it is multiplied by.
-    logarithm = torch.where(deck.mask, deck.logarithm, 0.0).clamp(min=-4000)
+    logarithm = torch.where(term.mask, term.logarithm, 0.0).clamp(min=-4000)
     power = (logarithm.detach() / LN2).round()
     weight = ((logarithm - power * LN2_HIGH) - power * LN2_LOW).exp()
-    return torch.where(deck.mask, deck.coefficient, 0.0) * weight, power
+    return torch.where(term.mask, term.coefficient, 0.0) * weight, power
 
 
 def _off_row(vectors: Tensor, units: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .device import computing_dtype
+from .device import dtypes_of
 from .spec import EPSILON, AnchorValues, Batch, Policy, Rule
 
 
@@ -61,8 +61,17 @@ class Row(Protocol):
     def negatives_over_mean(self) -> Tensor:
         """log(sum over N of e^s) - mean over P of s."""
 
+    def negatives_over_log_mean(self) -> Tensor:
+        """Odds + log n."""
+
     def missed(self) -> Tensor:
-        """sigmoid(odds): the negatives' part of the sum over P and N."""
+        """sigmoid(odds): the negatives' part of the sum over P and N; a logarithm where weights are logarithms."""
+
+    def own_log_missed(self) -> Tensor:
+        """Log sigmoid(o) of each positive, ``[N, M]``."""
+
+    def own_log_share(self) -> Tensor:
+        """log(sigmoid(-o) / mean over P of sigmoid(-o)) of each positive, ``[N, M]``."""
 
     def own_softplus(self) -> Tensor:
         """Mean over P of softplus(o)."""
@@ -96,11 +105,9 @@ def value(rule: Rule, row: Row) -> Tensor:
         # The mean of the ratios is 1 - missed, which says nothing once it rounds to 1; the other says nothing before.
         missed = row.own_missed()
         return torch.where(missed < 0.5, -torch.log1p(-missed.clamp(max=0.5)), -row.own_log_hit())
-    if rule.terms == "out":
-        if rule.denominator == "only_negatives":
-            return row.negatives_over_mean()
-        return row.softplus_odds() + row.positives_over_mean()
-    return (row.odds() if rule.denominator == "only_negatives" else row.softplus_odds()) + row.number.log()
+    if rule.denominator == "only_negatives":
+        return row.negatives_over_mean() if rule.terms == "out" else row.negatives_over_log_mean()
+    return row.softplus_odds() + (row.positives_over_mean() if rule.terms == "out" else row.number.log())
 
 
 def coefficient(rule: Rule, row: Row) -> Tensor | None:
@@ -111,6 +118,12 @@ def coefficient(rule: Rule, row: Row) -> Tensor | None:
 def has_mean(rule: Rule) -> bool:
     """Whether the weight of a positive has the part ``share - 1/n``."""
     return rule.terms in ("out", "epsilon")
+
+
+def own_log_weights(rule: Rule, row: Row) -> Tensor:
+    """Return log(n w) of each positive, ``[N, M]``."""
+    missed = row.own_log_missed()
+    return missed if rule.terms == "out" else missed + row.own_log_share()
 
 
 class Sums(NamedTuple):
@@ -239,4 +252,4 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
         result = result if scale is None else result / scale
     if policy.base_temperature is not None:
         result = result * (rule.temperature / policy.base_temperature)
-    return result.to(computing_dtype(batch.embeddings))
+    return result.to(dtypes_of(batch.embeddings)[0])

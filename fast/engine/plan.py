@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import device, symmetric
 from .scaling import largest_norm
-from .spec import KERNELS, UNSHIFTED, Backend, Batch, Plan, Targets
+from .spec import KERNELS, UNSHIFTED, Backend, Batch, Plan
 
 __all__ = ["UNSHIFTED", "choose", "tile_size", "tiles_of"]
 
@@ -68,27 +68,34 @@ def choose(batch: Batch, backend: Backend) -> tuple[Plan, Batch]:
         if refusal is not None:
             raise ValueError(f'backend="triton": {refusal}')
         return Plan("triton", tf32=device.tf32_allowed()), batch
-    others = batch.references.embeddings
-    count = embeddings.shape[0]
+    others, count = batch.references.embeddings, embeddings.shape[0]
     columns = count if others is None else others.shape[0]
     reads = device.may_read(embeddings)
-    labelled = others is None and targets.kind in ("labels", "partners") and rule.terms != "epsilon"
-    largest = _largest_logit(batch, reads) if labelled else math.inf
-    unshifted = UNSHIFTED[device.computing_dtype(embeddings)] - math.log(count)
+    if others is None and targets.kind == "labels" and rule.terms in ("out", "in") and reads:
+        targets = symmetric.read_labels(targets)
+        batch = replace(batch, targets=targets)
+    paired = reads and (targets.paired or targets.kind == "partners")
+    # The largest |s_ij|: infinity where it is not known without reading an accelerator's memory.
+    largest, temperature = math.inf, rule.temperature
+    if isinstance(temperature, Tensor):
+        temperature = float(temperature.detach()) if reads and device.may_read(temperature) else 0.0
+    if others is None and targets.kind in ("labels", "partners") and rule.terms != "epsilon" and temperature > 0:
+        if rule.similarity == "cosine":
+            largest = 1 / temperature
+        elif reads:
+            largest = largest_norm(embeddings, batch.sizes) ** 2 / temperature
+    unshifted = UNSHIFTED[device.dtypes_of(embeddings)[0]] - math.log(count)
     # Where positives have ratios of their own, the largest and the smallest exponential of a row meet in a quotient.
     if largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1) <= unshifted:
         few = backend == "dense" or (backend == "auto" and count <= PAIRS_UP_TO)
-        if few and reads and rule.denominator != "only_negatives" and 2 * largest <= unshifted:
-            partners = symmetric.partners_of(targets)
-            if partners is not None:
-                return Plan("pairs", count, count, True, reads), replace(batch, targets=Targets("partners", partners))
+        if few and paired and rule.denominator != "only_negatives" and 2 * largest <= unshifted:
+            return Plan("pairs", count, count, True, reads), replace(batch, targets=symmetric.as_partners(targets))
         rows, wide = (count, count) if backend == "dense" else tile_size(count, 1 if reads else ACCELERATOR_FACTOR)
         # The tiles hold half of all entries and the other half of the squares on the diagonal.
         keep = backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS
         return Plan("symmetric", rows, wide, keep, reads), batch
-    if others is None and targets.kind == "labels" and rule.terms in ("out", "in") and reads:
-        partners = symmetric.partners_of(targets)
-        batch = batch if partners is None else replace(batch, targets=Targets("partners", partners))
+    if targets.paired:
+        batch = replace(batch, targets=symmetric.as_partners(targets))
     if backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO):
         return Plan("rowwise", count, columns, False, reads), batch
     entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
@@ -102,17 +109,3 @@ def tile_size(count: int, factor: int = 1) -> tuple[int, int]:
     if count <= NARROW_UP_TO * factor:
         return NARROW_ROWS * factor, -(-count // (NARROW_ROWS * factor)) * NARROW_ROWS * factor
     return TILE_ROWS * factor, TILE_COLUMNS * factor
-
-
-def _largest_logit(batch: Batch, reads: bool) -> float:
-    """Return a bound on every ``|s_ij|``, infinity where none is known without reading an accelerator's memory."""
-    temperature = batch.rule.temperature
-    if isinstance(temperature, Tensor):
-        if not (reads and device.may_read(temperature)):
-            return math.inf
-        temperature = float(temperature.detach())
-    if not temperature > 0:
-        return math.inf
-    if batch.rule.similarity == "cosine":
-        return 1 / temperature
-    return float(largest_norm(batch.embeddings, batch.sizes)) ** 2 / temperature if reads else math.inf

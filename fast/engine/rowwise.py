@@ -11,7 +11,7 @@ are those of `formulas`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, cast
 
 import torch
@@ -84,31 +84,47 @@ def panels(
     """Yield the panels of a batch.
 
     Args:
-        targets: who is whose positive.
-        own: int64 ``[N]``, which column is the row itself, -1 where none is; None: none is anyone's.
+        targets: the positives of each row.
+        own: int64 ``[N]``, which column is the row itself, -1 where none is; None: none is for any row.
         count: N.
         columns: M.
         rows: of a panel.
         dtype: the computing dtype.
     """
-    place = torch.arange(columns, device=targets.given.device)
     for start in range(0, count, rows):
         here = slice(start, min(start + rows, count))
         if targets.kind in ("partners", "none"):
             yield _lone_panel(targets, own, here, columns)
-            continue
-        positive = _positive(targets, here, columns, place)
-        itself = torch.zeros_like(positive) if own is None else own[here, None] == place
-        positive = positive & ~itself
-        negative = ~(positive | itself)
-        yield Panel(
-            here,
-            positive,
-            negative,
-            itself,
-            negative.any(1, keepdim=True),
-            positive.sum(1, keepdim=True).clamp(min=1).to(dtype),
-        )
+        else:
+            yield masked_panel(targets, own, here, count, columns, dtype)
+
+
+def masked_panel(
+    targets: Targets, own: Tensor | None, here: slice, count: int, columns: int, dtype: torch.dtype
+) -> Panel:
+    """Return a panel of masks, whatever the kind of the targets."""
+    given = targets.given
+    place = torch.arange(columns, device=given.device)
+    if targets.kind == "labels":
+        positive = given[here, None] == (given if targets.columns is None else targets.columns)
+    elif targets.kind == "mask":
+        positive = given[here]
+    elif targets.kind == "partners":
+        positive = given[here, None] == place
+    else:
+        lines = here.stop - here.start
+        marks = torch.zeros((lines + (lines < count), columns), dtype=torch.bool, device=given.device)
+        if targets.kind == "pairs":
+            # Pairs of other panels' anchors mark the line too many.
+            line = given[:, 0] - here.start
+            line = torch.where((line >= 0) & (line < lines), line, lines)
+            marks = marks.index_put((line, given[:, 1]), marks.new_ones(()))
+        positive = marks[:lines]
+    itself = torch.zeros_like(positive) if own is None else own[here, None] == place
+    positive = positive & ~itself
+    negative = ~(positive | itself)
+    number = positive.sum(1, keepdim=True).clamp(min=1).to(dtype)
+    return Panel(here, positive, negative, itself, negative.any(1, keepdim=True), number)
 
 
 def _lone_panel(targets: Targets, own: Tensor | None, here: slice, columns: int) -> LonePanel:
@@ -124,21 +140,6 @@ def _lone_panel(targets: Targets, own: Tensor | None, here: slice, columns: int)
     left_out = left_out + (itself >= 0)
     # A row that is no column leaves out its positive a second time.
     return LonePanel(here, columns, partner[:, None], torch.where(itself >= 0, itself, partner)[:, None], left_out)
-
-
-def _positive(targets: Targets, here: slice, columns: int, place: Tensor) -> Tensor:
-    """Return bool ``[b, M]``, true where the column is a positive of the row, or perhaps the row itself."""
-    given = targets.given
-    if targets.kind == "labels":
-        return given[here, None] == (given if targets.columns is None else targets.columns)
-    if targets.kind == "mask":
-        return given[here]
-    number = here.stop - here.start
-    marks = torch.zeros((number + 1, columns), dtype=torch.bool, device=given.device)
-    # Pairs of other panels' anchors mark the line too many.
-    line = given[:, 0] - here.start
-    line = torch.where((line >= 0) & (line < number), line, number)
-    return marks.index_put((line, given[:, 1]), marks.new_ones(()))[:-1]
 
 
 def _exp(logarithms: Tensor) -> Tensor:
@@ -192,6 +193,9 @@ class _Row:
     def negatives_over_mean(self) -> Tensor:
         return self._mean_below(self.negative_top) + self.negative_log
 
+    def negatives_over_log_mean(self) -> Tensor:
+        return self.odds() + self.number.log()
+
     def _mean_below(self, top: Tensor) -> Tensor:
         return self._sum(top - self.logits) / self.number
 
@@ -199,24 +203,27 @@ class _Row:
         """Sum over positives, ``[b, 1]``."""
         return torch.where(self.panel.positive, values, 0.0).sum(1, keepdim=True)
 
-    def own_logs(self) -> tuple[Tensor, Tensor]:
-        """Return log sigmoid(o) and log sigmoid(-o) of each positive, ``[b, M]``.
-
-        Elsewhere, and in rows without negatives, they are -inf and 0.
-        """
+    def _own(self, side: Callable[[Tensor], Tensor], elsewhere: float) -> Tensor:
+        """Return a function of the odds of each positive, ``[b, M]``; rows without negatives have none."""
         counted = self.panel.positive & self.panel.some_negative
         odds = torch.where(counted, (self.negative_top - self.logits) + self.negative_log, 0.0)
-        missed = torch.where(counted, F.logsigmoid(odds), -math.inf)
-        return missed, torch.where(counted, -_softplus(odds), 0.0)
+        return torch.where(counted, side(odds), elsewhere)
 
     def own_softplus(self) -> Tensor:
-        return self._sum(-self.own_logs()[1]) / self.number
+        return self._sum(self._own(_softplus, 0.0)) / self.number
+
+    def own_log_missed(self) -> Tensor:
+        return self._own(F.logsigmoid, -math.inf)
 
     def own_missed(self) -> Tensor:
-        return self._sum(self.own_logs()[0].exp()) / self.number
+        return self._sum(self.own_log_missed().exp()) / self.number
 
     def own_log_hit(self) -> Tensor:
-        return self._log_mean(self.own_logs()[1])
+        return self._log_mean(-self._own(_softplus, 0.0))
+
+    def own_log_share(self) -> Tensor:
+        hit = -self._own(_softplus, 0.0)
+        return hit - self._log_mean(hit)
 
     def _log_mean(self, logarithms: Tensor) -> Tensor:
         """Return the logarithm of the mean over positives of ``e^logarithms``, ``[b, 1]``; 0 without positives."""
@@ -225,13 +232,6 @@ class _Row:
         top = torch.where(top == -math.inf, 0.0, top)
         total = _exp(torch.where(positive, logarithms - top, -math.inf)).sum(1, keepdim=True)
         return top + torch.where(total > 0, total / self.number, 1.0).log()
-
-    def own_weights(self, rule: Rule) -> Tensor:
-        """Return w of each positive, 0 elsewhere, ``[b, M]``."""
-        missed, hit = self.own_logs()
-        if rule.terms == "in":
-            missed = missed + (hit - self._log_mean(hit))
-        return torch.where(self.panel.positive, missed.exp() / self.number, 0.0)
 
     def mean_softplus(self, sign: int, more: int) -> Tensor:
         mask = self.panel.negative if sign > 0 else self.panel.positive
@@ -312,14 +312,16 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
     else:
         c: Tensor | None
         if rule.denominator == "one_positive":
-            positive = row.own_weights(rule)
+            positive = formulas.own_log_weights(rule, row).exp() / row.number
+            positive = torch.where(panel.positive, positive, 0.0)
             c = positive.sum(1, keepdim=True)
         else:
             c = formulas.coefficient(rule, row)
-            positive = share = _exp(row.below - row.positive_log)
+            share = _exp(row.below - row.positive_log)
             positive = share if c is None else share * c
             if formulas.has_mean(rule):
-                positive = positive - (share - 1 / panel.number)
+                # Without c a share and the share - 1/n leave 1/n.
+                positive = 1 / panel.number if c is None else positive - (share - 1 / panel.number)
         positive = -positive * up
         negative = _exp(row.below - row.negative_log) * (up if c is None else c * up)
     return torch.where(panel.positive, positive, torch.where(panel.negative, negative, 0.0))

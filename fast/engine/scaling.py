@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
-from .device import computing_dtype, wide_dtype
+from .device import dtypes_of
 from .spec import Rule, Sizes
 
 _EXPONENTS = {torch.float64: 1000, torch.float32: 120}
@@ -55,23 +56,19 @@ class Saved(NamedTuple):
 def measure(embeddings: Tensor) -> Sizes:
     """Return the sizes of embeddings ``[N, D]``; their values are read."""
     rows = embeddings.detach()
-    has_norms = rows.dtype != torch.float64 and wide_dtype(rows) == torch.float64
-    each = norms_of(rows) if has_norms else rows.abs().amax(1, keepdim=True)
+    computing, wide = dtypes_of(rows)
+    # Squares of float32 neither overflow nor underflow in float64.
+    narrow = wide != computing
+    each = vector_norm(rows, dim=1, keepdim=True, dtype=wide) if narrow else rows.abs().amax(1, keepdim=True)
     low, high = torch.aminmax(each)
     return Sizes(each, float(low), float(high))
-
-
-def norms_of(rows: Tensor) -> Tensor:
-    """Return norms ``[N, 1]`` in float64. Squares of float32 neither overflow nor underflow there."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
-    return norms
 
 
 def largest_norm(embeddings: Tensor, sizes: Sizes | None) -> float:
     """Return the largest norm of rows; their values are read."""
     if sizes is not None and embeddings.dtype != torch.float64:
         return sizes.high
-    return float(norms_of(embeddings.detach()).amax())
+    return float(vector_norm(embeddings.detach(), dim=1, dtype=torch.float64).amax())
 
 
 def scale_rows(embeddings: Tensor, rule: Rule, sizes: Sizes | None = None, unit: float = 1) -> Scaled:
@@ -86,7 +83,7 @@ def scale_rows(embeddings: Tensor, rule: Rule, sizes: Sizes | None = None, unit:
         sizes: what `measure` returned for them; None where that is not known.
         unit: of the logits, 1 or log 2.
     """
-    dtype, wide = computing_dtype(embeddings), wide_dtype(embeddings)
+    dtype, wide = dtypes_of(embeddings)
     temperature = rule.temperature * unit
     root = temperature.to(wide).sqrt() if isinstance(temperature, Tensor) else temperature**0.5
     rows = embeddings.to(dtype)
@@ -97,9 +94,9 @@ def scale_rows(embeddings: Tensor, rule: Rule, sizes: Sizes | None = None, unit:
     if wide == dtype:
         power = _power_of_two(rows.abs().amax(1, keepdim=True) if sizes is None else sizes.each, dtype)
         rows = rows * power
-        norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        norm = vector_norm(rows, dim=1, keepdim=True)
     else:
-        norm = norms_of(rows) if sizes is None else sizes.each
+        norm = vector_norm(rows, dim=1, keepdim=True, dtype=wide) if sizes is None else sizes.each
         if sizes is None or not (sizes.low > 1 / MODERATE and sizes.high < MODERATE):
             power = _power_of_two(norm, dtype)
             rows, norm = rows * power, norm * power
@@ -144,7 +141,7 @@ def by_temperature(pull: Tensor, rows: Tensor, size: float | Tensor, rule: Rule,
     temperature = rule.temperature
     if not isinstance(temperature, Tensor):
         return None
-    total = torch.linalg.vecdot(pull, rows).sum(dtype=wide_dtype(pull))
+    total = torch.linalg.vecdot(pull, rows).sum(dtype=dtypes_of(pull)[1])
     found: Tensor = total * (size * unit) / (-2 * temperature.to(total.dtype))
     return found.to(temperature.dtype)
 
@@ -164,7 +161,7 @@ _SMALL_GRAD = 2.0**-20
 
 def differentiable_rows(embeddings: Tensor, rule: Rule) -> Tensor:
     """Return the scaled rows ``[N, D]`` in operations that autograd can differentiate, more than once."""
-    rows = embeddings.to(computing_dtype(embeddings))
+    rows = embeddings.to(dtypes_of(embeddings)[0])
     if rule.similarity == "cosine":
         rows = rows * _power_of_two(rows.detach().abs().amax(1, keepdim=True), rows.dtype)
         rows = rows / (rows * rows).sum(1, keepdim=True).sqrt()

@@ -37,11 +37,15 @@ class Targets:
         given: int64 labels ``[N]``, bool mask ``[N, M]`` (row is the anchor), int64 partners ``[N]``, int64 pairs
             ``[P, 2]`` (each an anchor and its positive; duplicates count once), or an empty tensor.
         columns: int64 labels ``[M]`` of the references, where there are any.
+        order: int64 ``[N]``, the rows stably sorted by label, where labels were read.
+        paired: whether labels were read that stand exactly twice each.
     """
 
     kind: Kind
     given: Tensor
     columns: Tensor | None = None
+    order: Tensor | None = None
+    paired: bool = False
 
 
 @dataclass(frozen=True, slots=True)

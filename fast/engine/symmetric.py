@@ -14,8 +14,7 @@ size. It is one matrix, nothing is sorted, and both directions of a pair are put
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from typing import NamedTuple, cast
 
 import torch
@@ -49,22 +48,24 @@ class Classes(NamedTuple):
     paired: bool
     ends: tuple[list[int], list[int]] | None
 
-    def may_match(self, rows: int, columns: int) -> bool:
-        """Whether a block of rows may have positives in a later block or in those behind it."""
-        return not self.paired and (self.ends is None or self.ends[0][columns] <= self.ends[1][rows])
+    def may_match(self, tile: _Tile, rows: int) -> bool:
+        """Whether a tile that is not on the diagonal may hold a positive, in blocks of so many rows."""
+        starts = tile.columns.start // rows, tile.rows.start // rows
+        return not self.paired and (self.ends is None or self.ends[0][starts[0]] <= self.ends[1][starts[1]])
 
 
 def sort_rows(targets: Targets, plan: Plan) -> Classes:
     """Sort the rows of labels or partners ``[N]``, stably."""
-    given = targets.given
+    given, order = targets.given, targets.order
     count = given.shape[0]
     place = torch.arange(count, device=given.device)
-    paired = targets.kind == "partners"
-    labels, order = torch.sort(torch.minimum(given, place) if paired else given, stable=True)
+    paired = targets.paired or targets.kind == "partners"
+    if order is None:
+        labels, order = torch.sort(torch.minimum(given, place) if paired else given, stable=True)
+    else:
+        labels = given.index_select(0, order)
     back = torch.empty_like(order)
     back[order] = place
-    if plan.reads and not paired and count % 2 == 0:
-        paired = are_pairs(labels)
     if paired:
         return Classes(order, back, labels, torch.ones_like(order), True, None)
     first = torch.searchsorted(labels, labels)
@@ -76,29 +77,24 @@ def sort_rows(targets: Targets, plan: Plan) -> Classes:
     return Classes(order, back, labels, positives, False, ends)
 
 
-def are_pairs(labels: Tensor) -> bool:
-    """Whether sorted labels ``[N]``, N even, each stand exactly twice. Values are read."""
-    first, second = labels.view(-1, 2).unbind(1)
-    return torch.equal(first, second) and not bool((first[1:] == first[:-1]).any())
+def read_labels(targets: Targets) -> Targets:
+    """Return labels ``[N]`` with their order, and whether each stands exactly twice. Values are read."""
+    labels, order = torch.sort(targets.given, stable=True)
+    paired = False
+    if labels.shape[0] % 2 == 0:
+        first, second = labels.view(-1, 2).unbind(1)
+        paired = torch.equal(first, second) and not bool((first[1:] == first[:-1]).any())
+    return Targets("labels", targets.given, None, order, paired)
 
 
-def partners_of(targets: Targets) -> Tensor | None:
-    """Return each row's one positive, int64 ``[N]``, or None where labels ``[N]`` are not those of pairs.
-
-    Labels are read.
-    """
-    given = targets.given
-    if targets.kind == "partners":
-        return given
-    if given.shape[0] % 2:
-        return None
-    labels, order = torch.sort(given)
-    if not are_pairs(labels):
-        return None
-    order = order.view(-1, 2)
-    partners = torch.empty_like(given)
+def as_partners(targets: Targets) -> Targets:
+    """Return each row's one positive, in place of the labels of pairs."""
+    if targets.order is None:
+        return targets
+    order = targets.order.view(-1, 2)
+    partners = torch.empty_like(targets.given)
     partners[order] = order.flip(1)
-    return partners
+    return Targets("partners", partners)
 
 
 class _Tile(NamedTuple):
@@ -111,6 +107,7 @@ class _Tile(NamedTuple):
             directions of each pair; the others are served by the tile's transpose.
         square: how many columns lie to the left of the others.
         shape: of the tile.
+        strides: of the tile in a buffer.
         place: where the tile begins in a buffer that holds them all.
     """
 
@@ -119,52 +116,27 @@ class _Tile(NamedTuple):
     others: slice | None
     square: int
     shape: tuple[int, int]
+    strides: tuple[int, int]
     place: int
 
-    def of(self, buffer: Tensor, place: int = 0) -> Tensor:
-        """Return the tile's part of a flat buffer."""
-        return buffer.as_strided(self.shape, (self.shape[1], 1), place)
-
-    def right(self, matrix: Tensor) -> Tensor:
-        """Return the part of the tile that is not the square on the diagonal."""
-        return matrix[:, self.square :] if self.square else matrix
-
-    def may_match(self, classes: Classes, plan: Plan) -> bool:
-        """Whether the tile may hold a positive, or a row's pair with itself."""
-        return self.square > 0 or classes.may_match(self.rows.start // plan.rows, self.columns.start // plan.rows)
+    def sides(self, first: Tensor, second: Tensor) -> Iterator[tuple[slice, int, Tensor, Tensor]]:
+        """Yield each set of anchors: their place, the dimension that they lack, and their parts of two matrices."""
+        yield self.rows, 1, first, second
+        if self.others:
+            yield self.others, 0, first[:, self.square :], second[:, self.square :]
 
 
-def _every_tile(count: int, rows: int, columns: int) -> Iterator[_Tile]:
+def _tiles(count: int, plan: Plan) -> Iterator[_Tile]:
     place = 0
-    for start in range(0, count, rows):
-        stop = min(start + rows, count)
-        for first in range(start, count, columns):
-            last = min(first + columns, count)
+    for start in range(0, count, plan.rows):
+        stop = min(start + plan.rows, count)
+        for first in range(start, count, plan.columns):
+            last = min(first + plan.columns, count)
             beyond = stop if first == start else first
             others = slice(beyond, last) if beyond < last else None
             shape = (stop - start, last - first)
-            yield _Tile(slice(start, stop), slice(first, last), others, beyond - first, shape, place)
+            yield _Tile(slice(start, stop), slice(first, last), others, beyond - first, shape, (shape[1], 1), place)
             place += shape[0] * shape[1]
-
-
-@lru_cache(maxsize=32)
-def _few_tiles(count: int, rows: int, columns: int) -> tuple[_Tile, ...]:
-    return tuple(_every_tile(count, rows, columns))
-
-
-def _tiles(count: int, plan: Plan) -> Iterable[_Tile]:
-    """Return the tiles; where they are few, making them anew would cost as much as a small one."""
-    few = count <= 8 * plan.rows
-    return (_few_tiles if few else _every_tile)(count, plan.rows, plan.columns)
-
-
-def _entries(count: int, plan: Plan) -> int:
-    """Return the entries of a buffer for every tile where they are kept, else of the largest tile."""
-    if not plan.keep:
-        return min(plan.rows, count) * min(plan.columns, count)
-    blocks, last = divmod(count, plan.rows)
-    # Block k of the rows meets the columns from itself on.
-    return plan.rows * (blocks * count - plan.rows * (blocks * (blocks - 1) // 2)) + last * last
 
 
 def _same(classes: Classes, tile: _Tile, dtype: torch.dtype) -> Tensor:
@@ -174,13 +146,6 @@ def _same(classes: Classes, tile: _Tile, dtype: torch.dtype) -> Tensor:
     if tile.square:
         positive.diagonal().zero_()
     return positive
-
-
-def _add_sums(into: Tensor, tile: _Tile, matrix: Tensor) -> None:
-    """Add a tile's row sums to its rows, and its column sums to the columns that its transpose serves."""
-    into[tile.rows].add_(matrix.sum(1))
-    if tile.others:
-        into[tile.others].add_(tile.right(matrix).sum(0))
 
 
 def _clear_pairs(matrix: Tensor) -> None:
@@ -208,22 +173,21 @@ class _Row(NamedTuple):
     itself: Tensor
 
     def odds(self) -> Tensor:
-        if self.number is None:
-            return (self.sums.neg.log2() - self.lin) * LN2
-        return self._relative(self.sums.neg) - self._of_positives()
+        return (self.sums.neg.log2() - self.lin) * LN2
 
     def softplus_odds(self) -> Tensor:
         ratio = self.sums.neg / self.sums.pos
         return torch.where(ratio < _LARGE, ratio.log1p(), self.sums.neg.log() - self.sums.pos.log())
 
     def positives_over_mean(self) -> Tensor:
-        return self._of_positives() - self.lin * LN2 / self.many
+        return torch.where(self.many == 1, 0.0, self._relative(self.sums.pos) - self.lin * LN2 / self.many)
 
     def negatives_over_mean(self) -> Tensor:
         return self._relative(self.sums.neg) - self.lin * LN2 / self.many
 
-    def _of_positives(self) -> Tensor:
-        return torch.where(self.many == 1, self.lin * LN2, self._relative(self.sums.pos))
+    def negatives_over_log_mean(self) -> Tensor:
+        positives = torch.where(self.many == 1, self.lin * LN2, self._relative(self.sums.pos))
+        return self._relative(self.sums.neg) - (positives - self.many.log())
 
     def _relative(self, total: Tensor) -> Tensor:
         """Return log(total / 2^itself), so that logarithms near that constant cancel before they are rounded."""
@@ -261,7 +225,10 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
         factor = factor.index_select(0, order)
     power = None if power is None else power.index_select(0, order)
     count = rows.shape[0]
-    buffer = borrow("kept" if plan.keep else "logits", rows, _entries(count, plan))
+    height, width = min(plan.rows, count), min(plan.columns, count)
+    # Block after block of rows meets the columns from itself on.
+    entries = count * (count + height) // 2 if plan.keep else height * width
+    buffer = borrow("kept" if plan.keep else "logits", rows, entries)
     row = _sums(rows, classes, plan, batch.rule, buffer)
     if not plan.keep:
         give_back("logits", buffer)
@@ -296,24 +263,27 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
         itself = torch.linalg.vecdot(rows, rows)
     turned = rows.T
     for tile in _tiles(rows.shape[0], plan):
-        part = tile.of(buffer, tile.place if plan.keep else 0)
-        logits = torch.mm(rows[tile.rows], turned[:, tile.columns], out=part)
-        masked = tile.may_match(classes, plan)
+        out = buffer.as_strided(tile.shape, tile.strides, tile.place if plan.keep else 0)
+        logits = torch.mm(rows[tile.rows], turned[:, tile.columns], out=out)
+        masked = tile.square > 0 or classes.may_match(tile, plan.rows)
         if masked and not classes.paired:
             positive = _same(classes, tile, rows.dtype)
-            for place, lacking, part, mask in _sides(tile, logits, positive):
+            for place, lacking, part, mask in tile.sides(logits, positive):
                 lin[place].add_(((part - itself[place].unsqueeze(lacking)) * mask).sum(lacking))
             exponentials = logits.exp2_()
             if tile.square:
                 exponentials.diagonal().zero_()
             of_positives = exponentials * positive
-            _add_sums(pos, tile, of_positives)
-            _add_sums(neg, tile, exponentials - of_positives)
+            of_negatives = exponentials - of_positives
+            for place, lacking, first, second in tile.sides(of_positives, of_negatives):
+                pos[place].add_(first.sum(lacking))
+                neg[place].add_(second.sum(lacking))
             continue
         exponentials = logits.exp2_()
         if masked:
             _clear_pairs(exponentials)
-        _add_sums(neg, tile, exponentials)
+        for place, lacking, part, _ in tile.sides(exponentials, exponentials):
+            neg[place].add_(part.sum(lacking))
     sums = Sums(neg, pos, none, none, none)
     if classes.paired:
         return _Row(None, none, sums, lin, itself)
@@ -328,11 +298,11 @@ def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums
     over, boost = sums.neg.log2(), sums.boost()
     missed, first, second = (torch.zeros_like(over) for _ in range(3))
     for tile in _tiles(rows.shape[0], plan):
-        if not tile.may_match(classes, plan):
+        if not (tile.square or classes.may_match(tile, plan.rows)):
             continue
         logits = rows[tile.rows] @ rows[tile.columns].T
         positive = _same(classes, tile, rows.dtype)
-        for place, across, part, mask in _sides(tile, logits, positive):
+        for place, across, part, mask in tile.sides(logits, positive):
             against = (over[place].unsqueeze(across) - part) * LN2
             miss = torch.sigmoid(against)
             missed[place].add_((miss * mask).sum(across))
@@ -346,13 +316,6 @@ def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums
             first[place].add_(ratio.sum(across))
             second[place].add_(ratio.mul_(miss).sum(across))
     return Sums(sums.neg, sums.pos, missed, first, second)
-
-
-def _sides(tile: _Tile, matrix: Tensor, mask: Tensor) -> Iterator[tuple[slice, int, Tensor, Tensor]]:
-    """Yield each set of anchors of a tile: their place, the dimension they lack, and the part of matrix and mask."""
-    yield tile.rows, 1, matrix, mask
-    if tile.others:
-        yield tile.others, 0, tile.right(matrix), tile.right(mask)
 
 
 def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
@@ -379,12 +342,16 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     for tile in _tiles(count, plan):
         own, across = rows[tile.rows], rows[tile.columns]
         negative = weights.negative
-        combined = torch.add(negative[tile.rows, None], negative[tile.columns], out=tile.of(combining))
+        combined = torch.add(
+            negative[tile.rows, None], negative[tile.columns], out=combining.as_strided(tile.shape, tile.strides)
+        )
         if saved.kept is None:
-            exponentials = torch.mm(own, turned[:, tile.columns], out=tile.of(buffer)).exp2_()
+            exponentials = torch.mm(
+                own, turned[:, tile.columns], out=buffer.as_strided(tile.shape, tile.strides)
+            ).exp2_()
         else:
-            exponentials = tile.of(buffer, tile.place)
-        masked = tile.may_match(classes, plan)
+            exponentials = buffer.as_strided(tile.shape, tile.strides, tile.place)
+        masked = tile.square > 0 or classes.may_match(tile, plan.rows)
         if masked and not classes.paired:
             _weigh(combined, exponentials, tile, classes, sums, weights, rule, boost)
         else:
@@ -393,7 +360,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
                 _clear_pairs(combined)
         pull[tile.rows].addmm_(combined, across)
         if tile.others:
-            pull[tile.others].addmm_(tile.right(combined).T, own)
+            pull[tile.others].addmm_(combined[:, tile.square :].T, own)
     give_back("weights", combining)
     if saved.kept is None:
         give_back("logits", buffer)
@@ -423,7 +390,7 @@ def _weigh(
     combined.mul_(torch.addcmul(exponentials, exponentials, positive, value=-1))
     if square:
         combined.diagonal().zero_()
-    for place, lacking, part, mask in _sides(tile, exponentials, positive):
+    for place, lacking, part, mask in tile.sides(exponentials, positive):
         level = weights.level[place].unsqueeze(lacking)
         if rule.denominator == "one_positive":
             neg = sums.neg[place].unsqueeze(lacking)
@@ -441,7 +408,7 @@ def _weigh(
             if square:
                 combined[:, :square] += own[:, :square].T
         else:
-            tile.right(combined).add_(own)
+            combined[:, square:].add_(own)
 
 
 def evaluate_pairs(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
