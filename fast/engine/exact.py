@@ -38,7 +38,7 @@ from torch import Tensor
 
 from . import formulas
 from .device import dtypes_of
-from .rowwise import masked_panel
+from .rowwise import masks_of
 from .scaling import differentiable_rows
 from .spec import EPSILON, LN2, AnchorValues, Batch, Rule, Similarity
 
@@ -68,9 +68,8 @@ def anchor_values(batch: Batch) -> AnchorValues:
     count = embeddings.shape[0]
     columns = count if others is None else others.shape[0]
     own = torch.arange(columns, device=embeddings.device) if others is None else batch.references.own
-    panel = masked_panel(batch.targets, own, slice(0, count), count, columns, dtypes_of(embeddings)[1])
-    positive, negative = panel.positive, panel.negative
-    positives, negatives = panel.sizes()
+    positive, negative, _ = masks_of(batch.targets, own, slice(0, count), count, columns)
+    positives, negatives = positive.sum(1), negative.sum(1)
     valid = formulas.counted(batch, positives, negatives)
     rows = torch.ones_like(positives, dtype=torch.bool) if valid is None else valid
     if others is not None:
@@ -90,8 +89,8 @@ class _AnchorValues(torch.autograd.Function):
     """Per-anchor values, ``[N]``, of embeddings ``[N, D]``."""
 
     @staticmethod
-    def forward(embeddings: Tensor, *rest: Any) -> Tensor:
-        row = _Row(embeddings, *rest)
+    def forward(embeddings: Tensor, positive: Tensor, negative: Tensor, rows: Tensor, lone: bool, rule: Rule) -> Tensor:
+        row = _Row(embeddings, positive, negative, rows, lone, rule)
         return torch.where(row.rows, formulas.value(row.rule, row)[:, 0], 0.0)
 
     @staticmethod

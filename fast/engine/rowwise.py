@@ -96,13 +96,15 @@ def panels(
         if targets.kind in ("partners", "none"):
             yield _lone_panel(targets, own, here, columns)
         else:
-            yield masked_panel(targets, own, here, count, columns, dtype)
+            positive, negative, itself = masks_of(targets, own, here, count, columns)
+            number = positive.sum(1, keepdim=True).clamp(min=1).to(dtype)
+            yield Panel(here, positive, negative, itself, negative.any(1, keepdim=True), number)
 
 
-def masked_panel(
-    targets: Targets, own: Tensor | None, here: slice, count: int, columns: int, dtype: torch.dtype
-) -> Panel:
-    """Return a panel of masks, whatever the kind of the targets."""
+def masks_of(
+    targets: Targets, own: Tensor | None, here: slice, count: int, columns: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where columns are positives of the rows, where negatives, and where the rows themselves."""
     given = targets.given
     place = torch.arange(columns, device=given.device)
     if targets.kind == "labels":
@@ -122,9 +124,7 @@ def masked_panel(
         positive = marks[:lines]
     itself = torch.zeros_like(positive) if own is None else own[here, None] == place
     positive = positive & ~itself
-    negative = ~(positive | itself)
-    number = positive.sum(1, keepdim=True).clamp(min=1).to(dtype)
-    return Panel(here, positive, negative, itself, negative.any(1, keepdim=True), number)
+    return positive, ~(positive | itself), itself
 
 
 def _lone_panel(targets: Targets, own: Tensor | None, here: slice, columns: int) -> LonePanel:
