@@ -23,7 +23,7 @@ class Fault:
     Attributes:
         name: of the loss and what is wrong, "supcon/self-kept".
         loss: the loss that it claims to be, by its short name in the catalogue.
-        call: how it is called, a word of ``targets.CALLS``.
+        call: how it is called, one of ``signatures.CALLS``.
         words: what is wrong, in a sentence.
         link: where it was shipped or discussed: an address, or a file of the repository; "" for a classic slip.
         function: the implementation, called as ``call`` says, with a keyword ``temperature``.

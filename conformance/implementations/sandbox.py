@@ -40,7 +40,11 @@ def find(spec: str) -> Any:
     if not name or not attribute:
         raise TargetMisused(f"{spec!r}: expected package.module:attribute or file.py:attribute")
     try:
-        found: Any = _load_file(Path(name)) if name.endswith(".py") else _load_module(name)
+        if name.endswith(".py"):
+            found: Any = _load_file(Path(name))
+        else:
+            _search(Path.cwd())
+            found = importlib.import_module(name)
     except TargetError:
         raise
     except (Exception, SystemExit) as error:
@@ -56,11 +60,6 @@ def find(spec: str) -> Any:
         except Exception as error:  # a module's __getattr__ may import
             raise TargetError(f"{name}: {attribute}: {type(error).__name__}: {error}") from None
     return found
-
-
-def _load_module(name: str) -> Any:
-    _search(Path.cwd())
-    return importlib.import_module(name)
 
 
 def _load_file(path: Path) -> Any:
