@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..implementations.base import stacked_order
 from ..suite.cases import Case
 from ..suite.catalogue import find_loss
 from ..suite.records import Matrix, Outcome, Truth
@@ -409,8 +410,14 @@ def _suspects(found: _Failure) -> Iterator[Suspect]:
     def other(words: str = "", **parts: Any) -> Suspect:
         return replace(right, variant=replace(variant, **parts), words=words)
 
+    def read_as(settings: Iterable[tuple[str, Setting]]) -> Iterator[Suspect]:
+        for words, setting in settings:
+            if _differ(setting, right.setting):
+                yield replace(right, setting=setting, words=words)
+
     # What depends on this very batch comes before the forms that agree with it there by chance.
-    yield from _batch_settings(found)
+    yield from read_as(_batch_settings(found))
+    yield from read_as(_case_settings(found))
     for flow, words in FLOWS.items():
         if words:
             yield other(f"the value is right, but {words}", flow=flow)
@@ -434,11 +441,11 @@ def _suspects(found: _Failure) -> Iterator[Suspect]:
         # Two towers have no diagonal that could be subtracted.
         if not (found.loss.two_towers and wrong.denominator == "subtract"):
             yield replace(right, variant=wrong)
-    yield from _case_settings(found)
     if "negatives" in found.case.others:
-        yield from _queue_settings(found)
+        yield from read_as(_queue_settings(found))
     if variant.similarity == "cosine":
-        yield from _other_norms(found)
+        for words, rows in _other_norms(found):
+            yield _dot(found, rows, words)
 
 
 def _dot(found: _Failure, rows: Tensor, words: str = "") -> Suspect:
@@ -447,17 +454,9 @@ def _dot(found: _Failure, rows: Tensor, words: str = "") -> Suspect:
     return replace(found.right, variant=variant, setting=replace(found.right.setting, rows=rows), words=words)
 
 
-def _with_setting(found: _Failure, words: str, **changed: Any) -> Iterator[Suspect]:
-    """The right variant in another setting, if it differs from the right one."""
-    right = found.right.setting
-    if any(not torch.equal(value, getattr(right, name)) for name, value in changed.items()):
-        yield replace(found.right, setting=replace(right, **changed), words=words)
-
-
-def _read_again(found: _Failure, words: str, case: Case) -> Iterator[Suspect]:
-    """The right variant with the setting of another case on the same rows, if it differs from the right one."""
-    s = case_setting(case, found.rows)
-    yield from _with_setting(found, words, member=s.member, positive=s.positive, own=s.own, anchors=s.anchors)
+def _differ(a: Setting, b: Setting) -> bool:
+    names = ("member", "positive", "own", "anchors")
+    return a.rows is not b.rows or any(not torch.equal(getattr(a, name), getattr(b, name)) for name in names)
 
 
 NARROWED: Mapping[str, Callable[[int], object]] = {
@@ -470,124 +469,101 @@ NARROWED: Mapping[str, Callable[[int], object]] = {
 }
 
 
-def _batch_settings(found: _Failure) -> Iterator[Suspect]:
+def _batch_settings(found: _Failure) -> Iterator[tuple[str, Setting]]:
     """Labels that are narrowed or ignored, and rows that are lost or taken for one another."""
-    case, right = found.case, found.right.setting
+    case, right, n = found.case, found.right.setting, found.case.n
     labels = {name: case.arguments[name] for name in ("labels", "ref_labels") if name in case.arguments}
+    for words, narrow in NARROWED.items() if labels else ():
+        with np.errstate(over="ignore"):
+            seen = {name: [narrow(int(x)) for x in side] for name, side in labels.items()}
+        numbers = {value: k for k, value in enumerate(dict.fromkeys(v for side in seen.values() for v in side))}
+        given = {name: [numbers[value] for value in side] for name, side in seen.items()}
+        yield words, case_setting(replace(case, arguments={**case.arguments, **given}), found.rows)
     if labels:
-        for words, narrow in NARROWED.items():
-            with np.errstate(over="ignore"):
-                seen = {name: [narrow(int(x)) for x in side] for name, side in labels.items()}
-            numbers = {value: k for k, value in enumerate(dict.fromkeys(v for side in seen.values() for v in side))}
-            given = {name: [numbers[value] for value in side] for name, side in seen.items()}
-            yield from _read_again(found, words, replace(case, arguments={**case.arguments, **given}))
         negative = torch.zeros(len(found.rows), dtype=torch.bool)
-        negative[: case.n] = torch.tensor([int(x) < 0 for x in labels["labels"]])
+        negative[:n] = torch.tensor([int(x) < 0 for x in labels["labels"]])
         positive = right.positive & ~negative & ~negative[:, None]
-        yield from _with_setting(
-            found, "a row with a negative label is not a positive, and has no positives", positive=positive
-        )
+        yield "a row with a negative label is not a positive, and has no positives", replace(right, positive=positive)
     if len(case.matrices) > 1:
         return
-    n = case.n
     if n % 2:
         kept = torch.arange(n) < n - 1
-        both = kept & kept[:, None]
+        member, positive = (mask & kept & kept[:, None] for mask in (right.member, right.positive))
         words = f"the last of {n} rows is lost: the batch is cut to an even number"
-        changed = {"member": right.member & both, "positive": right.positive & both, "anchors": right.anchors & kept}
-        yield from _with_setting(found, words, **changed)
+        yield words, replace(right, member=member, positive=positive, anchors=right.anchors & kept)
     unit = found.rows.detach() / found.rows.detach().norm(dim=1, keepdim=True)
     apart = (unit[:, None] != unit[None]).any(dim=2) | right.own
     words = "rows that equal the anchor are left out with it, as if they were the anchor itself"
-    yield from _with_setting(found, words, member=right.member & apart, positive=right.positive & apart)
-    if labels:
-        words = "rows that stand side by side are taken for positives, whatever their labels are"
-        yield from _with_setting(found, words, positive=same(torch.arange(n) // 2) & right.member)
-    if "partners" in case.arguments and not case.others:
-        view = torch.empty(n, dtype=torch.int64)
-        view[torch.tensor(_stacked(case))] = torch.arange(n) // (n // 2)
-        words = "the negatives are the rows of the anchor's own view alone"
-        yield from _with_setting(found, words, member=right.positive | (same(view) & right.member))
+    yield words, replace(right, member=right.member & apart, positive=right.positive & apart)
+    if "partners" in case.arguments:
+        view = torch.tensor(stacked_order(case)).argsort() // (n // 2)
+        member = right.positive | (same(view) & right.member)
+        yield "the negatives are the rows of the anchor's own view alone", replace(right, member=member)
 
 
-def _case_settings(found: _Failure) -> Iterator[Suspect]:
+def _case_settings(found: _Failure) -> Iterator[tuple[str, Setting]]:
     """Other readings of what the case passes beside labels."""
-    case, n = found.case, found.case.n
+    case, right, n = found.case, found.right.setting, found.case.n
+
+    def again(**keywords: Any) -> Setting:
+        return case_setting(replace(case, keywords={**case.keywords, **keywords}), found.rows)
+
     if case.option("anchors") is not None:
-        words = f"all {n} rows are anchors, not the {len(case.anchors())} that are chosen"
-        yield from _read_again(found, words, replace(case, keywords={**case.keywords, "anchors": None}))
+        yield f"all {n} rows are anchors, not the {len(case.anchors())} that are chosen", again(anchors=None)
     if "self_rows" in case.arguments:
         arguments = {key: value for key, value in case.arguments.items() if key != "self_rows"}
-        words = "the reference that is the anchor itself is not left out"
-        yield from _read_again(found, words, replace(case, arguments=arguments))
+        other = case_setting(replace(case, arguments=arguments), found.rows)
+        yield "the reference that is the anchor itself is not left out", other
     if found.loss.two_towers:
         anchors = {"both": f"all {2 * n} rows", "a_to_b": f"the {n} rows of a", "b_to_a": f"the {n} rows of b"}
-        chosen = anchors[str(case.option("direction"))]
         for direction, name in anchors.items():
-            words = f"the anchors are {name}, not {chosen}"
-            yield from _read_again(found, words, replace(case, keywords={**case.keywords, "direction": direction}))
+            yield f"the anchors are {name}, not {anchors[case.option('direction')]}", again(direction=direction)
         if "negatives" not in case.others:
-            s = found.right.setting
-            words = "rows of the same tower are in the denominator too"
-            yield from _with_setting(found, words, member=~torch.eye(2 * n, dtype=torch.bool) & s.anchors[:, None])
-    if "partners" in case.arguments and "ref_embeddings" not in case.others and n % 2 == 0:
-        orders = {
-            "where they are stacked: anchors have wrong partners": _stacked(case),
-            "whatever the partners are": list(range(n)),
-        }
-        for words, order in orders.items():
-            place = torch.tensor(order).argsort()
-            for kind, item in (("side by side", place // 2), ("stacked", place % (n // 2))):
-                positive = same(item) & found.right.setting.member
-                yield from _with_setting(found, f"views are taken to lie {kind}, {words}", positive=positive)
+            member = ~torch.eye(2 * n, dtype=torch.bool) & right.anchors[:, None]
+            yield "rows of the same tower are in the denominator too", replace(right, member=member)
+    if "partners" in case.arguments and "ref_embeddings" not in case.others:
+        item = torch.tensor(stacked_order(case)).argsort() // 2
+        words = "views are taken to lie side by side, where they are stacked: anchors have wrong partners"
+        yield words, replace(right, positive=same(item) & right.member)
 
 
-def _stacked(case: Case) -> list[int]:
-    """The rows of a case in the order of stacked views."""
-    partners = [int(p) for p in case.arguments["partners"]]
-    first = [i for i, p in enumerate(partners) if i < p]
-    return first + [partners[i] for i in first]
-
-
-def _queue_settings(found: _Failure) -> Iterator[Suspect]:
+def _queue_settings(found: _Failure) -> Iterator[tuple[str, Setting]]:
     """What becomes of explicit negatives."""
     right, rows = found.right.setting, found.rows
-    queue, b = (torch.zeros(len(rows), dtype=torch.bool) for _ in range(2))
-    parts = matrix_rows(found.case)
-    queue[parts["negatives"]] = True
-    b[parts["embeddings_b"]] = True
+    b, queue = (_part(found, name)[:, 0] for name in ("embeddings_b", "negatives"))
     # The rows of the tower in which an anchor's positive is.
-    with_b = (right.positive & b).any(dim=1)[:, None]
-    tower = torch.where(with_b, b, ~b & ~queue) & right.anchors[:, None]
+    tower = torch.where((right.positive & b).any(dim=1)[:, None], b, ~b & ~queue) & right.anchors[:, None]
     words = "the negatives that are passed are not used: the other keys of the batch are negatives"
-    yield from _with_setting(found, words, member=tower)
+    yield words, replace(right, member=tower)
     words = "the other keys of the batch are negatives beside those that are passed"
-    yield from _with_setting(found, words, member=right.member | tower)
-    setting = replace(right, rows=torch.where(queue[:, None], rows.detach(), rows))
-    yield replace(found.right, setting=setting, words="the value is right, but no gradient flows into the negatives")
-    if found.right.variant.similarity == "cosine":
-        unit = rows / rows.norm(dim=1, keepdim=True)
-        tempered = torch.where(queue[:, None], unit * found.temperature, unit)
-        words = "the negatives that are passed are not normalised"
-        yield _dot(found, torch.where(queue[:, None], rows, unit), words)
-        yield _dot(found, tempered, "the temperature is not applied to the negatives that are passed")
+    yield words, replace(right, member=right.member | tower)
+    detached = torch.where(queue[:, None], rows.detach(), rows)
+    yield "the value is right, but no gradient flows into the negatives", replace(right, rows=detached)
 
 
-def _other_norms(found: _Failure) -> Iterator[Suspect]:
+def _part(found: _Failure, name: str) -> Tensor:
+    """Bool [M, 1], the rows of one matrix of the case."""
+    part = torch.zeros(len(found.rows), 1, dtype=torch.bool)
+    part[matrix_rows(found.case)[name]] = True
+    return part
+
+
+def _other_norms(found: _Failure) -> Iterator[tuple[str, Tensor]]:
     """Rows that are brought to other norms than 1, some of them or all."""
     rows = found.rows
     unit = rows / rows.norm(dim=1, keepdim=True)
+    if "negatives" in found.case.others:
+        queue = _part(found, "negatives")
+        yield "the negatives that are passed are not normalised", torch.where(queue, rows, unit)
+        words = "the temperature is not applied to the negatives that are passed"
+        yield words, torch.where(queue, unit * found.temperature, unit)
     if found.loss.two_towers:
         for name, other in (found.loss.embeddings, found.loss.embeddings[::-1]):
-            mixed = unit.clone()
-            part = matrix_rows(found.case)[other]
-            mixed[part] = rows[part]
-            yield _dot(found, mixed, f"only {name} is normalised, and {other} is not")
+            yield f"only {name} is normalised, and {other} is not", torch.where(_part(found, other), rows, unit)
     centred = rows - rows.mean(dim=1, keepdim=True)
     spread = (centred**2).mean(dim=1, keepdim=True).sqrt()
-    yield _dot(found, centred / spread, "rows go through a layer norm: they are centred, and of norm sqrt(D)")
-    normed = centred / centred.norm(dim=1, keepdim=True)
-    yield _dot(found, normed, "rows are centred before they are normalised")
+    yield "rows go through a layer norm: they are centred, and of norm sqrt(D)", centred / spread
+    yield "rows are centred before they are normalised", centred / centred.norm(dim=1, keepdim=True)
 
 
 # A variant in words

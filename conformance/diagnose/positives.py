@@ -187,14 +187,13 @@ def _some() -> Iterator[tuple[str, Positives]]:
         )
 
 
-def _partnered(item: Callable[[Tensor, int], Tensor]) -> Callable[[Setting], Setting | None]:
-    """Rows of one item are partners, ``item(row, number of rows)``; labels are ignored."""
+def _side_by_side(s: Setting) -> Setting:
+    return replace(s, positive=same(torch.arange(len(s.rows)) // 2) & s.member)
 
-    def change(s: Setting) -> Setting | None:
-        n = len(s.rows)
-        return None if n % 2 else replace(s, positive=same(item(torch.arange(n), n)) & s.member)
 
-    return change
+def _in_halves(s: Setting) -> Setting | None:
+    n = len(s.rows)
+    return None if n % 2 else replace(s, positive=same(torch.arange(n) % (n // 2)) & s.member)
 
 
 def _towers(direction: str) -> Callable[[Setting], Setting | None]:
@@ -250,17 +249,17 @@ POSITIVES: Mapping[str, Positives] = {
     ),
     "first view anchors": Positives("only the first view's rows are anchors", (FEATURES, VIEWS), _first_anchors),
     "stacked partners": Positives(
-        "the labels are ignored: row k of the first half and row k of the second are partners",
-        (LABELS,),
-        _partnered(lambda row, n: row % (n // 2)),
+        "row k of the first half and row k of the second are partners, whatever the labels or partners are",
+        (LABELS, CASE),
+        _in_halves,
     ),
     "interleaved partners": Positives(
         "rows 2k and 2k + 1 are taken for partners: interleaved views are read where stacked ones are passed",
         (VIEWS, FEATURES),
-        _partnered(lambda row, n: row // 2),
+        _side_by_side,
     ),
     "neighbours": Positives(
-        "the labels are ignored: rows 2k and 2k + 1 are partners", (LABELS,), _partnered(lambda row, n: row // 2)
+        "rows 2k and 2k + 1 are partners, whatever the labels or partners are", (LABELS, CASE), _side_by_side
     ),
     "interleaved labels": Positives(
         "labels are repeated side by side (interleaved) where the rows of the views are stacked",
