@@ -313,7 +313,7 @@ def _report_gradient(found: Identification, search: Search, match: Match) -> Non
         found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times that of the value")
     elif match.gradient_error is not None and match.gradient_error > search.close:
         found.wrong.append(f"the gradient is not that of the value: off by {match.gradient_error:.2g} of its size")
-    answers = [(probe.batch.name, search.answers[probe]) for probe in search.everything]
+    answers = [(probe.batch.name, answer) for probe, answer in search.answers.items()]
     broken = [
         name
         for name, answer in answers
@@ -349,9 +349,8 @@ def _policy(found: Identification, search: Search, match: Match) -> str:
     """The policy for anchors without positives; and remarks on what no policy explains."""
     chosen = "zero"
     edges = search.answered(search.probes.edges)
-    alone = (
-        [] if _over_pairs(match) or match.variant.form.startswith("binary") else _with_some_alone(search, match, edges)
-    )
+    judged = not _over_pairs(match) and not match.variant.form.startswith("binary")
+    alone = _with_some_alone(match, edges) if judged else []
     if alone:
         fitting = [p for p in POLICIES if all(_difference(search, match, probe, p) == "" for probe in alone)]
         if fitting:
@@ -365,7 +364,7 @@ def _policy(found: Identification, search: Search, match: Match) -> str:
     return chosen
 
 
-def _with_some_alone(search: Search, match: Match, probes: Iterable[Probe]) -> list[Probe]:
+def _with_some_alone(match: Match, probes: Iterable[Probe]) -> list[Probe]:
     """The probes in which some anchors have positives and others have none."""
     found = []
     for probe in probes:
@@ -412,25 +411,23 @@ the temperature."""
 
 def _probe_range(found: Identification, search: Search, match: Match) -> None:
     """What becomes of the loss at the end of the range: overflow, or logarithms of 0."""
-    overflows = False
     for name, words, rows, temperature in STEEP:
         probe = _steep(search, match, name, torch.tensor(rows, dtype=torch.float64), temperature)
         if probe is None:
             continue
         try:
-            answer = search.ask(probe)
+            finite = math.isfinite(search.ask(probe).total)
         except TargetError as error:
             found.remarks.append(f"breaks on {name}: {error}")
             continue
         expected = match.predict(probe)
-        if expected is None or not math.isfinite(value := float(expected.sum())):
+        if expected is None or not bool(expected.sum().isfinite()):
             continue
-        if not math.isfinite(answer.total) and not overflows:
+        if finite:
+            remark = _difference(search, match, probe, "zero")
+            found.remarks += [remark] if remark else []
+        elif not any(remark.startswith("out of range") for remark in found.remarks):
             found.remarks.append(f"out of range: {words}")
-            overflows = True
-        elif math.isfinite(answer.total) and relative(value, answer.total) > search.close:
-            found.remarks.append(f"differs on {name}: {answer.total:.6g} where the loss is {value:.6g}")
-        search.steep.append(probe)
 
 
 def _steep(search: Search, match: Match, name: str, rows: Tensor, temperature: float) -> Probe | None:
@@ -496,8 +493,7 @@ def _same_answers(search: Search, fault: Target, found: Identification, close: f
     built_in = None if passed else found.temperature or _solved(search, fault)
     if not passed and built_in is None:
         return False
-    for probe in search.everything + search.steep:
-        answer = search.answers[probe]
+    for probe, answer in search.answers.items():
         other = call_with(fault, Probe(probe.batch, probe.temperature if passed else built_in))
         if len(other.values) != len(answer.values) or relative(other.total, answer.total) > close:
             return False

@@ -149,9 +149,8 @@ def _kept(choose: Callable[[Setting], Tensor], *, others: str = "negatives") -> 
 
     def change(s: Setting) -> Setting:
         chosen = choose(s)
-        return replace(
-            s, positive=chosen, member=s.member & (chosen | ~s.positive) if others == "left out" else s.member
-        )
+        member = s.member & (chosen | ~s.positive) if others == "left out" else s.member
+        return replace(s, positive=chosen, member=member)
 
     return change
 
@@ -244,9 +243,7 @@ POSITIVES: Mapping[str, Positives] = {
     "towers": Positives("", (VIEWS, FEATURES), _towers("both")),
     "towers a_to_b": Positives("", (VIEWS, FEATURES), _towers("a_to_b")),
     "towers b_to_a": Positives("", (VIEWS, FEATURES), _towers("b_to_a")),
-    "across": Positives(
-        "rows of the first view are compared with those of the second alone", (VIEWS,), _towers("a_to_b")
-    ),
+    "across": Positives("rows of the first view are compared with the second view alone", (VIEWS,), _towers("a_to_b")),
     "first view anchors": Positives("only the first view's rows are anchors", (FEATURES, VIEWS), _first_anchors),
     "stacked partners": Positives(
         "row k of the first half and row k of the second are partners, whatever the labels or partners are",
@@ -282,9 +279,7 @@ POSITIVES: Mapping[str, Positives] = {
     "averaged views": Positives(
         "the views of an item are averaged first", (FEATURES,), _one_view(lambda views: views.mean(dim=0))
     ),
-    "items": Positives(
-        "the labels are ignored: only views of the same item are positives", (FEATURES,), _kept(_same_item)
-    ),
+    "items": Positives("the labels are ignored: only views of one item are positives", (FEATURES,), _kept(_same_item)),
     "symmetrised": Positives(
         "a pair (i, j) makes i a positive of j too",
         (PAIRS, CASE),

@@ -403,7 +403,6 @@ class Search:
         probes: the probes that it accepts.
         answers: what it returned for each.
         broken: the batches that it does not accept, and why.
-        steep: further probes at the end of the range.
         undetermined: explanations that hold at any temperature.
 
     Raises:
@@ -416,7 +415,6 @@ class Search:
         self.passed: tuple[float | None, ...] = PASSED if target.takes_temperature else (None,)
         self.answers: dict[Probe, Answer] = {}
         self.broken: dict[str, str] = {}
-        self.steep: list[Probe] = []
         self.undetermined: list[Match] = []
         self.known = known_losses(self.call)
         self.probes = self._choose()
@@ -457,11 +455,6 @@ class Search:
     def ordinary(self) -> list[Probe]:
         """Every ordinary probe that was answered."""
         return self.answered(self.probes.ordinary)
-
-    @property
-    def everything(self) -> list[Probe]:
-        """Every probe that was answered, except the steep ones."""
-        return self.answered((*self.probes.ordinary, *self.probes.edges))
 
     def totals(self, tried: Sequence[Variant], batch: Batch, temperatures: Tensor) -> np.ndarray[Any, Any]:
         """[V, T], the sum over the anchors as each variant predicts it; NaN where it cannot."""
@@ -625,7 +618,7 @@ class Search:
     # The search
 
     def matches(self) -> list[Match]:
-        """Explanations, the good ones where there are any; else the nearest that were met."""
+        """Explanations, the good ones where there are any; else the nearest that were found."""
         near: list[Match] = []
         for level, tried in enumerate(_levels(self.known, self.call)):
             found: list[Match] = []

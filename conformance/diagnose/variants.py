@@ -78,11 +78,9 @@ SIMILARITIES: Mapping[str, Part] = {
     "right": Part("only the other row is brought to norm 1", lambda a, b, s: a @ _unit(b).T),
     "square": Part(
         "rows are divided by the square of their norm",
-        _dot_after(lambda z: _unit(z) / z.norm(dim=1, keepdim=True)),
+        _dot_after(lambda z: z / (z**2).sum(dim=1, keepdim=True)),
     ),
-    "frobenius": Part(
-        "one norm is taken over the whole batch, not one over each row", _dot_after(lambda z: z / z.norm())
-    ),
+    "frobenius": Part("one norm is taken over the whole batch, not over each row", _dot_after(lambda z: z / z.norm())),
     "absolute norm": Part(
         "rows are divided by the sum of their absolute values, not by their norm",
         _dot_after(lambda z: z / z.abs().sum(dim=1, keepdim=True)),
@@ -376,12 +374,8 @@ FORMS: Mapping[str, Part] = {
         "the logarithm of the denominator is counted once, not once per positive",
         lambda x: x.total(x.below) / x.n**2 - x.total(x.above) / x.n,
     ),
-    "hardest": Part(
-        "only the hardest positive counts", lambda x: x.cost.masked_fill(~x.positive, -math.inf).amax(dim=2)
-    ),
-    "easiest": Part(
-        "only the easiest positive counts", lambda x: x.cost.masked_fill(~x.positive, math.inf).amin(dim=2)
-    ),
+    "hardest": Part("only the hardest positive counts", lambda x: x.cost.masked_fill(~x.positive, -math.inf).amax(2)),
+    "easiest": Part("only the easiest positive counts", lambda x: x.cost.masked_fill(~x.positive, math.inf).amin(2)),
     "doubled": Part("the sum over the positives is multiplied by their number", lambda x: x.sum * x.n),
     "numerator": Part(
         "the denominator is missing: only similarities of the positives are averaged",
