@@ -19,6 +19,7 @@ import numpy as np
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.store import FixtureError, check_manifest, dump_json, fixtures_root, read_checked
+from .quantities import QUANTITIES
 
 FORMAT = "pairproof-worked/1"
 SCHEMA = "schema/worked.schema.json"
@@ -26,39 +27,6 @@ Printed: TypeAlias = "str | bool | tuple[Printed, ...]"
 """One printed thing: a scalar as its text, a mask entry as a bool, an array as nested tuples of these."""
 
 INFINITE = ("inf", "-inf")
-
-QUANTITIES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "similarity": ("number", ("N", "N")),
-        "softmax": ("number", ("N", "N")),
-        "sigmoid": ("number", ("N", "N")),
-        "exp_similarity": ("number", ("N", "N")),
-        "similarity_row": ("number", ("N",)),
-        "normalised": ("number", ("rows", "D")),
-        "normalised_features": ("number", ("B", "V", "D")),
-        "first_to_second": ("number", ("N/2",)),
-        "second_to_first": ("number", ("N/2",)),
-        "positives": ("number", ("N",)),
-        "exp_positives": ("number", ("N",)),
-        "denominators": ("number", ("N",)),
-        "denominator": ("number", ()),
-        "anchor_losses": ("number", ("N",)),
-        "loss": ("number", ()),
-        "features": ("layout", ("B", "V", "D")),
-        "eye": ("mask", ("N", "N")),
-        "not_eye": ("mask", ("N", "N")),
-        "positives_mask": ("mask", ("N", "N")),
-        "negatives_mask": ("mask", ("N", "N")),
-        "target": ("mask", ("N", "N")),
-        "negative_pairs": ("mask", ("N", "N")),
-        "one_hot_partners": ("mask", ("N", "N")),
-        "partners": ("index", ("N",)),
-        "partners_column": ("index", ("N", "1")),
-        "positive_pairs_with_diagonal": ("index", ("M+N", "2")),
-    }
-)
-"""What a figure may be: its kind, and its shape in terms of the input's N and D, of B items with V views (N = B V), and
-of the M pairs listed in the call. ``rows`` is N, or the stretch that the figure's ``rows`` names."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +57,13 @@ class Input:
     exact: tuple[tuple[str, ...], ...] | None
     exact_dtype: str | None
     exact_from: str
+
+    def table(self, read: Callable[[str], Any], printed: bool = False) -> np.ndarray[Any, Any]:
+        """The exact or the printed values [N, D], each text read by a function."""
+        rows = np.empty(self.shape, dtype=object)
+        for index, text in _entries((self.printed if printed else self.exact) or ()):
+            rows[index] = read(str(text))
+        return rows
 
 
 @dataclass(frozen=True)
@@ -415,13 +390,13 @@ def _check_figure(path: str, figure: Figure, fixture: WorkedFixture, fail: Calla
         fail(f"{path}.call", f"no call has the id {figure.call!r}")
     if figure.call is None and figure.input not in fixture.inputs:
         fail(f"{path}.input", f"no input is called {figure.input!r}")
-    kind, symbols = QUANTITIES[figure.quantity]
-    if figure.kind != kind:
-        fail(f"{path}.kind", f"expected {kind!r} for the quantity {figure.quantity!r}, got {figure.kind!r}")
+    quantity = QUANTITIES[figure.quantity]
+    if figure.kind != quantity.kind:
+        fail(f"{path}.kind", f"expected {quantity.kind!r} for the quantity {figure.quantity!r}, got {figure.kind!r}")
 
     shape = _shape(f"{path}.printed", figure.printed, fail, cut=figure.cut is not None)
     call = None if figure.call is None else fixture.calls[figure.call]
-    expected = _expected_shape(figure, symbols, shape, fixture.input_of(figure), call)
+    expected = _expected_shape(figure, quantity.shape, shape, fixture.input_of(figure), call)
     complete = shape == expected
     if figure.cut is None and not complete:
         fail(f"{path}.printed", f"expected shape {list(expected)} for {figure.quantity!r}, got {list(shape)}")

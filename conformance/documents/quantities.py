@@ -1,0 +1,92 @@
+"""What a figure of a document may show: its kind, its shape, and how it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from pairproof import reference
+from pairproof.reference import scalars
+
+if TYPE_CHECKING:
+    from .figures import Evaluation
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One quantity.
+
+    Attributes:
+        kind: "number", "mask", "index" or "layout".
+        shape: in terms of the input's N and D, of B items with V views (N = B V), and of the M pairs listed in the
+            call; ``rows`` is N, or the rows that the figure's ``rows`` names.
+        compute: of an evaluation, a scalar or nested sequences.
+    """
+
+    kind: str
+    shape: tuple[str, ...]
+    compute: Callable[[Evaluation], Any]
+
+
+def _softmax(row: Sequence[Any], i: int) -> list[Any]:
+    others = [a for a in range(len(row)) if a != i]
+    shift, rest = scalars.shifted_sum([row[a] for a in others])
+    return [0 if a == i else (row[a] - shift).exp() / (1 + rest) for a in range(len(row))]
+
+
+def _split(e: Evaluation, rows: Any) -> Any:
+    """Rows [N, D] as [B, V, D], by the number of views of the figure itself."""
+    return reference.split_views(rows, 1 + max(index[1] for index, _ in e.figure.entries())).tolist()
+
+
+def _denominators(e: Evaluation) -> list[Any]:
+    return [e.terms.pairs[pair].log_denominator.exp() for pair in e.positive_pairs]
+
+
+_SQUARE = ("N", "N")
+
+QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
+    {
+        "similarity": Quantity("number", _SQUARE, lambda e: e.cosines),
+        "softmax": Quantity("number", _SQUARE, lambda e: [_softmax(row, i) for i, row in enumerate(e.logits)]),
+        "sigmoid": Quantity(
+            "number", _SQUARE, lambda e: e.square(lambda i, j: 1 if i == j else 1 / (1 + (-e.logits[i][j]).exp()))
+        ),
+        "exp_similarity": Quantity(
+            "number", _SQUARE, lambda e: e.square(lambda i, j: 0 if i == j else e.logits[i][j].exp())
+        ),
+        "similarity_row": Quantity("number", ("N",), lambda e: e.cosines[e.figure.row]),
+        "normalised": Quantity("number", ("rows", "D"), lambda e: e.units[slice(*(e.figure.rows or (e.n,)))]),
+        "normalised_features": Quantity("number", ("B", "V", "D"), lambda e: _split(e, e.units)),
+        "first_to_second": Quantity(
+            "number", ("N/2",), lambda e: [e.cosines[i][i + e.n // 2] for i in range(e.n // 2)]
+        ),
+        "second_to_first": Quantity(
+            "number", ("N/2",), lambda e: [e.cosines[i][i - e.n // 2] for i in range(e.n // 2, e.n)]
+        ),
+        "positives": Quantity("number", ("N",), lambda e: [e.cosines[i][p] for i, p in e.positive_pairs]),
+        "exp_positives": Quantity(
+            "number", ("N",), lambda e: [e.terms.pairs[pair].log_numerator.exp() for pair in e.positive_pairs]
+        ),
+        "denominators": Quantity("number", ("N",), _denominators),
+        "denominator": Quantity("number", (), lambda e: _denominators(e)[e.figure.row or 0]),
+        "anchor_losses": Quantity("number", ("N",), lambda e: [e.terms.anchor_losses[i] for i in range(e.n)]),
+        "loss": Quantity("number", (), lambda e: e.result.loss),
+        "features": Quantity("layout", ("B", "V", "D"), lambda e: _split(e, e.source.table(str, printed=True))),
+        "eye": Quantity("mask", _SQUARE, lambda e: e.square(lambda i, j: i == j)),
+        "not_eye": Quantity("mask", _SQUARE, lambda e: e.square(lambda i, j: i != j)),
+        "positives_mask": Quantity("mask", _SQUARE, lambda e: e.square(e.is_positive)),
+        "negatives_mask": Quantity("mask", _SQUARE, lambda e: e.square(lambda i, j: i != j)),
+        "target": Quantity("mask", _SQUARE, lambda e: e.square(e.is_positive)),
+        "negative_pairs": Quantity("mask", _SQUARE, lambda e: e.square(lambda i, j: not e.is_positive(i, j))),
+        "one_hot_partners": Quantity("mask", _SQUARE, lambda e: e.square(lambda i, j: (i, j) in e.positive_pairs)),
+        "partners": Quantity("index", ("N",), lambda e: reference.interleaved_partners(e.n).tolist()),
+        "partners_column": Quantity("index", ("N", "1"), lambda e: reference.interleaved_partners(e.n)[:, None]),
+        "positive_pairs_with_diagonal": Quantity(
+            "index", ("M+N", "2"), lambda e: [*e.arguments["positive_pairs"], *([i, i] for i in range(e.n))]
+        ),
+    }
+)
+"""Every quantity by its name in the fixtures."""
