@@ -481,7 +481,7 @@ def fixtures_show(
     Examples:
         pairproof fixtures show supcon/lonely-nan
     """
-    from .maintain.add import describe, find_golden
+    from .explain import describe, find_golden
     from .suite.golden import load_flags
 
     for line in describe(find_golden(case), load_flags(), terms=terms):

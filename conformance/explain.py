@@ -1,16 +1,25 @@
-"""The terms of one case, written out as the notebooks do: pairs, numerators, denominators, and the whole sum."""
+"""A case in words: what a golden case is for, and the terms of any case as the notebooks write them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from pairproof.reference import Pair, Result
 
+from .judge.options import Selection, UsageError
 from .suite.cases import Case, call_reference
+from .suite.catalogue import LOSSES
+from .suite.golden import ARGUMENTS, DTYPES, FOLDER, Flag, GoldenCase, load_golden
+from .suite.records import Expected
 
 DIGITS = 4
+ALL_TERMS = 12
+"""Rows up to which every term of a golden case is printed by default."""
 
 
 def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
@@ -65,7 +74,7 @@ def _exp(x: float) -> float:
         return float(np.exp(x))
 
 
-def _rows(rows: Sequence[int]) -> str:
+def _listed(rows: Sequence[int]) -> str:
     return " ".join(map(str, rows)) if rows else "none"
 
 
@@ -77,7 +86,7 @@ def _number(value: float) -> str:
 
 def _anchor(case: Case, result: Result, i: int) -> Iterator[str]:
     terms = result.terms
-    yield f"{_name(case, i)}: positives {_rows(terms.positives[i])}; negatives {_rows(terms.negatives[i])}"
+    yield f"{_name(case, i)}: positives {_listed(terms.positives[i])}; negatives {_listed(terms.negatives[i])}"
     pairs = [pair for (a, _), pair in terms.pairs.items() if a == i]
     for pair in pairs:
         yield f"  {_pair(case, pair, float(terms.similarity[i][pair.other]))}"
@@ -98,7 +107,7 @@ def _pair(case: Case, pair: Pair, similarity: float) -> str:
     ratio = _exp(-float(pair.value))
     return (
         f"with {pair.other}: {s}; numerator {_number(numerator)}, denominator {_number(denominator)}"
-        f" over rows {_rows(pair.members)}; ratio {_number(ratio)}, -log {_number(float(pair.value))}"
+        f" over rows {_listed(pair.members)}; ratio {_number(ratio)}, -log {_number(float(pair.value))}"
     )
 
 
@@ -141,3 +150,99 @@ def _binary(pairs: Sequence[Pair]) -> str:
     parts = [f"({' + '.join(positive)})/{len(positive) + 1}"] if positive else []
     parts += [f"({' + '.join(negative)})/{len(negative)}"] if negative else []
     return " + ".join(parts)
+
+
+def find_golden(name: str, root: Path | None = None) -> GoldenCase:
+    """A golden case by its id, with or without "golden/" and, where that is enough, without the loss.
+
+    Raises:
+        UsageError: no case is called so, or several are.
+    """
+    cases = load_golden(root)
+    for exact in (name, f"{FOLDER}/{name}"):
+        for case in cases:
+            if case.id == exact:
+                return case
+    found = [case for case in cases if case.id.rpartition("/")[2] == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"{name} is a case of several losses: {', '.join(case.id for case in found)}")
+    raise UsageError(f"no golden case is called {name!r}; see: pairproof list")
+
+
+def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | None = None) -> Iterator[str]:
+    """Lines that explain a golden case: why it exists, what goes in, what must come out, how to repeat it.
+
+    Args:
+        golden: the case.
+        flags: the explanation of every flag.
+        terms: whether to spell out every term; by default if the batch is small.
+    """
+    case, loss = golden.case, LOSSES[golden.case.loss]
+    whole = case.size <= ALL_TERMS if terms is None else terms
+    yield f"{golden.id}: {loss.function}({', '.join([*case.matrices, *case.arguments])}), {loss.source}"
+    yield f"  {golden.note}"
+    yield ""
+    for name in golden.flags:
+        yield f"flag {name}"
+        yield f"  hunts: {flags[name].hunts}"
+        yield f"  effect: {flags[name].effect}"
+        for link in flags[name].links:
+            yield f"  where: {_address(link)}"
+    yield ""
+    yield f"{case.sizes()}, exact in {', '.join(golden.dtypes)}"
+    others = [dtype for dtype in DTYPES if dtype not in golden.dtypes]
+    if others:
+        yield f"  not in {', '.join(others)}, which would round them"
+    if whole:
+        for name, matrix in case.matrices.items():
+            yield from _matrix("row" if name == "embeddings" else f"{name}, row", matrix)
+    for key, value in case.arguments.items():
+        yield f"  {key} {value}"
+    for key, default in loss.keywords.items():
+        if key in case.keywords:
+            yield f"  {key} {case.keywords[key]}"
+        elif key not in (*ARGUMENTS, "anchors"):
+            yield f"  {key} {'not given' if default is None else default} (the default)"
+    yield ""
+    yield "expected, each number the float64 nearest to the true one"
+    yield from _results(golden.expected, case, whole)
+    yield ""
+    yield f"repeat: {Selection(cases=(golden.id,)).command()}"
+    yield f"terms: pairproof explain {golden.id} --anchor {next(iter(case.anchors()), 0)}"
+    if whole:
+        yield ""
+        yield from explain(case)
+
+
+def _results(expected: Expected, case: Case, whole: bool) -> Iterator[str]:
+    if isinstance(expected.loss, float):
+        yield f"  loss {expected.loss!r}"
+    else:
+        yield "  loss: the values of the anchors"
+    if whole:
+        for i, value in expected.anchors.items():
+            yield f"  value of anchor {i}: {value!r}"
+    elif expected.anchors:
+        values = expected.anchors.values()
+        yield f"  values of {len(values)} anchors, from {min(values)} to {max(values)}"
+    if expected.gradient is None:
+        yield f"  gradient left out: {expected.gradient_left_out}"
+    else:
+        for name, gradient in {case.first: expected.gradient, **expected.other_gradients}.items():
+            by = "" if name == "embeddings" else f" by {name}"
+            if whole:
+                yield from _matrix(f"gradient{by}, row" if by else "gradient by row", gradient)
+            else:
+                yield f"  gradient{by} of norm {float(np.linalg.norm(gradient))}"
+
+
+def _matrix(what: str, matrix: npt.NDArray[np.float64]) -> Iterator[str]:
+    for i, row in enumerate(matrix.tolist()):
+        yield f"  {what} {i}: {', '.join(map(repr, row))}"
+
+
+def _address(link: str) -> str:
+    thread = re.fullmatch("([^/:]+/[^/:]+)#([0-9]+)", link)
+    return f"https://github.com/{thread[1]}/issues/{thread[2]}" if thread else link

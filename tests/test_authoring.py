@@ -17,12 +17,13 @@ import torch
 
 from pairproof.conformance import cli
 from pairproof.conformance import implementations as peers
+from pairproof.conformance.explain import describe, find_golden
 from pairproof.conformance.implementations import Fast, Reference, SupContrastToday, Unavailable, supcontrast
 from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.options import UsageError
 from pairproof.conformance.maintain import add as authoring
 from pairproof.conformance.maintain import prove, rebuild
-from pairproof.conformance.maintain.add import Batch, Refused, find_golden, make_case, read_array
+from pairproof.conformance.maintain.add import Batch, Refused, make_case, read_array
 from pairproof.conformance.maintain.rebuild import differences, shortened
 from pairproof.conformance.suite import golden
 from pairproof.conformance.suite.catalogue import LOSSES
@@ -849,7 +850,7 @@ def test_every_case_of_the_real_fixtures_can_be_shown() -> None:
     flags = golden.load_flags()
     for case in golden.load_golden():
         if case.case.n <= 6:
-            assert sum(1 for _ in authoring.describe(case, flags, terms=True)) > 20, case.id
+            assert sum(1 for _ in describe(case, flags, terms=True)) > 20, case.id
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

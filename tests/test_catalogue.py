@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import graphlib
 import importlib
 import inspect
 import re
@@ -198,6 +199,62 @@ def test_importing_a_room_loads_no_other(room: str, absent: list[str]) -> None:
     program = f"import sys, pairproof.{room}; print([name for name in {absent!r} if name in sys.modules])"
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert finished.stdout.strip() == "[]"
+
+
+LAYERS = (
+    {"suite"},
+    {"truth"},
+    {"implementations"},
+    {"documents", "diagnose"},
+    {"judge"},
+    {"faults"},
+    {"maintain"},
+    {"explain", "report"},
+    {"cli", "pytest_plugin", "test_target", "__init__", "_moved"},
+)
+"""The parts of ``conformance/``: each imports parts of earlier layers alone."""
+
+
+def own_imports(root: Path) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
+    """The modules of a package, each with those of the package that it imports, as paths of names."""
+    files = {path.relative_to(root).with_suffix("").parts: path for path in root.rglob("*.py")}
+    found: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for module, path in files.items():
+        found[module] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = (*module[: -node.level], *(node.module.split(".") if node.module else ()))
+                for name in ((*base, alias.name) for alias in node.names):
+                    imported = next((m for m in (name, base, (*base, "__init__")) if m in files), None)
+                    found[module] |= {imported} - {None, module}
+    return found
+
+
+def test_imports_of_the_harness_run_one_way() -> None:
+    layer = {part: k for k, parts in enumerate(LAYERS) for part in parts}
+    imports = own_imports(folder(conformance))
+    upwards = {
+        (module, other)
+        for module, others in imports.items()
+        for other in others
+        if module[0] != other[0] and layer[other[0]] >= layer[module[0]] and layer[module[0]] < len(LAYERS) - 2
+    }
+    assert upwards == set()
+    # Packages gather their own modules, which is no dependency of one module on another.
+    graph = {module: {other for other in others if other[-1] != "__init__"} for module, others in imports.items()}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_no_module_of_ours_is_imported_behind_an_import_error() -> None:
+    for path in sorted(folder(conformance).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Try) or not any(
+                handler.type is not None and "ImportError" in ast.unparse(handler.type) for handler in node.handlers
+            ):
+                continue
+            for part in (part for statement in node.body for part in ast.walk(statement)):
+                assert not (isinstance(part, ast.ImportFrom) and part.level), f"{path}:{node.lineno}"
+                assert "'pairproof." not in ast.unparse(part), f"{path}:{node.lineno}"
 
 
 def test_fixtures_are_data_only() -> None:

@@ -67,9 +67,14 @@ def _within(loss: Loss) -> bool:
     return not loss.two_towers
 
 
+def _chooses_anchors(loss: Loss) -> bool:
+    """Whether some rows of a batch may be anchors and others not."""
+    return "anchors" in loss.keywords
+
+
 def _labelled(loss: Loss) -> bool:
-    """Whether the loss takes labels or a mask of positives."""
-    return loss.positives_by == "labels"
+    """Whether the loss takes labels, and a mask of positives in place of them."""
+    return loss.positives_by == "labels" and "positives" in loss.keywords
 
 
 def _coincides(loss: Loss) -> bool:
@@ -618,7 +623,7 @@ def _view_order(subject: Subject, case: Case) -> None:
 @_property(
     "directions",
     "two views swapped give the same loss, and what each view costs as anchors adds up to the whole",
-    _within,
+    _chooses_anchors,
     "views",
     anchors=None,
 )
@@ -667,7 +672,7 @@ def _adds_up(whole: _Found, parts: Sequence[_Found], orders: Sequence[Sequence[i
 @_property(
     "subset of anchors",
     "an anchor costs the same whoever else is one, and sums over parts add up",
-    _within,
+    _chooses_anchors,
     anchors=None,
 )
 def _subset(subject: Subject, case: Case) -> None:
@@ -883,7 +888,7 @@ def _duplicates(subject: Subject, case: Case) -> None:
 @_property(
     "never its own positive",
     "the diagonal of a mask, a pair of a row with itself, and a pair named twice mean nothing",
-    lambda loss: loss.positives_by in ("labels", "pairs"),
+    lambda loss: _labelled(loss) or loss.positives_by == "pairs",
 )
 def _diagonal(subject: Subject, case: Case) -> None:
     chance, mask = _chance(case), np.array(case.positive_mask())

@@ -118,6 +118,8 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     stored = load_cases(report.fixtures)
     cases = [case for case in stored if selection.takes_loss(case.loss) and selection.takes_case(case.id)]
     if not cases and not report.checks:
+        if not selection.cases and not any(case.loss in selection.losses for case in stored):
+            raise UsageError(f"{', '.join(selection.losses)}: no case yet; see: pairproof fixtures add --help")
         raise UsageError(f"no case matches {', '.join(selection.cases or selection.losses)}; see: pairproof list")
     names = {case.id for case in cases} | {check.case for check in report.checks}
     for pattern in selection.cases:

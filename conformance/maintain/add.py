@@ -1,4 +1,4 @@
-"""Golden cases made of somebody's batch, and any golden case spelled out.
+"""Golden cases made of a user's batch.
 
 A batch comes as npy (never a pickle), as csv, or as a tensor of a safetensors file. The reference's own checks decide
 whether it is one.
@@ -10,7 +10,7 @@ import csv
 import importlib
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pairproof import reference
 from pairproof.reference import views
 
-from ..explain import explain
 from ..judge.options import Selection, UsageError
 from ..judge.verify import expected_counts, run
 from ..suite.cases import MATRICES, Case
@@ -29,10 +27,8 @@ from ..suite.catalogue import LOSSES
 from ..suite.flags import first_untrue
 from ..suite.golden import (
     ARGUMENTS,
-    DTYPES,
     FOLDER,
     TARGETS,
-    Flag,
     GoldenCase,
     as_json,
     file_of,
@@ -40,7 +36,6 @@ from ..suite.golden import (
     load_golden,
 )
 from ..suite.progress import Progress
-from ..suite.records import Expected
 from ..suite.store import dump_json, fixtures_at, fixtures_root, read_json, write_atomically, write_manifest
 from ..truth.certify import certify
 from .rebuild import counted_without_running, failures, put_in_place, read_expected, staged, write_counts
@@ -48,9 +43,6 @@ from .renew import renew
 
 Kind = Literal["float", "integer", "bool"]
 Array = npt.NDArray[Any]
-
-ALL_TERMS = 12
-"""Rows up to which every term of a case is printed without being asked for."""
 
 _FORMATS = "X.npy, X.csv or X.safetensors:TENSOR"
 _LAYOUTS = ("interleaved", "stacked")
@@ -223,7 +215,7 @@ def make_case(batch: Batch, why: str) -> Case:
     arguments = _arguments(batch, len(matrices[first]) if matrices[first].ndim else 0)
     keywords = _keywords(batch)
     try:
-        getattr(reference, loss.function)(**matrices, **arguments, **keywords)
+        loss.reference(**matrices, **arguments, **keywords)
     except (TypeError, ValueError) as error:
         raise Refused(str(error)) from error
     for key, value in arguments.items():
@@ -426,99 +418,3 @@ def _refuse_known(case: Case, cases: Sequence[GoldenCase]) -> None:
 
 def _comparable(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     return dict(case.arguments), {key: value for key, value in case.keywords.items() if value is not None}
-
-
-def find_golden(name: str, root: Path | None = None) -> GoldenCase:
-    """A golden case by its id, with or without "golden/" and, where that is enough, without the loss.
-
-    Raises:
-        Refused: no case is called so, or several are.
-    """
-    cases = load_golden(root)
-    for exact in (name, f"{FOLDER}/{name}"):
-        for case in cases:
-            if case.id == exact:
-                return case
-    found = [case for case in cases if case.id.rpartition("/")[2] == name]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise Refused(f"{name} is a case of several losses: {', '.join(case.id for case in found)}")
-    raise Refused(f"no golden case is called {name!r}; see: pairproof list")
-
-
-def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | None = None) -> Iterator[str]:
-    """Lines that explain a golden case: why it exists, what goes in, what must come out, how to repeat it.
-
-    Args:
-        golden: the case.
-        flags: the explanation of every flag.
-        terms: whether to spell out every term; by default if the batch is small.
-    """
-    case, loss = golden.case, LOSSES[golden.case.loss]
-    whole = case.size <= ALL_TERMS if terms is None else terms
-    yield f"{golden.id}: {loss.function}({', '.join([*case.matrices, *case.arguments])}), {loss.source}"
-    yield f"  {golden.note}"
-    yield ""
-    for name in golden.flags:
-        yield f"flag {name}"
-        yield f"  hunts: {flags[name].hunts}"
-        yield f"  effect: {flags[name].effect}"
-        for link in flags[name].links:
-            yield f"  where: {_address(link)}"
-    yield ""
-    yield f"{case.sizes()}, exact in {', '.join(golden.dtypes)}"
-    others = [dtype for dtype in DTYPES if dtype not in golden.dtypes]
-    if others:
-        yield f"  not in {', '.join(others)}, which would round them"
-    if whole:
-        for name, matrix in case.matrices.items():
-            yield from _rows("row" if name == "embeddings" else f"{name}, row", matrix)
-    for key, value in case.arguments.items():
-        yield f"  {key} {value}"
-    for key, default in loss.keywords.items():
-        if key in case.keywords:
-            yield f"  {key} {case.keywords[key]}"
-        elif key not in (*ARGUMENTS, "anchors"):
-            yield f"  {key} {'not given' if default is None else default} (the default)"
-    yield ""
-    yield "expected, each number the float64 nearest to the true one"
-    yield from _results(golden.expected, case, whole)
-    yield ""
-    yield f"repeat: {Selection(cases=(golden.id,)).command()}"
-    yield f"terms: pairproof explain {golden.id} --anchor {next(iter(case.anchors()), 0)}"
-    if whole:
-        yield ""
-        yield from explain(case)
-
-
-def _results(expected: Expected, case: Case, whole: bool) -> Iterator[str]:
-    if isinstance(expected.loss, float):
-        yield f"  loss {expected.loss!r}"
-    else:
-        yield "  loss: the values of the anchors"
-    if whole:
-        for i, value in expected.anchors.items():
-            yield f"  value of anchor {i}: {value!r}"
-    elif expected.anchors:
-        values = expected.anchors.values()
-        yield f"  values of {len(values)} anchors, from {min(values)} to {max(values)}"
-    if expected.gradient is None:
-        yield f"  gradient left out: {expected.gradient_left_out}"
-    else:
-        for name, gradient in {case.first: expected.gradient, **expected.other_gradients}.items():
-            by = "" if name == "embeddings" else f" by {name}"
-            if whole:
-                yield from _rows(f"gradient{by}, row" if by else "gradient by row", gradient)
-            else:
-                yield f"  gradient{by} of norm {float(np.linalg.norm(gradient))}"
-
-
-def _rows(what: str, matrix: npt.NDArray[np.float64]) -> Iterator[str]:
-    for i, row in enumerate(matrix.tolist()):
-        yield f"  {what} {i}: {', '.join(map(repr, row))}"
-
-
-def _address(link: str) -> str:
-    thread = re.fullmatch("([^/:]+/[^/:]+)#([0-9]+)", link)
-    return f"https://github.com/{thread[1]}/issues/{thread[2]}" if thread else link

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -46,10 +47,10 @@ def fixtures_root() -> Path:
     elsewhere = _elsewhere.get()
     if elsewhere is not None:
         return elsewhere
-    try:
-        return Path(next(iter(importlib.import_module("pairproof.fixtures").__path__)))
-    except (ImportError, StopIteration):
-        raise FixtureError("pairproof.fixtures: expected the folder of fixtures to be installed, found none") from None
+    spec = importlib.util.find_spec("pairproof.fixtures")
+    if spec is None or not spec.submodule_search_locations:
+        raise FixtureError("pairproof.fixtures: expected the folder of fixtures to be installed, found none")
+    return Path(spec.submodule_search_locations[0])
 
 
 def data_files(root: Path) -> list[str]:
