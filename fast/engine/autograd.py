@@ -42,8 +42,8 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     if not compiling and backend != "exact":
         plan, batch = choose(batch, backend)
     references = batch.references
-    if references.mutual and references.embeddings is not None and plan.form != "triton":
-        # The kernels take both directions together, everything else takes one behind the other.
+    if references.mutual and references.embeddings is not None and (compiling or plan.form != "triton"):
+        # The kernels take both directions together; everything else, and a compiled graph, takes one after the other.
         sides = (
             replace(batch, references=replace(references, mutual=False)),
             replace(
