@@ -6,6 +6,7 @@ their results as data. ``parametrize`` makes pytest tests of a check.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        if name != "identify":
+            return found
+        # Faults depend on ``judge``, and so on ``diagnose``, which therefore does not import them.
+        return functools.partial(found, faults=importlib.import_module(f"{__name__}.faults").FAULTS)
     except ImportError as error:
         raise ImportError(f'{error.name} is not installed: pip install "pairproof[verify]"') from None

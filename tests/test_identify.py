@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pairproof import fast, reference
+from pairproof import conformance, fast, reference
 from pairproof.conformance.diagnose.explain_failure import explain_failure
 from pairproof.conformance.diagnose.identify import identify, name_faults
 from pairproof.conformance.diagnose.positives import POSITIVES, batch_setting
@@ -499,6 +499,12 @@ def test_known_faults_are_named_or_reported_as_another_loss():
         if not (named or identification.wrong or is_another_loss(identification, fault)):
             missed.append(fault.name)
     assert len(missed) <= 0.2 * len(chosen), missed
+
+
+def test_the_public_function_names_known_faults():
+    (fault,) = [fault for fault in FAULTS if fault.name == "supcon/self-kept"]
+    assert conformance.identify(fault.function, call=fault.call).faults == [f"{fault.name}: {fault.words}"]
+    assert identify(fault.function, call=fault.call).faults == []
 
 
 NOT_ASKED_FOR = (
