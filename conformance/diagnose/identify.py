@@ -152,14 +152,14 @@ def identify(
         target = target.target.thing if target.target else target
     if call == "command":
         raise TargetError("a command needs the name of the loss that it computes: check it with pairproof check")
-    asked = Target(target, call, arrays)
-    found = Identification(title or asked.__name__, asked.call, notes=list(asked.notes))
-    if asked.constructs:
+    called = Target(target, call, arrays)
+    found = Identification(title or called.__name__, called.call, notes=list(called.notes))
+    if called.constructs:
         found.notes.append("a class: constructed anew for each probe, so what it remembers is not seen")
     try:
-        search = Search(asked, limit)
+        search = Search(called, limit)
     except TargetError as error:
-        guessed = "; ".join(asked.notes)
+        guessed = "; ".join(called.notes)
         raise type(error)(f"{error} ({guessed})" if guessed else str(error)) from error
     unusable = _unusable(search)
     matches = [] if unusable else search.matches()
@@ -271,8 +271,8 @@ def _report_temperature(found: Identification, search: Search, match: Match) -> 
             found.wrong.append(f"the temperature that is passed has no effect: it is always {_short(values[0])}")
             found.temperature = values[0]
         else:
-            told = ", ".join(f"{_short(v)} for {p:g}" for p, v in used.items())
-            found.wrong.append(f"the temperature that it uses is {told}")
+            changed = ", ".join(f"{_short(v)} for {p:g}" for p, v in used.items())
+            found.wrong.append(f"the temperature that it uses is {changed}")
     if match.scale is None:
         factors = ", ".join(f"{_short(factor)} at {passed:g}" for passed, factor in match.factor.items())
         found.wrong.append(f"the loss is multiplied by {factors}")
