@@ -8,7 +8,7 @@ alone, so for them a description is taken apart, field by field, and put togethe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import is_dataclass, replace
 from typing import Any, cast, get_args, get_type_hints
@@ -128,18 +128,20 @@ _SCHEMAS: dict[Any, str] = {
     int: "int",
     float: "float",
 }
-_HINTS: dict[type, dict[str, Any]] = {}
+_NESTED: dict[Any, list[Any]] = {}
+"""The fields of a description: a description, or None for a value."""
 
 
 def _fields(kind: type, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path of each field of a description, and its type in an operator's schema."""
-    _HINTS[kind] = get_type_hints(kind)
-    for name, hint in _HINTS[kind].items():
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "sizes"}  # which operators measure
+    _NESTED[kind] = [hint if is_dataclass(hint) else None for hint in hints.values()]
+    for name, hint in hints.items():
         if is_dataclass(hint):
             yield from _fields(cast(type, hint), f"{path}{name}.")
         elif hint == float | Tensor:
             yield from ((path + name, "Tensor?"), (path + name, "float"))
-        elif name != "sizes":  # operators measure for themselves
+        else:
             yield path + name, _SCHEMAS.get(hint, "str")
 
 
@@ -149,6 +151,7 @@ _TENSORS = [path for path, schema in _BATCH if schema.startswith("Tensor")]
 _PLAIN = [path for path, schema in _BATCH if not schema.startswith("Tensor")]
 _TEMPERATURE, _NUMBER = _TENSORS.index("rule.temperature"), _PLAIN.index("rule.temperature")
 _DIFFERENTIATED = [_TENSORS.index(path) for path in ("embeddings", "references.embeddings", "rule.temperature")]
+_PLACES = [[*_TENSORS, *_PLAIN].index(path) for path in dict.fromkeys(path for path, _ in _BATCH)]
 _NAMES = [path.split(".") for path in (*_TENSORS, *_PLAIN)]
 
 
@@ -172,18 +175,14 @@ def _flat(batch: Batch, plan: Plan) -> tuple[list[Any], list[Any]]:
 
 def _described(tensors: Sequence[Any], plain: Sequence[Any]) -> tuple[Batch, Plan]:
     """Put together what `_flat` took apart."""
-    values = dict(zip(_PLAIN, plain, strict=False))
-    values.update((path, tensor) for path, tensor in zip(_TENSORS, tensors, strict=True) if tensor is not None)
-    return _built(Batch, values), Plan(*plain[len(_PLAIN) :])
+    values = [*tensors, *plain]
+    if values[_TEMPERATURE] is None:
+        values[_TEMPERATURE] = plain[_NUMBER]
+    return _built(Batch, iter([values[place] for place in _PLACES])), Plan(*plain[len(_PLAIN) :])
 
 
-def _built(kind: Any, values: Mapping[str, Any], path: str = "") -> Any:
-    return kind(
-        **{
-            name: _built(hint, values, f"{path}{name}.") if is_dataclass(hint) else values.get(path + name)
-            for name, hint in _HINTS[kind].items()
-        }
-    )
+def _built(kind: Any, values: Iterator[Any]) -> Any:
+    return kind(*[next(values) if nested is None else _built(nested, values) for nested in _NESTED[kind]])
 
 
 def _placed(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -206,7 +205,7 @@ class _Values(torch.autograd.Function):
         ctx.mark_non_differentiable(found.positives, found.negatives)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, found.positives, found.negatives, *saved.scaled)
-        ctx.plain, ctx.left = plain, (saved.stats, saved.kept, saved.classes)
+        ctx.described, ctx.plain, ctx.left = (batch, plan), plain, (saved.stats, saved.kept, saved.classes)
         return found
 
     @staticmethod
@@ -214,8 +213,8 @@ class _Values(torch.autograd.Function):
         grad, count = grads[0], len(_TENSORS)
         if grad is None:
             return (None,) * (3 + count)
-        tensors = ctx.saved_tensors
-        batch, plan = _described(tensors[:count], ctx.plain)
+        tensors = ctx.saved_tensors  # raises where one was changed in place
+        batch, plan = ctx.described
         found, scaled = AnchorValues(grad, *tensors[count : count + 2]), Scaled(*tensors[count + 2 :])
         saved = Saved(scaled, *ctx.left)
         if torch.is_grad_enabled():

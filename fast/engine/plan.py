@@ -89,7 +89,8 @@ def choose(batch: Batch, backend: Backend) -> tuple[Plan, Batch]:
     if largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1) <= unshifted:
         few = backend == "dense" or (backend == "auto" and count <= PAIRS_UP_TO)
         if few and paired and rule.denominator != "only_negatives" and 2 * largest <= unshifted:
-            return Plan("pairs", count, count, True, reads), replace(batch, targets=symmetric.as_partners(targets))
+            batch = replace(batch, targets=symmetric.as_partners(targets)) if targets.paired else batch
+            return Plan("pairs", count, count, True, reads), batch
         rows, wide = (count, count) if backend == "dense" else tile_size(count, 1 if reads else ACCELERATOR_FACTOR)
         # The tiles hold half of all entries and the other half of the squares on the diagonal.
         keep = backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS

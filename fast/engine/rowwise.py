@@ -236,7 +236,8 @@ class _Row:
     def mean_softplus(self, sign: int, more: int) -> Tensor:
         mask = self.panel.negative if sign > 0 else self.panel.positive
         number = (mask.sum(1, keepdim=True) + more).clamp(min=1)
-        return torch.where(mask, _softplus(sign * self.logits), 0.0).sum(1, keepdim=True) / number
+        losses = -F.logsigmoid(self.logits if sign < 0 else -self.logits)
+        return torch.where(mask, losses, 0.0).sum(1, keepdim=True) / number
 
     def guarded(self, star: Tensor) -> tuple[Tensor, Tensor]:
         """Return e^(s - max), ``[b, M]``, and that plus epsilon; ``star`` is the place of the row's maximum."""

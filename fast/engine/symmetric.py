@@ -88,10 +88,8 @@ def read_labels(targets: Targets) -> Targets:
 
 
 def as_partners(targets: Targets) -> Targets:
-    """Return each row's one positive, in place of the labels of pairs."""
-    if targets.order is None:
-        return targets
-    order = targets.order.view(-1, 2)
+    """Return each row's one positive, in place of the labels of pairs that `read_labels` returned."""
+    order = cast(Tensor, targets.order).view(-1, 2)
     partners = torch.empty_like(targets.given)
     partners[order] = order.flip(1)
     return Targets("partners", partners)
