@@ -100,8 +100,8 @@ kernels-golden-all: $(VENV_STAMP) ## the same on all golden cases
 	@echo "kernels-golden-all: pytest on tests/kernels with every golden case, in triton's interpreter"
 	@$(KERNEL_TESTS) --all-cases $(ARGS) tests/kernels
 
-mutants: $(VENV_STAMP) ## break reference/ and fast/ in 650 places and see which the cases notice (ARGS=--help)
-	@echo "mutants: 650 mutants, two at a time, with the conformance cases as the judge; about twenty minutes on two cores"
+mutants: $(VENV_STAMP) ## make 660 mistakes in reference/ and fast/ and count those that the cases find (ARGS=--help)
+	@echo "mutants: 660 mutants, two at a time, judged by the conformance cases"
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/mutants.py --processes 2 $(ARGS)
 
 bench: $(VENV_STAMP) $(PEERS_STAMP) ## time everything into bench/results/, on a quiet machine (DEVICE=cuda, ARGS=--help)
