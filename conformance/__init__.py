@@ -6,8 +6,8 @@ their results as data. ``parametrize`` makes pytest tests of a check.
 
 from __future__ import annotations
 
-import functools
-import importlib
+from functools import wraps
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from . import _moved
@@ -19,20 +19,30 @@ if TYPE_CHECKING:
 
 __all__ = ["check_loss", "identify", "parametrize"]
 
-_HOMES = {"check_loss": "judge.check", "identify": "diagnose.identify", "parametrize": "pytest_plugin"}
-
 _moved.install()
 
 
 def __getattr__(name: str) -> Any:
     """Import a function when it is used, so that the base install imports this package."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        if name != "identify":
-            return found
+    for package in ("pytest",) if name == "parametrize" else ("flint", "jsonschema", "rich"):
+        if find_spec(package) is None:
+            raise ImportError(f'{package} is not installed: pip install "pairproof[verify]"')
+    if name == "check_loss":
+        from .judge.check import check_loss
+
+        return check_loss
+    if name == "parametrize":
+        from .pytest_plugin import parametrize
+
+        return parametrize
+    from .diagnose.identify import identify
+    from .faults import FAULTS
+
+    @wraps(identify)
+    def with_faults(*given: Any, **options: Any) -> Any:
         # Faults depend on ``judge``, and so on ``diagnose``, which therefore does not import them.
-        return functools.partial(found, faults=importlib.import_module(f"{__name__}.faults").FAULTS)
-    except ImportError as error:
-        raise ImportError(f'{error.name} is not installed: pip install "pairproof[verify]"') from None
+        return identify(*given, **{"faults": FAULTS, **options})
+
+    return with_faults

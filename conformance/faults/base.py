@@ -84,6 +84,7 @@ def _composed(function: Function, of: Callable[..., Any]) -> Function:
     def composed(*given: Tensor | None, **options: Any) -> Tensor:
         return function(of(*given, **options)).mean()
 
+    composed.__name__, composed.__doc__ = function.__name__, function.__doc__
     return composed
 
 
