@@ -1,6 +1,6 @@
 """The published examples of ``fixtures/worked``, loaded and checked before anything computes with them.
 
-Three walls stand before a figure is used: the manifest's checksums (nothing altered, missing or extra), the JSON
+A figure passes three checks before it is used: the manifest's checksums (nothing altered, missing or extra), the JSON
 Schema (nothing of the wrong form) and the checks here (nothing that contradicts itself: shapes, precision, references,
 counts).
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ FORMAT = "pairproof-worked/1"
 SCHEMA = "schema/worked.schema.json"
 Printed: TypeAlias = "str | bool | tuple[Printed, ...]"
 """One printed thing: a scalar as its text, a mask entry as a bool, an array as nested tuples of these."""
+
+_Record = TypeVar("_Record")
 
 INFINITE = ("inf", "-inf")
 
@@ -86,7 +88,7 @@ class Instead:
     because: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figure:
     """One printed result, a scalar or an array, exactly as printed."""
 
@@ -96,8 +98,8 @@ class Figure:
     call: str | None
     input: str | None
     quantity: str
-    row: int | None
-    rows: tuple[int, int] | None
+    row: int | None = None
+    rows: tuple[int, int] | None = None
     kind: str
     decimals: int | None
     length: str | None
@@ -158,7 +160,7 @@ class WorkedFixture:
 
     def input_of(self, figure: Figure) -> Input:
         """The input a figure was computed from: its own, or its call's."""
-        return self.inputs[_input_name(figure, self.calls)]
+        return self.inputs[str(figure.input) if figure.call is None else self.calls[figure.call].input]
 
 
 def load_worked(root: Path | None = None) -> list[WorkedFixture]:
@@ -239,57 +241,45 @@ def _plain(value: Any, without: tuple[str, ...] = (), optional: tuple[str, ...] 
 
 def worked_cases(fixture: WorkedFixture) -> list[Case]:
     """One case per call of a document whose inputs are known exactly."""
-    cases = []
-    for call in fixture.calls.values():
-        source = fixture.inputs[call.input]
-        if source.exact is None:
-            continue
-        cases.append(_case(f"{fixture.document.id}/{call.id}", call, source))
-    return cases
+    return [
+        case_of(call, fixture.inputs[call.input], f"{fixture.document.id}/{call.id}")
+        for call in fixture.calls.values()
+        if fixture.inputs[call.input].exact is not None
+    ]
 
 
-def case_of(call: Call, source: Input) -> Case:
-    """The case of one call, for whoever wants its loss and terms."""
-    return _case(call.id, call, source)
-
-
-def _case(identity: str, call: Call, source: Input) -> Case:
+def case_of(call: Call, source: Input, identity: str = "") -> Case:
+    """The case of one call; its embeddings are 0 where they are unknown."""
     keywords = {key: float(v) if key.endswith("temperature") else v for key, v in call.keywords.items()}
-    exact = source.exact if source.exact is not None else [["0"] * source.shape[1]] * source.shape[0]
-    embeddings = np.array([[float(x) for x in row] for row in exact])
-    return Case(identity, call.loss, embeddings, call.arguments, keywords, why="a worked example")
+    embeddings = np.zeros(source.shape) if source.exact is None else np.array(source.exact, dtype=np.float64)
+    return Case(identity or call.id, call.loss, embeddings, call.arguments, keywords, why="a worked example")
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+def _frozen(value: Any) -> Any:
+    """JSON arrays as tuples, JSON objects as read-only mappings."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return MappingProxyType({key: _frozen(item) for key, item in value.items()})
+    return value
 
 
-def _frozen(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    return MappingProxyType({key: _tuples(item) for key, item in value.items()})
+def _record(kind: type[_Record], value: Mapping[str, Any], **more: Any) -> _Record:
+    return kind(**{key: _frozen(item) for key, item in {**value, **more}.items()})
+
+
+def _figure(value: Mapping[str, Any]) -> Figure:
+    instead = value["instead"]
+    return _record(Figure, value, instead=None if instead is None else Instead(**instead))
 
 
 def _fixture(data: Mapping[str, Any]) -> WorkedFixture:
-    def record(value: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-        return {key: _tuples(item) for key, item in {**value, **more}.items()}
-
-    calls = {
-        name: Call(**record({**call, "id": name}) | {key: _frozen(call[key]) for key in ("arguments", "keywords")})
-        for name, call in data["calls"].items()
-    }
-    figures = []
-    for figure in data["figures"]:
-        instead = figure["instead"]
-        figures.append(
-            Figure(
-                **record({"row": None, "rows": None, **figure}, instead=None if instead is None else Instead(**instead))
-            )
-        )
     return WorkedFixture(
-        document=Document(**record(data["document"])),
-        inputs=MappingProxyType({name: Input(**record(value, name=name)) for name, value in data["inputs"].items()}),
-        calls=MappingProxyType(calls),
-        figures=tuple(figures),
-        claims=tuple(Claim(**record(claim)) for claim in data["claims"]),
+        document=_record(Document, data["document"]),
+        inputs=MappingProxyType({name: _record(Input, value, name=name) for name, value in data["inputs"].items()}),
+        calls=MappingProxyType({name: _record(Call, value, id=name) for name, value in data["calls"].items()}),
+        figures=tuple(map(_figure, data["figures"])),
+        claims=tuple(_record(Claim, claim) for claim in data["claims"]),
         counts=Counts(**data["counts"]),
     )
 
@@ -300,13 +290,6 @@ def _entries(printed: Printed, index: tuple[int, ...] = ()) -> Iterator[tuple[tu
             yield from _entries(item, (*index, position))
     else:
         yield index, printed
-
-
-def _input_name(figure: Figure, calls: Mapping[str, Call]) -> str:
-    if figure.call is not None:
-        return calls[figure.call].input
-    assert figure.input is not None  # the schema asks for one of the two
-    return figure.input
 
 
 def _check(name: str, fixture: WorkedFixture, data: Mapping[str, Any]) -> None:
@@ -397,8 +380,7 @@ def _check_figure(path: str, figure: Figure, fixture: WorkedFixture, fail: Calla
     shape = _shape(f"{path}.printed", figure.printed, fail, cut=figure.cut is not None)
     call = None if figure.call is None else fixture.calls[figure.call]
     expected = _expected_shape(figure, quantity.shape, shape, fixture.input_of(figure), call)
-    complete = shape == expected
-    if figure.cut is None and not complete:
+    if figure.cut is None and shape != expected:
         fail(f"{path}.printed", f"expected shape {list(expected)} for {figure.quantity!r}, got {list(shape)}")
     if figure.cut is not None and (shape[1:] != expected[1:] or shape[0] > expected[0]):
         fail(f"{path}.printed", f"expected the beginning of shape {list(expected)}, got {list(shape)}")
@@ -444,21 +426,12 @@ def _expected_shape(
     figure: Figure, symbols: tuple[str, ...], shape: tuple[int, ...], value: Input, call: Call | None
 ) -> tuple[int, ...]:
     count, width = value.shape
-    # The number of views is read off the figure itself: whatever divides the batch will do.
+    # The number of views is that of the figure itself, if it divides the batch.
     views = shape[1] if len(shape) == 3 and shape[1] and count % shape[1] == 0 else 1
     pairs = len(call.arguments.get("positive_pairs", ())) if call is not None else 0
-    rows = count if figure.rows is None else figure.rows[1] - figure.rows[0]
-    sizes = {
-        "N": count,
-        "N/2": count // 2,
-        "D": width,
-        "V": views,
-        "B": count // views,
-        "M+N": pairs + count,
-        "rows": rows,
-        "1": 1,
-        "2": 2,
-    }
+    first, end = figure.rows or (0, count)
+    sizes = {"N": count, "N/2": count // 2, "D": width, "V": views, "B": count // views, "M+N": pairs + count}
+    sizes |= {"rows": end - first, "1": 1, "2": 2}
     return tuple(sizes[symbol] for symbol in symbols)
 
 
