@@ -294,39 +294,38 @@ def _own_arithmetic(figure: Figure, call: Call, source: Input) -> tuple[list[Mat
     ulp = float(np.spacing(dtype(number)))
     away = float(abs(proper - exact(text)).mid()) / ulp
     allowed = own_loss(call, source, figure.arithmetic, slack=1)
-    if allowed.is_bounded:
-        message = f"{text} lies outside [{allowed.lower!r}, {allowed.upper!r}], which its own operations allow"
-        matches.append(Match("own arithmetic", number in allowed, 1, message))
-        rounded = own_loss(call, source, figure.arithmetic, slack=0)
-        replay = abs(rounded.lower - number) / ulp
-        if figure.length == "float64":
-            # In float64 the same operations, correctly rounded, end in the very digits that were printed.
-            message = f"{text} is printed, {rounded.lower!r} is what the same operations give, {replay:.0f} ulp away"
-            matches.append(Match("same operations", replay == 0, 1, message))
-        finding = f"{away:.2g} ulp from the exact {proper.str(12, radius=False)}"
-        finding += "; its own operations, correctly rounded, print " + (
-            "the same digits" if replay == 0 else f"a value {replay:.0f} ulp away"
-        )
-        if figure.arithmetic == "float32":
-            here = _run_here(figure, call, source, allowed)
-            matches.append(here)
-            finding += f"; {here.message}"
-        return matches, "reproduced", finding
-    clamped = own_loss(call, source, figure.arithmetic, slack=1, clamp=True)
-    matches.append(
-        Match(
-            "clamped arithmetic",
-            number in clamped and clamped.is_bounded,
-            1,
-            f"{text} lies outside [{clamped.lower!r}, {clamped.upper!r}], which its operations with the clamp allow",
-        )
+    if not allowed.is_bounded:
+        clamped = own_loss(call, source, figure.arithmetic, slack=1, clamp=True)
+        here = _run_here(figure, call, source, clamped)
+        matches += [
+            _inside("clamped arithmetic", text, clamped, "its operations with the clamp"),
+            here,
+            _instead(figure, proper),
+            Match("differs", not proper.overlaps(exact(text)), 1, f"{text} is the exact value after all"),
+        ]
+        because = figure.instead.because if figure.instead else ""
+        return matches, "artefact", f"exactly {proper.str(12, radius=False)}; {because} ({here.message})"
+    matches.append(_inside("own arithmetic", text, allowed, "its own operations"))
+    rounded = own_loss(call, source, figure.arithmetic, slack=0)
+    replay = abs(rounded.lower - number) / ulp
+    finding = (
+        f"{away:.2g} ulp from the exact {proper.str(12, radius=False)}; its own operations, correctly rounded, print "
     )
-    here = _run_here(figure, call, source, clamped)
-    matches.append(here)
-    matches.append(_instead(figure, proper))
-    matches.append(Match("differs", not proper.overlaps(exact(text)), 1, f"{text} is the exact value after all"))
-    because = figure.instead.because if figure.instead else ""
-    return matches, "artefact", f"exactly {proper.str(12, radius=False)}; {because} ({here.message})"
+    finding += "the same digits" if replay == 0 else f"a value {replay:.0f} ulp away"
+    if figure.length == "float64":
+        # In float64 the same operations, correctly rounded, end in the very digits that were printed.
+        message = f"{text} is printed, {rounded.lower!r} is what the same operations give, {replay:.0f} ulp away"
+        matches.append(Match("same operations", replay == 0, 1, message))
+    if figure.arithmetic == "float32":
+        matches.append(_run_here(figure, call, source, allowed))
+        finding += f"; {matches[-1].message}"
+    return matches, "reproduced", finding
+
+
+def _inside(way: str, text: str, interval: Rounded, operations: str) -> Match:
+    """Whether a printed number lies in the interval that operations allow."""
+    message = f"{text} lies outside [{interval.lower!r}, {interval.upper!r}], which {operations} allow"
+    return Match(way, float(text) in interval and interval.is_bounded, 1, message)
 
 
 def _run_here(figure: Figure, call: Call, source: Input, allowed: Rounded) -> Match:
