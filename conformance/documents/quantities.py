@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pairproof import reference
 from pairproof.reference import scalars
 
-if TYPE_CHECKING:
-    from .figures import Evaluation
+Evaluation = Any
+"""A ``figures.Evaluation``; that module imports this one."""
 
 
 @dataclass(frozen=True)
