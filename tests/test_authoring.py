@@ -555,11 +555,7 @@ def test_references_towers_and_negatives(root: Path, batch: Path, capsys: pytest
 
     case = find_golden("referenced", root)
     assert case.case.others["ref_embeddings"].tolist() == references[:3].tolist()
-    assert case.case.arguments == {
-        "labels": LABELS.tolist(),
-        "ref_labels": [7, -3, 7],
-        "self_rows": [-1, 2, -1, -1, 0],
-    }
+    assert case.case.arguments == {"labels": LABELS.tolist(), "ref_labels": [7, -3, 7], "self_rows": [-1, 2, -1, -1, 0]}
     assert case.case.members() == [[0, 1, 2], [0, 1], [0, 1, 2], [0, 1, 2], [1, 2]]
     assert case.case.positives() == [[0, 2], [0], [1], [1], []]
     assert case.expected.other_gradients["ref_embeddings"].shape == (3, 2)

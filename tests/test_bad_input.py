@@ -581,13 +581,7 @@ LAYOUT_TABLE: list[tuple[str, tuple[Any, ...], type[Exception], str, tuple[str, 
     ("split_views", (EMBEDDINGS, 0), ValueError, "n_views", ("0",)),
     ("split_views", (EMBEDDINGS, 2.0), TypeError, "n_views", ("integer", "float")),
     ("split_views", (EMBEDDINGS[0], 2), ValueError, "embeddings", ("expected shape", "[3]")),
-    (
-        "repeat_labels",
-        (TARGETS["labels"], 2, "mystery"),
-        ValueError,
-        "layout",
-        ("stacked", "interleaved", "'mystery'"),
-    ),
+    ("repeat_labels", (TARGETS["labels"], 2, "mystery"), ValueError, "layout", ("stacked", "interleaved", "'mystery'")),
     ("repeat_labels", (TARGETS["labels"], 0), ValueError, "n_views", ("0",)),
     ("repeat_labels", (TARGETS["labels"], 2.0), TypeError, "n_views", ("integer", "float")),
     ("repeat_labels", (np.array([[0, 1]]), 2), ValueError, "labels", ("[1, 2]",)),
@@ -845,18 +839,8 @@ def test_no_anchors_give_a_zero_gradient(loss: Loss, form: str) -> None:
 
 NAN_POLICIES: list[tuple[str, str, dict[str, Any], list[bool]]] = [
     ("plain", "no_positive", {"labels": np.array([0, 0, 0, 1])}, [False, False, False, True]),
-    (
-        "plain",
-        "no_negative",
-        {"labels": np.zeros(4, dtype=np.int64), "denominator": "only_negatives"},
-        [True] * 4,
-    ),
-    (
-        "plain",
-        "no_negative",
-        {"positive_pairs": np.array([[1, 0], [1, 2], [1, 3]])},
-        [False, True, False, False],
-    ),
+    ("plain", "no_negative", {"labels": np.zeros(4, dtype=np.int64), "denominator": "only_negatives"}, [True] * 4),
+    ("plain", "no_negative", {"positive_pairs": np.array([[1, 0], [1, 2], [1, 3]])}, [False, True, False, False]),
     ("ref_embeddings", "no_positive", {"labels": np.array([0, 3, 1, 1])}, [False, True, False, False]),
     (
         "ref_embeddings",

@@ -38,12 +38,7 @@ LABELS = torch.tensor([0, 0, 1, 1, 1, 2])
 ANCHORS = torch.tensor([True, True, False, True, True, True])
 OPTIONS: dict[str, Any] = {"temperature": 0.3, "base_temperature": 0.1, "similarity": "dot", "reduction": "sum"}
 PAIRS: list[tuple[type[torch.nn.Module], Callable[..., torch.Tensor], torch.Tensor, dict[str, Any]]] = [
-    (
-        SupConLoss,
-        supcon_loss,
-        LABELS,
-        {"denominator": "only_negatives", "no_positive": "drop", "no_negative": "nan"},
-    ),
+    (SupConLoss, supcon_loss, LABELS, {"denominator": "only_negatives", "no_positive": "drop", "no_negative": "nan"}),
     (
         SupConInLoss,
         supcon_in_loss,
@@ -59,10 +54,7 @@ PAIRS: list[tuple[type[torch.nn.Module], Callable[..., torch.Tensor], torch.Tens
 
 @pytest.mark.parametrize(("module", "function", "targets", "extra"), PAIRS)
 def test_module_equals_function(
-    module: type[torch.nn.Module],
-    function: Callable[..., torch.Tensor],
-    targets: torch.Tensor,
-    extra: dict[str, Any],
+    module: type[torch.nn.Module], function: Callable[..., torch.Tensor], targets: torch.Tensor, extra: dict[str, Any]
 ) -> None:
     assert torch.equal(module()(Z, targets), function(Z, targets))
     options = {**OPTIONS, **extra, "validate": True}
@@ -79,10 +71,7 @@ def test_module_equals_function(
 
 @pytest.mark.parametrize(("module", "function", "targets", "extra"), PAIRS)
 def test_options_are_keywords_with_the_function_s_defaults(
-    module: type[torch.nn.Module],
-    function: Callable[..., torch.Tensor],
-    targets: torch.Tensor,
-    extra: dict[str, Any],
+    module: type[torch.nn.Module], function: Callable[..., torch.Tensor], targets: torch.Tensor, extra: dict[str, Any]
 ) -> None:
     taken = dict(inspect.signature(module.__init__).parameters)
     taken.pop("self")

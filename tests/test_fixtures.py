@@ -27,13 +27,7 @@ COUNTS = {
 }
 """number, infinite, mask, index, layout, figures, reproduced, artefact."""
 
-CLAIMS = {
-    "batch_tutorial": 3,
-    "pair_notebook": 11,
-    "sit_article": 5,
-    "supcon_notebook": 14,
-    "vectorized_notebook": 5,
-}
+CLAIMS = {"batch_tutorial": 3, "pair_notebook": 11, "sit_article": 5, "supcon_notebook": 14, "vectorized_notebook": 5}
 
 
 @pytest.fixture(scope="module")

@@ -282,11 +282,7 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     ("supcon", put("cases.0.dtypes", ["float64"]), "$.cases[0].dtypes: expected ['float64', 'float32', 'bfloat16'"),
     ("supcon", put("cases.0.embeddings.2.1", "1.5"), "$.cases[0].embeddings[2][1]: '1.5' is not of type 'number'"),
     ("supcon", put("cases.0.embeddings.2.1", True), "$.cases[0].embeddings[2][1]: True is not of type 'number'"),
-    (
-        "supcon",
-        put("cases.0.embeddings.2.1", math.inf),
-        "$.cases[0].embeddings[2][1]: expected a finite number",
-    ),
+    ("supcon", put("cases.0.embeddings.2.1", math.inf), "$.cases[0].embeddings[2][1]: expected a finite number"),
     ("supcon", put("cases.0.embeddings.1", [1.0, 2.0]), "$.cases[0].embeddings: expected a matrix, got rows of"),
     ("supcon", put("cases.0.embeddings", [[1.0]]), "$.cases[0].embeddings: expected at least 2 rows, got 1"),
     ("supcon", put("cases.0.embeddings.3", [0.0, -0.0, 0.0]), "$.cases[0].embeddings[3]: a zero vector has no cosine"),
@@ -296,11 +292,7 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
         "$.cases[0].arguments.partners: supcon_loss has no such argument",
     ),
     ("supcon", put("cases.0.arguments", {}), "$.cases[0].arguments: {} should be non-empty"),
-    (
-        "supcon",
-        put("cases.0.arguments.labels", [0, 0]),
-        "$.cases[0].arguments.labels: expected shape [6], got [2]",
-    ),
+    ("supcon", put("cases.0.arguments.labels", [0, 0]), "$.cases[0].arguments.labels: expected shape [6], got [2]"),
     (
         "supcon",
         put("cases.0.arguments.labels.1", 2**53),
@@ -392,11 +384,7 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
         put("cases.4.arguments.self_rows", [0, 1]),
         "$.cases[4].arguments.self_rows: expected shape [4], got [2]",
     ),
-    (
-        "supcon",
-        put("cases.4.arguments.self_rows.0", 6),
-        "$.cases[4].arguments.self_rows[0]: 6 is out of range",
-    ),
+    ("supcon", put("cases.4.arguments.self_rows.0", 6), "$.cases[4].arguments.self_rows[0]: 6 is out of range"),
     ("supcon", put("cases.4.arguments.self_rows.0", -2), "$.cases[4].arguments.self_rows[0]: -2 is less than the min"),
     ("supcon", put("cases.4.arguments.embeddings_b", [[1.0]]), "$.cases[4].arguments.embeddings_b: supcon_loss has no"),
     (

@@ -138,9 +138,7 @@ def test_positives_that_a_batch_does_not_have_are_none():
 
 def interleaved(function):
     return lambda view_a, view_b, **given: function(
-        torch.stack([view_a, view_b], dim=1).flatten(0, 1),
-        torch.arange(2 * len(view_a)) ^ 1,
-        **given,
+        torch.stack([view_a, view_b], dim=1).flatten(0, 1), torch.arange(2 * len(view_a)) ^ 1, **given
     )
 
 

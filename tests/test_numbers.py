@@ -24,11 +24,7 @@ def test_ieee_operations_are_exactly_those_of_numpy(a: float, b: float) -> None:
     for dtype in (np.float32, np.float64):
         x, y = Rounded.number(a, dtype, 0), Rounded.number(b, dtype, 0)
         with np.errstate(all="ignore"), precision():
-            pairs = [
-                (x + y, dtype(a) + dtype(b)),
-                (x - y, dtype(a) - dtype(b)),
-                (x * y, dtype(a) * dtype(b)),
-            ]
+            pairs = [(x + y, dtype(a) + dtype(b)), (x - y, dtype(a) - dtype(b)), (x * y, dtype(a) * dtype(b))]
             if b:
                 pairs.append((x / y, dtype(a) / dtype(b)))
             if a >= 0:

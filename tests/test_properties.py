@@ -89,9 +89,7 @@ def detached_norm(case: Case) -> Outcome:
     if case.option("similarity") == "dot":
         return honest(case)
     norms = np.linalg.norm(case.embeddings, axis=1, keepdims=True)
-    found = honest(
-        replace(case, embeddings=case.embeddings / norms, keywords={**case.keywords, "similarity": "dot"}),
-    )
+    found = honest(replace(case, embeddings=case.embeddings / norms, keywords={**case.keywords, "similarity": "dot"}))
     assert found.gradient is not None
     return replace(found, gradient=found.gradient / norms)
 
@@ -216,11 +214,7 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
     "the temperature is ignored": ("nt_bxent", ("hot", "identical rows"), keyword("temperature", lambda _: 1.0)),
     "both directions added": ("nt_xent", ("one positive each", "identical rows"), doubled),
     "logarithms inside and outside swapped": ("supcon", ("order",), changed(loss=swapped_logarithm)),
-    "the mask's diagonal counts": (
-        "supcon",
-        ("never its own positive",),
-        lambda case: naive(case, keep_diagonal=True),
-    ),
+    "the mask's diagonal counts": ("supcon", ("never its own positive",), lambda case: naive(case, keep_diagonal=True)),
     "repeated pairs count": ("nt_bxent", ("never its own positive",), repeated_pairs_count),
     "mean over pairs for mean over anchors": (
         "nt_xent_pairwise",
@@ -243,11 +237,7 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
             }
         ),
     ),
-    "nothing without negatives": (
-        "nt_bxent",
-        ("policies",),
-        keyword("no_negative", lambda _: "zero"),
-    ),
+    "nothing without negatives": ("nt_bxent", ("policies",), keyword("no_negative", lambda _: "zero")),
 }
 CAUGHT = [(fault, name) for fault, (_, names, _) in FAULTS.items() for name in names]
 VALUE_ONLY = ("self in the denominator", "the mask's diagonal counts", "the gathered rows are detached")

@@ -184,13 +184,7 @@ def test_references_by_hand() -> None:
 
     def values(**options: Any) -> list[float]:
         found = reference.supcon_loss(
-            SIMPLE,
-            [5, 7],
-            ref_embeddings=BANK,
-            ref_labels=[5, 5, 7],
-            temperature=1.0,
-            reduction="none",
-            **options,
+            SIMPLE, [5, 7], ref_embeddings=BANK, ref_labels=[5, 5, 7], temperature=1.0, reduction="none", **options
         )
         return list(found.loss)
 
@@ -431,32 +425,16 @@ BAD_REFERENCES: list[tuple[dict[str, Any], type[Exception], str]] = [
         "ref_labels: expected one label per reference, shape [3], got shape [5]",
     ),
     ({"ref_labels": [0.0, 1.0, 2.0]}, TypeError, "ref_labels: expected integers, got dtype float64"),
-    (
-        {"labels": None, "positives": MASK[:, :3]},
-        ValueError,
-        "ref_labels: expected labels with it, got positives",
-    ),
+    ({"labels": None, "positives": MASK[:, :3]}, ValueError, "ref_labels: expected labels with it, got positives"),
     (
         {"labels": None, "positives": MASK, "ref_labels": None},
         ValueError,
         "positives: expected shape [5, 3], got [5, 5]",
     ),
-    (
-        {"self_rows": [-1, 0, 1]},
-        ValueError,
-        "self_rows: expected one row per embedding, shape [5], got shape [3]",
-    ),
+    ({"self_rows": [-1, 0, 1]}, ValueError, "self_rows: expected one row per embedding, shape [5], got shape [3]"),
     ({"self_rows": [-1.0, 0, 1, 2, -1]}, TypeError, "self_rows: expected integers, got dtype float64"),
-    (
-        {"self_rows": [-1, 0, 3, 2, -1]},
-        ValueError,
-        "self_rows: expected rows in the range -1 to 2, got 3 in row 2",
-    ),
-    (
-        {"self_rows": [-1, 0, 1, 2, -2]},
-        ValueError,
-        "self_rows: expected rows in the range -1 to 2, got -2 in row 4",
-    ),
+    ({"self_rows": [-1, 0, 3, 2, -1]}, ValueError, "self_rows: expected rows in the range -1 to 2, got 3 in row 2"),
+    ({"self_rows": [-1, 0, 1, 2, -2]}, ValueError, "self_rows: expected rows in the range -1 to 2, got -2 in row 4"),
 ]
 
 
@@ -475,12 +453,7 @@ BAD_PARTNERS: list[tuple[Sequence[int], dict[str, Any], type[Exception], str]] =
     ([0, 1, 3, 0, 0], {}, ValueError, "partners: expected rows in the range 0 to 2, got 3 in row 2"),
     ([0, 1, -1, 0, 0], {}, ValueError, "partners: expected rows in the range 0 to 2, got -1 in row 2"),
     ([0, 1, 1, 0, 0], {}, ValueError, "partners: expected another row as partner, got row 2 as partner of itself"),
-    (
-        [0, 1, 0, 0, 0],
-        {"ref_embeddings": None},
-        ValueError,
-        "self_rows: expected ref_embeddings with it, got none",
-    ),
+    ([0, 1, 0, 0, 0], {"ref_embeddings": None}, ValueError, "self_rows: expected ref_embeddings with it, got none"),
     (
         [0, 1, 0, 0, 0],
         {"self_rows": [3] * 5},
@@ -532,11 +505,7 @@ BAD_TOWERS: list[tuple[dict[str, Any], type[Exception], str]] = [
             ({name: matrix > 0}, TypeError, f"{name}: expected a floating dtype, got bool"),
             ({name: matrix[0]}, ValueError, f"{name}: expected shape [{letters}, D], got [3]"),
             ({name: matrix[:0]}, ValueError, f"{name}: expected at least 1 row, got shape [0, 3]"),
-            (
-                {name: matrix[:, :0]},
-                ValueError,
-                f"{name}: expected at least 1 column, got shape [{len(matrix)}, 0]",
-            ),
+            ({name: matrix[:, :0]}, ValueError, f"{name}: expected at least 1 column, got shape [{len(matrix)}, 0]"),
             (
                 {name: changed(matrix, (1, 2), math.nan)},
                 ValueError,
@@ -559,11 +528,7 @@ BAD_TOWERS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         "embeddings_b: expected the shape of embeddings_a, [5, 3], got shape [5, 2]",
     ),
-    (
-        {"negatives": QUEUE[:, :2]},
-        ValueError,
-        "negatives: expected 3 columns as in embeddings_a, got shape [3, 2]",
-    ),
+    ({"negatives": QUEUE[:, :2]}, ValueError, "negatives: expected 3 columns as in embeddings_a, got shape [3, 2]"),
     ({"direction": "a"}, ValueError, "direction: expected one of both, a_to_b, b_to_a, got 'a'"),
     ({"direction": None}, ValueError, "direction: expected one of both, a_to_b, b_to_a, got None"),
     ({"reduction": "mean_pairs"}, ValueError, "reduction: expected one of mean, sum, none, got 'mean_pairs'"),

@@ -323,10 +323,7 @@ def test_arrays_go_by_keyword_to_whoever_takes_them() -> None:
     assert ratio(ours, refs) <= 1
     assert ratio(ours, some) <= 1
     assert ratio(External("pairproof.fast:info_nce_loss", loss="info_nce"), queue) <= 1
-    for case, words in (
-        (refs, "takes no ref_embeddings"),
-        (some, "takes no anchors"),
-    ):
+    for case, words in ((refs, "takes no ref_embeddings"), (some, "takes no anchors")):
         assert target("supcon").refuses(case) == words
     assert target("one_way", "info_nce", settings={"direction": "a_to_b"}).refuses(queue) == ("takes no negatives")
 

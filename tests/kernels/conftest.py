@@ -207,9 +207,7 @@ def _calls() -> dict[str, Call]:
             lambda z, w, **o: supcon_loss(z, labels, ref_embeddings=w, **no_own, **o), z, (w,)
         ),
         "partners but own": Call(
-            lambda z, w, **o: nt_xent_loss(z, place % len(w), ref_embeddings=w, self_rows=next_row, **o),
-            z,
-            (w,),
+            lambda z, w, **o: nt_xent_loss(z, place % len(w), ref_embeddings=w, self_rows=next_row, **o), z, (w,)
         ),
     }
     for loss in (supcon_loss, supcon_in_loss):

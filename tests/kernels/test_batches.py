@@ -345,19 +345,10 @@ def test_labels_and_choices_behind_a_stride() -> None:
         "anchors": lambda s: supcon_loss(rows, labels, anchors=s(some), backend="triton"),
         "partners": lambda s: nt_xent_loss(rows, s((numbers + 20) % 40), backend="triton"),
         "references": lambda s: supcon_loss(
-            rows,
-            s(labels),
-            ref_embeddings=references,
-            ref_labels=s(labels[:36]),
-            self_rows=s(own),
-            backend="triton",
+            rows, s(labels), ref_embeddings=references, ref_labels=s(labels[:36]), self_rows=s(own), backend="triton"
         ),
         "partners among references": lambda s: nt_xent_loss(
-            rows,
-            s(numbers % 36),
-            ref_embeddings=references,
-            self_rows=s(own),
-            backend="triton",
+            rows, s(numbers % 36), ref_embeddings=references, self_rows=s(own), backend="triton"
         ),
     }
     for name, call in calls.items():

@@ -58,10 +58,7 @@ RULE = Rule("out", "cosine", 0.2)
 ALONE = {
     "labels": (lambda z: supcon_loss(z, LABELS, reduction="none", backend="triton"), 17),
     "mask": (lambda z: supcon_in_loss(z, positives=LABELS[:, None] == LABELS, reduction="none", backend="triton"), 17),
-    "own": (
-        lambda z: supcon_in_loss(z, LABELS, denominator="one_positive", reduction="none", backend="triton"),
-        17,
-    ),
+    "own": (lambda z: supcon_in_loss(z, LABELS, denominator="one_positive", reduction="none", backend="triton"), 17),
     "steep": (lambda z: supcon_loss(z, LABELS, temperature=0.005, reduction="none", backend="triton"), 17),
     "anchors": (
         lambda z: engine.anchor_values(Batch(z, Targets("labels", LABELS), RULE, References(), SOME), "triton").values,
