@@ -9,7 +9,7 @@ import numpy as np
 from . import truth
 from .batches import DTYPES, KINDS, Batch, make_batch
 from .measure import evaluate, recorded
-from .peers import PEERS, PmlNtXent, load, names_for
+from .peers import PEERS, SLOWEST, load, names_for
 
 TEMPERATURES = (0.01, 0.02, 0.05, 0.07, 0.1, 0.5, 1.0)
 ROWS = 256
@@ -52,10 +52,9 @@ def error_rows(job: dict[str, Any]) -> list[dict[str, Any]]:
         batches = [(batch, truth.loss_and_gradient(batch, temperature)) for batch in made]
         smallest = min(expected[0] for _, expected in batches)
         for name in names_for(loss, job["device"], job["dtype"]):
-            if name == PmlNtXent.name:  # seconds a step
+            # Not what takes seconds a step, or minutes to compile for one figure, or rows in another dtype than ours.
+            if name == SLOWEST or PEERS[name].compiled or PEERS[name].tf32:
                 continue
-            if name in PEERS and (PEERS[name].compiled or PEERS[name].given is not None):
-                continue  # minutes to compile for one figure, or rows in another dtype than ours
             row = {"kind": kind, "implementation": name, "smallest_loss": smallest}
             rows.append(row | _medians(name, job["backend"], batches, temperature))
     return rows

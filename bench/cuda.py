@@ -44,12 +44,14 @@ class EventClock(Clock):
         device: whose memory bounds what is tried.
     """
 
-    tile = (8192, 8192)
-    square: int | None = 8192
+    products: ClassVar[dict[str, tuple[int, int, int | None]]] = {
+        "mm": (8192, 8192, None),
+        "square": (8192, 8192, 8192),
+    }
     on_device = True
     slow_seconds = 1.0
     # A symmetric backward does not pay where blocks run at once: forward 2, the tile again 2, its gradient 2.
-    flops: ClassVar[dict[str, int]] = {"forward": 2, "both": 6}
+    flops = (2, 6)
 
     def __init__(self, device: str = "cuda") -> None:
         self.device = torch.device(device)
@@ -86,7 +88,7 @@ class EventClock(Clock):
         torch.cuda.synchronize()
         return float(start.elapsed_time(end)) / repeats / 1e3
 
-    def room(self) -> int | None:
+    def available(self) -> int | None:
         """What is free on the device, but for a spare part: others may be using it too."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return int((1 - SPARE) * free)

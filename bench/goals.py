@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .peers import OURS, TILED, CrossEntropyTf32
+from .peers import OURS, TILED, TWO_VIEW
 
 MIB = 1 << 20
 GIB = 1 << 30
 ULP = 2.0**-23
 
-TWO_VIEW = ("nt_xent", "supcon")
 PARTS = {"forward": "forward", "both": "forward+backward"}
 
 
@@ -207,7 +206,7 @@ def judge_device(report: Row) -> list[Goal]:
                     share = _median(row, f"{part}_{key}")
                     shares.append(_goal(what, "at least", value, share, row.get("reason", "")))
         if row["n"] in EAGER_ROWS and row["d"] == 128:
-            peer = _best(_select(report["timings"], implementation=CrossEntropyTf32.name, **keys), "both_ratio")
+            peer = _best(_select(report["timings"], implementation="cross_entropy_tf32", **keys), "both_ratio")
             what = f"{named}, {PARTS['both']}: times faster than cross_entropy in TF32"
             ratio = _median(peer, "both_ratio")
             ratios.append(_goal(what, "at least", EAGER_RATIO, ratio, peer.get("reason", "")))

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import accuracy
 from .batches import DTYPES, KINDS, LOSSES
-from .peers import OURS, PmlNtXent, Unavailable, names_for
+from .peers import OURS, SLOWEST, Unavailable, names_for
 
 Job = dict[str, Any]
 
@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TUNED = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "8589934592"}
 """glibc keeps what is freed: big temporaries are not faulted in anew in every step."""
 
-REGIMES = ("default", "tuned")
+REGIMES = {"default": {}, "tuned": TUNED}
+"""Of the allocator: the variables of its process's environment."""
 
 TEMPERATURE = 0.1
 COLUMNS = 128
@@ -59,7 +60,7 @@ class Plan:
     losses: tuple[str, ...] = tuple(LOSSES)
     sizes: tuple[int, ...] = (256, 1024, 4096, 8192)
     memory_sizes: tuple[int, ...] = (256, 1024, 4096, 8192)
-    regimes: tuple[str, ...] = REGIMES
+    regimes: tuple[str, ...] = tuple(REGIMES)
     small: int = 1024
     small_rounds: int = 15
     large_rounds: int = 5
@@ -78,18 +79,18 @@ class Plan:
         return self.device == "cpu"
 
     def _job(self, kind: str, loss: str, n: int, **more: Any) -> Job:
-        common = {"temperature": TEMPERATURE, "d": self.columns[0], "dtype": self.dtypes[0], "regime": REGIMES[0]}
+        common = {"temperature": TEMPERATURE, "d": self.columns[0], "dtype": self.dtypes[0], "regime": "default"}
         chosen = {"device": self.device, "backend": self.backend}
         return {"kind": kind, "loss": loss, "n": n, **common, **chosen, **more}
 
     def timings(self) -> list[Job]:
         """One process per number of columns, dtype, size, loss and regime."""
-        slow = {} if self.slow_peers else {PmlNtXent.name: "takes half a minute a step: timed in the full run only"}
+        slow = {} if self.slow_peers else {SLOWEST: "takes half a minute a step: timed in the full run only"}
         found = []
         for d, dtype, n, loss, regime in product(self.columns, self.dtypes, self.sizes, self.losses, self.regimes):
             more: Job = {"d": d, "dtype": dtype, "regime": regime}
             more["rounds"] = self.small_rounds if n <= self.small else self.large_rounds
-            more["errors"] = regime == REGIMES[0] and (n <= LARGE or not self.on_cpu)
+            more["errors"] = regime == "default" and (n <= LARGE or not self.on_cpu)
             more["gradient_rows"] = GRADIENT_ROWS if n > LARGE else None
             more["captured"] = not self.on_cpu and n <= CAPTURED_UP_TO
             more["skip"] = slow if loss == "pairwise_classes" else {}
@@ -123,12 +124,17 @@ class Plan:
         wanted = self.large and "pairwise_classes" in self.losses
         return [self._job("large", "pairwise_classes", LARGE, implementation=OURS, anchors=512)] if wanted else []
 
+    def work(self) -> dict[str, list[Job]]:
+        """All jobs, by the report's tables."""
+        found = (self.timings(), self.memories(), self.accuracies(), self.larges())
+        return dict(zip(("timings", "memory", "accuracy", "large"), found, strict=True))
+
 
 FULL = Plan()
 QUICK = Plan(
     sizes=(256, 1024),
     memory_sizes=(4096,),
-    regimes=REGIMES[:1],
+    regimes=("default",),
     small_rounds=7,
     temperatures=(0.05, 0.1),
     large=False,
@@ -141,7 +147,7 @@ DEVICE = Plan(
     losses=("nt_xent", "supcon", "info_nce"),
     sizes=(1024, 4096, 16384, 65536, 262144),
     memory_sizes=(),
-    regimes=REGIMES[:1],
+    regimes=("default",),
     small=65536,
     temperatures=(0.01, 0.05, 0.1, 1.0),
     large=False,
@@ -185,8 +191,7 @@ def run(job: Job) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k not in TUNED}
     environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment.setdefault("PAIRPROOF_PEERS", str(ROOT / ".peers"))
-    if job["regime"] == "tuned":
-        environment |= TUNED
+    environment |= REGIMES[job["regime"]]
     process = subprocess.run(
         [sys.executable, "-m", "bench.worker"],
         input=json.dumps(job),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,42 +13,35 @@ import torch
 
 from pairproof import __version__
 
-PACKAGES = (
+PACKAGES = [
     "torch",
     "numpy",
-    "pytorch-metric-learning",
-    "info-nce-pytorch",
-    "bioencoder",
-    "lightly",
     "triton",
+    "lightly",
+    "bioencoder",
+    "info-nce-pytorch",
     "inf-cl",
-)
+    "pytorch-metric-learning",
+]
 
 
-def _first(path: Path, start: str) -> str | None:
-    """What follows the colon on the first line that starts so."""
+def _read(path: str, start: str = "") -> str | None:
+    """The rest of the first line of a file that begins so, without a colon; None if there is none."""
     try:
-        lines = path.read_text().splitlines()
+        lines = Path(path).read_text().splitlines()
     except OSError:
         return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(start)), None)
-
-
-def _governor() -> str | None:
-    try:
-        return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text().strip()
-    except OSError:
-        return None
+    return next((line.removeprefix(start).strip(" \t:") for line in lines if line.startswith(start)), None)
 
 
 def machine() -> dict[str, Any]:
     """The CPU, its cores, memory, frequency governor (None where it cannot be read) and load."""
     return {
-        "cpu": _first(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
+        "cpu": _read("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "memory": _first(Path("/proc/meminfo"), "MemTotal"),
-        "governor": _governor(),
+        "memory": _read("/proc/meminfo", "MemTotal"),
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "system": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
         "load_before": list(os.getloadavg()),
@@ -58,8 +52,6 @@ def versions() -> dict[str, str]:
     """Of Python, ours and the packages that are installed. The original code is loaded from a file: see its rows."""
     found = {"python": platform.python_version(), "pairproof": __version__}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found

@@ -30,15 +30,19 @@ TARGET_SECONDS = 0.03
 SLOW_ROUNDS = 5
 """Of a peer whose step takes longer than its clock's `Clock.slow_seconds`."""
 
+ROWS_TO_CHECK = 8192
+"""Of a batch, at most, whose float64 value is compared with the true one."""
+
 ROUGH = 0.05
 """Relative error of the loss on random rows, in the dtype itself, above which it is wrong and not rounded."""
+
+PARTS = ("forward", "both")
+"""Of a step: the forward half with the graph recorded, and all of it."""
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 """Written to clear_refs it sets the peak of the resident set back to what is resident now (proc(5))."""
-
-SYMMETRIC = ("nt_xent", "supcon", "pairwise_views", "pairwise_classes")
 
 
 def _status_bytes(field: str) -> int:
@@ -73,17 +77,14 @@ def peak_beyond(function: Callable[[], object]) -> int:
 class Clock:
     """Takes samples: here CPU time of this process, in `bench.cuda` time between events of a GPU."""
 
-    tile: tuple[int, int] = (384, 384)
-    """Rows and columns of the matrix product that stands for the machine's best."""
-
-    square: int | None = None
-    """Rows and columns of the large product that stands beside it, if one does."""
+    products: ClassVar[dict[str, tuple[int, int, int | None]]] = {"mm": (384, 384, None)}
+    """Rows, columns and depth (None: the embeddings' columns) of the matrix products that ours is compared with."""
 
     on_device: bool = False
     """Whether a timing measures the peak of memory too; on a CPU that takes a process of its own."""
 
-    flops: ClassVar[dict[str, int]] = {"forward": 1, "both": 4}
-    """Times N*N*D: what "forward" and "both" need at least, each tile made anew for its gradient."""
+    flops: ClassVar[tuple[int, int]] = (1, 4)
+    """Times N*N*D: what `PARTS` need at least, each tile made anew for its gradient."""
 
     slow_seconds: float = 5.0
     """Of one step, above which `SLOW_ROUNDS` rounds do."""
@@ -109,7 +110,7 @@ class Clock:
             function()
         return (time.process_time() - start) / repeats
 
-    def room(self) -> int | None:
+    def available(self) -> int | None:
         """Bytes that one step may take; None where the process itself is limited."""
         return None
 
@@ -149,31 +150,23 @@ def evaluate(step: Step, embeddings: Tensor) -> tuple[float, Tensor]:
     return float(loss.detach()), z.grad
 
 
-def reason_of(error: BaseException) -> str:
-    """An exception as one short line."""
-    text = str(error).strip().splitlines()
-    line = text[0] if text else type(error).__name__
-    if isinstance(error, MemoryError) or "alloc" in line:
-        return "does not fit the memory limit"
-    return f"{type(error).__name__}: {line}"
-
-
 @contextmanager
 def recorded(row: dict[str, Any]) -> Iterator[None]:
-    """Write into a row how what stands within the context ended: as "measured", or as "refused" with the reason."""
+    """Write into a row how the code within the context ended: "measured", or "refused" and the reason."""
     row["status"] = "refused"
     try:
         yield
+        row["status"] = "measured"
     except Unavailable as error:
         row["reason"] = str(error)
     except Exception as error:  # outside code may raise anything, and may run out of memory
-        row["reason"] = reason_of(error)
-    else:
-        row["status"] = "measured"
+        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        out_of_memory = isinstance(error, MemoryError) or "alloc" in line
+        row["reason"] = "does not fit the memory limit" if out_of_memory else f"{type(error).__name__}: {line}"
 
 
 def check_agreement(implementation: Implementation, batch: Batch, temperature: float, true: float) -> None:
-    """Hold an implementation's float64 value to the true one.
+    """Compare an implementation's float64 value with the true one.
 
     Args:
         implementation: to check.
@@ -184,8 +177,7 @@ def check_agreement(implementation: Implementation, batch: Batch, temperature: f
     Raises:
         Unavailable: the values differ, so it computes another loss.
     """
-    rows = implementation.rows_to_check(batch.loss, batch.n)
-    some = batch.first(rows).to(torch.float64)
+    some = batch.first(implementation.rows_to_check.get(batch.loss, ROWS_TO_CHECK)).to(torch.float64)
     expected = true if some.n == batch.n else truth.loss_alone(some, temperature)
     with torch.no_grad():
         found = float(implementation.check_step(some, temperature)(some.embeddings))
@@ -193,94 +185,8 @@ def check_agreement(implementation: Implementation, batch: Batch, temperature: f
         raise Unavailable(f"computes another loss: {found!r} in float64, where {expected!r} is true")
 
 
-class _Contender:
-    """An implementation that passed the check, with its samples."""
-
-    def __init__(self, implementation: Implementation, step: Step, embeddings: Tensor, clock: Clock) -> None:
-        self.name = implementation.name
-        self.implementation = implementation
-        self.run = step
-        self.clock = clock
-        self.embeddings = embeddings
-        self.samples: list[tuple[float, float]] = []
-        # The first call also loads code; a second one that would take long is not spent on the estimate.
-        _, estimate = clock.step(step, embeddings, 1)
-        if estimate < 1.0 or implementation.compiled:
-            _, estimate = clock.step(step, embeddings, 1)
-        self.estimate = estimate
-        self.repeats = min(1000, _repeats(estimate))
-
-    def sample(self) -> tuple[float, float]:
-        gc.collect()
-        with precision_of(self.implementation):
-            found = self.clock.step(self.run, self.embeddings, self.repeats)
-        self.samples.append(found)
-        return found
-
-
-def _repeats(estimate: float) -> int:
-    """How many calls make one sample of something that takes so many seconds."""
-    return max(1, math.ceil(TARGET_SECONDS / max(estimate, 1e-6)))
-
-
-def quartiles(values: Iterable[float]) -> list[float]:
-    """Lower quartile, median, upper quartile."""
-    return [float(v) for v in np.percentile(list(values), [25, 50, 75])]
-
-
-def _milliseconds(values: Iterable[float]) -> list[float]:
-    return [1e3 * value for value in quartiles(values)]
-
-
-def _sampled(job: dict[str, Any]) -> Tensor | None:
-    """The rows whose gradient is compared, spread over the batch; None: all of them."""
-    count, n = job["gradient_rows"], int(job["n"])
-    return None if count is None else torch.arange(0, n, max(1, n // int(count)))
-
-
-def _errors(loss: float, gradient: Tensor, expected: tuple[float, Tensor], job: dict[str, Any]) -> dict[str, float]:
-    rows = _sampled(job)
-    return truth.errors(loss, gradient if rows is None else gradient[rows.to(gradient.device)], expected)
-
-
-def _prepare(
-    job: dict[str, Any], batches: dict[str, Batch], truths: dict[str, tuple[float, Tensor]], clock: Clock
-) -> tuple[dict[str, _Contender], dict[str, dict[str, Any]]]:
-    """Load, check and warm up every implementation. Return those that are to be timed, and the rows of all."""
-    temperature, batch = float(job["temperature"]), batches["random"]
-    true = truths["random"][0] if truths else truth.loss_alone(batch, temperature)
-    embeddings, room = batch.embeddings.clone().requires_grad_(), clock.room()
-    contenders: dict[str, _Contender] = {}
-    rows: dict[str, dict[str, Any]] = {}
-    for name in names_for(batch.loss, job["device"], job["dtype"]):
-        row = rows[name] = {"implementation": name}
-        with recorded(row):
-            if name in job["skip"]:
-                raise Unavailable(job["skip"][name])
-            implementation = load(name, job["backend"])
-            row["version"] = implementation.version()
-            refused = implementation.refuses(batch.loss, batch.n)
-            refused = refused or implementation.does_not_fit(batch.loss, batch.n, batch.embeddings.dtype, room)
-            if refused is not None:
-                raise Unavailable(refused)
-            check_agreement(implementation, batch, temperature, true)
-            row["errors"] = {}
-            given = implementation.given or batch.embeddings.dtype
-            with precision_of(implementation):
-                for kind, expected in truths.items():
-                    of_kind = batches[kind].to(given)
-                    found = evaluate(implementation.step(of_kind, temperature), of_kind.embeddings)
-                    row["errors"][kind] = _errors(*found, expected, job)
-                check_roughly(row["errors"])
-                own = embeddings.detach().to(given).requires_grad_()
-                contenders[name] = _Contender(implementation, implementation.step(batch, temperature), own, clock)
-                if clock.on_device:
-                    row["bytes"] = clock.peak(contenders[name].run, own)
-    return contenders, rows
-
-
 def check_roughly(errors: dict[str, dict[str, float]]) -> None:
-    """Hold what was computed in the dtype itself to the truth, roughly: the check in float64 saw other kernels.
+    """Compare what was computed in the dtype itself with the truth, roughly: the float64 check ran other kernels.
 
     Args:
         errors: by kind of batch; losses of trained-like rows may be too small for some dtypes and are not judged.
@@ -293,60 +199,117 @@ def check_roughly(errors: dict[str, dict[str, float]]) -> None:
         raise Unavailable(f"its loss in this dtype is {error:.0%} off")
 
 
-def _product(clock: Clock, shape: tuple[int, int, int], like: Tensor) -> Callable[[], float]:
-    """A sample of a matrix product of a shape (rows, columns, depth) in a tensor's dtype."""
-    rows, columns, depth = shape
-    a, b = (torch.randn(size, depth, device=like.device, dtype=like.dtype) for size in (rows, columns))
-    out = torch.mm(a, b.T)
-
-    def multiply() -> Tensor:
-        return torch.mm(a, b.T, out=out)
-
-    repeats = _repeats(clock.call(multiply, 20))
-    return lambda: clock.call(multiply, repeats)
+def quartiles(values: Iterable[float], unit: float = 1.0) -> list[float]:
+    """Lower quartile, median, upper quartile, in a unit."""
+    return [float(v) / unit for v in np.percentile(list(values), [25, 50, 75])]
 
 
-def _products(clock: Clock, d: int) -> dict[str, tuple[int, int, int]]:
-    """What is multiplied beside ours, by name: rows, columns, depth."""
-    shapes = {"mm": (*clock.tile, d)}
-    return shapes if clock.square is None else shapes | {"square": (clock.square,) * 3}
+def _repeats(estimate: float) -> int:
+    """How many calls make one sample of something that takes so many seconds."""
+    return max(1, math.ceil(TARGET_SECONDS / max(estimate, 1e-6)))
 
 
-def _pair(ours: _Contender, sample: Callable[[], Any], number: int) -> tuple[tuple[float, float], Any]:
-    """A sample of ours and one of something else, in an order that alternates with the number of the round."""
-    if number % 2:
-        other = sample()
-        return ours.sample(), other
-    return ours.sample(), sample()
+class _Contender:
+    """An implementation that passed the checks, with its samples."""
+
+    def __init__(self, implementation: Implementation, step: Step, embeddings: Tensor, clock: Clock) -> None:
+        self.implementation, self.run, self.embeddings, self.clock = implementation, step, embeddings, clock
+        self.samples: list[tuple[float, float]] = []
+        # The first call also loads code; a second one that would take long is not spent on the estimate.
+        _, self.estimate = clock.step(step, embeddings, 1)
+        if self.estimate < 1.0 or implementation.compiled:
+            _, self.estimate = clock.step(step, embeddings, 1)
+        self.repeats = min(1000, _repeats(self.estimate))
+
+    def sample(self) -> tuple[float, float]:
+        gc.collect()
+        with precision_of(self.implementation):
+            self.samples.append(self.clock.step(self.run, self.embeddings, self.repeats))
+        return self.samples[-1]
+
+    def beside(self, sample: Callable[[], Any], number: int) -> tuple[tuple[float, float], Any]:
+        """A sample of this and one of something else, in an order that alternates with the number of the round."""
+        if number % 2:
+            other = sample()
+            return self.sample(), other
+        return self.sample(), sample()
 
 
-def _captured(
-    job: dict[str, Any],
-    ours: _Contender,
-    batches: dict[str, Batch],
-    truths: dict[str, tuple[float, Tensor]],
-    clock: Clock,
-) -> dict[str, Any]:
-    """The row of our step replayed as one graph: its errors, and its time alternated with that of the step itself."""
-    row: dict[str, Any] = {"implementation": CAPTURED, "version": ours.implementation.version(), "errors": {}}
-    with recorded(row):
+class _Timing:
+    """One job: its batches, their truths, and the rows of what is measured."""
+
+    def __init__(self, job: dict[str, Any], clock: Clock) -> None:
+        self.job, self.clock, self.temperature = job, clock, float(job["temperature"])
+        n, d, dtype = job["n"], job["d"], DTYPES[job["dtype"]]
+        # Rounded to the dtype at once: the truth is that of the rows which every implementation is given.
+        self.batches = {kind: make_batch(job["loss"], n, d, kind, device=job["device"]).to(dtype) for kind in KINDS}
+        self.batch = self.batches["random"]
+        # The rows whose gradient is compared, spread over the batch.
+        self.compared = torch.arange(0, n, max(1, n // (job["gradient_rows"] or n)), device=job["device"])
+        self.truths = {
+            kind: truth.loss_and_gradient(batch, self.temperature, self.compared)
+            for kind, batch in self.batches.items()
+            if job["errors"]
+        }
+        self.true = self.truths["random"][0] if self.truths else truth.loss_alone(self.batch, self.temperature)
+
+    def errors(self, kind: str, loss: float, gradient: Tensor) -> dict[str, float]:
+        return truth.errors(loss, gradient[self.compared], self.truths[kind])
+
+    def prepare(self, name: str, row: dict[str, Any]) -> _Contender:
+        """Load, check and warm up an implementation."""
+        if name in self.job["skip"]:
+            raise Unavailable(self.job["skip"][name])
+        implementation = load(name, self.job["backend"])
+        row["version"] = implementation.version(implementation.loaded)
+        dtype = self.batch.embeddings.dtype
+        implementation.check_memory(self.batch.loss, self.batch.n, dtype, self.clock.available())
+        check_agreement(implementation, self.batch, self.temperature, self.true)
+        given = implementation.given(dtype)
+        row["errors"] = {}
+        with precision_of(implementation):
+            for kind in self.truths:
+                batch = self.batches[kind].to(given)
+                step = implementation.step(batch, self.temperature)
+                row["errors"][kind] = self.errors(kind, *evaluate(step, batch.embeddings))
+            check_roughly(row["errors"])
+            embeddings = self.batch.embeddings.detach().to(given, copy=True).requires_grad_()
+            step = implementation.step(self.batch, self.temperature)
+            contender = _Contender(implementation, step, embeddings, self.clock)
+            if self.clock.on_device:
+                row["bytes"] = self.clock.peak(step, embeddings)
+        return contender
+
+    def captured(self, ours: _Contender, row: dict[str, Any]) -> None:
+        """Our step replayed as one graph: its errors, and its time alternated with that of the step itself."""
         embeddings = ours.embeddings.detach().clone().requires_grad_()
-        replay, loss = clock.capture(ours.run, embeddings)
+        replay, loss = self.clock.capture(ours.run, embeddings)
         # The random rows last: they are the ones that are timed.
         for kind in reversed(KINDS):
             with torch.no_grad():
-                embeddings.copy_(batches[kind].embeddings)
+                embeddings.copy_(self.batches[kind].embeddings)
             replay()
             assert embeddings.grad is not None  # the graph writes it
-            if kind in truths:
-                row["errors"][kind] = _errors(float(loss), embeddings.grad, truths[kind], job)
+            if kind in self.truths:
+                row["errors"][kind] = self.errors(kind, float(loss), embeddings.grad)
         check_roughly(row["errors"])
-        repeats = _repeats(clock.call(replay, 20))
-        pairs = [_pair(ours, lambda: clock.call(replay, repeats), number) for number in range(int(job["rounds"]))]
+        repeats = _repeats(self.clock.call(replay, 20))
+        pairs = [ours.beside(lambda: self.clock.call(replay, repeats), number) for number in range(self.job["rounds"])]
         row |= {"rounds": len(pairs), "repeats": repeats}
-        row["both_ms"] = _milliseconds(theirs for _, theirs in pairs)
+        row["both_ms"] = quartiles((theirs for _, theirs in pairs), 1e-3)
         row["both_ratio"] = quartiles(theirs / mine for (_, mine), theirs in pairs)
-    return row
+
+    def product(self, shape: tuple[int, int, int]) -> Callable[[], float]:
+        """A sample of a matrix product of a shape (rows, columns, depth) in the embeddings' dtype."""
+        rows, columns, depth = shape
+        a, b = (self.batch.embeddings.new_empty(size, depth).normal_() for size in (rows, columns))
+        out = torch.mm(a, b.T)
+
+        def multiply() -> Tensor:
+            return torch.mm(a, b.T, out=out)
+
+        repeats = _repeats(self.clock.call(multiply, 20))
+        return lambda: self.clock.call(multiply, repeats)
 
 
 def time_loss(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
@@ -361,42 +324,53 @@ def time_loss(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     Returns:
         One row per implementation, in the format that `bench.report` describes; on a GPU with ``bytes``.
     """
-    loss, n, d, temperature = str(job["loss"]), int(job["n"]), int(job["d"]), float(job["temperature"])
-    # Rounded to the dtype at once: the truth is that of the rows which every implementation is given.
-    dtype = DTYPES[job["dtype"]]
-    batches = {kind: make_batch(loss, n, d, kind, device=job["device"]).to(dtype) for kind in KINDS}
-    truths = {}
-    if job["errors"]:
-        truths = {kind: truth.loss_and_gradient(batch, temperature, _sampled(job)) for kind, batch in batches.items()}
-    contenders, rows = _prepare(job, batches, truths, clock)
-    contenders = {name: found for name, found in contenders.items() if rows[name]["status"] == "measured"}
-    ours = contenders.pop(OURS, None)
+    timing = _Timing(job, clock)
+    rows: dict[str, dict[str, Any]] = {}
+    peers: dict[str, _Contender] = {}
+    for name in names_for(job["loss"], job["device"], job["dtype"]):
+        rows[name] = {"implementation": name}
+        with recorded(rows[name]):
+            peers[name] = timing.prepare(name, rows[name])
+    ours = peers.pop(OURS, None)
     if ours is None:
-        for row in rows.values():
-            if row["status"] == "measured":
-                row |= {"status": "refused", "reason": "ours could not be measured beside it"}
+        for name in peers:
+            rows[name] |= {"status": "refused", "reason": "ours could not be measured beside it"}
         return list(rows.values())
-    products = _products(clock, d)
-    multiply = {name: _product(clock, shape, ours.embeddings) for name, shape in products.items()}
-    pairs: dict[str, list[Any]] = {name: [] for name in (*products, *contenders)}
+    shapes = {name: (*shape[:2], shape[2] or job["d"]) for name, shape in clock.products.items()}
+    products = {name: timing.product(shape) for name, shape in shapes.items()}
+    pairs: dict[str, list[Any]] = {name: [] for name in (*products, *peers)}
     gc.disable()
-    for number in range(int(job["rounds"])):
-        for name, sample in multiply.items():
-            pairs[name].append(_pair(ours, sample, 0))
-        for name, peer in contenders.items():
+    for number in range(job["rounds"]):
+        for name, sample in products.items():
+            pairs[name].append(ours.beside(sample, 0))
+        for name, peer in peers.items():
             if peer.estimate <= clock.slow_seconds or number < SLOW_ROUNDS:
-                pairs[name].append(_pair(ours, peer.sample, number))
+                pairs[name].append(ours.beside(peer.sample, number))
     gc.enable()
-    for name, contender in {OURS: ours, **contenders}.items():
+    for name, contender in {OURS: ours, **peers}.items():
         rows[name] |= {"rounds": len(pairs["mm" if name == OURS else name]), "repeats": contender.repeats}
-        for index, part in enumerate(("forward", "both")):
-            rows[name][f"{part}_ms"] = _milliseconds(sample[index] for sample in contender.samples)
+        for index, part in enumerate(PARTS):
+            rows[name][f"{part}_ms"] = quartiles((sample[index] for sample in contender.samples), 1e-3)
             if name != OURS:
                 rows[name][f"{part}_ratio"] = quartiles(theirs[index] / mine[index] for mine, theirs in pairs[name])
-    for product, shape in products.items():
-        rows[OURS] |= _shares(product, shape, pairs[product], clock.flops, n * n * d if loss in SYMMETRIC else None)
-    captured = [_captured(job, ours, batches, truths, clock)] if job["captured"] else []
-    return [*rows.values(), *captured]
+    for name, shape in shapes.items():
+        work = 2 * math.prod(shape)
+        rows[OURS][f"{name}_gflops"] = work / float(np.median([seconds for _, seconds in pairs[name]])) / 1e9
+        # The two towers of InfoNCE are not counted in N*N*D.
+        for index, part in enumerate(PARTS if job["loss"] != "info_nce" else ()):
+            flops = clock.flops[index] * job["n"] ** 2 * job["d"]
+            key = "share" if name == "mm" else f"{name}_share"
+            rows[OURS][f"{part}_{key}"] = quartiles(
+                flops / mine[index] / (work / seconds) for mine, seconds in pairs[name]
+            )
+            if name == "mm":
+                rows[OURS][f"{part}_gflops"] = float(np.median([flops / mine[index] for mine, _ in pairs[name]])) / 1e9
+    if job["captured"]:
+        version = ours.implementation.version(ours.implementation.loaded)
+        rows[CAPTURED] = {"implementation": CAPTURED, "version": version, "errors": {}}
+        with recorded(rows[CAPTURED]):
+            timing.captured(ours, rows[CAPTURED])
+    return list(rows.values())
 
 
 def median_of_processes(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -419,29 +393,3 @@ def median_of_processes(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, 
             row["processes"] = len(same)
         rows.append(row)
     return rows
-
-
-def _shares(
-    product: str, shape: tuple[int, int, int], pairs: list[Any], flops: dict[str, int], unit: int | None
-) -> dict[str, Any]:
-    """What ours does a second, and what share that is of a product in the same run.
-
-    Args:
-        product: "mm" or "square".
-        shape: of the product.
-        pairs: (ours, seconds of one product).
-        flops: how many units forward and both are.
-        unit: N*N*D; None where the loss is not counted in these.
-    """
-    work = 2 * math.prod(shape)
-    found: dict[str, Any] = {f"{product}_gflops": work / float(np.median([seconds for _, seconds in pairs])) / 1e9}
-    if unit is None:
-        return found
-    key = "share" if product == "mm" else f"{product}_share"
-    for index, part in enumerate(("forward", "both")):
-        rates = [flops[part] * unit / mine[index] for mine, _ in pairs]
-        shares = [rate / (work / seconds) for rate, (_, seconds) in zip(rates, pairs, strict=True)]
-        if product == "mm":
-            found[f"{part}_gflops"] = float(np.median(rates)) / 1e9
-        found[f"{part}_{key}"] = quartiles(shares)
-    return found

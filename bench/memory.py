@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from . import truth
 from .batches import DTYPES, make_batch
 from .measure import Clock, evaluate, recorded
-from .peers import Ours, Step, Unavailable, load
+from .peers import Step, load, ours
 
 BUILT_IN = ("aten", "prim", "prims")
 
@@ -32,9 +32,7 @@ def step_memory(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     row: dict[str, Any] = {"implementation": job["implementation"]}
     with recorded(row):
         implementation = load(job["implementation"], job["backend"])
-        refused = implementation.refuses(loss, n)
-        if refused is not None:
-            raise Unavailable(refused)
+        implementation.check_memory(loss, n, DTYPES[job["dtype"]], None)
         # A small step first: it loads code and lets the libraries make their own buffers, which are not the loss's.
         small, batch = (
             make_batch(loss, rows, int(job["d"]), device=job["device"]).to(DTYPES[job["dtype"]]) for rows in (64, n)
@@ -64,7 +62,7 @@ def large_step(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     n, temperature = int(job["n"]), float(job["temperature"])
     batch = make_batch(job["loss"], n, job["d"])
     with torch.no_grad():
-        values = Ours(job["backend"]).step(batch, temperature, reduction="none")(batch.embeddings)
+        values = ours(job["backend"], batch, temperature, reduction="none")(batch.embeddings)
     rows = torch.arange(0, n, max(1, n // int(job["anchors"])))
     true = truth.anchor_values(batch, temperature, rows)
     found["worst_anchor_error"] = float(((values[rows].to(torch.float64) - true).abs() / true).max())

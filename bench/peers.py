@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,479 +21,406 @@ from torch import Tensor
 
 from pairproof import __version__, fast
 
-from .batches import DTYPES, Batch
+from .batches import LOSSES, Batch
 
 Step = Callable[[Tensor], Tensor]
 """From embeddings ``[N, D]`` to the loss, a scalar."""
+
+Make = Callable[[Any, Batch, float], Step]
+"""From what an implementation loads, a batch and a temperature to the loss of the batch's labels or partners.
+
+It raises `Unavailable` where there is no such loss.
+"""
 
 OURS = "pairproof"
 TILED = "pairproof_tiled"
 CAPTURED = "pairproof_captured"
 """`pairproof.fast` on a GPU beside the "auto" backend: tiles in plain torch, and a step replayed as one graph."""
 
-GIB = 1 << 30
+SLOWEST = "pml_ntxent"
+"""The peer that needs seconds a step."""
 
-AGREEMENT = 1e-9
-"""Relative difference of float64 values above which two implementations compute different losses."""
+GIB = 1 << 30
+LIMIT = 8 * GIB
+"""Bytes that one step may take by its measured growth; the check in float64 takes twice that."""
 
 
 class Unavailable(Exception):
-    """An implementation that cannot be measured, with the reason."""
+    """An implementation cannot be measured; the message is the reason."""
 
 
-class Implementation(ABC):
-    """One implementation of some of the losses."""
+@dataclass(frozen=True)
+class Implementation:
+    """One implementation of some of the losses.
 
-    name: ClassVar[str]
-    title: ClassVar[str]
-    losses: ClassVar[tuple[str, ...]]
+    Attributes:
+        name: in the report.
+        title: in tables and the plot.
+        colour: of its line in the plot.
+        losses: names of `batches.LOSSES`.
+        make: its step.
+        load: returns what ``make`` is given.
+        version: from that to the version in the report.
+        exact: its step for the check in float64, if that differs because the kernels have no float64.
+        agreement: relative difference of float64 values above which it computes another loss.
+        rows_to_check: rows of the batch, at most, on which its float64 value is compared, by loss.
+        matrices: N x N matrices that one step holds at its peak, as measured on a CPU at 4096 rows, or these by loss.
+        entry_bytes: least number of bytes of an entry of these, where it is not that of the embeddings.
+        growth: factor and power of N of its peak in bytes, where that grows faster, by loss.
+        accelerator: whether it is measured on a GPU only.
+        tf32: whether it is measured in the bfloat16 jobs only, on float32 rows with TF32 products.
+        compiled: whether its first step is slow because it is compiled.
+        loaded: what ``load`` returned.
+    """
 
-    accelerator: ClassVar[bool] = False
-    """Whether it is measured on a GPU only."""
-    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
-    """The job's dtypes in which it is measured."""
-    given: ClassVar[torch.dtype | None] = None
-    """The dtype of its embeddings, if that is not the job's."""
-    tf32: ClassVar[bool] = False
-    """Whether its float32 products may round to TF32 in every job."""
-    compiled: ClassVar[bool] = False
-    """Whether its first step is slow because it is compiled."""
-    agreement: ClassVar[float] = AGREEMENT
-    """Relative difference that the check allows."""
-    matrices: ClassVar[float | dict[str, float]] = 0.0
-    """N x N matrices of the embeddings' dtype that one step holds at its peak, or that number by loss, as measured on
-    a CPU at 4096 rows; 0 if its memory is linear."""
+    name: str
+    title: str
+    colour: str
+    losses: tuple[str, ...]
+    make: Make
+    load: Callable[[], Any] = lambda: None
+    version: Callable[[Any], str] = lambda _: f"written here, torch {torch.__version__}"
+    exact: Make | None = None
+    agreement: float = 1e-9
+    rows_to_check: Mapping[str, int] = field(default_factory=dict)
+    matrices: float | Mapping[str, float] = 0.0
+    entry_bytes: int = 0
+    growth: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    accelerator: bool = False
+    tf32: bool = False
+    compiled: bool = False
+    loaded: Any = None
 
-    def version(self) -> str:
-        """The version that the report shows."""
-        return f"written here, torch {torch.__version__}"
+    def given(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of its embeddings in a job of some dtype."""
+        return torch.float32 if self.tf32 else dtype
 
-    def does_not_fit(self, loss: str, n: int, dtype: torch.dtype, room: int | None) -> str | None:
-        """Return why one step does not fit into a device's memory, or None if it does.
+    def step(self, batch: Batch, temperature: float) -> Step:
+        """The step that is timed."""
+        return self.make(self.loaded, batch, temperature)
+
+    def check_step(self, batch: Batch, temperature: float) -> Step:
+        """The step that is checked in float64."""
+        return (self.exact or self.make)(self.loaded, batch, temperature)
+
+    def check_memory(self, loss: str, n: int, dtype: torch.dtype, available: int | None) -> None:
+        """Estimate the memory of one step.
 
         Args:
             loss: a name of `batches.LOSSES`.
             n: rows.
             dtype: of the embeddings.
-            room: bytes that one step may take; None if there is no limit beforehand.
-        """
-        count = self.matrices[loss] if isinstance(self.matrices, dict) else self.matrices
-        needed = count * n * n * (self.given or dtype).itemsize
-        if room is None or needed <= room:
-            return None
-        return f"needs about {needed / GIB:.0f} GiB ({count:g} N x N matrices), where {room / GIB:.0f} GiB are free"
-
-    def refuses(self, loss: str, n: int) -> str | None:
-        """Return why this loss is not measured at this size, or None if it is."""
-        return None
-
-    def rows_to_check(self, loss: str, n: int) -> int:
-        """Number of rows of the batch on which its float64 value is compared."""
-        return min(n, 8192)
-
-    def check_step(self, batch: Batch, temperature: float) -> Step:
-        """The step that is checked in float64. It differs where the kernels have no float64."""
-        return self.step(batch, temperature)
-
-    @abstractmethod
-    def step(self, batch: Batch, temperature: float) -> Step:
-        """The loss of a batch's labels or partners, as a function of its embeddings.
+            available: bytes that one step may take; None if there is no limit beforehand.
 
         Raises:
-            Unavailable: it has no such loss.
+            Unavailable: it would not fit.
         """
+        factor, power = self.growth.get(loss, (0.0, 0))
+        if factor * n**power > LIMIT:
+            raise Unavailable(f"its memory grows as {factor:g} N^{power} bytes, here beyond {LIMIT / GIB:.0f} GiB")
+        count = self.matrices if isinstance(self.matrices, float) else self.matrices[loss]
+        needed = count * n * n * max(dtype.itemsize, self.entry_bytes)
+        if available is not None and needed > available:
+            needs = f"needs about {needed / GIB:.0f} GiB ({count:g} N x N matrices)"
+            raise Unavailable(f"{needs}, where {available / GIB:.0f} GiB are free")
 
 
-class Ours(Implementation):
-    """`pairproof.fast`."""
+Maker = TypeVar("Maker", bound=Make)
 
-    name = OURS
-    title = "pairproof.fast"
-    losses = ("nt_xent", "supcon", "pairwise_views", "pairwise_classes", "info_nce")
+PEERS: dict[str, Implementation] = {}
+"""By name, `pairproof.fast` first."""
 
-    def __init__(self, backend: str = "auto") -> None:
-        self.options: dict[str, Any] = {} if backend == "auto" else {"backend": backend}
-        self.backend = backend
-
-    def version(self) -> str:
-        """The version and the backend."""
-        return f"{__version__}, backend {self.backend}"
-
-    def step(self, batch: Batch, temperature: float, reduction: Literal["mean_pairs", "none"] = "mean_pairs") -> Step:
-        """The public function of the loss; the pairwise losses take the reduction."""
-        options = {"temperature": temperature, **self.options}
-        labels, partners = batch.labels, batch.partners
-        if batch.loss == "nt_xent":
-            return lambda z: fast.nt_xent_loss(z, partners, **options)
-        if batch.loss == "supcon":
-            return lambda z: fast.supcon_loss(z, labels, **options)
-        if batch.loss == "info_nce":
-            return lambda z: fast.info_nce_loss(*z.chunk(2), direction="a_to_b", **options)
-        return lambda z: fast.nt_xent_pairwise_loss(z, labels, reduction=reduction, **options)
+TWO_VIEW = ("nt_xent", "supcon")
 
 
-class OursTiled(Ours):
-    """`pairproof.fast` in plain torch, where "auto" takes GPU kernels."""
+def _entry(name: str, title: str, colour: str, losses: tuple[str, ...], **facts: Any) -> Callable[[Maker], Maker]:
+    """Enter a function as the step of an implementation; the arguments are the attributes of `Implementation`."""
 
-    name, title, accelerator = TILED, "pairproof.fast, tiled", True
+    def enter(make: Maker) -> Maker:
+        PEERS[name] = Implementation(name, title, colour, losses, make, **facts)
+        return make
 
-    def __init__(self) -> None:
-        super().__init__("tiled")
+    return enter
 
 
-def _cross_entropy(z: Tensor, partners: Tensor, temperature: float) -> Tensor:
-    """NT-Xent on the full matrix, without writing in place, so that a compiler can fuse the mask of the diagonal."""
+def _ours(backend: str) -> dict[str, Any]:
+    return {"load": lambda: backend, "version": lambda backend: f"{__version__}, backend {backend}"}
+
+
+def _adapted(adapter: str) -> dict[str, Any]:
+    """How to load a package by an adapter of the harness, given as module:class, and what its version is."""
+
+    def load() -> Any:
+        # The harness and what it imports are loaded only in processes that need them.
+        from pairproof.conformance.implementations.base import Unavailable as NotLoaded
+
+        try:
+            return pkgutil.resolve_name(f"pairproof.conformance.implementations.{adapter}")({}, "cpu")
+        except NotLoaded as error:
+            raise Unavailable(str(error)) from None
+
+    return {"load": load, "version": lambda peer: str(peer.version())}
+
+
+@_entry(CAPTURED, "pairproof.fast, captured as a graph", "#000000", ())
+@_entry(TILED, "pairproof.fast, tiled", "#777777", tuple(LOSSES), accelerator=True, **_ours("tiled"))
+@_entry(OURS, "pairproof.fast", "#000000", tuple(LOSSES), **_ours("auto"))
+def ours(
+    backend: str, batch: Batch, temperature: float, reduction: Literal["mean_pairs", "none"] = "mean_pairs"
+) -> Step:
+    """The public function of the loss; the pairwise losses take the reduction."""
+    options: dict[str, Any] = {"temperature": temperature} | ({} if backend == "auto" else {"backend": backend})
+    labels, partners = batch.labels, batch.partners
+    if batch.loss == "nt_xent":
+        return lambda z: fast.nt_xent_loss(z, partners, **options)
+    if batch.loss == "supcon":
+        return lambda z: fast.supcon_loss(z, labels, **options)
+    if batch.loss == "info_nce":
+        return lambda z: fast.info_nce_loss(*z.chunk(2), direction="a_to_b", **options)
+    return lambda z: fast.nt_xent_pairwise_loss(z, labels, reduction=reduction, **options)
+
+
+def _logits(z: Tensor, temperature: float) -> Tensor:
     y = F.normalize(z, dim=1)
+    return y @ y.T / temperature
+
+
+TF32: dict[str, Any] = {"accelerator": True, "tf32": True, "entry_bytes": 4}
+
+
+@_entry("cross_entropy_tf32", "cross_entropy, float32 rows, TF32", "#004c78", TWO_VIEW, matrices=3.1, **TF32)
+@_entry("cross_entropy", "cross_entropy, full matrix", "#0072b2", (*TWO_VIEW, "pairwise_views"), matrices=3.1)
+def cross_entropy(_: None, batch: Batch, temperature: float) -> Step:
+    """NT-Xent as one call on the matrix of all logits: targets are the partners, -inf excludes the diagonal."""
+    return lambda z: F.cross_entropy(_logits(z, temperature).fill_diagonal_(float("-inf")), batch.partners)
+
+
+@cache
+def _compiled(function: Any) -> Any:
+    return torch.compile(function, dynamic=False)
+
+
+def _without_writing_in_place(z: Tensor, partners: Tensor, temperature: float) -> Tensor:
+    """The same, such that a compiler can fuse the mask of the diagonal."""
     rows = torch.arange(len(z), device=z.device)
-    logits = (y @ y.T / temperature).masked_fill(rows[:, None] == rows[None, :], float("-inf"))
+    logits = _logits(z, temperature).masked_fill(rows[:, None] == rows[None, :], float("-inf"))
     return F.cross_entropy(logits, partners)
 
 
-class CrossEntropy(Implementation):
-    """NT-Xent as one call of cross_entropy on the matrix of all similarities."""
-
-    name = "cross_entropy"
-    title = "cross_entropy, full matrix"
-    losses: ClassVar[tuple[str, ...]] = ("nt_xent", "supcon", "pairwise_views")
-    matrices = 3.1
-
-    def step(self, batch: Batch, temperature: float) -> Step:
-        """Targets are the partners; the diagonal is excluded by -inf."""
-        partners = batch.partners
-
-        def loss(z: Tensor) -> Tensor:
-            y = F.normalize(z, dim=1)
-            logits = y @ y.T / temperature
-            return F.cross_entropy(logits.fill_diagonal_(float("-inf")), partners)
-
-        return loss
+def _not_compiled(_: None, batch: Batch, temperature: float) -> Step:
+    """The same code: a second compilation for float64 would show nothing more."""
+    return lambda z: _without_writing_in_place(z, batch.partners, temperature)
 
 
-class CrossEntropyTf32(CrossEntropy):
-    """The same on float32 rows with TF32 products, in the bfloat16 jobs."""
-
-    name, title = "cross_entropy_tf32", "cross_entropy, float32 rows, TF32"
-    losses: ClassVar[tuple[str, ...]] = ("nt_xent", "supcon")
-    accelerator, dtypes, given, tf32 = True, ("bfloat16",), torch.float32, True
+COMPILED: dict[str, Any] = {"accelerator": True, "compiled": True}
 
 
-class CompiledCrossEntropy(CrossEntropy):
-    """The same under torch.compile, for one loss: the code of the others is the same."""
-
-    name, title = "cross_entropy_compiled", "cross_entropy, compiled"
-    losses: ClassVar[tuple[str, ...]] = ("nt_xent",)
-    accelerator, compiled = True, True
-
-    @cached_property
-    def function(self) -> Any:
-        """The compiled function, shared by all steps."""
-        return torch.compile(_cross_entropy, dynamic=False)
-
-    def step(self, batch: Batch, temperature: float) -> Step:
-        """The compiled function."""
-        return self._step(self.function, batch, temperature)
-
-    def check_step(self, batch: Batch, temperature: float) -> Step:
-        """The same code, not compiled: a second compilation for float64 would show nothing more."""
-        return self._step(_cross_entropy, batch, temperature)
-
-    @staticmethod
-    def _step(function: Callable[..., Tensor], batch: Batch, temperature: float) -> Step:
-        return lambda z: function(z, batch.partners, temperature)
+@_entry(
+    "cross_entropy_compiled",
+    "cross_entropy, compiled",
+    "#6fb7e9",
+    ("nt_xent",),
+    exact=_not_compiled,
+    matrices=3.1,
+    **COMPILED,
+)
+def _cross_entropy_compiled(_: None, batch: Batch, temperature: float) -> Step:
+    """For one loss: the code of the others is the same."""
+    return lambda z: _compiled(_without_writing_in_place)(z, batch.partners, temperature)
 
 
-class FlexAttention(Implementation):
+FLEX_WIDTH = 16
+"""Columns of the values: the fewest that a matrix product of FlexAttention's kernels takes."""
+FLEX_BLOCK = 128
+"""Rows and columns of a block of its mask: the library's default."""
+
+
+def different_rows(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """Which pairs count, in the form that FlexAttention takes."""
+    return row != column
+
+
+def mask_without_diagonal(flex: Any, n: int, device: torch.device) -> Any:
+    """FlexAttention's mask that excludes the diagonal. Only blocks on the diagonal evaluate single pairs.
+
+    Where its blocks divide the rows it is written down block by block: the library would make it from N x N
+    booleans, 64 GiB of them at 262144 rows.
+    """
+    count, rest = divmod(n, FLEX_BLOCK)
+    if rest or count == 1:
+        return flex.create_block_mask(different_rows, None, None, n, n, device=str(device))
+    one = torch.ones(1, 1, count, dtype=torch.int32, device=device)
+    # Row r lists r first, then the others in turn.
+    listed = torch.arange(count, dtype=torch.int32, device=device)
+    blocks = ((listed[:, None] + listed[None, :]) % count)[None, None]
+    others = blocks.roll(-1, dims=-1).contiguous()
+    return flex.BlockMask.from_kv_blocks(
+        one, blocks.contiguous(), (count - 1) * one, others, FLEX_BLOCK, different_rows
+    )
+
+
+def flex_attention(flex: Any, batch: Batch, temperature: float, compiled: bool = False) -> Step:
     """NT-Xent by FlexAttention's logsumexp: attention of the rows over all other rows.
 
     The attention's output is not used, so its values are as narrow as the kernels take them, and have no gradient.
     The gradient flows through the logsumexp, by queries and by keys; on a CPU there is none.
     """
+    function = _compiled(flex.flex_attention) if compiled else flex.flex_attention
+    partners, mask = batch.partners, mask_without_diagonal(flex, batch.n, batch.embeddings.device)
+    # The older keyword is deprecated where the newer one exists.
+    newer = hasattr(flex, "AuxRequest")
+    requested = {"return_aux": flex.AuxRequest(lse=True)} if newer else {"return_lse": True}
 
-    name, title, losses = "flex_attention", "FlexAttention's logsumexp, compiled", ("nt_xent",)
-    accelerator, compiled = True, True
+    def loss(z: Tensor) -> Tensor:
+        y = F.normalize(z, dim=1)
+        rows, values = y[None, None], y[None, None, :, :FLEX_WIDTH].detach()
+        _, found = function(rows, rows, values, block_mask=mask, scale=1 / temperature, **requested)
+        denominators: Tensor = getattr(found, "lse", found)[0, 0]
+        if z.requires_grad and torch.is_grad_enabled() and not denominators.requires_grad:
+            raise Unavailable(f"FlexAttention of torch {torch.__version__} gives its logsumexp no gradient")
+        wide = y.to(denominators.dtype)
+        return (denominators - (wide * wide[partners]).sum(dim=1) / temperature).mean()
 
-    width: ClassVar[int] = 16
-    """Columns of the values: the fewest that a matrix product of its kernels takes."""
-    block: ClassVar[int] = 128
-    """Rows and columns of a block of its mask: the library's default."""
-
-    def __init__(self) -> None:
-        self.module = _module("torch.nn.attention.flex_attention", f"torch {torch.__version__} has no FlexAttention")
-        request = getattr(self.module, "AuxRequest", None)
-        # The older keyword is deprecated where there is the newer one.
-        self.requested: dict[str, Any] = {"return_lse": True} if request is None else {"return_aux": request(lse=True)}
-
-    @cached_property
-    def function(self) -> Any:
-        """The compiled function, shared by all steps."""
-        return torch.compile(self.module.flex_attention, dynamic=False)
-
-    def everyone_else(self, n: int, device: torch.device) -> Any:
-        """The mask that excludes the diagonal. Only blocks on the diagonal look at single pairs.
-
-        Where its blocks divide the rows it is written down block by block: the library would make it from N x N
-        booleans, 64 GiB of them at 262144 rows.
-        """
-        count, rest = divmod(n, self.block)
-        if rest or count == 1:
-            return self.module.create_block_mask(_not_itself, None, None, n, n, device=str(device))
-        one = torch.ones(1, 1, count, dtype=torch.int32, device=device)
-        # Row r lists r first, then the others in turn.
-        listed = torch.arange(count, dtype=torch.int32, device=device)
-        blocks = ((listed[:, None] + listed[None, :]) % count)[None, None]
-        others = blocks.roll(-1, dims=-1)
-        return self.module.BlockMask.from_kv_blocks(
-            one, blocks.contiguous(), (count - 1) * one, others.contiguous(), self.block, _not_itself
-        )
-
-    def step(self, batch: Batch, temperature: float) -> Step:
-        """The compiled function, forward and backward.
-
-        Raises:
-            Unavailable: there is no backward on the batch's device.
-        """
-        if batch.embeddings.device.type == "cpu":
-            raise Unavailable("FlexAttention has no backward on a CPU")
-        return self._step(self.function, batch, temperature)
-
-    def check_step(self, batch: Batch, temperature: float) -> Step:
-        """Not compiled: plain operations, which take float64."""
-        return self._step(self.module.flex_attention, batch, temperature)
-
-    def _step(self, function: Any, batch: Batch, temperature: float) -> Step:
-        partners, mask = batch.partners, self.everyone_else(batch.n, batch.embeddings.device)
-
-        def loss(z: Tensor) -> Tensor:
-            y = F.normalize(z, dim=1)
-            rows, values = y[None, None], y[None, None, :, : self.width].detach()
-            _, found = function(rows, rows, values, block_mask=mask, scale=1 / temperature, **self.requested)
-            everyone = getattr(found, "lse", found)[0, 0]
-            if z.requires_grad and torch.is_grad_enabled() and not everyone.requires_grad:
-                raise Unavailable(f"FlexAttention of torch {torch.__version__} gives its logsumexp no gradient")
-            wide = y.to(everyone.dtype)
-            mean: Tensor = (everyone - (wide * wide[partners]).sum(dim=1) / temperature).mean()
-            return mean
-
-        return loss
+    return loss
 
 
-def _not_itself(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Which pairs count, in the form that FlexAttention wants."""
-    return row != column
+@_entry(
+    "flex_attention",
+    "FlexAttention's logsumexp, compiled",
+    "#f0e442",
+    ("nt_xent",),
+    load=lambda: importlib.import_module("torch.nn.attention.flex_attention"),
+    exact=flex_attention,
+    **COMPILED,
+)
+def _flex_attention_compiled(flex: Any, batch: Batch, temperature: float) -> Step:
+    if batch.embeddings.device.type == "cpu":
+        raise Unavailable("FlexAttention has no backward on a CPU")
+    return flex_attention(flex, batch, temperature, compiled=True)
 
 
-class MaskedLogsumexp(Implementation):
-    """SupCon and pairwise NT-Xent by masks and logsumexp on the matrix of all similarities."""
-
-    name = "masked_logsumexp"
-    title = "masked logsumexp"
-    losses = ("supcon", "pairwise_views", "pairwise_classes")
-    matrices: ClassVar[dict[str, float]] = {"supcon": 5.3, "pairwise_views": 9.6, "pairwise_classes": 9.6}
-
-    def step(self, batch: Batch, temperature: float) -> Step:
-        """Masks are made from the labels in every call, as a training step must."""
-        labels = batch.labels
-
-        def supcon(z: Tensor) -> Tensor:
-            y = F.normalize(z, dim=1)
-            logits = y @ y.T / temperature
-            itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-            positives = (labels[:, None] == labels[None, :]) & ~itself
-            everything = logits.masked_fill(itself, float("-inf")).logsumexp(dim=1)
-            return (everything - (logits * positives).sum(dim=1) / positives.sum(dim=1)).mean()
-
-        def pairwise(z: Tensor) -> Tensor:
-            y = F.normalize(z, dim=1)
-            logits = y @ y.T / temperature
-            same = labels[:, None] == labels[None, :]
-            negatives = logits.masked_fill(same, float("-inf")).logsumexp(dim=1, keepdim=True)
-            positives = same & ~torch.eye(len(z), dtype=torch.bool, device=z.device)
-            return ((torch.logaddexp(logits, negatives) - logits) * positives).sum() / positives.sum()
-
-        return supcon if batch.loss == "supcon" else pairwise
+MASKED_LOSSES = {"supcon": 5.3, "pairwise_views": 9.6, "pairwise_classes": 9.6}
 
 
-class _Adapted(Implementation):
-    """A package that an adapter of the harness loads."""
+@_entry("masked_logsumexp", "masked logsumexp", "#009e73", tuple(MASKED_LOSSES), matrices=MASKED_LOSSES)
+def masked_logsumexp(_: None, batch: Batch, temperature: float) -> Step:
+    """SupCon and pairwise NT-Xent by masks on all logits, made from the labels in every call, as in training."""
+    labels = batch.labels
 
-    adapter: ClassVar[str]
-    """Module and class of the adapter."""
+    def loss(z: Tensor) -> Tensor:
+        logits = _logits(z, temperature)
+        same, diagonal = labels[:, None] == labels[None, :], torch.eye(len(z), dtype=torch.bool, device=z.device)
+        positives = same & ~diagonal
+        if batch.loss == "supcon":
+            denominators = logits.masked_fill(diagonal, float("-inf")).logsumexp(dim=1)
+            return (denominators - (logits * positives).sum(dim=1) / positives.sum(dim=1)).mean()
+        negatives = logits.masked_fill(same, float("-inf")).logsumexp(dim=1, keepdim=True)
+        return ((torch.logaddexp(logits, negatives) - logits) * positives).sum() / positives.sum()
 
-    def __init__(self) -> None:
-        # The harness and what it imports are loaded only in processes that need them.
-        from pairproof.conformance.implementations.base import Unavailable as NotLoaded
-
-        module, _, name = self.adapter.partition(":")
-        kind: Any = getattr(importlib.import_module(f"pairproof.conformance.implementations.{module}"), name)
-        try:
-            self.peer = kind({}, "cpu")
-        except NotLoaded as error:
-            raise Unavailable(str(error)) from None
-
-    def version(self) -> str:
-        """The adapter's version."""
-        return str(self.peer.version())
+    return loss
 
 
-class OriginalSupCon(_Adapted):
-    """The original SupCon code. It does not normalise, so its embeddings are normalised first."""
-
-    name, title, adapter = "supcontrast", "original SupCon code", "supcontrast:SupContrast"
-    losses = ("nt_xent", "supcon")
-    matrices = 8.1
-
-    def does_not_fit(self, loss: str, n: int, dtype: torch.dtype, room: int | None) -> str | None:
-        """By the size of float32: its masks are float32, and so are the products with them."""
-        return super().does_not_fit(loss, n, torch.promote_types(dtype, torch.float32), room)
-
-    def step(self, batch: Batch, temperature: float) -> Step:
-        """Two views ``[N/2, 2, D]``: without labels for NT-Xent, with one label per item for SupCon."""
-        code: Any = self.peer.loss(temperature=temperature, base_temperature=temperature)
-        labels = batch.labels[: batch.n // 2] if batch.loss == "supcon" else None
-        return lambda z: code(torch.stack(F.normalize(z, dim=1).chunk(2), dim=1), labels=labels)
+# Its masks are float32, and so are the products with them.
+SUPCONTRAST = {"matrices": 8.1, "entry_bytes": 4, **_adapted("supcontrast:SupContrast")}
 
 
-class PmlSupCon(_Adapted):
-    """SupConLoss of pytorch-metric-learning, with its defaults."""
-
-    name, title, adapter = "pml", "PML SupConLoss", "pml:PytorchMetricLearning"
-    losses: ClassVar[tuple[str, ...]] = ("supcon",)
-    matrices: ClassVar[float] = 11.9
-    kind: ClassVar[str] = "SupConLoss"
-
-    def step(self, batch: Batch, temperature: float) -> Step:
-        """The package's class on the batch's labels."""
-        loss: Any = getattr(self.peer.package.losses, self.kind)(temperature=temperature)
-        return lambda z: loss(z, batch.labels)
+@_entry("supcontrast", "original SupCon code", "#d55e00", TWO_VIEW, **SUPCONTRAST)
+def _supcontrast(peer: Any, batch: Batch, temperature: float) -> Step:
+    """Two normalised views ``[N/2, 2, D]``: without labels for NT-Xent, with one label per item for SupCon."""
+    code = peer.loss(temperature=temperature, base_temperature=temperature)
+    labels = batch.labels[: batch.n // 2] if batch.loss == "supcon" else None
+    return lambda z: code(torch.stack(F.normalize(z, dim=1).chunk(2), dim=1), labels=labels)
 
 
-class PmlNtXent(PmlSupCon):
-    """Its NTXentLoss, which makes a matrix of positive pairs by pairs."""
-
-    name, title, kind = "pml_ntxent", "PML NTXentLoss", "NTXentLoss"
-    losses = ("nt_xent", "pairwise_views", "pairwise_classes")
-    matrices = 0.0
-
-    limit: ClassVar[float] = 8 * GIB
-    """Bytes that one step may take by its measured growth; the check in float64 takes twice that."""
-
-    def refuses(self, loss: str, n: int) -> str | None:
-        """Where its memory does not fit."""
-        factor, power = (1.5, 4) if loss == "pairwise_classes" else (17, 3)
-        if factor * n**power > self.limit:
-            return f"its memory grows as {factor} N^{power} bytes, here beyond {self.limit / GIB:.0f} GiB"
-        return None
-
-    def rows_to_check(self, loss: str, n: int) -> int:
-        """Fewer where half the limit is too much in float64."""
-        return min(n, 128) if loss == "pairwise_classes" else n
+PML = _adapted("pml:PytorchMetricLearning")
 
 
-class InfoNcePytorch(_Adapted):
-    """info-nce-pytorch: one tower's rows against the other tower's."""
-
-    name, title, adapter = "info_nce_pytorch", "info-nce-pytorch", "info_nce_pytorch:InfoNCEPytorch"
-    losses = ("info_nce",)
-    matrices = 0.8
-
-    def step(self, batch: Batch, temperature: float) -> Step:
-        """Its class on the two halves of the rows."""
-        code: Any = self.peer.package.InfoNCE(temperature=temperature)
-        return lambda z: code(*z.chunk(2))
+@_entry("pml", "PML SupConLoss", "#cc79a7", ("supcon",), matrices=11.9, **PML)
+def _pml(peer: Any, batch: Batch, temperature: float) -> Step:
+    loss = peer.package.losses.SupConLoss(temperature=temperature)
+    return lambda z: loss(z, batch.labels)
 
 
-class Lightly(_Adapted):
-    """lightly's NTXentLoss."""
-
-    name, title, adapter = "lightly", "lightly NTXentLoss", "lightly:Lightly"
-    losses = ("nt_xent",)
-    matrices = 3.2
-
-    def step(self, batch: Batch, temperature: float) -> Step:
-        """Its class on the two halves of the rows."""
-        code: Any = self.peer.loss(temperature=temperature)
-        return lambda z: code(*z.chunk(2))
+GROWTH = {"nt_xent": (17, 3), "pairwise_views": (17, 3), "pairwise_classes": (1.5, 4)}
 
 
-class InfCl(Implementation):
-    """Inf-CL (DAMO-NLP-SG/Inf-CLIP): Triton kernels that round float32 to TF32 in every dtype."""
-
-    name, title, losses = "inf_cl", "Inf-CL", ("info_nce",)
-    accelerator = True
-
-    agreement = 1e-2
-    """It has no float64: the check tells it from another loss, not from an inexact one."""
-
-    widest: ClassVar[int] = 256
-    """Columns that its kernels take at a time by default."""
-
-    def __init__(self) -> None:
-        self.module = _module("inf_cl", "Inf-CL is not installed", ": pip install inf-cl")
-
-    def version(self) -> str:
-        """The package's version."""
-        return f"inf-cl {importlib.metadata.version('inf-cl')}"
-
-    def step(self, batch: Batch, temperature: float) -> Step:
-        """Its function for one device on the two halves of the rows.
-
-        Raises:
-            Unavailable: the batch is on the CPU, or its columns are no multiple of what the kernels take.
-        """
-        columns = batch.embeddings.shape[1]
-        width = min(columns, self.widest)
-        if batch.embeddings.device.type != "cuda":
-            raise Unavailable("Inf-CL's kernels need a CUDA device")
-        if columns % width or width & (width - 1):
-            raise Unavailable(f"Inf-CL's kernels do not take {columns} columns")
-
-        def loss(z: Tensor) -> Tensor:
-            a, b = F.normalize(z, dim=1).chunk(2)
-            found: Tensor = self.module.cal_flash_loss(a, b, scale=1 / temperature, head_dim=width)
-            return found.mean()
-
-        return loss
+@_entry(
+    SLOWEST, "PML NTXentLoss", "#e69f00", tuple(GROWTH), growth=GROWTH, rows_to_check={"pairwise_classes": 128}, **PML
+)
+def _pml_ntxent(peer: Any, batch: Batch, temperature: float) -> Step:
+    """It makes a matrix of positive pairs by pairs."""
+    loss = peer.package.losses.NTXentLoss(temperature=temperature)
+    return lambda z: loss(z, batch.labels)
 
 
-def _module(name: str, absent: str, remedy: str = "") -> Any:
+INFO_NCE = _adapted("info_nce_pytorch:InfoNCEPytorch")
+
+
+@_entry("info_nce_pytorch", "info-nce-pytorch", "#56b4e9", ("info_nce",), matrices=0.8, **INFO_NCE)
+def _info_nce_pytorch(peer: Any, batch: Batch, temperature: float) -> Step:
+    code = peer.package.InfoNCE(temperature=temperature)
+    return lambda z: code(*z.chunk(2))
+
+
+INF_CL_WIDTH = 256
+"""Columns that Inf-CL's kernels take at a time by default."""
+
+
+def _load_inf_cl() -> Any:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module("inf_cl")
     except ImportError as error:
-        raise Unavailable(f"{absent} ({error}){remedy}") from None
+        raise Unavailable(f"Inf-CL is not installed ({error}): pip install inf-cl") from None
 
 
-PEERS: dict[str, type[Implementation]] = {
-    kind.name: kind
-    for kind in (
-        OursTiled,
-        CrossEntropy,
-        CrossEntropyTf32,
-        CompiledCrossEntropy,
-        FlexAttention,
-        MaskedLogsumexp,
-        OriginalSupCon,
-        PmlSupCon,
-        PmlNtXent,
-        InfoNcePytorch,
-        InfCl,
-        Lightly,
-    )
-}
+@_entry(
+    "inf_cl",
+    "Inf-CL",
+    "#8c564b",
+    ("info_nce",),
+    load=_load_inf_cl,
+    version=lambda _: f"inf-cl {importlib.metadata.version('inf-cl')}",
+    # It has no float64: the check tells it from another loss, not from an inexact one.
+    agreement=1e-2,
+    accelerator=True,
+)
+def _inf_cl(module: Any, batch: Batch, temperature: float) -> Step:
+    """Its function for one device (DAMO-NLP-SG/Inf-CLIP). Its Triton kernels round float32 to TF32 in every dtype."""
+    columns = batch.embeddings.shape[1]
+    width = min(columns, INF_CL_WIDTH)
+    if batch.embeddings.device.type != "cuda":
+        raise Unavailable("Inf-CL's kernels need a CUDA device")
+    if columns % width or width & (width - 1):
+        raise Unavailable(f"Inf-CL's kernels do not take {columns} columns")
 
-TITLES = {OURS: Ours.title} | {name: kind.title for name, kind in PEERS.items()}
-TITLES[CAPTURED] = "pairproof.fast, captured as a graph"
+    def loss(z: Tensor) -> Tensor:
+        a, b = F.normalize(z, dim=1).chunk(2)
+        found: Tensor = module.cal_flash_loss(a, b, scale=1 / temperature, head_dim=width)
+        return found.mean()
+
+    return loss
+
+
+@_entry("lightly", "lightly NTXentLoss", "#999999", ("nt_xent",), matrices=3.2, **_adapted("lightly:Lightly"))
+def _lightly(peer: Any, batch: Batch, temperature: float) -> Step:
+    code = peer.loss(temperature=temperature)
+    return lambda z: code(*z.chunk(2))
 
 
 def names_for(loss: str, device: str = "cpu", dtype: str = "float32") -> list[str]:
     """The implementations of a loss that are measured on a device in a dtype, `pairproof.fast` first."""
-    peers = {name: kind for name, kind in PEERS.items() if loss in kind.losses and dtype in kind.dtypes}
-    return [OURS, *(name for name, kind in peers.items() if device != "cpu" or not kind.accelerator)]
+    on_cpu = device == "cpu"
+    return [
+        name
+        for name, peer in PEERS.items()
+        if loss in peer.losses and not (on_cpu and peer.accelerator) and not (peer.tf32 and dtype != "bfloat16")
+    ]
 
 
 def load(name: str, backend: str = "auto") -> Implementation:
-    """One implementation by name.
+    """One implementation by name, with what it loads; `pairproof.fast` by a backend.
 
     Raises:
         Unavailable: it is not installed.
     """
-    return Ours(backend) if name == OURS else PEERS[name]()
+    return replace(PEERS[name], loaded=backend if name == OURS else PEERS[name].load())

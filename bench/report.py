@@ -36,7 +36,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,73 +47,53 @@ from rich.table import Table
 
 from .batches import KINDS, LOSSES
 from .goals import MIB, Goal, per_row
-from .peers import CAPTURED, OURS, TILED, TITLES, Unavailable
+from .peers import CAPTURED, OURS, PEERS, Unavailable
 
 FORMAT = "pairproof-bench/1"
 
-COLOURS = {
-    OURS: "#000000",
-    TILED: "#777777",
-    CAPTURED: "#000000",
-    "cross_entropy_tf32": "#004c78",
-    "cross_entropy_compiled": "#6fb7e9",
-    "flex_attention": "#f0e442",
-    "inf_cl": "#8c564b",
-    "cross_entropy": "#0072b2",
-    "masked_logsumexp": "#009e73",
-    "supcontrast": "#d55e00",
-    "pml": "#cc79a7",
-    "pml_ntxent": "#e69f00",
-    "info_nce_pytorch": "#56b4e9",
-    "lightly": "#999999",
-}
+Row = dict[str, Any]
+Group = tuple[str, int, str]
+"""Loss, columns and dtype of one table."""
 
 
 def _number(value: float) -> str:
     """Three significant digits, without an exponent where it is readable."""
-    if value != value or value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         return "not finite"
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{value:.1e}"
 
 
-def _middle(row: dict[str, Any], key: str) -> str:
+def _middle(row: Row, key: str) -> str:
     return _number(row[key][1]) if key in row else ""
 
 
-def _spread(row: dict[str, Any], key: str) -> str:
-    """Median and quartiles."""
-    if key not in row:
-        return ""
-    low, middle, high = (_number(value) for value in row[key])
-    return f"{middle} ({low}-{high})"
+def _pair(errors: Row | None, suffix: str = "") -> str:
+    """The errors of loss and gradient."""
+    return " / ".join(_number(errors[part + suffix]) for part in ("loss", "gradient")) if errors else ""
 
 
-def _errors(row: dict[str, Any], kind: str) -> str:
-    found = row.get("errors", {}).get(kind)
-    return f"{_number(found['loss'])} / {_number(found['gradient'])}" if found else ""
-
-
-Group = tuple[str, int, str]
-"""Loss, columns and dtype of one table."""
-
-
-def _group(row: dict[str, Any]) -> Group:
+def _group(row: Row) -> Group:
     return row["loss"], row["d"], row["dtype"]
 
 
-def _named(group: Group, names: Mapping[str, str] = LOSSES) -> str:
-    loss, d, dtype = group
-    return f"{names.get(loss, loss)}, D={d}, {dtype}"
+def _named(group: Group) -> str:
+    return "{}, D={}, {}".format(*group)
 
 
-def _shares(row: dict[str, Any]) -> str:
-    """Of forward and backward: of the product at a tile's shape, and on a GPU of the square one too."""
-    shares = [f"{100 * row[key][1]:.0f}" for key in ("both_share", "both_square_share") if key in row]
-    if not shares:
-        return ""
-    return f"{shares[0]} % of mm" if len(shares) == 1 else f"{' / '.join(shares)} % of mm / square mm"
+def _titled(group: Group) -> str:
+    return _named((LOSSES[group[0]], *group[1:]))
+
+
+def _ratio_or_shares(row: Row) -> str:
+    """Median and quartiles of a ratio; of ours the shares of the product at a tile's shape and of the square one."""
+    if "both_ratio" in row:
+        low, middle, high = (_number(value) for value in row["both_ratio"])
+        return f"{middle} ({low}-{high})"
+    products = {"both_share": "mm", "both_square_share": "square mm"}
+    found = {name: f"{100 * row[key][1]:.0f}" for key, name in products.items() if key in row}
+    return f"{' / '.join(found.values())} % of {' / '.join(found)}" if found else ""
 
 
 def _table(title: str, left: Iterable[str], right: Iterable[str], caption: str | None = None) -> Table:
@@ -125,87 +106,78 @@ def _table(title: str, left: Iterable[str], right: Iterable[str], caption: str |
     return table
 
 
-def _timings(report: dict[str, Any], group: Group) -> Table:
+def _timings(report: Row, group: Group) -> Table:
     errors = [f"error, {kind}:\nloss / gradient" for kind in KINDS]
+    title = f"{_titled(group)}: one step; a ratio is the peer's time over ours"
     figures = ["forward ms", "f+b ms", "forward ratio", "f+b ratio (quartiles)", *errors]
-    table = _table(
-        f"{_named(group)}: one step; a ratio is the peer's time over ours",
-        ["N", "allocator", "implementation"],
-        figures,
-    )
-    before: tuple[Any, ...] | None = None
+    table = _table(title, ["N", "allocator", "implementation"], figures)
+    before = None
     for row in report["timings"]:
         if _group(row) != group or row["status"] != "measured":
             continue
         section = (str(row["n"]), row["regime"])
         if before not in (None, section):
             table.add_section()
-        title = TITLES[row["implementation"]]
+        name = PEERS[row["implementation"]].title
         table.add_row(
             *(section if section != before else ("", "")),
-            f"[bold]{title}[/bold]" if row["implementation"] == OURS else title,
-            _middle(row, "forward_ms"),
-            _middle(row, "both_ms"),
-            _middle(row, "forward_ratio"),
-            _spread(row, "both_ratio") or _shares(row),
-            *(_errors(row, kind) for kind in KINDS),
+            f"[bold]{name}[/bold]" if row["implementation"] == OURS else name,
+            *(_middle(row, key) for key in ("forward_ms", "both_ms", "forward_ratio")),
+            _ratio_or_shares(row),
+            *(_pair(row["errors"].get(kind)) for kind in KINDS),
         )
         before = section
     return table
 
 
-def _refusals(report: dict[str, Any]) -> list[str]:
+def _refusals(report: Row) -> list[str]:
     """What was not timed and why, each reason once."""
     lines: dict[str, dict[str, None]] = {}
     for row in report["timings"]:
         if row["status"] != "measured":
-            line = f"{_named(_group(row), {})}, {TITLES[row['implementation']]}: {row['reason']}"
+            line = f"{_named(_group(row))}, {PEERS[row['implementation']].title}: {row['reason']}"
             lines.setdefault(line, {})[str(row["n"])] = None
     return [f"not timed at N={','.join(sizes)}: {line}" for line, sizes in lines.items()]
 
 
-def _crossed(title: str, left: Iterable[str], cells: Mapping[Any, str], columns: Sequence[str]) -> Table:
+def _crossed(title: str, left: Sequence[str], cells: Mapping[Any, str]) -> Table:
     """A table of cells, given by the pair (words of its row, name of its column); "-" where there is none."""
+    columns = list(dict.fromkeys(column for _, column in cells))
     table = _table(title, left, columns)
     for words in dict.fromkeys(words for words, _ in cells):
         table.add_row(*words, *(cells.get((words, column), "-") for column in columns))
     return table
 
 
-def _memory(report: dict[str, Any]) -> Table:
+def _memory(report: Row) -> Table:
     cells = {
-        ((_named(_group(row), {}), TITLES[row["implementation"]]), f"N={row['n']}"): _number(row["bytes"] / MIB)
-        for row in report["memory"]
+        ((_named(_group(row)), PEERS[row["implementation"]].title), f"N={row['n']}"): _number(row["bytes"] / MIB)
+        for row in sorted(report["memory"], key=lambda row: row["n"])
         if "bytes" in row
     }
-    sizes = [f"N={n}" for n in sorted({row["n"] for row in report["memory"]})]
-    title = "Peak memory of forward and backward beyond the inputs, MiB"
-    return _crossed(title, ("loss", "implementation"), cells, sizes)
+    return _crossed("Peak memory of forward and backward beyond the inputs, MiB", ("loss", "implementation"), cells)
 
 
-def _per_row(report: dict[str, Any]) -> Table:
+def _per_row(report: Row) -> Table:
     """Memory that is linear in N has the same figure in every column."""
-    found = per_row(report)
     cells = {
-        ((_named(group, {}),), f"N={n}"): _number(peak / group[1])
-        for group, peaks in found.items()
-        for n, peak in peaks.items()
+        ((_named(group),), f"N={n}"): _number(peak / group[1])
+        for group, peaks in per_row(report).items()
+        for n, peak in sorted(peaks.items())
     }
-    sizes = [f"N={n}" for n in sorted({n for peaks in found.values() for n in peaks})]
-    return _crossed(f"Peak memory of {TITLES[OURS]} per row and column of the inputs, bytes", ("loss",), cells, sizes)
+    return _crossed(f"Peak memory of {PEERS[OURS].title} per row and column of the inputs, bytes", ("loss",), cells)
 
 
-def _accuracy(report: dict[str, Any]) -> Table:
-    measured = [row for row in report["accuracy"] if row["status"] == "measured"]
+def _accuracy(report: Row) -> Table:
     cells = {
-        ((_named(_group(r), {}), str(r["temperature"]), r["kind"]), TITLES[r["implementation"]]): (
-            f"{_number(r['loss_error'])} / {_number(r['gradient_error'])}"
+        ((_named(_group(row)), str(row["temperature"]), row["kind"]), PEERS[row["implementation"]].title): _pair(
+            row, "_error"
         )
-        for r in measured
+        for row in report["accuracy"]
+        if row["status"] == "measured"
     }
-    names = list(dict.fromkeys(TITLES[row["implementation"]] for row in measured))
     title = "Median relative error of loss / gradient against float64"
-    return _crossed(title, ("loss", "temperature", "inputs"), cells, names)
+    return _crossed(title, ("loss", "temperature", "inputs"), cells)
 
 
 def goals_table(goals: list[Goal], title: str) -> Table:
@@ -213,17 +185,18 @@ def goals_table(goals: list[Goal], title: str) -> Table:
     accuracy = [goal for goal in goals if goal.get("accuracy")]
     counted = [goal for goal in accuracy if goal["met"]]
     caption = f"accuracy: {len(counted)} of {len(accuracy)} goals met" if accuracy else None
-    goals = [goal for goal in goals if goal not in counted]
     table = _table(title, ["what"], ["goal", "measured", ""], caption)
-    words = {True: "[green]met[/green]", False: "[red]missed[/red]", None: "[yellow]not measured[/yellow]"}
-    for goal in sorted(goals, key=lambda goal: {False: 0, None: 1, True: 2}[goal["met"]]):
-        measured = "" if goal["value"] is None else _number(goal["value"])
-        what = f"{goal['what']} ({goal['reason']})" if goal["reason"] else goal["what"]
-        table.add_row(what, f"{goal['sense']} {_number(goal['goal'])}", measured, words[goal["met"]])
+    words = {False: "[red]missed[/red]", None: "[yellow]not measured[/yellow]", True: "[green]met[/green]"}
+    for met, word in words.items():
+        for goal in goals:
+            if goal["met"] is met and goal not in counted:
+                measured = "" if met is None else _number(goal["value"])
+                what = f"{goal['what']} ({goal['reason']})" if goal["reason"] else goal["what"]
+                table.add_row(what, f"{goal['sense']} {_number(goal['goal'])}", measured, word)
     return table
 
 
-def show(report: dict[str, Any], console: Console) -> None:
+def show(report: Row, console: Console) -> None:
     """Print every table that has rows."""
     machine, versions = report["machine"], report["versions"]
     device = f"{machine['gpu']['name']}; " if "gpu" in machine else ""
@@ -238,30 +211,36 @@ def show(report: dict[str, Any], console: Console) -> None:
             console.print(table(report))
     if "gpu" in machine and any("bytes" in row for row in report["memory"]):
         console.print(_per_row(report))
-    large = report["large"]
-    if large is not None and large["status"] == "measured":
-        console.print(
-            f"{LOSSES[large['loss']]}, N={large['n']}: {_number(large['bytes'] / MIB)} MiB beyond the inputs,"
-            f" {_number(large['once_ms'] / 1e3)} s, worst of {large['anchors_compared']} anchors"
-            f" {_number(large['worst_anchor_error'])} off"
+    if large := report["large"]:
+        found = (
+            f"refused: {large['reason']}"
+            if large["status"] != "measured"
+            else (
+                f"{_number(large['bytes'] / MIB)} MiB beyond the inputs,"
+                f" {_number(large['once_ms'] / 1e3)} s, worst of {large['anchors_compared']} anchors"
+                f" {_number(large['worst_anchor_error'])} off"
+            )
         )
-    elif large is not None:
-        console.print(f"{LOSSES[large['loss']]}, N={large['n']}: refused: {large['reason']}")
+        console.print(f"{LOSSES[large['loss']]}, N={large['n']}: {found}")
     if report["goals"]:
         console.print(goals_table(report["goals"], "Goals"))
 
 
-def write_json(report: dict[str, Any], path: Path) -> None:
-    """Write the report; figures that are not finite become null."""
+def write(report: Row, path: Path, console: Console) -> None:
+    """Write the report as JSON and its plot beside it; figures that are not finite become null."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: plain(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [plain(item) for item in value]
-        return None if isinstance(value, float) and value - value != 0 else value
+        return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    path.write_text(json.dumps(plain(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(plain(report), indent=1, allow_nan=False)
+    path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    plot(report, path.with_suffix(".svg"))
+    console.print(f"written: {path}.json, {path}.svg")
 
 
 def pyplot() -> Any:
@@ -280,7 +259,7 @@ def pyplot() -> Any:
     return importlib.import_module("matplotlib.pyplot")
 
 
-def plot(report: dict[str, Any], path: Path) -> None:
+def plot(report: Row, path: Path) -> None:
     """Time and memory of one step against N, both axes logarithmic, one line per implementation.
 
     On a GPU one pair of axes for each loss and number of columns, in bfloat16 if the report has it, else per dtype.
@@ -297,38 +276,34 @@ def plot(report: dict[str, Any], path: Path) -> None:
     groups = sorted(dict.fromkeys(map(_group, report["timings"])), key=lambda group: order.index(group[0]))
     groups = [group for group in groups if group[2] == "bfloat16"] or groups
     figure, axes = plt.subplots(len(groups), 2, figsize=(10, 3.6 * len(groups)), squeeze=False, layout="constrained")
-    for group, (left, right) in zip(groups, axes, strict=True):
-        for name, colour in COLOURS.items():
-            style = {"color": colour, "marker": "o", "markersize": 4, "label": TITLES[name]}
-            style |= {"linewidth": 2.5, "zorder": 3} if name == OURS else {"linewidth": 1.3}
-            style |= {"linestyle": ":"} if name == CAPTURED else {}
-            times = sorted(
-                (row["n"], row["both_ms"][1])
-                for row in report["timings"]
-                if (_group(row), row["implementation"], row["regime"]) == (group, name, "default") and "both_ms" in row
-            )
-            peaks = sorted(
-                (row["n"], max(row["bytes"], 1 << 16) / MIB)
-                for row in report["memory"]
-                if (_group(row), row["implementation"]) == (group, name) and "bytes" in row
-            )
-            if times:
-                left.plot(*zip(*times, strict=True), **style)
-            if peaks:
-                right.plot(*zip(*peaks, strict=True), **style)
-        for axis, quantity in ((left, "ms, forward and backward"), (right, "MiB beyond the inputs")):
-            axis.set(xscale="log", yscale="log", xlabel="N", ylabel=quantity, title=_named(group))
-            sizes = sorted({row["n"] for row in report["timings"] if _group(row) == group})
+    panels: tuple[tuple[str, str, str, Callable[[Any], float]], ...] = (
+        ("timings", "both_ms", "ms, forward and backward", lambda quartiles: quartiles[1]),
+        ("memory", "bytes", "MiB beyond the inputs", lambda peak: max(peak, 1 << 16) / MIB),
+    )
+    for group, pair in zip(groups, axes, strict=True):
+        sizes = sorted({row["n"] for row in report["timings"] if _group(row) == group})
+        for axis, (rows, key, quantity, value) in zip(pair, panels, strict=True):
+            for name, peer in PEERS.items():
+                style = {"color": peer.colour, "marker": "o", "markersize": 4, "label": peer.title}
+                style |= {"linewidth": 2.5, "zorder": 3} if name == OURS else {"linewidth": 1.3}
+                style |= {"linestyle": ":"} if name == CAPTURED else {}
+                points = sorted(
+                    (row["n"], value(row[key]))
+                    for row in report[rows]
+                    if key in row and (_group(row), row["implementation"]) == (group, name)
+                    if row.get("regime", "default") == "default"
+                )
+                if points:
+                    axis.plot(*zip(*points, strict=True), **style)
+            axis.set(xscale="log", yscale="log", xlabel="N", ylabel=quantity, title=_titled(group))
             axis.set_xticks(sizes, [str(n) for n in sizes])
             axis.minorticks_off()
             axis.grid(visible=True, alpha=0.3)
-            for side in ("top", "right"):
-                axis.spines[side].set_visible(False)
-        if left.lines:
-            left.legend(fontsize="small", frameon=False)
+            axis.spines[["top", "right"]].set_visible(False)
+        if pair[0].lines:
+            pair[0].legend(fontsize="small", frameon=False)
     machine = report["machine"]
     device = machine["gpu"]["name"] if "gpu" in machine else f"{machine['cpu']}, one thread"
     figure.suptitle(f"One step: {device}, torch {report['versions']['torch']}")
-    metadata = {"Date": None} if path.suffix == ".svg" else {}
-    figure.savefig(path, metadata=metadata)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
     plt.close(figure)

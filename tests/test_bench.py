@@ -88,16 +88,15 @@ def test_implementations_agree_on_every_loss_they_are_timed_on(loss: str, name: 
 class Sleepy:
     """A clock whose samples are made up: ours takes 0.1 s forward and 0.2 s in all, every peer three times that."""
 
-    tile = (8, 8)
-    square: int | None = None
-    flops: ClassVar[dict[str, int]] = {"forward": 1, "both": 4}
+    products: ClassVar[dict[str, tuple[int, int, int | None]]] = {"mm": (8, 8, None)}
+    flops = (1, 4)
     slow_seconds = 5.0
     on_device = False
 
     def __init__(self, ours: Any) -> None:
         self.ours = ours
 
-    def room(self) -> int | None:
+    def available(self) -> int | None:
         return None
 
     def peak(self, step: Any, embeddings: torch.Tensor) -> int:
@@ -115,16 +114,19 @@ class Sleepy:
         return 2 * 8 * 8 * D / 1e9  # one GFLOP/s
 
 
+def change_peer(monkeypatch: pytest.MonkeyPatch, name: str, **facts: Any) -> None:
+    monkeypatch.setitem(peers.PEERS, name, replace(peers.PEERS[name], **facts))
+
+
 def test_rows_of_a_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Sleepy(None)
-    made = peers.Ours.step
 
-    def remembered(self: peers.Ours, batch: batches.Batch, temperature: float) -> peers.Step:
-        clock.ours = made(self, batch, temperature)
+    def remembered(backend: str, batch: batches.Batch, temperature: float) -> peers.Step:
+        clock.ours = peers.ours(backend, batch, temperature)
         return clock.ours
 
-    monkeypatch.setattr(peers.Ours, "step", remembered)
-    monkeypatch.setattr(peers.MaskedLogsumexp, "step", lambda *_: lambda z: z.sum())
+    change_peer(monkeypatch, peers.OURS, make=remembered)
+    change_peer(monkeypatch, "masked_logsumexp", make=lambda *_: lambda z: z.sum())
     job = next(job for job in jobs.FULL.timings() if job["loss"] == "supcon")
     rows = measure.time_loss({**job, "n": 64, "rounds": 3, "skip": {"pml": "for a reason"}}, clock)
     by_name = {row["implementation"]: row for row in rows}
@@ -143,11 +145,11 @@ def test_rows_of_a_timing(monkeypatch: pytest.MonkeyPatch) -> None:
 class SleepyDevice(Sleepy):
     """The same of a device with so much memory, on which a graph takes 0.1 s and a large product as long as a tile."""
 
-    square: int | None = 8
+    products: ClassVar[dict[str, tuple[int, int, int | None]]] = {"mm": (8, 8, None), "square": (8, 8, 8)}
     on_device = True
     memory = 64 * 64 * 2 * 4
 
-    def room(self) -> int | None:
+    def available(self) -> int | None:
         return self.memory
 
     def peak(self, step: Any, embeddings: torch.Tensor) -> int:
@@ -176,20 +178,17 @@ def device_job(**more: Any) -> dict[str, Any]:
 
 def test_rows_of_a_timing_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SleepyDevice(None)
-    made = peers.Ours.step
 
-    def remembered(self: peers.Ours, batch: batches.Batch, temperature: float) -> peers.Step:
-        step = made(self, batch, temperature)
-        clock.ours = step if self.backend == "auto" else clock.ours
-        return step
+    def remembered(backend: str, batch: batches.Batch, temperature: float) -> peers.Step:
+        clock.ours = peers.ours(backend, batch, temperature)
+        return clock.ours
 
     asked = [peers.OURS, peers.TILED, "cross_entropy", "cross_entropy_tf32", "supcontrast", "flex_attention", "inf_cl"]
     given: list[torch.dtype] = []
     tf32: list[bool] = []
-    eager = peers.CrossEntropyTf32.step
 
-    def watched(self: peers.CrossEntropyTf32, batch: batches.Batch, temperature: float) -> peers.Step:
-        step = eager(self, batch, temperature)
+    def watched(_: None, batch: batches.Batch, temperature: float) -> peers.Step:
+        step = peers.cross_entropy(_, batch, temperature)
 
         def loss(z: torch.Tensor) -> torch.Tensor:
             given.append(z.dtype)
@@ -198,10 +197,9 @@ def test_rows_of_a_timing_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return loss
 
-    monkeypatch.setattr(peers.Ours, "step", remembered)
-    monkeypatch.setattr(peers.CrossEntropyTf32, "step", watched)
-    monkeypatch.setattr(peers.CrossEntropyTf32, "matrices", 1.0)
-    monkeypatch.setattr(peers.FlexAttention, "check_step", peers.FlexAttention.step)
+    change_peer(monkeypatch, peers.OURS, make=remembered)
+    change_peer(monkeypatch, "cross_entropy_tf32", make=watched, matrices=1.0)
+    change_peer(monkeypatch, "flex_attention", exact=None)
     monkeypatch.setattr(measure, "names_for", lambda *_: asked)
     assert jobs.DEVICE.timings()[0]["captured"] is True
     rows = measure.time_loss(device_job(), clock)
@@ -265,7 +263,7 @@ def test_a_wrong_loss_is_no_rounding() -> None:
 def test_the_formulas_of_compiled_peers(n: int) -> None:
     batch = batches.make_batch("nt_xent", n, 32, "trained")
     true = truth.loss_alone(batch, TEMPERATURE)
-    for peer in (peers.FlexAttention(), peers.CompiledCrossEntropy()):
+    for peer in map(peers.load, ("flex_attention", "cross_entropy_compiled")):
         measure.check_agreement(peer, batch, TEMPERATURE, true)
         with pytest.raises(peers.Unavailable, match="computes another loss"):
             measure.check_agreement(peer, batch, 1.01 * TEMPERATURE, true)
@@ -273,9 +271,9 @@ def test_the_formulas_of_compiled_peers(n: int) -> None:
 
 @pytest.mark.parametrize("n", [256, 640])
 def test_the_mask_by_blocks_is_the_librarys(n: int) -> None:
-    peer = peers.FlexAttention()
-    found = peer.everyone_else(n, torch.device("cpu"))
-    library = peer.module.create_block_mask(peers._not_itself, None, None, n, n, device="cpu")
+    flex = peers.load("flex_attention").loaded
+    found = peers.mask_without_diagonal(flex, n, torch.device("cpu"))
+    library = flex.create_block_mask(peers.different_rows, None, None, n, n, device="cpu")
     for kind in ("kv", "full_kv", "q", "full_q"):
         counts, expected = (getattr(mask, f"{kind}_num_blocks").flatten().tolist() for mask in (found, library))
         assert counts == expected
@@ -292,7 +290,6 @@ def test_peers_by_device_and_dtype() -> None:
     assert set(peers.names_for("nt_xent", "cuda:1", "tf32")) - on_cpu == more
     assert set(peers.names_for("nt_xent", "cuda", "bfloat16")) - on_cpu == more | {"cross_entropy_tf32"}
     assert "inf_cl" in peers.names_for("info_nce", "cuda", "bfloat16")
-    assert set(peers.TITLES) == {peers.OURS, peers.CAPTURED, *peers.PEERS} == set(report.COLOURS)
 
 
 @pytest.mark.parametrize(
@@ -305,23 +302,24 @@ def test_peers_by_device_and_dtype() -> None:
         ("supcontrast", "supcon", 65536, torch.bfloat16, 130),
     ],
 )
-def test_a_peer_that_would_not_fit_is_refused(
-    name: str, loss: str, n: int, dtype: torch.dtype, gib: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kind = peers.PEERS[name]
-    monkeypatch.setattr(kind, "__init__", lambda self: None)
-    peer = kind()
-    reason = peer.does_not_fit(loss, n, dtype, 125 << 30)
-    assert reason is not None
-    assert reason.startswith(f"needs about {gib} GiB")
-    assert reason.endswith("where 125 GiB are free")
-    assert peer.does_not_fit(loss, n, dtype, None) is None
-    assert peer.does_not_fit(loss, 16384, dtype, 125 << 30) is None
+def test_a_peer_that_would_not_fit_is_refused(name: str, loss: str, n: int, dtype: torch.dtype, gib: int) -> None:
+    peer = peers.PEERS[name]
+    with pytest.raises(peers.Unavailable, match=rf"^needs about {gib} GiB .* where 125 GiB are free$"):
+        peer.check_memory(loss, n, dtype, 125 << 30)
+    peer.check_memory(loss, n, dtype, None)
+    peer.check_memory(loss, 16384, dtype, 125 << 30)
 
 
 def test_what_is_linear_in_memory_always_fits() -> None:
-    assert peers.Ours().does_not_fit("nt_xent", 1 << 24, torch.float32, 1 << 30) is None
-    assert peers.FlexAttention().does_not_fit("nt_xent", 1 << 24, torch.float32, 1 << 30) is None
+    for name in (peers.OURS, "flex_attention"):
+        peers.PEERS[name].check_memory("nt_xent", 1 << 24, torch.float32, 1 << 30)
+
+
+@pytest.mark.parametrize(("loss", "n"), [("nt_xent", 1024), ("pairwise_classes", 512)])
+def test_a_peer_whose_memory_grows_faster_is_refused(loss: str, n: int) -> None:
+    with pytest.raises(peers.Unavailable, match=r"^its memory grows as [0-9.]+ N\^[34] bytes, here beyond 8 GiB$"):
+        peers.PEERS[peers.SLOWEST].check_memory(loss, n, torch.float32, None)
+    peers.PEERS[peers.SLOWEST].check_memory(loss, n // 2, torch.float32, None)
 
 
 def test_inf_cl_absent_and_present(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,12 +368,12 @@ def test_the_largest_tensor_is_seen_inside_custom_operations() -> None:
 
 def step_of(loss: str, n: int) -> tuple[peers.Step, torch.Tensor]:
     batch = batches.make_batch(loss, n, D)
-    return peers.Ours("tiled").step(batch, TEMPERATURE), batch.embeddings
+    return peers.ours("tiled", batch, TEMPERATURE), batch.embeddings
 
 
 def test_the_dense_peer_allocates_n_squared() -> None:
     batch = batches.make_batch("supcon", 512, D)
-    step = peers.MaskedLogsumexp().step(batch, TEMPERATURE)
+    step = peers.masked_logsumexp(None, batch, TEMPERATURE)
     assert memory.largest_allocation(step, batch.embeddings)[0] >= 512**2
 
 
@@ -561,7 +559,7 @@ def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.Monke
         (n, d, dtype) for n in jobs.DEVICE.sizes for d in (128, 512) for dtype in batches.DTYPES
     }
     assert not any("bytes" in row for row in data["timings"])
-    assert {row["implementation"] for row in data["memory"]} == set(peers.TITLES) - {
+    assert {row["implementation"] for row in data["memory"]} == set(peers.PEERS) - {
         peers.CAPTURED, "masked_logsumexp", "pml", "info_nce_pytorch", "inf_cl"
     }  # fmt: skip
     assert {row["dtype"] for row in data["accuracy"]} == set(batches.DTYPES)
@@ -578,7 +576,7 @@ def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.Monke
 
 
 def test_the_plans_of_a_device() -> None:
-    plan = command._plan(False, None, "cuda:1", None, (), (), (), ())
+    plan = command._plan(False, None, "cuda:1", None, loss=[], size=[], columns=[], dtype=[])
     assert plan == replace(jobs.DEVICE, device="cuda:1")
     timings = plan.timings()
     assert len(timings) == 2 * 3 * 5 * 3
@@ -595,7 +593,7 @@ def test_the_plans_of_a_device() -> None:
     assert {job["n"] for job in plan.accuracies()} == {1024}
     assert {job["dtype"] for job in plan.accuracies()} == set(batches.DTYPES)
     assert jobs.describe(timings[0]) == "NT-Xent, two views, N=1024, D=128, float32"
-    few = command._plan(True, None, "cuda", 2, ("supcon",), ("2048",), ("64",), ("bfloat16",))
+    few = command._plan(True, None, "cuda", 2, loss=["supcon"], size=["2048"], columns=["64"], dtype=["bfloat16"])
     (job,) = few.timings()
     assert (job["n"], job["d"], job["dtype"], job["rounds"]) == (2048, 64, "bfloat16", 2)
     assert few.accuracies() == []
@@ -698,7 +696,7 @@ def test_cuda_code_with_a_stand_in_for_the_device(monkeypatch: pytest.MonkeyPatc
     row = memory.step_memory({**job, "backend": "auto", "dtype": "bfloat16", "device": "cpu"}, clock)[0]
     assert (row["status"], row["bytes"]) == ("measured", 4000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 3000))
-    assert clock.room() == 900
+    assert clock.available() == 900
 
 
 class Stream:
@@ -778,7 +776,7 @@ def test_jobs_that_fail_leave_rows_that_say_so(monkeypatch: pytest.MonkeyPatch, 
         raise peers.Unavailable("killed")
 
     monkeypatch.setattr(jobs, "run", fails)
-    for made in (plan.timings(), plan.memories(), plan.accuracies(), plan.larges()):
+    for made in plan.work().values():
         for job in made:
             for row in jobs.attempt(job):
                 assert (row["status"], row["reason"]) == ("refused", "killed")
