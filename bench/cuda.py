@@ -56,37 +56,20 @@ class EventClock(Clock):
     def __init__(self, device: str = "cuda") -> None:
         self.device = torch.device(device)
 
-    def step(self, step: Step, embeddings: Tensor, repeats: int) -> tuple[float, float]:
-        """All calls are queued before any is waited for, so that only what the device does is seen where it is slower.
+    def mark(self) -> Any:
+        """An event on the current stream."""
+        kind: Any = torch.cuda.Event
+        event = kind(enable_timing=True)
+        event.record()
+        return event
 
-        Where the host is slower (small sizes), the time between the events is the host's, as it is in training.
-        """
-        event: Any = torch.cuda.Event
-        marks = [tuple(event(enable_timing=True) for _ in range(3)) for _ in range(repeats)]
-        torch.cuda.synchronize(embeddings.device)
-        for start, middle, end in marks:
-            embeddings.grad = None
-            start.record()
-            loss = step(embeddings)
-            middle.record()
-            loss.backward()  # type: ignore[no-untyped-call]
-            end.record()
-        torch.cuda.synchronize(embeddings.device)
-        forward = sum(start.elapsed_time(middle) for start, middle, _ in marks)
-        both = sum(start.elapsed_time(end) for start, _, end in marks)
-        return forward / repeats / 1e3, both / repeats / 1e3
+    def seconds(self, start: Any, end: Any) -> float:
+        """The device's own time between two events."""
+        return float(start.elapsed_time(end)) / 1e3
 
-    def call(self, function: Callable[[], object], repeats: int) -> float:
-        """One pair of events around the loop."""
-        event: Any = torch.cuda.Event
-        start, end = event(enable_timing=True), event(enable_timing=True)
-        torch.cuda.synchronize()
-        start.record()
-        for _ in range(repeats):
-            function()
-        end.record()
-        torch.cuda.synchronize()
-        return float(start.elapsed_time(end)) / repeats / 1e3
+    def wait(self) -> None:
+        """Wait for all streams of the device."""
+        torch.cuda.synchronize(self.device)
 
     def available(self) -> int | None:
         """What is free on the device, but for a spare part: others may be using it too."""
@@ -97,11 +80,11 @@ class EventClock(Clock):
         """By the allocator, the gradient of the embeddings included; what was loaded and allocated before is not."""
         embeddings.grad = None
         gc.collect()
-        torch.cuda.synchronize(self.device)
+        self.wait()
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         step(embeddings).backward()  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize(self.device)
+        self.wait()
         return int(torch.cuda.max_memory_allocated(self.device) - before)
 
     def capture(self, step: Step, embeddings: Tensor) -> tuple[Callable[[], object], Tensor]:

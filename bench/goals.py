@@ -6,7 +6,7 @@ figures are missing is not met and not missed: ``met`` is None and ``reason`` sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from .peers import OURS, TILED, TWO_VIEW
@@ -18,40 +18,18 @@ ULP = 2.0**-23
 PARTS = {"forward": "forward", "both": "forward+backward"}
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """Ours at least so many times as fast as a peer.
-
-    Attributes:
-        n: rows.
-        part: "forward" or "both".
-        against: a peer's name, or "best".
-        goals: by allocator regime.
-        losses: to which it applies.
-    """
-
-    n: int
-    part: str
-    against: str
-    goals: dict[str, float]
-    losses: tuple[str, ...] = TWO_VIEW
-
-
-def _both(value: float) -> dict[str, float]:
-    return {"default": value, "tuned": value}
-
-
 RATIOS = (
-    Ratio(256, "both", "best", _both(1.5)),
-    Ratio(256, "forward", "best", _both(1.0)),
-    Ratio(1024, "both", "best", _both(3.0)),
-    Ratio(1024, "both", "supcontrast", _both(4.0)),
-    Ratio(1024, "both", "pml", _both(9.0), ("supcon",)),
-    Ratio(4096, "both", "best", {"default": 5.0, "tuned": 3.0}),
-    Ratio(4096, "both", "pml", {"default": 12.0, "tuned": 8.0}, ("supcon",)),
-    Ratio(256, "both", "pml_ntxent", _both(500.0), ("pairwise_views",)),
-    Ratio(256, "both", "pml_ntxent", _both(5000.0), ("pairwise_classes",)),
+    (256, "both", "best", TWO_VIEW, 1.5, 1.5),
+    (256, "forward", "best", TWO_VIEW, 1.0, 1.0),
+    (1024, "both", "best", TWO_VIEW, 3.0, 3.0),
+    (1024, "both", "supcontrast", TWO_VIEW, 4.0, 4.0),
+    (1024, "both", "pml", ("supcon",), 9.0, 9.0),
+    (4096, "both", "best", TWO_VIEW, 5.0, 3.0),
+    (4096, "both", "pml", ("supcon",), 12.0, 8.0),
+    (256, "both", "pml_ntxent", ("pairwise_views",), 500.0, 500.0),
+    (256, "both", "pml_ntxent", ("pairwise_classes",), 5000.0, 5000.0),
 )
+"""Rows, part of the step, peer, losses, and the goal under the default and under the tuned allocator."""
 
 SHARES = {4096: 0.60, 8192: 0.60}
 """Of the same run's matrix product, forward+backward, by number of rows."""
@@ -79,17 +57,24 @@ Goal = dict[str, Any]
 Row = dict[str, Any]
 
 
-def _goal(what: str, sense: str, goal: float, value: float | None, reason: str = "", **more: Any) -> Goal:
+def _goal(what: str, sense: str, goal: float, row: Row, key: str, unit: float = 1.0, **more: Any) -> Goal:
+    """Judge a figure of a row, or the median of its quartiles, in a unit."""
+    value = row.get(key)
+    if value is not None:
+        value = (value[1] if isinstance(value, list) else value) / unit
     met = None if value is None else (value >= goal if sense == "at least" else value <= goal)
-    return {"what": what, "sense": sense, "goal": goal, "value": value, "met": met, "reason": reason, **more}
+    return {
+        "what": what,
+        "sense": sense,
+        "goal": goal,
+        "value": value,
+        "met": met,
+        "reason": row.get("reason", ""),
+    } | more
 
 
 def _select(rows: list[Row], **wanted: Any) -> list[Row]:
     return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
-
-
-def _median(row: Row, key: str) -> float | None:
-    return row[key][1] if key in row else None
 
 
 def _best(rows: list[Row], key: str) -> Row:
@@ -103,25 +88,26 @@ def _best(rows: list[Row], key: str) -> Row:
 def ratio_goals(report: Row, fraction: float = 1.0) -> list[Goal]:
     """The goals on ratios for the sizes and regimes that were planned, each multiplied by a fraction."""
     goals = []
-    for rule, loss in [(ratio, loss) for ratio in RATIOS for loss in ratio.losses]:
-        for regime, value in rule.goals.items():
-            keys = {"loss": loss, "n": rule.n, "regime": regime}
-            rows = _select(report["timings"], **keys)
-            if rows:
-                any_peer = rule.against == "best"
-                peers = rows if any_peer else _select(rows, implementation=rule.against)
-                row = _best(peers, f"{rule.part}_ratio")
-                reason = str(row.get("reason", row.get("implementation", "") if any_peer else ""))
-                what = f"{loss}, N={rule.n}, {PARTS[rule.part]}, {regime} allocator: times faster than {rule.against}"
-                ratio = _median(row, f"{rule.part}_ratio")
-                goals.append(_goal(what, "at least", fraction * value, ratio, reason, **keys))
+    for n, part, against, losses, *values in RATIOS:
+        for loss, (regime, value) in product(losses, zip(("default", "tuned"), values, strict=True)):
+            keys: dict[str, Any] = {"loss": loss, "n": n, "regime": regime}
+            if rows := _select(report["timings"], **keys):
+                key = f"{part}_ratio"
+                row = _best(rows if against == "best" else _select(rows, implementation=against), key)
+                what = f"{loss}, N={n}, {PARTS[part]}, {regime} allocator: times faster than {against}"
+                goals.append(_goal(what, "at least", fraction * value, row, key, **keys))
+                if against == "best" and "reason" not in row:
+                    goals[-1]["reason"] = row["implementation"]
     return goals
 
 
 def _memory_goal(row: Row, goal: float) -> Goal:
-    value = row["bytes"] / MIB if "bytes" in row else None
     what = f"{row['loss']}, N={row['n']}: MiB beyond the inputs, forward+backward"
-    return _goal(what, "at most", goal / MIB, value, row.get("reason", ""))
+    return _goal(what, "at most", goal / MIB, row, "bytes", MIB)
+
+
+def _growth_goal(what: str, goal: float, growth: float) -> Goal:
+    return _goal(what, "at most", goal, {"growth": growth}, "growth")
 
 
 def memory_goals(report: Row, fraction: float = 1.0) -> list[Goal]:
@@ -131,27 +117,19 @@ def memory_goals(report: Row, fraction: float = 1.0) -> list[Goal]:
         peaks = {row["n"]: row for row in _select(report["memory"], loss=loss, implementation=OURS)}
         goals += [_memory_goal(peaks[n], goal / fraction) for n, goal in MEMORY.items() if n in peaks]
         if all("bytes" in peaks.get(n, {}) for n in MEMORY):
-            value = peaks[8192]["bytes"] / peaks[4096]["bytes"]
-            goals.append(_goal(f"{loss}: memory at 8192 over memory at 4096", "at most", GROWTH, value))
+            growth = peaks[8192]["bytes"] / peaks[4096]["bytes"]
+            goals.append(_growth_goal(f"{loss}: memory at 8192 over memory at 4096", GROWTH, growth))
     return goals
 
 
-def _ours(report: Row) -> list[Row]:
-    return [row for row in report["timings"] if row["implementation"] == OURS and row["loss"] in TWO_VIEW]
+def _ours(report: Row, **wanted: Any) -> list[Row]:
+    return [row for row in _select(report["timings"], implementation=OURS, **wanted) if row["loss"] in TWO_VIEW]
 
 
 def _share_goals(report: Row) -> list[Goal]:
-    return [
-        _goal(
-            f"{row['loss']}, N={row['n']}, {row['regime']} allocator: share of the same run's mm",
-            "at least",
-            SHARES[row["n"]],
-            _median(row, "both_share"),
-            row.get("reason", ""),
-        )
-        for row in _ours(report)
-        if row["n"] in SHARES
-    ]
+    what = "{loss}, N={n}, {regime} allocator: share of the same run's mm"
+    rows = [row for row in _ours(report) if row["n"] in SHARES]
+    return [_goal(what.format_map(row), "at least", SHARES[row["n"]], row, "both_share") for row in rows]
 
 
 def _accuracy_goals(report: Row) -> list[Goal]:
@@ -161,15 +139,13 @@ def _accuracy_goals(report: Row) -> list[Goal]:
         peers = _select(report["accuracy"], status="measured", **same)
         peers = [peer for peer in peers if peer["implementation"] not in (OURS, TILED)]
         named = f"{row['loss']}, temperature {row['temperature']}, {row['kind']}, {row.get('dtype', 'float32')}"
-        for part in ("loss_error", "gradient_error"):
-            goal, reason = ACCURACY_FLOOR, "no peer beside it"
-            value = row.get(part) if peers else None
+        for part in ("loss", "gradient"):
+            what, key = f"{named}: error of the {part}", f"{part}_error"
+            goal, judged = ACCURACY_FLOOR, {"reason": "no peer beside it"}
             if peers:
-                best = min(peers, key=lambda peer: float(peer[part]))
-                goal = max(ACCURACY_FACTOR * best[part], ACCURACY_FLOOR)
-                reason = str(row.get("reason", best["implementation"]))
-            what = f"{named}: error of the {part.removesuffix('_error')}"
-            goals.append(_goal(what, "at most", goal, value, reason, accuracy=True))
+                best = min(peers, key=lambda peer: float(peer[key]))
+                goal, judged = max(ACCURACY_FACTOR * best[key], goal), {"reason": best["implementation"]} | row
+            goals.append(_goal(what, "at most", goal, judged, key, accuracy=True))
     return goals
 
 
@@ -184,33 +160,39 @@ def judge(report: Row) -> list[Goal]:
         (None: not measured) and ``reason`` (the peer that was best, or what is missing); ``accuracy`` is true for
         those of the accuracy table.
     """
-    large = [] if report["large"] is None else [_memory_goal(report["large"], LARGE_MEMORY)]
+    large = [_memory_goal(report["large"], LARGE_MEMORY)] if report["large"] else []
     return ratio_goals(report) + _share_goals(report) + memory_goals(report) + large + _accuracy_goals(report)
 
 
 def floors(report: Row, fraction: float) -> list[Goal]:
-    """The goals on ratios and on memory, relaxed by a fraction: 0.5 asks for half a ratio and allows twice a peak."""
+    """The goals on ratios and on memory, relaxed by a fraction: 0.5 halves a ratio and doubles a peak."""
     return ratio_goals(report, fraction) + memory_goals(report, fraction)
 
 
 def judge_device(report: Row) -> list[Goal]:
-    """Every goal of a GPU that the run's plan covers, as `judge` gives them. They were set for an H200."""
+    """Every goal of a GPU that the run's plan covers, as `judge` returns them. They were set for an H200."""
     shares, ratios = [], []
-    for row in _select(_ours(report), dtype="bfloat16"):
-        keys = {key: row[key] for key in ("loss", "n", "d", "dtype")}
-        named = f"{row['loss']}, N={row['n']}, D={row['d']}, {row['dtype']}"
+    for row in _ours(report, dtype="bfloat16"):
+        named = "{loss}, N={n}, D={d}, {dtype}".format_map(row)
         if row["n"] >= DEVICE_LEAST_ROWS:
-            for part, value in DEVICE_SHARES.get(row["d"], {}).items():
-                for key, product in DEVICE_PRODUCTS.items():
-                    what = f"{named}, {PARTS[part]}: share of {product}"
-                    share = _median(row, f"{part}_{key}")
-                    shares.append(_goal(what, "at least", value, share, row.get("reason", "")))
+            for (part, value), (key, name) in product(DEVICE_SHARES.get(row["d"], {}).items(), DEVICE_PRODUCTS.items()):
+                what = f"{named}, {PARTS[part]}: share of {name}"
+                shares.append(_goal(what, "at least", value, row, f"{part}_{key}"))
         if row["n"] in EAGER_ROWS and row["d"] == 128:
-            peer = _best(_select(report["timings"], implementation="cross_entropy_tf32", **keys), "both_ratio")
+            same = {key: row[key] for key in ("loss", "n", "d", "dtype")}
+            peer = _best(_select(report["timings"], implementation="cross_entropy_tf32", **same), "both_ratio")
             what = f"{named}, {PARTS['both']}: times faster than cross_entropy in TF32"
-            ratio = _median(peer, "both_ratio")
-            ratios.append(_goal(what, "at least", EAGER_RATIO, ratio, peer.get("reason", "")))
-    return shares + ratios + _growth_goals(report) + _accuracy_goals(report)
+            ratios.append(_goal(what, "at least", EAGER_RATIO, peer, "both_ratio"))
+    growth = [
+        _growth_goal(
+            f"{loss}, D={d}, {dtype}: peak per row at {max(peaks)} over that at {DEVICE_LEAST_ROWS}",
+            DEVICE_GROWTH,
+            peaks[max(peaks)] / peaks[DEVICE_LEAST_ROWS],
+        )
+        for (loss, d, dtype), peaks in per_row(report).items()
+        if max(peaks) > DEVICE_LEAST_ROWS and DEVICE_LEAST_ROWS in peaks
+    ]
+    return shares + ratios + growth + _accuracy_goals(report)
 
 
 def per_row(report: Row) -> dict[tuple[str, int, str], dict[int, float]]:
@@ -220,16 +202,3 @@ def per_row(report: Row) -> dict[tuple[str, int, str], dict[int, float]]:
         if "bytes" in row:
             found.setdefault((row["loss"], row["d"], row["dtype"]), {})[row["n"]] = row["bytes"] / row["n"]
     return found
-
-
-def _growth_goals(report: Row) -> list[Goal]:
-    return [
-        _goal(
-            f"{loss}, D={d}, {dtype}: peak per row at {max(peaks)} over that at {DEVICE_LEAST_ROWS}",
-            "at most",
-            DEVICE_GROWTH,
-            peaks[max(peaks)] / peaks[DEVICE_LEAST_ROWS],
-        )
-        for (loss, d, dtype), peaks in per_row(report).items()
-        if max(peaks) > DEVICE_LEAST_ROWS and DEVICE_LEAST_ROWS in peaks
-    ]

@@ -49,8 +49,7 @@ class Plan:
         large_rounds: above.
         temperatures: of the accuracy table.
         large: whether the one large step is taken.
-        slow_peers: whether peers that need half a minute a step are timed.
-        every_memory: peaks of the peers too.
+        every_peer: whether peers that need half a minute a step are timed too, and the peaks of all peers measured.
         columns: of the embeddings.
         dtypes: names of `batches.DTYPES`.
         device: "cpu", or a CUDA device. There the peaks come with the timings, so `memory_sizes` is empty.
@@ -66,8 +65,7 @@ class Plan:
     large_rounds: int = 5
     temperatures: tuple[float, ...] = accuracy.TEMPERATURES
     large: bool = True
-    slow_peers: bool = True
-    every_memory: bool = True
+    every_peer: bool = True
     columns: tuple[int, ...] = (COLUMNS,)
     dtypes: tuple[str, ...] = ("float32",)
     device: str = "cpu"
@@ -85,7 +83,7 @@ class Plan:
 
     def timings(self) -> list[Job]:
         """One process per number of columns, dtype, size, loss and regime."""
-        slow = {} if self.slow_peers else {SLOWEST: "takes half a minute a step: timed in the full run only"}
+        slow = {} if self.every_peer else {SLOWEST: "takes half a minute a step: timed in the full run only"}
         found = []
         for d, dtype, n, loss, regime in product(self.columns, self.dtypes, self.sizes, self.losses, self.regimes):
             more: Job = {"d": d, "dtype": dtype, "regime": regime}
@@ -102,7 +100,7 @@ class Plan:
         return [
             self._job("memory", loss, n, implementation=name)
             for n, loss in product(self.memory_sizes, self.losses)
-            for name in (names_for(loss) if self.every_memory else [OURS])
+            for name in (names_for(loss) if self.every_peer else [OURS])
         ]
 
     def accuracies(self) -> list[Job]:
@@ -138,10 +136,9 @@ QUICK = Plan(
     small_rounds=7,
     temperatures=(0.05, 0.1),
     large=False,
-    slow_peers=False,
-    every_memory=False,
+    every_peer=False,
 )
-FLOORS = replace(QUICK, losses=("nt_xent", "supcon", "pairwise_views"), memory_sizes=(4096,), temperatures=())
+FLOORS = replace(QUICK, losses=("nt_xent", "supcon", "pairwise_views"), temperatures=())
 
 DEVICE = Plan(
     losses=("nt_xent", "supcon", "info_nce"),

@@ -85,25 +85,16 @@ def test_implementations_agree_on_every_loss_they_are_timed_on(loss: str, name: 
         measure.check_agreement(implementation, batch, 1.01 * TEMPERATURE, true)
 
 
-class Sleepy:
+class Sleepy(measure.Clock):
     """A clock whose samples are made up: ours takes 0.1 s forward and 0.2 s in all, every peer three times that."""
 
     products: ClassVar[dict[str, tuple[int, int, int | None]]] = {"mm": (8, 8, None)}
-    flops = (1, 4)
-    slow_seconds = 5.0
-    on_device = False
 
     def __init__(self, ours: Any) -> None:
         self.ours = ours
 
-    def available(self) -> int | None:
-        return None
-
     def peak(self, step: Any, embeddings: torch.Tensor) -> int:
         raise AssertionError("a timing on a CPU measures no memory")
-
-    def capture(self, step: Any, embeddings: torch.Tensor) -> Any:
-        raise AssertionError("a CPU's plan asks for none")
 
     def step(self, step: Any, embeddings: torch.Tensor, repeats: int) -> tuple[float, float]:
         step(embeddings)
