@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -15,6 +13,7 @@ from pairproof.conformance.faults.judging import CLEARLY, Verdict, judge
 from pairproof.conformance.judge.results import BAD, Status
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.golden import load_flags
+from tools import fault_table as table
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,16 +22,6 @@ ROOT = Path(__file__).resolve().parent.parent
 def judged(loss: str) -> tuple[list[Verdict], list[Verdict]]:
     """The verdicts on the faults of a loss and on the right ones: found once, with one truth for all."""
     return judge(loss, [fault for fault in FAULTS if fault.loss == loss])
-
-
-@cache
-def fault_table() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fault_table", ROOT / "tools" / "fault_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # One test for each loss, and not one for each fault: tests may be shared among processes, and verdicts are dear.
@@ -55,7 +44,6 @@ def test_every_fault_is_caught_and_the_table_says_by_what(loss: str) -> None:
 
 
 def _assert_as_written(loss: str, verdicts: list[Verdict]) -> None:
-    table = fault_table()
     text = table.TABLE.read_text(encoding="utf-8")
     section = text.split(f"## {loss}\n")[1].split("\n## ")[0]
     written = table.as_written(section)
@@ -73,7 +61,6 @@ def _assert_as_written(loss: str, verdicts: list[Verdict]) -> None:
 
 
 def test_what_the_table_says_of_all_faults() -> None:
-    table = fault_table()
     text = table.TABLE.read_text(encoding="utf-8")
     assert text.startswith("# Faults: what the suite must catch\n")
     written = table.as_written(text)

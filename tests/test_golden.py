@@ -11,6 +11,8 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -229,48 +231,106 @@ def test_gradients_are_left_out_for_a_reason(cases: dict[str, GoldenCase]) -> No
 # What a damaged file says.
 
 
+def field_of(data: Any, path: str) -> tuple[Any, str | int]:
+    """What holds the field, and its key or its place there."""
+    *way, last = [int(step) if step.isdigit() else step for step in path.split(".")]
+    return reduce(getitem, way, data), last
+
+
 def put(path: str, value: Any) -> Callable[[Any], None]:
     """Set one field of a file, by its path: cases.0.expected.loss."""
 
     def change(data: Any) -> None:
-        *way, last = [int(step) if step.isdigit() else step for step in path.split(".")]
-        for step in way:
-            data = data[step]
-        data[last] = value
+        holder, last = field_of(data, path)
+        holder[last] = value
 
     return change
 
 
 def remove(path: str) -> Callable[[Any], None]:
     def change(data: Any) -> None:
-        *way, last = [int(step) if step.isdigit() else step for step in path.split(".")]
-        for step in way:
-            data = data[step]
-        del data[last]
+        holder, last = field_of(data, path)
+        del holder[last]
 
     return change
+
+
+def located(path: str) -> str:
+    """The path as messages write it: cases[0].expected.loss."""
+    return re.sub(r"\.(\d+)", r"[\1]", path)
 
 
 def repeat_first(data: Any) -> None:
     data["cases"].append(copy.deepcopy(data["cases"][0]))
 
 
-DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
+FIELDS: list[tuple[str, str, Any, str]] = [
+    ("supcon", "format", "pairproof-golden/2", "expected 'pairproof-golden/1', got 'pairproof-golden/2'"),
+    ("supcon", "loss", "nt_xent", "expected 'supcon', got 'nt_xent'"),
+    ("supcon", "function", "nt_xent_loss", "expected 'supcon_loss', got 'nt_xent_loss'"),
+    ("supcon", "cases.0.id", "nt_xent/x", "expected 'supcon', a slash and a name, got"),
+    ("supcon", "cases.0.id", "supcon/One", "'supcon/One' does not match"),
+    ("supcon", "cases.0.flags.1", "mystery", "golden/flags.json does not explain 'mystery'"),
+    ("supcon", "cases.0.flags", [], "[] should be non-empty"),
+    ("supcon", "cases.0.dtypes", ["float64"], "expected ['float64', 'float32', 'bfloat16'"),
+    ("supcon", "cases.0.embeddings.2.1", "1.5", "'1.5' is not of type 'number'"),
+    ("supcon", "cases.0.embeddings.2.1", True, "True is not of type 'number'"),
+    ("supcon", "cases.0.embeddings.2.1", math.inf, "expected a finite number"),
+    ("supcon", "cases.0.embeddings", [[1.0]], "expected at least 2 rows, got 1"),
+    ("supcon", "cases.0.embeddings.3", [0.0, -0.0, 0.0], "a zero vector has no cosine"),
+    ("supcon", "cases.0.arguments", {}, "{} should be non-empty"),
+    ("supcon", "cases.0.arguments.labels", [0, 0], "expected shape [6], got [2]"),
+    ("supcon", "cases.0.arguments.labels.1", 2**53, "expected an integer below 2^53"),
+    ("supcon", "cases.0.arguments.labels.1", "12", "expected an integer below 2^53"),
+    ("supcon", "cases.0.arguments.labels.1", str(2**63), "expected an integer"),
+    ("supcon", "cases.0.keywords.temperature", 0.07, "0.07 is the default"),
+    ("supcon", "cases.0.keywords.temperature", -1.0, "-1.0 is less than or equal"),
+    ("supcon", "cases.0.keywords.margin", 1, "supcon_loss has no such"),
+    ("supcon", "cases.0.keywords.reduction", "mean_pairs", "expected one of mean, sum"),
+    ("supcon", "cases.0.keywords.anchors", [True], "expected shape [6], got"),
+    ("nt_xent", "cases.0.keywords.denominator", "all", "nt_xent_loss has no such"),
+    ("nt_xent", "cases.0.arguments.partners.0", 2, "2 is out of range, the row"),
+    ("nt_bxent", "cases.0.arguments.positive_pairs.0", [0, 5], "[0, 5] is out of range"),
+    ("supcon", "cases.0.expected.loss", "nan", "expected a finite number, got 'nan'"),
+    ("supcon", "cases.0.expected.loss", [1.0], "expected one value, got [1.0]"),
+    ("supcon", "cases.0.expected.loss", "2.5", "'2.5' is not valid"),
+    ("supcon", "cases.0.expected.anchors", [1.0], "expected a list of 6, one value per"),
+    ("supcon", "cases.0.expected.gradient", [[1.0]], "expected shape [6, 3], got [1, 1]"),
+    ("supcon", "cases.0.expected.gradient.5.2", "nan", "'nan' is not of type 'number'"),
+    # Cases 4 of supcon, 2 of nt_xent and 3 of nt_xent_pairwise have references, both of info_nce a second tower.
+    ("supcon", "cases.4.arguments.ref_embeddings.1.0", "1.5", "'1.5' is not of type 'number'"),
+    ("supcon", "cases.4.arguments.ref_embeddings.1", [0.0, -0.0, 0.0], "a zero vector has no cosine"),
+    ("supcon", "cases.4.arguments.ref_embeddings", [[1.0, 2.0]], "expected shape [1, 3], got [1, 2]"),
+    ("supcon", "cases.4.arguments.ref_labels", [0, 1], "expected shape [6], got [2]"),
+    ("supcon", "cases.4.arguments.self_rows", [0, 1], "expected shape [4], got [2]"),
+    ("supcon", "cases.4.arguments.self_rows.0", 6, "6 is out of range"),
+    ("supcon", "cases.4.arguments.self_rows.0", -2, "-2 is less than the min"),
+    ("supcon", "cases.4.arguments.embeddings_b", [[1.0]], "supcon_loss has no"),
+    ("supcon", "cases.0.arguments.self_rows", [-1] * 6, "nothing that it belongs to"),
+    ("supcon", "cases.4.expected.gradients.ref_embeddings", [[1.0]], "expected shape [6, 3], got [1, 1]"),
     (
         "supcon",
-        put("format", "pairproof-golden/2"),
-        "$.format: expected 'pairproof-golden/1', got 'pairproof-golden/2'",
+        "cases.0.expected.gradients",
+        {"ref_embeddings": [[1.0]]},
+        "expected the gradients by nothing, got by ref_embeddings",
     ),
+    ("supcon", "cases.0.expected.gradients", {}, "{} should be non-empty"),
+    ("nt_xent", "cases.1.arguments.partners.0", 3, "3 is out of range, the row itself"),
+    ("nt_xent", "cases.1.arguments.ref_labels", [0] * 6, "nt_xent_loss has no"),
+    ("nt_xent_pairwise", "cases.2.arguments.ref_labels", [0] * 6, "nothing that it belongs to"),
+    ("info_nce", "cases.0.arguments.embeddings_b", [[1.0, 2.0, 3.0]], "expected shape [4, 3], got [1, 3]"),
+    ("info_nce", "cases.0.arguments.labels", [0] * 4, "info_nce_loss has no"),
+    ("info_nce", "cases.0.keywords.direction", "a->b", "'a->b' is not one of"),
+    ("info_nce", "cases.0.keywords.direction", "both", "'both' is the default"),
+    ("info_nce", "cases.0.keywords.anchors", [True] * 4, "info_nce_loss has no such"),
+]
+"""Values of one field each, with what the message says of that field."""
+DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     ("supcon", remove("format"), "$.format: expected 'pairproof-golden/1', got None"),
-    ("supcon", put("loss", "nt_xent"), "$.loss: expected 'supcon', got 'nt_xent'"),
-    ("supcon", put("function", "nt_xent_loss"), "$.function: expected 'supcon_loss', got 'nt_xent_loss'"),
     ("supcon", put("author", "x"), "$: Additional properties are not allowed ('author' was unexpected)"),
     ("supcon", put("cases.0.comment", "x"), "$.cases[0]: Additional properties are not allowed"),
     ("supcon", remove("cases.0.note"), "$.cases[0]: 'note' is a required property"),
     ("supcon", repeat_first, "$.cases[5].id: 'supcon/one-positive-balanced-tau-half' stands twice"),
-    ("supcon", put("cases.0.id", "nt_xent/x"), "$.cases[0].id: expected 'supcon', a slash and a name, got"),
-    ("supcon", put("cases.0.id", "supcon/One"), "$.cases[0].id: 'supcon/One' does not match"),
-    ("supcon", put("cases.0.flags.1", "mystery"), "$.cases[0].flags[1]: golden/flags.json does not explain 'mystery'"),
     (
         "supcon",
         put("cases.0.flags.0", "lonely-anchors"),
@@ -278,96 +338,18 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     ),
     ("supcon", put("cases.0.flags.0", "queue"), "$.cases[0].flags: golden/supcon/one-positive-balanced-tau-half: the"),
     ("supcon", put("cases.0.flags.0", "repeated-pairs"), "$.cases[0].flags: golden/supcon/one-positive-balanced-tau-h"),
-    ("supcon", put("cases.0.flags", []), "$.cases[0].flags: [] should be non-empty"),
-    ("supcon", put("cases.0.dtypes", ["float64"]), "$.cases[0].dtypes: expected ['float64', 'float32', 'bfloat16'"),
-    ("supcon", put("cases.0.embeddings.2.1", "1.5"), "$.cases[0].embeddings[2][1]: '1.5' is not of type 'number'"),
-    ("supcon", put("cases.0.embeddings.2.1", True), "$.cases[0].embeddings[2][1]: True is not of type 'number'"),
-    ("supcon", put("cases.0.embeddings.2.1", math.inf), "$.cases[0].embeddings[2][1]: expected a finite number"),
     ("supcon", put("cases.0.embeddings.1", [1.0, 2.0]), "$.cases[0].embeddings: expected a matrix, got rows of"),
-    ("supcon", put("cases.0.embeddings", [[1.0]]), "$.cases[0].embeddings: expected at least 2 rows, got 1"),
-    ("supcon", put("cases.0.embeddings.3", [0.0, -0.0, 0.0]), "$.cases[0].embeddings[3]: a zero vector has no cosine"),
     (
         "supcon",
         put("cases.0.arguments", {"partners": [1, 0]}),
         "$.cases[0].arguments.partners: supcon_loss has no such argument",
-    ),
-    ("supcon", put("cases.0.arguments", {}), "$.cases[0].arguments: {} should be non-empty"),
-    ("supcon", put("cases.0.arguments.labels", [0, 0]), "$.cases[0].arguments.labels: expected shape [6], got [2]"),
-    (
-        "supcon",
-        put("cases.0.arguments.labels.1", 2**53),
-        "$.cases[0].arguments.labels[1]: expected an integer below 2^53",
-    ),
-    (
-        "supcon",
-        put("cases.0.arguments.labels.1", "12"),
-        "$.cases[0].arguments.labels[1]: expected an integer below 2^53",
-    ),
-    ("supcon", put("cases.0.arguments.labels.1", str(2**63)), "$.cases[0].arguments.labels[1]: expected an integer"),
-    ("supcon", put("cases.0.keywords.temperature", 0.07), "$.cases[0].keywords.temperature: 0.07 is the default"),
-    (
-        "supcon",
-        put("cases.0.keywords.temperature", -1.0),
-        "$.cases[0].keywords.temperature: -1.0 is less than or equal",
-    ),
-    ("supcon", put("cases.0.keywords.margin", 1), "$.cases[0].keywords.margin: supcon_loss has no such"),
-    (
-        "supcon",
-        put("cases.0.keywords.reduction", "mean_pairs"),
-        "$.cases[0].keywords.reduction: expected one of mean, sum",
-    ),
-    ("supcon", put("cases.0.keywords.anchors", [True]), "$.cases[0].keywords.anchors: expected shape [6], got"),
-    (
-        "nt_xent",
-        put("cases.0.keywords.denominator", "all"),
-        "$.cases[0].keywords.denominator: nt_xent_loss has no such",
-    ),
-    ("nt_xent", put("cases.0.arguments.partners.0", 2), "$.cases[0].arguments.partners[0]: 2 is out of range, the row"),
-    (
-        "nt_bxent",
-        put("cases.0.arguments.positive_pairs.0", [0, 5]),
-        "$.cases[0].arguments.positive_pairs[0]: [0, 5] is out of range",
-    ),
-    ("supcon", put("cases.0.expected.loss", "nan"), "$.cases[0].expected.loss: expected a finite number, got 'nan'"),
-    ("supcon", put("cases.0.expected.loss", [1.0]), "$.cases[0].expected.loss: expected one value, got [1.0]"),
-    ("supcon", put("cases.0.expected.loss", "2.5"), "$.cases[0].expected.loss: '2.5' is not valid"),
-    (
-        "supcon",
-        put("cases.0.expected.anchors", [1.0]),
-        "$.cases[0].expected.anchors: expected a list of 6, one value per",
-    ),
-    (
-        "supcon",
-        put("cases.0.expected.gradient", [[1.0]]),
-        "$.cases[0].expected.gradient: expected shape [6, 3], got [1, 1]",
     ),
     (
         "supcon",
         put("cases.0.expected.gradient", None),
         "$.cases[0].expected: 'gradient_left_out' is a required property",
     ),
-    (
-        "supcon",
-        put("cases.0.expected.gradient.5.2", "nan"),
-        "$.cases[0].expected.gradient[5][2]: 'nan' is not of type 'number'",
-    ),
     ("supcon", put("cases.0.expected.gradient_left_out", TIE), "$.cases[0].expected"),
-    # Cases 4 of supcon, 2 of nt_xent and 3 of nt_xent_pairwise have references, both of info_nce a second tower.
-    (
-        "supcon",
-        put("cases.4.arguments.ref_embeddings.1.0", "1.5"),
-        "$.cases[4].arguments.ref_embeddings[1][0]: '1.5' is not of type 'number'",
-    ),
-    (
-        "supcon",
-        put("cases.4.arguments.ref_embeddings.1", [0.0, -0.0, 0.0]),
-        "$.cases[4].arguments.ref_embeddings[1]: a zero vector has no cosine",
-    ),
-    (
-        "supcon",
-        put("cases.4.arguments.ref_embeddings", [[1.0, 2.0]]),
-        "$.cases[4].arguments.ref_embeddings: expected shape [1, 3], got [1, 2]",
-    ),
     (
         "supcon",
         put("cases.4.arguments.ref_embeddings.1.0", 1 / 3),
@@ -376,71 +358,23 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     ("supcon", remove("cases.4.arguments.ref_labels"), "$.cases[4].arguments: expected 'ref_labels', got none"),
     (
         "supcon",
-        put("cases.4.arguments.ref_labels", [0, 1]),
-        "$.cases[4].arguments.ref_labels: expected shape [6], got [2]",
-    ),
-    (
-        "supcon",
-        put("cases.4.arguments.self_rows", [0, 1]),
-        "$.cases[4].arguments.self_rows: expected shape [4], got [2]",
-    ),
-    ("supcon", put("cases.4.arguments.self_rows.0", 6), "$.cases[4].arguments.self_rows[0]: 6 is out of range"),
-    ("supcon", put("cases.4.arguments.self_rows.0", -2), "$.cases[4].arguments.self_rows[0]: -2 is less than the min"),
-    ("supcon", put("cases.4.arguments.embeddings_b", [[1.0]]), "$.cases[4].arguments.embeddings_b: supcon_loss has no"),
-    (
-        "supcon",
-        put("cases.0.arguments.self_rows", [-1] * 6),
-        "$.cases[0].arguments.self_rows: nothing that it belongs to",
-    ),
-    (
-        "supcon",
         remove("cases.4.expected.gradients"),
         "$.cases[4].expected.gradients: expected the gradients by ref_embeddings, got by nothing",
     ),
-    (
-        "supcon",
-        put("cases.4.expected.gradients.ref_embeddings", [[1.0]]),
-        "$.cases[4].expected.gradients.ref_embeddings: expected shape [6, 3], got [1, 1]",
-    ),
-    (
-        "supcon",
-        put("cases.0.expected.gradients", {"ref_embeddings": [[1.0]]}),
-        "$.cases[0].expected.gradients: expected the gradients by nothing, got by ref_embeddings",
-    ),
-    ("supcon", put("cases.0.expected.gradients", {}), "$.cases[0].expected.gradients: {} should be non-empty"),
     ("supcon", put("cases.2.expected.gradients", {"negatives": [[1.0]]}), "$.cases[2].expected"),
-    (
-        "nt_xent",
-        put("cases.1.arguments.partners.0", 3),
-        "$.cases[1].arguments.partners[0]: 3 is out of range, the row itself",
-    ),
-    ("nt_xent", put("cases.1.arguments.ref_labels", [0] * 6), "$.cases[1].arguments.ref_labels: nt_xent_loss has no"),
     (
         "nt_xent_pairwise",
         put("cases.2.arguments.positives.1", [True] * 4),
         "$.cases[2].arguments.positives: expected a matrix, got rows of",
     ),
-    (
-        "nt_xent_pairwise",
-        put("cases.2.arguments.ref_labels", [0] * 6),
-        "$.cases[2].arguments.ref_labels: nothing that it belongs to",
-    ),
     ("info_nce", remove("cases.0.arguments.embeddings_b"), "$.cases[0].arguments: {} should be non-empty"),
     ("info_nce", remove("cases.1.arguments.embeddings_b"), "$.cases[1].arguments: expected 'embeddings_b', got none"),
-    (
-        "info_nce",
-        put("cases.0.arguments.embeddings_b", [[1.0, 2.0, 3.0]]),
-        "$.cases[0].arguments.embeddings_b: expected shape [4, 3], got [1, 3]",
-    ),
     (
         "info_nce",
         put("cases.1.arguments.negatives.1", [1.0]),
         "$.cases[1].arguments.negatives: expected a matrix, got rows of",
     ),
-    ("info_nce", put("cases.0.arguments.labels", [0] * 4), "$.cases[0].arguments.labels: info_nce_loss has no"),
-    ("info_nce", put("cases.0.keywords.direction", "a->b"), "$.cases[0].keywords.direction: 'a->b' is not one of"),
-    ("info_nce", put("cases.0.keywords.direction", "both"), "$.cases[0].keywords.direction: 'both' is the default"),
-    ("info_nce", put("cases.0.keywords.anchors", [True] * 4), "$.cases[0].keywords.anchors: info_nce_loss has no such"),
+    *((loss, put(path, value), f"$.{located(path)}: {said}") for loss, path, value, said in FIELDS),
 ]
 
 

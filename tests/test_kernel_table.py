@@ -7,11 +7,9 @@ import importlib.util
 import itertools
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,24 +18,13 @@ import torch
 from pairproof.fast import kernels
 from pairproof.fast.kernels import table, tune
 from pairproof.fast.kernels.table import KERNELS, KINDS, PLAIN, Key, Launch, launch_of
+from tools import compile_kernels as tool
 
 ROOT = Path(__file__).resolve().parent.parent
 ARCHS = (80, 89, 90, 100)
 DIMS = table.PADDED
 NO_TRITON = importlib.util.find_spec("triton") is None
 needs_triton = pytest.mark.skipif(NO_TRITON or kernels.interpreting(), reason="needs triton, and not its interpreter")
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compile_kernels", ROOT / "tools" / "compile_kernels.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Its processes find what they are sent by the module's name.
-    sys.modules["compile_kernels"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -273,7 +260,7 @@ def test_a_timed_pass_queues_the_kernel(kernel: table.Kernel, monkeypatch: pytes
 
 
 @needs_triton
-def test_the_dry_run_is_as_if_with_memory(tool: ModuleType) -> None:
+def test_the_dry_run_is_as_if_with_memory() -> None:
     """Tensors without memory take the forms of kernels that tensors with memory take."""
     found = set()
     with tool.dry_run("bfloat16", 128, 90) as queued:
@@ -286,7 +273,7 @@ def test_the_dry_run_is_as_if_with_memory(tool: ModuleType) -> None:
 
 
 @needs_triton
-def test_calls_are_refused_for_what_excludes_each_other(tool: ModuleType) -> None:
+def test_calls_are_refused_for_what_excludes_each_other() -> None:
     refused = set()
     with tool.dry_run("pieces", 64, 90) as queued:
         for call in tool.calls(torch.float32):
@@ -299,7 +286,7 @@ def test_calls_are_refused_for_what_excludes_each_other(tool: ModuleType) -> Non
 
 
 @needs_triton
-def test_the_jobs(tool: ModuleType) -> None:
+def test_the_jobs() -> None:
     every = tool.jobs([90], [64, 128], KINDS)
     assert len({job[:5] for job in every}) == len(every)
     tiled = [job for job in every if job.kernel in KERNELS]
@@ -336,7 +323,7 @@ CODE = """
 """
 
 
-def test_the_code_is_read(tool: ModuleType) -> None:
+def test_the_code_is_read() -> None:
     code = tool.instructions_of(CODE)
     assert len(code) == 12
     assert {name: tool.count(code, pattern) for name, pattern in tool.PATTERNS.items()} == {
@@ -369,7 +356,7 @@ $L__BB0_2:                              // the loop
 """
 
 
-def test_the_step_before_is_read(tool: ModuleType) -> None:
+def test_the_step_before_is_read() -> None:
     code = tool.steps_of(PTX)
     assert {name: tool.count(code, pattern) for name, pattern in tool.PATTERNS.items()} == {
         "products": 1,
@@ -379,7 +366,7 @@ def test_the_step_before_is_read(tool: ModuleType) -> None:
     }
 
 
-def test_every_check_can_fail(tool: ModuleType) -> None:
+def test_every_check_can_fail() -> None:
     constants = (("FIXED", "constexpr", True), ("BM", "constexpr", 64), ("BN", "constexpr", 32))
     job = tool.Job("rows", "sums_plain", 90, (("x", "*bf16", "D"), *constants), (("num_warps", 4),), "bfloat16", 128)
     each = 64 * 32 // (32 * 4)
@@ -415,17 +402,13 @@ def test_every_check_can_fail(tool: ModuleType) -> None:
         (["--jobs", "0"], "argument --jobs: invalid choice: 0"),
     ],
 )
-def test_the_tool_with_wrong_usage(
-    tool: ModuleType, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tool_with_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         tool.main(arguments)
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_the_tool_without_a_compiler(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tool_without_a_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(tool, "cuobjdump", lambda: None)
     assert tool.main([]) == 3
     assert "triton, with its cuobjdump, is not installed" in capsys.readouterr().err
@@ -433,7 +416,7 @@ def test_the_tool_without_a_compiler(
 
 @needs_triton
 def test_the_tool_compiles_reports_and_fails(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # In this process: starting others takes longer than compiling.
     monkeypatch.setattr(tool, "compiled", lambda work, processes: [tool.examine(job) for job in work])

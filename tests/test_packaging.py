@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tools import check_wheel
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MAPPING: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
-
-
-@pytest.fixture(scope="module")
-def check_wheel() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_wheel", ROOT / "tools" / "check_wheel.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_every_folder_with_code_is_a_listed_package() -> None:
@@ -78,7 +68,7 @@ def small_project(root: Path) -> None:
         ),
     ],
 )
-def test_check_wheel_tells(check_wheel: ModuleType, tmp_path: Path, names: list[str], expected: list[str]) -> None:
+def test_check_wheel_tells(tmp_path: Path, names: list[str], expected: list[str]) -> None:
     small_project(tmp_path)
     wheel = tmp_path / "top-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

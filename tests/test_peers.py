@@ -42,6 +42,7 @@ from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import stored_truth, truth
 from pairproof.conformance.truth.tolerances import bounds
+from tools import peer_table as tool
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -394,18 +395,8 @@ def test_a_package_is_loaded_without_its_init(tmp_path: Path, monkeypatch: pytes
     assert sys.modules["heavy"] is before
 
 
-def table() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("peer_table", ROOT / "tools" / "peer_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_page_has_the_counts_on_file() -> None:
     """A whole run asserts the counts on file; so the page is that of a whole run: python tools/peer_table.py."""
-    tool = table()
     sections = re.split(r"^## ", tool.PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     assert [text.splitlines()[0] for text in sections] == [kind.name for kind in tool.PEERS]
     expected = json.loads((ROOT / "fixtures" / "expected.json").read_text())["counts"]
@@ -427,7 +418,7 @@ def test_the_page_has_the_counts_on_file() -> None:
 
 
 def test_the_page_names_the_versions_that_are_pinned() -> None:
-    page = table().PAGE.read_text(encoding="utf-8")
+    page = tool.PAGE.read_text(encoding="utf-8")
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     for package in ("bioencoder", "setfit", "open-clip-torch", "lightly"):
         assert f"({package} {pins[package]}, SHA-256 " in page

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,6 +21,7 @@ from pairproof.conformance.suite.subset import covering
 from pairproof.fast import supcon_loss
 from pairproof.fast.engine import device
 from pairproof.fast.kernels import launch
+from tools import compile_kernels as tool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -84,18 +82,6 @@ def test_shares_of_the_columns_change_nothing_but_rounding(
 Queued = list[tuple[Any, dict[str, Any]]]
 
 
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    """The tool that compiles for devices what its dry run queues."""
-    spec = importlib.util.spec_from_file_location("compile_kernels", ROOT / "tools" / "compile_kernels.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def of_cases(cases: Iterable[Case]) -> None:
     peer = FastTriton({}, "cpu")
     for case, dtype in itertools.product(cases, peer.dtypes):
@@ -124,9 +110,7 @@ def form_of(kernel: Any, given: dict[str, Any]) -> str:
     return " ".join([kernel.fn.__name__, *flags])
 
 
-def test_every_form_is_run(
-    queued: Queued, calls: dict[str, Any], tool: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_form_is_run(queued: Queued, calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What the dry run queues, and what the cases and the calls of these tests queue, is the same."""
 
     def forms() -> set[str]:
