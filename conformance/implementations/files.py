@@ -11,13 +11,11 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
-
-import torch
 
 from .base import TorchImplementation, Unavailable
 
@@ -72,7 +70,7 @@ class FilePeer(TorchImplementation):
             if found != checksum:
                 raise Unavailable(f"{path}: expected SHA-256 {checksum}, got {found}")
         self.path = paths[0]
-        self.loss: Callable[..., Callable[..., torch.Tensor]] = getattr(self.module(), self.attribute)
+        self.loss: Any = getattr(self.module(), self.attribute)
 
     def module(self) -> Any:
         """The module that the first file is."""

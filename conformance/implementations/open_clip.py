@@ -36,4 +36,5 @@ class OpenClip(FilePeer):
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """``ClipLoss`` of both towers."""
         first, second = (normalised(given[name], case) for name in ("embeddings_a", "embeddings_b"))
-        return self.loss()(first, second, 1 / case.temperature)
+        loss: torch.Tensor = self.loss()(first, second, 1 / case.temperature)
+        return loss

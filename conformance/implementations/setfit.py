@@ -7,7 +7,7 @@ has no NT-Xent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -43,7 +43,7 @@ class SetFit(FilePeer):
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """``SupConLoss`` around a model that returns what it is given."""
         base, rows = case.option("base_temperature"), given[case.first]
-        loss = self.loss(
+        loss: Callable[..., torch.Tensor] = self.loss(
             lambda features: {"sentence_embedding": features},
             temperature=case.temperature,
             base_temperature=case.temperature if base is None else base,
