@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import truth
-from .batches import DTYPES, KINDS, Batch, make_batch
+from .batches import DTYPES, KINDS, make_batch
 from .measure import evaluate, recorded
 from .peers import PEERS, SLOWEST, load, names_for
 
@@ -19,20 +19,6 @@ BATCHES = 20
 LOSSES = ("nt_xent", "supcon", "pairwise_classes")
 
 
-def _medians(name: str, backend: str, batches: list[tuple[Batch, Any]], temperature: float) -> dict[str, Any]:
-    """Medians over batches of one implementation's errors in their dtype, or why it is not measured."""
-    row: dict[str, Any] = {}
-    with recorded(row):
-        implementation = load(name, backend)
-        found = [
-            truth.errors(*evaluate(implementation.step(batch, temperature), batch.embeddings), expected)
-            for batch, expected in batches
-        ]
-        for part in ("loss", "gradient"):
-            row[f"{part}_error"] = float(np.median([errors[part] for errors in found]))
-    return row
-
-
 def error_rows(job: dict[str, Any]) -> list[dict[str, Any]]:
     """One job of kind "accuracy": one loss at one temperature.
 
@@ -42,12 +28,12 @@ def error_rows(job: dict[str, Any]) -> list[dict[str, Any]]:
     Returns:
         One row per kind of batch and implementation, in the format that `bench.report` describes.
     """
-    loss, temperature = str(job["loss"]), float(job["temperature"])
+    loss, temperature = job["loss"], job["temperature"]
     rows = []
     for kind in KINDS:
         made = [
             make_batch(loss, job["n"], job["d"], kind, seed=1 + seed, device=job["device"]).to(DTYPES[job["dtype"]])
-            for seed in range(int(job["batches"]))
+            for seed in range(job["batches"])
         ]
         batches = [(batch, truth.loss_and_gradient(batch, temperature)) for batch in made]
         smallest = min(expected[0] for _, expected in batches)
@@ -55,6 +41,13 @@ def error_rows(job: dict[str, Any]) -> list[dict[str, Any]]:
             # Not what takes seconds a step, or minutes to compile for one figure, or rows in another dtype than ours.
             if name == SLOWEST or PEERS[name].compiled or PEERS[name].tf32:
                 continue
-            row = {"kind": kind, "implementation": name, "smallest_loss": smallest}
-            rows.append(row | _medians(name, job["backend"], batches, temperature))
+            row: dict[str, Any] = {"kind": kind, "implementation": name, "smallest_loss": smallest}
+            rows.append(row)
+            with recorded(row):
+                implementation = load(name, job["backend"])
+                found = [
+                    truth.errors(*evaluate(implementation.step(batch, temperature), batch.embeddings), expected)
+                    for batch, expected in batches
+                ]
+                row |= {f"{part}_error": float(np.median([errors[part] for errors in found])) for part in found[0]}
     return rows

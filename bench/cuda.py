@@ -32,11 +32,6 @@ def require(device: str) -> None:
         raise Unavailable(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices")
 
 
-def allow_tf32() -> None:
-    """Let float32 products of this process round to TF32, by the switch that libraries look at."""
-    torch.backends.cuda.matmul.allow_tf32 = True
-
-
 class EventClock(Clock):
     """Time between events on the current stream: the device's own, without waiting in between.
 

@@ -77,22 +77,21 @@ class Plan:
         return self.device == "cpu"
 
     def _job(self, kind: str, loss: str, n: int, **more: Any) -> Job:
-        common = {"temperature": TEMPERATURE, "d": self.columns[0], "dtype": self.dtypes[0], "regime": "default"}
-        chosen = {"device": self.device, "backend": self.backend}
-        return {"kind": kind, "loss": loss, "n": n, **common, **chosen, **more}
+        job = {"kind": kind, "loss": loss, "n": n, "d": self.columns[0], "dtype": self.dtypes[0], "regime": "default"}
+        return job | {"temperature": TEMPERATURE, "device": self.device, "backend": self.backend} | more
 
     def timings(self) -> list[Job]:
         """One process per number of columns, dtype, size, loss and regime."""
         slow = {} if self.every_peer else {SLOWEST: "takes half a minute a step: timed in the full run only"}
         found = []
         for d, dtype, n, loss, regime in product(self.columns, self.dtypes, self.sizes, self.losses, self.regimes):
-            more: Job = {"d": d, "dtype": dtype, "regime": regime}
-            more["rounds"] = self.small_rounds if n <= self.small else self.large_rounds
-            more["errors"] = regime == "default" and (n <= LARGE or not self.on_cpu)
-            more["gradient_rows"] = GRADIENT_ROWS if n > LARGE else None
-            more["captured"] = not self.on_cpu and n <= CAPTURED_UP_TO
-            more["skip"] = slow if loss == "pairwise_classes" else {}
-            found.append(self._job("time", loss, n, **more))
+            job = self._job("time", loss, n, d=d, dtype=dtype, regime=regime)
+            job["rounds"] = self.small_rounds if n <= self.small else self.large_rounds
+            job["errors"] = regime == "default" and (n <= LARGE or not self.on_cpu)
+            job["gradient_rows"] = GRADIENT_ROWS if n > LARGE else None
+            job["captured"] = not self.on_cpu and n <= CAPTURED_UP_TO
+            job["skip"] = slow if loss == "pairwise_classes" else {}
+            found.append(job)
         return found
 
     def memories(self) -> list[Job]:

@@ -13,16 +13,7 @@ import torch
 
 from pairproof import __version__
 
-PACKAGES = [
-    "torch",
-    "numpy",
-    "triton",
-    "lightly",
-    "bioencoder",
-    "info-nce-pytorch",
-    "inf-cl",
-    "pytorch-metric-learning",
-]
+PEERS = ("pytorch-metric-learning", "info-nce-pytorch", "bioencoder", "lightly", "inf-cl")
 
 
 def _read(path: str, start: str = "") -> str | None:
@@ -51,7 +42,7 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Of Python, ours and the packages that are installed. The original code is loaded from a file: see its rows."""
     found = {"python": platform.python_version(), "pairproof": __version__}
-    for package in PACKAGES:
+    for package in ("torch", "numpy", "triton", *PEERS):
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found

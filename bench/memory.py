@@ -59,11 +59,11 @@ def large_step(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     (found,) = step_memory(job, clock)
     if found["status"] != "measured":
         return [found]
-    n, temperature = int(job["n"]), float(job["temperature"])
+    n, temperature = job["n"], job["temperature"]
     batch = make_batch(job["loss"], n, job["d"])
     with torch.no_grad():
         values = ours(job["backend"], batch, temperature, reduction="none")(batch.embeddings)
-    rows = torch.arange(0, n, max(1, n // int(job["anchors"])))
+    rows = torch.arange(0, n, max(1, n // job["anchors"]))
     true = truth.anchor_values(batch, temperature, rows)
     found["worst_anchor_error"] = float(((values[rows].to(torch.float64) - true).abs() / true).max())
     found["anchors_compared"] = len(rows)
