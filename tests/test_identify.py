@@ -121,7 +121,8 @@ def test_wrong_variants_have_words():
     for call in PROBES:
         for right in known_losses(call):
             wrong = [*variations(right, call), *temperings(right)]
-            assert len(wrong) > 30
+            # What is wrong with the parts of a loss can be varied only where parts describe it.
+            assert len(wrong) > (30 if right.in_parts else 20)
             for variant in wrong:
                 # The epsilon of supcon_epsilon is right for a loss of the catalogue.
                 known = variant.guard == "each 1e-08" != right.guard
