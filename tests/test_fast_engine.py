@@ -224,6 +224,13 @@ def test_sizes_beyond_the_tiles_of_every_day() -> None:
         assert_agree("epsilon", supcon_epsilon_loss, labels["balanced"], z, 1.0, "dot", {"float64": ["auto"]})
 
 
+def test_no_pair_is_split_between_tiles() -> None:
+    """Pairs whose rows fill several tiles of the default size."""
+    for count in (plan.PAIRS_UP_TO + 2, plan.NARROW_UP_TO + 2):
+        partners = shuffled_partners(count)
+        assert_agree("partners", nt_xent_loss, partners, normal(count, 6), 0.5, "cosine", {"float64": ["auto"]})
+
+
 def plain_value(name: str, positive: Tensor, negative: Tensor, row: Tensor) -> Tensor:
     """One anchor's value, from the logits of its positives and its negatives, and of all columns, itself included."""
     terms, _, denominator = name.partition(" ")

@@ -786,6 +786,14 @@ def test_nor_in_a_second_derivative(name: str) -> None:
     assert largest.entries <= most_entries(MANY), largest.where
 
 
+def test_buffers_of_other_devices_are_not_kept() -> None:
+    def step() -> None:
+        device.give_back("logits", torch.empty(8, device="meta"))
+        assert device.borrow("logits", torch.empty(0), 4).device.type == "cpu"
+
+    in_a_new_thread(step)
+
+
 def test_a_matrix_would_be_seen_and_is_not_kept() -> None:
     """The dense backend is free to hold one, while it needs it: the next call has its own size again."""
     largest, after = Largest(), Largest()
