@@ -54,7 +54,7 @@ def supcon_in_labels_as_bytes(embeddings: Tensor, labels: Tensor, *, temperature
 
 @FAMILY.fault("supcon_epsilon")
 def supcon_epsilon_negative_labels_ignored(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
-    """A negative label is taken for none: such rows are nobody's positives."""
+    """A negative label is read as no label: rows with one have no positives."""
     unknown = labels.amax() + 1 + torch.arange(len(labels))
     return parts.supcon_epsilon(embeddings, torch.where(labels < 0, unknown, labels), temperature=temperature)
 

@@ -295,7 +295,7 @@ class Claim:
 
 
 def complete(said: Claim, thing: Any, signature: Signature | None) -> tuple[Claim, list[str]]:
-    """Complete what is said of a target with what its signature shows.
+    """Complete a claim about a target from the target's signature.
 
     Args:
         said: the claim, its settings as they were said: the value ``EVERY`` says that the option is taken by keyword.
@@ -398,7 +398,7 @@ def _checked_settings(said: Claim) -> tuple[dict[str, object], set[str]]:
             everything.add(name)
             continue
         if name in ARRAY_OPTIONS:
-            raise TargetMisused(f"{name} is an array: only {name}=* can be said of it, that it is taken by keyword")
+            raise TargetMisused(f"{name} is an array: claim {name}=*, that it is taken by keyword")
         values = value if isinstance(value, tuple) else (value,)
         found = tuple(_checked_value(name, one, entry.choices.get(name)) for one in values)
         wanted[name] = found if len(found) > 1 else found[0]

@@ -2,7 +2,7 @@
 
 Everything is queued on the current stream and nothing is read back. Buffers are linear in the number of rows.
 
-Arguments of kernels have one name each, whoever passes them: `Side` and `Problem` describe what they hold by these
+Arguments of kernels have one name each in all kernels: `Side` and `Problem` describe what they hold by these
 names, and every kernel takes from the description what it names.
 """
 
