@@ -191,7 +191,7 @@ def test_a_module_is_found_by_its_name() -> None:
         ({"settings": {"base_temperature": "warm"}}, "base_temperature: expected a number"),
         ({"settings": {"base_temperature": "nan"}}, "base_temperature: expected a number"),
         ({"settings": {"temperature": "1"}}, "temperature is said with --temperature"),
-        ({"settings": {"anchors": "first"}}, r"only anchors=\* can be said"),
+        ({"settings": {"anchors": "first"}}, r"claim anchors=\*, that it is taken by keyword"),
         ({"settings": {"reduction": "*"}}, r"reduction=\*: it takes no keyword reduction"),
     ],
 )
