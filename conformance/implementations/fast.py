@@ -1,4 +1,4 @@
-"""Our own torch implementation, in every dtype that holds a case's inputs and by each of its roads."""
+"""Our own torch implementation, in every dtype that represents a case's inputs exactly and with each backend."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ PARTNERS = {"stacked_partners": _stacked, "interleaved_partners": _interleaved}
 
 
 class Fast(Implementation):
-    """The vectorised losses of ``fast/``, on the road that they choose themselves."""
+    """The vectorised losses of ``fast/``, with the backend that they choose themselves."""
 
     name: ClassVar[str] = "fast"
     title: ClassVar[str] = "pairproof.fast, torch"
     held_to_plain: ClassVar[bool] = True
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16")
     backend: ClassVar[str | None] = None
-    """The road that is asked for; None asks for none."""
+    """The backend that is passed; None passes none."""
 
     @property
     def narrows_weights(self) -> bool:
@@ -82,7 +82,7 @@ class Fast(Implementation):
 
 
 class FastDense(Fast):
-    """The same, asked for the dense road."""
+    """The same, with ``backend="dense"``."""
 
     name: ClassVar[str] = "fast-dense"
     title: ClassVar[str] = 'pairproof.fast, torch, backend="dense"'
@@ -90,7 +90,7 @@ class FastDense(Fast):
 
 
 class FastTiled(Fast):
-    """The same, asked for the tiled road, with tiles so small that a case's rows lie in several of them."""
+    """The same, with ``backend="tiled"``, and tiles so small that a case's rows lie in several of them."""
 
     name: ClassVar[str] = "fast-tiled"
     title: ClassVar[str] = 'pairproof.fast, torch, backend="tiled", 4 rows a tile'
@@ -102,7 +102,7 @@ class FastTiled(Fast):
 
 
 class FastExact(Fast):
-    """The same, asked for the float64 road."""
+    """The same, with ``backend="exact"``, in float64."""
 
     name: ClassVar[str] = "fast-exact"
     title: ClassVar[str] = 'pairproof.fast, torch, backend="exact"'
