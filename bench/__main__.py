@@ -6,7 +6,7 @@ Exit codes: 0 measured; 1 with --floors, a floor is missed; 2 the command was mi
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -23,7 +23,7 @@ from .batches import DTYPES, LOSSES
 from .machine import machine, versions
 from .peers import CAPTURED, Unavailable
 
-MISSED, MISUSED, COULD_NOT_RUN = 1, 2, 3
+MISSED, COULD_NOT_RUN = 1, 3
 
 MORE_PROCESSES = 14
 """For a floor that seems missed."""
@@ -111,11 +111,7 @@ FLOORS = typer.Option(
     " memory above its goal divided by it. What seems to fail is timed in more processes; their median counts.",
 )
 OUTPUT = typer.Option(help="Folder for the JSON and the plot. Default: bench/results, for a full run of everything.")
-DEVICE = typer.Option(help="cpu, or cuda: events on the same alternation, N up to 262144.")
 QUICK = typer.Option("--quick", help="N = 256 and 1024, default allocator, fewer rounds, writes nothing.")
-ROUNDS = typer.Option(min=1, help="Rounds at every size, in place of the protocol's.")
-BACKEND = typer.Option(help="Backend of pairproof.fast.")
-DATE = typer.Option(help="Written into the report as it is.")
 
 
 @app.command(epilog="Exit codes: 0 measured; 1 with --floors, one is missed; 2 misused; 3 could not run.")
@@ -126,11 +122,11 @@ def bench(
     loss: Annotated[list[str] | None, LOSS] = None,
     size: Annotated[list[str] | None, SIZE] = None,
     columns: Annotated[list[str] | None, COLUMNS] = None,
-    rounds: Annotated[int | None, ROUNDS] = None,
-    backend: Annotated[str, BACKEND] = "auto",
-    device: Annotated[str, DEVICE] = "cpu",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds at every size, in place of the protocol's.")] = None,
+    backend: Annotated[str, typer.Option(help="Backend of pairproof.fast.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, or cuda: events on the same alternation, N up to 262144.")] = "cpu",
     dtype: Annotated[list[str] | None, DTYPE] = None,
-    date: Annotated[str | None, DATE] = None,
+    date: Annotated[str | None, typer.Option(help="Written into the report as it is.")] = None,
 ) -> None:
     """Measure pairproof.fast beside its peers: times, errors, memory.
 
@@ -179,22 +175,22 @@ def bench(
             raise typer.Exit(COULD_NOT_RUN)
 
 
-def _misused(option: str, message: str) -> NoReturn:
-    raise typer.BadParameter(message, param_hint=option)
+def _misused(option: str, expected: str, got: str | None = None) -> NoReturn:
+    raise typer.BadParameter(f"expected {expected}" + ("" if got is None else f", got {got!r}"), param_hint=option)
 
 
 def _names(given: list[str], option: str, choices: Iterable[str], expected: str) -> tuple[str, ...]:
     """The choices that are given, in their own order."""
     for name in given:
         if name not in choices:
-            _misused(option, f"expected {expected}, got {name!r}")
+            _misused(option, expected, name)
     return tuple(name for name in choices if name in given)
 
 
 def _numbers(given: list[str], option: str, least: int) -> tuple[int, ...]:
     for text in given:
         if not text.isdecimal() or int(text) < least or int(text) % 2:
-            _misused(option, f"expected even numbers from {least}, got {text!r}")
+            _misused(option, f"even numbers from {least}", text)
     return tuple(map(int, given))
 
 
@@ -209,11 +205,11 @@ def _plan(quick: bool, floors: float | None, device: str, rounds: int | None, **
     }
     on_cpu = device == "cpu"
     if not on_cpu and device.partition(":")[0] != "cuda":
-        _misused("--device", f"expected cpu or cuda, got {device!r}")
+        _misused("--device", "cpu or cuda", device)
     if floors is not None and not on_cpu:
-        _misused("--floors", "expected --device cpu with it: the goals are a CPU's")
+        _misused("--floors", "--device cpu with it: the goals are a CPU's")
     if given["columns"] and on_cpu:
-        _misused("--columns", f"expected --device cuda with it: a CPU's is {jobs.COLUMNS}")
+        _misused("--columns", f"--device cuda with it: a CPU's is {jobs.COLUMNS}")
     plan = (jobs.QUICK if quick else jobs.FULL) if on_cpu else (jobs.DEVICE_QUICK if quick else jobs.DEVICE)
     plan = replace(jobs.FLOORS if floors is not None else plan, device=device)
     sizes = _numbers(given["size"], "--size", 32)
@@ -230,11 +226,5 @@ def _plan(quick: bool, floors: float | None, device: str, rounds: int | None, **
     return replace(plan, memory_sizes=sizes if on_cpu else (), large=False, temperatures=()) if sizes else plan
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code."""
-    runner: Callable[..., None] = app
-    runner(args=arguments, prog_name="python -m bench")
-
-
 if __name__ == "__main__":
-    main()
+    app(prog_name="python -m bench")

@@ -52,21 +52,6 @@ class Batch:
         """The same rows in another dtype."""
         return replace(self, embeddings=self.embeddings.to(dtype))
 
-    def first(self, rows: int) -> Batch:
-        """A smaller batch of the same loss: of the first rows or, where rows are in pairs, of the first pairs."""
-        if rows >= self.n:
-            return self
-        if self.loss == "pairwise_classes":
-            kept = torch.arange(rows, device=self.embeddings.device)
-        else:
-            half = torch.arange(rows // 2, device=self.embeddings.device)
-            kept = torch.cat([half, half + self.n // 2])
-        return Batch(self.loss, self.embeddings[kept], self.labels[kept], _partners(len(kept), kept.device))
-
-
-def _partners(n: int, device: torch.device) -> Tensor:
-    return torch.arange(n, device=device).roll(n // 2)
-
 
 def make_batch(loss: str, n: int, d: int, kind: str = "random", *, seed: int = 0, device: str = "cpu") -> Batch:
     """A float32 batch in which every anchor has a positive.
@@ -88,5 +73,4 @@ def make_batch(loss: str, n: int, d: int, kind: str = "random", *, seed: int = 0
     if kind == "trained":
         centres = torch.randn(int(labels.max()) + 1, d, generator=generator)
         embeddings = centres[labels] + NOISE * embeddings
-    target = torch.device(device)
-    return Batch(loss, embeddings.to(target), labels.to(target), _partners(n, target))
+    return Batch(loss, *(rows.to(device) for rows in (embeddings, labels, torch.arange(n).roll(n // 2))))

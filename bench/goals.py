@@ -63,14 +63,8 @@ def _goal(what: str, sense: str, goal: float, row: Row, key: str, unit: float = 
     if value is not None:
         value = (value[1] if isinstance(value, list) else value) / unit
     met = None if value is None else (value >= goal if sense == "at least" else value <= goal)
-    return {
-        "what": what,
-        "sense": sense,
-        "goal": goal,
-        "value": value,
-        "met": met,
-        "reason": row.get("reason", ""),
-    } | more
+    found = {"what": what, "sense": sense, "goal": goal, "value": value, "met": met}
+    return found | {"reason": row.get("reason", "")} | more
 
 
 def _select(rows: list[Row], **wanted: Any) -> list[Row]:

@@ -119,7 +119,7 @@ class Plan:
     def larges(self) -> list[Job]:
         """The one large step, if any."""
         wanted = self.large and "pairwise_classes" in self.losses
-        return [self._job("large", "pairwise_classes", LARGE, implementation=OURS, anchors=512)] if wanted else []
+        return [self._job("memory", "pairwise_classes", LARGE, implementation=OURS, anchors=512)] if wanted else []
 
     def work(self) -> dict[str, list[Job]]:
         """All jobs, by the report's tables."""
@@ -188,14 +188,9 @@ def run(job: Job) -> list[dict[str, Any]]:
     environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment.setdefault("PAIRPROOF_PEERS", str(ROOT / ".peers"))
     environment |= REGIMES[job["regime"]]
+    command, given = [sys.executable, "-m", "bench.worker"], json.dumps(job)
     process = subprocess.run(
-        [sys.executable, "-m", "bench.worker"],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-        check=False,
+        command, input=given, capture_output=True, text=True, cwd=ROOT, env=environment, check=False
     )
     if process.returncode != 0:
         words = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
@@ -205,7 +200,7 @@ def run(job: Job) -> list[dict[str, Any]]:
 
 
 SHAPE = ("loss", "n", "d", "dtype")
-KEYS = {"time": (*SHAPE, "regime"), "memory": SHAPE, "large": SHAPE, "accuracy": ("loss", "d", "dtype", "temperature")}
+KEYS = {"time": (*SHAPE, "regime"), "memory": SHAPE, "accuracy": ("loss", "d", "dtype", "temperature")}
 """What the rows of each kind of job have in common."""
 
 

@@ -16,23 +16,29 @@ from pairproof import __version__
 PEERS = ("pytorch-metric-learning", "info-nce-pytorch", "bioencoder", "lightly", "inf-cl")
 
 
-def _read(path: str, start: str = "") -> str | None:
+def field(path: str, start: str = "") -> str | None:
     """The rest of the first line of a file that begins so, without a colon; None if there is none."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.removeprefix(start).strip(" \t:") for line in lines if line.startswith(start)), None)
+    with suppress(OSError):
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(start):
+                return line.removeprefix(start).strip(" \t:")
+    return None
+
+
+def field_bytes(path: str, start: str) -> int | None:
+    """The same of a figure that the kernel gives in kB, in bytes."""
+    found = field(path, start)
+    return 1024 * int(found.split()[0]) if found else None
 
 
 def machine() -> dict[str, Any]:
     """The CPU, its cores, memory, frequency governor (None where it cannot be read) and load."""
     return {
-        "cpu": _read("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cpu": field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "memory": _read("/proc/meminfo", "MemTotal"),
-        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "memory": field("/proc/meminfo", "MemTotal"),
+        "governor": field("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "system": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
         "load_before": list(os.getloadavg()),

@@ -11,18 +11,22 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from . import truth
 from .batches import DTYPES, KINDS, Batch, make_batch
+from .machine import field_bytes
 from .peers import CAPTURED, OURS, Implementation, Step, Unavailable, load, names_for
+
+Samples = npt.NDArray[np.float64]
 
 TARGET_SECONDS = 0.03
 """Of one sample: short steps are repeated until they take as long, and the time is reported per call."""
@@ -31,7 +35,7 @@ SLOW_ROUNDS = 5
 """Of a peer whose step takes longer than its clock's `Clock.slow_seconds`."""
 
 ROWS_TO_CHECK = 8192
-"""Of a batch, at most, whose float64 value is compared with the true one."""
+"""Of the batch, at most, whose float64 value is compared with the true one; of a larger one another is checked."""
 
 ROUGH = 0.05
 """Relative error of the loss on random rows, in the dtype itself, above which it is wrong and not rounded."""
@@ -39,17 +43,10 @@ ROUGH = 0.05
 PARTS = ("forward", "both")
 """Of a step: the forward half with the graph recorded, and all of it."""
 
-STATUS = Path("/proc/self/status")
+STATUS = "/proc/self/status"
 CLEAR = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 """Written to clear_refs it sets the peak of the resident set back to what is resident now (proc(5))."""
-
-
-def _status_bytes(field: str) -> int:
-    for line in STATUS.read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise Unavailable(f"{STATUS} has no {field}")
 
 
 def peak_beyond(function: Callable[[], object]) -> int:
@@ -67,11 +64,14 @@ def peak_beyond(function: Callable[[], object]) -> int:
     gc.collect()
     try:
         CLEAR.write_text(RESET_PEAK)
-        before = _status_bytes("VmRSS")
-        function()
-        return max(0, _status_bytes("VmHWM") - before)
     except OSError as error:
         raise Unavailable(f"peak memory needs Linux with /proc/self/clear_refs ({error})") from None
+    before = field_bytes(STATUS, "VmRSS")
+    function()
+    peak = field_bytes(STATUS, "VmHWM")
+    if before is None or peak is None:
+        raise Unavailable(f"{STATUS} has no VmRSS or no VmHWM")
+    return max(0, peak - before)
 
 
 class Clock:
@@ -150,11 +150,9 @@ class Clock:
 @contextmanager
 def precision_of(implementation: Implementation) -> Iterator[None]:
     """Within the context float32 products may round to TF32 if the implementation is measured so."""
-    if not implementation.tf32:
-        yield
-        return
     matmul = torch.backends.cuda.matmul
-    before, matmul.allow_tf32 = matmul.allow_tf32, True
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = before or implementation.tf32
     try:
         yield
     finally:
@@ -197,8 +195,11 @@ def check_agreement(implementation: Implementation, batch: Batch, temperature: f
     Raises:
         Unavailable: the values differ, so it computes another loss.
     """
-    some = batch.first(implementation.rows_to_check.get(batch.loss, ROWS_TO_CHECK)).to(torch.float64)
-    expected = true if some.n == batch.n else truth.loss_alone(some, temperature)
+    rows, device = implementation.rows_to_check.get(batch.loss, ROWS_TO_CHECK), str(batch.embeddings.device)
+    expected, some = true, batch.to(torch.float64)
+    if batch.n > rows:
+        some = make_batch(batch.loss, rows, batch.embeddings.shape[1], device=device).to(torch.float64)
+        expected = truth.loss_alone(some, temperature)
     with torch.no_grad():
         found = float(implementation.check_step(some, temperature)(some.embeddings))
     if not abs(found - expected) <= implementation.agreement * abs(expected):
@@ -219,9 +220,15 @@ def check_roughly(errors: dict[str, dict[str, float]]) -> None:
         raise Unavailable(f"its loss in this dtype is {error:.0%} off")
 
 
-def quartiles(values: Iterable[float], unit: float = 1.0) -> list[float]:
-    """Lower quartile, median, upper quartile, in a unit."""
-    return [float(v) / unit for v in np.percentile(list(values), [25, 50, 75])]
+def quartiles(values: Sequence[float] | Samples) -> list[float]:
+    """Lower quartile, median, upper quartile."""
+    found: list[float] = np.percentile(values, [25, 50, 75]).tolist()
+    return found
+
+
+def _quartiles_of_parts(key: str, figures: Samples) -> dict[str, list[float]]:
+    """The quartiles of figures ``[rounds, 2]``, by the name of each of `PARTS` with a key."""
+    return {f"{part}_{key}": quartiles(column) for part, column in zip(PARTS, figures.T, strict=True)}
 
 
 def _repeats(estimate: float) -> int:
@@ -316,8 +323,8 @@ class _Timing:
         repeats = _repeats(self.clock.call(replay, 20))
         pairs = [ours.beside(lambda: self.clock.call(replay, repeats), number) for number in range(self.job["rounds"])]
         row |= {"rounds": len(pairs), "repeats": repeats}
-        row["both_ms"] = quartiles((theirs for _, theirs in pairs), 1e-3)
-        row["both_ratio"] = quartiles(theirs / mine for (_, mine), theirs in pairs)
+        row["both_ms"] = quartiles([1e3 * theirs for _, theirs in pairs])
+        row["both_ratio"] = quartiles([theirs / mine for (_, mine), theirs in pairs])
 
     def product(self, shape: tuple[int, int, int]) -> Callable[[], float]:
         """A sample of a matrix product of a shape (rows, columns, depth) in the embeddings' dtype."""
@@ -369,22 +376,20 @@ def time_loss(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     gc.enable()
     for name, contender in {OURS: ours, **peers}.items():
         rows[name] |= {"rounds": len(pairs["mm" if name == OURS else name]), "repeats": contender.repeats}
-        for index, part in enumerate(PARTS):
-            rows[name][f"{part}_ms"] = quartiles((sample[index] for sample in contender.samples), 1e-3)
-            if name != OURS:
-                rows[name][f"{part}_ratio"] = quartiles(theirs[index] / mine[index] for mine, theirs in pairs[name])
+        rows[name] |= _quartiles_of_parts("ms", 1e3 * np.array(contender.samples))
+        if name != OURS:
+            mine, theirs = np.array(pairs[name]).swapaxes(0, 1)
+            rows[name] |= _quartiles_of_parts("ratio", theirs / mine)
     for name, shape in shapes.items():
-        work = 2 * math.prod(shape)
-        rows[OURS][f"{name}_gflops"] = work / float(np.median([seconds for _, seconds in pairs[name]])) / 1e9
-        # The two towers of InfoNCE are not counted in N*N*D.
-        for index, part in enumerate(PARTS if job["loss"] != "info_nce" else ()):
-            flops = clock.flops[index] * job["n"] ** 2 * job["d"]
+        work, seconds = 2 * math.prod(shape), np.array([[second] for _, second in pairs[name]])
+        rows[OURS][f"{name}_gflops"] = work / float(np.median(seconds)) / 1e9
+        if job["loss"] != "info_nce":  # its two towers are not counted in N*N*D
+            rates = np.array(clock.flops) * job["n"] ** 2 * job["d"] / np.array([mine for mine, _ in pairs[name]])
             key = "share" if name == "mm" else f"{name}_share"
-            rows[OURS][f"{part}_{key}"] = quartiles(
-                flops / mine[index] / (work / seconds) for mine, seconds in pairs[name]
-            )
+            rows[OURS] |= _quartiles_of_parts(key, rates / (work / seconds))
             if name == "mm":
-                rows[OURS][f"{part}_gflops"] = float(np.median([flops / mine[index] for mine, _ in pairs[name]])) / 1e9
+                for part, rate in zip(PARTS, np.median(rates, axis=0), strict=True):
+                    rows[OURS][f"{part}_gflops"] = float(rate) / 1e9
     if job["captured"]:
         version = ours.implementation.version(ours.implementation.loaded)
         rows[CAPTURED] = {"implementation": CAPTURED, "version": version, "errors": {}}

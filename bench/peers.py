@@ -12,7 +12,7 @@ import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -63,7 +63,7 @@ class Implementation:
         version: from that to the version in the report.
         exact: its step for the check in float64, if that differs because the kernels have no float64.
         agreement: relative difference of float64 values above which it computes another loss.
-        rows_to_check: rows of the batch, at most, on which its float64 value is compared, by loss.
+        rows_to_check: rows of a batch, at most, whose float64 value is compared, by loss.
         matrices: N x N matrices that one step holds at its peak, as measured on a CPU at 4096 rows, or these by loss.
         entry_bytes: least number of bytes of an entry of these, where it is not that of the embeddings.
         growth: factor and power of N of its peak in bytes, where that grows faster, by loss.
@@ -207,26 +207,18 @@ def _without_writing_in_place(z: Tensor, partners: Tensor, temperature: float) -
     return F.cross_entropy(logits, partners)
 
 
-def _not_compiled(_: None, batch: Batch, temperature: float) -> Step:
-    """The same code: a second compilation for float64 would show nothing more."""
-    return lambda z: _without_writing_in_place(z, batch.partners, temperature)
+def _fused(_: None, batch: Batch, temperature: float, compiled: bool = False) -> Step:
+    function = _compiled(_without_writing_in_place) if compiled else _without_writing_in_place
+    return lambda z: function(z, batch.partners, temperature)
 
 
-COMPILED: dict[str, Any] = {"accelerator": True, "compiled": True}
+def _compiled_entry(name: str, title: str, colour: str, make: Callable[..., Step], **facts: Any) -> None:
+    """Enter what is compiled for one loss; its float64 value is checked with the same code, not compiled again."""
+    facts |= {"exact": make, "accelerator": True, "compiled": True}
+    _entry(name, title, colour, ("nt_xent",), **facts)(partial(make, compiled=True))
 
 
-@_entry(
-    "cross_entropy_compiled",
-    "cross_entropy, compiled",
-    "#6fb7e9",
-    ("nt_xent",),
-    exact=_not_compiled,
-    matrices=3.1,
-    **COMPILED,
-)
-def _cross_entropy_compiled(_: None, batch: Batch, temperature: float) -> Step:
-    """For one loss: the code of the others is the same."""
-    return lambda z: _compiled(_without_writing_in_place)(z, batch.partners, temperature)
+_compiled_entry("cross_entropy_compiled", "cross_entropy, compiled", "#6fb7e9", _fused, matrices=3.1)
 
 
 FLEX_WIDTH = 16
@@ -265,6 +257,8 @@ def flex_attention(flex: Any, batch: Batch, temperature: float, compiled: bool =
     The attention's output is not used, so its values are as narrow as the kernels take them, and have no gradient.
     The gradient flows through the logsumexp, by queries and by keys; on a CPU there is none.
     """
+    if compiled and batch.embeddings.device.type == "cpu":
+        raise Unavailable("FlexAttention has no backward on a CPU")
     function = _compiled(flex.flex_attention) if compiled else flex.flex_attention
     partners, mask = batch.partners, mask_without_diagonal(flex, batch.n, batch.embeddings.device)
     # The older keyword is deprecated where the newer one exists.
@@ -284,19 +278,8 @@ def flex_attention(flex: Any, batch: Batch, temperature: float, compiled: bool =
     return loss
 
 
-@_entry(
-    "flex_attention",
-    "FlexAttention's logsumexp, compiled",
-    "#f0e442",
-    ("nt_xent",),
-    load=lambda: importlib.import_module("torch.nn.attention.flex_attention"),
-    exact=flex_attention,
-    **COMPILED,
-)
-def _flex_attention_compiled(flex: Any, batch: Batch, temperature: float) -> Step:
-    if batch.embeddings.device.type == "cpu":
-        raise Unavailable("FlexAttention has no backward on a CPU")
-    return flex_attention(flex, batch, temperature, compiled=True)
+FLEX: dict[str, Any] = {"load": lambda: importlib.import_module("torch.nn.attention.flex_attention")}
+_compiled_entry("flex_attention", "FlexAttention's logsumexp, compiled", "#f0e442", flex_attention, **FLEX)
 
 
 MASKED_LOSSES = {"supcon": 5.3, "pairwise_views": 9.6, "pairwise_classes": 9.6}

@@ -228,17 +228,9 @@ def show(report: Row, console: Console) -> None:
 
 def write(report: Row, path: Path, console: Console) -> None:
     """Write the report as JSON and its plot beside it; figures that are not finite become null."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(item) for item in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
+    finite = json.loads(json.dumps(report), parse_constant=lambda name: None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(plain(report), indent=1, allow_nan=False)
-    path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(finite, indent=1) + "\n", encoding="utf-8")
     plot(report, path.with_suffix(".svg"))
     console.print(f"written: {path}.json, {path}.svg")
 

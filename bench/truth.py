@@ -7,6 +7,8 @@ per anchor NT-Xent and SupCon are the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,36 +21,39 @@ ACCELERATOR_FACTOR = 4
 """Factor by which blocks are larger on an accelerator, so that it is not idle."""
 
 
-def _normalised(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows ``[N, D]`` at length 1, and their lengths ``[N, 1]``, in float64."""
-    rows = rows.detach().to(torch.float64)
-    norms = rows.norm(dim=1, keepdim=True)
-    return rows / norms, norms
+def _normalised(rows: Tensor) -> Tensor:
+    """Rows ``[N, D]`` at length 1."""
+    return torch.nn.functional.normalize(rows, dim=1)
 
 
-def _blocks(rows: Tensor, columns: int) -> list[Tensor]:
-    """Rows in runs whose logits are at most `BLOCK` entries."""
-    entries = BLOCK * (1 if rows.device.type == "cpu" else ACCELERATOR_FACTOR)
-    length = max(1, entries // columns)
-    return [rows[start : start + length] for start in range(0, len(rows), length)]
+def _pair_losses(batch: Batch, y: Tensor, anchors: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The losses ``[b, M]`` of the pairs of some anchors, 0 where the pair is not positive, and the positives' mask."""
+    columns = torch.arange(batch.n, device=y.device)[batch.n // 2 if batch.loss == "info_nce" else 0 :]
+    logits = y[anchors] @ y[columns].T / temperature
+    same = batch.labels[anchors][:, None] == batch.labels[columns][None, :]
+    positives = same & (anchors[:, None] != columns[None, :])
+    negatives = logits.masked_fill(same, float("-inf")).logsumexp(dim=1, keepdim=True)
+    u = torch.where(positives, negatives - logits, float("-inf"))
+    return torch.logaddexp(torch.zeros_like(u), u), positives
 
 
-def _towers(batch: Batch) -> tuple[slice, slice]:
-    """The rows that are anchors, and those that they are contrasted with."""
-    if batch.loss == "info_nce":
-        return slice(0, batch.n // 2), slice(batch.n // 2, batch.n)
-    return slice(0, batch.n), slice(0, batch.n)
+def _blocks(anchors: Tensor, columns: int) -> Sequence[Tensor]:
+    """Anchors in runs whose logits are at most `BLOCK` entries."""
+    entries = BLOCK * (1 if anchors.device.type == "cpu" else ACCELERATOR_FACTOR)
+    return torch.split(anchors, max(1, entries // columns))
 
 
-def _block(batch: Batch, y: Tensor, rows: Tensor, columns: slice, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits ``[b, M]`` with positives and self as -inf, the log of their row sums ``[b, 1]``, the positives' mask."""
-    logits = y[rows] @ y[columns].T / temperature
-    same = batch.labels[rows][:, None] == batch.labels[columns][None, :]
-    positives = same.clone()
-    if batch.loss != "info_nce":
-        positives[torch.arange(len(rows), device=rows.device), rows] = False
-    negatives = logits.masked_fill(same, float("-inf"))
-    return logits, negatives.logsumexp(dim=1, keepdim=True), positives
+def _mean_over_pairs(batch: Batch, y: Tensor, temperature: float) -> tuple[float, int]:
+    """The mean over the pairs of all anchors, and their number. A ``y`` that requires a gradient gets the sum's."""
+    total, pairs = y.new_zeros(()), 0
+    anchors = torch.arange(batch.n // 2 if batch.loss == "info_nce" else batch.n, device=y.device)
+    for some in _blocks(anchors, batch.n):
+        losses, positives = _pair_losses(batch, y, some, temperature)
+        if y.requires_grad:
+            losses.sum().backward()  # type: ignore[no-untyped-call]
+        total += losses.detach().sum()
+        pairs += int(positives.sum())
+    return float(total) / pairs, pairs
 
 
 def loss_and_gradient(batch: Batch, temperature: float, rows: Tensor | None = None) -> tuple[float, Tensor]:
@@ -57,56 +62,23 @@ def loss_and_gradient(batch: Batch, temperature: float, rows: Tensor | None = No
     Args:
         batch: any loss; with one positive per anchor the mean over pairs is the mean over anchors.
         temperature: positive number.
-        rows: integers ``[R]``, the rows of the gradient; by default all of them. Few rows take a third of the time.
+        rows: integers ``[R]``, the rows of the gradient; by default all of them.
 
     Returns:
         The loss, and its gradient ``[R, D]`` in float64.
     """
-    y, norms = _normalised(batch.embeddings)
-    anchors, columns = _towers(batch)
-    indices = torch.arange(batch.n, device=y.device)
-    rows = indices if rows is None else rows.to(y.device)
-    sums, factors = y.new_zeros(batch.n, 1), y.new_zeros(batch.n, 1)
-    total, pairs = y.new_zeros(()), 0
-    for some in _blocks(indices[anchors], len(y[columns])):
-        logits, negative, positives = _block(batch, y, some, columns, temperature)
-        u = torch.where(positives, negative - logits, float("-inf"))
-        total += torch.logaddexp(torch.zeros_like(u), u).sum()
-        pairs += int(positives.sum())
-        sums[some], factors[some] = negative, u.sigmoid().sum(dim=1, keepdim=True)
-    slope = y.new_zeros(len(rows), y.shape[1])
-    for places in _blocks(torch.arange(len(rows), device=y.device), batch.n):
-        for part in (_as_anchors, _as_columns):
-            slope[places] += part(batch, y, sums, factors, rows[places], temperature)
-    slope /= temperature * pairs
-    tangent = slope - (slope * y[rows]).sum(dim=1, keepdim=True) * y[rows]
-    return float(total) / pairs, tangent / norms[rows]
-
-
-def _as_anchors(batch: Batch, y: Tensor, sums: Tensor, factors: Tensor, rows: Tensor, temperature: float) -> Tensor:
-    """What some rows' own values add to their derivative ``[R, D]``; nothing where a row is no anchor."""
-    anchors, columns = _towers(batch)
-    logits, _, positives = _block(batch, y, rows, columns, temperature)
-    apart = batch.labels[rows][:, None] != batch.labels[columns][None, :]
-    derivative = (logits - sums[rows]).exp() * apart * factors[rows] - (sums[rows] - logits).sigmoid() * positives
-    return (derivative @ y[columns]) * (rows < len(y[anchors]))[:, None]
-
-
-def _as_columns(batch: Batch, y: Tensor, sums: Tensor, factors: Tensor, rows: Tensor, temperature: float) -> Tensor:
-    """What all anchors' values add to the derivative ``[R, D]`` of some rows; nothing where a row is no column."""
-    anchors, columns = _towers(batch)
-    indices = torch.arange(batch.n, device=y.device)[anchors]
-    logits = y[anchors] @ y[rows].T / temperature
-    same = batch.labels[anchors][:, None] == batch.labels[rows][None, :]
-    positives = same & (indices[:, None] != rows[None, :])
-    shares = (logits - sums[anchors]).exp() * ~same * factors[anchors]
-    derivative = shares - (sums[anchors] - logits).sigmoid() * positives
-    return (derivative.T @ y[anchors]) * (rows >= (columns.start or 0))[:, None]
+    z = batch.embeddings.detach().to(torch.float64).requires_grad_()
+    y = _normalised(z)
+    leaf = y.detach().requires_grad_()
+    loss, pairs = _mean_over_pairs(batch, leaf, temperature)
+    assert leaf.grad is not None  # it is a leaf
+    (gradient,) = torch.autograd.grad(y, z, leaf.grad / pairs)
+    return loss, gradient if rows is None else gradient[rows]
 
 
 def loss_alone(batch: Batch, temperature: float) -> float:
     """The true mean over pairs, without its gradient."""
-    return loss_and_gradient(batch, temperature, torch.zeros(0, dtype=torch.int64))[0]
+    return _mean_over_pairs(batch, _normalised(batch.embeddings.detach().to(torch.float64)), temperature)[0]
 
 
 def anchor_values(batch: Batch, temperature: float, rows: Tensor) -> Tensor:
@@ -120,15 +92,9 @@ def anchor_values(batch: Batch, temperature: float, rows: Tensor) -> Tensor:
     Returns:
         Float64 ``[R]``.
     """
-    y, _ = _normalised(batch.embeddings)
-    _, columns = _towers(batch)
-    values = []
-    for some in _blocks(rows, len(y[columns])):
-        logits, negative, positives = _block(batch, y, some, columns, temperature)
-        u = negative - logits
-        losses = torch.logaddexp(torch.zeros_like(u), u) * positives
-        values.append(losses.sum(dim=1) / positives.sum(dim=1))
-    return torch.cat(values)
+    y = _normalised(batch.embeddings.detach().to(torch.float64))
+    found = [_pair_losses(batch, y, some, temperature) for some in _blocks(rows, batch.n)]
+    return torch.cat([losses.sum(dim=1) / positives.sum(dim=1) for losses, positives in found])
 
 
 def errors(loss: float, gradient: Tensor, truth: tuple[float, Tensor]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,14 +50,10 @@ def main(arguments: list[str]) -> int:
         return 2
     wheel = Path(arguments[0])
     wrong = differences(wheel, ROOT)
-    for line in wrong:
-        print(line, file=sys.stderr)
     if wrong:
+        print(*wrong, sep="\n", file=sys.stderr)
         return 1
-    folders: dict[str, int] = {}
-    for name in expected_files(ROOT):
-        folder = "/".join(PurePosixPath(name).parts[:2]) if name.count("/") > 1 else "pairproof"
-        folders[folder] = folders.get(folder, 0) + 1
+    folders = Counter("/".join(name.split("/")[:-1][:2]) for name in expected_files(ROOT))
     print(f"{wheel.name} holds " + ", ".join(f"{folder} ({count} files)" for folder, count in sorted(folders.items())))
     return 0
 

@@ -78,12 +78,8 @@ def seen_in(link: str) -> str:
     return f"[{path[1] if host == 'github.com' else host}: {path[-1]}]({link})"
 
 
-def in_words(fault: Fault, verdict: Verdict) -> str:
-    """What identify finds wrong with a fault, or else the explanation of a failure; "" if there is neither."""
-    return _identified(fault) or _explained(fault, verdict)
-
-
 def _identified(fault: Fault) -> str:
+    """What identify finds wrong with a fault; "" if nothing."""
     try:
         # Known faults are not passed: each would be named after itself.
         found = identify(target_of(fault), call=fault.call)
@@ -100,6 +96,7 @@ def _identified(fault: Fault) -> str:
 
 
 def _explained(fault: Fault, verdict: Verdict) -> str:
+    """The explanation of a failure; "" if there is none."""
     target, slight = target_of(fault), ""
     for golden in [golden for golden in small_cases() if golden.id in verdict.caught][:EXPLAINED]:
         for dtype in ("float64", "float32"):
@@ -177,21 +174,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.named and not any(fnmatchcase(fault.name, pattern) for pattern in options.named):
             continue
         try:
-            named[fault.name] = in_words(fault, verdicts[fault.name])
+            named[fault.name] = _identified(fault) or _explained(fault, verdicts[fault.name])
         except Exception as error:  # the others are explained all the same, and the exit code shows it
             named[fault.name], broken = "", 1
             print(f"{fault.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         print(f"{fault.name}: {named[fault.name] or 'not named'}", flush=True)
-    text = table(verdicts, named)
-    if text == before:
-        print("unchanged")
-        return broken
-    if options.check:
-        print(f"{TABLE.relative_to(ROOT)} would change: python tools/fault_table.py")
-        return 1
-    TABLE.write_text(text, encoding="utf-8", newline="\n")
-    print(f"{TABLE.relative_to(ROOT)} written")
-    return broken
+    text, name = table(verdicts, named), TABLE.relative_to(ROOT)
+    if text != before and not options.check:
+        TABLE.write_text(text, encoding="utf-8", newline="\n")
+    changed = f"{name} would change: python tools/fault_table.py" if options.check else f"{name} written"
+    print("unchanged" if text == before else changed)
+    return 1 if text != before and options.check else broken
 
 
 if __name__ == "__main__":

@@ -219,10 +219,9 @@ def draw(chosen: Sequence[str], count: int) -> list[Mutant]:
 
 
 class Loaded:
-    """A package and the adapters that run it, as they are imported now."""
+    """A package and the adapters that run it, imported where they are not imported yet."""
 
     def __init__(self, package: str) -> None:
-        """Import them, where they are not imported yet."""
         self.package: Any = importlib.import_module(f"pairproof.{package}")
         kinds = importlib.import_module("pairproof.conformance.implementations").ALL
         self.adapters: dict[str, Any] = {kind.name: kind({}, "cpu") for kind in kinds if kind.name in PACKAGES[package]}
@@ -482,9 +481,8 @@ def explanations(path: Path = EXPLAINED) -> Explained:
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["explained"]:
         for name, _, change in (line.partition(" ") for line in entry["mutants"]):
             if name in found or entry["kind"] not in KINDS or not entry["why"]:
-                raise ValueError(
-                    f"{path.name}: {name}: expected one explanation, a kind of {', '.join(KINDS)}, and why"
-                )
+                expected = f"expected one explanation, a kind of {', '.join(KINDS)}, and why"
+                raise ValueError(f"{path.name}: {name}: {expected}")
             found[name] = entry["kind"], change
     return found
 
@@ -519,17 +517,18 @@ def problems(verdicts: Sequence[Verdict], explained: Explained) -> list[str]:
     return found
 
 
+HEAD = """# Mutants
+
+`make mutants` writes this file. The top of `mutants.py` says what a mutant is and what judges it; results
+are in `mutants.jsonl`, the reasons of survivors in `mutants.toml`. A mutant is judged if a check runs it.
+
+| file | judged | killed | survive, no mistake | killed of the mistakes |
+|---|---|---|---|---|"""
+
+
 def report(verdicts: Sequence[Verdict], explained: Explained) -> str:
     """The text of ``mutants.md``."""
-    lines = [
-        "# Mutants",
-        "",
-        "`make mutants` writes this file. The top of `mutants.py` says what a mutant is and what judges it; results",
-        "are in `mutants.jsonl`, the reasons of survivors in `mutants.toml`. A mutant is judged if a check runs it.",
-        "",
-        "| file | judged | killed | survive, no mistake | killed of the mistakes |",
-        "|---|---|---|---|---|",
-    ]
+    lines = [HEAD]
     for name in ("", *files()):
         *counts, share = score([one for one in verdicts if one.file.startswith(name)], explained)
         lines += [f"| {name or 'all'} | {' | '.join(map(str, counts))} | {share:.1%} |"] if counts[0] else []
@@ -555,18 +554,6 @@ def stored(path: Path) -> list[Verdict]:
     return [Verdict(*json.loads(line)) for line in lines]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    many: dict[str, Any] = {"action": "append", "default": []}
-    parser.add_argument("--count", type=int, default=COUNT, help="number of mutants to draw; default: %(default)s")
-    parser.add_argument("--only", **many, metavar="FILE", help="mutate only this file; may be repeated; writes nothing")
-    parser.add_argument("--id", **many, help="judge this mutant; may be repeated; writes nothing")
-    parser.add_argument("--processes", type=int, default=1, help="mutants to judge at a time; default: %(default)s")
-    parser.add_argument("--survivors", action="store_true", help="judge only mutants that the run on file did not kill")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep verdicts in FILE and reuse those in it")
-    return parser
-
-
 def judge_all(package: str, work: Sequence[Mutant], processes: int) -> Iterator[Verdict]:
     """Judge mutants of one package, several at a time, and print the outcomes."""
     print(f"{package}: computing truths and bounds, then running every check once", flush=True)
@@ -583,7 +570,14 @@ def judge_all(package: str, work: Sequence[Mutant], processes: int) -> Iterator[
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw mutants and judge them; the exit code."""
-    parser = _parser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    many: dict[str, Any] = {"action": "append", "default": []}
+    parser.add_argument("--count", type=int, default=COUNT, help="number of mutants to draw; default: %(default)s")
+    parser.add_argument("--only", **many, metavar="FILE", help="mutate only this file; may be repeated; writes nothing")
+    parser.add_argument("--id", **many, help="judge this mutant; may be repeated; writes nothing")
+    parser.add_argument("--processes", type=int, default=1, help="mutants to judge at a time; default: %(default)s")
+    parser.add_argument("--survivors", action="store_true", help="judge only mutants that the run on file did not kill")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep verdicts in FILE and reuse those in it")
     options = parser.parse_args(arguments)
     every = {mutant.id: mutant for file in files() for mutant in mutants(file)}
     unknown = {*options.only, *options.id} - {*files(), *every}
