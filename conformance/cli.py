@@ -9,26 +9,28 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 except ImportError as error:  # the base install has the losses alone
     sys.exit(f'pairproof: the command needs {error.name}: pip install "pairproof[verify]"')
 
-from .judge.options import KEY_VALUE, CouldNotRun, Request, Selection, UsageError, options_of, read_pairs
+from .judge.options import Batch, CouldNotRun, Rebuild, Request, Selection, UsageError, options_of
 
 if TYPE_CHECKING:
-    from .maintain.rebuild import Rebuilt
-    from .suite.cases import Case
+    from .judge.check import CheckResult
+    from .judge.verify import Report
     from .suite.progress import Progress
 
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 NOT_CONFORMING, MISUSED, COULD_NOT_RUN = 1, 2, 3
 
 app = typer.Typer(
@@ -54,40 +56,33 @@ def with_options(table: type, *keywords: str) -> Callable[[Callable[..., None]],
     Returns:
         A decorator. The command takes the options by keyword, with the values that the table's fields have.
     """
-    chosen = {name: one for name, one in options_of(table).items() if name in keywords or not keywords}
+    chosen = [one for name, one in options_of(table).items() if name in keywords or not keywords]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parameters = []
+        for one in chosen:
+            kind, default = (list[str], None) if one.read else (one.type if one.flags else str, one.default)
+            form = typer.Option if one.flags else typer.Argument
+            about = form(*one.flags, help=one.help, metavar=one.metavar, show_default=default is not None)
+            default = inspect.Parameter.empty if one.required else default
+            annotation = Annotated[kind, about]
+            parameters.append(inspect.Parameter(one.keyword, KEYWORD_ONLY, default=default, annotation=annotation))
+        names = {one.keyword for one in chosen}
+        for own in inspect.signature(command, eval_str=True).parameters.values():
+            if own.name not in names and own.kind is not own.VAR_KEYWORD:
+                parameters.append(own.replace(kind=KEYWORD_ONLY))
+
+        parameters.sort(key=lambda one: one.default is not one.empty)
+
         @functools.wraps(command)
         def run(**given: Any) -> None:
-            for name, one in chosen.items():
-                if one.read:
-                    given[name] = _read(one.read, given[name], one.flags[0])
-            command(**given)
+            read = {one.keyword: one.value(given[one.keyword], one.flags[0]) for one in chosen if one.read}
+            command(**given | read)
 
-        parameters = []
-        for name, one in chosen.items():
-            kind = list[str] | None if one.read else one.type if one.flags else str
-            default = None if one.read else inspect.Parameter.empty if one.required else one.default
-            about: Any = typer.Argument(help=one.help, metavar=one.metavar)
-            if one.flags:
-                about = typer.Option(*one.flags, help=one.help, metavar=one.metavar, show_default=default is not None)
-            form = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(name, form, default=default, annotation=Annotated[kind, about]))
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        rest = [one for one in own if one.name not in chosen and one.kind is not one.VAR_KEYWORD]
-        parameters += [one.replace(kind=one.KEYWORD_ONLY) for one in rest]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
         return run
 
     return decorate
-
-
-def _read(read: Callable[[list[str]], Any], texts: list[str] | None, flag: str) -> Any:
-    try:
-        return read(texts or [])
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=flag) from None
 
 
 @contextmanager
@@ -95,27 +90,39 @@ def _bar() -> Iterator[Progress]:
     """A progress bar on standard error, where that is a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    tasks: dict[str, TaskID] = {}
-
-    def progress(what: str, done: int, total: int) -> None:
-        if what not in tasks:
-            tasks[what] = bars.add_task(what, total=total)
-        bars.update(tasks[what], completed=done, total=total)
-
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        yield progress
+        task = functools.cache(bars.add_task)
+        yield lambda what, done, total: bars.update(task(what), completed=done, total=total)
 
 
-def _check_writable(**paths: Path | None) -> None:
-    """Refuse a file that could not be written, before the run and not after it."""
-    for option, path in paths.items():
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(line)
+
+
+def _judge(
+    judge: Callable[[Progress], Report | CheckResult],
+    json: Path | None,
+    junit: Path | None,
+    *,
+    everything: bool = False,
+) -> None:
+    """Judge, print the report, write it, and end with its exit code; a file that cannot be written stops it before."""
+    from . import report as pages
+
+    for option, path in (("--json", json), ("--junit", junit)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            what = "is a folder" if path.is_dir() else "has no folder to be in"
-            raise typer.BadParameter(f"{path} {what}", param_hint=f"--{option}")
-
-
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 160)
+            raise UsageError(f"{option}: {path} {'is a folder' if path.is_dir() else 'has no folder to be in'}")
+    start = time.perf_counter()
+    with _bar() as bar:
+        found = judge(bar)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    pages.show(found, console, seconds=time.perf_counter() - start, everything=everything)
+    if json is not None:
+        pages.write_json(found, json)
+    if junit is not None:
+        pages.write_junit(found, junit)
+    raise typer.Exit(found.exit_code)
 
 
 @app.command()
@@ -138,20 +145,9 @@ def verify(json: Json = None, junit: Junit = None, **options: Any) -> None:
 
         TRITON_INTERPRET=1 pairproof verify --impl fast-triton --covering
     """
-    from . import report as pages
     from .judge.verify import run
 
-    _check_writable(json=json, junit=junit)
-    start = time.perf_counter()
-    with _bar() as bar:
-        report = run(Selection(**options), bar)
-    pages.show(report, _console(), seconds=time.perf_counter() - start)
-    if json is not None:
-        pages.write_json(report, json)
-    if junit is not None:
-        pages.write_junit(report, junit)
-    if not report.passed:
-        raise typer.Exit(NOT_CONFORMING)
+    _judge(functools.partial(run, Selection(**options)), json, junit)
 
 
 @app.command()
@@ -194,21 +190,11 @@ def check(
     null, never a text. One that hangs, crashes or answers anything else gives errored, and is started anew at most
     three times. pydoc pairproof.conformance.implementations.subprocess has the whole of it.
     """
-    from . import report as pages
     from .judge.check import SHOWN
     from .judge.check import check as judge
 
-    _check_writable(json=json, junit=junit)
-    start = time.perf_counter()
-    with _bar() as bar:
-        result = judge(Request(**options), bar, explain=None if everything else SHOWN)
-    pages.show_check(result, _console(), seconds=time.perf_counter() - start, everything=everything)
-    if json is not None:
-        pages.write_json(result, json)
-    if junit is not None:
-        pages.write_junit(result, junit)
-    if result.exit_code:
-        raise typer.Exit(result.exit_code)
+    judged = functools.partial(judge, Request(**options), explain=None if everything else SHOWN)
+    _judge(judged, json, junit, everything=everything)
 
 
 @app.command()
@@ -235,10 +221,8 @@ def identify(target: str, **options: Any) -> None:
     except TargetError as error:
         typer.echo(f"{target}: {error}")
         raise typer.Exit(MISUSED if isinstance(error, TargetMisused) else COULD_NOT_RUN) from None
-    for line in (*found.lines(), f"  {found.seconds:.1f} s"):
-        typer.echo(line)
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
+    _say([*found.lines(), f"  {found.seconds:.1f} s"])
+    raise typer.Exit(found.exit_code)
 
 
 @app.command("list")
@@ -275,8 +259,7 @@ def list_everything(losses: tuple[str, ...]) -> None:
         ]
     for title, lines in groups.items():
         typer.secho(title, bold=True)
-        for line in lines:
-            typer.echo(f"  {line}")
+        _say(f"  {line}" for line in lines)
 
 
 @app.command("new-loss")
@@ -296,10 +279,7 @@ def new_loss(
     from .maintain import new_loss as writing
 
     made = writing.new_loss(name, like, source)
-    for path in made.written:
-        typer.echo(f"written: {path}")
-    for line in made.left:
-        typer.echo(f"left: {line}")
+    _say([*(f"written: {path}" for path in made.written), *(f"left: {line}" for line in made.left)])
 
 
 @app.command()
@@ -315,29 +295,9 @@ def explain(
         pairproof explain pair_notebook/in-103-loss-0.01
     """
     from .explain import explain as spell
+    from .explain import find_case
 
-    found = _find(case)
-    try:
-        for line in spell(found, anchor):
-            typer.echo(line)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--anchor") from None
-
-
-def _find(name: str) -> Case:
-    from .documents.load import load_worked
-    from .judge.verify import load_cases
-
-    fixtures = load_worked()
-    cases = {case.id: case for case in load_cases(fixtures)}
-    calls = {f"{one.document.id}/{it.id}": f"{one.document.id}/{it.call}" for one in fixtures for it in one.figures}
-    found = cases.get(name) or cases.get(calls.get(name, ""))
-    if found is None:
-        words = (
-            f"{name} is not a loss of known inputs, so it has no terms" if name in calls else f"unknown case {name!r}"
-        )
-        raise typer.BadParameter(f"{words}; see: pairproof list", param_hint="CASE")
-    return found
+    _say(spell(find_case(case), anchor))
 
 
 fixtures = typer.Typer(
@@ -348,26 +308,10 @@ fixtures = typer.Typer(
 )
 app.add_typer(fixtures)
 
-RecordedPeers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--peer",
-        help="supcontrast=PATH takes the recorded values of today's SupContrast anew, from its repository or losses.py;"
-        " folder=PATH says where the peers' files lie (default: PAIRPROOF_PEERS, then .peers).",
-    ),
-]
-Source = Annotated[str | None, typer.Option(help="File of the array: npy, csv, or FILE.safetensors:TENSOR.")]
-
-
-def _say(rebuilt: Rebuilt) -> None:
-    from .maintain.rebuild import shortened
-
-    for line in (*shortened(rebuilt.changes), *shortened(rebuilt.notes)):
-        typer.echo(line)
-
 
 @fixtures.command("rebuild")
-def fixtures_rebuild(peer: RecordedPeers = None) -> None:
+@with_options(Rebuild)
+def fixtures_rebuild(peers: dict[str, str]) -> None:
     """Make all that the fixtures derive anew, and write what differs; on a clean tree that is nothing.
 
     Golden results are proved, worked examples laid out and recounted, the counts of a whole run taken, the checksums
@@ -379,25 +323,26 @@ def fixtures_rebuild(peer: RecordedPeers = None) -> None:
 
         pairproof fixtures rebuild --peer supcontrast=../SupContrast
     """
-    from .maintain.rebuild import rebuild
+    from .maintain.rebuild import rebuild, shortened
 
     with _bar() as bar:
-        rebuilt = rebuild(_read(read_pairs, peer, "--peer"), progress=bar)
-    _say(rebuilt)
+        rebuilt = rebuild(peers, progress=bar)
+    _say([*shortened(rebuilt.changes), *shortened(rebuilt.notes)])
     typer.echo(f"fixtures: {len(rebuilt.changes)} changes" if rebuilt.changes else "fixtures: nothing changed")
 
 
 @fixtures.command("check")
-def fixtures_check(peer: RecordedPeers = None) -> None:
+@with_options(Rebuild)
+def fixtures_check(peers: dict[str, str]) -> None:
     """Validate every file and say what a rebuild would change; change nothing. Exit code 1 if there is anything.
 
     Everything is proved and run anew: nothing is taken from the files but the inputs.
     """
-    from .maintain.rebuild import check
+    from .maintain.rebuild import check, shortened
 
     with _bar() as bar:
-        rebuilt = check(_read(read_pairs, peer, "--peer"), progress=bar)
-    _say(rebuilt)
+        rebuilt = check(peers, progress=bar)
+    _say([*shortened(rebuilt.changes), *shortened(rebuilt.notes)])
     if rebuilt.changes:
         typer.echo(f"fixtures: a rebuild would make {len(rebuilt.changes)} changes")
         raise typer.Exit(NOT_CONFORMING)
@@ -405,28 +350,14 @@ def fixtures_check(peer: RecordedPeers = None) -> None:
 
 
 @fixtures.command("add")
+@with_options(Batch)
 def fixtures_add(
-    loss: Annotated[str, typer.Option("--loss", "-l", help="The loss; see: pairproof list.")],
-    embeddings: Annotated[
-        str, typer.Option(help="File of [N, D]: npy, csv, or FILE.safetensors:TENSOR; of info_nce the first tower.")
-    ],
-    identity: Annotated[str, typer.Option("--id", help="A new name: small letters, digits, hyphens.")],
     flag: Annotated[list[str], typer.Option(help="Why the case exists, a name of golden/flags.json (repeatable).")],
     note: Annotated[str, typer.Option(help="What the case shows, in a sentence.")],
-    labels: Source = None,
-    partners: Annotated[str | None, typer.Option(help="File of [N], or: interleaved, stacked.")] = None,
-    positive_pairs: Source = None,
-    positives: Source = None,
-    anchors: Source = None,
-    ref_embeddings: Source = None,
-    ref_labels: Source = None,
-    self_rows: Source = None,
-    embeddings_b: Source = None,
-    negatives: Source = None,
     temperature: Annotated[str | None, typer.Option(help="Short for --set temperature=...")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, an option of the loss.")] = None,
     gradient: Annotated[bool, typer.Option(help="Prove the gradient too; takes long for large batches.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the case and change nothing.")] = False,
+    **options: Any,
 ) -> None:
     """Make a batch of yours a golden case: checked, proved, written, with counts and checksums renewed.
 
@@ -437,36 +368,18 @@ def fixtures_add(
 
         pairproof fixtures add --loss info_nce --embeddings a.npy --embeddings-b b.npy --negatives queue.npy ...
     """
-    from .maintain.add import Batch, add
+    from .maintain.add import add
     from .suite.store import dump_json
 
-    chosen = _read(functools.partial(read_pairs, form=KEY_VALUE), settings, "--set")
+    batch = Batch(**options)
     if temperature is not None:
-        chosen["temperature"] = temperature
-    batch = Batch(
-        loss,
-        identity,
-        embeddings,
-        labels,
-        partners,
-        positive_pairs,
-        positives,
-        anchors,
-        chosen,
-        ref_embeddings=ref_embeddings,
-        ref_labels=ref_labels,
-        self_rows=self_rows,
-        embeddings_b=embeddings_b,
-        negatives=negatives,
-    )
+        batch = replace(batch, settings={**batch.settings, "temperature": temperature})
     with _bar() as bar:
         added = add(batch, flag, note, gradient=gradient, dry_run=dry_run, progress=bar)
     if dry_run:
         typer.echo(dump_json(added.entry), nl=False)
         return
-    typer.echo(f"fixtures: golden/{added.entry['id']} is proved and written")
-    for line in added.notes:
-        typer.echo(line)
+    _say([f"fixtures: golden/{added.entry['id']} is proved and written", *added.notes])
 
 
 @fixtures.command("show")
@@ -484,8 +397,7 @@ def fixtures_show(
     from .explain import describe, find_golden
     from .suite.golden import load_flags
 
-    for line in describe(find_golden(case), load_flags(), terms=terms):
-        typer.echo(line)
+    _say(describe(find_golden(case), load_flags(), terms=terms))
 
 
 def main(arguments: list[str] | None = None) -> Any:
@@ -497,14 +409,13 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         return app(args=arguments)
     except UsageError as error:
-        typer.echo(f"pairproof: {error}", err=True)
-        sys.exit(MISUSED)
+        words, code = str(error), MISUSED
     except (CouldNotRun, Unavailable) as error:
-        typer.echo(f"pairproof: could not run: {error}", err=True)
-        sys.exit(COULD_NOT_RUN)
+        words, code = f"could not run: {error}", COULD_NOT_RUN
     except (FixtureError, CertificationError) as error:
-        typer.echo(f"pairproof: fixtures: {error}", err=True)
-        sys.exit(NOT_CONFORMING)
+        words, code = f"fixtures: {error}", NOT_CONFORMING
+    typer.echo(f"pairproof: {words}", err=True)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

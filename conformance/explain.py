@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from pairproof.reference import Pair, Result
 
+from .documents.load import load_worked
 from .judge.options import Selection, UsageError
+from .judge.verify import load_cases
 from .suite.cases import Case, call_reference
 from .suite.catalogue import LOSSES
 from .suite.golden import ARGUMENTS, DTYPES, FOLDER, Flag, GoldenCase, load_golden
@@ -30,12 +32,12 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
         anchor: one row, or None for all of them.
 
     Raises:
-        ValueError: the row is no anchor of the case.
+        UsageError: the row is no anchor of the case.
     """
     result = call_reference(case)
     anchors = case.anchors()
     if anchor is not None and anchor not in anchors:
-        raise ValueError(f"anchor: expected one of {', '.join(map(str, anchors))}, got {anchor}")
+        raise UsageError(f"--anchor: expected one of {', '.join(map(str, anchors))}, got {anchor}")
     columns = _columns(case)
     yield f"{case.id}: {case.entry.function}, {case.sizes()}"
     options = {"temperature": case.option("temperature"), "similarity": case.option("similarity"), **case.keywords}
@@ -150,6 +152,24 @@ def _binary(pairs: Sequence[Pair]) -> str:
     parts = [f"({' + '.join(positive)})/{len(positive) + 1}"] if positive else []
     parts += [f"({' + '.join(negative)})/{len(negative)}"] if negative else []
     return " + ".join(parts)
+
+
+def find_case(name: str) -> Case:
+    """A case by its id, or by that of a figure that a document prints of it.
+
+    Raises:
+        UsageError: no case is called so.
+    """
+    fixtures = load_worked()
+    cases = {case.id: case for case in load_cases(fixtures)}
+    calls = {f"{one.document.id}/{it.id}": f"{one.document.id}/{it.call}" for one in fixtures for it in one.figures}
+    found = cases.get(name) or cases.get(calls.get(name, ""))
+    if found is None:
+        what = (
+            f"{name} is not a loss of known inputs, so it has no terms" if name in calls else f"unknown case {name!r}"
+        )
+        raise UsageError(f"{what}; see: pairproof list")
+    return found
 
 
 def find_golden(name: str, root: Path | None = None) -> GoldenCase:

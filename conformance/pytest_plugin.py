@@ -17,7 +17,6 @@ pytest loads this module wherever pairproof is installed, so it imports only pyt
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+import pairproof
 
 from .judge.options import CouldNotRun, Request, Selection, UsageError, option, options_of, takes
 from .judge.results import Status, unused
@@ -110,11 +111,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         " pairproof.conformance, and for tests whose parametrize names no target.",
     )
     for one in options_of(Mark).values():
-        form: dict[str, Any] = {"type": one.kind if one.kind in (int, float) else str, "metavar": one.metavar}
-        if one.kind is bool:
-            form = {"action": "store_true", "default": None}
-        elif one.read:
+        form: dict[str, Any] = {"type": one.type if one.type in (int, float) else str, "metavar": one.metavar}
+        if one.read:
             form = {"action": "append", "default": [], "metavar": one.metavar}
+        elif one.type is bool:
+            form = {"action": "store_true", "default": None}
         group.addoption(_flag(one.name), help=one.help, **form)
 
 
@@ -139,14 +140,7 @@ def _given(config: pytest.Config) -> dict[str, Any]:
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Name the target of the command line; those of test files are named once they are collected."""
     target, loss = config.getoption("--pairproof-target"), config.getoption("--pairproof-loss")
-    return f"pairproof {_version()}: {target} as {loss}" if target else None
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("pairproof")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
+    return f"pairproof {pairproof.__version__}: {target} as {loss}" if target else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -182,13 +176,8 @@ def _from_command_line(config: pytest.Config, mark: Mark) -> dict[str, Any]:
                 f"--pairproof-{name} is missing: pytest --pyargs pairproof.conformance"
                 " --pairproof-target=mylib.losses:MyLoss --pairproof-loss=supcon"
             )
-    for keyword, one in options_of(Mark).items():
-        if one.read and keyword in given:
-            try:
-                given[keyword] = one.read(given[keyword])
-            except ValueError as error:
-                raise UsageError(f"{_flag(one.name)}: {error}") from None
-    return given
+    options = options_of(Mark)
+    return {keyword: options[keyword].value(value, _flag(options[keyword].name)) for keyword, value in given.items()}
 
 
 def _suite(config: pytest.Config) -> Suite:
@@ -206,7 +195,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
     """Name what is tested, with the number of its checks."""
     checks = [check for item in items if (check := _check_of(item)) is not None]
     lines = [
-        f"pairproof {_version()}: {title}, {count} checks"
+        f"pairproof {pairproof.__version__}: {title}, {count} checks"
         for title, count in Counter(check.group.mark.title for check in checks).items()
     ]
     declared = {group.file: len(group.entries) for check in checks if (group := check.group).entries}

@@ -20,10 +20,10 @@ from pairproof.conformance import implementations as peers
 from pairproof.conformance.explain import describe, find_golden
 from pairproof.conformance.implementations import Fast, Reference, SupContrastToday, Unavailable, supcontrast
 from pairproof.conformance.judge import verify as run
-from pairproof.conformance.judge.options import UsageError
+from pairproof.conformance.judge.options import Batch, UsageError
 from pairproof.conformance.maintain import add as authoring
 from pairproof.conformance.maintain import prove, rebuild
-from pairproof.conformance.maintain.add import Batch, Refused, make_case, read_array
+from pairproof.conformance.maintain.add import Refused, make_case, read_array
 from pairproof.conformance.maintain.rebuild import differences, shortened
 from pairproof.conformance.suite import golden
 from pairproof.conformance.suite.catalogue import LOSSES

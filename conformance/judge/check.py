@@ -6,9 +6,11 @@ It is judged as ``pairproof verify`` judges a peer: by the same cases, the same 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from ..implementations.sandbox import TargetError, TargetMisused
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
-from ..suite.golden import DTYPES
+from ..suite.golden import DTYPES, GoldenCase
 from ..suite.progress import Progress, tracked
 from ..suite.records import Outcome, Truth
 from ..truth.baseline import plain_outcome
@@ -121,17 +123,18 @@ class CheckResult:
     @property
     def summary(self) -> str:
         """The verdict with its numbers."""
-        loss = self.request.loss
-        if not self.judged:
+        loss, counts = self.request.loss, Counter(check.status for check in self.judged)
+        if not counts:
             return f"could not run: none of the {self.cases} cases of {loss} can be judged"
         if self.verdict == COULD_NOT:
-            return f"could not run: each of {len(self.judged)} checks ended in an error: {self.failures[0].message}"
-        statuses = [status for status in Status if self.counts[status] and status is not Status.SKIPPED]
-        counts = ", ".join(f"{self.counts[status]} {status.value}" for status in statuses)
-        values = "" if self.gradients_judged else ", by its values alone"
-        shared = f" ({len(self.shared)} of them no worse than the straightforward implementation)"
-        stale = f"; {len(self.unused)} declarations meet nothing" if self.unused else ""
-        return f"{self.verdict}: {self.request.name} as {loss}{values}: {counts}{shared if self.shared else ''}{stale}"
+            return f"could not run: each of {counts.total()} checks ended in an error: {self.failures[0].message}"
+        said = (
+            f"{self.verdict}: {self.request.name} as {loss}{'' if self.gradients_judged else ', by its values alone'}"
+        )
+        said += ": " + ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
+        if self.shared:
+            said += f" ({len(self.shared)} of them no worse than the straightforward implementation)"
+        return said + (f"; {len(self.unused)} declarations meet nothing" if self.unused else "")
 
     def worst(self) -> dict[str, float]:
         """Return the worst error in units of its bound, by dtype."""
@@ -143,10 +146,10 @@ class CheckResult:
 
     def flags(self) -> dict[str, Counter[Status]]:
         """Return the counts of the statuses by flag; those with the most failures first."""
-        found: dict[str, Counter[Status]] = {}
+        found: dict[str, Counter[Status]] = defaultdict(Counter)
         for check in self.judged:
             for flag in check.flags:
-                found.setdefault(flag, Counter())[check.status] += 1
+                found[flag][check.status] += 1
         return dict(sorted(found.items(), key=lambda item: (-sum(item[1][status] for status in BAD), item[0])))
 
 
@@ -190,43 +193,31 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     selection = Selection(losses=(request.loss,), cases=request.cases, dtypes=dtypes, device=request.device)
     stored = load_cases(load_worked())
     path = request.deviations or project_file(Path.cwd())
-    declared = deviations(read_declarations(path) if path else {}, stored)
-    target = load_target(request, declared)
-    cases = chosen_cases(request, stored)
-    report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
-    result = CheckResult(request, target.claim, target.notes, report, len(cases))
-    result.declared = [one for one in declared if one.concerns(request.loss, request.name)]
-    result.aside = [one for one in declared if one not in result.declared and one.concerns(request.loss, one.target)]
-    failing: list[tuple[Case, Outcome]] = []
-    try:
+    known = deviations(read_declarations(path) if path else {}, stored)
+    with closing(load_target(request, known)) as target:
+        cases = chosen_cases(request, stored)
+        report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
+        result = CheckResult(request, target.claim, target.notes, report, len(cases))
+        result.declared = [one for one in known if one.concerns(request.loss, request.name)]
+        result.aside = [one for one in known if one not in result.declared and one.concerns(request.loss, one.target)]
+        failing: list[tuple[Case, Outcome]] = []
         for case in tracked("cases", cases, len(cases), progress):
-            target.outcomes.clear()
-            checks = judge_case(case, stored[case], [target], selection)
+            checks = judge_target(request, target, case, stored[case], dtypes)
+            report.checks += checks
             if all(one.status is Status.SKIPPED for one in checks):
                 result.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
-            report.checks += [
-                replace(
-                    one,
-                    repeat=request.repeat(case.id, one.dtype) if one.repeat else "",
-                    message=one.message.removeprefix("TargetError: "),
-                )
-                for one in checks
-            ]
             failed = [one for one in checks if one.status is Status.FAILED]
             if not failed:
                 continue
             true = truth_of(case, stored[case])
-            for k, one in enumerate(failed):
+            for one in failed:
                 # A case that fails in several dtypes is explained once.
-                explained = k == 0 and (explain is None or len(failing) < explain)
-                outcome = target.outcomes[case.id, one.dtype] if explained else None
-                words = explanation(one, case, true, outcome)
+                first = one is failed[0] and (explain is None or len(failing) < explain)
+                words = explanation(one, case, true, target.outcomes[case.id, one.dtype] if first else None)
                 if words:
                     result.diagnoses[case.id, one.dtype] = words
             failing.append((case, target.outcomes[case.id, failed[0].dtype]))
         result.advice += _advice(target, failing)
-    finally:
-        target.close()
     report.cases_chosen = len(cases) - result.left_out.total()
     result.gradients_judged = bool(target.gradients_judged)
     if request.whole:
@@ -239,6 +230,33 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     return result
 
 
+def judge_target(
+    request: Request, target: External, case: Case, golden: GoldenCase | None, dtypes: Sequence[str]
+) -> list[Check]:
+    """Judge a target on one case; its ``outcomes`` are those of this case alone.
+
+    Args:
+        request: what is judged, and as what.
+        target: as it was loaded.
+        case: the case.
+        golden: its golden entry, where it has one.
+        dtypes: of the inputs.
+
+    Returns:
+        The checks, with the commands that repeat them.
+    """
+    target.outcomes.clear()
+    selection = Selection(dtypes=dtypes, device=request.device)
+    return [
+        replace(
+            one,
+            repeat=request.repeat(case.id, one.dtype) if one.repeat else "",
+            message=one.message.removeprefix("TargetError: "),
+        )
+        for one in judge_case(case, golden, [target], selection)
+    ]
+
+
 def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
     """Return the cases that a request selects.
 
@@ -247,10 +265,9 @@ def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
     """
     cases = [case for case in stored if case.loss == request.loss]
     for pattern in request.cases:
-        if not any(Selection(cases=(pattern,)).takes_case(case.id) for case in cases):
+        if not any(fnmatchcase(case.id, pattern) for case in cases):
             raise UsageError(f"no case of {request.loss} matches {pattern}; see: pairproof list")
-    selection = Selection(cases=request.cases)
-    return [case for case in cases if selection.takes_case(case.id)]
+    return [case for case in cases if Selection(cases=request.cases).takes_case(case.id)]
 
 
 def check_request(request: Request) -> None:
@@ -277,19 +294,12 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
         UsageError: an option is wrong or missing.
         CouldNotRun: it cannot be loaded.
     """
-    dtypes = tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes))
+    same = ("loss", "call", "arrays", "temperature", "normalised", "settings", "limit", "device")
     try:
         return External(
             request.target,
-            loss=request.loss,
-            call=request.call,
-            arrays=request.arrays,
-            temperature=request.temperature,
-            normalised=request.normalised,
-            settings=request.settings,
-            limit=request.limit,
-            device=request.device,
-            dtypes=dtypes,
+            **{name: getattr(request, name) for name in same},
+            dtypes=tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes)),
             deviations=tuple(one for one in declared if one.concerns(request.loss, request.name)),
         )
     except TargetMisused as error:
@@ -310,12 +320,13 @@ def explanation(check: Check, case: Case, true: Truth, outcome: Outcome | None) 
     Returns:
         A sentence, or "" if nothing explains it.
     """
-    if check.ratio is not None and check.ratio <= 1:
+    ratio = math.inf if check.ratio is None else check.ratio
+    if ratio <= 1:
         # It fails only because a deviation is declared.
         return ""
-    if check.ratio is not None and check.ratio <= SHARED_WITHIN:
+    if ratio <= SHARED_WITHIN:
         plain = compare(case, true, plain_outcome(case, check.dtype), bounds(case, true, check.dtype), check.dtype)
-        if math.isfinite(plain.ratio) and check.ratio <= 2 * plain.ratio:
+        if math.isfinite(plain.ratio) and ratio <= 2 * plain.ratio:
             return SHARED
     if outcome is None:
         return ""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, ParamSpec, TypeVar, cast, get_args, get_type_hints
@@ -39,7 +40,7 @@ class Option:
         keyword: the field that it sets.
         flags: the long flag first; none for an argument without a flag.
         help: in a sentence.
-        type: of the field.
+        type: of a value that is given.
         default: of the field.
         metavar: what stands for the value in help texts.
         read: makes the field's value of the texts of an option that can be repeated; None if it cannot.
@@ -56,20 +57,31 @@ class Option:
     required: bool
 
     @property
-    def kind(self) -> Any:
-        """The type of a value that is given."""
-        return next(kind for kind in (*get_args(self.type), self.type) if kind is not NoneType)
-
-    @property
     def name(self) -> str:
         """The long flag without its dashes."""
         return self.flags[0].lstrip("-").partition("/")[0] if self.flags else self.keyword
+
+    def value(self, given: Any, flag: str) -> Any:
+        """The field's value for what a command line gives: the texts of an option that can be repeated are read.
+
+        Args:
+            given: the parsed value, or the texts.
+            flag: by which the message names the option.
+
+        Raises:
+            UsageError: a text is not of the option's form.
+        """
+        try:
+            return self.read(given or ()) if self.read else given
+        except ValueError as error:
+            raise UsageError(f"{flag}: {error}") from None
 
 
 @cache
 def options_of(kind: type) -> dict[str, Option]:
     """The options of a table, by keyword, in the order of its fields."""
-    types = get_type_hints(kind)
+    hints = get_type_hints(kind)
+    types = {name: next(one for one in (*get_args(hint), hint) if one is not NoneType) for name, hint in hints.items()}
     return {
         one.name: Option(one.name, type=types[one.name], default=one.default, **one.metadata)
         for one in fields(kind)
@@ -109,16 +121,19 @@ def read_pairs(texts: Iterable[str], form: str = NAME_PATH) -> dict[str, str]:
     return found
 
 
+read_choices = partial(read_pairs, form=KEY_VALUE)
+
+
 def read_settings(texts: Iterable[str]) -> dict[str, object]:
     """Texts of the form ``KEY=VALUE`` as a mapping; a key that is given several values has a tuple of them.
 
     Raises:
         ValueError: a text is not of this form.
     """
-    values: dict[str, tuple[str, ...]] = {}
+    values: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for text in texts:
-        for key, value in read_pairs([text], KEY_VALUE).items():
-            values[key] = (*values.get(key, ()), value)
+        ((key, value),) = read_choices([text]).items()
+        values[key] += (value,)
     return {key: found if len(found) > 1 else found[0] for key, found in values.items()}
 
 
@@ -152,13 +167,13 @@ def command_options(values: object, table: type) -> list[str]:
         flag, _, negation = one.flags[0].partition("/")
         if isinstance(value, bool):
             words.append(flag if value else negation)
-        elif isinstance(value, Mapping):
-            for key, given in value.items():
-                for choice in given if isinstance(given, tuple) else (given,):
-                    words += [flag, f"{key}={choice}"]
-        else:
-            for choice in value if one.read else (value,):
-                words += [flag, repr(choice).removesuffix(".0") if isinstance(choice, float) else str(choice)]
+            continue
+        choices = value if one.read else (value,)
+        if isinstance(value, Mapping):
+            several = {key: given if isinstance(given, tuple) else (given,) for key, given in value.items()}
+            choices = [f"{key}={choice}" for key, given in several.items() for choice in given]
+        for choice in choices:
+            words += [flag, repr(choice).removesuffix(".0") if isinstance(choice, float) else str(choice)]
     return words
 
 
@@ -335,3 +350,65 @@ class Request:
         """The command that repeats one check."""
         one = replace(self, cases=(case,), dtypes=(dtype,))
         return shlex.join(["pairproof", "check", self.name, *command_options(one, Request)])
+
+
+SOURCE = "File of the array: npy, csv, or FILE.safetensors:TENSOR."
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What ``pairproof fixtures add`` makes a case of: a path for each array, the text of each option.
+
+    Attributes:
+        loss: short name in the catalogue.
+        id: the case's name, with or without the loss in front.
+        embeddings: file of [N, D] floating-point numbers.
+        labels: file of [N] integers, or None.
+        partners: file of [N] rows, or the name of a layout of two views, or None.
+        positive_pairs: file of [M, 2] rows, or None.
+        positives: file of [N, N] booleans, or None.
+        anchors: file of [N] booleans, or None.
+        ref_embeddings: file of [M, D], the references in place of the batch, or None.
+        ref_labels: file of [M] integers, or None.
+        self_rows: file of [N] rows of the references, -1 for none, or None.
+        embeddings_b: file of [N, D], the second tower of info_nce, whose first is ``embeddings``; or None.
+        negatives: file of [K, D], or None.
+        settings: options by name, as texts.
+    """
+
+    loss: str = option("", "The loss; see: pairproof list.", "--loss", "-l", required=True)
+    id: str = option("", "A new name: small letters, digits, hyphens.", "--id", required=True)
+    embeddings: str = option(
+        "",
+        "File of [N, D]: npy, csv, or FILE.safetensors:TENSOR; of info_nce the first tower.",
+        "--embeddings",
+        required=True,
+    )
+    labels: str | None = option(None, SOURCE, "--labels")
+    partners: str | None = option(None, "File of [N], or: interleaved, stacked.", "--partners")
+    positive_pairs: str | None = option(None, SOURCE, "--positive-pairs")
+    positives: str | None = option(None, SOURCE, "--positives")
+    anchors: str | None = option(None, SOURCE, "--anchors")
+    ref_embeddings: str | None = option(None, SOURCE, "--ref-embeddings")
+    ref_labels: str | None = option(None, SOURCE, "--ref-labels")
+    self_rows: str | None = option(None, SOURCE, "--self-rows")
+    embeddings_b: str | None = option(None, SOURCE, "--embeddings-b")
+    negatives: str | None = option(None, SOURCE, "--negatives")
+    settings: Mapping[str, str] = option({}, "KEY=VALUE, an option of the loss.", "--set", read=read_choices)
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """What ``pairproof fixtures rebuild`` takes.
+
+    Attributes:
+        peers: paths by peer name.
+    """
+
+    peers: Mapping[str, str] = option(
+        {},
+        "supcontrast=PATH takes the recorded values of today's SupContrast anew, from its repository or losses.py;"
+        " folder=PATH says where the peers' files lie (default: PAIRPROOF_PEERS, then .peers).",
+        "--peer",
+        read=read_pairs,
+    )

@@ -64,6 +64,11 @@ class Report:
         """Whether every check ended well and the right number of them ran."""
         return not self.problems and not any(check.status in BAD for check in self.checks)
 
+    @property
+    def exit_code(self) -> int:
+        """0 if it passed, 1 if not."""
+        return int(not self.passed)
+
     def entries(self) -> dict[str, int]:
         """How many printed entries were judged, by kind."""
         counts = Counter(

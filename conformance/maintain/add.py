@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from pairproof.reference import views
 
-from ..judge.options import Selection, UsageError
+from ..judge.options import Batch, Selection, UsageError
 from ..judge.verify import expected_counts, run
 from ..suite.cases import MATRICES, Case
 from ..suite.catalogue import LOSSES
@@ -50,43 +50,6 @@ _LAYOUTS = ("interleaved", "stacked")
 
 class Refused(UsageError):
     """A batch that is no case: the message begins with the option, or with the reference's name of the argument."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What the user names: a path for each array, the text of each option.
-
-    Attributes:
-        loss: short name in the catalogue.
-        id: the case's name, with or without the loss in front.
-        embeddings: file of [N, D] floating-point numbers.
-        labels: file of [N] integers, or None.
-        partners: file of [N] rows, or the name of a layout of two views, or None.
-        positive_pairs: file of [M, 2] rows, or None.
-        positives: file of [N, N] booleans, or None.
-        anchors: file of [N] booleans, or None.
-        settings: options by name, as texts.
-        ref_embeddings: file of [M, D], the references in place of the batch, or None.
-        ref_labels: file of [M] integers, or None.
-        self_rows: file of [N] rows of the references, -1 for none, or None.
-        embeddings_b: file of [N, D], the second tower of info_nce, whose first is ``embeddings``; or None.
-        negatives: file of [K, D], or None.
-    """
-
-    loss: str
-    id: str
-    embeddings: str
-    labels: str | None = None
-    partners: str | None = None
-    positive_pairs: str | None = None
-    positives: str | None = None
-    anchors: str | None = None
-    settings: Mapping[str, str] | None = None
-    ref_embeddings: str | None = None
-    ref_labels: str | None = None
-    self_rows: str | None = None
-    embeddings_b: str | None = None
-    negatives: str | None = None
 
 
 def read_array(source: str, option: str, kind: Kind, rank: int) -> Array:
@@ -299,7 +262,7 @@ def _keywords(batch: Batch) -> dict[str, Any]:
     loss = LOSSES[batch.loss]
     known = [key for key in loss.keywords if key not in (*ARGUMENTS, "anchors")]
     keywords: dict[str, Any] = {}
-    for key, text in (batch.settings or {}).items():
+    for key, text in batch.settings.items():
         if key not in known:
             raise Refused(f"--set {key}: {loss.function} has no such option; it has {', '.join(known)}")
         keywords[key] = _temperature(key, text) if key.endswith("temperature") else text
