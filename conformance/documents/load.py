@@ -7,26 +7,24 @@ counts).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
-from ..suite.store import FixtureError, check_manifest, dump_json, fixtures_root, read_checked
+from ..suite.store import check_ids, checked_root, dump_json, read_checked, require
 from .quantities import QUANTITIES
 
 FORMAT = "pairproof-worked/1"
-SCHEMA = "schema/worked.schema.json"
 Printed: TypeAlias = "str | bool | tuple[Printed, ...]"
 """One printed thing: a scalar as its text, a mask entry as a bool, an array as nested tuples of these."""
-
-_Record = TypeVar("_Record")
 
 INFINITE = ("inf", "-inf")
 
@@ -62,10 +60,7 @@ class Input:
 
     def table(self, read: Callable[[str], Any], printed: bool = False) -> np.ndarray[Any, Any]:
         """The exact or the printed values [N, D], each text read by a function."""
-        rows = np.empty(self.shape, dtype=object)
-        for index, text in _entries((self.printed if printed else self.exact) or ()):
-            rows[index] = read(str(text))
-        return rows
+        return np.vectorize(read, otypes=[object])(self.printed if printed else self.exact)
 
 
 @dataclass(frozen=True)
@@ -158,9 +153,14 @@ class WorkedFixture:
     claims: tuple[Claim, ...]
     counts: Counts
 
+    def call_of(self, figure: Figure) -> Call | None:
+        """The call that a figure belongs to, or None if it depends on its input alone."""
+        return self.calls[figure.call] if figure.call else None
+
     def input_of(self, figure: Figure) -> Input:
         """The input a figure was computed from: its own, or its call's."""
-        return self.inputs[str(figure.input) if figure.call is None else self.calls[figure.call].input]
+        call = self.call_of(figure)
+        return self.inputs[call.input if call else str(figure.input)]
 
 
 def load_worked(root: Path | None = None) -> list[WorkedFixture]:
@@ -176,18 +176,16 @@ def load_worked(root: Path | None = None) -> list[WorkedFixture]:
         FixtureError: a file is altered, missing or extra, or breaks the schema, or contradicts itself.
         ImportError: jsonschema is not installed.
     """
-    root = fixtures_root() if root is None else root
-    check_manifest(root)
+    root = checked_root(root)
     loaded: list[WorkedFixture] = []
     owner: dict[str, str] = {}
     for path in sorted((root / "worked").glob("*.json")):
         name = path.relative_to(root).as_posix()
-        data = read_checked(root, name, FORMAT, SCHEMA)
-        fixture = _fixture(data)
-        _check(name, fixture, data)
+        fixture = _fixture(read_checked(root, name, FORMAT))
+        _check(name, fixture)
         other = owner.setdefault(fixture.document.id, name)
-        if other != name:
-            raise FixtureError(f"{name}: $.document.id: {fixture.document.id!r} is already the id of {other}")
+        taken = f"{fixture.document.id!r} is already the id of {other}"
+        require(other == name, f"{name}: $.document.id", taken)
         loaded.append(fixture)
     return loaded
 
@@ -209,34 +207,31 @@ def as_json(fixture: WorkedFixture) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "document": _plain(fixture.document),
-        "inputs": {name: _plain(value, without=("name",)) for name, value in fixture.inputs.items()},
-        "calls": {name: _plain(value, without=("id",)) for name, value in fixture.calls.items()},
-        "figures": [_plain(figure, optional=("row", "rows")) for figure in fixture.figures],
-        "claims": [_plain(claim) for claim in fixture.claims],
+        "inputs": {name: _plain(value, "name") for name, value in fixture.inputs.items()},
+        "calls": {name: _plain(value, "id") for name, value in fixture.calls.items()},
+        "figures": list(map(_plain, fixture.figures)),
+        "claims": list(map(_plain, fixture.claims)),
         "counts": _plain(recount(fixture.figures)),
+    }
+
+
+def _plain(record: Any, key: str = "") -> dict[str, Any]:
+    """A frozen record as a JSON object in the order of its fields, without its key and without rows that it lacks."""
+    return {
+        name: _plain(value) if isinstance(value, Instead) else value
+        for name, value in vars(record).items()
+        if name != key and not (name in ("row", "rows") and value is None)
     }
 
 
 def recount(figures: tuple[Figure, ...]) -> Counts:
     """Count the printed entries by kind (infinities apart) and the figures by verdict."""
-    tally = dict.fromkeys((field.name for field in fields(Counts)), 0)
+    tally = Counter(figure.verdict for figure in figures)
+    tally["figures"] = len(figures)
     for figure in figures:
-        tally["figures"] += 1
-        tally[figure.verdict] += 1
         for _, entry in figure.entries():
             tally["infinite" if figure.kind == "number" and entry in INFINITE else figure.kind] += 1
-    return Counts(**tally)
-
-
-def _plain(value: Any, without: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A frozen record as a JSON object in the order of its fields."""
-    plain: dict[str, Any] = {}
-    for field in fields(value):
-        content = getattr(value, field.name)
-        if field.name in without or (field.name in optional and content is None):
-            continue
-        plain[field.name] = _plain(content) if isinstance(content, Instead) else content
-    return plain
+    return Counts(**{field.name: tally[field.name] for field in fields(Counts)})
 
 
 def worked_cases(fixture: WorkedFixture) -> list[Case]:
@@ -264,22 +259,17 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _record(kind: type[_Record], value: Mapping[str, Any], **more: Any) -> _Record:
-    return kind(**{key: _frozen(item) for key, item in {**value, **more}.items()})
-
-
-def _figure(value: Mapping[str, Any]) -> Figure:
-    instead = value["instead"]
-    return _record(Figure, value, instead=None if instead is None else Instead(**instead))
-
-
-def _fixture(data: Mapping[str, Any]) -> WorkedFixture:
+def _fixture(data: Any) -> WorkedFixture:
+    data = _frozen(data)
+    instead = [figure["instead"] and Instead(**figure["instead"]) for figure in data["figures"]]
     return WorkedFixture(
-        document=_record(Document, data["document"]),
-        inputs=MappingProxyType({name: _record(Input, value, name=name) for name, value in data["inputs"].items()}),
-        calls=MappingProxyType({name: _record(Call, value, id=name) for name, value in data["calls"].items()}),
-        figures=tuple(map(_figure, data["figures"])),
-        claims=tuple(_record(Claim, claim) for claim in data["claims"]),
+        document=Document(**data["document"]),
+        inputs=MappingProxyType({name: Input(name=name, **value) for name, value in data["inputs"].items()}),
+        calls=MappingProxyType({name: Call(id=name, **value) for name, value in data["calls"].items()}),
+        figures=tuple(
+            Figure(**{**figure, "instead": value}) for figure, value in zip(data["figures"], instead, strict=True)
+        ),
+        claims=tuple(Claim(**claim) for claim in data["claims"]),
         counts=Counts(**data["counts"]),
     )
 
@@ -292,167 +282,143 @@ def _entries(printed: Printed, index: tuple[int, ...] = ()) -> Iterator[tuple[tu
         yield index, printed
 
 
-def _check(name: str, fixture: WorkedFixture, data: Mapping[str, Any]) -> None:
+def _check(name: str, fixture: WorkedFixture) -> None:
     """Everything that a schema cannot say. Raises FixtureError."""
-
-    def fail(path: str, message: str) -> NoReturn:
-        raise FixtureError(f"{name}: {path}: {message}")
-
+    top = f"{name}: $"
     for key, value in fixture.inputs.items():
-        _check_input(f"$.inputs.{key}", value, fail)
+        _check_input(f"{top}.inputs.{key}", value)
     for key, call in fixture.calls.items():
-        _check_call(f"$.calls['{key}']", call, fixture.inputs, fail)
-    for group in ("figures", "claims"):
-        seen: set[str] = set()
-        for position, item in enumerate(data[group]):
-            if item["id"] in seen:
-                fail(f"$.{group}[{position}].id", f"{item['id']!r} stands twice")
-            seen.add(item["id"])
-    for position, figure in enumerate(fixture.figures):
-        _check_figure(f"$.figures[{position}]", figure, fixture, fail)
-    figures = {figure.id for figure in fixture.figures}
-    for position, claim in enumerate(fixture.claims):
-        for place, reference in enumerate(claim.figures):
-            if reference not in figures:
-                fail(f"$.claims[{position}].figures[{place}]", f"no figure has the id {reference!r}")
-    counted = recount(fixture.figures)
-    for field in fields(Counts):
-        written, found = getattr(fixture.counts, field.name), getattr(counted, field.name)
-        if written != found:
-            fail(f"$.counts.{field.name}", f"says {written}, the figures give {found}")
+        _check_call(f"{top}.calls['{key}']", call, fixture.inputs)
+    figures = [figure.id for figure in fixture.figures]
+    check_ids(f"{top}.figures", figures)
+    check_ids(f"{top}.claims", [claim.id for claim in fixture.claims])
+    for k, figure in enumerate(fixture.figures):
+        _check_figure(f"{top}.figures[{k}]", figure, fixture)
+    for k, claim in enumerate(fixture.claims):
+        for j, reference in enumerate(claim.figures):
+            require(reference in figures, f"{top}.claims[{k}].figures[{j}]", f"no figure has the id {reference!r}")
+    for key, found in vars(recount(fixture.figures)).items():
+        written = getattr(fixture.counts, key)
+        require(written == found, f"{top}.counts.{key}", f"says {written}, the figures give {found}")
 
 
-def _check_input(path: str, value: Input, fail: Callable[[str, str], NoReturn]) -> None:
-    for key in ("printed", "exact"):
-        table = getattr(value, key)
+def _check_input(path: str, value: Input) -> None:
+    for key, table in (("printed", value.printed), ("exact", value.exact)):
         if table is not None:
-            shape = _shape(f"{path}.{key}", table, fail)
-            if shape != value.shape:
-                fail(f"{path}.{key}", f"has shape {list(shape)}, the input {list(value.shape)}")
-    if value.printed is not None:
-        _check_decimals(f"{path}.printed", value.printed, value.decimals, fail)
-    if value.exact is None:
-        return
+            shape = _shape(f"{path}.{key}", table)
+            require(shape == value.shape, f"{path}.{key}", f"has shape {list(shape)}, the input {list(value.shape)}")
+    _check_decimals(f"{path}.printed", value.printed or (), value.decimals)
     # An exact value must be the text of a number of its dtype, and round to what the document prints.
-    half = Fraction(0) if value.decimals is None else Fraction(1, 2 * 10**value.decimals)
-    printed = dict(_entries(value.printed)) if value.printed is not None else {}
-    for index, text in _entries(value.exact):
+    half = Fraction(1, 2 * 10**value.decimals) if value.decimals else Fraction(0)
+    printed = dict(_entries(value.printed or ()))
+    for index, text in _entries(value.exact or ()):
         where = f"{path}.exact{_indices(index)}"
-        _check_length(where, str(text), str(value.exact_dtype), fail)
-        if index in printed and abs(Fraction(float(text)) - Fraction(str(printed[index]))) > half:
-            fail(where, f"{text} does not round to the printed {printed[index]}")
+        _check_length(where, str(text), str(value.exact_dtype))
+        shown = str(printed.get(index, text))
+        rounds = abs(Fraction(float(text)) - Fraction(shown)) <= half or index not in printed
+        require(rounds, where, f"{text} does not round to the printed {shown}")
 
 
-def _check_call(path: str, call: Call, inputs: Mapping[str, Input], fail: Callable[[str, str], NoReturn]) -> None:
-    if call.loss not in LOSSES:
-        fail(f"{path}.loss", f"expected one of {', '.join(LOSSES)}, got {call.loss!r}")
+def _check_call(path: str, call: Call, inputs: Mapping[str, Input]) -> None:
+    require(call.loss in LOSSES, f"{path}.loss", f"expected one of {', '.join(LOSSES)}, got {call.loss!r}")
     loss = LOSSES[call.loss]
-    if call.input not in inputs:
-        fail(f"{path}.input", f"no input is called {call.input!r}")
-    if tuple(call.arguments) != (loss.targets,):
-        fail(f"{path}.arguments", f"expected {loss.targets!r} for {call.loss}, got {', '.join(call.arguments)}")
+    require(call.input in inputs, f"{path}.input", f"no input is called {call.input!r}")
+    given = ", ".join(call.arguments)
+    require(given == loss.targets, f"{path}.arguments", f"expected {loss.targets!r} for {call.loss}, got {given}")
     for keyword in call.keywords:
-        if keyword not in loss.keywords:
-            fail(f"{path}.keywords.{keyword}", f"{loss.function} has no such keyword")
-    count = inputs[call.input].shape[0]
-    target = call.arguments[loss.targets]
-    if loss.targets != "positive_pairs" and len(target) != count:
-        fail(f"{path}.arguments.{loss.targets}", f"expected one per embedding, {count}, got {len(target)}")
-    if loss.targets == "partners":
-        for i, partner in enumerate(target):
-            if not 0 <= partner < count or partner == i or target[partner] != i:
-                fail(f"{path}.arguments.partners[{i}]", f"{partner} is out of range, itself, or not mutual")
-    if loss.targets == "positive_pairs":
+        require(keyword in loss.keywords, f"{path}.keywords.{keyword}", f"{loss.function} has no such keyword")
+    where, target, count = f"{path}.arguments.{given}", call.arguments[given], inputs[call.input].shape[0]
+    if given == "positive_pairs":
         for i, pair in enumerate(target):
-            if not all(0 <= end < count for end in pair):
-                fail(f"{path}.arguments.positive_pairs[{i}]", f"{list(pair)} is out of range for {count} embeddings")
+            require(max(pair) < count, f"{where}[{i}]", f"{list(pair)} is out of range for {count} embeddings")
+    else:
+        require(len(target) == count, where, f"expected one per embedding, {count}, got {len(target)}")
+    if given == "partners":
+        for i, partner in enumerate(target):
+            mutual = partner < count and partner != i and target[partner] == i
+            require(mutual, f"{where}[{i}]", f"{partner} is out of range, itself, or not mutual")
 
 
-def _check_figure(path: str, figure: Figure, fixture: WorkedFixture, fail: Callable[[str, str], NoReturn]) -> None:
-    if figure.call is not None and figure.call not in fixture.calls:
-        fail(f"{path}.call", f"no call has the id {figure.call!r}")
-    if figure.call is None and figure.input not in fixture.inputs:
-        fail(f"{path}.input", f"no input is called {figure.input!r}")
-    quantity = QUANTITIES[figure.quantity]
-    if figure.kind != quantity.kind:
-        fail(f"{path}.kind", f"expected {quantity.kind!r} for the quantity {figure.quantity!r}, got {figure.kind!r}")
+def _check_figure(path: str, figure: Figure, fixture: WorkedFixture) -> None:
+    known = figure.call is None or figure.call in fixture.calls
+    require(known, f"{path}.call", f"no call has the id {figure.call!r}")
+    known = figure.input is None or figure.input in fixture.inputs
+    require(known, f"{path}.input", f"no input is called {figure.input!r}")
+    kind, quantity, cut = figure.kind, QUANTITIES[figure.quantity], figure.cut is not None
+    wanted = f"expected {quantity.kind!r} for the quantity {figure.quantity!r}, got {kind!r}"
+    require(kind == quantity.kind, f"{path}.kind", wanted)
 
-    shape = _shape(f"{path}.printed", figure.printed, fail, cut=figure.cut is not None)
-    call = None if figure.call is None else fixture.calls[figure.call]
-    expected = _expected_shape(figure, quantity.shape, shape, fixture.input_of(figure), call)
-    if figure.cut is None and shape != expected:
-        fail(f"{path}.printed", f"expected shape {list(expected)} for {figure.quantity!r}, got {list(shape)}")
-    if figure.cut is not None and (shape[1:] != expected[1:] or shape[0] > expected[0]):
-        fail(f"{path}.printed", f"expected the beginning of shape {list(expected)}, got {list(shape)}")
-    if figure.row is not None and not 0 <= figure.row < fixture.input_of(figure).shape[0]:
-        fail(f"{path}.row", f"{figure.row} is not a row of the input")
+    shape = _shape(f"{path}.printed", figure.printed, cut)
+    expected = _expected_shape(figure, quantity.shape, shape, fixture)
+    fits = shape[1:] == expected[1:] and shape[:1] <= expected[:1] if cut else shape == expected
+    beginning = "the beginning of " if cut else ""
+    wanted = f"expected {beginning}shape {list(expected)} for {figure.quantity!r}, got {list(shape)}"
+    require(fits, f"{path}.printed", wanted)
+    right = figure.row is None or figure.row < fixture.input_of(figure).shape[0]
+    require(right, f"{path}.row", f"{figure.row} is not a row of the input")
 
     for index, entry in figure.entries():
         where = f"{path}.printed{_indices(index)}"
-        if isinstance(entry, bool) != (figure.kind == "mask") and not (figure.kind == "mask" and entry in _BITS):
-            fail(where, f"{entry!r} is no entry of a figure of kind {figure.kind!r}")
-        if figure.kind == "index" and not str(entry).isdigit():
-            fail(where, f"{entry!r} is no index")
+        allowed = {"mask": isinstance(entry, bool) or entry in _BITS, "index": str(entry).isdigit()}
+        right = allowed.get(kind, not isinstance(entry, bool))
+        require(right, where, f"{entry!r} is no entry of a figure of kind {kind!r}")
         if figure.length is not None:
-            _check_length(where, str(entry), figure.length, fail)
-        if entry in INFINITE and not (figure.diagonal == entry and len(index) == 2 and index[0] == index[1]):
-            fail(where, f"{entry} stands where the diagonal is not said to hold it")
-    if figure.kind in ("number", "layout") and (figure.decimals is None) == (figure.length is None):
-        fail(f"{path}.decimals", "expected exactly one of decimals and length")
-    if figure.kind in ("mask", "index") and (figure.decimals is not None or figure.length is not None):
-        fail(f"{path}.decimals", f"a figure of kind {figure.kind!r} has neither decimals nor length")
+            _check_length(where, str(entry), figure.length)
+        right = entry not in INFINITE or (figure.diagonal == entry and len(index) == 2 and index[0] == index[1])
+        require(right, where, f"{entry} stands where the diagonal is not said to hold it")
+    decimal = kind in ("number", "layout")
+    right = (figure.decimals is not None) + (figure.length is not None) == decimal
+    count = "exactly one" if decimal else "neither"
+    require(right, f"{path}.decimals", f"a figure of kind {kind!r} has {count} of decimals and length")
     if figure.decimals is not None:
-        _check_decimals(f"{path}.printed", figure.printed, figure.decimals, fail)
+        _check_decimals(f"{path}.printed", figure.printed, figure.decimals)
 
 
 _BITS = ("0", "1", "0.", "1.")
 
 
-def _shape(path: str, printed: Printed, fail: Callable[[str, str], NoReturn], cut: bool = False) -> tuple[int, ...]:
+def _shape(path: str, printed: Printed, cut: bool = False) -> tuple[int, ...]:
     """The shape of nested tuples. Ragged is an error, except in the last row of a figure whose output is cut off."""
     if not isinstance(printed, tuple):
         return ()
     last = len(printed) - 1
-    shapes = [_shape(f"{path}[{i}]", item, fail, cut and i == last) for i, item in enumerate(printed)]
-    first = shapes[0] if shapes else ()
+    shapes = [_shape(f"{path}[{i}]", item, cut and i == last) for i, item in enumerate(printed)]
+    first = shapes[0]
     for i, shape in enumerate(shapes):
         shorter = cut and i == last and len(shape) == len(first) and shape <= first
-        if shape != first and not shorter:
-            fail(f"{path}[{i}]", f"has shape {list(shape)}, the entries before it {list(first)}")
+        message = f"has shape {list(shape)}, the entries before it {list(first)}"
+        require(shape == first or shorter, f"{path}[{i}]", message)
     return (len(printed), *first)
 
 
 def _expected_shape(
-    figure: Figure, symbols: tuple[str, ...], shape: tuple[int, ...], value: Input, call: Call | None
+    figure: Figure, symbols: tuple[str, ...], shape: tuple[int, ...], fixture: WorkedFixture
 ) -> tuple[int, ...]:
-    count, width = value.shape
+    count, width = fixture.input_of(figure).shape
+    call = fixture.call_of(figure)
     # The number of views is that of the figure itself, if it divides the batch.
-    views = shape[1] if len(shape) == 3 and shape[1] and count % shape[1] == 0 else 1
-    pairs = len(call.arguments.get("positive_pairs", ())) if call is not None else 0
+    views = shape[1] if len(shape) == 3 and count % shape[1] == 0 else 1
+    pairs = len(call.arguments.get("positive_pairs", ())) if call else 0
     first, end = figure.rows or (0, count)
     sizes = {"N": count, "N/2": count // 2, "D": width, "V": views, "B": count // views, "M+N": pairs + count}
     sizes |= {"rows": end - first, "1": 1, "2": 2}
     return tuple(sizes[symbol] for symbol in symbols)
 
 
-def _check_decimals(path: str, printed: Printed, decimals: int | None, fail: Callable[[str, str], NoReturn]) -> None:
+def _check_decimals(path: str, printed: Printed, decimals: int | None) -> None:
     """The precision belongs to the array: no entry may have more decimals than it says, and some entry has as many."""
-    most = 0
+    said, most = decimals or 0, 0
     for index, entry in _entries(printed):
         found = len(str(entry).partition(".")[2])
         most = max(most, found)
-        if found > (decimals or 0):
-            fail(f"{path}{_indices(index)}", f"{entry} has {found} decimals, the array {decimals or 0}")
-    if most < (decimals or 0):
-        fail(path, f"no entry has the {decimals} decimals that the array is said to have")
+        require(found <= said, f"{path}{_indices(index)}", f"{entry} has {found} decimals, the array {said}")
+    require(most == said, path, f"no entry has the {said} decimals that the array is said to have")
 
 
-def _check_length(path: str, text: str, dtype: str, fail: Callable[[str, str], NoReturn]) -> None:
+def _check_length(path: str, text: str, dtype: str) -> None:
     """The text must be what Python prints for a value of that dtype, to its full length."""
-    number = float(text)
-    value = float(np.float32(number)) if dtype == "float32" else number
-    if repr(value) != text:
-        fail(path, f"{text} is not the full length of a {dtype}: expected {value!r}")
+    value = float(np.dtype(dtype).type(text))
+    require(repr(value) == text, path, f"{text} is not the full length of a {dtype}: expected {value!r}")
 
 
 def _indices(index: tuple[int, ...]) -> str:

@@ -18,7 +18,7 @@ from ..suite.records import BY_CHOICE, Expected
 from ..suite.store import (
     dump_json,
     fixtures_root,
-    read_json,
+    read_schema,
     schema_validator,
     write_atomically,
     write_manifest,
@@ -108,7 +108,7 @@ def _rebuilt(root: Path, processes: int | None, progress: Progress | None) -> tu
             chosen = isinstance(stored, Mapping) and stored.get("gradient_left_out") == BY_CHOICE
             jobs.append((case, not chosen))
     proved = iter(zip(jobs, prove(jobs, processes=processes, progress=progress), strict=True))
-    validate = schema_validator(read_json(root, golden.SCHEMA))
+    validate = schema_validator(read_schema(root, golden.FORMAT))
     texts: dict[str, str] = {}
     changes: list[str] = []
     for name, data in files.items():

@@ -37,8 +37,6 @@ from ..suite.store import (
 )
 from .prove import prove_golden
 
-RECORDED_SCHEMA = "schema/recorded.schema.json"
-EXPECTED_SCHEMA = "schema/expected.schema.json"
 PEERS = ("supcontrast", "folder")
 LONGEST_DIFF = 40
 """Lines of a difference that are shown; the rest is counted."""
@@ -108,7 +106,7 @@ def _rebuild(
         changes = _renew_manifest(stage)
         changes += _lay_out_worked(stage)
         if (stage / RECORDED).is_file():
-            read_checked(stage, RECORDED, RECORDED_FORMAT, RECORDED_SCHEMA)
+            read_checked(stage, RECORDED, RECORDED_FORMAT)
         changes += prove_golden(stage, processes=processes, progress=progress)
         changes += _record(stage, peers, notes)
         write_manifest(stage)
@@ -132,7 +130,7 @@ def validate(root: Path) -> None:
     golden.load_errors(root)
     read_expected(root)
     if (root / RECORDED).is_file():
-        read_checked(root, RECORDED, RECORDED_FORMAT, RECORDED_SCHEMA)
+        read_checked(root, RECORDED, RECORDED_FORMAT)
 
 
 def read_expected(root: Path) -> dict[str, Any]:
@@ -141,7 +139,7 @@ def read_expected(root: Path) -> dict[str, Any]:
     Raises:
         FixtureError: they are missing, or are none.
     """
-    counts: dict[str, Any] = read_checked(root, EXPECTED, EXPECTED_FORMAT, EXPECTED_SCHEMA)
+    counts: dict[str, Any] = read_checked(root, EXPECTED, EXPECTED_FORMAT)
     return counts
 
 
@@ -243,7 +241,7 @@ def _record(stage: Path, peers: Mapping[str, str], notes: list[str]) -> list[str
     """Record the peer whose path is given; without a path say what was kept."""
     old: dict[str, Any] = {}
     if (stage / RECORDED).is_file():
-        old = read_checked(stage, RECORDED, RECORDED_FORMAT, RECORDED_SCHEMA)
+        old = read_checked(stage, RECORDED, RECORDED_FORMAT)
     with fixtures_at(stage):
         cases = list(load_cases(load_worked()))
     if "supcontrast" not in peers:

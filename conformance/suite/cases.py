@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,11 +105,10 @@ class Case:
         if not self.entry.two_towers:
             return [Block(self.first, "ref_embeddings" if "ref_embeddings" in self.others else self.first, 0, 0)]
         towers = [("embeddings_a", "embeddings_b"), ("embeddings_b", "embeddings_a")]
-        direction = self.option("direction")
-        chosen = towers if direction == "both" else towers[:1] if direction == "a_to_b" else towers[1:]
+        chosen = {"both": towers, "a_to_b": towers[:1], "b_to_a": towers[1:]}[self.option("direction")]
         found = [Block(left, right, k * self.n, 0) for k, (left, right) in enumerate(chosen)]
         if "negatives" in self.others:
-            found += [Block(left, "negatives", k * self.n, self.n) for k, (left, _) in enumerate(chosen)]
+            found += [Block(block.left, "negatives", block.row, self.n) for block in found]
         return found
 
     def sizes(self) -> str:
@@ -135,27 +133,20 @@ class Case:
 
     def holds_in(self, dtype: str) -> bool:
         """Whether every input is a number of this dtype, so that nothing but the implementation's error is measured."""
-        bits = SIGNIFICAND[dtype]
         smallest = {"float16": -14, "bfloat16": -126, "float32": -126, "float64": -1022}[dtype]
-        largest = {"float16": 15, "bfloat16": 127, "float32": 127, "float64": 1023}[dtype]
-        for x in itertools.chain.from_iterable(matrix.ravel() for matrix in self.matrices.values()):
-            if x == 0:
-                continue
-            fraction, exponent = math.frexp(x)
-            if fraction * 2**bits % 1 or not smallest <= exponent - 1 <= largest:
-                return False
-        return True
+        entries = np.concatenate([matrix.ravel() for matrix in self.matrices.values()])
+        fraction, exponent = np.frexp(entries[entries != 0])
+        normal = (exponent > smallest) & (exponent <= 2 - smallest)
+        return bool((normal & (fraction * 2.0 ** SIGNIFICAND[dtype] % 1 == 0)).all())
 
     def members(self) -> list[list[int]]:
         """A(i) of every row that may be an anchor: the columns that it is contrasted with."""
         rows, columns = self.shape
-        if self.entry.two_towers:
-            if "negatives" in self.others:
-                return [[i % self.n, *range(self.n, columns)] for i in range(rows)]
-            return [list(range(columns)) for _ in range(rows)]
+        if "negatives" in self.others:
+            return [[i % self.n, *range(self.n, columns)] for i in range(rows)]
         own: Sequence[int] = range(rows)
-        if "ref_embeddings" in self.others:
-            own = [int(j) for j in self.arguments.get("self_rows", [-1] * rows)]
+        if self.entry.two_towers or "ref_embeddings" in self.others:
+            own = self.arguments.get("self_rows", [-1] * rows)
         return [[j for j in range(columns) if j != own[i]] for i in range(rows)]
 
     def positives(self) -> list[list[int]]:
@@ -185,18 +176,17 @@ class Case:
 
     def undefined(self) -> set[int]:
         """The anchors whose value is NaN by a policy of the case; nothing else makes one NaN."""
-        positives, members = self.positives(), self.members()
         # Without a denominator to choose, the policy for anchors without negatives always matters.
         negatives_matter = self.option("denominator") in (None, "only_negatives")
         undefined = set()
-        for i in self.anchors():
-            if not positives[i] and "no_positive" in self.entry.keywords:
+        for i, positives, members in zip(range(self.shape[0]), self.positives(), self.members(), strict=True):
+            if not positives and "no_positive" in self.entry.keywords:
                 nan = self.option("no_positive") == "nan"
             else:
-                nan = self.option("no_negative") == "nan" and negatives_matter and len(positives[i]) == len(members[i])
+                nan = self.option("no_negative") == "nan" and negatives_matter and len(positives) == len(members)
             if nan:
                 undefined.add(i)
-        return undefined
+        return undefined.intersection(self.anchors())
 
     def counted(self) -> list[int]:
         """The anchors that reduction "none" returns: all of them, but the lonely ones where they are dropped."""
@@ -216,13 +206,13 @@ def call_reference(case: Case, rows: Mapping[str, npt.ArrayLike] | None = None, 
         rows: every float matrix by the name of its argument, in place of the case's.
         changed: arguments and keywords in place of the case's.
     """
-    given = {**case.arguments, **case.keywords, **changed}
-    given = {
-        k: np.array(v, dtype=bool) if k in ("positives", "anchors") and v is not None else v for k, v in given.items()
-    }
+    given = {**case.matrices, **(rows or {}), **case.arguments, **case.keywords, **changed}
+    for name in ("positives", "anchors"):
+        if given.get(name) is not None:
+            given[name] = np.array(given[name], dtype=bool)
     if "positive_pairs" in given:
         given["positive_pairs"] = np.array(given["positive_pairs"], dtype=np.int64).reshape(-1, 2)
-    result: reference.Result = case.entry.reference(**{**case.matrices, **(rows or {})}, **given)
+    result: reference.Result = case.entry.reference(**given)
     return result
 
 

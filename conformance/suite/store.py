@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -22,6 +22,18 @@ class FixtureError(ValueError):
 
 
 _elsewhere: ContextVar[Path | None] = ContextVar("fixtures", default=None)
+
+
+def require(met: bool, path: str, message: str) -> None:
+    """Raise a FixtureError unless a condition is met.
+
+    Args:
+        met: the condition.
+        path: the file and, after a colon, the field.
+        message: what is wrong where the condition is not met.
+    """
+    if not met:
+        raise FixtureError(f"{path}: {message}")
 
 
 @contextmanager
@@ -48,9 +60,17 @@ def fixtures_root() -> Path:
     if elsewhere is not None:
         return elsewhere
     spec = importlib.util.find_spec("pairproof.fixtures")
-    if spec is None or not spec.submodule_search_locations:
+    folders = spec and spec.submodule_search_locations
+    if not folders:
         raise FixtureError("pairproof.fixtures: expected the folder of fixtures to be installed, found none")
-    return Path(spec.submodule_search_locations[0])
+    return Path(folders[0])
+
+
+def checked_root(root: Path | None) -> Path:
+    """A folder of fixtures, by default the installed one, held to its manifest. Raises as check_manifest does."""
+    root = fixtures_root() if root is None else root
+    check_manifest(root)
+    return root
 
 
 def data_files(root: Path) -> list[str]:
@@ -58,18 +78,17 @@ def data_files(root: Path) -> list[str]:
 
     Data is everything but the manifest itself, the README, Python's own files, and files whose name begins with a dot.
     """
-    found = []
-    for path in root.rglob("*"):
-        relative = path.relative_to(root)
-        hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
-        if (
-            path.is_file()
-            and not hidden
-            and path.suffix != ".py"
-            and relative.as_posix() not in (MANIFEST, "README.md")
-        ):
-            found.append(relative.as_posix())
-    return sorted(found)
+    files = (path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.suffix != ".py")
+    return sorted(
+        path.as_posix()
+        for path in files
+        if path.as_posix() not in (MANIFEST, "README.md")
+        and not any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+    )
+
+
+def _checksums(root: Path) -> dict[str, str]:
+    return {name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in data_files(root)}
 
 
 def write_manifest(root: Path | None = None) -> Path:
@@ -82,8 +101,7 @@ def write_manifest(root: Path | None = None) -> Path:
         The path of the manifest.
     """
     root = fixtures_root() if root is None else root
-    files = {name: _sha256(root / name) for name in data_files(root)}
-    write_atomically(root / MANIFEST, dump_json({"format": MANIFEST_FORMAT, "files": files}))
+    write_atomically(root / MANIFEST, dump_json({"format": MANIFEST_FORMAT, "files": _checksums(root)}))
     return root / MANIFEST
 
 
@@ -106,18 +124,14 @@ def check_manifest(root: Path) -> None:
     manifest = read_json(root, MANIFEST)
     check_format(MANIFEST, manifest, MANIFEST_FORMAT)
     listed = manifest.get("files")
-    if not isinstance(listed, dict):
-        raise FixtureError(f"{MANIFEST}: $.files: expected an object of path to SHA-256, got {type(listed).__name__}")
-    present = data_files(root)
-    for name in present:
-        if name not in listed:
-            raise FixtureError(f"{name}: not listed in {MANIFEST} (its SHA-256 is {_sha256(root / name)})")
+    kind = type(listed).__name__
+    require(isinstance(listed, dict), f"{MANIFEST}: $.files", f"expected an object of path to SHA-256, got {kind}")
+    present = _checksums(root)
+    for name, actual in present.items():
+        require(name in listed, name, f"not listed in {MANIFEST} (its SHA-256 is {actual})")
     for name, expected in listed.items():
-        if name not in present:
-            raise FixtureError(f"{name}: missing; {MANIFEST} lists it with SHA-256 {expected}")
-        actual = _sha256(root / name)
-        if actual != expected:
-            raise FixtureError(f"{name}: altered: expected SHA-256 {expected}, got {actual}")
+        require(name in present, name, f"missing; {MANIFEST} lists it with SHA-256 {expected}")
+        require(present[name] == expected, name, f"altered: expected SHA-256 {expected}, got {present[name]}")
 
 
 def dump_json(value: Any, longest: float = float("inf")) -> str:
@@ -145,10 +159,6 @@ def dump_json(value: Any, longest: float = float("inf")) -> str:
     return write(value, "") + "\n"
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def read_json(root: Path, name: str) -> Any:
     """The content of one file of a folder of fixtures.
 
@@ -159,21 +169,24 @@ def read_json(root: Path, name: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: dict[str, Any] = {}
         for key, value in pairs:
-            if key in seen:
-                raise FixtureError(f"{name}: the name {key!r} stands twice in one object")
+            require(key not in seen, name, f"the name {key!r} stands twice in one object")
             seen[key] = value
         return seen
 
     try:
-        text = (root / name).read_text(encoding="utf-8")
+        return json.loads((root / name).read_text(encoding="utf-8"), object_pairs_hook=unique)
     except OSError as error:
         raise FixtureError(f"{name}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise FixtureError(f"{name}: not UTF-8: {error.reason} at byte {error.start}") from error
-    try:
-        return json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise FixtureError(f"{name}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+
+
+def read_schema(root: Path, expected: str) -> Any:
+    """The schema of a format, of "pairproof-golden-flags/1" schema/golden_flags.schema.json."""
+    kind = expected.removeprefix("pairproof-").partition("/")[0].replace("-", "_")
+    return read_json(root, f"schema/{kind}.schema.json")
 
 
 def schema_validator(schema: Any) -> Callable[[str, Any], None]:
@@ -185,8 +198,7 @@ def schema_validator(schema: Any) -> Callable[[str, Any], None]:
     try:
         jsonschema: Any = importlib.import_module("jsonschema")
     except ImportError as error:
-        message = 'loading the fixtures needs jsonschema: pip install "pairproof[verify]"'
-        raise ImportError(message) from error
+        raise ImportError('loading the fixtures needs jsonschema: pip install "pairproof[verify]"') from error
     validator = jsonschema.Draft202012Validator(schema)
 
     def validate(name: str, data: Any) -> None:
@@ -197,16 +209,13 @@ def schema_validator(schema: Any) -> Callable[[str, Any], None]:
     return validate
 
 
-def read_checked(
-    root: Path, name: str, expected: str, schema: str, thin: Callable[[Any], Any] = lambda data: data
-) -> Any:
-    """The content of one file of a folder of fixtures, of the format and the schema that it must have.
+def read_checked(root: Path, name: str, expected: str, thin: Callable[[Any], Any] = lambda data: data) -> Any:
+    """The content of one file of a folder of fixtures, of the format that it must have, held to its schema.
 
     Args:
         root: a folder of fixtures.
         name: the file, relative to it.
         expected: its format.
-        schema: the file of its schema, relative to the folder.
         thin: leaves out what need not be held to the schema.
 
     Raises:
@@ -214,12 +223,22 @@ def read_checked(
     """
     data = read_json(root, name)
     check_format(name, data, expected)
-    schema_validator(read_json(root, schema))(name, thin(data))
+    schema_validator(read_schema(root, expected))(name, thin(data))
     return data
+
+
+def check_ids(path: str, ids: Sequence[str]) -> None:
+    """Raise a FixtureError where an id stands twice in a list of entries.
+
+    Args:
+        path: the file and the list.
+        ids: of its entries.
+    """
+    for k, identity in enumerate(ids):
+        require(identity not in ids[:k], f"{path}[{k}].id", f"{identity!r} stands twice")
 
 
 def check_format(name: str, data: Any, expected: str) -> None:
     """Raise a FixtureError where a file's content is of another format."""
     found = data.get("format") if isinstance(data, dict) else None
-    if found != expected:
-        raise FixtureError(f"{name}: $.format: expected {expected!r}, got {found!r}")
+    require(found == expected, f"{name}: $.format", f"expected {expected!r}, got {found!r}")
