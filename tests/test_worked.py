@@ -77,7 +77,8 @@ def test_no_mask_or_index_entry_could_be_another(fixture: WorkedFixture, figure:
         for index, entry in figure.entries():
             wrong: str | bool = not entry if isinstance(entry, bool) else next(other_digits(entry))
             figure_with_it = replace(figure, printed=changed(figure.printed, index, wrong))
-            assert not worked._structure(worked.Evaluation(figure_with_it, call, source)).met, (index, entry)
+            quantity = worked.Evaluation(figure_with_it, call, source).quantity
+            assert not worked._compare("structure", figure_with_it, quantity).met, (index, entry)
 
 
 def test_infinities_belong_on_the_diagonal() -> None:

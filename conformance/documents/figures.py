@@ -15,9 +15,10 @@ value (``own arithmetic``). Anything else is an *artefact*, and its explanation 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,8 @@ from pairproof.reference import similarity, supcon
 from pairproof.reference.batch import evaluate_similarities
 
 from ..implementations.documents import pair_notebook
-from ..suite.cases import call_reference, reference_of_similarities
-from ..truth.intervals import PRECISION, Rounded, ball, exact, precision
+from ..suite.cases import Case, call_reference, reference_of_similarities
+from ..truth.intervals import Rounded, ball, exact, precision
 from .load import INFINITE, Call, Figure, Input, WorkedFixture, case_of
 from .quantities import QUANTITIES
 from .replay import own_loss
@@ -46,8 +47,8 @@ class Match:
 
     way: str
     met: bool
-    entries: int
     message: str
+    entries: int = 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def judge(fixture: WorkedFixture, only: Collection[str] | None = None) -> Iterat
     """Judge every figure of a document, or those whose ids are given, in the order of the page."""
     for figure in fixture.figures:
         if only is None or figure.id in only:
-            with precision(PRECISION):
+            with precision():
                 judgement = _judge(fixture, figure)
             yield judgement
 
@@ -125,28 +126,27 @@ class Evaluation:
     @cached_property
     def rows(self) -> np.ndarray[Any, Any]:
         """The input [N, D] as balls."""
-        decimals = self.source.decimals if self.way == PRINTED_INPUTS else None
-        return self.source.table(exact if decimals is None else lambda text: ball(text, decimals), decimals is not None)
+        printed = self.way == PRINTED_INPUTS
+        return self.source.table(lambda text: _printed(text, self.source.decimals if printed else None), printed)
 
     @property
     def units(self) -> list[list[arb]]:
         """The rows, each over its norm."""
         return [[x / similarity.dot(row, row).sqrt() for x in row] for row in self.rows.tolist()]
 
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """The arguments of the call."""
-        return self.call.arguments if self.call else {}
+    @cached_property
+    def case(self) -> Case:
+        """The case of the call; its embeddings are 0 where they are unknown."""
+        if self.call is None:
+            raise ValueError(f"{self.figure.id}: {self.figure.quantity} needs a call")
+        return case_of(self.call, self.source)
 
     @cached_property
     def result(self) -> reference.Result:
         """The reference's loss and terms, from the input or from the matrix of cosines."""
-        if self.call is None:
-            raise ValueError(f"{self.figure.id}: {self.figure.quantity} needs a call")
-        case = case_of(self.call, self.source)
         if self.matrix is not None:
-            return reference_of_similarities(case, self.matrix)
-        return call_reference(case, {case.first: self.rows})
+            return reference_of_similarities(self.case, self.matrix)
+        return call_reference(self.case, {self.case.first: self.rows})
 
     @property
     def terms(self) -> reference.Terms:
@@ -170,40 +170,32 @@ class Evaluation:
         """Every anchor with each of its positives."""
         return [(i, p) for i, positives in enumerate(self.terms.positives) for p in positives]
 
-    def is_positive(self, i: int, j: int) -> bool:
-        """Whether two rows are the same or a positive pair."""
-        return i == j or (i, j) in self.positive_pairs
-
-    def square(self, entry: Callable[[int, int], Any]) -> list[list[Any]]:
-        """The matrix [N, N] of entries."""
-        return [[entry(i, j) for j in range(self.n)] for i in range(self.n)]
-
 
 def _judge(fixture: WorkedFixture, figure: Figure) -> Judgement:
-    call = fixture.calls[figure.call] if figure.call else None
-    source = fixture.input_of(figure)
+    known = Evaluation(figure, fixture.call_of(figure), fixture.input_of(figure))
+    source = known.source
     verdict, value, finding = "reproduced", None, ""
-    known = Evaluation(figure, call, source)
     if figure.kind != "number":
-        matches = [_structure(known)]
-    elif call and source.exact is None and source.printed is None:
-        matches, verdict, finding = _constant(figure, call)
+        matches = [_compare("structure", figure, known.quantity)]
+    elif known.call and source.exact is None and source.printed is None:
+        matches, finding = _constant(figure, known.case)
+        verdict = "artefact"
     else:
         matches = [_compare(way.way, figure, way.quantity) for way in _ways(fixture, figure)]
         if figure.quantity == "loss" and source.exact is not None:
             value = float(known.quantity)
-        if figure.length and call:
-            own, verdict, finding = _own_arithmetic(figure, call, source)
+        if figure.length and known.call:
+            own, verdict, finding = _own_arithmetic(known)
             # The exact value is not expected of an artefact, only its explanation.
             matches = own if verdict == "artefact" else [*matches, *own]
-    if verdict == "reproduced" and any(not match.met for match in matches):
+    if not all(match.met for match in matches):
         verdict = "artefact"
     return Judgement(fixture.document.id, figure, verdict, tuple(matches), value, finding)
 
 
 def _ways(fixture: WorkedFixture, figure: Figure) -> Iterator[Evaluation]:
     """The evaluations of a figure that the document allows."""
-    call, source = fixture.calls[figure.call] if figure.call else None, fixture.input_of(figure)
+    call, source = fixture.call_of(figure), fixture.input_of(figure)
     if source.printed is not None and source.decimals is not None:
         yield Evaluation(figure, call, source, PRINTED_INPUTS)
     matrix = _precise_cosines(fixture, figure, source)
@@ -218,44 +210,46 @@ def _precise_cosines(fixture: WorkedFixture, figure: Figure, source: Input) -> l
     if figure.quantity in ("similarity", "normalised", "normalised_features") or source.decimals is None:
         return None
     for other in fixture.figures:
-        if other.quantity == "similarity" and fixture.input_of(other) is source and not other.cut:
-            decimals = other.decimals or 0
-            if decimals > source.decimals:
-                entries = dict(other.entries())
-                n = range(source.shape[0])
-                return [[arb(1) if i == j else ball(str(entries[i, j]), decimals) for j in n] for i in n]
+        printed = other.quantity == "similarity" and not other.cut and fixture.input_of(other) is source
+        decimals = other.decimals or 0
+        if printed and decimals > source.decimals:
+            entries, n = dict(other.entries()), range(source.shape[0])
+            return [[arb(1) if i == j else ball(str(entries[i, j]), decimals) for j in n] for i in n]
     return None
 
 
-def _places(figure: Figure, computed: Any) -> Iterator[tuple[str, bool, str | bool, Any]]:
-    """Every printed entry with its place, whether that is on a diagonal, and what is computed for it."""
-    for index, entry in figure.entries():
-        value = computed
-        for k in index:
-            value = value[k]
-        where = "".join(f"[{k}]" for k in index)
-        yield f"{figure.quantity}{where}", len(index) == 2 and index[0] == index[1], entry, value
-
-
 def _compare(way: str, figure: Figure, quantity: Any) -> Match:
-    """Whether every printed entry's rounding interval meets the enclosure computed for it."""
+    """Whether every printed entry is what is computed for it, up to the first that is not."""
     entries = 0
-    for where, on_diagonal, text, computed in _places(figure, quantity):
-        entries += 1
-        if text in INFINITE:
-            if not (on_diagonal and figure.diagonal == text):
-                return Match(way, False, entries, f"{where} is printed {text}, which belongs on a diagonal alone")
-            continue
-        if on_diagonal and figure.diagonal in INFINITE and figure.quantity == "similarity":
-            return Match(way, False, entries, f"{where} is printed {text} where {figure.diagonal} belongs")
-        value = arb(computed)
-        if not value.overlaps(_printed(str(text), figure.decimals)):
-            message = f"{where} is printed {text} but computed {_show(value)}"
-            if figure.decimals is not None:
-                distance = float(abs(value.mid() - exact(str(text)))) * 10.0**figure.decimals
-                message += f", {distance:.2f} units of the last printed place away"
-            return Match(way, False, entries, message)
-    return Match(way, True, entries, "")
+    for entries, (index, entry) in enumerate(figure.entries(), 1):
+        on_diagonal = len(index) == 2 and index[0] == index[1]
+        difference = _difference(figure, on_diagonal, entry, reduce(getitem, index, quantity))
+        if difference:
+            where = "".join(f"[{k}]" for k in index)
+            return Match(way, False, f"{figure.quantity}{where} is printed {entry}{difference}", entries)
+    return Match(way, True, "", entries)
+
+
+def _difference(figure: Figure, on_diagonal: bool, entry: str | bool, value: Any) -> str:
+    """How a printed entry differs from the computed one: the end of a sentence, or "" where it does not.
+
+    A number's rounding interval must meet the enclosure computed for it; masks, indices and rearrangements are exact.
+    """
+    if figure.kind != "number":
+        found = float(entry) if figure.kind != "layout" and isinstance(entry, str) else entry
+        return "" if found == value else f", not {value}"
+    if entry in INFINITE:
+        return "" if on_diagonal and figure.diagonal == entry else ", which belongs on a diagonal alone"
+    if on_diagonal and figure.diagonal in INFINITE and figure.quantity == "similarity":
+        return f" where {figure.diagonal} belongs"
+    computed = arb(value)
+    if computed.overlaps(_printed(str(entry), figure.decimals)):
+        return ""
+    message = f" but computed {_show(computed)}"
+    if figure.decimals is not None:
+        distance = float(abs(computed.mid() - exact(str(entry)))) * 10.0**figure.decimals
+        message += f", {distance:.2f} units of the last printed place away"
+    return message
 
 
 def _printed(text: str, decimals: int | None) -> arb:
@@ -266,58 +260,45 @@ def _show(value: arb) -> str:
     return str(value.str(17)) if value.is_finite() else "something unbounded"
 
 
-def _structure(known: Evaluation) -> Match:
-    """Masks, indices and rearrangements: exact."""
-    figure, entries = known.figure, 0
-    for where, _, entry, wanted in _places(figure, known.quantity):
-        entries += 1
-        value = float(entry) if figure.kind != "layout" and isinstance(entry, str) else entry
-        if value != wanted:
-            return Match("structure", False, entries, f"{where} is printed {entry}, not {wanted}")
-    return Match("structure", True, entries, "")
-
-
-def _own_arithmetic(figure: Figure, call: Call, source: Input) -> tuple[list[Match], str, str]:
+def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
     """A figure printed in full against the arithmetic it was printed by.
 
     It must be a number of its format, printed as that number prints, and lie in the interval that the document's own
     operations allow. If that interval is unbounded the arithmetic proves nothing (a sigmoid rounded to 1, whose
     complement's logarithm is clamped): the figure is an artefact, and its explanation is checked instead.
     """
+    figure, case, proper = known.figure, known.case, known.quantity
     text = str(figure.printed)
-    number = float(text)
-    dtype = np.float32 if figure.length == "float32" else np.float64
-    spelled = repr(float(dtype(number)))
+    number = np.dtype(figure.length).type(text)
+    spelled = repr(float(number))
     message = f"{text} is not a {figure.length} printed in full; the nearest is {spelled}"
-    matches = [Match("printed in full", spelled == text, 1, message)]
-    proper = Evaluation(figure, call, source).quantity
-    ulp = float(np.spacing(dtype(number)))
-    away = float(abs(proper - exact(text)).mid()) / ulp
-    allowed = own_loss(call, source, figure.arithmetic, slack=1)
+    matches = [Match("printed in full", spelled == text, message)]
+    allowed = own_loss(case, figure.arithmetic, slack=1)
     if not allowed.is_bounded:
-        clamped = own_loss(call, source, figure.arithmetic, slack=1, clamp=True)
-        here = _run_here(figure, call, source, clamped)
+        clamped = own_loss(case, figure.arithmetic, slack=1, clamp=True)
+        here = _run_here(figure, case, clamped)
         matches += [
             _inside("clamped arithmetic", text, clamped, "its operations with the clamp"),
             here,
             _instead(figure, proper),
-            Match("differs", not proper.overlaps(exact(text)), 1, f"{text} is the exact value after all"),
+            Match("differs", not proper.overlaps(exact(text)), f"{text} is the exact value after all"),
         ]
         because = figure.instead.because if figure.instead else ""
         return matches, "artefact", f"exactly {proper.str(12, radius=False)}; {because} ({here.message})"
     matches.append(_inside("own arithmetic", text, allowed, "its own operations"))
-    rounded = own_loss(call, source, figure.arithmetic, slack=0)
-    replay = abs(rounded.lower - number) / ulp
-    finding = (
-        f"{away:.2g} ulp from the exact {proper.str(12, radius=False)}; its own operations, correctly rounded, print "
-    )
-    finding += "the same digits" if replay == 0 else f"a value {replay:.0f} ulp away"
+    rounded = own_loss(case, figure.arithmetic, slack=0)
+    ulp = float(np.spacing(number))
+    away = float(abs(proper - exact(text)).mid()) / ulp
+    replay = abs(rounded.lower - float(text)) / ulp
+    digits = "the same digits" if replay == 0 else f"a value {replay:.0f} ulp away"
+    finding = f"{away:.2g} ulp from the exact {proper.str(12, radius=False)};"
+    finding += f" its own operations, correctly rounded, print {digits}"
     if figure.length == "float64":
         # In float64 the same operations, correctly rounded, end in the very digits that were printed.
         message = f"{text} is printed, {rounded.lower!r} is what the same operations give, {replay:.0f} ulp away"
-        matches.append(Match("same operations", replay == 0, 1, message))
+        matches.append(Match("same operations", replay == 0, message))
     if figure.arithmetic == "float32":
-        matches.append(_run_here(figure, call, source, allowed))
+        matches.append(_run_here(figure, case, allowed))
         finding += f"; {matches[-1].message}"
     return matches, "reproduced", finding
 
@@ -325,29 +306,27 @@ def _own_arithmetic(figure: Figure, call: Call, source: Input) -> tuple[list[Mat
 def _inside(way: str, text: str, interval: Rounded, operations: str) -> Match:
     """Whether a printed number lies in the interval that operations allow."""
     message = f"{text} lies outside [{interval.lower!r}, {interval.upper!r}], which {operations} allow"
-    return Match(way, float(text) in interval and interval.is_bounded, 1, message)
+    return Match(way, float(text) in interval and interval.is_bounded, message)
 
 
-def _run_here(figure: Figure, call: Call, source: Input, allowed: Rounded) -> Match:
+def _run_here(figure: Figure, case: Case, allowed: Rounded) -> Match:
     """The document's own function in float32 on this machine: the same digits, or at least within its own rounding."""
-    case = case_of(call, source)
     found = float(pair_notebook(case, torch.tensor(case.embeddings, dtype=torch.float32)))
     same = repr(found) == str(figure.printed)
-    message = "run in float32 here, the same digits" if same else f"run in float32 here, {found!r}"
-    return Match("run in float32", same or found in allowed, 1, message)
+    message = "the same digits" if same else repr(found)
+    return Match("run in float32", same or found in allowed, f"run in float32 here, {message}")
 
 
 def _instead(figure: Figure, proper: arb) -> Match:
     """The value that the fixture gives in an artefact's stead, against the enclosure of the true one."""
     if figure.instead is None:
-        return Match("what it is instead", False, 1, "the fixture does not say what the figure is instead")
+        return Match("what it is instead", False, "the fixture does not say what the figure is instead")
     text = figure.instead.value
-    decimals = len(text.partition(".")[2])
-    met = bool(proper.overlaps(ball(text, decimals)))
-    return Match("what it is instead", met, 1, f"recorded as {text}, computed {_show(proper)}")
+    met = bool(proper.overlaps(ball(text, len(text.partition(".")[2]))))
+    return Match("what it is instead", met, f"recorded as {text}, computed {_show(proper)}")
 
 
-def _constant(figure: Figure, call: Call) -> tuple[list[Match], str, str]:
+def _constant(figure: Figure, case: Case) -> tuple[list[Match], str]:
     """The batch tutorial's 0.5545, whose input is not published, and need not be.
 
     Where every off-diagonal logit lies at least ``gap`` below its row's maximum, each exponential of the reference's
@@ -355,20 +334,12 @@ def _constant(figure: Figure, call: Call) -> tuple[list[Match], str, str]:
     the factor e^-gap / epsilon.
     """
     gap, far = 100, 10**9
-    labels = call.arguments["labels"]
-    n = len(labels)
     below = arb(-far).union(arb(-gap))
-    loss = evaluate_similarities(
-        supcon.supcon_epsilon_anchor,
-        [[arb(0) if i == j else below for j in range(n)] for i in range(n)],
-        [[labels[i] == labels[j] for j in range(n)] for i in range(n)],
-        temperature=1.0,
-    ).loss
+    logits = [[arb(0) if i == j else below for j in range(case.n)] for i in range(case.n)]
+    loss = evaluate_similarities(case.entry.formula, logits, case.positive_mask(), temperature=1.0).loss
     matches = [_compare("any input", figure, loss), _instead(figure, loss * (1 + arb(supcon.EPSILON)))]
     slope = math.exp(-gap) / supcon.EPSILON
-    return (
-        matches,
-        "artefact",
+    return matches, (
         f"2 ln 4 / 5 for every input whose off-diagonal logits lie {gap} below the row's maximum;"
-        f" no logit moves it by more than {slope:.0e} of itself, so nothing can be learnt from it",
+        f" no logit moves it by more than {slope:.0e} of itself, so nothing can be learnt from it"
     )

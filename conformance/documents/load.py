@@ -391,9 +391,7 @@ def _shape(path: str, printed: Printed, cut: bool = False) -> tuple[int, ...]:
     return (len(printed), *first)
 
 
-def _expected_shape(
-    figure: Figure, symbols: tuple[str, ...], shape: tuple[int, ...], fixture: WorkedFixture
-) -> tuple[int, ...]:
+def _expected_shape(figure: Figure, symbols: str, shape: tuple[int, ...], fixture: WorkedFixture) -> tuple[int, ...]:
     count, width = fixture.input_of(figure).shape
     call = fixture.call_of(figure)
     # The number of views is that of the figure itself, if it divides the batch.
@@ -402,7 +400,7 @@ def _expected_shape(
     first, end = figure.rows or (0, count)
     sizes = {"N": count, "N/2": count // 2, "D": width, "V": views, "B": count // views, "M+N": pairs + count}
     sizes |= {"rows": end - first, "1": 1, "2": 2}
-    return tuple(sizes[symbol] for symbol in symbols)
+    return tuple(sizes[symbol] for symbol in symbols.split())
 
 
 def _check_decimals(path: str, printed: Printed, decimals: int | None) -> None:

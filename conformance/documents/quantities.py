@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from pairproof import reference
@@ -20,20 +19,19 @@ class Quantity:
 
     Attributes:
         kind: "number", "mask", "index" or "layout".
-        shape: in terms of the input's N and D, of B items with V views (N = B V), and of the M pairs listed in the
-            call; ``rows`` is N, or the rows that the figure's ``rows`` names.
+        shape: axes separated by spaces, in terms of the input's N and D, of B items with V views (N = B V), and of the
+            M pairs listed in the call; ``rows`` is N, or the rows that the figure's ``rows`` names.
         compute: of an evaluation, a scalar or nested sequences.
     """
 
     kind: str
-    shape: tuple[str, ...]
+    shape: str
     compute: Callable[[Evaluation], Any]
 
 
 def _softmax(row: Sequence[Any], i: int) -> list[Any]:
-    others = [a for a in range(len(row)) if a != i]
-    shift, rest = scalars.shifted_sum([row[a] for a in others])
-    return [0 if a == i else (row[a] - shift).exp() / (1 + rest) for a in range(len(row))]
+    shift, rest = scalars.shifted_sum([x for a, x in enumerate(row) if a != i])
+    return [0 if a == i else (x - shift).exp() / (1 + rest) for a, x in enumerate(row)]
 
 
 def _split(e: Evaluation, rows: Any) -> Any:
@@ -45,48 +43,44 @@ def _denominators(e: Evaluation) -> list[Any]:
     return [e.terms.pairs[pair].log_denominator.exp() for pair in e.positive_pairs]
 
 
-_SQUARE = ("N", "N")
+def _square(entry: Callable[[Evaluation, int, int], Any], kind: str = "mask") -> Quantity:
+    """A matrix [N, N] of entries."""
+    return Quantity(kind, "N N", lambda e: [[entry(e, i, j) for j in range(e.n)] for i in range(e.n)])
 
-QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
-    {
-        "similarity": Quantity("number", _SQUARE, lambda e: e.cosines),
-        "softmax": Quantity("number", _SQUARE, lambda e: [_softmax(row, i) for i, row in enumerate(e.logits)]),
-        "sigmoid": Quantity(
-            "number", _SQUARE, lambda e: e.square(lambda i, j: 1 if i == j else 1 / (1 + (-e.logits[i][j]).exp()))
-        ),
-        "exp_similarity": Quantity(
-            "number", _SQUARE, lambda e: e.square(lambda i, j: 0 if i == j else e.logits[i][j].exp())
-        ),
-        "similarity_row": Quantity("number", ("N",), lambda e: e.cosines[e.figure.row]),
-        "normalised": Quantity("number", ("rows", "D"), lambda e: e.units[slice(*(e.figure.rows or (e.n,)))]),
-        "normalised_features": Quantity("number", ("B", "V", "D"), lambda e: _split(e, e.units)),
-        "first_to_second": Quantity(
-            "number", ("N/2",), lambda e: [e.cosines[i][i + e.n // 2] for i in range(e.n // 2)]
-        ),
-        "second_to_first": Quantity(
-            "number", ("N/2",), lambda e: [e.cosines[i][i - e.n // 2] for i in range(e.n // 2, e.n)]
-        ),
-        "positives": Quantity("number", ("N",), lambda e: [e.cosines[i][p] for i, p in e.positive_pairs]),
-        "exp_positives": Quantity(
-            "number", ("N",), lambda e: [e.terms.pairs[pair].log_numerator.exp() for pair in e.positive_pairs]
-        ),
-        "denominators": Quantity("number", ("N",), _denominators),
-        "denominator": Quantity("number", (), lambda e: _denominators(e)[e.figure.row or 0]),
-        "anchor_losses": Quantity("number", ("N",), lambda e: [e.terms.anchor_losses[i] for i in range(e.n)]),
-        "loss": Quantity("number", (), lambda e: e.result.loss),
-        "features": Quantity("layout", ("B", "V", "D"), lambda e: _split(e, e.source.table(str, printed=True))),
-        "eye": Quantity("mask", _SQUARE, lambda e: e.square(lambda i, j: i == j)),
-        "not_eye": Quantity("mask", _SQUARE, lambda e: e.square(lambda i, j: i != j)),
-        "positives_mask": Quantity("mask", _SQUARE, lambda e: e.square(e.is_positive)),
-        "negatives_mask": Quantity("mask", _SQUARE, lambda e: e.square(lambda i, j: i != j)),
-        "target": Quantity("mask", _SQUARE, lambda e: e.square(e.is_positive)),
-        "negative_pairs": Quantity("mask", _SQUARE, lambda e: e.square(lambda i, j: not e.is_positive(i, j))),
-        "one_hot_partners": Quantity("mask", _SQUARE, lambda e: e.square(lambda i, j: (i, j) in e.positive_pairs)),
-        "partners": Quantity("index", ("N",), lambda e: reference.interleaved_partners(e.n).tolist()),
-        "partners_column": Quantity("index", ("N", "1"), lambda e: reference.interleaved_partners(e.n)[:, None]),
-        "positive_pairs_with_diagonal": Quantity(
-            "index", ("M+N", "2"), lambda e: [*e.arguments["positive_pairs"], *([i, i] for i in range(e.n))]
-        ),
-    }
-)
+
+_OFF_DIAGONAL = _square(lambda e, i, j: i != j)
+_POSITIVE = _square(lambda e, i, j: i == j or (i, j) in e.positive_pairs)
+
+QUANTITIES: Mapping[str, Quantity] = {
+    "similarity": Quantity("number", "N N", lambda e: e.cosines),
+    "softmax": Quantity("number", "N N", lambda e: [_softmax(row, i) for i, row in enumerate(e.logits)]),
+    "sigmoid": _square(lambda e, i, j: 1 if i == j else 1 / (1 + (-e.logits[i][j]).exp()), "number"),
+    "exp_similarity": _square(lambda e, i, j: 0 if i == j else e.logits[i][j].exp(), "number"),
+    "similarity_row": Quantity("number", "N", lambda e: e.cosines[e.figure.row]),
+    "normalised": Quantity("number", "rows D", lambda e: e.units[slice(*(e.figure.rows or (e.n,)))]),
+    "normalised_features": Quantity("number", "B V D", lambda e: _split(e, e.units)),
+    "first_to_second": Quantity("number", "N/2", lambda e: [e.cosines[i][i + e.n // 2] for i in range(e.n // 2)]),
+    "second_to_first": Quantity("number", "N/2", lambda e: [e.cosines[i][i - e.n // 2] for i in range(e.n // 2, e.n)]),
+    "positives": Quantity("number", "N", lambda e: [e.cosines[i][p] for i, p in e.positive_pairs]),
+    "exp_positives": Quantity(
+        "number", "N", lambda e: [e.terms.pairs[pair].log_numerator.exp() for pair in e.positive_pairs]
+    ),
+    "denominators": Quantity("number", "N", _denominators),
+    "denominator": Quantity("number", "", lambda e: _denominators(e)[e.figure.row]),
+    "anchor_losses": Quantity("number", "N", lambda e: [e.terms.anchor_losses[i] for i in range(e.n)]),
+    "loss": Quantity("number", "", lambda e: e.result.loss),
+    "features": Quantity("layout", "B V D", lambda e: _split(e, e.source.table(str, printed=True))),
+    "eye": _square(lambda e, i, j: i == j),
+    "not_eye": _OFF_DIAGONAL,
+    "positives_mask": _POSITIVE,
+    "negatives_mask": _OFF_DIAGONAL,
+    "target": _POSITIVE,
+    "negative_pairs": _square(lambda e, i, j: i != j and (i, j) not in e.positive_pairs),
+    "one_hot_partners": _square(lambda e, i, j: (i, j) in e.positive_pairs),
+    "partners": Quantity("index", "N", lambda e: reference.interleaved_partners(e.n).tolist()),
+    "partners_column": Quantity("index", "N 1", lambda e: reference.interleaved_partners(e.n)[:, None]),
+    "positive_pairs_with_diagonal": Quantity(
+        "index", "M+N 2", lambda e: [*e.call.arguments["positive_pairs"], *([i, i] for i in range(e.n))]
+    ),
+}
 """Every quantity by its name in the fixtures."""
