@@ -18,12 +18,9 @@ from .positives import CASE, POSITIVES, Setting, case_setting, matrix_rows, same
 from .variants import (
     DENOMINATORS,
     FLOWS,
-    FORMS,
     GUARDS,
-    NUMERATORS,
     POLICIES,
     SIMILARITIES,
-    TEMPERINGS,
     Evaluation,
     Variant,
     log_sum,
@@ -31,6 +28,7 @@ from .variants import (
     temperings,
     variant_of,
     variations,
+    words_of,
 )
 
 Tensor = torch.Tensor
@@ -215,7 +213,7 @@ def _not_finite(found: _Failure) -> str | None:
     case, setting = found.case, found.right.setting
     odd = "NaN" if bool(found.given.isnan().any()) else "infinity"
     with torch.no_grad():
-        logits = SIMILARITIES[found.right.variant.similarity].of(found.rows, found.rows, setting) / found.temperature
+        logits = SIMILARITIES[found.right.variant.similarity](found.rows, found.rows, setting) / found.temperature
     compared = setting.member & setting.anchors[:, None]
     seen = logits.masked_fill(~compared, -math.inf)
     largest, least = float(seen.max()), float(logits.masked_fill(~compared, math.inf).min())
@@ -429,7 +427,7 @@ def _suspects(found: _Failure) -> Iterator[Suspect]:
         for choice in found.loss.choices.get(option, ()):
             words = f"{option}={choice} is computed, not {option}={value}"
             yield other(words, options=tuple({**chosen, option: choice}.items()))
-    if variant.in_parts and not variant.form.startswith("binary"):
+    if variant.in_parts and not variant.binary:
         for name in ("all", "one_positive", "only_negatives"):
             yield other(denominator=name)
         for name in ("mean", "inside"):
@@ -573,17 +571,17 @@ def _words(found: _Failure, other: Variant) -> str:
     """What differs between a case and a variant, counted at one anchor."""
     right = found.right.variant
     if other.positives != right.positives:
-        return POSITIVES[other.positives].words
+        return words_of(other.positives)
     if other.similarity != right.similarity:
         if other.similarity == "dot":
             return "similarities are raw dot products: rows are not brought to norm 1"
         if other.similarity == "cosine":
             return "rows are brought to norm 1, where raw dot products are required"
-        return f"similarities: {SIMILARITIES[other.similarity].words}"
+        return f"similarities: {words_of(other.similarity)}"
     if other.tempering != right.tempering:
-        return f"{TEMPERINGS[other.tempering].words} ({found.temperature:g})"
+        return f"{words_of(other.tempering)} ({found.temperature:g})"
     if other.numerator != right.numerator:
-        return f"{NUMERATORS[other.numerator]} ({found.temperature:g})"
+        return f"{words_of(other.numerator)} ({found.temperature:g})"
     if other.denominator != right.denominator:
         return _denominator_words(found, right.denominator, other.denominator)
     if other.guard != right.guard:
@@ -592,7 +590,7 @@ def _words(found: _Failure, other: Variant) -> str:
         return "the mean over the positives is taken inside the logarithm, not outside it"
     if other.form == "mean" and right.form == "inside":
         return "the mean over the positives is taken outside the logarithm, not inside it"
-    return f"{FORMS[other.form].words} (anchor {found.anchor} has {len(found.case.positives()[found.anchor])})"
+    return f"{words_of(other.form)} (anchor {found.anchor} has {len(found.case.positives()[found.anchor])})"
 
 
 OTHER_DENOMINATORS: Mapping[tuple[str, str], str] = {

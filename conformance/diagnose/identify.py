@@ -35,7 +35,7 @@ from .search import (
     read_as,
     relative,
 )
-from .variants import COUNTS, POLICIES
+from .variants import POLICIES, words_of
 
 Tensor = torch.Tensor
 
@@ -210,7 +210,7 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     elif match.count == "sum" or (_over_pairs(match) and match.variant.over_pairs):
         found.options["reduction"] = match.count
     elif match.count not in ("mean", "drop") and not _over_pairs(match):
-        found.wrong.append(f"reduction: {COUNTS[match.count].words}")
+        found.wrong.append(f"reduction: {words_of(match.count)}")
     if "no_positive" in match.variant.entry.choices and policy != "zero":
         found.options["no_positive"] = policy
     _report_temperature(found, search, match)
@@ -349,7 +349,7 @@ def _policy(found: Identification, search: Search, match: Match) -> str:
     """The policy for anchors without positives; and remarks on what no policy explains."""
     chosen = "zero"
     edges = search.answered(search.probes.edges)
-    judged = not _over_pairs(match) and not match.variant.form.startswith("binary")
+    judged = not _over_pairs(match) and not match.variant.binary
     alone = _with_some_alone(match, edges) if judged else []
     if alone:
         fitting = [p for p in POLICIES if all(_difference(search, match, probe, p) == "" for probe in alone)]

@@ -547,7 +547,7 @@ class Search:
         factors: dict[float | None, float] = {}
         compared: list[tuple[str, float, float]] = []
         for passed, rows in found.items():
-            number, value, given = np.array([[COUNTS[count].of(s), value, given] for _, s, value, given in rows]).T
+            number, value, given = np.array([[COUNTS[count](s), value, given] for _, s, value, given in rows]).T
             usable = (value != 0) & np.isfinite(value) & (number > 0)
             if not usable.any():
                 return None
