@@ -11,6 +11,9 @@ again, and says how their results break the relation, or nothing. Batches are dr
 
 An implementation refuses what it does not have; ``options={"reduction": "mean", "anchors": None}`` draws nothing else.
 
+*Results* are one table: the loss, the value of every anchor, the gradient of every row, each with its bound. A relation
+brings the tables of related cases to the same rows, and ``_agree`` compares what both have.
+
 *Tolerances.* Every result is within its bound of the truth (``tolerances.bounds``), and of true results the relation
 holds exactly; so two results may miss it by the sum of their bounds, each times the factor with which it enters the
 relation, and by nothing else. Where the relation is a limit, what is left at a finite temperature is derived there.
@@ -25,7 +28,8 @@ import json
 import math
 import random
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -36,11 +40,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pairproof.reference import interleaved_partners, stacked_partners
+from pairproof.reference import stacked_partners
 
 from ..suite.cases import Case
-from ..suite.catalogue import LOSSES, Loss
-from ..suite.records import Bounds, Outcome, Truth
+from ..suite.catalogue import COMMON, LOSSES, Loss
+from ..suite.records import Matrix, Outcome
+from ..truth.baseline import anchor_values
 from ..truth.certify import maximum_is_tied
 from ..truth.evaluate import truth
 from ..truth.tolerances import bounds
@@ -50,13 +55,23 @@ if TYPE_CHECKING:
 
     from ..implementations import Implementation
 
-Matrix = npt.NDArray[np.float64]
+Results = dict[tuple[str, int], tuple[Any, float]]
+"""A subject's results on a case, and how far each may be off.
+
+By what it is and of which row: ("loss", 0), where there is one, a float; ("anchor", i), the value of anchor i, a float;
+("gradient", k), of row k as ``_rows`` counts them, [D].
+"""
 
 HOT = 2.0**30
 """A temperature at which every logit is next to 0."""
 
+ROUNDING = 2.0**-53
+"""Of the float64 in which relations are computed."""
+
 DENOMINATORS = ("all", "one_positive", "only_negatives")
 """Each sums no more than the one before it."""
+
+KINDS = ("any", "labelled", "views", "paired")
 
 
 def _within(loss: Loss) -> bool:
@@ -124,16 +139,14 @@ class Property:
 
     Attributes:
         name: short name.
-        says: the relation in words.
         claimed: whether it holds for a loss of the catalogue.
         kind: of batch, as ``batches`` draws it: "any"; "labelled", its positives given by labels; "views", two views
             of every item stacked; "paired", every label twice.
         fixed: the options at which alone it holds.
-        relate: raises where the relation breaks.
+        relate: raises where the relation breaks; its docstring says the relation in words.
     """
 
     name: str
-    says: str
     claimed: Callable[[Loss], bool]
     kind: str
     fixed: Mapping[str, Any]
@@ -207,6 +220,7 @@ def hunt(
     hypothesis = _hypothesis()
     asked = {subject.name: 0 for subject in subjects}
 
+    # The batches that are drawn depend on this function's text.
     def ask(case: Case) -> None:
         for subject in subjects:
             try:
@@ -226,16 +240,15 @@ def hunt(
         phases=[hypothesis.Phase.generate] + [hypothesis.Phase.shrink] * simplify,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
+    violation = None
     try:
         settings(hypothesis.given(batches(loss, prop.kind, {**options, **prop.fixed}))(ask))()
     except _Broken as broken:
-        return Hunt(str(broken), asked)
+        violation = str(broken)
     except hypothesis.errors.Flaky:
-        names = ", ".join(subject.name for subject in subjects)
-        return Hunt(
-            f"{names}, {loss}: {prop.name}: broken on a batch and not when asked again: not deterministic", asked
-        )
-    return Hunt(None, asked)
+        broken_once = "broken on a batch and not when asked again: not deterministic"
+        violation = f"{', '.join(asked)}, {loss}: {prop.name}: {broken_once}"
+    return Hunt(violation, asked)
 
 
 def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProxyType({})) -> SearchStrategy[Case]:
@@ -253,51 +266,41 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
         ImportError: hypothesis is not installed.
         ValueError: an unknown kind.
     """
-    if kind not in ("any", "labelled", "views", "paired"):
-        raise ValueError(f"kind: expected one of any, labelled, views, paired, got {kind!r}")
+    if kind not in KINDS:
+        raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
     st = _hypothesis().strategies
-    catalogue = LOSSES[loss]
+    entry = LOSSES[loss]
 
     def drawn(draw: Callable[[Any], Any]) -> Case:
-        towers = catalogue.two_towers
-        even = catalogue.positives_by == "partners" or kind in ("views", "paired")
-        n = 2 * draw(st.integers(1, 3)) if even else draw(st.integers(1, 4) if towers else st.integers(2, 6))
-        more = {}
-        if towers:
-            more = {"embeddings_b": n}
-            if draw(st.booleans()):
-                more["negatives"] = draw(st.integers(1, 3))
+        def several(strategy: Any, number: int) -> Any:
+            return st.lists(strategy, min_size=number, max_size=number)
+
+        even = entry.positives_by == "partners" or kind in ("views", "paired")
+        n = 2 * draw(st.integers(1, 3)) if even else draw(st.integers(*((1, 4) if entry.two_towers else (2, 6))))
+        more = {"embeddings_b": n} if entry.two_towers else {}
+        if entry.two_towers and draw(st.booleans()):
+            more["negatives"] = draw(st.integers(1, 3))
         total = n + sum(more.values())
         dim = draw(st.integers(1, 3))
-        keywords = {name: draw(st.sampled_from(values)) for name, values in catalogue.choices.items()}
+        keywords = {name: draw(st.sampled_from(values)) for name, values in entry.choices.items()}
         cosine = fixed.get("similarity", keywords["similarity"]) == "cosine"
         temperatures = (0.5, 0.07, 0.1, 1.0, 2.0) if cosine else (1.0, 0.5, 10.0, 64.0)
         keywords["temperature"] = draw(st.sampled_from(temperatures))
         keywords["base_temperature"] = draw(st.sampled_from((None, 0.07, 0.5)))
-        if "anchors" in catalogue.keywords:
-            keywords["anchors"] = draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n))
-        keywords |= {name: value for name, value in fixed.items() if name in catalogue.keywords}
+        if "anchors" in entry.keywords:
+            keywords["anchors"] = draw(st.none() | several(st.booleans(), n))
+        keywords |= {name: value for name, value in fixed.items() if name in entry.keywords}
 
-        entries = draw(st.lists(st.integers(-15, 15), min_size=total * dim, max_size=total * dim))
-        rows = np.array(entries, dtype=np.float64).reshape(total, dim)
+        rows = np.array(draw(several(st.integers(-15, 15), total * dim)), dtype=np.float64).reshape(total, dim)
         if cosine:
             rows[~rows.any(axis=1), 0] = 1.0
-        sizes = (
-            st.lists(st.integers(-6, 6), min_size=total, max_size=total)
-            if cosine
-            else st.integers(-4, -2).map(lambda k: [k])
-        )
-        rows = np.ldexp(rows, np.array(draw(sizes))[:, None])
-        arguments = {}
-        if catalogue.targets:
-            arguments[catalogue.targets] = _targets(draw, st, catalogue.targets, kind, n)
-        if kind == "any" and "positives" in catalogue.keywords and draw(st.booleans()):
-            line = st.lists(st.booleans(), min_size=n, max_size=n)
-            arguments = {"positives": draw(st.lists(line, min_size=n, max_size=n))}
-        changed = {name: value for name, value in keywords.items() if value != catalogue.keywords[name]}
-        ends = np.cumsum([n, *more.values()])[:-1]
-        others = dict(zip(more, np.split(rows, ends)[1:], strict=True))
-        return Case(f"drawn/{loss}", loss, rows[:n], arguments, changed, others=others)
+        sizes = draw(several(st.integers(-6, 6), total)) if cosine else [draw(st.integers(-4, -2))]
+        first, *others = np.split(np.ldexp(rows, np.array(sizes)[:, None]), np.cumsum([n, *more.values()])[:-1])
+        arguments = {entry.targets: _targets(draw, st, entry.targets, kind, n)} if entry.targets else {}
+        if kind == "any" and "positives" in entry.keywords and draw(st.booleans()):
+            arguments = {"positives": draw(several(several(st.booleans(), n), n))}
+        changed = {name: value for name, value in keywords.items() if value != entry.keywords[name]}
+        return Case(f"drawn/{loss}", loss, first, arguments, changed, others=dict(zip(more, others, strict=True)))
 
     strategy: SearchStrategy[Case] = st.composite(drawn)()
     return strategy
@@ -307,10 +310,9 @@ def _targets(draw: Callable[[Any], Any], st: Any, name: str, kind: str, n: int) 
     """Labels, partners or pairs of a batch of one kind."""
     if kind == "paired":
         labels = draw(st.permutations([k // 2 for k in range(n)]))
-    elif kind == "views":
-        labels = draw(st.lists(st.integers(0, 2), min_size=n // 2, max_size=n // 2)) * 2
     else:
-        labels = draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
+        items = n // 2 if kind == "views" else n
+        labels = draw(st.lists(st.integers(0, 2), min_size=items, max_size=items)) * (n // items)
     if name == "labels":
         return labels
     if name == "partners":
@@ -319,13 +321,10 @@ def _targets(draw: Callable[[Any], Any], st: Any, name: str, kind: str, n: int) 
         rows = draw(st.permutations(range(n)))
         if kind == "paired":
             rows = sorted(range(n), key=lambda i: labels[i])
-        partners = [0] * n
-        for i, j in zip(rows[::2], rows[1::2], strict=True):
-            partners[i], partners[j] = j, i
-        return partners
+        return [rows[rows.index(i) ^ 1] for i in range(n)]
     if kind == "any":
         return draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=2 * n))
-    return [(i, j) for i in range(n) for j in range(n) if i != j and labels[i] == labels[j]]
+    return [(i, j) for i, j in itertools.permutations(range(n), 2) if labels[i] == labels[j]]
 
 
 def _hypothesis() -> Any:
@@ -341,84 +340,97 @@ def _hypothesis() -> Any:
 def _is_of_kind(case: Case, kind: str) -> bool:
     if kind == "labelled":
         return "labels" in case.arguments
-    half = case.n // 2
-    if kind == "views":
-        mask = np.array(case.positive_mask()) | np.eye(case.n, dtype=bool)
-        return case.n % 2 == 0 and np.array_equal(mask, np.roll(mask, half, axis=(0, 1))) and bool(mask[0, half])
     if kind == "paired":
-        return case.entry.positives_by == "partners" or (
-            "labels" in case.arguments and all(case.arguments["labels"].count(x) == 2 for x in case.arguments["labels"])
-        )
+        return case.arguments.keys() <= {"labels", "partners"} and all(len(row) == 1 for row in case.positives())
+    if kind == "views":
+        half, odd = divmod(case.n, 2)
+        mask = np.array(case.positive_mask()) | np.eye(case.n, dtype=bool)
+        return not odd and bool(mask[0, half]) and np.array_equal(mask, np.roll(mask, half, axis=(0, 1)))
     return True
 
 
 def _as_input(case: Case) -> str:
     """The case as a golden file takes it: with an id, flags and a note it is one, once its results are proved."""
-    return json.dumps(
-        {
-            "embeddings": case.embeddings.tolist(),
-            "arguments": {
-                name: np.asarray(value).tolist() for name, value in {**case.arguments, **case.others}.items()
-            },
-            "keywords": dict(case.keywords),
-        }
-    )
+    given = {name: np.asarray(value).tolist() for name, value in {**case.arguments, **case.others}.items()}
+    return json.dumps({"embeddings": case.embeddings.tolist(), "arguments": given, "keywords": dict(case.keywords)})
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A subject's results on a case, and how far each may be off.
-
-    ``gradient`` has the rows of every matrix, one matrix after the other, as ``_rows`` has; ``rows`` bounds them.
-    """
-
-    case: Case
-    values: list[float]
-    anchors: dict[int, float]
-    gradient: Matrix | None
-    bounds: Bounds
-    rows: Matrix
+_truth = lru_cache(maxsize=64)(truth)
 
 
-@lru_cache(maxsize=64)
-def _truth(case: Case) -> Truth:
-    return truth(case)
-
-
-def _ask(subject: Subject, case: Case, **changed: Any) -> _Found:
+def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
     """Evaluate a case, some of its keywords changed."""
     if changed:
         case = _with(case, **changed)
     reason = subject.refuses(case)
+    if reason is None and not case.holds_in(subject.dtype):
+        reason = f"its inputs are no numbers of {subject.dtype}"
     if reason is not None:
         raise Refused(reason)
-    if not case.holds_in(subject.dtype):
-        raise Refused(f"its inputs are no numbers of {subject.dtype}")
     try:
         outcome = subject.evaluate(case)
     except Exception as error:  # a crash of outside code is a result
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         raise _Broken(f"{message} ({case.loss}, {dict(case.keywords)})") from error
     true = _truth(case)
-    many = isinstance(true.loss, list)
     if len(outcome.values) != len(true.values):
         raise _Broken(f"expected {len(true.values)} values for {dict(case.keywords)}, got {len(outcome.values)}")
-    anchors = outcome.anchors or {}
-    if many and not anchors:
-        anchors = dict(zip(case.counted(), outcome.values, strict=True))
-    defined = true.gradient is not None and not maximum_is_tied(case)
-    gradient = None
-    if defined and outcome.gradient is not None:
-        gradient = np.concatenate([outcome.gradient, *(outcome.other_gradients[name] for name in case.others)])
     allowed = bounds(case, true, subject.dtype)
-    return _Found(
-        case=case,
-        values=outcome.values,
-        anchors=anchors,
-        gradient=gradient,
-        bounds=allowed,
-        rows=np.concatenate([allowed.rows, *(allowed.other_rows[name] for name in case.others)]),
-    )
+    found: Results = {}
+    anchors = outcome.anchors or {}
+    if case.option("reduction") == "none":
+        anchors = dict(zip(case.counted(), outcome.values, strict=True))
+    else:
+        found["loss", 0] = outcome.values[0], allowed.values[0]
+    found |= {("anchor", i): (value, allowed.anchors[i]) for i, value in anchors.items()}
+    if outcome.gradient is not None and true.gradient is not None and not maximum_is_tied(case):
+        gradients = {case.first: outcome.gradient, **outcome.other_gradients}
+        limits = {case.first: allowed.rows, **allowed.other_rows}
+        rows = [row for name in case.matrices for row in zip(gradients[name], limits[name], strict=True)]
+        found |= {("gradient", k): row for k, row in enumerate(rows)}
+    return found
+
+
+def _agree(first: Results, second: Results, *kinds: str) -> None:
+    """Compare what both have, of some kinds of results or of all."""
+    for (what, k), (x, tolerance) in first.items():
+        if (what, k) in second and what in (kinds or (what,)):
+            y, more = second[what, k]
+            _near("loss" if what == "loss" else f"{what} {k}", x, y, tolerance + more)
+
+
+def _near(what: str, first: Any, second: Any, tolerance: float) -> None:
+    """Compare two floats, which may both be NaN or infinite, or two vectors by their distance."""
+    if np.ndim(first) == 0 and np.array_equal(first, second, equal_nan=True):
+        return
+    error = math.dist(np.atleast_1d(first), np.atleast_1d(second))
+    if not error <= tolerance:
+        times = f"{error / tolerance if tolerance else math.inf:.3g} times the tolerance {tolerance:.3g}"
+        found = f"{np.asarray(first).tolist()!r} against {np.asarray(second).tolist()!r}"
+        raise _Broken(f"{what}: {found}, apart by {times}")
+
+
+def _sum(first: Results, second: Results) -> Results:
+    """The loss and the gradient of two cases added up, as far as both have them."""
+    common = {key for key in first.keys() & second.keys() if key[0] != "anchor"}
+    return {key: (first[key][0] + second[key][0], first[key][1] + second[key][1]) for key in common}
+
+
+def _reduced(case: Case, each: Results) -> Results:
+    """The results of a case by its anchors' values, and by the gradient of their sum if that is in ``each``."""
+    reduction, counted, positives = case.option("reduction"), case.counted(), case.positives()
+    if reduction == "none":
+        return each
+    sizes = [len(positives[i]) if reduction == "mean_pairs" else 1 for i in counted]
+    divisor = 1 if reduction == "sum" else max(sum(sizes), 1)
+    values, tolerances = np.array([each["anchor", i] for i in counted]).reshape(-1, 2).T
+    rounding = ROUNDING * case.shape[0] * np.abs(values)
+    found = {key: part for key, part in each.items() if key[0] == "anchor"}
+    found["loss", 0] = float(values @ sizes) / divisor, float((tolerances + rounding) @ sizes) / divisor
+    if reduction != "mean_pairs":
+        rows = {key: part for key, part in each.items() if key[0] == "gradient"}
+        found |= {key: (row / divisor, allowed / divisor) for key, (row, allowed) in rows.items()}
+    return found
 
 
 def _rows(case: Case) -> Matrix:
@@ -440,80 +452,97 @@ def _with(case: Case, **changed: Any) -> Case:
     return replace(case, keywords=keywords)
 
 
-def _near(what: str, first: float, second: float, tolerance: float) -> None:
-    both_nan = math.isnan(first) and math.isnan(second)
-    if first == second or both_nan or abs(first - second) <= tolerance:
-        return
-    raise _Broken(f"{what}: {first!r} against {second!r}, apart by {_times(abs(first - second), tolerance)}")
-
-
-def _near_rows(what: str, first: Matrix, second: Matrix, tolerances: Matrix) -> None:
-    for i, (error, tolerance) in enumerate(zip(np.linalg.norm(first - second, axis=1), tolerances, strict=True)):
-        if not error <= tolerance:
-            rows = f"{first[i].tolist()} against {second[i].tolist()}"
-            raise _Broken(f"{what}, row {i}: {rows}, apart by {_times(float(error), float(tolerance))}")
-
-
-def _times(error: float, tolerance: float) -> str:
-    return f"{error / tolerance if tolerance else math.inf:.3g} times the tolerance {tolerance:.3g}"
-
-
-def _agree(
-    first: _Found,
-    second: _Found,
-    *,
-    order: Sequence[int] | None = None,
-    anchors: Sequence[int] | None = None,
-    factor: float = 1.0,
-    pull: Callable[[Matrix], Matrix] = lambda gradient: gradient,
-    stretch: Matrix | float = 1.0,
-) -> None:
-    """Hold ``factor`` times the second results against the first.
-
-    Args:
-        first: results on a case.
-        second: results on its relative, whose row k is the case's row ``order[k]``.
-        order: the case's own order by default; of the rows of every matrix.
-        anchors: the same of the anchors alone; by default ``order``, where one batch is all that goes in.
-        factor: of the second loss.
-        pull: brings the second gradient back to the case's coordinates, and lengthens no row more than ``stretch``.
-        stretch: by row of the second case.
-    """
-    rows = list(range(len(first.rows))) if order is None else list(order)
-    for k, i in enumerate(rows if anchors is None else anchors):
-        if i in first.anchors and k in second.anchors:
-            tolerance = first.bounds.anchors[i] + factor * second.bounds.anchors[k]
-            _near(f"anchor {i}", first.anchors[i], factor * second.anchors[k], tolerance)
-    if len(first.values) == len(second.values) == 1:
-        tolerance = first.bounds.values[0] + factor * second.bounds.values[0]
-        _near("loss", first.values[0], factor * second.values[0], tolerance)
-    if first.gradient is not None and second.gradient is not None:
-        tolerances = first.rows[rows] + factor * stretch * second.rows
-        _near_rows("gradient", first.gradient[rows], factor * pull(second.gradient), tolerances)
-
-
-def _reordered(case: Case, order: Sequence[int]) -> Case:
-    """The case whose row k is this one's row ``order[k]``."""
-    place = {i: k for k, i in enumerate(order)}
-    arguments = dict(case.arguments)
-    if "labels" in arguments:
-        arguments["labels"] = [arguments["labels"][i] for i in order]
-    if "partners" in arguments:
-        arguments["partners"] = [place[int(arguments["partners"][i])] for i in order]
-    if "positives" in arguments:
-        arguments["positives"] = [[arguments["positives"][i][j] for j in order] for i in order]
-    if "positive_pairs" in arguments:
-        arguments["positive_pairs"] = [(place[i], place[j]) for i, j in arguments["positive_pairs"]]
-    chosen = case.option("anchors")
-    reordered = replace(case, embeddings=case.embeddings[list(order)], arguments=arguments)
-    return reordered if chosen is None else _with(reordered, anchors=[chosen[i] for i in order])
-
-
 def _with_mask(case: Case, mask: npt.NDArray[np.bool_]) -> Case:
     """The case with its positives given by a mask, or by pairs where the loss takes those."""
     if case.entry.positives_by == "pairs":
         return replace(case, arguments={"positive_pairs": [(int(i), int(j)) for i, j in np.argwhere(mask)]})
     return replace(case, arguments={"positives": mask.tolist()})
+
+
+def _reordered(case: Case, order: Sequence[int]) -> Case:
+    """The case whose row k is this one's row ``order[k]``, of every matrix."""
+    place = {i: k for k, i in enumerate(order)}
+    take: dict[str, Callable[[Any], Any]] = {
+        "labels": lambda labels: [labels[i] for i in order],
+        "partners": lambda partners: [place[partners[i]] for i in order],
+        "positives": lambda mask: np.array(mask)[np.ix_(order, order)].tolist(),
+        "positive_pairs": lambda pairs: [(place[i], place[j]) for i, j in pairs],
+    }
+    arguments = {name: take[name](value) for name, value in case.arguments.items()}
+    chosen = case.option("anchors")
+    reordered = replace(_with_rows(case, _rows(case)[list(order)]), arguments=arguments)
+    return reordered if chosen is None else _with(reordered, anchors=[chosen[i] for i in order])
+
+
+def _ask_reordered(subject: Subject, case: Case, order: Sequence[int], **changed: Any) -> Results:
+    """The results on ``_reordered``, some keywords changed, by the rows of the case."""
+    reordered = _with(_reordered(case, order), **changed)
+    # The anchors of one direction between two towers are counted from 0, whichever tower they are.
+    anchors = [i % reordered.shape[0] for i in order]
+    place = {"loss": range(1), "anchor": anchors, "gradient": order}
+    return {(what, place[what][k]): part for (what, k), part in _ask(subject, reordered).items()}
+
+
+def _hold_mapped(subject: Subject, case: Case, maps: Sequence[Matrix]) -> None:
+    """Hold the results on mapped rows against the case's own.
+
+    Args:
+        subject: what is asked.
+        case: the case.
+        maps: a multiple of a rotation or of a reflection for each row; of dot products, the same one.
+    """
+    moved = _with_rows(case, np.array([row @ turn for row, turn in zip(_rows(case), maps, strict=True)]))
+    lengths = [math.hypot(*turn[0]) for turn in maps]
+    if case.option("similarity") == "dot":
+        moved = _with(moved, **{name: x * lengths[0] ** 2 for name, x in _temperatures(case).items()})
+    own, found = _ask(subject, case), _ask(subject, moved)
+    for (what, k), (gradient, tolerance) in found.items():
+        if what == "gradient":
+            found[what, k] = maps[k] @ gradient, lengths[k] * tolerance
+    _agree(own, found)
+
+
+def _temperatures(case: Case) -> dict[str, float]:
+    given = {name: case.option(name) for name in ("temperature", "base_temperature")}
+    return {name: float(x) for name, x in given.items() if x is not None}
+
+
+def _of_equal_logits(case: Case, logit: float, slack: float) -> Results:
+    """The loss and the anchors' values where every logit is the same, the diagonal's too, each to within a slack.
+
+    Args:
+        case: for the sets, the options and the reduction.
+        logit: the value of every logit.
+        slack: of an anchor's value, in units of 1 plus its size.
+    """
+    values = anchor_values(case, torch.full(case.shape, logit, dtype=torch.float64)).numpy()
+    if case.entry.form == "binary":  # torch's softplus leaves out what is below e^-20
+        positive, others = (np.array(list(map(len, sets))) for sets in (case.positives(), case.members()))
+        attract, repel = np.logaddexp(0, (-logit, logit))
+        values = positive / (positive + 1) * attract + np.where(others > positive, repel, 0.0)
+    values[list(case.undefined())] = math.nan
+    return _reduced(case, {("anchor", i): (values[i], slack * (1 + abs(values[i]))) for i in case.counted()})
+
+
+def _of_other_losses(
+    subject: Subject, case: Case, arguments: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[Loss, str, Results]]:
+    """The results of other losses on the same batch with each of their denominators, as far as the subject has them.
+
+    Args:
+        subject: what is asked.
+        case: for the batch and the options.
+        arguments: by loss, what gives it the same positives.
+    """
+    keywords = {name: case.option(name) for name in (*COMMON, *case.keywords)}
+    for name, given in arguments.items():
+        loss = LOSSES[name]
+        if keywords["reduction"] not in loss.choices["reduction"]:
+            keywords["reduction"] = "mean"
+        for denominator in loss.choices.get("denominator", (loss.variant.get("denominator", "all"),)):
+            other = _with(replace(case, loss=name, arguments=given, keywords={}), **keywords)
+            with suppress(Refused):
+                yield loss, denominator, _ask(subject, other, denominator=denominator)
 
 
 def _chance(case: Case) -> random.Random:
@@ -525,286 +554,160 @@ _PROPERTIES: list[Property] = []
 
 
 def _property(
-    name: str, says: str, claimed: Callable[[Loss], bool] = lambda loss: True, kind: str = "any", **fixed: Any
+    claimed: Callable[[Loss], bool] = lambda loss: True, kind: str = "any", **fixed: Any
 ) -> Callable[[Callable[[Subject, Case], None]], Callable[[Subject, Case], None]]:
+    """Enter a relation among the properties, by the words of its name."""
+
     def enter(relate: Callable[[Subject, Case], None]) -> Callable[[Subject, Case], None]:
-        _PROPERTIES.append(Property(name, says, claimed, kind, MappingProxyType(fixed), relate))
+        name = relate.__name__.strip("_").replace("_", " ")
+        _PROPERTIES.append(Property(name, claimed, kind, MappingProxyType(fixed), relate))
         return relate
 
     return enter
 
 
-@_property("permutation", "rows in another order: anchors and gradient move along, mean and sum stay")
+@_property()
 def _permutation(subject: Subject, case: Case) -> None:
+    """Rows in another order: anchors and gradient move along, mean and sum stay."""
     chance = _chance(case)
     order = chance.sample(range(case.n), case.n)
-    if not case.entry.two_towers:
-        _agree(_ask(subject, case), _ask(subject, _reordered(case, order)), order=order)
-        return
-    # Pairs stay pairs: both towers are reordered alike, and the negatives for themselves.
-    queue = range(2 * case.n, len(_rows(case)))
-    rows = [*order, *(case.n + i for i in order), *chance.sample(queue, len(queue))]
-    anchors = [side * case.n + i for side in range(case.shape[0] // case.n) for i in order]
-    _agree(_ask(subject, case), _ask(subject, _with_rows(case, _rows(case)[rows])), order=rows, anchors=anchors)
+    if case.entry.two_towers:  # Pairs stay pairs: both towers are reordered alike, and the negatives for themselves.
+        queue = range(2 * case.n, len(_rows(case)))
+        order += [*(case.n + i for i in order), *chance.sample(queue, len(queue))]
+    _agree(_ask(subject, case), _ask_reordered(subject, case, order))
 
 
-@_property("relabelling", "only the equality of labels counts, and their mask says the same", _labelled, "labelled")
+@_property(_labelled, "labelled")
 def _relabelling(subject: Subject, case: Case) -> None:
-    found = _ask(subject, case)
+    """Only the equality of labels counts, and their mask says the same."""
+    found, labels = _ask(subject, case), case.arguments["labels"]
     names = _chance(case).sample((-(2**40), -1, 0, 1, 2, 8, 256, 65536, 2**40), 9)
-    known = sorted(set(case.arguments["labels"]))
-    new = [names[known.index(label) % 9] for label in case.arguments["labels"]]
-    if len(known) <= len(names):
-        _agree(found, _ask(subject, replace(case, arguments={"labels": new})))
+    new = dict(zip(sorted(set(labels)), names, strict=False))
+    if len(set(labels)) <= len(names):
+        _agree(found, _ask(subject, replace(case, arguments={"labels": [new[label] for label in labels]})))
     _agree(found, _ask(subject, _with_mask(case, np.array(case.positive_mask()))))
 
 
-@_property("rotation", "embeddings rotated or reflected: only angles and lengths count, and the gradient turns along")
+@_property()
 def _rotation(subject: Subject, case: Case) -> None:
+    """Embeddings rotated or reflected: only angles and lengths count, and the gradient turns along."""
     chance, dim = _chance(case), case.embeddings.shape[1]
     matrix = np.eye(dim)[chance.sample(range(dim), dim)] * [chance.choice((-1.0, 1.0)) for _ in range(dim)]
-    length = 1.0
-    exact = all(Fraction(x) * 25 == Fraction(x * 25) for x in _temperatures(case))
+    exact = all(Fraction(x) * 25 == Fraction(x * 25) for x in _temperatures(case).values())
     if dim > 1 and (case.option("similarity") == "cosine" or exact):
         # The triangle 3, 4, 5: a rotation by integers, which makes every row five times as long.
-        length, turn = 5.0, 5 * np.eye(dim)
+        turn = 5 * np.eye(dim)
         turn[:2, :2] = [[3, -4], [4, 3]]
         matrix = matrix @ turn
-    turned = _with_rows(case, _rows(case) @ matrix)
-    if case.option("similarity") == "dot":
-        turned = _hotter(turned, length**2)
-    _agree(
-        _ask(subject, case),
-        _ask(subject, turned),
-        pull=lambda gradient: np.asarray(gradient @ matrix.T),
-        stretch=length,
-    )
+    _hold_mapped(subject, case, [matrix] * len(_rows(case)))
 
 
-@_property("scale", "cosine: no row's length counts; dot: double rows at the fourfold temperature cost the same")
+@_property()
 def _scale(subject: Subject, case: Case) -> None:
-    cosine = case.option("similarity") == "cosine"
-    chance, rows = _chance(case), _rows(case)
-    factors = np.array([chance.choice((0.25, 0.5, 2.0, 3.0, 5.0)) for _ in rows] if cosine else [2.0])
-    scaled = _with_rows(case, rows * factors[:, None])
-    _agree(
-        _ask(subject, case),
-        _ask(subject, scaled if cosine else _hotter(scaled, 4)),
-        pull=lambda gradient: gradient * factors[:, None],
-        stretch=factors,
-    )
+    """Cosine: no row's length counts; dot: double rows at the fourfold temperature cost the same."""
+    chance, cosine = _chance(case), case.option("similarity") == "cosine"
+    factors = [chance.choice((0.25, 0.5, 2.0, 3.0, 5.0)) if cosine else 2.0 for _ in _rows(case)]
+    _hold_mapped(subject, case, [factor * np.eye(case.embeddings.shape[1]) for factor in factors])
 
 
-def _temperatures(case: Case) -> list[float]:
-    given = (case.option("temperature"), case.option("base_temperature"))
-    return [float(x) for x in given if x is not None]
-
-
-def _hotter(case: Case, factor: float) -> Case:
-    """Temperature and base temperature times a factor."""
-    base = case.option("base_temperature")
-    return _with(
-        case,
-        temperature=float(case.option("temperature")) * factor,
-        base_temperature=None if base is None else float(base) * factor,
-    )
-
-
-@_property("view order", "two views interleaved give what they give stacked", _within, "views")
+@_property(_within, "views")
 def _view_order(subject: Subject, case: Case) -> None:
+    """Two views interleaved give what they give stacked."""
     half = case.n // 2
     order = [row for item in range(half) for row in (item, half + item)]
-    interleaved = _reordered(case, order)
-    if "partners" in case.arguments:
-        interleaved = replace(interleaved, arguments={"partners": interleaved_partners(case.n).tolist()})
-    _agree(_ask(subject, case), _ask(subject, interleaved), order=order)
+    _agree(_ask(subject, case), _ask_reordered(subject, case, order))
 
 
-@_property(
-    "directions",
-    "two views swapped give the same loss, and what each view costs as anchors adds up to the whole",
-    _chooses_anchors,
-    "views",
-    anchors=None,
-)
+@_property(_chooses_anchors, "views", anchors=None)
 def _directions(subject: Subject, case: Case) -> None:
+    """Two views swapped give the same loss, and what each view costs as anchors adds up to the whole."""
     half = case.n // 2
     order = [*range(half, case.n), *range(half)]
-    swapped = replace(case, embeddings=case.embeddings[order])
-    _agree(_ask(subject, case), _ask(subject, swapped), order=order)
-    one_way = [k < half for k in range(case.n)]
-    whole = _ask(subject, case, reduction="sum")
-    there = _ask(subject, case, reduction="sum", anchors=one_way)
-    back = _ask(subject, swapped, reduction="sum", anchors=one_way)
-    _adds_up(whole, (there, back), (list(range(case.n)), order))
+    _agree(_ask(subject, case), _ask_reordered(subject, case, order))
+    one_way = {"reduction": "sum", "anchors": [k < half for k in range(case.n)]}
+    there, back = _ask(subject, case, **one_way), _ask_reordered(subject, case, order, **one_way)
+    _agree(_ask(subject, case, reduction="sum"), _sum(there, back))
 
 
-@_property(
-    "towers",
-    "towers changed about give the same with the direction turned round, and both directions add up to the whole",
-    lambda loss: loss.two_towers,
-)
+@_property(lambda loss: loss.two_towers)
 def _towers(subject: Subject, case: Case) -> None:
-    n, queue = case.n, range(2 * case.n, len(_rows(case)))
-    order = [*range(n, 2 * n), *range(n), *queue]
+    """Towers changed about give the same with the direction turned round, and both directions add up to the whole."""
+    n = case.n
+    order = [*range(n, 2 * n), *range(n), *range(2 * n, len(_rows(case)))]
     turned = {"both": "both", "a_to_b": "b_to_a", "b_to_a": "a_to_b"}
-    swapped = _with(_with_rows(case, _rows(case)[order]), direction=turned[case.option("direction")])
-    anchors = order[: 2 * n] if case.option("direction") == "both" else range(n)
-    _agree(_ask(subject, case), _ask(subject, swapped), order=order, anchors=anchors)
-    whole, *parts = (_ask(subject, case, reduction="sum", direction=direction) for direction in turned)
-    _adds_up(whole, parts, [range(len(order))] * 2)
+    swapped = _ask_reordered(subject, case, order, direction=turned[case.option("direction")])
+    _agree(_ask(subject, case), swapped)
+    whole, there, back = (_ask(subject, case, reduction="sum", direction=direction) for direction in turned)
+    _agree(whole, _sum(there, back))
 
 
-def _adds_up(whole: _Found, parts: Sequence[_Found], orders: Sequence[Sequence[int]]) -> None:
-    """Hold the sum of some sums against the whole; row k of a part is the whole's row ``order[k]``."""
-    tolerance = whole.bounds.values[0] + sum(part.bounds.values[0] for part in parts)
-    _near("sum", whole.values[0], sum(part.values[0] for part in parts), tolerance)
-    gradient, tolerances = np.zeros_like(_rows(whole.case)), whole.rows.copy()
-    for part, order in zip(parts, orders, strict=True):
-        if part.gradient is None or whole.gradient is None:
-            return
-        gradient[list(order)] += part.gradient
-        tolerances[list(order)] += part.rows
-    assert whole.gradient is not None
-    _near_rows("gradient of the sum", whole.gradient, gradient, tolerances)
-
-
-@_property(
-    "subset of anchors",
-    "an anchor costs the same whoever else is one, and sums over parts add up",
-    _chooses_anchors,
-    anchors=None,
-)
-def _subset(subject: Subject, case: Case) -> None:
+@_property(_chooses_anchors, anchors=None)
+def _subset_of_anchors(subject: Subject, case: Case) -> None:
+    """An anchor costs the same whoever else is one, and sums over parts add up."""
     chance = _chance(case)
     chosen = [chance.random() < 0.5 for _ in range(case.n)]
     chosen[0] = not all(chosen)
     whole = _ask(subject, case, reduction="sum")
     parts = [_ask(subject, case, reduction="sum", anchors=[x == side for x in chosen]) for side in (True, False)]
     for part in parts:
-        for i in part.case.counted():
-            if i in whole.anchors and i in part.anchors:
-                tolerance = whole.bounds.anchors[i] + part.bounds.anchors[i]
-                _near(f"anchor {i}", whole.anchors[i], part.anchors[i], tolerance)
-    _adds_up(whole, parts, [range(case.n)] * 2)
+        _agree(whole, part, "anchor")
+    _agree(whole, _sum(*parts))
 
 
-@_property("orthogonal gradient", "under cosine each row's gradient is orthogonal to the row", similarity="cosine")
-def _orthogonal(subject: Subject, case: Case) -> None:
-    found = _ask(subject, case)
-    if found.gradient is None:
-        return
-    for i, (gradient, row) in enumerate(zip(found.gradient, _rows(case), strict=True)):
-        along = float(gradient @ row) / math.hypot(*row)
-        _near(f"gradient of row {i} along the row", 0.0, along, float(found.rows[i]))
+@_property(similarity="cosine")
+def _orthogonal_gradient(subject: Subject, case: Case) -> None:
+    """Under cosine each row's gradient is orthogonal to the row."""
+    for (what, k), (gradient, tolerance) in _ask(subject, case).items():
+        if what == "gradient":
+            row = _rows(case)[k]
+            _near(f"gradient of row {k} along the row", 0.0, float(gradient @ row) / math.hypot(*row), tolerance)
 
 
-@_property("no torque", "all rows turned together change nothing, so rows transposed times gradient is symmetric")
-def _torque(subject: Subject, case: Case) -> None:
-    found = _ask(subject, case)
-    if found.gradient is None:
-        return
-    products = _rows(case).T @ found.gradient
-    lengths = np.array([math.hypot(*row) for row in _rows(case)])
-    tolerance = 2 * float(lengths @ found.rows)
-    for i, k in zip(*np.triu_indices(len(products), 1), strict=True):
-        _near(f"coordinates {i} and {k}", float(products[i, k]), float(products[k, i]), tolerance)
+@_property()
+def _no_torque(subject: Subject, case: Case) -> None:
+    """All rows turned together change nothing, so rows transposed times gradient is symmetric."""
+    rows = _rows(case)
+    products, tolerance = np.zeros((rows.shape[1],) * 2), 0.0
+    for (what, k), (gradient, allowed) in _ask(subject, case).items():
+        if what == "gradient":
+            products += np.outer(rows[k], gradient)
+            tolerance += 2 * math.hypot(*rows[k]) * allowed
+    for i, j in itertools.combinations(range(len(products)), 2):
+        _near(f"coordinates {i} and {j}", products[i, j], products[j, i], tolerance)
 
 
-@_property("identical rows", "equal logits have a known loss: ln(N - 1) where the denominator is all others")
-def _identical(subject: Subject, case: Case) -> None:
-    row = case.embeddings[0]
+@_property()
+def _identical_rows(subject: Subject, case: Case) -> None:
+    """Equal logits have a known loss: ln(N - 1) where the denominator is all others."""
+    row, cosine = case.embeddings[0], case.option("similarity") == "cosine"
     same = _with(_with_rows(case, np.tile(row, (len(_rows(case)), 1))), base_temperature=None)
-    logit = (1.0 if case.option("similarity") == "cosine" else float(row @ row)) / float(case.option("temperature"))
-    found = _ask(subject, same)
-    # The closed form is itself rounded, by a few units of what it adds up.
-    _matches(found, logit, 4 * 2.0**-53 * (1 + logit))
-    if found.gradient is not None and case.option("similarity") == "cosine":
-        _near_rows("gradient", np.zeros_like(found.gradient), found.gradient, found.rows)
+    logit = (1.0 if cosine else float(row @ row)) / case.temperature
+    # What it is held to is itself rounded, by a few units of what it adds up.
+    expected = _of_equal_logits(same, logit, 4 * ROUNDING * (1 + logit))
+    if cosine:
+        expected |= {("gradient", k): (np.zeros_like(row), 0.0) for k in range(len(_rows(case)))}
+    _agree(expected, _ask(subject, same))
 
 
-@_property("hot", "as the temperature grows every logit goes to 0: the loss goes to that of equal logits")
+@_property()
 def _hot(subject: Subject, case: Case) -> None:
-    found = _ask(subject, case, temperature=HOT, base_temperature=None)
-    lengths = np.ones(1) if case.option("similarity") == "cosine" else np.linalg.norm(_rows(case), axis=1)
+    """As the temperature grows every logit goes to 0: the loss goes to that of equal logits."""
+    hot = _with(case, temperature=HOT, base_temperature=None)
+    longest = 1.0 if case.option("similarity") == "cosine" else float(np.linalg.norm(_rows(case), axis=1).max())
     # Logits of at most S in size move each ratio of exponentials by a factor within e^(2S), each softplus by S.
-    _matches(found, 0.0, 2 * float(lengths.max()) ** 2 / HOT + 4 * 2.0**-53)
+    _agree(_of_equal_logits(hot, 0.0, 2 * longest**2 / HOT + 4 * ROUNDING), _ask(subject, hot))
 
 
-def _matches(found: _Found, logit: float, slack: float) -> None:
-    """Hold results against the closed form of a batch whose logits are all equal, to within bound and slack."""
-    case = found.case
-    anchors = {i: _of_equal_logits(case, i, logit) for i in case.anchors()}
-    for i, value in found.anchors.items():
-        _near(f"anchor {i}", anchors[i], value, found.bounds.anchors[i] + slack * (1 + abs(anchors[i])))
-    reduction = case.option("reduction")
-    if reduction == "none":
-        return
-    counted = case.counted()
-    weights = [1] * len(counted)
-    if reduction == "mean_pairs":
-        positives = case.positives()
-        weights = [len(positives[i]) or int(case.option("no_positive") == "nan") for i in counted]
-    total, size = 0.0, 0.0
-    for weight, i in zip(weights, counted, strict=True):
-        total, size = total + weight * anchors[i], size + weight * (1 + abs(anchors[i]))
-    divisor = 1 if reduction == "sum" else max(sum(weights), 1)
-    _near("loss", total / divisor, found.values[0], found.bounds.values[0] + case.shape[0] * slack * size / divisor)
-
-
-def _of_equal_logits(case: Case, i: int, logit: float) -> float:
-    """An anchor's loss where every logit is the same; the diagonal's too."""
-    if i in case.undefined():
-        return math.nan
-    positive = len(case.positives()[i])
-    others = len(case.members()[i])
-    negative = others - positive
-    entry = case.entry
-    if entry.form == "binary":
-        cost = positive / (positive + 1) * math.log1p(math.exp(-logit))
-        return cost + (logit + math.log1p(math.exp(-logit)) if negative else 0.0)
-    if not positive:
-        return 0.0
-    if not entry.form:
-        row = np.arange(others)[None]
-        return float(
-            entry.baseline(
-                torch.full(row.shape, logit, dtype=torch.float64),
-                torch.as_tensor(row >= 0),
-                torch.as_tensor(row < positive),
-                **case.formula_options(),
-            )
-        )
-    if entry.epsilon:
-        return positive * math.log(others) / (positive + entry.epsilon)
-    denominator = case.option("denominator") or entry.variant.get("denominator", "all")
-    if denominator == "only_negatives" and not negative:
-        return 0.0
-    return math.log({"all": others, "one_positive": negative + 1, "only_negatives": negative}[denominator])
-
-
-@_property(
-    "one positive each",
-    "with one positive per anchor and one class mate, supcon, supcon_in, nt_xent and the pairwise reading are one loss",
-    _coincides,
-    "paired",
-    denominator="all",
-)
-def _coincidence(subject: Subject, case: Case) -> None:
+@_property(_coincides, "paired", denominator="all")
+def _one_positive_each(subject: Subject, case: Case) -> None:
+    """With one positive per anchor and one class mate, supcon, supcon_in, nt_xent and the pairwise reading are one."""
     mates = [row[0] for row in case.positives()]
     labels = [min(i, mate) for i, mate in enumerate(mates)]
+    given = {"labels": labels, "partners": mates, "positive_pairs": list(enumerate(mates))}
+    arguments = {loss.name: {loss.targets: given[loss.targets]} for loss in filter(_coincides, LOSSES.values())}
     found, answered = _ask(subject, case), 0
-    for loss in filter(_coincides, LOSSES.values()):
-        given = {"labels": labels, "partners": mates, "positive_pairs": list(enumerate(mates))}
-        keywords = {name: value for name, value in case.keywords.items() if name in loss.keywords}
-        same = replace(case, loss=loss.name, arguments={loss.targets: given[loss.targets]}, keywords=keywords)
-        if case.option("reduction") not in loss.choices["reduction"]:
-            same = _with(same, reduction="mean")
-        for denominator in ("all", "one_positive") if "denominator" in loss.keywords else ("all",):
-            try:
-                other = _ask(subject, same, denominator=denominator)
-            except Refused:
-                continue
+    for loss, denominator, other in _of_other_losses(subject, case, arguments):
+        if denominator != "only_negatives":
             answered += (loss.name, denominator) != (case.loss, "all")
             _agree(found, other)
     if not answered:
@@ -812,30 +715,18 @@ def _coincidence(subject: Subject, case: Case) -> None:
 
 
 @_property(
-    "order",
-    "pairwise <= supcon, supcon_in <= supcon, and only_negatives <= one_positive <= all, anchor by anchor",
     lambda loss: _labelled(loss) and loss.form == "mean" and "denominator" in loss.keywords,
     denominator="all",
     reduction="none",
     no_positive="zero",
 )
 def _order(subject: Subject, case: Case) -> None:
-    plain = {name: case.option(name) for name in ("anchors", "temperature", "base_temperature", "similarity")}
-    found: dict[tuple[str, str, int], _Found] = {}
-    for loss in filter(_coincides, LOSSES.values()):
-        own = (loss.variant.get("denominator", "all"),)
-        for denominator in loss.choices.get("denominator", own) if _labelled(loss) else ():
-            keywords = {**plain, "reduction": "none", "denominator": denominator}
-            keywords = {name: value for name, value in keywords.items() if name in loss.keywords}
-            try:
-                other = _ask(subject, replace(case, loss=loss.name, keywords=keywords))
-            except Refused:
-                continue
-            found[loss.name, loss.form, DENOMINATORS.index(denominator)] = other
+    """Pairwise <= supcon, supcon_in <= supcon, and only_negatives <= one_positive <= all, anchor by anchor."""
+    arguments = {name: case.arguments for name, loss in LOSSES.items() if _coincides(loss) and _labelled(loss)}
     chains = [
         (less, more)
-        for less, more in itertools.permutations(found, 2)
-        if (less[1] == more[1] and less[2] == more[2] + 1) or (less[1:] == ("inside", more[2]) and more[1] == "mean")
+        for less, more in itertools.permutations(_of_other_losses(subject, case, arguments), 2)
+        if less[0].form in ("inside", more[0].form) and DENOMINATORS.index(less[1]) >= DENOMINATORS.index(more[1])
     ]
     if not chains:
         raise Refused("takes one of the ordered losses alone")
@@ -843,125 +734,72 @@ def _order(subject: Subject, case: Case) -> None:
     with_negatives = [i for i in case.anchors() if len(case.positives()[i]) < case.n - 1]
     for less, more in chains:
         for i in with_negatives:
-            low, high = found[less], found[more]
-            if i in low.anchors and i in high.anchors:
-                tolerance = low.bounds.anchors[i] + high.bounds.anchors[i]
-                if not low.anchors[i] <= high.anchors[i] + tolerance:
-                    names = " <= ".join(f"{name} {DENOMINATORS[k]}" for name, _, k in (less, more))
-                    raise _Broken(f"anchor {i}: expected {names}, got {low.anchors[i]!r} and {high.anchors[i]!r}")
+            (low, below), (high, above) = (results["anchor", i] for _, _, results in (less, more))
+            if not low <= high + below + above:
+                names = " <= ".join(f"{loss.name} {denominator}" for loss, denominator, _ in (less, more))
+                raise _Broken(f"anchor {i}: expected {names}, got {low!r} and {high!r}")
 
 
-@_property(
-    "duplicates", "two equal rows that are each other's positives and share all others cost and learn the same", _within
-)
+@_property(_within)
 def _duplicates(subject: Subject, case: Case) -> None:
+    """Two equal rows that are each other's positives and share all others cost and learn the same."""
     first, second = _chance(case).sample(range(case.n), 2)
-    mask = np.array(case.positive_mask())
     arguments = dict(case.arguments)
     if "partners" in arguments:
-        second = int(arguments["partners"][first])
-    elif "labels" in arguments:
-        arguments["labels"] = list(arguments["labels"])
-        arguments["labels"][second] = arguments["labels"][first]
-    else:
-        mask[second] = mask[first]
-        mask[:, second] = mask[:, first]
-        mask[first, second] = mask[second, first] = True
+        second = arguments["partners"][first]
+    order = [first if k == second else k for k in range(case.n)]
+    if "labels" in arguments:
+        arguments["labels"] = [arguments["labels"][k] for k in order]
+    elif "partners" not in arguments:
+        mask = np.array(case.positive_mask())[np.ix_(order, order)]
+        mask[[first, second], [second, first]] = True
         arguments = dict(_with_mask(case, mask).arguments)
-    embeddings = case.embeddings.copy()
-    embeddings[second] = embeddings[first]
-    doubled = replace(case, embeddings=embeddings, arguments=arguments)
-    chosen = case.option("anchors")
-    if chosen is not None:
-        doubled = _with(doubled, anchors=[chosen[first] if k == second else x for k, x in enumerate(chosen)])
-    found = _ask(subject, doubled)
-    pair = [first, second]
-    if first in found.anchors:
-        tolerance = sum(found.bounds.anchors[i] for i in pair)
-        _near(f"anchors {first} and {second}", found.anchors[first], found.anchors[second], tolerance)
-    if found.gradient is not None:
-        what = f"gradients of rows {first} and {second}"
-        rows = found.gradient[pair]
-        _near_rows(what, rows[:1], rows[1:], np.array([sum(found.rows[pair])]))
+    doubled = replace(_reordered(replace(case, arguments={}), order), arguments=arguments)
+    found, twin = _ask(subject, doubled), {first: second, second: first}
+    _agree(found, {(what, twin[k]): part for (what, k), part in found.items() if k in twin}, "anchor", "gradient")
 
 
-@_property(
-    "never its own positive",
-    "the diagonal of a mask, a pair of a row with itself, and a pair named twice mean nothing",
-    lambda loss: _labelled(loss) or loss.positives_by == "pairs",
-)
-def _diagonal(subject: Subject, case: Case) -> None:
-    chance, mask = _chance(case), np.array(case.positive_mask())
-    spelled = []
-    for truthful in (False, True):
-        np.fill_diagonal(mask, truthful)
-        spelled.append(_with_mask(case, mask.copy()))
+@_property(lambda loss: _labelled(loss) or loss.positives_by == "pairs")
+def _never_its_own_positive(subject: Subject, case: Case) -> None:
+    """The diagonal of a mask, a pair of a row with itself, and a pair named twice mean nothing."""
+    mask, diagonal = np.array(case.positive_mask()), np.eye(case.n, dtype=bool)
+    without, full = _with_mask(case, mask & ~diagonal), _with_mask(case, mask | diagonal)
     if case.entry.positives_by == "pairs":
-        pairs = [*spelled[1].arguments["positive_pairs"]] * 2
-        spelled[1] = replace(case, arguments={"positive_pairs": chance.sample(pairs, len(pairs))})
-    _agree(_ask(subject, spelled[0]), _ask(subject, spelled[1]))
+        pairs = full.arguments["positive_pairs"] * 2
+        full = replace(case, arguments={"positive_pairs": _chance(case).sample(pairs, len(pairs))})
+    _agree(_ask(subject, without), _ask(subject, full))
 
 
-@_property("reductions", "the sum is that of the anchors' values, the mean the sum over their number, gradients too")
+@_property()
 def _reductions(subject: Subject, case: Case) -> None:
+    """The sum is that of the anchors' values, the mean the sum over their number, gradients too."""
     each = _ask(subject, case, reduction="none")
-    total = _ask(subject, case, reduction="sum")
-    mean = _ask(subject, case, reduction="mean")
-    sizes = 2.0**-53 * case.shape[0] * sum(abs(v) for v in each.values)
-    _near("sum", sum(each.values), total.values[0], sum(each.bounds.values) + total.bounds.values[0] + sizes)
-    number = max(len(case.counted()), 1)
-    _near("mean", total.values[0] / number, mean.values[0], total.bounds.values[0] / number + mean.bounds.values[0])
-    if each.gradient is not None and total.gradient is not None and mean.gradient is not None:
-        _near_rows("gradient of the sum", each.gradient, total.gradient, each.rows + total.rows)
-        tolerances = total.rows / number + mean.rows
-        _near_rows("gradient of the mean", total.gradient / number, mean.gradient, tolerances)
-    if "mean_pairs" in case.entry.choices["reduction"]:
-        counted, positives = case.counted(), case.positives()
-        pairs = [len(positives[i]) for i in counted]
-        over_pairs = _ask(subject, case, reduction="mean_pairs")
-        weighted = sum(max(k, 1) * v for k, v in zip(pairs, each.values, strict=True)) / max(sum(pairs), 1)
-        allowed = sum(k * b for k, b in zip(pairs, each.bounds.values, strict=True)) / max(sum(pairs), 1)
-        _near("mean over pairs", weighted, over_pairs.values[0], allowed + over_pairs.bounds.values[0] + sizes)
+    for reduction in case.entry.choices["reduction"]:
+        reduced = _with(case, reduction=reduction)
+        _agree(_reduced(reduced, each), _ask(subject, reduced))
 
 
-@_property("base temperature", "with a base temperature the loss is multiplied by temperature / base temperature")
+@_property()
 def _base_temperature(subject: Subject, case: Case) -> None:
-    temperature = float(case.option("temperature"))
-    base = case.option("base_temperature") or 2 * temperature
-    based = _ask(subject, case, base_temperature=base)
-    _agree(based, _ask(subject, case, base_temperature=None), factor=temperature / base)
+    """With a base temperature the loss is multiplied by temperature / base temperature."""
+    base = case.option("base_temperature") or 2 * case.temperature
+    factor, plain = case.temperature / base, _ask(subject, case, base_temperature=None)
+    multiplied = {key: (factor * value, factor * tolerance) for key, (value, tolerance) in plain.items()}
+    _agree(_ask(subject, case, base_temperature=base), multiplied)
 
 
-@_property(
-    "policies",
-    "a policy decides what anchors without positives or without negatives add, and touches no other",
-    _within,
-)
+@_property(_within)
 def _policies(subject: Subject, case: Case) -> None:
-    positives = case.positives()
-    anchors = case.anchors()
-    known = case.entry.choices
-    zero = _ask(subject, case, no_positive="zero", no_negative="zero", reduction="none")
-    lonely = [i for i in anchors if not positives[i]]
+    """A policy decides what anchors without positives or without negatives add, and touches no other."""
+    plain = _with(case, no_positive="zero", no_negative="zero", reduction="none")
+    zero, known = _ask(subject, plain), case.entry.choices
     if "no_positive" in known:
-        for i in lonely:
-            _near(f"anchor {i}, without positive", 0.0, zero.anchors[i], zero.bounds.anchors[i])
-        _same_but(zero, _ask(subject, case, no_positive="nan", no_negative="zero", reduction="none"), lonely)
-        dropped = _ask(subject, case, no_positive="drop", no_negative="zero", reduction="none")
-        for i, value in zip((i for i in anchors if i not in lonely), dropped.values, strict=True):
-            tolerance = zero.bounds.anchors[i] + dropped.bounds.anchors[i]
-            _near(f"anchor {i}, the lonely dropped", zero.anchors[i], value, tolerance)
-    if "no_negative" in known:
-        policies = {"no_positive": "zero", "no_negative": "nan"}
-        undefined = sorted(_with(case, **policies).undefined())
-        _same_but(zero, _ask(subject, case, reduction="none", **policies), undefined)
-
-
-def _same_but(plain: _Found, found: _Found, undefined: Sequence[int]) -> None:
-    """The same values, but NaN for the anchors that the policy is about."""
-    for i, value in plain.anchors.items():
-        tolerance = 0.0 if i in undefined else plain.bounds.anchors[i] + found.bounds.anchors[i]
-        _near(f"anchor {i}", math.nan if i in undefined else value, found.anchors[i], tolerance)
+        lonely = [i for i in case.anchors() if not case.positives()[i]]
+        _agree(zero, {("anchor", i): (0.0, 0.0) for i in lonely})
+    for name, policy in (("no_positive", "nan"), ("no_positive", "drop"), ("no_negative", "nan")):
+        if name in known:
+            other = _with(plain, **{name: policy})
+            _agree({**zero, **{("anchor", i): (math.nan, 0.0) for i in other.undefined()}}, _ask(subject, other))
 
 
 PROPERTIES: tuple[Property, ...] = tuple(_PROPERTIES)

@@ -122,14 +122,12 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
         _judge_documents(report, progress)
     stored = load_cases(report.fixtures)
     cases = [case for case in stored if selection.takes_loss(case.loss) and selection.takes_case(case.id)]
-    if not cases and not report.checks:
-        if not selection.cases and not any(case.loss in selection.losses for case in stored):
-            raise UsageError(f"{', '.join(selection.losses)}: no case yet; see: pairproof fixtures add --help")
-        raise UsageError(f"no case matches {', '.join(selection.cases or selection.losses)}; see: pairproof list")
     names = {case.id for case in cases} | {check.case for check in report.checks}
-    for pattern in selection.cases:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise UsageError(f"no case matches {pattern}; see: pairproof list")
+    missing = [pattern for pattern in selection.cases if not any(fnmatchcase(name, pattern) for name in names)]
+    if missing:
+        raise UsageError(f"no case matches {', '.join(missing)}; see: pairproof list")
+    if not names:
+        raise UsageError(f"{', '.join(selection.losses)}: no case yet; see: pairproof fixtures add --help")
     report.cases_in_all = len(stored)
     if selection.covering:
         cases = covering({case: stored[case] for case in cases})
@@ -221,12 +219,11 @@ def judge_case(
     checks = []
     for implementation in implementations:
         check = replace(blank, implementation=implementation.name)
-        refusal = implementation.refuses(case)
-        if refusal:
+        if refusal := implementation.refuses(case):
             checks.append(replace(check, message=refusal))
-            continue
-        dtypes = filter(selection.takes_dtype, implementation.dtypes)
-        checks += [judge_one(implementation, replace(check, dtype=dtype)) for dtype in dtypes]
+        else:
+            dtypes = filter(selection.takes_dtype, implementation.dtypes)
+            checks += [judge_one(implementation, replace(check, dtype=dtype)) for dtype in dtypes]
     return checks
 
 
@@ -321,34 +318,35 @@ def _present(selection: Selection, report: Report) -> Iterator[Implementation]:
 def _judge_documents(report: Report, progress: Progress | None) -> None:
     """Recompute the printed figures of the documents, and judge the claims that they make in words."""
     selection = report.selection
+
+    def add(kind: str, name: str, status: Status, message: str, loss: str = "", value: float | None = None) -> None:
+        repeat = Selection(cases=(name,)).command()
+        report.checks.append(Check(kind, "reference", loss, name, "", status, message, value=value, repeat=repeat))
+
     for fixture in tracked("documents", report.fixtures, len(report.fixtures), progress):
         for figure in fixture.figures:
             name = f"{fixture.document.id}/{figure.id}"
             loss = fixture.calls[figure.call].loss if figure.call else ""
             if not (selection.takes_case(name) and selection.takes_loss(loss)):
                 continue
-            check = Check(
-                "figure", "reference", loss, name, "", Status.PASSED, repeat=Selection(cases=(name,)).command()
-            )
             try:
                 (judged,) = judge(fixture, [figure.id])
             except Exception as error:  # what breaks one figure must not hide the others
-                message = f"{type(error).__name__}: {error}"
-                report.checks.append(replace(check, status=Status.ERRORED, message=message))
+                add("figure", name, Status.ERRORED, f"{type(error).__name__}: {error}", loss)
                 continue
             report.judgements.append(judged)
             status, message = (Status.PASSED, judged.finding) if judged.passed else (Status.FAILED, judged.message)
-            report.checks.append(replace(check, status=status, message=message, value=judged.value))
+            add("figure", name, status, message, loss, judged.value)
         for claim in () if selection.losses else judge_claims(fixture):
-            if not selection.takes_case(claim.case):
-                continue
-            report.claims.append(claim)
-            status, message = Status.PASSED, claim.evidence
-            if not claim.passed:
-                recorded = f"recorded as {claim.claim.verdict!r}, found {claim.verdict!r}"
-                status, message = Status.FAILED, f"{recorded}: {claim.evidence}"
-            repeat = Selection(cases=(claim.case,)).command()
-            report.checks.append(Check("claim", "reference", "", claim.case, "", status, message, repeat=repeat))
+            if selection.takes_case(claim.case):
+                report.claims.append(claim)
+                status, found = Status.PASSED, claim.evidence
+                if not claim.passed:
+                    status, found = (
+                        Status.FAILED,
+                        f"recorded as {claim.claim.verdict!r}, found {claim.verdict!r}: {found}",
+                    )
+                add("claim", claim.case, status, found)
     if selection.whole:
         known = {claim.case for claim in report.claims}
         report.problems += [
@@ -367,13 +365,11 @@ def _count_problems(report: Report, implementations: Sequence[Implementation], c
     data = json.loads(path.read_text(encoding="utf-8"))
     if data.get("format") != EXPECTED_FORMAT:
         return [f"{EXPECTED}: $.format: expected {EXPECTED_FORMAT!r}, got {data.get('format')!r}"]
-    present = {i.name for i in implementations if i.anywhere}
+    present = {one.name for one in implementations if one.anywhere}
     documents = "reference" in present
-    wanted = {
-        key: counts
-        for key, counts in data["counts"].items()
-        if key.partition("/")[0] in present or (documents and "/" not in key)
-    } | tally(
+    if documents:
+        present |= {"figure", "claim"}
+    wanted = {key: counts for key, counts in data["counts"].items() if key.partition("/")[0] in present} | tally(
         Check("case", one.name, case.loss, case.id, dtype, Status.PASSED if case.holds_in(dtype) else Status.SKIPPED)
         for one in implementations
         if not one.anywhere
@@ -407,8 +403,7 @@ def expected_counts(report: Report, stored: Mapping[Case, GoldenCase | None]) ->
         report: of the run.
         stored: its cases, with their golden entries where they have them.
     """
-    everywhere = [kind for kind in ALL if kind.anywhere]
-    names = {kind.name for kind in everywhere}
-    checks = [check for check in report.checks if check.kind != "case" or check.implementation in names]
-    checks += predicted([kind for kind in everywhere if kind.name in report.absent], stored)
+    everywhere = {kind.name: kind for kind in ALL if kind.anywhere}
+    checks = [check for check in report.checks if check.implementation in everywhere]
+    checks += predicted([everywhere[name] for name in report.absent if name in everywhere], stored)
     return {"format": EXPECTED_FORMAT, "counts": tally(checks), "entries": report.entries()}
