@@ -60,7 +60,8 @@ class Input:
 
     def table(self, read: Callable[[str], Any], printed: bool = False) -> np.ndarray[Any, Any]:
         """The exact or the printed values [N, D], each text read by a function."""
-        return np.vectorize(read, otypes=[object])(self.printed if printed else self.exact)
+        values: np.ndarray[Any, Any] = np.vectorize(read, otypes=[object])(self.printed if printed else self.exact)
+        return values
 
 
 @dataclass(frozen=True)
