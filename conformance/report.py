@@ -170,7 +170,7 @@ def _reference(judgement: Judgement, count: int) -> Cell:
     if judgement.value is not None:
         return _digits(judgement.value, figure)
     if figure.verdict == "artefact" and figure.instead is not None:
-        return f"{float(figure.instead.value):.9g}"
+        return f"{float(figure.instead['value']):.9g}"
     if not judgement.passed:
         return Text("missed", "bold red")
     return "met" if count == 1 else "all met"

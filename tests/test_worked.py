@@ -105,8 +105,8 @@ def test_a_wrong_stand_in_for_an_artefact_is_caught() -> None:
     for fixture in FIXTURES:
         for figure in fixture.figures:
             if figure.instead is not None:
-                for text in other_digits(figure.instead.value):
-                    wrong = replace(figure, instead=replace(figure.instead, value=text))
+                for text in other_digits(figure.instead["value"]):
+                    wrong = replace(figure, instead={**figure.instead, "value": text})
                     (judgement,) = worked.judge(replace(fixture, figures=(wrong,)))
                     assert not judgement.passed, text
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -90,19 +91,15 @@ class ClaimContext:
         """Scalars as printed."""
         return [float(str(self.entries(name)[()])) for name in figures]
 
-    def printed_alike(self, *figures: str) -> bool:
-        """Whether scalars are printed with the same digits."""
-        return len(set(self.printed(*figures))) == 1
-
     def reproduced(self, *figures: str) -> bool:
         """Whether these figures are what the reference's terms give."""
         return all(j.passed for j in judge(self.fixture, figures))
 
-    def of_call(self, name: str) -> Any:
-        """The reference's loss of a call of the document."""
+    def of_call(self, name: str) -> reference.Result:
+        """The reference's loss and terms of a call of the document."""
         call = self.fixture.calls[name]
         (target,) = call.arguments.values()
-        return self.loss(call.loss, call.input, target, temperature=float(call.keywords["temperature"]))
+        return self.result(call.loss, call.input, target, temperature=float(call.keywords["temperature"]))
 
 
 def same(*values: arb) -> bool:
@@ -136,6 +133,8 @@ def _only(phrase: str, met: bool, unmet: bool, evidence: str) -> Finding:
     return f"holds only for {phrase}" if met and not unmet else met, evidence
 
 
+_balls = np.vectorize(arb, otypes=[object])
+
 TWO, THREE, VIEWS = "embeddings_2x2", "embeddings_3x3", "embeddings_2x2x2"
 LABELS_TWO, LABELS_THREE, LABELS_VIEWS = [0, 1, 0, 1], [0, 1, 2] * 3, [0, 0, 1, 1] * 2
 ITEMS_VIEWS = [0, 1, 2, 3] * 2
@@ -165,7 +164,7 @@ class _SupConNotebook(ClaimContext):
     def agree_differ_3x3(self) -> Finding:
         supcon, pairwise = (self.loss(name, THREE, LABELS_THREE) for name in ("supcon", "nt_xent_pairwise"))
         views = self.loss("supcon", THREE, LABELS_OF_ITEMS)
-        agree = self.printed_alike("out-17-loss", "out-22-loss")
+        agree = len({*self.printed("out-17-loss", "out-22-loss")}) == 1
         return agree and same(supcon, views) and apart(views, pairwise), show(supcon, views, pairwise)
 
     def numerator_is_the_average(self) -> Finding:
@@ -197,7 +196,7 @@ class _SupConNotebook(ClaimContext):
 
     def agree_differ_2x2x2(self) -> Finding:
         values = self._three_ways(VIEWS, LABELS_VIEWS)
-        agree = self.printed_alike("out-30-loss", "out-35-loss")
+        agree = len({*self.printed("out-30-loss", "out-35-loss")}) == 1
         return agree and apart(*values[1:]), show(*values)
 
     def both_differ_from_supcon_2x2x2(self) -> Finding:
@@ -228,10 +227,7 @@ class _PairNotebook(ClaimContext):
             shift: what is subtracted from the similarities of negative pairs; 1 in the formula's sigma((1 - s) / tau).
             diagonal: how often the diagonal is counted among the positives of an anchor; once in the code.
         """
-        terms, found = (
-            self.terms("nt_bxent", "x", self.fixture.calls["nt-bxent-1.0"].arguments["positive_pairs"]),
-            arb(0),
-        )
+        terms, found = self.of_call("nt-bxent-1.0").terms, arb(0)
         for s, positives, negatives in zip(terms.logits, terms.positives, terms.negatives, strict=True):
             found += total(scalars.softplus(-s[p]) for p in positives) / max(len(positives) + diagonal, 1)
             found += total(scalars.softplus(s[n] - shift) for n in negatives) / len(negatives)
@@ -267,14 +263,13 @@ class _PairNotebook(ClaimContext):
                 found = pair_nt_xent(x, 0.5)
             except (ValueError, IndexError, RuntimeError):
                 return False
-            rows = np.array([[arb(v) for v in row] for row in x.tolist()], dtype=object)
-            true = self.loss("nt_xent", rows, reference.interleaved_partners(n), temperature=0.5)
+            true = self.loss("nt_xent", _balls(x.tolist()), reference.interleaved_partners(n), temperature=0.5)
             return abs(float(found) - float(true)) < 1e-12
 
         return _only("a batch of 8", works(8), works(6) or works(10), "6 and 10 rows raise an error")
 
     def formula_sigma(self) -> Finding:
-        code, formula = self.of_call("nt-bxent-1.0"), self._bxent(shift=1)
+        code, formula = self.of_call("nt-bxent-1.0").loss, self._bxent(shift=1)
         return same(code, formula), f"code {show(code)}, formula with its sign mended {show(formula)}"
 
     def formula_sign(self) -> Finding:
@@ -283,7 +278,7 @@ class _PairNotebook(ClaimContext):
         return not (formula < 0 < least), f"formula {show(formula)}, smallest printed {least}"
 
     def formula_counts(self) -> Finding:
-        code, one, none = self.of_call("nt-bxent-1.0"), self._bxent(), self._bxent(diagonal=0)
+        code, one, none = self.of_call("nt-bxent-1.0").loss, self._bxent(), self._bxent(diagonal=0)
         evidence = f"with the diagonal {show(one)}, without {show(none)}"
         return _only("positive pairs counted with the diagonal", same(code, one), same(code, none), evidence)
 
@@ -291,7 +286,7 @@ class _PairNotebook(ClaimContext):
         infinite, one = torch.tensor([float("inf")]), torch.ones(1)
         with_logits = torch.nn.functional.binary_cross_entropy_with_logits(infinite, one)
         sigmoid_first = torch.nn.functional.binary_cross_entropy(infinite.sigmoid(), one)
-        true = self.of_call("nt-bxent-0.01")
+        true = self.of_call("nt-bxent-0.01").loss
         (printed,) = self.printed("in-103-loss-0.01")
         evidence = f"with logits {float(with_logits)}, sigmoid first {float(sigmoid_first)}; {printed} for {show(true)}"
         avoided = bool(with_logits.isnan()) and float(sigmoid_first) == 0
@@ -310,10 +305,7 @@ class _PairNotebook(ClaimContext):
 class _VectorizedBatch(ClaimContext):
     """The batch of the vectorized notebook, whose code is that of SiT's article."""
 
-    batch = np.array(
-        [list(map(arb, row)) for row in ([1, 8, 2], [5, 10, 4], [0, 9, 9], [9, 2, 2], [6, 1, 3], [4, 8, 9])],
-        dtype=object,
-    )
+    batch = _balls([[1, 8, 2], [5, 10, 4], [0, 9, 9], [9, 2, 2], [6, 1, 3], [4, 8, 9]])
     partners = reference.stacked_partners(6)
 
     def of_batch(self) -> reference.Terms:
@@ -322,10 +314,8 @@ class _VectorizedBatch(ClaimContext):
     def directions(self, batch: Rows) -> list[arb]:
         """Formula (2): the mean over the first views, over the second; and the code's mean over both."""
         first = np.arange(6) < 3
-        return [
-            self.loss("nt_xent", batch, self.partners, temperature=0.5, anchors=anchors)
-            for anchors in (first, ~first, None)
-        ]
+        loss = partial(self.loss, "nt_xent", batch, self.partners, temperature=0.5)
+        return [loss(anchors=anchors) for anchors in (first, ~first, None)]
 
 
 class _SitArticle(_VectorizedBatch):
@@ -396,10 +386,8 @@ class _BatchTutorial(ClaimContext):
         return learns, f"two inputs: losses {one:.9f} and {other:.9f}, gradient {largest[0]:.0e}"
 
     def it_is_a_cosine(self) -> Finding:
-        one, twice = (
-            self.terms("supcon_epsilon", self.drawn / by, self.labels, temperature=0.07).similarity[0][1]
-            for by in (40, 20)
-        )
+        terms = (self.terms("supcon_epsilon", self.drawn / by, self.labels, temperature=0.07) for by in (40, 20))
+        one, twice = (found.similarity[0][1] for found in terms)
         return abs(twice / one - 1) < 1e-9, f"twice the vectors, {twice / one:.1f} times the similarity"
 
 
@@ -413,7 +401,7 @@ class _VectorizedNotebook(_VectorizedBatch):
 
     def positives_are_the_offset_diagonal(self) -> Finding:
         partners = self.partners.tolist()
-        right = [p - i for i, p in enumerate(partners)] == [3] * 3 + [-3] * 3
+        right = partners == [3, 4, 5, 0, 1, 2]
         return right and self.reproduced("sim-ij", "sim-ji"), f"partners {partners}"
 
     def formula_index(self) -> Finding:

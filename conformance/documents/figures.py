@@ -283,7 +283,7 @@ def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
             _instead(figure, proper),
             Match("differs", not proper.overlaps(exact(text)), f"{text} is the exact value after all"),
         ]
-        because = figure.instead.because if figure.instead else ""
+        because = figure.instead["because"] if figure.instead else ""
         return matches, "artefact", f"exactly {proper.str(12, radius=False)}; {because} ({here.message})"
     matches.append(_inside("own arithmetic", text, allowed, "its own operations"))
     rounded = own_loss(case, figure.arithmetic, slack=0)
@@ -321,7 +321,7 @@ def _instead(figure: Figure, proper: arb) -> Match:
     """The value that the fixture gives in an artefact's stead, against the enclosure of the true one."""
     if figure.instead is None:
         return Match("what it is instead", False, "the fixture does not say what the figure is instead")
-    text = figure.instead.value
+    text = figure.instead["value"]
     met = bool(proper.overlaps(ball(text, len(text.partition(".")[2]))))
     return Match("what it is instead", met, f"recorded as {text}, computed {_show(proper)}")
 

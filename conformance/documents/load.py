@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +27,7 @@ Printed: TypeAlias = "str | bool | tuple[Printed, ...]"
 """One printed thing: a scalar as its text, a mask entry as a bool, an array as nested tuples of these."""
 
 INFINITE = ("inf", "-inf")
+COUNTED = ("number", "infinite", "mask", "index", "layout", "figures", "reproduced", "artefact")
 
 
 @dataclass(frozen=True)
@@ -76,17 +77,13 @@ class Call:
     published_by: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Instead:
-    """What an artefact is in truth, and why the document printed something else."""
-
-    value: str
-    because: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One printed result, a scalar or an array, exactly as printed."""
+    """One printed result, a scalar or an array, exactly as printed.
+
+    ``instead`` says of an artefact what it is in truth ("value"), and why the document printed something else
+    ("because").
+    """
 
     id: str
     place: str
@@ -105,7 +102,7 @@ class Figure:
     printed: Printed
     cut: str | None
     verdict: str
-    instead: Instead | None
+    instead: Mapping[str, str] | None
 
     def entries(self) -> Iterator[tuple[tuple[int, ...], str | bool]]:
         """Every printed entry with its index, in the order of the page; a scalar has the index ()."""
@@ -130,29 +127,18 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """How many printed entries there are of each kind, and how many figures of each verdict."""
-
-    number: int
-    infinite: int
-    mask: int
-    index: int
-    layout: int
-    figures: int
-    reproduced: int
-    artefact: int
-
-
-@dataclass(frozen=True)
 class WorkedFixture:
-    """One document: its inputs, the losses it evaluates, every result it prints, what it claims."""
+    """One document: its inputs, the losses it evaluates, every result it prints, what it claims.
+
+    ``counts`` says how many printed entries there are of each kind, and how many figures of each verdict.
+    """
 
     document: Document
     inputs: Mapping[str, Input]
     calls: Mapping[str, Call]
     figures: tuple[Figure, ...]
     claims: tuple[Claim, ...]
-    counts: Counts
+    counts: Mapping[str, int]
 
     def call_of(self, figure: Figure) -> Call | None:
         """The call that a figure belongs to, or None if it depends on its input alone."""
@@ -212,27 +198,27 @@ def as_json(fixture: WorkedFixture) -> dict[str, Any]:
         "calls": {name: _plain(value, "id") for name, value in fixture.calls.items()},
         "figures": list(map(_plain, fixture.figures)),
         "claims": list(map(_plain, fixture.claims)),
-        "counts": _plain(recount(fixture.figures)),
+        "counts": recount(fixture.figures),
     }
 
 
 def _plain(record: Any, key: str = "") -> dict[str, Any]:
     """A frozen record as a JSON object in the order of its fields, without its key and without rows that it lacks."""
     return {
-        name: _plain(value) if isinstance(value, Instead) else value
+        name: value
         for name, value in vars(record).items()
         if name != key and not (name in ("row", "rows") and value is None)
     }
 
 
-def recount(figures: tuple[Figure, ...]) -> Counts:
+def recount(figures: tuple[Figure, ...]) -> dict[str, int]:
     """Count the printed entries by kind (infinities apart) and the figures by verdict."""
     tally = Counter(figure.verdict for figure in figures)
     tally["figures"] = len(figures)
     for figure in figures:
         for _, entry in figure.entries():
             tally["infinite" if figure.kind == "number" and entry in INFINITE else figure.kind] += 1
-    return Counts(**{field.name: tally[field.name] for field in fields(Counts)})
+    return {name: tally[name] for name in COUNTED}
 
 
 def worked_cases(fixture: WorkedFixture) -> list[Case]:
@@ -262,16 +248,13 @@ def _frozen(value: Any) -> Any:
 
 def _fixture(data: Any) -> WorkedFixture:
     data = _frozen(data)
-    instead = [figure["instead"] and Instead(**figure["instead"]) for figure in data["figures"]]
     return WorkedFixture(
         document=Document(**data["document"]),
         inputs=MappingProxyType({name: Input(name=name, **value) for name, value in data["inputs"].items()}),
         calls=MappingProxyType({name: Call(id=name, **value) for name, value in data["calls"].items()}),
-        figures=tuple(
-            Figure(**{**figure, "instead": value}) for figure, value in zip(data["figures"], instead, strict=True)
-        ),
+        figures=tuple(Figure(**figure) for figure in data["figures"]),
         claims=tuple(Claim(**claim) for claim in data["claims"]),
-        counts=Counts(**data["counts"]),
+        counts=data["counts"],
     )
 
 
@@ -298,8 +281,8 @@ def _check(name: str, fixture: WorkedFixture) -> None:
     for k, claim in enumerate(fixture.claims):
         for j, reference in enumerate(claim.figures):
             require(reference in figures, f"{top}.claims[{k}].figures[{j}]", f"no figure has the id {reference!r}")
-    for key, found in vars(recount(fixture.figures)).items():
-        written = getattr(fixture.counts, key)
+    for key, found in recount(fixture.figures).items():
+        written = fixture.counts[key]
         require(written == found, f"{top}.counts.{key}", f"says {written}, the figures give {found}")
 
 

@@ -19,45 +19,40 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REDUCTIONS = ("mean", "sum", "none")
-CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "similarity": ("cosine", "dot"),
-        "denominator": ("all", "one_positive", "only_negatives"),
-        "no_positive": ("zero", "drop", "nan"),
-        "no_negative": ("zero", "nan"),
-        "reduction": REDUCTIONS,
-        "direction": ("both", "a_to_b", "b_to_a"),
-    }
-)
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "similarity": ("cosine", "dot"),
+    "denominator": ("all", "one_positive", "only_negatives"),
+    "no_positive": ("zero", "drop", "nan"),
+    "no_negative": ("zero", "nan"),
+    "reduction": REDUCTIONS,
+    "direction": ("both", "a_to_b", "b_to_a"),
+}
 """The values of each option, for the losses that have it."""
 
-TARGETS: Mapping[str, str] = MappingProxyType(
-    {"labels": "labels", "partners": "partners", "pairs": "positive_pairs", "towers": ""}
-)
-"""The positional argument that gives the positives, for each way of giving them; two towers need none."""
+POSITIVES_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "labels": ("labels", ("labels", "features", "command")),
+    "partners": ("partners", ("labels", "features", "views", "stacked", "command")),
+    "pairs": ("positive_pairs", ("pairs", "command")),
+    "towers": ("", ("views", "command")),
+}
+"""For each way of giving positives the positional argument that gives them, none for two towers; and the ways of
+calling a target that can express such a loss."""
 
-CALLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "labels": ("labels", "features", "command"),
-        "partners": ("labels", "features", "views", "stacked", "command"),
-        "pairs": ("pairs", "command"),
-        "towers": ("views", "command"),
-    }
-)
-"""The ways of calling a target that can express a loss, for each way of giving positives."""
-
-COMMON: Mapping[str, object] = MappingProxyType(
-    {"temperature": 0.07, "base_temperature": None, "similarity": "cosine", "reduction": "mean"}
-)
+COMMON: Mapping[str, object] = {
+    "temperature": 0.07,
+    "base_temperature": None,
+    "similarity": "cosine",
+    "reduction": "mean",
+}
 """The keywords that every loss has, with their defaults."""
 
-REFERENCES: Mapping[str, object] = MappingProxyType({"ref_embeddings": None, "ref_labels": None, "self_rows": None})
+REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, "self_rows": None}
 """The keywords of a loss that contrasts a batch with other rows."""
 
 OUTSIDE_FORMULA = (*COMMON, *REFERENCES, "anchors", "positives", "no_positive", "negatives", "direction")
 """The keywords that are settled before the formula is evaluated, or after it; every other one is passed to it."""
 
-FAST_ONLY_KEYWORDS: Mapping[str, object] = MappingProxyType({"validate": False, "backend": "auto"})
+FAST_ONLY_KEYWORDS: Mapping[str, object] = {"validate": False, "backend": "auto"}
 """Keywords that only ``fast`` has: checking values synchronises an accelerator, and there are several backends."""
 
 
@@ -94,8 +89,8 @@ class Loss:
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if self.positives_by not in TARGETS:
-            raise ValueError(f"positives_by: expected one of {', '.join(TARGETS)}, got {self.positives_by!r}")
+        if self.positives_by not in POSITIVES_BY:
+            raise ValueError(f"positives_by: expected one of {', '.join(POSITIVES_BY)}, got {self.positives_by!r}")
         missing = [name for name in COMMON if name not in self.keywords]
         if missing:
             raise ValueError(f"keywords: {missing[0]} is missing; every loss has {', '.join(COMMON)}")
@@ -132,12 +127,12 @@ class Loss:
     @property
     def targets(self) -> str:
         """The positional argument that gives the positives; "" for two towers."""
-        return TARGETS[self.positives_by]
+        return POSITIVES_BY[self.positives_by][0]
 
     @property
     def calls(self) -> tuple[str, ...]:
         """The ways of calling a target that can express it."""
-        return CALLS[self.positives_by]
+        return POSITIVES_BY[self.positives_by][1]
 
     @property
     def two_towers(self) -> bool:

@@ -141,9 +141,8 @@ def load_golden(root: Path | None = None) -> list[GoldenCase]:
         for k, (case, raw) in enumerate(zip(inputs_of(name, data, flags), data["cases"], strict=True)):
             path = f"{name}: $.cases[{k}]"
             held, stored = _dtypes(case), raw["dtypes"]
-            require(
-                stored == held, f"{path}.dtypes", f"expected {held}, the dtypes that hold the embeddings, got {stored}"
-            )
+            wanted = f"expected {held}, the dtypes that hold the embeddings, got {stored}"
+            require(stored == held, f"{path}.dtypes", wanted)
             expected = _expected(f"{path}.expected", case, raw["expected"])
             loaded.append(GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(held), expected))
     return loaded
@@ -171,15 +170,10 @@ def load_errors(root: Path | None = None) -> list[ErrorCase]:
             for name in (*raw["changes"], expected["argument"]):
                 require(name in known, path, f"{entry.function} has no argument {name!r}")
             given = {**good[loss], **raw["changes"]}
-            arguments = {
-                name: _typed(f"{path}.changes.{name}", value)
-                for name, value in given.items()
-                if value["kind"] != "absent"
-            }
-            error, words = EXCEPTIONS[expected["error"]], tuple(expected["words"])
-            cases.append(
-                ErrorCase(f"{raw['id']}/{loss}", loss, arguments, error, expected["argument"], words, raw["note"])
-            )
+            there = {name: value for name, value in given.items() if value["kind"] != "absent"}
+            arguments = {name: _typed(f"{path}.changes.{name}", value) for name, value in there.items()}
+            error, blamed, words = EXCEPTIONS[expected["error"]], expected["argument"], tuple(expected["words"])
+            cases.append(ErrorCase(f"{raw['id']}/{loss}", loss, arguments, error, blamed, words, raw["note"]))
     return cases
 
 
@@ -227,8 +221,9 @@ def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> 
         results["gradient_left_out"] = expected.gradient_left_out
     if expected.other_gradients:
         results["gradients"] = {name: matrix.tolist() for name, matrix in expected.other_gradients.items()}
-    given = {name: _integers(value) for name, value in case.arguments.items()}
-    given |= {name: matrix.tolist() for name, matrix in case.others.items()}
+    given = {name: np.asarray(value).tolist() for name, value in {**case.arguments, **case.others}.items()}
+    for name in {"labels", "ref_labels"} & given.keys():
+        given[name] = [str(label) if abs(label) >= EXACT_INTEGERS else label for label in given[name]]
     return {
         "id": case.id.removeprefix("golden/"),
         "flags": list(flags),
@@ -247,12 +242,6 @@ def _dtypes(case: Case) -> list[str]:
 
 def _number(x: float) -> float | str:
     return x if math.isfinite(x) else repr(x)
-
-
-def _integers(value: Any) -> Any:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_integers(item) for item in value]
-    return str(value) if not isinstance(value, bool) and abs(value) >= EXACT_INTEGERS else value
 
 
 def thinned(value: Any) -> Any:
