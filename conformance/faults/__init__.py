@@ -22,21 +22,18 @@ from . import (
 from .base import Family, Fault
 from .parts import RIGHT
 
-FAMILIES: tuple[Family, ...] = tuple(
-    module.FAMILY
-    for module in (
-        denominators,
-        averaging,
-        temperature,
-        similarity,
-        layout,
-        masks,
-        gradients,
-        numerics,
-        directions,
-        duplicates,
-        queue,
-    )
+FAMILIES: tuple[Family, ...] = (
+    denominators.FAMILY,
+    averaging.FAMILY,
+    temperature.FAMILY,
+    similarity.FAMILY,
+    layout.FAMILY,
+    masks.FAMILY,
+    gradients.FAMILY,
+    numerics.FAMILY,
+    directions.FAMILY,
+    duplicates.FAMILY,
+    queue.FAMILY,
 )
 """The kinds of mistakes, in the order of the table."""
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch import Tensor
 
+from .parts import Made, composed
+
 Function = Callable[..., Tensor]
 
-_F = TypeVar("_F", bound=Function)
+_F = TypeVar("_F", bound=Callable[..., Made])
 
 
 @dataclass(frozen=True)
@@ -58,34 +59,26 @@ class Family:
     ) -> Callable[[_F], _F]:
         """Declare the function below as a fault: its name says what is wrong, and its docstring says it in a sentence.
 
+        The fault is the mean of the values that the function returns, or the right loss of the batch, the rows or the
+        way that it returns.
+
         Args:
             loss: the loss that it claims to be.
             link: where it was shipped or discussed.
-            of: what the function below is given: this function's result on the arguments of the call. The fault is the
-                mean of what it returns.
+            of: the maker in ``parts`` of what the function below is given; otherwise it is given the arguments.
             **settings: the options that it claims beside the defaults.
         """
 
         def declare(function: _F) -> _F:
             stem = function.__name__.removeprefix(f"{loss}_").replace("_", "-")
             words = " ".join((function.__doc__ or "").split())
-            called = function if of is None else _composed(function, of)
-            kept = MappingProxyType(dict(settings))
-            self.faults.append(Fault(f"{loss}/{stem}", loss, _call(called), words, link, called, kept, self.name))
+            called = composed(loss, of, function) if of else composed(loss, function)
+            called.__name__, called.__doc__ = function.__name__, function.__doc__
+            call, kept = _call(called), MappingProxyType(settings)
+            self.faults.append(Fault(f"{loss}/{stem}", loss, call, words, link, called, kept, self.name))
             return function
 
         return declare
-
-
-def _composed(function: Function, of: Callable[..., Any]) -> Function:
-    """The mean of a function's values on what another function makes of the arguments, with that one's signature."""
-
-    @wraps(of)
-    def composed(*given: Tensor | None, **options: Any) -> Tensor:
-        return function(of(*given, **options)).mean()
-
-    composed.__name__, composed.__doc__ = function.__name__, function.__doc__
-    return composed
 
 
 def _call(function: Function) -> str:
@@ -95,5 +88,10 @@ def _call(function: Function) -> str:
 
 
 def github(repository: str, thread: str) -> str:
-    """The address of a thread: ``github("owner/name", "issues/3")``."""
+    """The address of a thread or a file: ``github("owner/name", "issues/3")``."""
     return f"https://github.com/{repository}/{thread}"
+
+
+def pml(path: str) -> str:
+    """The address of a file of pytorch-metric-learning."""
+    return github("KevinMusgrave/pytorch-metric-learning", f"blob/v2.9.0/src/pytorch_metric_learning/{path}")

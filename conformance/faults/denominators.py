@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from . import parts
@@ -20,24 +19,23 @@ def supcon_self_kept(batch: parts.Batch) -> Tensor:
 
 
 @FAMILY.fault("nt_xent")
-def nt_xent_self_kept(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+def nt_xent_self_kept(view_a: Tensor, view_b: Tensor, *, temperature: float) -> parts.Rows:
     """The denominator keeps the anchor itself: nothing masks the diagonal of the logits."""
     rows = parts.unit(torch.cat([view_a, view_b]))
-    return F.cross_entropy(rows @ rows.T / temperature, parts.stacked(len(rows)))
+    return parts.Rows(rows @ rows.T / temperature, parts.stacked(len(rows)))
 
 
 @FAMILY.fault("supcon", github("zhoujiahuan1991/CVPR2024-FCS", "issues/3"), of=parts.labelled)
 def supcon_other_positives_dropped(batch: parts.Batch) -> Tensor:
     """The denominator of a pair lacks the other positives of its anchor."""
-    return parts.row_means(parts.pairwise_values(batch), batch.positive)
+    return parts.row_means(batch.pairwise, batch.positive)
 
 
 @FAMILY.fault("supcon_in", of=parts.labelled)
 def supcon_in_other_positives_dropped(batch: parts.Batch) -> Tensor:
     """Each ratio inside the logarithm has a denominator of its own, without the other positives."""
-    inside = parts.log_sum(-parts.pairwise_values(batch), batch.positive)[:, 0]
-    count = batch.counts
-    return (count.clamp(min=1).log() - inside).where(count > 0, 0)
+    inside = parts.log_sum(-batch.pairwise, batch.positive)[:, 0]
+    return (batch.counts.clamp(min=1).log() - inside).where(batch.counts > 0, 0)
 
 
 @FAMILY.fault("supcon", github("HobbitLong/SupContrast", "issues/64"), of=parts.labelled)
@@ -47,28 +45,24 @@ def supcon_positives_dropped(batch: parts.Batch) -> Tensor:
     return values.where(batch.negative.any(dim=1), 0)
 
 
-@FAMILY.fault("nt_xent", github("amazon-science/sccl", "issues/27"), of=parts.views_logits)
-def nt_xent_positive_dropped(logits: Tensor) -> Tensor:
+@FAMILY.fault("nt_xent", github("amazon-science/sccl", "issues/27"), of=parts.views)
+def nt_xent_positive_dropped(rows: parts.Rows) -> Tensor:
     """The denominator sums the negatives alone: the positive is divided by what it is not part of."""
-    partner = F.one_hot(parts.stacked(len(logits))).bool()
-    rest = parts.log_sum(logits, parts.others(len(logits)) & ~partner)[:, 0]
-    return rest - logits[partner]
+    return rows.negatives - rows.logits[rows.positive]
 
 
-@FAMILY.fault("nt_xent", github("torchgeo/torchgeo", "pull/1208"), of=parts.tower_logits)
-def nt_xent_other_view_only(logits: Tensor) -> Tensor:
+@FAMILY.fault("nt_xent", github("torchgeo/torchgeo", "pull/1208"))
+def nt_xent_other_view_only(view_a: Tensor, view_b: Tensor, *, temperature: float) -> parts.Way:
     """A row is contrasted with the other view alone, and only rows of the first view are anchors."""
-    return parts.diagonal_is_right(logits)
+    return parts.Way(view_a, view_b, temperature)
 
 
-@FAMILY.fault("nt_xent")
-def nt_xent_own_view_only(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_xent", of=parts.views)
+def nt_xent_own_view_only(rows: parts.Rows) -> parts.Rows:
     """The negatives are those of the anchor's own view: the rows of the other view are left out."""
-    logits = parts.views_logits(view_a, view_b, temperature)
-    partners = parts.stacked(len(logits))
-    first = torch.arange(len(logits)) < len(view_a)
-    kept = (first[:, None] == first) | F.one_hot(partners).bool()
-    return F.cross_entropy(logits.masked_fill(~kept, -torch.inf), partners)
+    first = rows.right >= len(rows.right) // 2
+    kept = (first[:, None] == first) | rows.positive
+    return rows._replace(logits=rows.logits.masked_fill(~kept, -torch.inf))
 
 
 @FAMILY.fault("supcon_in", "https://pypi.org/project/infonce/", of=parts.cosines)
@@ -76,16 +70,14 @@ def supcon_in_diagonal_is_exp_0(batch: parts.Batch) -> Tensor:
     """The diagonal's logit is set to 0 and exponentiated: e^0 = 1 stands in the numerator and in the denominator."""
     s, eye = batch.s.where(batch.other, 0), ~batch.other
     value = parts.log_sum(s, batch.other | eye) - parts.log_sum(s, batch.positive | eye)
-    count = batch.counts
-    return (value[:, 0] + count.clamp(min=1).log()).where(count > 0, 0)
+    return (value[:, 0] + batch.counts.clamp(min=1).log()).where(batch.counts > 0, 0)
 
 
 @FAMILY.fault("nt_xent", github("taesungp/contrastive-unpaired-translation", "issues/34"))
-def nt_xent_diagonal_is_minus_ten(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+def nt_xent_diagonal_is_minus_ten(view_a: Tensor, view_b: Tensor, *, temperature: float) -> parts.Rows:
     """The diagonal's cosine is set to -10 and not to minus infinity: at a high temperature it is still there."""
-    rows = parts.unit(torch.cat([view_a, view_b]))
-    cosines = (rows @ rows.T).masked_fill(~parts.others(len(rows)), -10.0)
-    return F.cross_entropy(cosines / temperature, parts.stacked(len(rows)))
+    rows = parts.views(view_a, view_b, temperature)
+    return rows._replace(logits=rows.logits.where(parts.others(len(rows.logits)), -10 / temperature))
 
 
 @FAMILY.fault("supcon", of=parts.labelled)
@@ -104,49 +96,32 @@ def nt_xent_pairwise_other_positives_kept(batch: parts.Batch) -> Tensor:
 @FAMILY.fault("nt_xent_pairwise", of=parts.labelled)
 def nt_xent_pairwise_positive_dropped(batch: parts.Batch) -> Tensor:
     """The denominator of a pair sums the negatives alone, without the pair itself."""
-    values = parts.row_means(parts.log_sum(batch.s, batch.negative) - batch.s, batch.positive)
-    return values.where(batch.negative.any(dim=1), 0)
+    return supcon_positives_dropped(batch)
 
 
 @FAMILY.fault("supcon_epsilon", of=parts.products)
 def supcon_epsilon_self_kept(batch: parts.Batch) -> Tensor:
     """The denominator keeps the anchor itself."""
-    e = torch.exp(batch.s - batch.s.amax(dim=1, keepdim=True)) + parts.EPSILON
-    return parts.epsilon_anchors(batch._replace(other=torch.ones_like(batch.other)), e)
+    return parts.epsilon_anchors(batch._replace(other=torch.ones_like(batch.other)), parts.exponentials(batch))
 
 
 @FAMILY.fault("nt_bxent", of=parts.paired)
 def nt_bxent_positives_among_negatives(batch: parts.Batch) -> Tensor:
     """The negatives' mean runs over every other row, the positives included."""
-    as_positive, as_negative = parts.bxent_values(batch)
-    attracted = as_positive.where(batch.positive, 0).sum(dim=1) / (batch.counts + 1)
-    return attracted + parts.row_means(as_negative, batch.other)
+    as_positive, as_negative = batch.costs
+    return parts.row_sums(as_positive, batch.positive) / (batch.counts + 1) + parts.row_means(as_negative, batch.other)
 
 
-@FAMILY.fault("info_nce")
-def info_nce_positive_twice(
-    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("info_nce", of=parts.ways)
+def info_nce_positive_twice(way: parts.Way) -> parts.Way:
     """The positive stands in the denominator twice: as the first column, and among the keys that follow."""
-
-    def one_way(anchors: Tensor, keys: Tensor) -> Tensor:
-        return parts.first_is_right(parts.queue_logits(anchors, keys, keys, temperature))
-
-    if negatives is not None:
-        return parts.info_nce(view_a, view_b, negatives, temperature=temperature)
-    return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
+    return way._replace(negatives=way.keys) if way.negatives is None else way
 
 
-@FAMILY.fault("info_nce", github("Seonghoon-Yu/MoCov2_Pytorch_tutorial", "issues/2"))
-def info_nce_every_sum_for_every_anchor(
-    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("info_nce", github("Seonghoon-Yu/MoCov2_Pytorch_tutorial", "issues/2"), of=parts.ways)
+def info_nce_every_sum_for_every_anchor(way: parts.Way) -> parts.Made:
     """A column of positives plus a row of sums is a matrix: every anchor is divided by every anchor's sum."""
-
-    def one_way(anchors: Tensor, keys: Tensor) -> Tensor:
-        if negatives is None:
-            return parts.diagonal_is_right(parts.tower_logits(anchors, keys, temperature))
-        logits = parts.queue_logits(anchors, keys, negatives, temperature)
-        return (torch.logaddexp(logits[:, :1], logits[:, 1:].logsumexp(dim=1)) - logits[:, :1]).mean()
-
-    return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
+    if way.negatives is None:
+        return way
+    positive, negatives = way.rows.logits.tensor_split([1], dim=1)
+    return torch.logaddexp(positive, negatives.logsumexp(dim=1)) - positive

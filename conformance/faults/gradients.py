@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from . import parts
@@ -35,26 +34,17 @@ def supcon_maximum_in_one_gradient(batch: parts.Batch) -> Tensor:
 @FAMILY.fault("info_nce", github("facebookresearch/SLIP", "issues/31"))
 def info_nce_one_tower_detached(
     view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
-) -> Tensor:
+) -> parts.Made:
     """No gradient reaches the second tower, as after a gather that does not differentiate."""
-    return parts.info_nce(view_a, view_b.detach(), negatives, temperature=temperature)
+    return list(parts.ways(view_a, view_b.detach(), negatives, temperature=temperature))
 
 
-@FAMILY.fault("info_nce", github("jcy132/Hneg_SRC", "issues/6"))
-def info_nce_gradient_of_negatives_alone(
-    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("info_nce", github("jcy132/Hneg_SRC", "issues/6"), of=parts.ways)
+def info_nce_gradient_of_negatives_alone(way: parts.Way) -> Tensor:
     """The value is right; the gradient is that of a denominator without the positive."""
-    right = parts.info_nce(view_a, view_b, negatives, temperature=temperature)
-
-    def one_way(anchors: Tensor, keys: Tensor) -> Tensor:
-        if negatives is not None:
-            logits = parts.queue_logits(anchors, keys, negatives, temperature)
-            return (logits[:, 1:].logsumexp(dim=1) - logits[:, 0]).mean()
-        logits = parts.tower_logits(anchors, keys, temperature)
-        return (parts.log_sum(logits, parts.others(len(logits)))[:, 0] - logits.diagonal()).mean()
-
-    return value_and_gradient(right, (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2)
+    rows = way.rows
+    alone = rows.negatives - rows.logits[rows.positive]
+    return value_and_gradient(parts.loss_of("info_nce", rows), alone.mean())
 
 
 @FAMILY.fault("supcon", of=parts.labelled)
@@ -66,51 +56,46 @@ def supcon_denominator_detached(batch: parts.Batch) -> Tensor:
 @FAMILY.fault("supcon_in", of=parts.labelled)
 def supcon_in_gradient_of_the_other(batch: parts.Batch) -> Tensor:
     """The value is right; the gradient is that of the mean taken outside the logarithm."""
-    return value_and_gradient(parts.anchors("supcon_in", batch).mean(), parts.anchors("supcon", batch).mean())
+    return value_and_gradient(parts.loss_of("supcon_in", batch), parts.loss_of("supcon", batch))
 
 
-@FAMILY.fault("nt_xent", github("mlfoundations/open_clip", "issues/616"))
-def nt_xent_gradient_times_the_ranks(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_xent", github("mlfoundations/open_clip", "issues/616"), of=parts.views)
+def nt_xent_gradient_times_the_ranks(rows: parts.Rows) -> Tensor:
     """The gradient is multiplied by the number of ranks: here by 2."""
-    loss = parts.nt_xent(view_a, view_b, temperature=temperature)
+    loss = parts.loss_of("nt_xent", rows)
     return value_and_gradient(loss, 2 * loss)
 
 
-@FAMILY.fault("nt_xent_pairwise", github("JohnGiorgi/DeCLUTR", "pull/212"))
-def nt_xent_pairwise_gradient_over_the_ranks(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_xent_pairwise", github("JohnGiorgi/DeCLUTR", "pull/212"), of=parts.labelled)
+def nt_xent_pairwise_gradient_over_the_ranks(batch: parts.Batch) -> Tensor:
     """The gradient is divided by the number of ranks: here by 2."""
-    loss = parts.nt_xent_pairwise(embeddings, labels, temperature=temperature)
+    loss = parts.loss_of("nt_xent_pairwise", batch)
     return value_and_gradient(loss, loss / 2)
 
 
 @FAMILY.fault("nt_xent_pairwise")
 def nt_xent_pairwise_cosine_kept_inside(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """Cosines are clamped to 1e-6 inside [-1, 1]: rows that nearly coincide are not told apart and pull no more."""
-    rows = parts.unit(embeddings)
-    cosines = (rows @ rows.T).clamp(-1 + 1e-6, 1 - 1e-6)
-    batch = parts.batch_of(cosines / temperature, labels[:, None] == labels)
-    return parts.row_means(parts.pairwise_values(batch), batch.positive).mean()
+    cosines = parts.cosines(embeddings, labels, 1.0)
+    batch = parts.batch_of(cosines.s.clamp(-1 + 1e-6, 1 - 1e-6) / temperature, cosines.positive)
+    return parts.row_means(batch.pairwise, batch.positive)
 
 
-@FAMILY.fault("nt_xent", of=parts.feature_logits)
-def nt_xent_straight_through(logits: Tensor) -> Tensor:
+@FAMILY.fault("nt_xent", of=parts.given)
+def nt_xent_straight_through(given: parts.Features) -> parts.Rows:
     """Logits are clamped to [-50, 50] and the gradient goes straight through the clamp."""
-    kept = parts.others(len(logits))
-    clamped = value_and_gradient(logits.where(kept, 0).clamp(-50, 50), logits.where(kept, 0))
-    return F.cross_entropy(clamped.masked_fill(~kept, -torch.inf), parts.stacked(len(logits)))
+    logits = given.views.logits.where(parts.others(len(given.rows)), 0)
+    return parts.among_views(value_and_gradient(logits.clamp(-50, 50), logits))
 
 
-@FAMILY.fault("nt_bxent", github("FrozenBurning/Text2Light", "issues/10"))
-def nt_bxent_no_gradient(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("nt_bxent", github("FrozenBurning/Text2Light", "issues/10"), of=parts.paired)
+def nt_bxent_no_gradient(batch: parts.Batch) -> parts.Batch:
     """The loss is computed where no gradient is recorded: it goes down in no training."""
-    with torch.no_grad():
-        return parts.nt_bxent(embeddings, positive_pairs, temperature=temperature)
+    return batch._replace(s=batch.s.detach())
 
 
-@FAMILY.fault("supcon", github("HobbitLong/SupContrast", "issues/26"))
-def supcon_contrast_detached(
-    features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("supcon", github("HobbitLong/SupContrast", "issues/26"), of=parts.given)
+def supcon_contrast_detached(given: parts.Features) -> parts.Batch:
     """The rows that anchors are contrasted with carry no gradient, as after a gather that does not differentiate."""
-    rows, same = parts.flattened(parts.unit(features), labels, mask)
-    return parts.anchors("supcon", parts.batch_of(rows @ rows.T.detach() / temperature, same)).mean()
+    rows = parts.unit(given.rows)
+    return parts.batch_of(rows @ rows.T.detach() / given.temperature, given.same)

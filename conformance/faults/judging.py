@@ -7,17 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import ClassVar, cast
 
-from ..implementations import Implementation
 from ..implementations.callable import External
 from ..judge.options import Selection
 from ..judge.results import Check, Status
 from ..judge.verify import judge_case
-from ..suite.cases import Case
 from ..suite.golden import GoldenCase, load_golden
-from ..suite.records import Outcome
-from .base import Fault, Function
+from .base import Fault
 from .parts import RIGHT
 
 LARGEST = 64
@@ -59,38 +55,13 @@ class Verdict:
         return sorted(self.flags, key=lambda flag: (-self.flags[flag][0] / self.flags[flag][1], -self.flags[flag][0]))
 
 
-class _Suspect(Implementation):
-    """A target that has a name of its own in the checks."""
-
-    name: ClassVar[str] = ""
-    title: ClassVar[str] = "a known implementation"
-    dtypes: ClassVar[tuple[str, ...]] = DTYPES
-
-    def __init__(self, target: External) -> None:
-        super().__init__({}, "cpu")
-        self.target = target
-
-    def version(self) -> str:
-        """The target's."""
-        return self.target.version()
-
-    def refuses(self, case: Case) -> str | None:
-        """As the target does."""
-        return self.target.refuses(case)
-
-    def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """As the target does; nothing is kept."""
-        try:
-            return self.target.evaluate(case, dtype)
-        finally:
-            self.target.outcomes.clear()
-
-
 def target_of(fault: Fault) -> External:
     """A fault as the harness takes anybody's loss, claiming to be the loss that it is not."""
-    return External(
+    target = External(
         fault.function, loss=fault.loss, call=fault.call, arrays="torch", settings=fault.settings, limit=None
     )
+    vars(target).update(name=fault.name)
+    return target
 
 
 @cache
@@ -110,34 +81,21 @@ def judge(loss: str, faults: Iterable[Fault]) -> tuple[list[Verdict], list[Verdi
         The verdicts on the faults, in their order, and on the right implementations.
     """
     faults = list(faults)
-    right = {f"{loss}, right, called with {call}": (call, RIGHT[loss, call]) for call in _calls(faults)}
-    suspects = [_suspect(fault.name, target_of(fault)) for fault in faults]
-    suspects += [_suspect(name, _claimed(loss, call, function)) for name, (call, function) in right.items()]
+    right = [
+        Fault(f"{loss}, right, called with {call}", loss, call, "", "", RIGHT[loss, call], {}, "")
+        for call in dict.fromkeys(fault.call for fault in faults)
+    ]
+    suspects = [target_of(fault) for fault in (*faults, *right)]
     found: dict[str, list[Check]] = {suspect.name: [] for suspect in suspects}
-    selection = Selection(dtypes=DTYPES)
     for golden in small_cases():
-        if golden.case.loss != loss:
-            continue
-        # One truth and one set of bounds serve everybody who is judged on a case.
-        for check in judge_case(golden.case, golden, suspects, selection):
-            found[check.implementation].append(check)
+        if golden.case.loss == loss:
+            # One truth and one set of bounds serve everybody who is judged on a case.
+            for check in judge_case(golden.case, golden, suspects, Selection(dtypes=DTYPES)):
+                found[check.implementation].append(check)
+            for suspect in suspects:
+                suspect.outcomes.clear()
     verdicts = [_verdict(name, checks) for name, checks in found.items()]
     return verdicts[: len(faults)], verdicts[len(faults) :]
-
-
-def _calls(faults: Iterable[Fault]) -> list[str]:
-    return list(dict.fromkeys(fault.call for fault in faults))
-
-
-def _claimed(
-    loss: str, call: str, function: Function, settings: Mapping[str, object] = MappingProxyType({})
-) -> External:
-    return External(function, loss=loss, call=call, arrays="torch", settings=settings, limit=None)
-
-
-def _suspect(name: str, target: External) -> _Suspect:
-    kind = cast("type[_Suspect]", type("Suspect", (_Suspect,), {"name": name}))
-    return kind(target)
 
 
 def _verdict(name: str, checks: Sequence[Check]) -> Verdict:

@@ -12,51 +12,48 @@ FAMILY = Family("masks")
 
 
 @FAMILY.fault("supcon", github("KevinMusgrave/pytorch-metric-learning", "issues/141"), of=parts.labelled)
-def supcon_self_a_positive(batch: parts.Batch) -> Tensor:
+def supcon_self_a_positive(batch: parts.Batch) -> parts.Batch:
     """An anchor is its own positive: the diagonal is removed from the denominator alone."""
-    return parts.anchors("supcon", batch._replace(positive=batch.positive | ~batch.other))
+    return batch._replace(positive=batch.positive | ~batch.other)
 
 
-@FAMILY.fault("supcon")
-def supcon_mask_transposed(
-    features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("supcon", of=parts.given)
+def supcon_mask_transposed(given: parts.Features) -> parts.Batch:
     """The mask is read by columns: who is whose positive is turned round."""
-    return parts.supcon_features(features, labels, None if mask is None else mask.T, temperature=temperature)
+    batch = given.cosines
+    return batch._replace(positive=batch.positive.T)
 
 
-@FAMILY.fault("supcon")
-def supcon_mask_made_symmetric(
-    features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("supcon", of=parts.given)
+def supcon_mask_made_symmetric(given: parts.Features) -> parts.Batch:
     """The mask is made symmetric: whoever is a positive has its anchor for a positive."""
-    both = None if mask is None else mask.bool() | mask.bool().T
-    return parts.supcon_features(features, labels, both, temperature=temperature)
+    batch = given.cosines
+    return batch._replace(positive=batch.positive | batch.positive.T)
 
 
 @FAMILY.fault("supcon")
-def supcon_labels_as_floats(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+def supcon_labels_as_floats(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """Labels are compared as floats: those above 2^24 that lie close together become one class."""
-    return parts.supcon(embeddings, labels.float(), temperature=temperature)
+    return parts.labelled(embeddings, labels.float(), temperature)
 
 
 @FAMILY.fault("nt_xent_pairwise")
-def nt_xent_pairwise_labels_as_int32(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+def nt_xent_pairwise_labels_as_int32(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """Labels are narrowed to 32 bits: those that differ by a multiple of 2^32 become one class."""
-    return parts.nt_xent_pairwise(embeddings, labels.int(), temperature=temperature)
+    return parts.labelled(embeddings, labels.int(), temperature)
 
 
 @FAMILY.fault("supcon_in")
-def supcon_in_labels_as_bytes(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+def supcon_in_labels_as_bytes(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """Labels are narrowed to bytes: those that differ by a multiple of 256 become one class."""
-    return parts.supcon_in(embeddings, labels.to(torch.uint8), temperature=temperature)
+    return parts.labelled(embeddings, labels.to(torch.uint8), temperature)
 
 
 @FAMILY.fault("supcon_epsilon")
-def supcon_epsilon_negative_labels_ignored(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+def supcon_epsilon_negative_labels_ignored(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """A negative label is read as no label: rows with one have no positives."""
     unknown = labels.amax() + 1 + torch.arange(len(labels))
-    return parts.supcon_epsilon(embeddings, torch.where(labels < 0, unknown, labels), temperature=temperature)
+    return parts.products(embeddings, torch.where(labels < 0, unknown, labels), temperature)
 
 
 @FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/695"))
@@ -65,33 +62,33 @@ def nt_xent_self_subtracted(view_a: Tensor, view_b: Tensor, *, temperature: floa
     rows = parts.unit(torch.cat([view_a, view_b]))
     e = torch.exp(rows @ rows.T / temperature)
     own = torch.exp(torch.tensor(1 / temperature, dtype=e.dtype))
-    return ((e.sum(dim=1) - own).log() - e[torch.arange(len(rows)), parts.stacked(len(rows))].log()).mean()
+    return (e.sum(dim=1) - own).log() - e[torch.arange(len(rows)), parts.stacked(len(rows))].log()
 
 
 @FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/695"), similarity="dot")
 def nt_xent_self_in_the_gradient(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """The anchor is subtracted from its sum as a constant: the value is right, the gradient still has it in the sum."""
     rows = torch.cat([view_a, view_b])
-    s, other = rows @ rows.T / temperature, parts.others(len(rows))
-    e = torch.exp(parts.shifted(s, other))
-    total = e.where(other, 0).sum(dim=1) + (e.diagonal() - e.diagonal().detach())
-    return (total.log() - parts.shifted(s, other)[torch.arange(len(rows)), parts.stacked(len(rows))]).mean()
+    other = parts.others(len(rows))
+    s = parts.shifted(rows @ rows.T / temperature, other)
+    e = torch.exp(s)
+    total = parts.row_sums(e, other) + (e.diagonal() - e.diagonal().detach())
+    return total.log() - s[torch.arange(len(rows)), parts.stacked(len(rows))]
 
 
 @FAMILY.fault("nt_bxent")
-def nt_bxent_pairs_made_symmetric(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
+def nt_bxent_pairs_made_symmetric(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
     """A listed pair makes both rows each other's positives, where pairs are directed."""
-    both = torch.cat([positive_pairs, positive_pairs.flip(1)])
-    return parts.nt_bxent(embeddings, both, temperature=temperature)
+    return parts.paired(embeddings, torch.cat([positive_pairs, positive_pairs.flip(1)]), temperature)
 
 
 @FAMILY.fault("nt_bxent")
-def nt_bxent_pairs_turned_round(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
+def nt_bxent_pairs_turned_round(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
     """A listed pair is read as positive and anchor, not as anchor and positive."""
-    return parts.nt_bxent(embeddings, positive_pairs.flip(1), temperature=temperature)
+    return parts.paired(embeddings, positive_pairs.flip(1), temperature)
 
 
 @FAMILY.fault("nt_bxent", of=parts.paired)
-def nt_bxent_diagonal_a_negative(batch: parts.Batch) -> Tensor:
+def nt_bxent_diagonal_a_negative(batch: parts.Batch) -> parts.Batch:
     """The diagonal is not masked: every row is its own negative, at a similarity of 1."""
-    return parts.bxent_anchors(batch._replace(other=torch.ones_like(batch.other)))
+    return batch._replace(other=torch.ones_like(batch.other))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import parts
-from .base import Family, github
+from .base import Family, github, pml
 
 FAMILY = Family("numerics")
 
@@ -17,88 +17,76 @@ FAMILY = Family("numerics")
 @FAMILY.fault("supcon", github("Lightning-Universe/lightning-bolts", "issues/811"), of=parts.cosines)
 def supcon_no_shift(batch: parts.Batch) -> Tensor:
     """Exponentials are taken without subtracting a maximum: float32 overflows below a temperature of 1/88."""
-    total = torch.exp(batch.s).where(batch.other, 0).sum(dim=1, keepdim=True)
+    total = parts.row_sums(torch.exp(batch.s), batch.other)[:, None]
     return parts.row_means(total.log() - batch.s, batch.positive)
 
 
-@FAMILY.fault("supcon", github("HobbitLong/SupContrast", "issues/104"))
-def supcon_maximum_of_self(
-    features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("supcon", github("HobbitLong/SupContrast", "issues/104"), of=parts.given)
+def supcon_maximum_of_self(given: parts.Features) -> Tensor:
     """The maximum is taken with the anchor itself in the row: where it drowns the others, the logarithm is of 0."""
-    rows, same = parts.flattened(parts.unit(features), labels, mask)
-    s, other = rows @ rows.T / temperature, parts.others(len(rows))
+    rows = parts.unit(given.rows)
+    s, other = rows @ rows.T / given.temperature, parts.others(len(rows))
     s = s - s.detach().amax(dim=1, keepdim=True)
     total = (torch.exp(s) * other).sum(dim=1, keepdim=True)
-    return parts.row_means(total.log() - s, same & other).mean()
+    return parts.row_means(total.log() - s, given.same & other)
 
 
-@FAMILY.fault("supcon", github("WHU-AISE/TVDiag", "pull/5"))
-def supcon_epsilon_in_the_logarithm(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+@FAMILY.fault("supcon", github("WHU-AISE/TVDiag", "pull/5"), of=parts.cosines)
+def supcon_epsilon_in_the_logarithm(batch: parts.Batch) -> Tensor:
     """1e-8 is added to the denominator against log 0: without a shift it outweighs sums of small exponentials."""
-    batch = parts.products(parts.unit(embeddings), labels, temperature)
-    shifted = parts.labelled(embeddings, labels, temperature)
-    constant = batch.s.detach() - shifted.s.detach()
-    values = torch.logaddexp(parts.log_sum(shifted.s, batch.other), math.log(1e-8) - constant)
-    return parts.row_means(values - shifted.s, batch.positive).mean()
+    s = parts.shifted(batch.s, batch.other)
+    constant = batch.s.detach() - s.detach()
+    values = torch.logaddexp(parts.log_sum(s, batch.other), math.log(1e-8) - constant)
+    return parts.row_means(values - s, batch.positive)
 
 
-@FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/681"), of=parts.views_logits)
-def nt_xent_epsilon_twice(logits: Tensor) -> Tensor:
+@FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/681"), of=parts.views)
+def nt_xent_epsilon_twice(rows: parts.Rows) -> Tensor:
     """1e-6 is added to the sum of exponentials, and once more to what is divided by."""
-    total = logits.logsumexp(dim=1)
+    total = rows.logits.logsumexp(dim=1)
     for _ in range(2):
         total = torch.logaddexp(total, torch.tensor(1e-6, dtype=total.dtype).log())
-    return total - logits[torch.arange(len(logits)), parts.stacked(len(logits))]
+    return total - rows.logits[rows.positive]
 
 
-@FAMILY.fault(
-    "nt_xent",
-    "https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning/losses/ntxent_loss.py",
-    of=parts.feature_logits,
-)
-def nt_xent_logarithm_floored(logits: Tensor) -> Tensor:
+@FAMILY.fault("nt_xent", pml("losses/ntxent_loss.py"), of=parts.given)
+def nt_xent_logarithm_floored(given: parts.Features) -> Tensor:
     """The smallest normal number is added inside the logarithm: no pair costs more than 87.34 in float32."""
-    ratio = logits.softmax(dim=1)[torch.arange(len(logits)), parts.stacked(len(logits))]
+    ratio = given.views.logits.softmax(dim=1)[given.views.positive]
     return -(ratio + torch.finfo(ratio.dtype).tiny).log()
 
 
-@FAMILY.fault("info_nce")
-def info_nce_half_products(
-    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("info_nce", of=parts.ways)
+def info_nce_half_products(way: parts.Way) -> parts.Way:
     """Rows are narrowed to float16 before they are multiplied, as under autocast, and widened afterwards."""
 
     def narrowed(rows: Tensor) -> Tensor:
         return parts.unit(rows).half().to(rows.dtype)
 
-    queue = None if negatives is None else narrowed(negatives)
-    return parts.info_nce(narrowed(view_a), narrowed(view_b), queue, temperature=temperature)
+    queue = None if way.negatives is None else narrowed(way.negatives)
+    return parts.Way(narrowed(way.anchors), narrowed(way.keys), way.temperature, queue)
 
 
 @FAMILY.fault("supcon_in", of=parts.labelled)
 def supcon_in_logarithm_of_softmax(batch: parts.Batch) -> Tensor:
     """The logarithm is taken of softmax: probabilities that underflow give log 0."""
     ratios = batch.s.masked_fill(~batch.other, -torch.inf).softmax(dim=1)
-    lonely = ~batch.positive.any(dim=1)
-    return -(parts.row_means(ratios, batch.positive) + lonely.to(ratios.dtype)).log()
+    return -(parts.row_means(ratios, batch.positive) + (batch.counts == 0)).log()
 
 
 @FAMILY.fault("nt_xent_pairwise", of=parts.labelled)
 def nt_xent_pairwise_probability_clamped(batch: parts.Batch) -> Tensor:
     """Probabilities are clamped at 1e-12 before the logarithm: a pair beyond it costs 27.6, and pulls no more."""
-    probability = torch.exp(-parts.pairwise_values(batch))
+    probability = torch.exp(-batch.pairwise)
     return parts.row_means(-probability.clamp(min=1e-12).log(), batch.positive)
 
 
 @FAMILY.fault("nt_bxent", github("pytorch/pytorch", "issues/103316"), of=parts.paired)
 def nt_bxent_sigmoid_first(batch: parts.Batch) -> Tensor:
     """The sigmoid is taken first, then binary cross-entropy, which clamps logarithms at -100."""
-    probability = batch.s.sigmoid()
-    as_positive = F.binary_cross_entropy(probability, torch.ones_like(probability), reduction="none")
-    as_negative = F.binary_cross_entropy(probability, torch.zeros_like(probability), reduction="none")
-    attracted = as_positive.where(batch.positive, 0).sum(dim=1) / (batch.counts + 1)
-    return attracted + parts.row_means(as_negative, batch.negative)
+    p = batch.s.sigmoid()
+    costs = (F.binary_cross_entropy(p, torch.full_like(p, target), reduction="none") for target in (1, 0))
+    return parts.bxent_anchors(batch, *costs)
 
 
 @FAMILY.fault("nt_bxent", github("pytorch/pytorch", "issues/49844"), of=parts.paired)
@@ -116,44 +104,37 @@ def nt_bxent_infinite_diagonal(batch: parts.Batch) -> Tensor:
 )
 def nt_bxent_softplus_linear(batch: parts.Batch) -> Tensor:
     """The softplus of torch is the identity above a threshold of 20: in float64 that is 2e-9 off."""
-    attracted = F.softplus(-batch.s).where(batch.positive, 0).sum(dim=1) / (batch.counts + 1)
-    return attracted + parts.row_means(F.softplus(batch.s), batch.negative)
+    return parts.bxent_anchors(batch, F.softplus(-batch.s), F.softplus(batch.s))
 
 
 @FAMILY.fault("nt_xent_pairwise", github("google-deepmind/optax", "pull/897"), of=parts.labelled)
 def nt_xent_pairwise_one_maximum_per_row(batch: parts.Batch) -> Tensor:
     """One maximum serves a whole row: a positive far below another positive has 0 over 0 in its ratio."""
     e = torch.exp(batch.s)
-    total = e + e.where(batch.negative, 0).sum(dim=1, keepdim=True)
+    total = e + parts.row_sums(e, batch.negative)[:, None]
     return parts.row_means(total.log() - e.log(), batch.positive)
 
 
-@FAMILY.fault("info_nce", github("AdaptiveMotorControlLab/CEBRA", "issues/48"))
-def info_nce_shift_of_another_row(
-    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("info_nce", github("AdaptiveMotorControlLab/CEBRA", "issues/48"), of=parts.ways)
+def info_nce_shift_of_another_row(way: parts.Way) -> parts.Made:
     """The maxima of the rows are subtracted along the columns, and from the positive by row: they do not cancel."""
-    if negatives is not None:
-        return parts.info_nce(view_a, view_b, negatives, temperature=temperature)
-
-    def one_way(logits: Tensor) -> Tensor:
-        top = logits.detach().amax(dim=1)
-        return ((logits - top).logsumexp(dim=1) - (logits.diagonal() - top)).mean()
-
-    logits = parts.tower_logits(view_a, view_b, temperature)
-    return (one_way(logits) + one_way(logits.T)) / 2
+    if way.negatives is not None:
+        return way
+    logits = way.rows.logits
+    top = logits.detach().amax(dim=1)
+    return (logits - top).logsumexp(dim=1) - (logits.diagonal() - top)
 
 
-@FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/654"), of=parts.views_logits)
-def nt_xent_softmax_twice(logits: Tensor) -> Tensor:
+@FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/654"), of=parts.views)
+def nt_xent_softmax_twice(rows: parts.Rows) -> parts.Rows:
     """Cross-entropy, which takes a softmax, is given one."""
-    return F.cross_entropy(logits.softmax(dim=1), parts.stacked(len(logits)))
+    return rows._replace(logits=rows.logits.softmax(dim=1))
 
 
-@FAMILY.fault("supcon_epsilon", of=parts.products)
+@FAMILY.fault("supcon_epsilon", of=parts.dots)
 def supcon_epsilon_left_out(batch: parts.Batch) -> Tensor:
     """No epsilon is added to the exponentials: this is SupCon on dot products."""
-    return parts.anchors("supcon", parts.batch_of(batch.s, batch.positive))
+    return parts.anchors("supcon", batch)
 
 
 @FAMILY.fault("supcon_epsilon", of=parts.products)
@@ -167,7 +148,7 @@ def supcon_epsilon_on_the_sum_alone(batch: parts.Batch) -> Tensor:
     """The epsilon is added to the denominator alone, and the numerator is left bare."""
     s = batch.s - batch.s.amax(dim=1, keepdim=True)
     total = torch.logaddexp(parts.log_sum(s, batch.other), torch.tensor(parts.EPSILON, dtype=s.dtype).log())
-    return (total - s).where(batch.positive, 0).sum(dim=1) / (batch.counts + parts.EPSILON)
+    return parts.row_sums(total - s, batch.positive) / (batch.counts + parts.EPSILON)
 
 
 @FAMILY.fault("supcon_in", of=parts.labelled)

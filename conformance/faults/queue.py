@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from . import parts
 from .base import Family, github
@@ -11,78 +10,46 @@ from .base import Family, github
 FAMILY = Family("queue")
 
 
-@FAMILY.fault("info_nce", github("lightly-ai/lightly", "issues/564"))
-def info_nce_own_key_in_the_queue(
-    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("info_nce", github("lightly-ai/lightly", "issues/564"), of=parts.ways)
+def info_nce_own_key_in_the_queue(way: parts.Way) -> parts.Way:
     """The batch's keys are put into the queue before the loss is taken: each anchor's positive is a negative too."""
-
-    def one_way(anchors: Tensor, keys: Tensor) -> Tensor:
-        if negatives is None:
-            return parts.diagonal_is_right(parts.tower_logits(anchors, keys, temperature))
-        return parts.first_is_right(parts.queue_logits(anchors, keys, torch.cat([negatives, keys]), temperature))
-
-    return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
+    return way if way.negatives is None else way._replace(negatives=torch.cat([way.negatives, way.keys]))
 
 
-@FAMILY.fault("info_nce", github("lightly-ai/lightly", "pull/1009"))
-def info_nce_queue_not_normalised(
-    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("info_nce", github("lightly-ai/lightly", "pull/1009"), of=parts.ways)
+def info_nce_queue_not_normalised(way: parts.Way) -> parts.Made:
     """The queue's rows are normalised and the result is thrown away: their norms stay in the logits."""
-
-    def one_way(anchors: Tensor, keys: Tensor) -> Tensor:
-        if negatives is None:
-            return parts.diagonal_is_right(parts.tower_logits(anchors, keys, temperature))
-        logits = parts.queue_logits(anchors, keys, negatives, temperature)
-        raw = parts.unit(anchors) @ negatives.T / temperature
-        return parts.first_is_right(torch.cat([logits[:, :1], raw], dim=1))
-
-    return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
+    if way.negatives is None:
+        return way
+    raw = parts.unit(way.anchors) @ way.negatives.T / way.temperature
+    return way.rows._replace(logits=torch.cat([way.rows.logits[:, :1], raw], dim=1))
 
 
-@FAMILY.fault("info_nce")
-def info_nce_queue_without_temperature(
-    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("info_nce", of=parts.ways)
+def info_nce_queue_without_temperature(way: parts.Way) -> parts.Made:
     """The queue's logits are not divided by the temperature; the positive's is."""
-
-    def one_way(anchors: Tensor, keys: Tensor) -> Tensor:
-        if negatives is None:
-            return parts.diagonal_is_right(parts.tower_logits(anchors, keys, temperature))
-        logits = parts.queue_logits(anchors, keys, negatives, temperature)
-        return parts.first_is_right(torch.cat([logits[:, :1], logits[:, 1:] * temperature], dim=1))
-
-    return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
+    if way.negatives is None:
+        return way
+    rows = way.rows
+    return rows._replace(logits=rows.logits.where(rows.positive, rows.logits * way.temperature))
 
 
-@FAMILY.fault("info_nce", github("maple-research-lab/AdCo", "issues/6"))
-def info_nce_batch_beside_the_queue(
-    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("info_nce", github("maple-research-lab/AdCo", "issues/6"), of=parts.ways)
+def info_nce_batch_beside_the_queue(way: parts.Way) -> parts.Rows:
     """The other keys of the batch are negatives beside the queue, where the queue alone is claimed."""
-
-    def one_way(anchors: Tensor, keys: Tensor) -> Tensor:
-        logits = parts.tower_logits(anchors, keys, temperature)
-        if negatives is not None:
-            logits = torch.cat([logits, parts.unit(anchors) @ parts.unit(negatives).T / temperature], dim=1)
-        return parts.diagonal_is_right(logits)
-
-    return (one_way(view_a, view_b) + one_way(view_b, view_a)) / 2
+    batch = way._replace(negatives=None).rows
+    if way.negatives is None:
+        return batch
+    return batch._replace(logits=torch.cat([batch.logits, way.rows.logits[:, 1:]], dim=1))
 
 
-@FAMILY.fault("info_nce")
-def info_nce_queue_ignored(
-    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("info_nce", of=parts.ways)
+def info_nce_queue_ignored(way: parts.Way) -> parts.Way:
     """The queue is taken and not used: the batch's keys are the negatives."""
-    return parts.info_nce(view_a, view_b, temperature=temperature)
+    return way._replace(negatives=None)
 
 
-@FAMILY.fault("info_nce", github("taesungp/contrastive-unpaired-translation", "issues/14"))
-def info_nce_queue_detached(
-    view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float
-) -> Tensor:
+@FAMILY.fault("info_nce", github("taesungp/contrastive-unpaired-translation", "issues/14"), of=parts.ways)
+def info_nce_queue_detached(way: parts.Way) -> parts.Way:
     """No gradient reaches the explicit negatives, where they are rows that are trained."""
-    rest = None if negatives is None else negatives.detach()
-    return parts.info_nce(view_a, view_b, rest, temperature=temperature)
+    return way if way.negatives is None else way._replace(negatives=way.negatives.detach())
