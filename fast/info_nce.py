@@ -36,6 +36,7 @@ from .engine import (
     pair_logits,
     reduced,
 )
+from .engine.device import dtypes_of
 
 Direction = Literal["both", "a_to_b", "b_to_a"]
 Reduction = Literal["mean", "sum", "none"]
@@ -94,17 +95,18 @@ def info_nce_loss(
     if negatives is not None:
         of_negatives = check(negatives, name="negatives", shape="[K, D]")
         check_alike("negatives", negatives, "embeddings_a", a)
-    storage = a.dtype
-    if storage in (torch.float16, torch.bfloat16):
-        # The gradients of both directions are added before they are rounded to a narrow dtype.
-        a, b, negatives = a.float(), b.float(), None if negatives is None else negatives.float()
+    storage, (returned, wide) = a.dtype, dtypes_of(a)
+    computing = wide if backend == "exact" else returned
+    if computing != storage:
+        # Both directions are added before they are rounded to a narrow dtype.
+        a, b, negatives = a.to(computing), b.to(computing), None if negatives is None else negatives.to(computing)
     if direction == "b_to_a":
         a, b, of_a, of_b = b, a, of_b, of_a
     both, own = direction == "both", torch.arange(a.shape[0], device=a.device)
     references = References(b, mutual=both, sizes=of_b)
     batch = Batch(a, Targets("partners", own), rule, references, storage=storage, sizes=of_a)
     if negatives is None:
-        return reduced(anchor_values(batch, backend), batch, policy)
+        return reduced(anchor_values(batch, backend), batch, policy).to(returned)
     none = Targets("none", torch.empty(0, dtype=torch.int64, device=a.device))
     sums = replace(rule, terms="lse")
     queue = References(negatives, sizes=of_negatives)
@@ -113,4 +115,4 @@ def info_nce_loss(
         found = anchor_values(Batch(rows, none, sums, queue, storage=storage, sizes=sizes), backend)
         values = -F.logsigmoid(pair_logits(rows, others, rule) - found.values)
         parts.append(AnchorValues(values, torch.ones_like(found.positives), found.negatives))
-    return reduced(AnchorValues(*map(torch.cat, zip(*parts, strict=True))), batch, policy)
+    return reduced(AnchorValues(*map(torch.cat, zip(*parts, strict=True))), batch, policy).to(returned)

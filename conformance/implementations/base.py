@@ -136,6 +136,7 @@ class Implementation(ABC):
         support: the cases that it computes.
         dtypes: in which it is run.
         deviations: declared differences.
+        computes_in: the dtype in which it computes, whatever that of the rows; None: theirs, or float32 for halves.
         held_to_plain: whether it may be no worse than twice the straightforward torch implementation.
         anywhere: whether every machine can run it. An implementation that needs a device of its own has no counts in
             the file: in a whole run it must pass every case in every dtype in which the case is representable.
@@ -146,6 +147,7 @@ class Implementation(ABC):
     support: Support = Support()
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32")
     deviations: ClassVar[tuple[Deviation, ...]] = ()
+    computes_in: ClassVar[str | None] = None
     held_to_plain: ClassVar[bool] = False
     anywhere: ClassVar[bool] = True
 

@@ -104,6 +104,7 @@ class FastTiled(Fast):
 class FastExact(Fast):
     """The same, with ``backend="exact"``, in float64."""
 
+    computes_in: ClassVar[str | None] = "float64"
     name: ClassVar[str] = "fast-exact"
     title: ClassVar[str] = 'pairproof.fast, torch, backend="exact"'
     backend: ClassVar[str | None] = "exact"

@@ -35,7 +35,7 @@ from ..suite.subset import covering
 from ..truth.baseline import plain_outcome
 from ..truth.compare import compare
 from ..truth.evaluate import stored_truth, truth
-from ..truth.tolerances import bounds, held_to, with_narrowed_weights
+from ..truth.tolerances import bounds, held_to, rounded_once, with_narrowed_weights
 from .deviations import verdict
 from .options import CouldNotRun, Selection, UsageError
 from .results import BAD, Check, Status, tally, unused
@@ -207,7 +207,10 @@ def judge_case(
             return replace(check, status=Status.DEVIATES if declared else Status.PASSED)
         try:
             outcome = implementation.evaluate(case, dtype)
-            limits = allowed(dtype, implementation.held_to_plain, implementation.narrows_weights)
+            computing = implementation.computes_in or dtype
+            limits = allowed(computing, implementation.held_to_plain, implementation.narrows_weights)
+            if computing != dtype:
+                limits = rounded_once(limits, true, dtype)
             comparison = compare(case, true, outcome, limits, dtype)
         except Exception as error:  # a crash of outside code is a result, not the end of the run
             message = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -35,6 +35,10 @@ beforehand, with the largest upstream gradient brought to between 1 and 2. This 
 `narrows_weights`, and to these dtypes: rows of float32 meet their weights in float32. It is added after the bounds are
 drawn in to the straightforward implementation, which rounds no weight.
 
+*Wider sums.* An implementation that declares ``computes_in`` float64 converts narrower rows and rounds what it returns:
+its bounds are those of float64, plus one rounding of the loss to the accumulating dtype and of the gradient to the rows'
+dtype. Thereby the golden cases tell ``backend="exact"`` from the other backends.
+
 Peers are held to these bounds. ``fast`` is held to more: never worse than twice what the straightforward torch
 implementation (``plain.py``) attains in the same dtype, with a floor of a few units in the last place. ``pairproof
 verify`` prints how the ratios of error to bound are distributed, so that slack is visible.
@@ -153,6 +157,34 @@ def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str)
         more = _narrowed(case, truth, dtype)
     other_rows = {name: rows + more[name] for name, rows in allowed.other_rows.items()}
     return replace(allowed, rows=allowed.rows + more[case.first], other_rows=other_rows)
+
+
+def rounded_once(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
+    """The bounds of an implementation that computes in a wider dtype and rounds what it returns, once.
+
+    Args:
+        computed: its bounds in the dtype in which it computes.
+        truth: the certified results.
+        dtype: of the inputs and of the gradient; the loss is returned in the accumulating dtype.
+    """
+    returned = accumulating(dtype)
+
+    def value(bound: float, expected: float) -> float:
+        return bound + unit_roundoff(returned) * abs(expected) + SMALLEST_SUBNORMAL[returned]
+
+    def row(bounds: Matrix, gradient: Matrix | None) -> Matrix:
+        if gradient is None:
+            return bounds
+        rounding = unit_roundoff(dtype) * np.linalg.norm(gradient, axis=1)
+        return bounds + rounding + SMALLEST_SUBNORMAL[dtype] * math.sqrt(gradient.shape[1])
+
+    return replace(
+        computed,
+        values=[value(bound, expected) for bound, expected in zip(computed.values, truth.values, strict=True)],
+        anchors={i: value(bound, truth.anchors[i]) for i, bound in computed.anchors.items()},
+        rows=row(computed.rows, truth.gradient),
+        other_rows={name: row(rows, truth.other_gradients.get(name)) for name, rows in computed.other_rows.items()},
+    )
 
 
 def _narrowed(case: Case, truth: Truth, dtype: str) -> dict[str, Matrix]:
