@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from ..implementations.base import stacked_order
 from ..suite.cases import Case
 from ..suite.catalogue import find_loss
-from ..suite.records import Matrix, Outcome, Truth
+from ..suite.records import Outcome, Truth
 from .positives import CASE, POSITIVES, Setting, case_setting, matrix_rows, same, similarity_rows
 from .variants import (
     DENOMINATORS,
@@ -78,6 +78,10 @@ class Suspect:
     factor: float
     words: str = ""
 
+    def other(self, words: str = "", **parts: Any) -> Suspect:
+        """The same with other parts of its variant."""
+        return replace(self, variant=replace(self.variant, **parts), words=words)
+
 
 class _Failure:
     """One failing check, and the suspects compared with it."""
@@ -86,7 +90,7 @@ class _Failure:
         self.case, self.outcome, self.truth = case, outcome, truth
         self.loss = find_loss(case.loss)
         self.rows = torch.cat([torch.tensor(matrix) for matrix in case.matrices.values()]).requires_grad_()
-        self.temperature = float(case.option("temperature"))
+        self.temperature = case.temperature
         base = case.option("base_temperature")
         self.right = Suspect(
             variant_of(self.loss, case.keywords),
@@ -95,77 +99,80 @@ class _Failure:
             str(case.option("no_positive") or "zero"),
             1.0 if base is None else self.temperature / float(base),
         )
-        positives = case.positives()
-        self.alone = [i for i in case.anchors() if not positives[i]]
+        self.anchors, self.positives = case.anchors(), case.positives()
+        self.alone = [i for i in self.anchors if not self.positives[i]]
+        self.pairs = int(self.right.setting.counts.sum())
         self.given, self.expected = (torch.tensor(x.values, dtype=torch.float64) for x in (outcome, truth))
         self.compared = [(self.given, self.expected)]
-        given, expected = (_joined(case, x.gradient, x.other_gradients) for x in (outcome, truth))
+        given, expected = _joined(case, outcome), _joined(case, truth)
         if given is not None and expected is not None:
             self.compared.append((given, expected))
         self._evaluations: dict[tuple[Setting, str], Evaluation] = {}
 
-    def value(self, suspect: Suspect) -> Tensor | None:
-        """[K], what the suspect gives; None where the rows cannot be read so."""
-        key = suspect.setting, suspect.variant.positives
+    def value(self, suspect: Suspect) -> Tensor:
+        """[K], what the suspect gives; NaN if the rows cannot be read so, or if the number of values differs."""
+        variant, unknown = suspect.variant, torch.full_like(self.given, math.nan)
+        key = suspect.setting, variant.positives
         if key not in self._evaluations:
-            setting = POSITIVES[key[1]].change(key[0])
+            setting = POSITIVES[variant.positives].change(suspect.setting)
             if setting is None:
-                return None
-            at = torch.tensor([self.temperature], dtype=torch.float64)
-            self._evaluations[key] = Evaluation(setting, at)
+                return unknown
+            self._evaluations[key] = Evaluation(setting, torch.tensor([self.temperature], dtype=torch.float64))
         evaluation = self._evaluations[key]
-        each = evaluation.anchors(suspect.variant)[0]
-        value = reduce_anchors(evaluation.setting, each, suspect.reduction, suspect.policy)
-        return (value * suspect.factor).reshape(-1)
+        each = evaluation.anchors(variant)[0]
+        value = reduce_anchors(evaluation.setting, each, suspect.reduction, suspect.policy) * suspect.factor
+        return value.reshape(-1) if value.numel() == len(self.given) else unknown
 
-    def explains(self, suspect: Suspect) -> float | None:
-        """What remains of the error, where the suspect explains value and gradient; else None."""
-        found = self.value(suspect)
-        if found is None or len(found) != len(self.given) or not bool(found.isfinite().all()):
-            return None
-        single = len(self.compared) == 1 and len(found) <= 2
-        remaining = [_remaining(found.detach(), *self.compared[0])]
-        # So that NaN explains nothing.
-        if not remaining[0] <= (EXPLAINED_BY_VALUE if single else EXPLAINED):
-            return None
-        if len(self.compared) > 1:
-            gradient = torch.zeros_like(self.rows)
-            if found.requires_grad:
-                (gradient,) = torch.autograd.grad(found.sum(), self.rows, retain_graph=True, materialize_grads=True)
+    def remaining(self, suspect: Suspect) -> float:
+        """What remains of the error, where the suspect explains value and gradient; else infinity."""
+        value = self.value(suspect)
+        allowed = EXPLAINED_BY_VALUE if len(self.compared) == 1 and len(value) <= 2 else EXPLAINED
+        remaining = [_remaining(value.detach(), *self.compared[0])]
+        if remaining[0] <= allowed and len(self.compared) > 1:
+            # A value that does not depend on the rows has a gradient too.
+            total = value.sum() + 0 * self.rows.sum()
+            (gradient,) = torch.autograd.grad(total, self.rows, retain_graph=True)
             remaining.append(_remaining(gradient, *self.compared[1]))
-        return max(remaining) if remaining[-1] <= EXPLAINED else None
+        # So that NaN explains nothing.
+        return max(remaining) if remaining[0] <= allowed and remaining[-1] <= EXPLAINED else math.inf
 
-    @property
-    def anchor(self) -> int:
-        """The first anchor whose value is off where they are known, else the first."""
-        for i, value in (self.outcome.anchors or {}).items():
-            true = self.truth.anchors.get(i, value)
-            if abs(value - true) > 1e-3 * (abs(true) + 1e-12):
-                return i
-        return self.case.anchors()[0]
+    def best(self, suspects: Iterator[Suspect]) -> str | None:
+        """The suspect that explains the failure, in words: the first that no other explains twice as well."""
+        least, best = math.inf, None
+        for suspect in suspects:
+            remaining = self.remaining(suspect)
+            if remaining < least / 2:
+                least, best = remaining, suspect
+        return None if best is None else best.words or _words(self, best.variant)
+
+    def read_again(self, arguments: Mapping[str, Any] | None = None, **keywords: Any) -> Setting:
+        """The setting of the case with other arguments or keywords."""
+        arguments, keywords = {**self.case.arguments, **(arguments or {})}, {**self.case.keywords, **keywords}
+        return case_setting(replace(self.case, arguments=arguments, keywords=keywords), self.rows)
+
+    def part(self, name: str) -> Tensor:
+        """Bool [M, 1], the rows of one matrix of the case."""
+        part = torch.zeros(len(self.rows), 1, dtype=torch.bool)
+        part[matrix_rows(self.case)[name]] = True
+        return part
 
 
-def _joined(case: Case, gradient: Matrix | None, others: Mapping[str, Matrix]) -> Tensor | None:
+def _joined(case: Case, result: Outcome | Truth) -> Tensor | None:
     """Gradients by every matrix, one after the other."""
-    found = {case.first: gradient, **others}
-    if any(found.get(name) is None for name in case.matrices):
-        return None
-    joined = torch.cat([torch.tensor(found[name], dtype=torch.float64) for name in case.matrices])
-    return joined if bool(joined.isfinite().all()) else None
+    found = {case.first: result.gradient, **result.other_gradients}
+    matrices = [matrix for name in case.matrices if (matrix := found.get(name)) is not None]
+    joined = np.concatenate(matrices, dtype=np.float64) if len(matrices) == len(case.matrices) else None
+    return None if joined is None or not np.isfinite(joined).all() else torch.tensor(joined)
 
 
 def _error(given: Tensor, expected: Tensor) -> float:
     """How far a result is from the truth, as a share of its size."""
-    if len(given) != len(expected):
-        return math.inf
     away, size = float((given - expected).norm()), float(expected.norm())
     return away / size if size else math.inf if away else 0.0
 
 
 def _remaining(found: Tensor, given: Tensor, expected: Tensor) -> float:
     """How far ``found`` is from the result, as a share of how far the truth is from it."""
-    if not bool(given.isfinite().all()):
-        return math.inf
     error, left, size = (float(x.norm()) for x in (given - expected, given - found, expected))
     noise = DTYPE_NOISE * size
     if left <= noise:
@@ -184,25 +191,16 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth) -> str | None:
     Returns:
         What was computed instead, or None where nothing that is known explains it.
     """
-    if case.size > LARGEST_EXPLAINED or len(case.anchors()) == 0:
+    if case.size > LARGEST_EXPLAINED or not case.anchors():
         return None
     found = _Failure(case, outcome, truth)
+    if len(found.given) != len(found.expected):
+        return None
     if not bool(found.given.isfinite().all()):
         return _not_finite(found) if bool(found.expected.isfinite().all()) else None
     if not bool(found.expected.isfinite().all()):
         return "a number is returned where the policy requires NaN"
-    simple = _broken_gradient(found) or _slight(found) or _clamped_norms(found) or _scaled(found)
-    if simple is not None:
-        return simple
-    for suspects in (_reductions(found), _suspects(found)):
-        best: tuple[float, Suspect] | None = None
-        for suspect in suspects:
-            remaining = found.explains(suspect)
-            if remaining is not None and (best is None or remaining < best[0] / 2):
-                best = remaining, suspect
-        if best is not None:
-            return best[1].words or _words(found, best[1].variant)
-    return None
+    return next(filter(None, (explain(found) for explain in EXPLAINERS)), None)
 
 
 # What is explained without a variant
@@ -210,10 +208,9 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth) -> str | None:
 
 def _not_finite(found: _Failure) -> str | None:
     """Why NaN or infinity was returned where a number is expected."""
-    case, setting = found.case, found.right.setting
+    setting, rows, members = found.right.setting, found.rows.detach(), found.case.members()
     odd = "NaN" if bool(found.given.isnan().any()) else "infinity"
-    with torch.no_grad():
-        logits = SIMILARITIES[found.right.variant.similarity](found.rows, found.rows, setting) / found.temperature
+    logits = SIMILARITIES[found.right.variant.similarity](rows, rows, setting) / found.temperature
     compared = setting.member & setting.anchors[:, None]
     seen = logits.masked_fill(~compared, -math.inf)
     largest, least = float(seen.max()), float(logits.masked_fill(~compared, math.inf).min())
@@ -221,8 +218,7 @@ def _not_finite(found: _Failure) -> str | None:
     if found.alone:
         words = f"{_have(found.alone)} no positive, and the loss becomes {odd}: 0 divided by 0, or a logarithm of 0"
         return f"{words}; or {overflow}" if largest > 88.7 else words
-    positives, members = case.positives(), case.members()
-    full = [i for i in case.anchors() if len(positives[i]) == len(members[i])]
+    full = [i for i in found.anchors if len(found.positives[i]) == len(members[i])]
     if full:
         return f"{_have(full)} no negative, and the loss becomes {odd}"
     if bool((found.given == -math.inf).any()):
@@ -230,7 +226,7 @@ def _not_finite(found: _Failure) -> str | None:
     if largest > 88.7:
         return overflow
     own = logits.masked_fill(~setting.own, -math.inf).amax(dim=1)
-    drowned = ((own - seen.amax(dim=1)) > 87).nonzero().reshape(-1).tolist()
+    drowned = (own - seen.amax(dim=1) > 87).nonzero().reshape(-1).tolist()
     if drowned:
         return f"{odd}: the maximum of row {drowned[0]} is taken with the anchor itself in it, and all others underflow"
     if max(-least, largest) > 80:
@@ -276,11 +272,8 @@ def _clamped_norms(found: _Failure) -> str | None:
     norms = largest * (rows / largest).norm(dim=1, keepdim=True)
     for end in SQUARES_OVERFLOW:
         odd = ((norms < CLAMP) | (norms > end)).reshape(-1).nonzero().reshape(-1).tolist()
-        if not odd:
-            continue
         unit = torch.where(norms > end, 0.0, rows / norms.clamp(min=CLAMP))
-        value = found.value(_dot(found, unit))
-        if value is not None and _remaining(value, found.given, found.expected) <= EXPLAINED_BY_VALUE:
+        if odd and _remaining(found.value(_dot(found, unit)), *found.compared[0]) <= EXPLAINED_BY_VALUE:
             which = f"row {odd[0]} is" if len(odd) == 1 else f"{len(odd)} rows, from row {odd[0]} on, are"
             return (
                 f"{which} not brought to norm 1: a norm of {float(norms[odd[0]]):.2g} is clamped, or the squares under"
@@ -291,7 +284,7 @@ def _clamped_norms(found: _Failure) -> str | None:
 
 def _scaled(found: _Failure) -> str | None:
     """Values, and gradients, that are off by a factor; or gradients that are, alone."""
-    if len(found.given) != len(found.expected) or not float(found.expected.norm()):
+    if not found.expected.any():
         return None
     shares = (1e-3, EXPLAINED)
     factors = [_ratio(*pair, share) for pair, share in zip(found.compared, shares, strict=False) if pair[1].any()]
@@ -299,7 +292,7 @@ def _scaled(found: _Failure) -> str | None:
     if factor is None or slope is None:
         return None
     if len(factors) == 1:
-        simple = any(abs(factor - x) <= 1e-5 * x for x in (2.0, 0.5, float(len(found.case.anchors()))))
+        simple = any(abs(factor - x) <= 1e-5 * x for x in (2.0, 0.5, float(len(found.anchors))))
         return _of_factor(found, factor) if simple else None
     if abs(factor - 1) < 1e-4 and abs(slope - 1) > 1e-3:
         if abs(slope) < 1e-9:
@@ -334,13 +327,13 @@ def _of_factor(found: _Failure, factor: float) -> str:
 
 def _causes(found: _Failure) -> Iterator[tuple[float, str]]:
     """Factors that follow from the case, and what they come from."""
-    anchors, pairs = len(found.case.anchors()), int(found.right.setting.counts.sum())
-    mean, temperature, scale = found.right.reduction == "mean", found.temperature, found.right.factor
-    counted = anchors - len(found.alone)
+    anchors, pairs, temperature, scale = len(found.anchors), found.pairs, found.temperature, found.right.factor
+    mean, counted = found.right.reduction == "mean", anchors - len(found.alone)
+    total = f"the sum over {anchors} anchors is"
     if mean and anchors > 2:
-        yield anchors, f"the sum over {anchors} anchors is not divided by their number"
+        yield anchors, f"{total} not divided by their number"
     if found.right.reduction == "sum" and anchors > 2:
-        yield 1 / anchors, f"the sum over {anchors} anchors is divided by their number, where the sum is required"
+        yield 1 / anchors, f"{total} divided by their number, where the sum is required"
     if mean and 0 < counted < anchors:
         yield anchors / counted, _policy_words(found, "drop")
         yield counted / anchors, _policy_words(found, "zero")
@@ -354,7 +347,7 @@ def _causes(found: _Failure) -> Iterator[tuple[float, str]]:
         yield scale**-2, words
         yield 1 / scale, "values are not multiplied by temperature/base_temperature"
     if mean and pairs not in (0, anchors):
-        yield anchors / pairs, f"the sum over {anchors} anchors is divided by {pairs}, the number of pairs"
+        yield anchors / pairs, f"{total} divided by {pairs}, the number of pairs"
 
 
 def _have(rows: list[int]) -> str:
@@ -375,28 +368,21 @@ def _policy_words(found: _Failure, policy: str) -> str:
 
 def _reductions(found: _Failure) -> Iterator[Suspect]:
     """Other policies and other means than those of the case."""
-    right, setting = found.right, found.right.setting
-    anchors, pairs = len(found.case.anchors()), int(setting.counts.sum())
-    one = replace(right, variant=replace(right.variant, form="mean")) if right.variant.form == "sum" else right
-    if right.reduction == "none":
-        if found.alone:
-            policy = "zero" if right.policy == "drop" else "drop"
-            yield replace(one, policy=policy, words=_policy_words(found, policy))
-    else:
-        if right.variant.form == "mean" and pairs != anchors:
-            words = f"the mean is over {pairs} pairs, not over {anchors} anchors"
-            over_pairs = replace(right, variant=replace(right.variant, form="sum"), reduction="mean_pairs")
-            yield replace(over_pairs, policy="zero", words=words)
-        for reduction in ("mean", "sum"):
-            for policy in POLICIES[:2]:
-                words = f"the {reduction} over {anchors} anchors is taken, not the {right.reduction}"
-                if reduction == right.reduction:
-                    if policy == right.policy or not found.alone:
-                        continue
-                    words = _policy_words(found, policy)
-                elif right.reduction == "mean_pairs":
-                    words = f"the {reduction} is over {anchors} anchors, not over {pairs} pairs"
-                yield replace(one, reduction=reduction, policy=policy, words=words)
+    right, anchors, pairs = found.right, len(found.anchors), found.pairs
+    one = right.other(form="mean") if right.variant.form == "sum" else right
+    if right.reduction != "none" and right.variant.form == "mean" and pairs != anchors:
+        words = f"the mean is over {pairs} pairs, not over {anchors} anchors"
+        yield replace(right.other(words, form="sum"), reduction="mean_pairs", policy="zero")
+    for reduction in ("none",) if right.reduction == "none" else ("mean", "sum"):
+        for policy in POLICIES[:2]:
+            words = f"the {reduction} over {anchors} anchors is taken, not the {right.reduction}"
+            if reduction == right.reduction:
+                if policy == right.policy or not found.alone:
+                    continue
+                words = _policy_words(found, policy)
+            elif right.reduction == "mean_pairs":
+                words = f"the {reduction} is over {anchors} anchors, not over {pairs} pairs"
+            yield replace(one, reduction=reduction, policy=policy, words=words)
     if right.factor != 1:
         yield replace(right, factor=1.0, words="the base temperature is not applied")
 
@@ -404,67 +390,71 @@ def _reductions(found: _Failure) -> Iterator[Suspect]:
 def _suspects(found: _Failure) -> Iterator[Suspect]:
     """Every variation of one part, every other choice of an option, and every other reading of the arguments."""
     right, variant = found.right, found.right.variant
-
-    def other(words: str = "", **parts: Any) -> Suspect:
-        return replace(right, variant=replace(variant, **parts), words=words)
-
-    def read_as(settings: Iterable[tuple[str, Setting]]) -> Iterator[Suspect]:
-        for words, setting in settings:
-            if _differ(setting, right.setting):
-                yield replace(right, setting=setting, words=words)
-
     # What depends on this very batch comes before the forms that agree with it there by chance.
-    yield from read_as(_batch_settings(found))
-    yield from read_as(_case_settings(found))
+    yield from _read_as(found, _batch_settings(found))
+    yield from _read_as(found, _case_settings(found))
     for flow, words in FLOWS.items():
         if words:
-            yield other(f"the value is right, but {words}", flow=flow)
+            yield right.other(f"the value is right, but {words}", flow=flow)
     for name in ("cosine", "dot"):
-        yield other(similarity=name)
+        yield right.other(similarity=name)
     chosen = dict(variant.options)
     for option in () if variant.in_parts else found.loss.formula_options:
         value = chosen.get(option, found.loss.keywords[option])
         for choice in found.loss.choices.get(option, ()):
             words = f"{option}={choice} is computed, not {option}={value}"
-            yield other(words, options=tuple({**chosen, option: choice}.items()))
+            yield right.other(words, options=tuple({**chosen, option: choice}.items()))
     if variant.in_parts and not variant.binary:
         for name in ("all", "one_positive", "only_negatives"):
-            yield other(denominator=name)
+            yield right.other(denominator=name)
         for name in ("mean", "inside"):
-            yield other(form=name)
+            yield right.other(form=name)
         if variant.guard:
-            yield other("no epsilon is added", guard="")
-            yield other(FLOWS["maximum"], flow="maximum")
+            yield right.other("no epsilon is added", guard="")
+            yield right.other(FLOWS["maximum"], flow="maximum")
     for wrong in (*temperings(variant), *variations(variant, CASE)):
         # Two towers have no diagonal that could be subtracted.
         if not (found.loss.two_towers and wrong.denominator == "subtract"):
             yield replace(right, variant=wrong)
     if "negatives" in found.case.others:
-        yield from read_as(_queue_settings(found))
+        yield from _read_as(found, _queue_settings(found))
     if variant.similarity == "cosine":
         for words, rows in _other_norms(found):
             yield _dot(found, rows, words)
 
 
+EXPLAINERS: tuple[Callable[[_Failure], str | None], ...] = (
+    _broken_gradient,
+    _slight,
+    _clamped_norms,
+    _scaled,
+    lambda found: found.best(_reductions(found)),
+    lambda found: found.best(_suspects(found)),
+)
+"""What explains finite values where finite ones are expected, in the order in which it is tried."""
+
+
 def _dot(found: _Failure, rows: Tensor, words: str = "") -> Suspect:
     """Dot products of rows in place of the case's."""
-    variant = replace(found.right.variant, similarity="dot")
-    return replace(found.right, variant=variant, setting=replace(found.right.setting, rows=rows), words=words)
+    return replace(found.right.other(words, similarity="dot"), setting=replace(found.right.setting, rows=rows))
 
 
-def _differ(a: Setting, b: Setting) -> bool:
-    names = ("member", "positive", "own", "anchors")
-    return a.rows is not b.rows or any(not torch.equal(getattr(a, name), getattr(b, name)) for name in names)
+def _read_as(found: _Failure, settings: Iterator[tuple[str, Setting]]) -> Iterator[Suspect]:
+    """The settings that are not the right one."""
+    right = found.right.setting
+    for words, s in settings:
+        masks = ((s.member, right.member), (s.positive, right.positive), (s.own, right.own), (s.anchors, right.anchors))
+        if s.rows is not right.rows or not all(torch.equal(*pair) for pair in masks):
+            yield replace(found.right, setting=s, words=words)
 
 
 NARROWED: Mapping[str, Callable[[int], object]] = {
-    "labels are narrowed to float32: large ones that lie close together become one class": np.float32,
-    "labels are narrowed to float16: large ones become one class": lambda x: np.float64(x).astype(np.float16),
-    "labels are narrowed to 32 bits or fewer: those that differ by a multiple of 2^32 become one class": (
-        lambda x: x % 2**32
-    ),
-    "labels are narrowed to bytes: those that differ by a multiple of 256 become one class": lambda x: x % 256,
+    "float32: large ones that lie close together": np.float32,
+    "float16: large ones": lambda x: np.float16(float(x)),
+    "32 bits or fewer: those that differ by a multiple of 2^32": lambda x: x % 2**32,
+    "bytes: those that differ by a multiple of 256": lambda x: x % 256,
 }
+"""Types to which labels may be narrowed, the labels that become one class, and the label of (label)."""
 
 
 def _batch_settings(found: _Failure) -> Iterator[tuple[str, Setting]]:
@@ -473,10 +463,8 @@ def _batch_settings(found: _Failure) -> Iterator[tuple[str, Setting]]:
     labels = {name: case.arguments[name] for name in ("labels", "ref_labels") if name in case.arguments}
     for words, narrow in NARROWED.items() if labels else ():
         with np.errstate(over="ignore"):
-            seen = {name: [narrow(int(x)) for x in side] for name, side in labels.items()}
-        numbers = {value: k for k, value in enumerate(dict.fromkeys(v for side in seen.values() for v in side))}
-        given = {name: [numbers[value] for value in side] for name, side in seen.items()}
-        yield words, case_setting(replace(case, arguments={**case.arguments, **given}), found.rows)
+            given = {name: [narrow(int(x)) for x in side] for name, side in labels.items()}
+        yield f"labels are narrowed to {words} become one class", found.read_again(given)
     if labels:
         negative = torch.zeros(len(found.rows), dtype=torch.bool)
         negative[:n] = torch.tensor([int(x) < 0 for x in labels["labels"]])
@@ -502,20 +490,16 @@ def _batch_settings(found: _Failure) -> Iterator[tuple[str, Setting]]:
 def _case_settings(found: _Failure) -> Iterator[tuple[str, Setting]]:
     """Other readings of what the case passes beside labels."""
     case, right, n = found.case, found.right.setting, found.case.n
-
-    def again(**keywords: Any) -> Setting:
-        return case_setting(replace(case, keywords={**case.keywords, **keywords}), found.rows)
-
     if case.option("anchors") is not None:
-        yield f"all {n} rows are anchors, not the {len(case.anchors())} that are chosen", again(anchors=None)
+        words = f"all {n} rows are anchors, not the {len(found.anchors)} that are chosen"
+        yield words, found.read_again(anchors=None)
     if "self_rows" in case.arguments:
-        arguments = {key: value for key, value in case.arguments.items() if key != "self_rows"}
-        other = case_setting(replace(case, arguments=arguments), found.rows)
-        yield "the reference that is the anchor itself is not left out", other
+        yield "the reference that is the anchor itself is not left out", found.read_again({"self_rows": [-1] * n})
     if found.loss.two_towers:
         anchors = {"both": f"all {2 * n} rows", "a_to_b": f"the {n} rows of a", "b_to_a": f"the {n} rows of b"}
         for direction, name in anchors.items():
-            yield f"the anchors are {name}, not {anchors[case.option('direction')]}", again(direction=direction)
+            words = f"the anchors are {name}, not {anchors[case.option('direction')]}"
+            yield words, found.read_again(direction=direction)
         if "negatives" not in case.others:
             member = ~torch.eye(2 * n, dtype=torch.bool) & right.anchors[:, None]
             yield "rows of the same tower are in the denominator too", replace(right, member=member)
@@ -528,7 +512,7 @@ def _case_settings(found: _Failure) -> Iterator[tuple[str, Setting]]:
 def _queue_settings(found: _Failure) -> Iterator[tuple[str, Setting]]:
     """What becomes of explicit negatives."""
     right, rows = found.right.setting, found.rows
-    b, queue = (_part(found, name)[:, 0] for name in ("embeddings_b", "negatives"))
+    b, queue = (found.part(name)[:, 0] for name in ("embeddings_b", "negatives"))
     # The rows of the tower in which an anchor's positive is.
     tower = torch.where((right.positive & b).any(dim=1)[:, None], b, ~b & ~queue) & right.anchors[:, None]
     words = "the negatives that are passed are not used: the other keys of the batch are negatives"
@@ -539,25 +523,18 @@ def _queue_settings(found: _Failure) -> Iterator[tuple[str, Setting]]:
     yield "the value is right, but no gradient flows into the negatives", replace(right, rows=detached)
 
 
-def _part(found: _Failure, name: str) -> Tensor:
-    """Bool [M, 1], the rows of one matrix of the case."""
-    part = torch.zeros(len(found.rows), 1, dtype=torch.bool)
-    part[matrix_rows(found.case)[name]] = True
-    return part
-
-
 def _other_norms(found: _Failure) -> Iterator[tuple[str, Tensor]]:
     """Rows that are brought to other norms than 1, some of them or all."""
     rows = found.rows
     unit = rows / rows.norm(dim=1, keepdim=True)
     if "negatives" in found.case.others:
-        queue = _part(found, "negatives")
+        queue = found.part("negatives")
         yield "the negatives that are passed are not normalised", torch.where(queue, rows, unit)
         words = "the temperature is not applied to the negatives that are passed"
         yield words, torch.where(queue, unit * found.temperature, unit)
     if found.loss.two_towers:
         for name, other in (found.loss.embeddings, found.loss.embeddings[::-1]):
-            yield f"only {name} is normalised, and {other} is not", torch.where(_part(found, other), rows, unit)
+            yield f"only {name} is normalised, and {other} is not", torch.where(found.part(other), rows, unit)
     centred = rows - rows.mean(dim=1, keepdim=True)
     spread = (centred**2).mean(dim=1, keepdim=True).sqrt()
     yield "rows go through a layer norm: they are centred, and of norm sqrt(D)", centred / spread
@@ -566,31 +543,32 @@ def _other_norms(found: _Failure) -> Iterator[tuple[str, Tensor]]:
 
 # A variant in words
 
+CHOICES: Mapping[str, str] = {
+    "dot": "similarities are raw dot products: rows are not brought to norm 1",
+    "cosine": "rows are brought to norm 1, where raw dot products are required",
+    "inside": "the mean over the positives is taken inside the logarithm, not outside it",
+    "mean": "the mean over the positives is taken outside the logarithm, not inside it",
+}
+"""Parts that are right for another loss or option: what is wrong where they take the place of the case's."""
+
 
 def _words(found: _Failure, other: Variant) -> str:
     """What differs between a case and a variant, counted at one anchor."""
     right = found.right.variant
-    if other.positives != right.positives:
-        return words_of(other.positives)
-    if other.similarity != right.similarity:
-        if other.similarity == "dot":
-            return "similarities are raw dot products: rows are not brought to norm 1"
-        if other.similarity == "cosine":
-            return "rows are brought to norm 1, where raw dot products are required"
-        return f"similarities: {words_of(other.similarity)}"
-    if other.tempering != right.tempering:
-        return f"{words_of(other.tempering)} ({found.temperature:g})"
-    if other.numerator != right.numerator:
-        return f"{words_of(other.numerator)} ({found.temperature:g})"
-    if other.denominator != right.denominator:
-        return _denominator_words(found, right.denominator, other.denominator)
-    if other.guard != right.guard:
-        return GUARDS[other.guard]
-    if other.form == "inside":
-        return "the mean over the positives is taken inside the logarithm, not outside it"
-    if other.form == "mean" and right.form == "inside":
-        return "the mean over the positives is taken outside the logarithm, not inside it"
-    return f"{words_of(other.form)} (anchor {found.anchor} has {len(found.case.positives()[found.anchor])})"
+    parts = ("positives", "similarity", "tempering", "numerator", "denominator", "guard", "form")
+    part = next(name for name in parts if getattr(other, name) != getattr(right, name))
+    choice = getattr(other, part)
+    if part == "denominator":
+        return _denominator_words(found, right.denominator, choice)
+    if choice in CHOICES:
+        return CHOICES[choice]
+    words = GUARDS[choice] if part == "guard" else words_of(choice)
+    if part == "similarity":
+        return f"similarities: {words}"
+    if part in ("tempering", "numerator"):
+        return f"{words} ({found.temperature:g})"
+    anchor = _odd_anchor(found)
+    return f"{words} (anchor {anchor} has {len(found.positives[anchor])})" if part == "form" else words
 
 
 OTHER_DENOMINATORS: Mapping[tuple[str, str], str] = {
@@ -604,17 +582,23 @@ OTHER_DENOMINATORS: Mapping[tuple[str, str], str] = {
 """What a denominator of the catalogue lacks or holds where another is right: by the right one and the other."""
 
 
+def _odd_anchor(found: _Failure) -> int:
+    """The first anchor whose value is off where they are known, else the first."""
+    true, given = found.truth.anchors, found.outcome.anchors or {}
+    off = (i for i, x in given.items() if i in true and abs(x - true[i]) > 1e-3 * (abs(true[i]) + 1e-12))
+    return next(off, found.anchors[0])
+
+
 def _denominator_words(found: _Failure, right: str, other: str) -> str:
     """Which terms are missing from a denominator, and which are too many."""
-    case, setting = found.case, found.right.setting
-    expected, given = DENOMINATORS[right], DENOMINATORS[other]
+    setting, expected, given = found.right.setting, DENOMINATORS[right], DENOMINATORS[other]
     if given.combine is not log_sum or other == "one":
         return given.words
-    positives, places = case.positives(), similarity_rows(case)
-    for i in (found.anchor, *case.anchors()):
+    places = similarity_rows(found.case)
+    for i in (_odd_anchor(found), *found.anchors):
         row = places[i][0]
         wanted, seen = expected.terms(setting, row), given.terms(setting, row)
-        if wanted == seen or not positives[i]:
+        if wanted == seen or not found.positives[i]:
             continue
         counted = f"{seen} term{'' if seen == 1 else 's'} instead of {wanted}"
         if given.leaks is not None:

@@ -40,7 +40,7 @@ Table = Mapping[str, Callable[..., Any]]
 
 
 def _unit(rows: Tensor) -> Tensor:
-    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return rows.div(rows.norm(dim=1, keepdim=True))
 
 
 def _over_views(rows: Tensor, setting: Setting) -> Tensor:
@@ -546,13 +546,14 @@ class Pairs:
                 top = top.detach()
             if kind in ("above", "each"):
                 above = _plus(above, epsilon, top)
-            if kind == "each":
-                denominator = DENOMINATORS[self.variant.denominator]
-                number = denominator.summed(self.setting).sum(dim=1, keepdim=True).clamp(min=1).double()
-                epsilon = (number + denominator.with_positive) * epsilon
             if kind != "above":
-                below = _plus(below, epsilon, top)
-        return below - above
+                below = _plus(below, epsilon * (self._terms() if kind == "each" else 1.0), top)
+        return below.sub(above)
+
+    def _terms(self) -> Tensor:
+        """[M, 1], the number of terms in a denominator."""
+        kind = DENOMINATORS[self.variant.denominator]
+        return kind.summed(self.setting).sum(dim=1, keepdim=True).clamp(min=1).double() + kind.with_positive
 
     def total(self, values: Tensor, pairs: Tensor | None = None) -> Tensor:
         """[T, M], the sum over the positives, or over other pairs."""
@@ -608,7 +609,7 @@ def _less(a: Tensor, b: Tensor) -> Tensor:
 
 def _plus(logarithm: Tensor, amount: Tensor | float, top: Tensor | float = 0.0) -> Tensor:
     """The logarithm of e^(logarithm - top) + amount, plus top."""
-    return torch.log(torch.exp(logarithm - top) + amount) + top
+    return torch.log(torch.exp(logarithm - top).add(amount)).add(top)
 
 
 # Reductions
@@ -650,7 +651,7 @@ def reduce_anchors(setting: Setting, each: Tensor, reduction: str, policy: str =
 
 def variations(variant: Variant, call: str) -> Iterator[Variant]:
     """Every variant that differs from this one in one part that no loss of the catalogue has."""
-    others: dict[str, Iterable[str]] = {"similarity": SIMILARITIES}
+    others: dict[str, Iterable[Any]] = {"similarity": SIMILARITIES}
     if variant.in_parts and not variant.binary:
         stems = {name: name.partition(",")[0] for name in DENOMINATORS}
         right = ("all", "one_positive", "only_negatives")
