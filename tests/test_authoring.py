@@ -18,7 +18,10 @@ import torch
 from pairproof.conformance import cli
 from pairproof.conformance import implementations as peers
 from pairproof.conformance.explain import describe, find_golden
-from pairproof.conformance.implementations import Fast, Reference, SupContrastToday, Unavailable, supcontrast
+from pairproof.conformance.implementations import Unavailable, supcontrast
+from pairproof.conformance.implementations.fast import Fast
+from pairproof.conformance.implementations.reference import Reference
+from pairproof.conformance.implementations.supcontrast import SupContrastToday
 from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.options import Batch, UsageError
 from pairproof.conformance.maintain import add as authoring

@@ -1,40 +1,23 @@
-"""Implementations under test, one file each. To add a peer, write its file and name it in ``ALL``."""
+"""Implementations under test. To add a peer, write its file and put the file's name into ``MODULES``."""
+
+from importlib import import_module
 
 from .base import Deviation, Implementation, Unavailable
-from .documents import DOCUMENTS
-from .fast import Fast, FastDense, FastExact, FastTiled, FastTriton
-from .info_nce_pytorch import InfoNCEPytorch
-from .infonce import InfoNCEPackage
-from .lightly import Lightly
-from .open_clip import OpenClip
-from .optax_ntxent import Optax
-from .pml import CrossBatchMemory, PytorchMetricLearning, Reducers, SelfSupervised
-from .reference import Reference
-from .scipy_losses import ScipyLosses
-from .setfit import SetFit
-from .supcontrast import SupContrast, SupContrastToday
 
-ALL: tuple[type[Implementation], ...] = (
-    Reference,
-    ScipyLosses,
-    Fast,
-    FastDense,
-    FastTiled,
-    FastExact,
-    FastTriton,
-    PytorchMetricLearning,
-    Reducers,
-    SelfSupervised,
-    CrossBatchMemory,
-    SupContrast,
-    SupContrastToday,
-    SetFit,
-    InfoNCEPytorch,
-    InfoNCEPackage,
-    Optax,
-    OpenClip,
-    Lightly,
-    *DOCUMENTS,
+MODULES = (
+    *("reference", "scipy_losses", "fast", "pml", "supcontrast", "setfit", "info_nce_pytorch", "infonce"),
+    *("optax_ntxent", "open_clip", "lightly", "documents"),
 )
+"""The files of this folder that define implementations, in the order of every report."""
+
+
+def _named(module: str) -> list[type[Implementation]]:
+    """The implementations that a file defines and gives a name, in their order."""
+    found = vars(import_module(f"{__name__}.{module}"))
+    ours = [kind for kind in found.values() if isinstance(kind, type) and kind.__module__ == found["__name__"]]
+    return [kind for kind in ours if issubclass(kind, Implementation) and "name" in vars(kind)]
+
+
+ALL: tuple[type[Implementation], ...] = tuple(kind for module in MODULES for kind in _named(module))
 
 __all__ = ["ALL", "Deviation", "Implementation", "Unavailable"]

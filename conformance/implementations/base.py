@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -78,13 +78,13 @@ class Support:
         losses: short names in the catalogue; empty for all.
         options: the values of an option that it computes; every value of an option that is not named.
         lacks: the keywords that it does not take at all.
-        also: further conditions, each of which returns the reason to skip a case or None.
+        also: further reasons to skip a case, each with its condition.
     """
 
     losses: tuple[str, ...] = ()
     options: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
-    also: tuple[Callable[[Case], str | None], ...] = ()
+    also: tuple[tuple[str, Callable[[Case], bool]], ...] = ()
 
     def refuses(self, case: Case) -> str | None:
         """Return the reason to skip a case, the same for cases of one kind; None for a case that is computed."""
@@ -100,7 +100,7 @@ class Support:
         for name in self.lacks:
             if name in case.arguments or name in case.others or case.keywords.get(name) is not None:
                 return f"takes no {name}"
-        return next(filter(None, (condition(case) for condition in self.also)), None)
+        return next((reason for reason, applies in self.also if applies(case)), None)
 
 
 def matters(case: Case, option: str) -> bool:
@@ -306,6 +306,17 @@ def items_of(case: Case) -> list[tuple[int, ...]]:
     return sorted(items)
 
 
+def targets_of(case: Case, items: Sequence[tuple[int, ...]], rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The labels or the mask of items of views, as the original SupCon code takes them; neither for two views alone."""
+    first = [item[0] for item in items]
+    if "labels" in case.arguments:
+        return {"labels": torch.tensor(case.arguments["labels"], dtype=torch.int64, device=rows.device)[first]}
+    if "positives" not in case.arguments:
+        return {}
+    mask = torch.tensor(case.arguments["positives"], dtype=rows.dtype, device=rows.device)[first][:, first]
+    return {"mask": mask.fill_diagonal_(1) if len(items[0]) > 1 else mask}
+
+
 def by_views(
     case: Case,
     given: Mapping[str, torch.Tensor],
@@ -367,6 +378,21 @@ def gradient_is_missing(case: Case, dtype: str, true: Truth, name: str) -> bool:
     """Whether a matrix that is given no gradient should have had one beyond what rounding explains."""
     gradient = true.other_gradients.get(name)
     return gradient is not None and exceeds(gradient, bounds(case, true, dtype).other_rows[name])
+
+
+def gradient_of(case: Case, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The gradient ``[N, D]`` that rows get through their similarities to the rows of the batch.
+
+    Args:
+        case: without other matrices.
+        weights: ``[N, N]``, the derivative by each row's similarity to each other.
+    """
+    if case.option("similarity") != "cosine":
+        return weights @ case.embeddings
+    norms = row_norms(case.embeddings)[:, None]
+    rows = case.embeddings / norms
+    grad = weights @ rows
+    return np.asarray((grad - (grad * rows).sum(axis=1, keepdims=True) * rows) / norms)
 
 
 def differs(loss: Callable[[torch.Tensor], torch.Tensor], case: Case, dtype: str, true: Truth) -> bool:

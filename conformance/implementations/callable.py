@@ -20,7 +20,7 @@ import torch
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.records import Outcome
-from .base import Deviation, Implementation, items_of, labels_of, normalised
+from .base import Deviation, Implementation, items_of, labels_of, normalised, targets_of
 from .sandbox import TargetError, TargetMisused, copy_of, describe, find, within, within_memory
 from .signatures import Claim, Signature, complete, guess_arrays, guess_call, is_module, kind_of
 from .subprocess import LineError, Lines
@@ -467,14 +467,9 @@ class External(Implementation):
             return [replace(batch, embeddings=torch.cat(way), n_views=2) for way in self._directions(case, towers)], []
         if claim.call in ("features", "views", "stacked"):
             items = items_of(case)
-            order = [*chain(*zip(*items, strict=True))]
-            labels = None
-            if "labels" in case.arguments:
-                labels = [case.arguments["labels"][item[0]] for item in items]
-            elif "positives" in case.arguments:
-                some = [item[0] for item in items]
-                mask = torch.tensor(case.arguments["positives"], dtype=rows.dtype, device=self.device)[some][:, some]
-                keywords["mask"] = mask.fill_diagonal_(1) if len(items[0]) > 1 else mask
+            order, targets = [*chain(*zip(*items, strict=True))], targets_of(case, items, rows)
+            labels = targets.pop("labels").tolist() if "labels" in targets else None
+            keywords |= targets
             return [replace(batch, embeddings=rows[order], labels=labels, n_views=len(items[0]))], order
         if "positive_pairs" in case.arguments:
             return [replace(batch, positive_pairs=case.arguments["positive_pairs"])], []

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,18 +14,30 @@ from ..suite.records import Truth
 from ..truth.tolerances import bounds
 from .base import (
     Deviation,
-    Implementation,
     Support,
     TorchImplementation,
     clamped_norms,
     differs,
     exceeds,
+    gradient_of,
     logits,
     stacked_views,
 )
 
 EIGHT = [1, 0, 3, 2, 5, 4, 7, 6]
 """The partners that the pair notebook writes out."""
+
+ROWS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
+    (
+        "nt_xent_loss is written for 8 interleaved rows",
+        lambda case: list(case.arguments.get("partners", EIGHT)) != EIGHT,
+    ),
+    (
+        "nt_bxent_loss divides by the number of negatives of every row",
+        lambda case: any(len(p) == case.n - 1 for p in case.positives()),
+    ),
+)
+"""Reasons to skip a case, each with its condition."""
 
 
 def pair_nt_xent(x: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -93,18 +103,6 @@ SUPPORT = Support(
 )
 
 
-def _eight_rows(case: Case) -> str | None:
-    if list(case.arguments.get("partners", EIGHT)) != EIGHT:
-        return "nt_xent_loss is written for 8 interleaved rows"
-    return None
-
-
-def _all_have_negatives(case: Case) -> str | None:
-    if any(len(p) == case.n - 1 for p in case.positives()):
-        return "nt_bxent_loss divides by the number of negatives of every row"
-    return None
-
-
 def _cancels(case: Case, dtype: str, true: Truth) -> bool:
     """Whether a sigmoid taken first, in this dtype, moves the loss or the gradient by more than its bound."""
     number, allowed = np.dtype(dtype).type, bounds(case, true, dtype)
@@ -123,27 +121,23 @@ def _cancels(case: Case, dtype: str, true: Truth) -> bool:
     wrong = ~diagonal & np.where(positive, s < 0, s > 0)
     lost = np.where(wrong, 1 - np.minimum((sigmoid * (1 - sigmoid)).astype(np.float64) / 1e-12, 1), 0)
     weights = lost * np.where(positive, -1, 1) / counts / (case.n * case.temperature)
-    norms = np.array([[math.hypot(*row)] for row in case.embeddings.tolist()])
-    unit = case.embeddings / norms
-    grad = (weights + weights.T) @ unit
-    missing = (grad - (grad * unit).sum(axis=1, keepdims=True) * unit) / norms
-    return exceeds(missing, allowed.rows)
+    return exceeds(gradient_of(case, weights + weights.T), allowed.rows)
 
 
 class PairNotebook(_Document):
     """The pair notebook's two functions."""
 
-    name: ClassVar[str] = "pair-notebook"
-    title: ClassVar[str] = "the pair notebook's nt_xent_loss and nt_bxent_loss"
-    support = replace(SUPPORT, losses=("nt_xent", "nt_bxent"), also=(_eight_rows, _all_have_negatives))
-    deviations: ClassVar[tuple[Deviation, ...]] = (
+    name = "pair-notebook"
+    title = "the pair notebook's nt_xent_loss and nt_bxent_loss"
+    support = replace(SUPPORT, losses=("nt_xent", "nt_bxent"), also=ROWS)
+    deviations = (
         clamped_norms(1e-8, "cosine_similarity"),
         Deviation(
-            name="1 - sigmoid cancels",
-            condition=_cancels,
-            reason="1 - sigmoid(s) keeps fewer and fewer digits, and none once the sigmoid rounds to 1, where the"
+            "1 - sigmoid cancels",
+            _cancels,
+            "1 - sigmoid(s) keeps fewer and fewer digits, and none once the sigmoid rounds to 1, where the"
             " logarithm is clamped at -100: 62.8988 is printed for 48.2864",
-            link="https://github.com/pytorch/pytorch/issues/49844",
+            "https://github.com/pytorch/pytorch/issues/49844",
             wrong=True,
             losses=("nt_bxent",),
         ),
@@ -157,16 +151,16 @@ class PairNotebook(_Document):
 class StackedCriterion(_Document):
     """SiT's and the vectorized notebook's criterion, which are one."""
 
-    name: ClassVar[str] = "stacked-criterion"
-    title: ClassVar[str] = "SiT's ContrastiveLoss and the vectorized notebook's Criterion"
+    name = "stacked-criterion"
+    title = "SiT's ContrastiveLoss and the vectorized notebook's Criterion"
     support = replace(SUPPORT, losses=("nt_xent",))
-    deviations: ClassVar[tuple[Deviation, ...]] = (
+    deviations = (
         clamped_norms(1e-12),
         Deviation(
-            name="exponentials overflow",
-            condition=lambda case, dtype, true: _overflows(case, dtype),
-            reason="exponentiates without subtracting a maximum: float32 overflows below a temperature of about 1/88",
-            link="https://github.com/Sara-Ahmed/SiT",
+            "exponentials overflow",
+            lambda case, dtype, true: bool(logits(case).max() > (709.78 if dtype == "float64" else 88.72)),
+            "exponentiates without subtracting a maximum: float32 overflows below a temperature of about 1/88",
+            "https://github.com/Sara-Ahmed/SiT",
             wrong=True,
         ),
     )
@@ -177,26 +171,22 @@ class StackedCriterion(_Document):
         return stacked_criterion(first, second, case.temperature)
 
 
-def _overflows(case: Case, dtype: str) -> bool:
-    return bool(logits(case).max() > (709.78 if dtype == "float64" else 88.72))
-
-
 class BatchTutorial(_Document):
     """The batch tutorial's loss."""
 
-    name: ClassVar[str] = "batch-tutorial"
-    title: ClassVar[str] = "the batch tutorial's ContrastiveLoss"
+    name = "batch-tutorial"
+    title = "the batch tutorial's ContrastiveLoss"
     support = Support(
         losses=("supcon_epsilon",),
         options={"similarity": ("dot",), "reduction": ("mean",), "no_positive": ("zero",)},
         lacks=(*SUPPORT.lacks, "positives"),
     )
-    deviations: ClassVar[tuple[Deviation, ...]] = (
+    deviations = (
         Deviation(
-            name="the maximum is detached",
-            condition=lambda case, dtype, true: differs(lambda x: _tutorial(case, x), case, dtype, true),
-            reason="no gradient flows through the row's maximum, though the epsilon makes the loss depend on it",
-            link="https://github.com/KevinMusgrave/pytorch-metric-learning/issues/282",
+            "the maximum is detached",
+            lambda case, dtype, true: differs(lambda x: _tutorial(case, x), case, dtype, true),
+            "no gradient flows through the row's maximum, though the epsilon makes the loss depend on it",
+            "https://github.com/KevinMusgrave/pytorch-metric-learning/issues/282",
             wrong=True,
         ),
     )
@@ -207,8 +197,4 @@ class BatchTutorial(_Document):
 
 
 def _tutorial(case: Case, x: torch.Tensor) -> torch.Tensor:
-    labels = torch.tensor(case.arguments["labels"], dtype=torch.int64, device=x.device)
-    return batch_tutorial(x, labels, case.temperature)
-
-
-DOCUMENTS: tuple[type[Implementation], ...] = (PairNotebook, StackedCriterion, BatchTutorial)
+    return batch_tutorial(x, torch.tensor(case.arguments["labels"], device=x.device), case.temperature)

@@ -7,7 +7,6 @@ negatives alone, under one logarithm: that is supcon_in with the denominator "on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -48,10 +47,10 @@ def _leaks(case: Case, dtype: str, true: Truth) -> bool:
 class InfoNCEPackage(PackagePeer):
     """The two losses of the package."""
 
-    name: ClassVar[str] = "infonce"
-    title: ClassVar[str] = "infonce, live"
-    distribution: ClassVar[str] = "infonce"
-    modules: ClassVar[tuple[str, ...]] = ("infonce",)
+    name = "infonce"
+    title = "infonce, live"
+    distribution = "infonce"
+    modules = ("infonce",)
     support = Support(
         losses=("nt_xent", "supcon_in"),
         options={
@@ -61,14 +60,14 @@ class InfoNCEPackage(PackagePeer):
         },
         lacks=("ref_embeddings", "anchors", "base_temperature", "positives", "no_positive", "no_negative"),
     )
-    deviations: ClassVar[tuple[Deviation, ...]] = (
+    deviations = (
         clamped_norms(1e-12),
         Deviation(
-            name="the diagonal leaks",
-            condition=_leaks,
-            reason="SupervisedInfoNCE multiplies the anchor's own similarity by 0 and leaves it in both sums, where it"
+            "the diagonal leaks",
+            _leaks,
+            "SupervisedInfoNCE multiplies the anchor's own similarity by 0 and leaves it in both sums, where it"
             " counts as exp(0) = 1, and sums the positives where they are averaged",
-            link=LINK,
+            LINK,
             wrong=True,
             losses=("supcon_in",),
         ),

@@ -20,17 +20,16 @@ UNUSED = ("lightly.models.utils",)
 """What the memory bank imports for gathering among processes alone; it needs torchvision."""
 
 
-def _contrasts_towers_with_a_bank(case: Case) -> str | None:
-    alone = case.entry.two_towers and "negatives" not in case.others
-    return "without a memory bank, the rows of both towers are negatives" if alone else None
+def _towers_alone(case: Case) -> bool:
+    return case.entry.two_towers and "negatives" not in case.others
 
 
 class Lightly(FilePeer):
     """``NTXentLoss`` of lightly, live, in one process."""
 
-    name: ClassVar[str] = "lightly"
-    title: ClassVar[str] = "lightly's NTXentLoss, ntx_ent_loss.py and its memory_bank.py"
-    requirement: ClassVar[str] = "lightly==1.6.0"
+    name = "lightly"
+    title = "lightly's NTXentLoss, ntx_ent_loss.py and its memory_bank.py"
+    requirement = "lightly==1.6.0"
     files: ClassVar[Mapping[str, str]] = {
         "lightly/lightly/loss/ntx_ent_loss.py": "bae4e552c19f05747fdd7908eaa76c7aa14f611efcaaa28987ba6239d618c108",
         "lightly/lightly/models/modules/memory_bank.py": (
@@ -38,21 +37,21 @@ class Lightly(FilePeer):
         ),
         "lightly/lightly/utils/dist.py": "5ed09f6ef893fbd7e3d6ee71d091ff903929a348781b5e84df65ddb8c795b708",
     }
-    attribute: ClassVar[str] = "NTXentLoss"
+    attribute = "NTXentLoss"
     support = Support(
         losses=("nt_xent", "info_nce"),
         options={"similarity": ("cosine",), "reduction": ("mean",)},
         lacks=("ref_embeddings", "anchors", "base_temperature"),
-        also=(_contrasts_towers_with_a_bank,),
+        also=(("without a memory bank, the rows of both towers are negatives", _towers_alone),),
     )
-    deviations: ClassVar[tuple[Deviation, ...]] = (
+    deviations = (
         clamped_norms(1e-12),
         Deviation(
-            name="the bank is detached",
-            condition=lambda case, dtype, true: gradient_is_missing(case, dtype, true, "negatives"),
-            reason="the memory bank is a buffer, so that the negatives get no gradient; value and the towers'"
+            "the bank is detached",
+            lambda case, dtype, true: gradient_is_missing(case, dtype, true, "negatives"),
+            "the memory bank is a buffer, so that the negatives get no gradient; value and the towers'"
             " gradients are right",
-            link="https://github.com/lightly-ai/lightly/blob/v1.6.0/lightly/models/modules/memory_bank.py",
+            "https://github.com/lightly-ai/lightly/blob/v1.6.0/lightly/models/modules/memory_bank.py",
         ),
     )
 
@@ -63,12 +62,11 @@ class Lightly(FilePeer):
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """``NTXentLoss``, with a bank that is filled with the case's negatives."""
 
-        def loss(one: torch.Tensor, other: torch.Tensor, negatives: torch.Tensor | None) -> torch.Tensor:
+        def loss(one: torch.Tensor, other: torch.Tensor, negatives: torch.Tensor | None) -> Any:
             size = 0 if negatives is None else tuple(negatives.shape)
             module: Any = self.loss(temperature=case.temperature, memory_bank_size=size)
             if negatives is not None:
                 module.memory_bank.bank = normalised(negatives, case).detach()
-            found: torch.Tensor = module(one, other)
-            return found
+            return module(one, other)
 
         return by_views(case, given, loss)

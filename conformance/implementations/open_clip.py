@@ -20,13 +20,13 @@ from .files import FilePeer
 class OpenClip(FilePeer):
     """``ClipLoss`` of open_clip, live, in one process."""
 
-    name: ClassVar[str] = "open-clip"
-    title: ClassVar[str] = "open_clip's ClipLoss, loss.py"
-    requirement: ClassVar[str] = "open-clip-torch==3.3.0"
+    name = "open-clip"
+    title = "open_clip's ClipLoss, loss.py"
+    requirement = "open-clip-torch==3.3.0"
     files: ClassVar[Mapping[str, str]] = {
         "open_clip_torch/open_clip/loss.py": "f34d79c1edc257fc2c459d22d403de27003c9e2e05b4f671c39c1e2b15098f7a"
     }
-    attribute: ClassVar[str] = "ClipLoss"
+    attribute = "ClipLoss"
     support = Support(
         losses=("info_nce",),
         options={"direction": ("both",), "reduction": ("mean",)},

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ LIMIT = 120.0
 """Seconds for an answer, the import of JAX included."""
 
 
-def _averages_differ(case: Case, true: Truth) -> bool:
+def _averages_differ(case: Case, dtype: str, true: Truth) -> bool:
     """Whether the mean over pairs is not the mean of the anchors' means."""
     if case.option("reduction") != "mean" or not any(case.positives()):
         return False
@@ -41,7 +40,7 @@ def _averages_differ(case: Case, true: Truth) -> bool:
     return len(sizes) > 1 and max(true.anchors.values()) > 0
 
 
-def _rows_underflow(case: Case, dtype: str) -> bool:
+def _rows_underflow(case: Case, dtype: str, true: Truth) -> bool:
     """Whether every exponential of some denominator is 0 once its row's maximum is subtracted.
 
     A denominator with negatives is also divided by for pairs that are not positive, where 0 makes the gradient NaN.
@@ -58,7 +57,7 @@ def _rows_underflow(case: Case, dtype: str) -> bool:
     return bool((np.where(negative.any(axis=1), negatives, lowest) > deepest).any())
 
 
-def _labels_wrap(case: Case, dtype: str) -> bool:
+def _labels_wrap(case: Case, dtype: str, true: Truth) -> bool:
     """Whether labels of 32 bits, which are what JAX has unless it computes in float64, are other classes."""
     if dtype == "float64" or "labels" not in case.arguments:
         return False
@@ -70,51 +69,51 @@ def _labels_wrap(case: Case, dtype: str) -> bool:
 class Optax(Implementation):
     """``optax.losses.ntxent``."""
 
-    name: ClassVar[str] = "optax"
-    title: ClassVar[str] = "optax's ntxent on JAX, live on the CPU in a process of its own"
+    name = "optax"
+    title = "optax's ntxent on JAX, live on the CPU in a process of its own"
     support = Support(
         losses=("nt_xent", "nt_xent_pairwise"),
         options={"similarity": ("cosine",), "reduction": ("mean", "mean_pairs"), "no_positive": ("zero", "drop")},
         lacks=("ref_embeddings", "anchors", "base_temperature", "positives"),
     )
-    deviations: ClassVar[tuple[Deviation, ...]] = (
+    deviations = (
         Deviation(
-            name="mean over pairs",
-            condition=lambda case, dtype, true: _averages_differ(case, true),
-            reason="averages over positive pairs, not over each anchor's mean: unbalanced classes differ",
-            link=LINK,
+            "mean over pairs",
+            _averages_differ,
+            "averages over positive pairs, not over each anchor's mean: unbalanced classes differ",
+            LINK,
             losses=("nt_xent_pairwise",),
         ),
         Deviation(
-            name="NaN without positives",
-            condition=lambda case, dtype, true: not any(case.positives()),
-            reason="divides by the number of positive pairs, which is 0",
-            link=LINK,
+            "NaN without positives",
+            lambda case, dtype, true: not any(case.positives()),
+            "divides by the number of positive pairs, which is 0",
+            LINK,
             wrong=True,
         ),
         Deviation(
-            name="the denominator underflows",
-            condition=lambda case, dtype, true: _rows_underflow(case, dtype),
-            reason="one maximum per row, over the positives too: where it lies far above all negatives their sum is 0;"
+            "the denominator underflows",
+            _rows_underflow,
+            "one maximum per row, over the positives too: where it lies far above all negatives their sum is 0;"
             " the gradient is NaN, and the loss -inf if another positive lies as low",
-            link=LINK,
+            LINK,
             wrong=True,
         ),
         Deviation(
-            name="labels have 32 bits",
-            condition=lambda case, dtype, true: _labels_wrap(case, dtype),
-            reason="JAX keeps 32 bits of an integer unless it is set to 64: labels that differ by a"
+            "labels have 32 bits",
+            _labels_wrap,
+            "JAX keeps 32 bits of an integer unless it is set to 64: labels that differ by a"
             " multiple of 2^32 become one class",
-            link="https://docs.jax.dev/en/latest/default_dtypes.html",
+            "https://docs.jax.dev/en/latest/default_dtypes.html",
         ),
         Deviation(
-            name="norms are clamped",
-            condition=lambda case, dtype, true: norms_out_of_range(
+            "norms are clamped",
+            lambda case, dtype, true: norms_out_of_range(
                 case, dtype, math.sqrt(torch.finfo(getattr(torch, dtype)).eps)
             ),
-            reason="the square of a norm is clamped at finfo.eps: a row shorter than 3.5e-4 in float32, or 1.5e-8 in"
+            "the square of a norm is clamped at finfo.eps: a row shorter than 3.5e-4 in float32, or 1.5e-8 in"
             " float64, is not normalised; and that square may leave the dtype's range",
-            link=NORM_LINK,
+            NORM_LINK,
         ),
     )
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from ..suite.cases import Case
-from .base import Deviation, Support, clamped_norms
+from .base import Support, clamped_norms, targets_of
 from .files import FilePeer
 from .supcontrast import NAN_WITHOUT_POSITIVES, ROW_UNDERFLOWS
 
@@ -21,13 +21,13 @@ from .supcontrast import NAN_WITHOUT_POSITIVES, ROW_UNDERFLOWS
 class SetFit(FilePeer):
     """``SupConLoss`` of setfit, live."""
 
-    name: ClassVar[str] = "setfit"
-    title: ClassVar[str] = "setfit's copy of the original SupCon code, losses.py"
-    requirement: ClassVar[str] = "setfit==1.2.0"
+    name = "setfit"
+    title = "setfit's copy of the original SupCon code, losses.py"
+    requirement = "setfit==1.2.0"
     files: ClassVar[Mapping[str, str]] = {
         "setfit/setfit/losses.py": "c0549bd5dba5333768edf90d2f2eb48713cccfa549416352d33a35380b91c5a8"
     }
-    attribute: ClassVar[str] = "SupConLoss"
+    attribute = "SupConLoss"
     support = Support(
         losses=("supcon",),
         options={
@@ -38,7 +38,7 @@ class SetFit(FilePeer):
         },
         lacks=("ref_embeddings", "anchors"),
     )
-    deviations: ClassVar[tuple[Deviation, ...]] = (ROW_UNDERFLOWS, NAN_WITHOUT_POSITIVES, clamped_norms(1e-12))
+    deviations = (ROW_UNDERFLOWS, NAN_WITHOUT_POSITIVES, clamped_norms(1e-12))
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """``SupConLoss`` around a model that returns what it is given."""
@@ -48,7 +48,4 @@ class SetFit(FilePeer):
             temperature=case.temperature,
             base_temperature=case.temperature if base is None else base,
         )
-        if "labels" in case.arguments:
-            return loss([rows], labels=self.integers(case.arguments["labels"]))
-        mask = torch.tensor(case.arguments["positives"], dtype=rows.dtype, device=self.device)
-        return loss([rows], mask=mask)
+        return loss([rows], **targets_of(case, [(i,) for i in range(case.n)], rows))

@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from ..suite.cases import Case
-from ..suite.records import Outcome
+from ..suite.records import Outcome, Truth
 from ..suite.store import fixtures_root
 from .base import (
     Deviation,
@@ -34,7 +35,7 @@ from .base import (
     logits,
     normalised,
     one_thread,
-    stacked_order,
+    targets_of,
 )
 from .files import FilePeer, load_file, sha256
 
@@ -47,7 +48,7 @@ LARGEST_RECORDED = 40
 RECORDED_FORMAT = "pairproof-recorded/1"
 
 
-def _row_underflows(case: Case, dtype: str) -> bool:
+def _row_underflows(case: Case, dtype: str, true: Truth) -> bool:
     """Whether some anchor's own logit exceeds all others by more than the dtype's exponentials can hold."""
     deepest = -math.log(torch.finfo(getattr(torch, dtype)).tiny)
     found, positives = logits(case), case.positives()
@@ -57,45 +58,41 @@ def _row_underflows(case: Case, dtype: str) -> bool:
 
 
 ROW_UNDERFLOWS = Deviation(
-    name="the self pair makes the row underflow",
-    condition=lambda case, dtype, true: _row_underflows(case, dtype),
-    reason="the row's maximum includes the self pair: once all others lie far below, their"
+    "the self pair makes the row underflow",
+    _row_underflows,
+    "the row's maximum includes the self pair: once all others lie far below, their"
     " exponentials are 0, and so is the sum whose logarithm is taken",
-    link="https://github.com/HobbitLong/SupContrast/issues/104",
+    "https://github.com/HobbitLong/SupContrast/issues/104",
     wrong=True,
 )
 
 NAN_WITHOUT_POSITIVES = Deviation(
-    name="NaN for an anchor without positives",
-    condition=lambda case, dtype, true: lacks_positives(case) and case.option("no_positive") == "zero",
-    reason="divides by the number of positives, 0 for a class with one member: the loss is NaN",
-    link="https://github.com/HobbitLong/SupContrast/pull/142",
+    "NaN for an anchor without positives",
+    lambda case, dtype, true: lacks_positives(case) and case.option("no_positive") == "zero",
+    "divides by the number of positives, 0 for a class with one member: the loss is NaN",
+    "https://github.com/HobbitLong/SupContrast/pull/142",
     wrong=True,
     losses=("supcon",),
 )
 
 
-def _one_of_each(case: Case) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-    """For NT-Xent with one anchor out of each pair: those rows, then their partners. None if it is another subset."""
+def _one_of_each(case: Case) -> list[tuple[int, ...]] | None:
+    """For NT-Xent with one anchor out of each pair: those rows and their partners. None if it is another subset."""
     if case.loss != "nt_xent" or case.option("anchors") is None:
         return None
-    anchors = case.anchors()
-    partners = [int(case.arguments["partners"][i]) for i in anchors]
-    if sorted(anchors + partners) != list(range(case.n)):
-        return None
-    return np.array(anchors + partners)
+    items = [(i, int(case.arguments["partners"][i])) for i in case.anchors()]
+    return [*items] if sorted(chain(*items)) == list(range(case.n)) else None
 
 
-def _first_views_alone(case: Case) -> str | None:
-    subset = case.option("anchors") is not None and _one_of_each(case) is None
-    return "takes no subset of anchors but the first views" if subset else None
+def _other_anchors(case: Case) -> bool:
+    return case.option("anchors") is not None and _one_of_each(case) is None
 
 
 SUPPORT = Support(
     losses=("supcon", "nt_xent"),
     options={"reduction": ("mean",), "denominator": ("all",), "no_positive": ("zero", "nan")},
     lacks=("ref_embeddings",),
-    also=(_first_views_alone,),
+    also=(("takes no subset of anchors but the first views", _other_anchors),),
 )
 
 
@@ -115,38 +112,28 @@ class _SupConCode(TorchImplementation):
             contrast_mode="all" if first is None else "one",
         )
         rows = normalised(given[case.first], case)
-        keywords: dict[str, torch.Tensor] = {}
-        if "partners" in case.arguments:
-            views = (stacked_order(case) if first is None else first).reshape(2, -1)
-        else:
-            items = items_of(case)
-            views, some = np.array(items).T, [item[0] for item in items]
-            if "labels" in case.arguments:
-                keywords["labels"] = self.integers([case.arguments["labels"][i] for i in some])
-            else:
-                mask = torch.tensor(case.arguments["positives"], dtype=rows.dtype, device=self.device)[some][:, some]
-                keywords["mask"] = mask.fill_diagonal_(1) if len(views) > 1 else mask
-        return loss(torch.stack([rows[list(view)] for view in views], dim=1), **keywords)
+        items = items_of(case) if first is None else first
+        return loss(rows[torch.tensor(items, device=self.device)], **targets_of(case, items, rows))
 
 
 class SupContrast(_SupConCode, FilePeer):
     """The notebook's revision, live."""
 
-    name: ClassVar[str] = "supcontrast"
-    title: ClassVar[str] = "the original SupCon code, in the notebook's revision (bioencoder 1.0.5, core/losses.py)"
-    requirement: ClassVar[str] = "bioencoder==1.0.5"
+    name = "supcontrast"
+    title = "the original SupCon code, in the notebook's revision (bioencoder 1.0.5, core/losses.py)"
+    requirement = "bioencoder==1.0.5"
     files: ClassVar[Mapping[str, str]] = {
         "bioencoder/bioencoder/core/losses.py": "3715db82773bcecf3f6152fcf0f86858684913bf2e14e2aebf104d5b651db834"
     }
-    attribute: ClassVar[str] = "SupConLoss"
+    attribute = "SupConLoss"
     deviations: ClassVar[tuple[Deviation, ...]] = (ROW_UNDERFLOWS, NAN_WITHOUT_POSITIVES)
 
 
 class SupContrastToday(_SupConCode):
     """Commit 66a8fe5: live where a path is given, else its recorded values."""
 
-    name: ClassVar[str] = "supcontrast-today"
-    title: ClassVar[str] = "the original SupCon code, commit 66a8fe5"
+    name = "supcontrast-today"
+    title = "the original SupCon code, commit 66a8fe5"
     support = replace(SUPPORT, options={**SUPPORT.options, "no_positive": ("zero",)})
     path: Path | None = None
     records: Mapping[tuple[str, str], Outcome] = MappingProxyType({})
