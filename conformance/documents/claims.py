@@ -67,12 +67,10 @@ class ClaimContext:
         """An input [N, D] as balls."""
         return self.fixture.inputs[name].table(exact)
 
-    def result(
-        self, loss: str, rows: str | Rows, *target: Any, temperature: float = 1, **options: Any
-    ) -> reference.Result:
-        """The reference's loss and terms on an input, by name or given."""
+    def result(self, loss: str, rows: str | Rows, *target: Any, **options: Any) -> reference.Result:
+        """The reference's loss and terms on an input, by name or given; the temperature is 1 unless it is given."""
         values = self.rows(rows) if isinstance(rows, str) else rows
-        result: reference.Result = find_loss(loss).reference(values, *target, temperature=temperature, **options)
+        result: reference.Result = find_loss(loss).reference(values, *target, **{"temperature": 1, **options})
         return result
 
     def loss(self, *call: Any, **options: Any) -> Any:
@@ -343,10 +341,9 @@ class _SitArticle(_VectorizedBatch):
         sums = [pair.log_denominator.exp() for pair in terms.pairs.values()]
         off = [total(terms.logits[i][a].exp() for a in range(6) if a != i) for i in range(6)]
         zero_similarity = [value + 1 for value in off]
-        met, unmet = all(map(same, sums, off)), all(map(same, sums, zero_similarity))
-        zero = show(zero_similarity[0])
-        evidence = f"denominator 0: {show(sums[0])}; with a similarity of 0 on the diagonal {zero}"
-        return _only("the matrix of exponentials", met, unmet, evidence)
+        unmet = all(map(same, sums, zero_similarity))
+        evidence = f"denominator 0: {show(sums[0])}; with a similarity of 0 on the diagonal {show(zero_similarity[0])}"
+        return _only("the matrix of exponentials", all(map(same, sums, off)), unmet, evidence)
 
     def loss_partial_is_formula_1(self) -> Finding:
         term = self.of_batch().anchor_losses[0]

@@ -15,14 +15,7 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.progress import Progress, tracked
 from ..suite.records import BY_CHOICE, Expected
-from ..suite.store import (
-    dump_json,
-    fixtures_root,
-    read_schema,
-    schema_validator,
-    write_atomically,
-    write_manifest,
-)
+from ..suite.store import check_schema, dump_json, fixtures_root, write_atomically, write_manifest
 from ..truth.certify import certify
 
 
@@ -108,7 +101,6 @@ def _rebuilt(root: Path, processes: int | None, progress: Progress | None) -> tu
             chosen = isinstance(stored, Mapping) and stored.get("gradient_left_out") == BY_CHOICE
             jobs.append((case, not chosen))
     proved = iter(zip(jobs, prove(jobs, processes=processes, progress=progress), strict=True))
-    validate = schema_validator(read_schema(root, golden.FORMAT))
     texts: dict[str, str] = {}
     changes: list[str] = []
     for name, data in files.items():
@@ -118,7 +110,7 @@ def _rebuilt(root: Path, processes: int | None, progress: Progress | None) -> tu
             cases.append(golden.as_json(case, raw["flags"], raw["note"], expected))
             changes += (f"{name}: {raw['id']}: {change}" for change in _differences(raw, cases[-1]))
         rebuilt = golden.file_of(loss, cases)
-        validate(name, golden.thinned(rebuilt))
+        check_schema(root, name, golden.thinned(rebuilt), golden.FORMAT)
         text = dump_json(rebuilt)
         if (root / name).read_bytes() != text.encode():
             texts[name] = text

@@ -233,15 +233,13 @@ def similarities(case: Case, rows: Mapping[str, Sequence[Sequence[Any]]]) -> lis
 
 def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]]) -> reference.Result:
     """The reference's loss and terms for a case whose similarities, of its ``shape``, are given."""
+    options = {name: case.option(name) for name in ("temperature", "base_temperature", "no_positive", "reduction")}
     return evaluate_similarities(
         case.entry.formula,
         matrix,
         case.positive_mask(),
         anchors=case.anchors(),
         members=case.members(),
-        temperature=case.option("temperature"),
-        base_temperature=case.option("base_temperature"),
-        no_positive=case.option("no_positive"),
-        reduction=case.option("reduction"),
+        **options,
         **case.formula_options(),
     )

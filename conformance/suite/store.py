@@ -122,7 +122,7 @@ def check_manifest(root: Path) -> None:
         FixtureError: the manifest is missing or malformed, or a file is altered, missing or not listed.
     """
     manifest = read_json(root, MANIFEST)
-    check_format(MANIFEST, manifest, MANIFEST_FORMAT)
+    _check_format(MANIFEST, manifest, MANIFEST_FORMAT)
     listed = manifest.get("files")
     kind = type(listed).__name__
     require(isinstance(listed, dict), f"{MANIFEST}: $.files", f"expected an object of path to SHA-256, got {kind}")
@@ -183,30 +183,38 @@ def read_json(root: Path, name: str) -> Any:
         raise FixtureError(f"{name}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
 
 
-def read_schema(root: Path, expected: str) -> Any:
-    """The schema of a format, of "pairproof-golden-flags/1" schema/golden_flags.schema.json."""
-    kind = expected.removeprefix("pairproof-").partition("/")[0].replace("-", "_")
-    return read_json(root, f"schema/{kind}.schema.json")
+def _check_format(name: str, data: Any, expected: str) -> None:
+    found = data.get("format") if isinstance(data, dict) else None
+    require(found == expected, f"{name}: $.format", f"expected {expected!r}, got {found!r}")
 
 
-def schema_validator(schema: Any) -> Callable[[str, Any], None]:
-    """A function of a file's name and content that raises a FixtureError where the content breaks the schema.
+def check_schema(
+    root: Path, name: str, data: Any, expected: str, loosen: Callable[[Any], None] = lambda schema: None
+) -> None:
+    """Hold the content of a file to its format and to the format's schema.
+
+    Args:
+        root: a folder of fixtures. The schema of "pairproof-golden-flags/1" is its schema/golden_flags.schema.json.
+        name: of the file, for the message.
+        data: its content.
+        expected: its format.
+        loosen: changes the schema before it is used.
 
     Raises:
+        FixtureError: the content is of another format or breaks the schema.
         ImportError: jsonschema is not installed.
     """
+    _check_format(name, data, expected)
+    kind = expected.removeprefix("pairproof-").partition("/")[0].replace("-", "_")
+    schema = read_json(root, f"schema/{kind}.schema.json")
+    loosen(schema)
     try:
         jsonschema: Any = importlib.import_module("jsonschema")
     except ImportError as error:
         raise ImportError('loading the fixtures needs jsonschema: pip install "pairproof[verify]"') from error
-    validator = jsonschema.Draft202012Validator(schema)
-
-    def validate(name: str, data: Any) -> None:
-        error = jsonschema.exceptions.best_match(validator.iter_errors(data))
-        if error is not None:
-            raise FixtureError(f"{name}: {error.json_path}: {error.message}")
-
-    return validate
+    wrong = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(data))
+    if wrong is not None:
+        raise FixtureError(f"{name}: {wrong.json_path}: {wrong.message}")
 
 
 def read_checked(root: Path, name: str, expected: str, thin: Callable[[Any], Any] = lambda data: data) -> Any:
@@ -222,8 +230,7 @@ def read_checked(root: Path, name: str, expected: str, thin: Callable[[Any], Any
         FixtureError: the file cannot be read, is of another format, or breaks the schema.
     """
     data = read_json(root, name)
-    check_format(name, data, expected)
-    schema_validator(read_schema(root, expected))(name, thin(data))
+    check_schema(root, name, thin(data), expected)
     return data
 
 
@@ -236,9 +243,3 @@ def check_ids(path: str, ids: Sequence[str]) -> None:
     """
     for k, identity in enumerate(ids):
         require(identity not in ids[:k], f"{path}[{k}].id", f"{identity!r} stands twice")
-
-
-def check_format(name: str, data: Any, expected: str) -> None:
-    """Raise a FixtureError where a file's content is of another format."""
-    found = data.get("format") if isinstance(data, dict) else None
-    require(found == expected, f"{name}: $.format", f"expected {expected!r}, got {found!r}")
