@@ -11,33 +11,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
-from scipy.optimize import brentq
 
 from ..implementations.callable import Batch, External, Target
 from ..implementations.sandbox import TargetError
 from ..suite.catalogue import LOSSES
 from .positives import FEATURES, LABELS, PAIRS, VIEWS
-from .search import (
-    CLEARLY,
-    CLOSE,
-    CLOSE_SINGLE,
-    EXACT,
-    GRID,
-    Match,
-    Probe,
-    Search,
-    call_with,
-    read_as,
-    relative,
-)
+from .search import CLEARLY, CLOSE, EXACT, GRID, Match, Probe, Search, call_with, crossing, read_as, relative
 from .variants import POLICIES, words_of
-
-Tensor = torch.Tensor
 
 PUBLISHED_BASE = 0.07
 """The base temperature of the original SupCon code: any factor is some temperature/base, so no other is assumed."""
@@ -93,30 +80,28 @@ class Identification:
 
     def lines(self) -> list[str]:
         """The report."""
-        lines = [f"{self.title}, called with {self.call}", *(f"  {note}" for note in self.notes)]
+        at = "passed" if self.temperature is None else f"{_short(self.temperature)} (built in, recovered)"
+        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        computes = f"computes {self.loss}{options and f' with {options}'}, temperature {at}"
         if self.verdict == "none":
-            lines.append("computes none of the losses that are known here, nor a known fault")
-            lines += [f"  nearest: {self.nearest}"] if self.nearest else []
-        else:
-            options = ", ".join(f"{key}={value}" for key, value in self.options.items())
-            at = ", temperature passed"
-            if self.temperature is not None:
-                at = f", temperature {_short(self.temperature)} (built in, recovered)"
-            lines.append(f"computes {self.loss}" + (f" with {options}" if options else "") + at)
-            lines += [f"  but {words}" for words in self.wrong]
-        lines += [f"  known as the fault {name}" for name in self.faults]
-        lines += [f"  {remark}" for remark in self.remarks]
-        lines += [f"  the same function: {name}" for name in self.equals]
-        return lines + [f"  evidence: {line}" for line in self.evidence]
+            computes = "computes none of the losses that are known here, nor a known fault"
+        found = [
+            ("nearest: ", [self.nearest] if self.nearest else []),
+            ("but ", self.wrong),
+            ("known as the fault ", self.faults),
+            ("", self.remarks),
+            ("the same function: ", self.equals),
+            ("evidence: ", self.evidence),
+        ]
+        details = [f"  {prefix}{line}" for prefix, lines in found for line in lines]
+        return [f"{self.title}, called with {self.call}", *(f"  {note}" for note in self.notes), computes, *details]
 
 
 def _short(value: float) -> str:
     """A number with as few digits as give it to 1e-8."""
-    for digits in range(1, 12):
-        text = f"{value:.{digits}g}"
-        if abs(float(text) - value) <= 1e-8 * abs(value):
-            return text if "e+" not in text else f"{float(text):g}"
-    return repr(value)
+    texts = (f"{value:.{digits}g}" for digits in range(1, 11))
+    text = next((text for text in texts if math.isclose(float(text), value, rel_tol=1e-8)), repr(value))
+    return f"{float(text):g}" if "e+" in text else text
 
 
 def identify(
@@ -162,10 +147,8 @@ def identify(
         guessed = "; ".join(called.notes)
         raise type(error)(f"{error} ({guessed})" if guessed else str(error)) from error
     unusable = _unusable(search)
-    matches = [] if unusable else search.matches()
-    good = [match for match in matches if match.error <= search.close]
-    if unusable:
-        found.remarks.append(unusable)
+    matches, found.remarks = ([], [unusable]) if unusable else (search.matches(), [])
+    good = search.fitting(matches)
     if good:
         _report_match(found, search, good)
     found.remarks += [f"breaks on {name}: {error}" for name, error in search.broken.items()]
@@ -199,21 +182,17 @@ def _unusable(search: Search) -> str:
 def _report_match(found: Identification, search: Search, good: list[Match]) -> None:
     closest = min(match.error for match in good)
     near = [search.with_gradient(match) for match in good if match.error <= max(closest * CLEARLY, 1e-12)]
-    ranked = sorted(near, key=lambda match: _preference(match, search))
-    match = ranked[0]
-    found.match, found.loss = match, match.variant.loss
-    found.options.update(match.variant.options)
-    found.wrong += _wrong(match)
+    match, *others = sorted(near, key=lambda match: _preference(match, search))
+    found.match, found.loss, found.options = match, match.variant.loss, dict(match.variant.options)
+    found.wrong += match.words()
     policy = _policy(found, search, match)
-    if match.vector:
-        found.options["reduction"] = "none"
-    elif match.count == "sum" or (_over_pairs(match) and match.variant.over_pairs):
-        found.options["reduction"] = match.count
-    elif match.count not in ("mean", "drop") and not _over_pairs(match):
+    if match.vector or match.count == "sum" or (match.over_pairs and match.variant.over_pairs):
+        found.options["reduction"] = "none" if match.vector else match.count
+    elif match.count not in ("mean", "drop") and not match.over_pairs:
         found.wrong.append(f"reduction: {words_of(match.count)}")
     if "no_positive" in match.variant.entry.choices and policy != "zero":
         found.options["no_positive"] = policy
-    _report_temperature(found, search, match)
+    _report_temperature(found, match)
     _report_gradient(found, search, match)
     if match.error > EXACT and not search.single:
         found.remarks.append(
@@ -222,11 +201,10 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
         )
     found.verdict = "wrong" if found.wrong else "match"
     _report_evidence(found, search, match)
-    for other in ranked[1:]:
-        same = len(_wrong(other)) == len(_wrong(match)) and other.plainness[0] == match.plainness[0]
-        named = _named(other)
-        if same and other.variant.loss != found.loss and named not in (*found.equals, _named(match)):
-            found.equals.append(named)
+    for other in others:
+        same = len(other.words()) == len(match.words()) and other.plainness[0] == match.plainness[0]
+        if same and other.variant.loss != found.loss and other.name not in (*found.equals, match.name):
+            found.equals.append(other.name)
     _probe_range(found, search, match)
 
 
@@ -237,33 +215,12 @@ def _preference(match: Match, search: Search) -> tuple[Any, ...]:
     # Views without labels are partners.
     unlabelled = search.call == FEATURES and search.probes.alike[0].labels is None
     other_way = not (unlabelled and loss.positives_by == "partners")
-    order = list(LOSSES).index(loss.name)
-    return gradient, len(_wrong(match)), scaled, other_way, len(match.variant.options), order, place
+    wrong, options = len(match.words()), len(match.variant.options)
+    return gradient, wrong, scaled, other_way, options, list(LOSSES).index(loss.name), place
 
 
-def _over_pairs(match: Match) -> bool:
-    return match.variant.form == "sum" and match.count == "mean_pairs"
-
-
-def _wrong(match: Match) -> list[str]:
-    """What no loss of the catalogue does, in words."""
-    if not _over_pairs(match):
-        return match.variant.words()
-    words = match.with_parts(form="mean").variant.words()
-    return words if match.variant.over_pairs else [*words, "the mean is over the positive pairs, not over the anchors"]
-
-
-def _named(match: Match) -> str:
-    """The loss and its options in one line."""
-    one = match.with_parts(form="mean") if _over_pairs(match) else match
-    return one.variant.describe("none" if match.vector else match.count)
-
-
-def _report_temperature(found: Identification, search: Search, match: Match) -> None:
-    if not search.target.takes_temperature:
-        found.temperature, found.factor = match.temperatures[None], match.factor[None]
-        _report_factor(found, found.factor, found.temperature)
-        return
+def _report_temperature(found: Identification, match: Match) -> None:
+    found.temperature = match.temperatures.get(None)
     used = {passed: value for passed, value in match.temperatures.items() if passed}
     if any(abs(value - passed) > 1e-6 * value for passed, value in used.items()):
         values = list(used.values())
@@ -278,16 +235,17 @@ def _report_temperature(found: Identification, search: Search, match: Match) -> 
         found.wrong.append(f"the loss is multiplied by {factors}")
         return
     share, power = match.scale
+    times = _short(share)
     if power == 0:
         found.factor = share
-        _report_factor(found, share, None)
+        _report_factor(found, share, match.temperatures.get(None))
     elif power == 1:
         found.options["base_temperature"] = _short(1 / share)
         found.remarks.append(f"the loss is multiplied by temperature/{_short(1 / share)}")
     else:
-        times = "" if abs(share - 1) <= 1e-6 else f"{_short(share)} times "
-        powers = {2: f"{times}the square of the temperature", -1: f"{_short(share)}/temperature"}
-        found.wrong.append(f"the loss is multiplied by {powers.get(power, f'{_short(share)}/temperature^2')}")
+        square = f"{'' if abs(share - 1) <= 1e-6 else f'{times} times '}the square of the temperature"
+        powers = {2: square, -1: f"{times}/temperature", -2: f"{times}/temperature^2"}
+        found.wrong.append(f"the loss is multiplied by {powers[power]}")
 
 
 def _report_factor(found: Identification, factor: float, temperature: float | None) -> None:
@@ -296,13 +254,12 @@ def _report_factor(found: Identification, factor: float, temperature: float | No
     words = f"the values are {_short(factor)} times those of the loss"
     if temperature is not None:
         base = temperature / factor
-        for known, text in ((1.0, "temperature"), (PUBLISHED_BASE, f"temperature/{PUBLISHED_BASE:g}")):
-            if abs(base - known) <= CLOSE * known:
+        for known, text in ((1.0, "the temperature"), (PUBLISHED_BASE, f"temperature/{PUBLISHED_BASE:g}")):
+            if math.isclose(base, known, rel_tol=CLOSE):
                 found.options["base_temperature"] = f"{known:g}"
-                found.remarks.append(f"the loss is multiplied by {'the ' * (known == 1)}{text}")
+                found.remarks.append(f"the loss is multiplied by {text}")
                 return
-        simple = factor in (2.0, 0.5, 4.0, 0.25)
-        if base > 0 and abs(float(f"{base:.2g}") - base) <= CLOSE * base and not simple:
+        if base > 0 and math.isclose(float(f"{base:.2g}"), base, rel_tol=CLOSE) and factor not in (2, 0.5, 4, 0.25):
             words += f", or the loss is multiplied by temperature/{base:.2g}: pass a temperature to find out"
     found.wrong.append(words)
 
@@ -313,17 +270,16 @@ def _report_gradient(found: Identification, search: Search, match: Match) -> Non
         found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times that of the value")
     elif match.gradient_error is not None and match.gradient_error > search.close:
         found.wrong.append(f"the gradient is not that of the value: off by {match.gradient_error:.2g} of its size")
-    answers = [(probe.batch.name, answer) for probe, answer in search.answers.items()]
     broken = [
-        name
-        for name, answer in answers
+        probe.batch.name
+        for probe, answer in search.answers.items()
         if math.isfinite(answer.total) and answer.gradient is not None and not bool(answer.gradient.isfinite().all())
     ]
-    if len(broken) == len(answers):
+    if len(broken) == len(search.answers):
         found.wrong.append("the gradient is NaN or infinite, though the value is a number")
     elif broken:
         found.wrong.append(f"the gradient is NaN or infinite on {', '.join(dict.fromkeys(broken))}")
-    if search.target.arrays == "torch" and all(answer.gradient is None for _, answer in answers):
+    if search.target.arrays == "torch" and not search.gives_gradient:
         found.wrong.append("no gradient flows back to the embeddings")
 
 
@@ -335,11 +291,10 @@ def _report_evidence(found: Identification, search: Search, match: Match) -> Non
     if match.gradient_error is not None:
         found.evidence.append(f"as many gradients, the worst off by {match.gradient_error:.1e} of its norm")
     else:
-        some = any(answer.gradient is not None for answer in search.answers.values())
-        reason = "no gradient could be compared" if some else "it gives no gradient"
+        reason = "no gradient could be compared" if search.gives_gradient else "it gives no gradient"
         found.evidence.append(f"values alone: {reason}")
     if search.single:
-        found.evidence.append(f"it answers in float32, so {CLOSE_SINGLE:g} is allowed in place of {CLOSE:g}")
+        found.evidence.append(f"it answers in float32, so {search.close:g} is allowed in place of {CLOSE:g}")
 
 
 # The edges
@@ -347,31 +302,25 @@ def _report_evidence(found: Identification, search: Search, match: Match) -> Non
 
 def _policy(found: Identification, search: Search, match: Match) -> str:
     """The policy for anchors without positives; and remarks on what no policy explains."""
-    chosen = "zero"
     edges = search.answered(search.probes.edges)
-    judged = not _over_pairs(match) and not match.variant.binary
-    alone = _with_some_alone(match, edges) if judged else []
-    if alone:
-        fitting = [p for p in POLICIES if all(_difference(search, match, probe, p) == "" for probe in alone)]
-        if fitting:
-            chosen = fitting[0]
-            words = {"zero": "counts as 0", "drop": "is left out of the mean", "nan": "makes the loss NaN"}[chosen]
-            found.remarks.append(f"an anchor without positive {words}")
-        else:
-            found.wrong.append(_difference(search, match, alone[0], "zero"))
+    judged = not match.over_pairs and not match.variant.binary
+    alone = [probe for probe in edges if judged and _some_alone(match, probe)]
+    fitting = [p for p in POLICIES if not any(_difference(search, match, probe, p) for probe in alone)]
+    chosen = fitting[0] if fitting else "zero"
+    if not fitting:
+        found.wrong.append(_difference(search, match, alone[0], chosen))
+    elif alone:
+        words = {"zero": "counts as 0", "drop": "is left out of the mean", "nan": "makes the loss NaN"}
+        found.remarks.append(f"an anchor without positive {words[chosen]}")
     remarks = [_difference(search, match, probe, chosen) for probe in edges if probe not in alone]
-    found.remarks += [remark for remark in dict.fromkeys(remarks) if remark]
+    found.remarks += dict.fromkeys(filter(None, remarks))
     return chosen
 
 
-def _with_some_alone(match: Match, probes: Iterable[Probe]) -> list[Probe]:
-    """The probes in which some anchors have positives and others have none."""
-    found = []
-    for probe in probes:
-        setting = read_as(probe.batch, match.variant.positives)
-        if setting is not None and 0 < int((setting.counts > 0).sum()) < len(setting.counts):
-            found.append(probe)
-    return found
+def _some_alone(match: Match, probe: Probe) -> bool:
+    """Whether some anchors of a probe have positives and others have none."""
+    setting = read_as(probe.batch, match.variant.positives)
+    return setting is not None and 0 < int((setting.counts > 0).sum()) < len(setting.counts)
 
 
 def _difference(search: Search, match: Match, probe: Probe, policy: str) -> str:
@@ -385,66 +334,53 @@ def _difference(search: Search, match: Match, probe: Probe, policy: str) -> str:
     return f"differs on {probe.name}: {given:.6g} where the loss is {value:.6g}"
 
 
-STEEP: tuple[tuple[str, str, tuple[tuple[float, ...], ...], float], ...] = (
-    (
-        "rows close together at a low temperature",
+STEEP: Mapping[str, tuple[str, float, tuple[tuple[float, ...], ...]]] = {
+    "rows close together at a low temperature": (
         "exponentials overflow: the row's maximum is not subtracted",
+        1 / 1000,
         ((1, 1.1, 1, 0.9), (1.1, 1, 0.9, 1), (0.9, 1, 1.1, 1), (1, 0.9, 1, 1.1), (1, 1, 0.9, 1.1), (1.1, 0.9, 1, 1)),
-        1 / 1000,
     ),
-    (
-        "rows far apart at a low temperature",
+    "rows far apart at a low temperature": (
         "the row's maximum is taken with the anchor itself in it: all others underflow, and the logarithm is of 0",
-        ((1, 1, 1), (1, -1, -1.01), (-1, 1.02, -1), (-1.03, -1, 1)),
         1 / 700,
+        ((1, 1, 1), (1, -1, -1.01), (-1, 1.02, -1), (-1.03, -1, 1)),
     ),
-    (
-        "a positive far away and a negative near, at a low temperature",
+    "a positive far away and a negative near, at a low temperature": (
         "exponentials underflow before the logarithm is taken: a pair that costs hundreds is lost",
-        ((1, 0, 0.1), (0, 1, 0.1), (0.1, 0.1, 1), (0.1, 1, 0), (0, 0.1, 1.1), (1, 0.1, 0)),
         1 / 1000,
+        ((1, 0, 0.1), (0, 1, 0.1), (0.1, 0.1, 1), (0.1, 1, 0), (0, 0.1, 1.1), (1, 0.1, 0)),
     ),
-)
-"""Batches whose logits reach 700 or 1000: the name of each, what it means if the answer is not finite, its rows, and
-the temperature."""
+}
+"""Batches whose logits reach 700 or 1000: what it means if the answer is not finite, the temperature, and the rows."""
 
 
 def _probe_range(found: Identification, search: Search, match: Match) -> None:
     """What becomes of the loss at the end of the range: overflow, or logarithms of 0."""
-    for name, words, rows, temperature in STEEP:
+    for name, (words, temperature, rows) in STEEP.items():
         probe = _steep(search, match, name, torch.tensor(rows, dtype=torch.float64), temperature)
-        if probe is None:
+        broken = search.ask([probe.batch], [probe.temperature]) if probe else ""
+        found.remarks += [f"breaks on {name}: {broken}"] if broken else []
+        expected = match.predict(probe) if probe and not broken else None
+        if probe is None or expected is None or not bool(expected.sum().isfinite()):
             continue
-        try:
-            finite = math.isfinite(search.ask(probe).total)
-        except TargetError as error:
-            found.remarks.append(f"breaks on {name}: {error}")
-            continue
-        expected = match.predict(probe)
-        if expected is None or not bool(expected.sum().isfinite()):
-            continue
-        if finite:
-            remark = _difference(search, match, probe, "zero")
-            found.remarks += [remark] if remark else []
-        elif not any(remark.startswith("out of range") for remark in found.remarks):
-            found.remarks.append(f"out of range: {words}")
+        remark = _difference(search, match, probe, "zero")
+        if not math.isfinite(search.answers[probe].total):
+            told = any(remark.startswith("out of range") for remark in found.remarks)
+            remark = "" if told else f"out of range: {words}"
+        found.remarks += [remark] if remark else []
 
 
-def _steep(search: Search, match: Match, name: str, rows: Tensor, temperature: float) -> Probe | None:
+def _steep(search: Search, match: Match, name: str, rows: torch.Tensor, temperature: float) -> Probe | None:
     """A batch whose logits are steep: by the temperature that is passed, or by the norms of dot products."""
-    rows = rows / rows.norm(dim=1, keepdim=True)
-    n = len(rows)
-    if search.target.takes_temperature:
-        if match.temperature_for(temperature) != temperature:
-            return None
-    elif match.variant.similarity != "dot":
+    rows, n, passed = torch.nn.functional.normalize(rows), len(rows), search.target.takes_temperature
+    if match.temperature_for(temperature) != temperature if passed else match.variant.similarity != "dot":
         return None
-    else:
+    if not passed:
         rows = rows * math.sqrt(match.temperature_for(None) / temperature)
-    labels = tuple(k % 2 for k in range(n)) if search.call == LABELS else None
-    pairs = tuple((k, (k + n // 2) % n) for k in range(n)) if search.call == PAIRS else None
+    labels = [k % 2 for k in range(n)] if search.call == LABELS else None
+    pairs = [(k, (k + n // 2) % n) for k in range(n)] if search.call == PAIRS else None
     batch = Batch(name, search.call, rows, labels, pairs, 2 if search.call in (FEATURES, VIEWS) else 1)
-    return Probe(batch, temperature if search.target.takes_temperature else None)
+    return Probe(batch, temperature if passed else None)
 
 
 # No match
@@ -476,56 +412,47 @@ def name_faults(found: Identification, search: Search, faults: Sequence[Any]) ->
         return
     close = search.close if found.match is None or exact else min(search.close, found.match.error / CLEARLY)
     for fault in faults:
-        if fault.call != search.call:
-            continue
-        try:
-            same = _same_answers(search, Target(fault.function, search.call, "torch"), found, close)
-        except Exception:  # a fault may break on a batch, and then differs from the target
-            continue
-        if same:
-            found.faults.append(f"{fault.name}: {fault.words}")
-            if found.verdict == "none":
-                found.verdict, found.loss = "wrong", fault.loss
+        # A fault may break on a batch, and then differs from the target.
+        with suppress(Exception):
+            if fault.call == search.call and _same_answers(search, fault.function, found, close):
+                found.faults.append(f"{fault.name}: {fault.words}")
+                if found.verdict == "none":
+                    found.verdict, found.loss = "wrong", fault.loss
 
 
-def _same_answers(search: Search, fault: Target, found: Identification, close: float) -> bool:
-    passed = search.target.takes_temperature
-    built_in = None if passed else found.temperature or _solved(search, fault)
-    if not passed and built_in is None:
-        return False
+def _same_answers(search: Search, function: Any, found: Identification, close: float) -> bool:
+    fault = Target(function, search.call, "torch")
+    built_in = None if search.target.takes_temperature else found.temperature or _solved(search, fault)
     for probe, answer in search.answers.items():
-        other = call_with(fault, Probe(probe.batch, probe.temperature if passed else built_in))
+        other = call_with(fault, Probe(probe.batch, probe.temperature or built_in))
         if len(other.values) != len(answer.values) or relative(other.total, answer.total) > close:
             return False
-        given, expected = answer.gradient, other.gradient
-        if given is None or expected is None:
-            if (given is None) != (expected is None) and search.target.arrays == "torch":
-                return False
-        elif not bool(given.isfinite().all()):
-            if bool(expected.isfinite().all()):
-                return False
-        elif not float((given - expected).norm()) <= 10 * search.close * max(
-            float(given.norm()), 1e-9 * abs(answer.total)
-        ):
+        gradients = [given.gradient.flatten() for given in (other, answer) if given.gradient is not None]
+        finite = [bool(gradient.isfinite().all()) for gradient in gradients]
+        if finite == [True, True]:
+            same = bool(relative(gradients[0], gradients[1], 1e-12 * abs(answer.total)) <= 10 * search.close)
+        else:
+            same = len(set(finite)) < 2 and (len(finite) != 1 or search.target.arrays != "torch")
+        if not same:
             return False
-    if not passed:
-        found.temperature = built_in
+    found.temperature = built_in or found.temperature
     return True
 
 
-def _solved(search: Search, fault: Target) -> float | None:
-    """The temperature at which a fault returns the target's value for one probe, and near enough for the next."""
+def _solved(search: Search, fault: Target) -> float:
+    """The temperature at which a fault returns the target's value for one probe, and near enough for the next.
+
+    Raises:
+        TargetError: there is none.
+    """
     first, second = search.probes.alike[-1], search.probes.alike[0]
     given, other = (search.answers[Probe(batch, None)].total for batch in (first, second))
 
-    def off(logarithm: float) -> float:
-        return call_with(fault, Probe(first, math.exp(logarithm))).total - given
+    def off(temperature: float) -> float:
+        return call_with(fault, Probe(first, temperature)).total - given
 
-    grid = [math.log(float(t)) for t in GRID[::4]]
-    values = [off(x) for x in grid]
-    for low, high, a, b in zip(grid, grid[1:], values, values[1:], strict=False):
-        if math.isfinite(a) and math.isfinite(b) and a * b <= 0:
-            root = math.exp(float(brentq(off, low, high, xtol=1e-14, rtol=1e-13)))
-            if relative(call_with(fault, Probe(second, root)).total, other) <= search.close:
-                return root
-    return None
+    for (low, a), (high, b) in pairwise((temperature, off(temperature)) for temperature in GRID[::4]):
+        root = crossing(off, low, high) if -math.inf < a * b <= 0 else None
+        if root is not None and relative(call_with(fault, Probe(second, root)).total, other) <= search.close:
+            return root
+    raise TargetError("it returns the target's values at no temperature")
