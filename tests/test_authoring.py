@@ -496,14 +496,14 @@ def test_every_format_gives_the_same_case(batch: Path) -> None:
             make_case(Batch("supcon", "mine", str(batch / name), str(batch / "y.npy")), "why")
     (batch / "bad.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(Refused, match="cannot be read as safetensors: "):
-        read_array(f"{batch}/bad.safetensors:z", "--embeddings", "float", 2)
+        read_array(f"{batch}/bad.safetensors:z", "--embeddings", "embeddings")
 
 
 def test_without_safetensors_the_error_says_what_to_install(batch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     (batch / "all.safetensors").write_bytes(b"")
     with pytest.raises(Refused, match=r'reading it needs safetensors: pip install "pairproof\[safetensors\]"'):
-        read_array(f"{batch}/all.safetensors:z", "--embeddings", "float", 2)
+        read_array(f"{batch}/all.safetensors:z", "--embeddings", "embeddings")
 
 
 def test_every_kind_of_target_and_mask(root: Path, batch: Path) -> None:

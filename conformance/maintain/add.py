@@ -10,10 +10,11 @@ import csv
 import importlib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,128 +26,113 @@ from ..judge.verify import expected_counts, run
 from ..suite.cases import MATRICES, Case
 from ..suite.catalogue import LOSSES
 from ..suite.flags import first_untrue
-from ..suite.golden import (
-    ARGUMENTS,
-    FOLDER,
-    TARGETS,
-    GoldenCase,
-    as_json,
-    file_of,
-    load_flags,
-    load_golden,
-)
+from ..suite.golden import FOLDER, SHAPES, TARGETS, as_json, file_of, load_flags, load_golden
 from ..suite.progress import Progress
 from ..suite.store import dump_json, fixtures_at, fixtures_root, read_json, write_atomically, write_manifest
 from ..truth.certify import certify
 from .rebuild import counted_without_running, failures, put_in_place, read_expected, staged, write_counts
 from .renew import renew
 
-Kind = Literal["float", "integer", "bool"]
 Array = npt.NDArray[Any]
 
 _FORMATS = "X.npy, X.csv or X.safetensors:TENSOR"
-_LAYOUTS = ("interleaved", "stacked")
+_LAYOUTS = {"interleaved": views.interleaved_partners, "stacked": views.stacked_partners}
+_ROWS = ("ref_labels", "self_rows", "anchors")
 
 
 class Refused(UsageError):
     """A batch that is no case: the message begins with the option, or with the reference's name of the argument."""
 
 
-def read_array(source: str, option: str, kind: Kind, rank: int) -> Array:
+def read_array(source: str, option: str, name: str) -> Array:
     """One array of the user's.
 
     Args:
         source: X.npy, X.csv or X.safetensors:TENSOR.
         option: on the command line, for the messages.
-        kind: what a csv file is read as; the other formats say it themselves.
-        rank: of the array, which csv does not say.
+        name: of the argument, by which a csv file is read; the other formats say what they hold.
 
     Raises:
         Refused: the file is missing, damaged or of another format, or holds no such tensor.
     """
-    name, _, tensor = source.partition(".safetensors:")
-    path = Path(name + ".safetensors") if tensor else Path(source)
+    stem, _, tensor = source.partition(".safetensors:")
+    path = Path(f"{stem}.safetensors" if tensor else source)
     where = f"{option} {source}"
     if not path.is_file():
         raise Refused(f"{where}: there is no file {path}")
-    if path.suffix == ".npy":
-        return _read_npy(path, where)
-    if path.suffix == ".csv":
-        return _read_csv(path, where, kind, rank)
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path, tensor, where)
+    try:
+        if path.suffix == ".npy":
+            with path.open("rb") as file:
+                return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+        if path.suffix == ".csv":
+            return _table(path.read_text(encoding="utf-8-sig"), where, name)
+        if path.suffix == ".safetensors":
+            return _tensor(path, where, tensor)
+    except Refused:
+        raise
+    except Exception as error:  # every reader has its own errors for a damaged file
+        words = (str(error) or type(error).__name__).splitlines()[0]
+        raise Refused(f"{where}: cannot be read as {path.suffix[1:]}: {words}") from error
     raise Refused(f"{where}: expected {_FORMATS}, got {path.suffix or 'no suffix'!r}")
 
 
-def _read_npy(path: Path, where: str) -> Array:
-    try:
-        with path.open("rb") as file:
-            array: Array = np.lib.format.read_array(file, allow_pickle=False)
-            return array
-    except (OSError, ValueError, EOFError) as error:
-        raise Refused(f"{where}: cannot be read as npy: {_first_line(error)}") from error
-
-
-def _read_csv(path: Path, where: str, kind: Kind, rank: int) -> Array:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{where}: cannot be read as csv: {_first_line(error)}") from error
+def _table(text: str, where: str, name: str) -> Array:
+    """The array of a csv file, of the rank and the kind of an argument."""
+    dtype, read, words = _CELLS[name if name in _CELLS else "embeddings" if "D" in SHAPES[name] else "labels"]
     rows: list[list[Any]] = []
     for k, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
-        if not cells:
-            continue
-        rows.append([_cell(cell.strip(), kind, f"{where}: line {k}") for cell in cells])
-        if len(rows[-1]) != len(rows[0]):
-            raise Refused(f"{where}: line {k}: has {len(rows[-1])} entries, the first line {len(rows[0])}")
-    dtype = {"float": np.float64, "integer": np.int64, "bool": np.bool_}[kind]
-    if not rows:
-        return np.zeros((0, 2) if rank == 2 else 0, dtype=dtype)
-    if rank == 1:
-        if len(rows) > 1 and len(rows[0]) > 1:
-            raise Refused(f"{where}: expected one line or one entry a line, got {len(rows)} lines of {len(rows[0])}")
-        return np.array([cell for row in rows for cell in row], dtype=dtype)
-    return np.array(rows, dtype=dtype)
+        if cells:
+            rows.append([])
+        for cell in map(str.strip, cells):
+            try:
+                rows[-1].append(dtype(read(cell)))
+            except (KeyError, ValueError):
+                raise Refused(f"{where}: line {k}: expected {words}, got {cell!r}") from None
+            except OverflowError:
+                raise Refused(f"{where}: line {k}: expected {words} of 64 bits, got {cell}") from None
+        if cells and len(cells) != len(rows[0]):
+            raise Refused(f"{where}: line {k}: has {len(cells)} entries, the first line {len(rows[0])}")
+    width = len(rows[0]) if rows else 2
+    if len(SHAPES[name]) == 2:
+        return np.array(rows, dtype=dtype).reshape(len(rows), width)
+    if len(rows) > 1 and width > 1:
+        raise Refused(f"{where}: expected one line or one entry a line, got {len(rows)} lines of {width}")
+    return np.array(rows, dtype=dtype).ravel()
 
 
-def _cell(text: str, kind: Kind, where: str) -> float | int | bool:
-    if kind == "bool":
-        if text.lower() in ("true", "false", "1", "0"):
-            return text.lower() in ("true", "1")
-        raise Refused(f"{where}: expected true or false, got {text!r}")
-    if kind == "integer":
-        if not re.fullmatch("[+-]?[0-9]+", text):
-            raise Refused(f"{where}: expected an integer, got {text!r}")
-        if not -(2**63) <= int(text) < 2**63:
-            raise Refused(f"{where}: expected an integer of 64 bits, got {text}")
-        return int(text)
-    try:
-        return float(text)
-    except ValueError:
-        raise Refused(f"{where}: expected a number, got {text!r}") from None
+def _integer(text: str) -> int:
+    if not re.fullmatch("[+-]?[0-9]+", text):
+        raise ValueError
+    return int(text)
 
 
-def _read_safetensors(path: Path, tensor: str, where: str) -> Array:
+def _boolean(text: str) -> bool:
+    return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+
+
+_CELLS: dict[str, tuple[type[np.generic], Callable[[str], Any], str]] = {
+    "embeddings": (np.float64, float, "a number"),
+    "labels": (np.int64, _integer, "an integer"),
+    "positives": (np.bool_, _boolean, "true or false"),
+    "anchors": (np.bool_, _boolean, "true or false"),
+}
+"""How a cell of csv is read: its dtype, what reads it, and what it must be, in words. All matrices are embeddings."""
+
+
+def _tensor(path: Path, where: str, tensor: str) -> Array:
+    """A tensor of a safetensors file."""
     try:
         safetensors: Any = importlib.import_module("safetensors")
     except ImportError:
         raise Refused(f'{where}: reading it needs safetensors: pip install "pairproof[safetensors]"') from None
-    try:
-        # Through torch, for numpy has no bfloat16.
-        with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
-            held = sorted(file.keys())
-            if tensor not in held:
-                found = f"no tensor {tensor!r}" if tensor else "no tensor named"
-                raise Refused(f"{where}: {found}; write {path}:TENSOR, where TENSOR is one of {', '.join(held)}")
-            value = file.get_tensor(tensor)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise Refused(f"{where}: cannot be read as safetensors: {_first_line(error)}") from error
-    array: Array = (value.double() if value.is_floating_point() else value).numpy()
-    return array
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    # Through torch, for numpy has no bfloat16.
+    with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
+        held = sorted(file.keys())
+        if tensor not in held:
+            found = f"no tensor {tensor!r}" if tensor else "no tensor named"
+            raise Refused(f"{where}: {found}; write {path}:TENSOR, where TENSOR is one of {', '.join(held)}")
+        value = file.get_tensor(tensor)
+    return np.asarray((value.double() if value.is_floating_point() else value).numpy())
 
 
 def make_case(batch: Batch, why: str) -> Case:
@@ -165,119 +151,73 @@ def make_case(batch: Batch, why: str) -> Case:
     name = batch.id.removeprefix(f"{FOLDER}/").removeprefix(f"{batch.loss}/")
     if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name):
         raise Refused(f"--id: expected words in small letters and digits joined by hyphens, got {batch.id!r}")
-    first, *_ = loss.embeddings
-    matrices = {first: _read_matrix(batch.embeddings, "--embeddings", first)}
-    for key in MATRICES:
-        source = getattr(batch, key)
-        if source is not None:
-            if key not in (*loss.embeddings, *loss.matrices):
-                raise Refused(f"{_option(key)}: {loss.function} takes no {key}")
-            matrices[key] = _read_matrix(source, _option(key), key)
-        elif key in loss.embeddings:
-            raise Refused(f"{batch.loss} takes {_option(key)}, got none")
-    arguments = _arguments(batch, len(matrices[first]) if matrices[first].ndim else 0)
-    keywords = _keywords(batch)
+    first, arrays = loss.embeddings[0], _arrays(batch)
+    keywords: dict[str, Any] = {}
+    known = [key for key in loss.keywords if key not in SHAPES]
+    for key, text in batch.settings.items():
+        if key not in known:
+            raise Refused(f"--set {key}: {loss.function} has no such option; it has {', '.join(known)}")
+        try:
+            keywords[key] = float(text) if key.endswith("temperature") else text
+        except ValueError:
+            raise Refused(f"{key}: expected a number, got {text!r}") from None
     try:
-        loss.reference(**matrices, **arguments, **keywords)
+        loss.reference(**arrays, **keywords)
     except (TypeError, ValueError) as error:
         raise Refused(str(error)) from error
-    for key, value in arguments.items():
+    for key, value in arrays.items():
         if key.endswith("labels") and any(not -(2**63) <= int(x) < 2**63 for x in value):
             raise Refused(f"{key}: expected integers of 64 bits with sign")
-    exact = {key: matrix.astype(np.float64) for key, matrix in matrices.items()}
-    return Case(
-        id=f"{FOLDER}/{batch.loss}/{name}",
-        loss=batch.loss,
-        embeddings=exact.pop(first),
-        arguments={
-            key: [int(x) for x in value] if key.endswith("labels") else value.tolist()
-            for key, value in arguments.items()
-        },
-        keywords={
-            key: option.tolist() if key == "anchors" else option
-            for key, option in keywords.items()
-            if key == "anchors" or option != loss.keywords[key]
-        },
-        why=why,
-        others=exact,
-    )
+    matrices = {key: arrays.pop(key).astype(np.float64) for key in (first, *MATRICES) if key in arrays}
+    arguments = {key: list(map(int, x)) if key.endswith("labels") else x.tolist() for key, x in arrays.items()}
+    keywords = {key: option for key, option in keywords.items() if option != loss.keywords[key]}
+    if "anchors" in arguments:
+        keywords["anchors"] = arguments.pop("anchors")
+    embeddings = matrices.pop(first)
+    return Case(f"{FOLDER}/{batch.loss}/{name}", batch.loss, embeddings, arguments, keywords, why, matrices)
+
+
+def _arrays(batch: Batch) -> dict[str, Array]:
+    """The arrays of a batch by the names of their arguments: those that the loss takes."""
+    loss = LOSSES[batch.loss]
+    first = loss.embeddings[0]
+    sources = {first: batch.embeddings} | {key: getattr(batch, key) for key in (*MATRICES, *_ROWS, *TARGETS)}
+    sources = {key: source for key, source in sources.items() if source is not None}
+    for key in loss.embeddings:
+        if key not in sources:
+            raise Refused(f"{batch.loss} takes {_option(key)}, got none")
+    for key in sources:
+        if key not in (*loss.embeddings, *loss.keywords, *TARGETS):
+            raise Refused(f"{_option(key)}: {loss.function} takes no {key}")
+    given = [key for key in TARGETS if key in sources]
+    allowed = [key for key in TARGETS if key == loss.targets or key in loss.keywords]
+    if given and not allowed:
+        raise Refused(f"{batch.loss} takes no {', '.join(map(_option, given))}: rows of one place are a pair")
+    if allowed and (len(given) != 1 or given[0] not in allowed):
+        got = ", ".join(map(_option, given)) or "none"
+        raise Refused(f"{batch.loss} takes exactly one of {' or '.join(map(_option, allowed))}, got {got}")
+    layout = _LAYOUTS.get(sources["partners"]) if "partners" in sources else None
+    if layout:
+        del sources["partners"]
+    arrays = {
+        key: read_array(source, "--embeddings" if key == first else _option(key), key)
+        for key, source in sources.items()
+    }
+    for key, matrix in arrays.items():
+        if "D" in SHAPES[key] and (
+            matrix.dtype.kind in "cO" or (matrix.dtype.kind == "f" and matrix.dtype.itemsize > 8)
+        ):
+            raise Refused(f"{key}: expected a floating dtype of at most 64 bits, got {matrix.dtype}")
+    if layout:
+        try:
+            arrays["partners"] = np.asarray(layout(arrays[first].shape[0] if arrays[first].ndim else 0))
+        except ValueError as error:
+            raise Refused(f"--partners {batch.partners}: {error}") from error
+    return arrays
 
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _read_matrix(source: str, option: str, name: str) -> Array:
-    matrix = read_array(source, option, "float", 2)
-    if matrix.dtype.kind in "cO" or (matrix.dtype.kind == "f" and matrix.dtype.itemsize > 8):
-        raise Refused(f"{name}: expected a floating dtype of at most 64 bits, got {matrix.dtype}")
-    return matrix
-
-
-def _arguments(batch: Batch, n: int) -> dict[str, Array]:
-    """Who is whose positive, and what belongs to the references."""
-    loss = LOSSES[batch.loss]
-    arguments: dict[str, Array] = dict([_target(batch, n)] if loss.targets else [])
-    if not loss.targets:
-        given = [name for name in TARGETS if getattr(batch, name) is not None]
-        if given:
-            raise Refused(f"{batch.loss} takes no {', '.join(map(_option, given))}: rows of one place are a pair")
-    for name in ("ref_labels", "self_rows"):
-        source = getattr(batch, name)
-        if source is not None:
-            if name not in loss.keywords:
-                raise Refused(f"{_option(name)}: {loss.function} takes no {name}")
-            arguments[name] = read_array(source, _option(name), "integer", 1)
-    return arguments
-
-
-def _target(batch: Batch, n: int) -> tuple[str, Array]:
-    """The one argument that says which rows belong together, by its name."""
-    loss = LOSSES[batch.loss]
-    allowed = [loss.targets, *(["positives"] if "positives" in loss.keywords else [])]
-    options = " or ".join(map(_option, allowed))
-    kinds: dict[str, tuple[str | None, Kind, int]] = {
-        "labels": (batch.labels, "integer", 1),
-        "partners": (batch.partners, "integer", 1),
-        "positive_pairs": (batch.positive_pairs, "integer", 2),
-        "positives": (batch.positives, "bool", 2),
-    }
-    given = [name for name, (source, _, _) in kinds.items() if source is not None]
-    if len(given) != 1 or given[0] not in allowed:
-        got = ", ".join(map(_option, given)) or "none"
-        raise Refused(f"{batch.loss} takes exactly one of {options}, got {got}")
-    (name,) = given
-    source, kind, rank = kinds[name]
-    assert source is not None  # it is among the given
-    if name == "partners" and source in _LAYOUTS:
-        layout = views.interleaved_partners if source == "interleaved" else views.stacked_partners
-        try:
-            return name, np.asarray(layout(n))
-        except ValueError as error:
-            raise Refused(f"--partners {source}: {error}") from error
-    return name, read_array(source, _option(name), kind, rank)
-
-
-def _keywords(batch: Batch) -> dict[str, Any]:
-    loss = LOSSES[batch.loss]
-    known = [key for key in loss.keywords if key not in (*ARGUMENTS, "anchors")]
-    keywords: dict[str, Any] = {}
-    for key, text in batch.settings.items():
-        if key not in known:
-            raise Refused(f"--set {key}: {loss.function} has no such option; it has {', '.join(known)}")
-        keywords[key] = _temperature(key, text) if key.endswith("temperature") else text
-    if batch.anchors is not None:
-        if "anchors" not in loss.keywords:
-            raise Refused(f"--anchors: {loss.function} takes no anchors")
-        keywords["anchors"] = read_array(batch.anchors, "--anchors", "bool", 1)
-    return keywords
-
-
-def _temperature(key: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise Refused(f"{key}: expected a number, got {text!r}") from None
 
 
 @dataclass(frozen=True)
@@ -336,7 +276,11 @@ def add(
     untrue = first_untrue(case, flags)
     if untrue is not None:
         raise Refused(f"--flag: {untrue}")
-    _refuse_known(case, load_golden(root))
+    for other in load_golden(root):
+        if other.id == case.id:
+            raise Refused(f"--id: {case.id} exists; an id is never used for another case")
+        if _evaluation(other.case) == _evaluation(case):
+            raise Refused(f"{other.id} is this very evaluation; see: pairproof fixtures show {other.id}")
     if progress is not None:
         progress("proving", 0, 1)
     entry = as_json(case, flags, note, certify(case, gradient=gradient))
@@ -354,8 +298,7 @@ def add(
             found = expected_counts(report, {case: added})
         counts = read_expected(stage)
         for key, new in found["counts"].items():
-            stored = counts["counts"].get(key, {})
-            total = {status: stored.get(status, 0) + new.get(status, 0) for status in {**stored, **new}}
+            total = Counter(counts["counts"].get(key, {})) + Counter(new)
             counts["counts"][key] = dict(sorted(total.items()))
         counts["counts"] = dict(sorted(counts["counts"].items()))
         write_counts(stage, counts)
@@ -365,19 +308,8 @@ def add(
     return Added(entry, (*notes, *(f"renewed: {name}" for name in renew(root.parent, case.loss))))
 
 
-def _refuse_known(case: Case, cases: Sequence[GoldenCase]) -> None:
-    for other in cases:
-        if other.id == case.id:
-            raise Refused(f"--id: {case.id} exists; an id is never used for another case")
-        same = (
-            other.case.loss == case.loss
-            and other.case.matrices.keys() == case.matrices.keys()
-            and all(np.array_equal(matrix, case.matrices[key]) for key, matrix in other.case.matrices.items())
-            and _comparable(other.case) == _comparable(case)
-        )
-        if same:
-            raise Refused(f"{other.id} is this very evaluation; see: pairproof fixtures show {other.id}")
-
-
-def _comparable(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
-    return dict(case.arguments), {key: value for key, value in case.keywords.items() if value is not None}
+def _evaluation(case: Case) -> tuple[Any, ...]:
+    """What a case evaluates, to be compared."""
+    matrices = {name: matrix.tolist() for name, matrix in case.matrices.items()}
+    keywords = {key: value for key, value in case.keywords.items() if value is not None}
+    return case.loss, matrices, dict(case.arguments), keywords

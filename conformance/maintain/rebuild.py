@@ -61,6 +61,7 @@ def rebuild(
     *,
     processes: int | None = None,
     progress: Progress | None = None,
+    keep: bool = True,
 ) -> Rebuilt:
     """Make everything anew and write what differs. On a clean tree this writes nothing.
 
@@ -69,6 +70,7 @@ def rebuild(
         root: a folder of fixtures; by default the installed one.
         processes: how many processes prove; by default one per core.
         progress: called at each step.
+        keep: whether to write; otherwise only what would change is found.
 
     Returns:
         What changed.
@@ -80,23 +82,6 @@ def rebuild(
         UsageError: a peer is unknown.
         Unavailable: the path of a peer holds no such peer.
     """
-    return _rebuild(peers, root, processes, progress, keep=True)
-
-
-def check(
-    peers: Mapping[str, str],
-    root: Path | None = None,
-    *,
-    processes: int | None = None,
-    progress: Progress | None = None,
-) -> Rebuilt:
-    """Validate every file and say what ``rebuild`` would change; change nothing. Arguments and errors are rebuild's."""
-    return _rebuild(peers, root, processes, progress, keep=False)
-
-
-def _rebuild(
-    peers: Mapping[str, str], root: Path | None, processes: int | None, progress: Progress | None, *, keep: bool
-) -> Rebuilt:
     for name in peers:
         if name not in PEERS:
             raise UsageError(f"unknown peer with a path {name!r}; known: {', '.join(PEERS)}")
@@ -117,6 +102,11 @@ def _rebuild(
         if keep:
             put_in_place(stage, root, before)
     return Rebuilt(tuple(changes), tuple(notes))
+
+
+def check(*arguments: Any, **options: Any) -> Rebuilt:
+    """Validate every file and say what ``rebuild`` would change; change nothing. Arguments and errors are rebuild's."""
+    return rebuild(*arguments, **options, keep=False)
 
 
 def validate(root: Path) -> None:
