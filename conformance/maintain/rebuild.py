@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..documents.load import dump_worked, load_worked
 from ..implementations import ALL
 from ..implementations.supcontrast import RECORDED, RECORDED_FORMAT, TODAY_COMMIT, TODAY_SHA256, record
@@ -90,15 +92,15 @@ def rebuild(
         notes: list[str] = []
         changes = _renew_manifest(stage)
         changes += _lay_out_worked(stage)
-        if (stage / RECORDED).is_file():
-            read_checked(stage, RECORDED, RECORDED_FORMAT)
+        recorded = _recorded(stage)
         changes += prove_golden(stage, processes=processes, progress=progress)
-        changes += _record(stage, peers, notes)
+        changes += _record(stage, recorded, peers.get(PEERS[0]), notes)
         write_manifest(stage)
         changes += _count(stage, peers, notes, progress)
         write_manifest(stage)
         validate(stage)
-        changes += [f"{name}: {said}" for name, said in _differing(stage, before) if not _told(name, changes)]
+        reported = {change.partition(": ")[0] for change in changes}
+        changes += [f"{name}: {said}" for name, said in _differing(stage, before) if name not in reported]
         if keep:
             put_in_place(stage, root, before)
     return Rebuilt(tuple(changes), tuple(notes))
@@ -119,8 +121,12 @@ def validate(root: Path) -> None:
     golden.load_golden(root)
     golden.load_errors(root)
     read_expected(root)
-    if (root / RECORDED).is_file():
-        read_checked(root, RECORDED, RECORDED_FORMAT)
+    _recorded(root)
+
+
+def _recorded(root: Path) -> dict[str, Any]:
+    """What the peer returned, as recorded; empty where nothing is."""
+    return dict(read_checked(root, RECORDED, RECORDED_FORMAT)) if (root / RECORDED).is_file() else {}
 
 
 def read_expected(root: Path) -> dict[str, Any]:
@@ -129,8 +135,7 @@ def read_expected(root: Path) -> dict[str, Any]:
     Raises:
         FixtureError: they are missing, or are none.
     """
-    counts: dict[str, Any] = read_checked(root, EXPECTED, EXPECTED_FORMAT)
-    return counts
+    return dict(read_checked(root, EXPECTED, EXPECTED_FORMAT))
 
 
 @contextmanager
@@ -190,10 +195,6 @@ def _differing(stage: Path, before: Mapping[str, bytes]) -> Iterator[tuple[str, 
             yield name, "changed" if name in before else "new"
 
 
-def _told(name: str, changes: Sequence[str]) -> bool:
-    return any(change.startswith(f"{name}: ") for change in changes)
-
-
 def _renew_manifest(stage: Path) -> list[str]:
     """Renew the checksums, and say which files were not those that the manifest lists."""
     try:
@@ -208,10 +209,9 @@ def _renew_manifest(stage: Path) -> list[str]:
     for name in sorted({**listed, **present}):
         if name not in present:
             lines.append(f"{MANIFEST}: {name}: listed, but there is no such file")
-        elif name not in listed:
-            lines.append(f"{MANIFEST}: {name}: not listed")
-        elif listed[name] != present[name]:
-            lines.append(f"{MANIFEST}: {name}: altered: SHA-256 {listed[name]} listed, {present[name]} found")
+        elif listed.get(name) != present[name]:
+            altered = f"altered: SHA-256 {listed.get(name)} listed, {present[name]} found"
+            lines.append(f"{MANIFEST}: {name}: {altered if name in listed else 'not listed'}")
     return lines
 
 
@@ -227,26 +227,22 @@ def _lay_out_worked(stage: Path) -> list[str]:
     return changes
 
 
-def _record(stage: Path, peers: Mapping[str, str], notes: list[str]) -> list[str]:
+def _record(stage: Path, old: Mapping[str, Any], path: str | None, notes: list[str]) -> list[str]:
     """Record the peer whose path is given; without a path say what was kept."""
-    old: dict[str, Any] = {}
-    if (stage / RECORDED).is_file():
-        old = read_checked(stage, RECORDED, RECORDED_FORMAT)
     with fixtures_at(stage):
         cases = list(load_cases(load_worked()))
-    if "supcontrast" not in peers:
+    if path is None:
         kept = f"kept as recorded with torch {old['torch']}" if old else "not there"
         notes.append(f"{RECORDED}: {kept}; to record it anew: --peer supcontrast=PATH")
-        known = {case.id for case in cases}
-        orphans = sorted({entry["case"] for entry in old.get("records", ()) if entry["case"] not in known})
+        orphans = sorted({entry["case"] for entry in old.get("records", ())} - {case.id for case in cases})
         if orphans:
             notes.append(f"{RECORDED}: no case is called {', '.join(orphans)}")
         return []
-    new = record(cases, peers["supcontrast"])
+    new = record(cases, path)
     lines = [f"{RECORDED}: {line}" for line in differences(old, new)]
     if new["commit"] is None:
         raise CouldNotRun(
-            f"{peers['supcontrast']}: losses.py has SHA-256 {new['sha256']}, not that of commit {TODAY_COMMIT[:7]}"
+            f"{path}: losses.py has SHA-256 {new['sha256']}, not that of commit {TODAY_COMMIT[:7]}"
             f" ({TODAY_SHA256}); nothing was changed. To record it, first put its commit and SHA-256 into"
             " conformance/implementations/supcontrast.py. It would change:\n" + "\n".join(shortened(lines))
         )
@@ -286,17 +282,15 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     if old["values"] != new["values"]:
         parts.append(f"value {_values(old)} -> {_values(new)}")
     if old["gradient"] != new["gradient"]:
-        shapes = [(len(entry["gradient"]), len(entry["gradient"][0])) for entry in (old, new)]
-        if shapes[0] != shapes[1]:
-            parts.append(f"gradient of shape {list(shapes[0])} -> {list(shapes[1])}")
+        was, now = (np.array(entry["gradient"], dtype=object) for entry in (old, new))
+        if was.shape != now.shape:
+            parts.append(f"gradient of shape {list(was.shape)} -> {list(now.shape)}")
         else:
-            entries = [(i, d) for i in range(shapes[0][0]) for d in range(shapes[0][1])]
-            differ = [(i, d) for i, d in entries if old["gradient"][i][d] != new["gradient"][i][d]]
+            differ = np.argwhere(was != now)
             i, d = differ[0]
             parts.append(
-                f"{'value the same; ' if not parts else ''}gradient [{i}, {d}]"
-                f" {_text(old['gradient'][i][d])} -> {_text(new['gradient'][i][d])}"
-                f" ({len(differ)} of {len(entries)} entries differ)"
+                f"{'value the same; ' if not parts else ''}gradient [{i}, {d}] {_text(was[i, d])} -> {_text(now[i, d])}"
+                f" ({len(differ)} of {was.size} entries differ)"
             )
     return "; ".join(parts)
 
@@ -330,14 +324,10 @@ def _count(stage: Path, peers: Mapping[str, str], notes: list[str], progress: Pr
         found = expected_counts(report, load_cases(load_worked()))
     notes += counted_without_running(report)
     if not changes:
-        for key in sorted({**stored["counts"], **found["counts"]}):
-            old, new = stored["counts"].get(key), found["counts"].get(key)
-            if old != new:
-                changes.append(f"{EXPECTED}: {key}: {show_counts(old)} -> {show_counts(new)}")
-        if stored["entries"] != found["entries"]:
-            changes.append(
-                f"{EXPECTED}: printed entries: {show_counts(stored['entries'])} -> {show_counts(found['entries'])}"
-            )
+        was, now = ({**each["counts"], "printed entries": each["entries"]} for each in (stored, found))
+        for key in sorted({**was, **now}, key=lambda key: (key == "printed entries", key)):
+            if was.get(key) != now.get(key):
+                changes.append(f"{EXPECTED}: {key}: {show_counts(was.get(key))} -> {show_counts(now.get(key))}")
     write_counts(stage, found)
     notes += failures(report)
     return changes
@@ -360,17 +350,16 @@ def write_counts(stage: Path, counts: Mapping[str, Any]) -> None:
 
 def failures(report: Report) -> list[str]:
     """One line per check of a run that does not hold, with the command that repeats it."""
-    lines = []
-    for check in report.checks:
-        if check.status in BAD:
-            what = ", ".join(filter(None, (check.case, check.implementation, check.dtype)))
-            lines.append(f"does not hold: {what}: {check.message}; repeat: {check.repeat}")
-    return lines
+    return [
+        f"does not hold: {', '.join(filter(None, (check.case, check.implementation, check.dtype)))}: {check.message};"
+        f" repeat: {check.repeat}"
+        for check in report.checks
+        if check.status in BAD
+    ]
 
 
 def compact_json(data: Mapping[str, Any]) -> str:
     """JSON with one line per record, so that a change of behaviour reads as a short diff."""
-    head = {key: value for key, value in data.items() if key != "records"}
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in data.items() if key != "records"]
     records = ",\n".join("  " + json.dumps(entry) for entry in data["records"])
     return "{\n" + "\n".join(lines) + '\n "records": [\n' + records + "\n ]\n}\n"
