@@ -7,7 +7,8 @@ precision; it counts as proved once its enclosure lies within 2^-1076, where not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 
 import numpy as np
@@ -15,7 +16,7 @@ from flint import arb
 
 from ..suite.cases import Case
 from ..suite.records import BY_CHOICE, NAN_LOSS, TIE, Expected, Matrix
-from .evaluate import Enclosures, enclosures
+from .evaluate import enclosures
 from .intervals import PRECISION, precision
 
 PRECISIONS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -45,17 +46,12 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
         CertificationError: an enclosure still straddles two float64 at the last precision, or two entries that decide
             a maximum cannot be told apart in float64 although they differ.
     """
-    counted = case.counted()
-    undefined = case.undefined()
     tie = maximum_is_tied(case)
-    left_out = NAN_LOSS if undefined else TIE if tie else None if gradient else BY_CHOICE
-    open_entry = ""
-    for bits in PRECISIONS:
-        found = enclosures(case, bits, gradient=left_out is None)
-        proved, open_entry = _proved(case, found, counted, undefined, left_out)
-        if proved is not None:
-            return proved
-    raise CertificationError(f"{case.id}: {open_entry} cannot be proved with {PRECISIONS[-1]} bits")
+    left_out = NAN_LOSS if case.undefined() else TIE if tie else None if gradient else BY_CHOICE
+    for bits in PRECISIONS[:-1]:
+        with suppress(CertificationError):
+            return _proved(case, bits, left_out)
+    return _proved(case, PRECISIONS[-1], left_out)
 
 
 def maximum_is_tied(case: Case) -> bool:
@@ -77,9 +73,8 @@ def maximum_is_tied(case: Case) -> bool:
             continue
         if case.option("similarity") == "cosine":
             for j in range(case.n):
-                parallel = products[i][j] > 0 and products[i][j] ** 2 == products[i][i] * products[j][j]
-                near = products[i][j] > 0 and products[i][j] ** 2 > products[i][i] * products[j][j] * _ALMOST
-                if near and not parallel:
+                most = products[i][i] * products[j][j]
+                if products[i][j] > 0 and most * _ALMOST < products[i][j] ** 2 != most:
                     raise CertificationError(f"{case.id}: rows {i} and {j} are too nearly parallel to be told apart")
             continue
         top = max(products[i])
@@ -115,38 +110,31 @@ _ALMOST = 1 - Fraction(1, 2**51)
 """Squared cosines up to here are of cosines that round to less than 1."""
 
 
-def _proved(
-    case: Case, found: Enclosures, counted: Sequence[int], undefined: set[int], left_out: str | None
-) -> tuple[Expected | None, str]:
-    """The results, or None and the name of the first entry that stays open."""
-    single = case.option("reduction") != "none"
-    anchors = {i: NAN if i in undefined else nearest(found.anchors[i]) for i in counted}
-    for i, value in anchors.items():
-        if value is None:
-            return None, f"the value of anchor {i}"
-    whole: Iterable[float | None]
-    if single:
-        whole = [NAN if undefined else nearest(found.values[0])]
+def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
+    """The results. Raises a CertificationError that names the first entry that stays open."""
+    found, counted, undefined = enclosures(case, bits, gradient=left_out is None), case.counted(), case.undefined()
+
+    def prove(value: arb, name: str) -> float:
+        proved = nearest(value)
+        if proved is None:
+            raise CertificationError(f"{case.id}: {name} cannot be proved with {bits} bits")
+        return proved
+
+    def prove_rows(rows: Sequence[Sequence[arb]], by: str) -> Matrix:
+        entry = "the gradient's entry [{}, {}]{}"
+        return np.array([[prove(x, entry.format(i, d, by)) for d, x in enumerate(row)] for i, row in enumerate(rows)])
+
+    anchors = {i: NAN if i in undefined else prove(found.anchors[i], f"the value of anchor {i}") for i in counted}
+    loss: float | tuple[float, ...]
+    if case.option("reduction") == "none":
+        whole = zip(counted, found.values, strict=True)
+        loss = tuple(NAN if i in undefined else prove(value, "the loss") for i, value in whole)
     else:
-        whole = [NAN if i in undefined else nearest(v) for i, v in zip(counted, found.values, strict=True)]
-    values = [value for value in whole if value is not None]
-    if len(values) < (1 if single else len(counted)):
-        return None, "the loss"
-    gradients: dict[str, Matrix] = {}
-    if found.gradient is not None:
-        for name, rows in {case.first: found.gradient, **found.other_gradients}.items():
-            gradients[name] = np.zeros((len(rows), len(rows[0])))
-            for i, row in enumerate(rows):
-                for d, entry in enumerate(row):
-                    value = nearest(entry)
-                    if value is None:
-                        by = "" if name == case.first else f" by {name}"
-                        return None, f"the gradient's entry [{i}, {d}]{by}"
-                    gradients[name][i, d] = value
+        loss = NAN if undefined else prove(found.values[0], "the loss")
     return Expected(
-        loss=values[0] if single else tuple(values),
-        anchors={i: value for i, value in anchors.items() if value is not None},
-        gradient=gradients.pop(case.first, None),
+        loss=loss,
+        anchors=anchors,
+        gradient=None if found.gradient is None else prove_rows(found.gradient, ""),
         gradient_left_out=left_out,
-        other_gradients=gradients,
-    ), ""
+        other_gradients={name: prove_rows(rows, f" by {name}") for name, rows in found.other_gradients.items()},
+    )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from flint import arb
 
 from pairproof import reference
@@ -51,11 +50,11 @@ def _evaluate(case: Case, bits: int, gradient: bool) -> tuple[Enclosures, refere
         # One record holds the rows of every matrix, so that one walk backwards differentiates by all of them.
         variables = tape.variables([row for rows in exact.values() for row in rows]) if gradient else None
         given = exact if variables is None else _apart(exact, variables)
-        result = call_reference(case, {name: _objects(rows) for name, rows in given.items()})
+        result = call_reference(case, {name: np.array(rows, dtype=object) for name, rows in given.items()})
         values = result.loss if isinstance(result.loss, list) else [result.loss]
         derivatives: dict[str, list[list[arb]]] = {}
         if variables:
-            total = _total(values)
+            total: Any = sum(values)
             derivatives = {name: [[arb(0)] * len(row) for row in rows] for name, rows in exact.items()}
             if isinstance(total, tape.Var):
                 derivatives = _apart(exact, tape.gradient(total, variables))
@@ -123,35 +122,16 @@ def weights(case: Case) -> Matrix:
     variables = tape.variables(matrix)
     with np.errstate(all="ignore"):
         loss = reference_of_similarities(case, variables).loss
-        total = _total(loss if isinstance(loss, list) else [loss])
+        total: Any = sum(loss) if isinstance(loss, list) else loss
         if not isinstance(total, tape.Var):
             return np.zeros(case.shape)
-        found = np.array([[float(x) for x in row] for row in tape.gradient(total, variables)])
+        found = _rounded(tape.gradient(total, variables))
     return np.where(np.isfinite(found), found, 0.0)
 
 
 def _rounded(rows: Sequence[Sequence[Any]]) -> Matrix:
-    return np.array([[_plain(x) for x in row] for row in rows])
-
-
-def _objects(rows: list[list[Any]]) -> npt.NDArray[np.object_]:
-    out = np.empty((len(rows), len(rows[0])), dtype=object)
-    for i, row in enumerate(rows):
-        for j, x in enumerate(row):
-            out[i, j] = x
-    return out
-
-
-def _total(values: list[Any]) -> Any:
-    total: Any = 0
-    for v in values:
-        total = v + total
-    return total
+    return np.array([[float(x) for x in row] for row in rows])
 
 
 def _lift(x: Any) -> Any:
     return x.value if isinstance(x, tape.Var) else x
-
-
-def _plain(x: Any) -> float:
-    return float(_lift(x))

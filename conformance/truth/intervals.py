@@ -29,12 +29,8 @@ PRECISION = 256
 @contextmanager
 def precision(bits: int = PRECISION) -> Iterator[None]:
     """Work with this many bits inside the block."""
-    before = ctx.prec
-    ctx.prec = bits
-    try:
+    with ctx.workprec(bits):
         yield
-    finally:
-        ctx.prec = before
 
 
 def unit_of_last_place(decimals: int) -> arb:
@@ -109,7 +105,7 @@ class Rounded:
         if all(o.lower == o.upper for o in operands):
             # Infinities, and the logarithm of 0: IEEE arithmetic says what these single numbers give.
             with np.errstate(all="ignore"):
-                result = float(operation(*(_Scalar(self.dtype(o.lower)) for o in operands)).number)
+                result = float(operation(*(self.dtype(o.lower) for o in operands)))
             return Rounded(result, result, self.dtype, self.slack)
         return Rounded(math.nan, math.nan, self.dtype, self.slack)
 
@@ -148,54 +144,23 @@ class Rounded:
 
     def sqrt(self) -> Rounded:
         """Square root, rounded to nearest."""
-        return self._apply(lambda a: a.sqrt())
+        return self._apply(np.sqrt)
 
     def exp(self) -> Rounded:
         """Exponential, within ``slack`` units."""
-        return self._apply(lambda a: a.exp(), slack=self.slack)
+        return self._apply(np.exp, slack=self.slack)
 
     def log(self) -> Rounded:
         """Natural logarithm, within ``slack`` units."""
-        return self._apply(lambda a: a.log(), slack=self.slack)
+        return self._apply(np.log, slack=self.slack)
 
     def log1p(self) -> Rounded:
         """log(1 + x), within ``slack`` units."""
-        return self._apply(lambda a: a.log1p(), slack=self.slack)
+        return self._apply(np.log1p, slack=self.slack)
 
     def at_least(self, bound: float) -> Rounded:
         """The larger of the value and ``bound``, as a clamp computes it."""
         return Rounded(max(self.lower, bound), max(self.upper, bound), self.dtype, self.slack)
-
-
-class _Scalar:
-    """One number of a format under numpy's IEEE arithmetic, with the method names of a ball."""
-
-    def __init__(self, number: np.floating[Any]) -> None:
-        self.number = number
-
-    def __add__(self, other: _Scalar) -> _Scalar:
-        return _Scalar(self.number + other.number)
-
-    def __sub__(self, other: _Scalar) -> _Scalar:
-        return _Scalar(self.number - other.number)
-
-    def __mul__(self, other: _Scalar) -> _Scalar:
-        return _Scalar(self.number * other.number)
-
-    def __truediv__(self, other: _Scalar) -> _Scalar:
-        return _Scalar(self.number / other.number)
-
-    def sqrt(self) -> _Scalar:
-        return _Scalar(np.sqrt(self.number))
-
-    def exp(self) -> _Scalar:
-        return _Scalar(np.exp(self.number))
-
-    def log(self) -> _Scalar:
-        return _Scalar(np.log(self.number))
-
-    def log1p(self) -> _Scalar:
-        return _Scalar(np.log1p(self.number))
 
 
 def _outward(end: arb, dtype: type[np.floating[Any]], towards: float, slack: int) -> float:
@@ -217,7 +182,5 @@ def rounded_inputs(
     values: np.ndarray[Any, Any], dtype: type[np.floating[Any]], slack: int
 ) -> np.ndarray[Any, np.dtype[np.object_]]:
     """An array of the format's numbers as an object array of Rounded."""
-    out = np.empty(values.shape, dtype=object)
-    for index in np.ndindex(values.shape):
-        out[index] = Rounded.number(float(values[index]), dtype, slack)
-    return out
+    rounded = [Rounded.number(float(x), dtype, slack) for x in values.flat]
+    return np.array(rounded, dtype=object).reshape(values.shape)

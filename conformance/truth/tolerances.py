@@ -36,8 +36,8 @@ beforehand, with the largest upstream gradient brought to between 1 and 2. This 
 drawn in to the straightforward implementation, which rounds no weight.
 
 *Wider sums.* An implementation that declares ``computes_in`` float64 converts narrower rows and rounds what it returns:
-its bounds are those of float64, plus one rounding of the loss to the accumulating dtype and of the gradient to the rows'
-dtype. Thereby the golden cases tell ``backend="exact"`` from the other backends.
+its bounds are those of float64, plus one rounding of the loss to the accumulating dtype and of the gradient to the
+dtype of the rows. Thereby the golden cases tell ``backend="exact"`` from the other backends.
 
 Peers are held to these bounds. ``fast`` is held to more: never worse than twice what the straightforward torch
 implementation (``plain.py``) attains in the same dtype, with a floor of a few units in the last place. ``pairproof
@@ -51,7 +51,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..suite.cases import SIGNIFICAND, Case
+from ..suite.cases import SIGNIFICAND, Block, Case
 from ..suite.records import Bounds, Matrix, Outcome, Truth
 
 SIMILARITY_ULPS = 3.0
@@ -100,15 +100,10 @@ def _bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     u = unit_roundoff(accumulating(dtype))
     tiny = SMALLEST_SUBNORMAL[accumulating(dtype)]
     dim = case.embeddings.shape[1]
-    temperature = float(case.option("temperature"))
-    cosine = case.option("similarity") == "cosine"
     sizes = _products(case)
     per_similarity = u * (SIMILARITY_ULPS + math.sqrt(dim)) * sizes
 
-    base = case.option("base_temperature")
-    scale = 1.0 if base is None else temperature / base
-    anchors = case.anchors()
-    divisor = _divisor(case, anchors)
+    scale, divisor = _scale(case), _divisor(case)
     inherited = float(np.sum(np.abs(truth.weights) * per_similarity))
     own = u * LOSS_ULPS * scale * (1 + 2 * math.log(1 / case.entry.epsilon) if case.entry.epsilon else 1)
 
@@ -120,24 +115,19 @@ def _bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     if isinstance(truth.loss, tuple):
         values = [anchor_bounds[i] for i in case.counted()]
     else:
-        values = [of_value(truth.loss, inherited, len(anchors) / divisor)]
+        values = [of_value(truth.loss, inherited, len(case.anchors()) / divisor)]
 
-    share = scale / (temperature * divisor)
-    amplified = GRADIENT_ULPS + (SIMILARITY_ULPS + math.sqrt(dim)) * sizes.max(axis=1) / temperature
+    share = scale / (case.temperature * divisor)
+    amplified = GRADIENT_ULPS + (SIMILARITY_ULPS + math.sqrt(dim)) * sizes.max(axis=1) / case.temperature
     if len(case.matrices) == 1:
         sums = _in_a_batch(case, truth, share, amplified)
     else:
         sums = _between_matrices(case, truth, share, amplified, SMALLEST_NORMAL[accumulating(dtype)] / u)
     gradients = {case.first: truth.gradient, **truth.other_gradients}
     rows = {name: u * found for name, found in sums.items()}
-    for name, matrix in case.matrices.items():
-        if cosine:
-            rows[name] = rows[name] / _norms(matrix)
-        gradient = gradients.get(name)
-        if gradient is not None:
-            # One rounding to the returned dtype, entry by entry.
-            rounding = unit_roundoff(dtype) * np.linalg.norm(gradient, axis=1)
-            rows[name] = rows[name] + rounding + SMALLEST_SUBNORMAL[dtype] * math.sqrt(dim)
+    if case.option("similarity") == "cosine":
+        rows = {name: found / _norms(case.matrices[name]) for name, found in rows.items()}
+    rows = {name: _rounded_rows(found, gradients.get(name), dtype) for name, found in rows.items()}
     share = FLOOR_ULPS / (SIMILARITY_ULPS + math.sqrt(dim))
     return Bounds(values, anchor_bounds, rows.pop(case.first), min(share, 1.0), per_similarity, rows)
 
@@ -172,29 +162,33 @@ def rounded_once(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
     def value(bound: float, expected: float) -> float:
         return bound + unit_roundoff(returned) * abs(expected) + SMALLEST_SUBNORMAL[returned]
 
-    def row(bounds: Matrix, gradient: Matrix | None) -> Matrix:
-        if gradient is None:
-            return bounds
-        rounding = unit_roundoff(dtype) * np.linalg.norm(gradient, axis=1)
-        return bounds + rounding + SMALLEST_SUBNORMAL[dtype] * math.sqrt(gradient.shape[1])
-
     return replace(
         computed,
         values=[value(bound, expected) for bound, expected in zip(computed.values, truth.values, strict=True)],
         anchors={i: value(bound, truth.anchors[i]) for i, bound in computed.anchors.items()},
-        rows=row(computed.rows, truth.gradient),
-        other_rows={name: row(rows, truth.other_gradients.get(name)) for name, rows in computed.other_rows.items()},
+        rows=_rounded_rows(computed.rows, truth.gradient, dtype),
+        other_rows={
+            name: _rounded_rows(rows, truth.other_gradients.get(name), dtype)
+            for name, rows in computed.other_rows.items()
+        },
     )
+
+
+def _rounded_rows(rows: Matrix, gradient: Matrix | None, dtype: str) -> Matrix:
+    """The bounds of a gradient's rows, with its one rounding to the returned dtype, entry by entry."""
+    if gradient is None:
+        return rows
+    rounding = unit_roundoff(dtype) * np.linalg.norm(gradient, axis=1)
+    return np.asarray(rows + rounding + SMALLEST_SUBNORMAL[dtype] * math.sqrt(gradient.shape[1]))
 
 
 def _narrowed(case: Case, truth: Truth, dtype: str) -> dict[str, Matrix]:
     """By row of every matrix: how far narrowed weights may move its gradient."""
     u, cosine = unit_roundoff(dtype), case.option("similarity") == "cosine"
-    temperature, base = float(case.option("temperature")), case.option("base_temperature")
-    share = (1.0 if base is None else temperature / base) / (temperature * _divisor(case, case.anchors()))
+    share = _scale(case) / (case.temperature * _divisor(case))
     least = share * SMALLEST_SUBNORMAL[dtype] / (2 * WEIGHTS_LIFTED[dtype])
     norms = {name: _norms(matrix) for name, matrix in case.matrices.items()}
-    lengths = {name: np.ones(len(found)) if cosine else found for name, found in norms.items()}
+    lengths = _lengths(case)
     # What a weight meets: under cosine a row brought to ordinary size by a power of two, whose norm the weight has.
     met = {name: _of_ordinary_size(matrix) if cosine else norms[name] for name, matrix in case.matrices.items()}
     sums = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
@@ -203,8 +197,7 @@ def _narrowed(case: Case, truth: Truth, dtype: str) -> dict[str, Matrix]:
         sums[name] += u * np.abs(weights) @ lengths[other] + least * met[other].sum()
 
     for block in case.blocks():
-        rows, columns = len(norms[block.left]), len(norms[block.right])
-        part = truth.weights[block.row : block.row + rows, block.column : block.column + columns]
+        part = _part(truth.weights, block, case)
         if block.left == block.right:
             add(block.left, part + part.T, block.right)
         else:
@@ -222,14 +215,31 @@ def _norms(matrix: Matrix) -> Matrix:
     return np.array([math.hypot(*row) for row in matrix])
 
 
+def _lengths(case: Case) -> dict[str, Matrix]:
+    """The norms of the rows of every matrix as they are multiplied."""
+    cosine = case.option("similarity") == "cosine"
+    return {name: np.ones(len(matrix)) if cosine else _norms(matrix) for name, matrix in case.matrices.items()}
+
+
+def _part(matrix: Matrix, block: Block, case: Case) -> Matrix:
+    """The entries of a matrix of the case's shape that belong to a block."""
+    rows, columns = len(case.matrices[block.left]), len(case.matrices[block.right])
+    return matrix[block.row : block.row + rows, block.column : block.column + columns]
+
+
+def _scale(case: Case) -> float:
+    """By how much the base temperature multiplies the loss."""
+    base = case.option("base_temperature")
+    return 1.0 if base is None else case.temperature / float(base)
+
+
 def _products(case: Case) -> Matrix:
     """The sums of absolute products of which the similarities are made; 1 under cosine."""
     products = np.ones(case.shape)
     if case.option("similarity") == "cosine":
         return products
     for block in case.blocks():
-        left, right = (np.abs(case.matrices[name]) for name in (block.left, block.right))
-        products[block.row : block.row + len(left), block.column : block.column + len(right)] = left @ right.T
+        _part(products, block, case)[:] = np.abs(case.matrices[block.left]) @ np.abs(case.matrices[block.right]).T
     return products
 
 
@@ -237,7 +247,7 @@ def _in_a_batch(case: Case, truth: Truth, share: float, amplified: Matrix) -> di
     """By row of a batch that is contrasted with itself: what its gradient's error is u times."""
     n = case.n
     anchors = case.anchors()
-    lengths = np.ones(n) if case.option("similarity") == "cosine" else _norms(case.embeddings)
+    lengths = _lengths(case)[case.first]
     weights = np.abs(truth.weights) + np.abs(truth.weights).T
     is_anchor = np.array([i in anchors for i in range(n)], dtype=float)
     uncancelled = weights @ lengths + share * (is_anchor * lengths.max() + float(is_anchor.sum()) * lengths.max() / n)
@@ -249,9 +259,7 @@ def _between_matrices(case: Case, truth: Truth, share: float, amplified: Matrix,
 
     ``lost`` is the smallest normal number of the accumulating dtype, in units of u.
     """
-    cosine = case.option("similarity") == "cosine"
-    lengths = {name: np.ones(len(matrix)) if cosine else _norms(matrix) for name, matrix in case.matrices.items()}
-    positives = case.positives()
+    lengths, positives = _lengths(case), case.positives()
     # What an exponential below the normal numbers is rounded to is relative to nothing, and may be 0.
     errors = np.abs(truth.weights) + share * lost
     for i in case.anchors():
@@ -261,10 +269,9 @@ def _between_matrices(case: Case, truth: Truth, share: float, amplified: Matrix,
     errors = errors * amplified[:, None]
     sums = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
     for block in case.blocks():
-        left, right = lengths[block.left], lengths[block.right]
-        part = errors[block.row : block.row + len(left), block.column : block.column + len(right)]
-        sums[block.left] += part @ right
-        sums[block.right] += part.T @ left
+        part = _part(errors, block, case)
+        sums[block.left] += part @ lengths[block.right]
+        sums[block.right] += part.T @ lengths[block.left]
     return sums
 
 
@@ -306,12 +313,12 @@ def held_to(allowed: Bounds, truth: Truth, plain: Outcome) -> Bounds:
     )
 
 
-def _divisor(case: Case, anchors: list[int]) -> float:
+def _divisor(case: Case) -> float:
     """By how much the reduction divides each anchor's contribution."""
     reduction = case.option("reduction")
     if reduction == "mean":
         return float(max(len(case.counted()), 1))
     if reduction == "mean_pairs":
-        positives = case.positives()
+        anchors, positives = case.anchors(), case.positives()
         return float(max(sum(len(positives[i]) for i in anchors) / max(len(anchors), 1), 1))
     return 1.0
