@@ -316,23 +316,16 @@ def _supcontrast(peer: Any, batch: Batch, temperature: float) -> Step:
 
 
 PML = _adapted("pml:PytorchMetricLearning")
+GROWTH = {"nt_xent": (17, 3), "pairwise_views": (17, 3), "pairwise_classes": (1.5, 4)}
+"""Of PML's NTXentLoss, which makes a matrix of positive pairs by pairs."""
+NT_XENT: dict[str, Any] = {"growth": GROWTH, "rows_to_check": {"pairwise_classes": 128}, **PML}
 
 
+@_entry(SLOWEST, "PML NTXentLoss", "#e69f00", tuple(GROWTH), **NT_XENT)
 @_entry("pml", "PML SupConLoss", "#cc79a7", ("supcon",), matrices=11.9, **PML)
 def _pml(peer: Any, batch: Batch, temperature: float) -> Step:
-    loss = peer.package.losses.SupConLoss(temperature=temperature)
-    return lambda z: loss(z, batch.labels)
-
-
-GROWTH = {"nt_xent": (17, 3), "pairwise_views": (17, 3), "pairwise_classes": (1.5, 4)}
-
-
-@_entry(
-    SLOWEST, "PML NTXentLoss", "#e69f00", tuple(GROWTH), growth=GROWTH, rows_to_check={"pairwise_classes": 128}, **PML
-)
-def _pml_ntxent(peer: Any, batch: Batch, temperature: float) -> Step:
-    """It makes a matrix of positive pairs by pairs."""
-    loss = peer.package.losses.NTXentLoss(temperature=temperature)
+    losses = peer.package.losses
+    loss = (losses.SupConLoss if batch.loss == "supcon" else losses.NTXentLoss)(temperature=temperature)
     return lambda z: loss(z, batch.labels)
 
 

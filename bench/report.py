@@ -37,7 +37,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -268,19 +268,16 @@ def plot(report: Row, path: Path) -> None:
     groups = sorted(dict.fromkeys(map(_group, report["timings"])), key=lambda group: order.index(group[0]))
     groups = [group for group in groups if group[2] == "bfloat16"] or groups
     figure, axes = plt.subplots(len(groups), 2, figsize=(10, 3.6 * len(groups)), squeeze=False, layout="constrained")
-    panels: tuple[tuple[str, str, str, Callable[[Any], float]], ...] = (
-        ("timings", "both_ms", "ms, forward and backward", lambda quartiles: quartiles[1]),
-        ("memory", "bytes", "MiB beyond the inputs", lambda peak: max(peak, 1 << 16) / MIB),
-    )
+    panels = (("timings", "both_ms", "ms, forward and backward"), ("memory", "bytes", "MiB beyond the inputs"))
     for group, pair in zip(groups, axes, strict=True):
         sizes = sorted({row["n"] for row in report["timings"] if _group(row) == group})
-        for axis, (rows, key, quantity, value) in zip(pair, panels, strict=True):
+        for axis, (rows, key, quantity) in zip(pair, panels, strict=True):
             for name, peer in PEERS.items():
                 style = {"color": peer.colour, "marker": "o", "markersize": 4, "label": peer.title}
                 style |= {"linewidth": 2.5, "zorder": 3} if name == OURS else {"linewidth": 1.3}
                 style |= {"linestyle": ":"} if name == CAPTURED else {}
                 points = sorted(
-                    (row["n"], value(row[key]))
+                    (row["n"], row[key][1] if rows == "timings" else max(row[key], 1 << 16) / MIB)
                     for row in report[rows]
                     if key in row and (_group(row), row["implementation"]) == (group, name)
                     if row.get("regime", "default") == "default"

@@ -28,10 +28,7 @@ EIGHT = [1, 0, 3, 2, 5, 4, 7, 6]
 """The partners that the pair notebook writes out."""
 
 ROWS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
-    (
-        "nt_xent_loss is written for 8 interleaved rows",
-        lambda case: list(case.arguments.get("partners", EIGHT)) != EIGHT,
-    ),
+    ("nt_xent_loss is written for 8 interleaved rows", lambda case: [*case.arguments.get("partners", EIGHT)] != EIGHT),
     (
         "nt_bxent_loss divides by the number of negatives of every row",
         lambda case: any(len(p) == case.n - 1 for p in case.positives()),

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -101,7 +100,6 @@ class _SupConCode(TorchImplementation):
 
     loss: Callable[..., Callable[..., torch.Tensor]]
     support = SUPPORT
-    deviations: ClassVar[tuple[Deviation, ...]] = (ROW_UNDERFLOWS,)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """``SupConLoss`` of features [batch, views, dim]."""
@@ -126,7 +124,7 @@ class SupContrast(_SupConCode, FilePeer):
         "bioencoder/bioencoder/core/losses.py": "3715db82773bcecf3f6152fcf0f86858684913bf2e14e2aebf104d5b651db834"
     }
     attribute = "SupConLoss"
-    deviations: ClassVar[tuple[Deviation, ...]] = (ROW_UNDERFLOWS, NAN_WITHOUT_POSITIVES)
+    deviations = (ROW_UNDERFLOWS, NAN_WITHOUT_POSITIVES)
 
 
 class SupContrastToday(_SupConCode):
@@ -135,8 +133,9 @@ class SupContrastToday(_SupConCode):
     name = "supcontrast-today"
     title = "the original SupCon code, commit 66a8fe5"
     support = replace(SUPPORT, options={**SUPPORT.options, "no_positive": ("zero",)})
+    deviations = (ROW_UNDERFLOWS,)
     path: Path | None = None
-    records: Mapping[tuple[str, str], Outcome] = MappingProxyType({})
+    records: dict[tuple[str, str], Outcome]
 
     def load(self, options: Mapping[str, str]) -> None:
         """Load the file that the user names, or the recorded values."""
@@ -152,14 +151,11 @@ class SupContrastToday(_SupConCode):
         if data.get("format") != RECORDED_FORMAT:
             raise Unavailable(f"{RECORDED}: $.format: expected {RECORDED_FORMAT!r}, got {data.get('format')!r}")
         self.torch = str(data["torch"])
-        records = {}
+        self.records = {}
         for record in data["records"]:
             # Texts are the shortest of the dtype; read in that dtype they are the numbers that were returned.
-            number = np.dtype(record["dtype"]).type
-            values = [float(number(v)) for v in record["values"]]
-            gradient = np.array(record["gradient"], dtype=number).astype(np.float64)
-            records[record["case"], record["dtype"]] = Outcome(values=values, gradient=gradient)
-        self.records = records
+            values, gradient = (np.array(record[key], record["dtype"]).astype(float) for key in ("values", "gradient"))
+            self.records[record["case"], record["dtype"]] = Outcome(values.tolist(), gradient)
 
     def version(self) -> str:
         """Live or recorded, and which copy."""
@@ -171,7 +167,7 @@ class SupContrastToday(_SupConCode):
 
     def refuses(self, case: Case) -> str | None:
         """Return the reason to skip a case: as for the other revision, or because it is not recorded."""
-        recorded = self.path is not None or any(key[0] == case.id for key in self.records)
+        recorded = self.path is not None or any((case.id, dtype) in self.records for dtype in self.dtypes)
         return super().refuses(case) or (None if recorded else "nothing is recorded for this case")
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
