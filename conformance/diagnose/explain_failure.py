@@ -12,7 +12,6 @@ import torch
 
 from ..implementations.base import stacked_order
 from ..suite.cases import Case
-from ..suite.catalogue import find_loss
 from ..suite.records import Outcome, Truth
 from .positives import CASE, POSITIVES, Setting, case_setting, matrix_rows, same, similarity_rows
 from .variants import (
@@ -88,7 +87,7 @@ class _Failure:
 
     def __init__(self, case: Case, outcome: Outcome, truth: Truth) -> None:
         self.case, self.outcome, self.truth = case, outcome, truth
-        self.loss = find_loss(case.loss)
+        self.loss = case.entry
         self.rows = torch.cat([torch.tensor(matrix) for matrix in case.matrices.values()]).requires_grad_()
         self.temperature = case.temperature
         base = case.option("base_temperature")

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any
 
@@ -49,8 +49,7 @@ def _over_views(rows: Tensor, setting: Setting) -> Tensor:
     return rows / squares.index_add(0, setting.items, rows**2).sqrt()[setting.items]
 
 
-def _distances(a: Tensor, b: Tensor) -> Tensor:
-    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+_distances = partial(torch.cdist, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _dot_after(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, Setting], Tensor]:
@@ -82,9 +81,7 @@ SIMILARITIES: Table = {
     "the similarity is minus the Euclidean distance of the normalised rows": (
         lambda a, b, s: -_distances(_unit(a), _unit(b))
     ),
-    "the similarity is minus the squared Euclidean distance": (
-        lambda a, b, s: -((a[:, None] - b[None]) ** 2).sum(dim=2)
-    ),
+    "the similarity is minus the squared Euclidean distance": lambda a, b, s: -(_distances(a, b) ** 2),
 }
 
 TEMPERINGS: Table = {
@@ -280,29 +277,27 @@ _INSIDE: Table = {
     "the logarithm is missing": lambda x: -x.log_ratios().exp() / x.n,
 }
 _BINARY: Table = {
-    "binary": lambda x: x.attract / (x.p + 1) + x.repel / x.q.clamp(min=1),
-    "the diagonal is not counted among the positives": (
-        lambda x: x.attract / x.p.clamp(min=1) + x.repel / x.q.clamp(min=1)
-    ),
+    "binary": lambda x: x.attract / (x.p + 1) + x.repel / x.q,
+    "the diagonal is not counted among the positives": lambda x: x.attract / x.p.clamp(min=1) + x.repel / x.q,
     "the diagonal is counted as a positive with a loss of its own, not of 0": (
-        lambda x: (x.attract + x.softplus(-x.above, x.setting.own)) / (x.p + 1) + x.repel / x.q.clamp(min=1)
+        lambda x: (x.attract + x.softplus(-x.above, x.setting.own)) / (x.p + 1) + x.repel / x.q
     ),
-    "the diagonal is taken for a negative": (
-        lambda x: x.attract / x.p.clamp(min=1) + (x.repel + x.softplus(x.above, x.setting.own)) / (x.q + 1)
+    "the diagonal is taken for a negative": lambda x: (
+        x.attract / x.p.clamp(min=1) + (x.repel + x.softplus(x.above, x.setting.own)) / (x.negatives + 1)
     ),
     "positives and negatives are summed, not averaged apart": lambda x: x.attract + x.repel,
     "positives and negatives are averaged together, not apart": (
-        lambda x: (x.attract + x.repel) / (x.p + x.q).clamp(min=1)
+        lambda x: (x.attract + x.repel) / (x.p + x.negatives).clamp(min=1)
     ),
     "the negatives are missing": lambda x: x.attract / (x.p + 1),
-    "the positives are missing": lambda x: x.repel / x.q.clamp(min=1),
+    "the positives are missing": lambda x: x.repel / x.q,
     "the negatives are summed, not averaged": lambda x: x.attract / (x.p + 1) + x.repel,
-    "the positives are summed, not averaged": lambda x: x.attract + x.repel / x.q.clamp(min=1),
+    "the positives are summed, not averaged": lambda x: x.attract + x.repel / x.q,
     "the negatives cost -log sigmoid((1 - similarity)/temperature), not -log(1 - sigmoid)": lambda x: (
-        x.attract / (x.p + 1) + x.softplus((x.similarities - 1) / x.divisor, x.setting.negative) / x.q.clamp(min=1)
+        x.attract / (x.p + 1) + x.softplus((x.similarities - 1) / x.divisor, x.setting.negative) / x.q
     ),
     "the sign of the logits is wrong": lambda x: (
-        x.softplus(x.above, x.positive) / (x.p + 1) + x.softplus(-x.above, x.setting.negative) / x.q.clamp(min=1)
+        x.softplus(x.above, x.positive) / (x.p + 1) + x.softplus(-x.above, x.setting.negative) / x.q
     ),
 }
 FORMS: Table = {
@@ -410,16 +405,15 @@ def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
         loss: the loss.
         options: those that are not at their default.
     """
-    own = [name for name in (*loss.choices, *loss.formula_options) if name not in REDUCED_BY]
-    chosen = {name: options[name] for name in own if options.get(name, loss.keywords[name]) != loss.keywords[name]}
+    own = dict.fromkeys(name for name in (*loss.choices, *loss.formula_options) if name not in REDUCED_BY)
     given = {**loss.keywords, **options}
-    parts: dict[str, Any] = {**loss.variant, "similarity": given["similarity"]}
-    if loss.variant and "denominator" in given:
-        parts["denominator"] = given["denominator"]
+    chosen = tuple((name, given[name]) for name in own if given[name] != loss.keywords[name])
+    named = ("similarity", "denominator") if loss.variant else ("similarity",)
+    parts: dict[str, Any] = {**loss.variant, **{name: given[name] for name in named if name in given}}
     # The mean over pairs is of the pairs' own sum.
     if loss.variant and given["reduction"] == "mean_pairs":
         parts["form"] = "sum"
-    return Variant(loss.name, tuple(chosen.items()), **parts)
+    return Variant(loss.name, chosen, **parts)
 
 
 class Evaluation:
@@ -464,12 +458,13 @@ class Pairs:
         positive: bool [M, M], the positive pairs that count.
         n: [M], the number of positives, at least 1.
         members: [M], the number of members, at least 1.
-        p, q: [M], the number of positives and of negatives.
+        p: [M], the number of positives.
+        negatives: [M], the number of negatives; q, the same, at least 1.
     """
 
     def __init__(self, evaluation: Evaluation, variant: Variant) -> None:
-        setting, self.variant, self.evaluation = evaluation.setting, variant, evaluation
-        self.setting = setting
+        self.evaluation, self.variant, self.setting = evaluation, variant, evaluation.setting
+        setting = self.setting
         self.divisor = TEMPERINGS[variant.tempering](evaluation.temperature)
         self.similarities = evaluation.once(self._similarities, variant, "similarity", "flow")
         self.logits = self.similarities / self.divisor
@@ -477,26 +472,21 @@ class Pairs:
         self.above, self._inner = NUMERATORS[variant.numerator](untempered, self.logits, self.divisor)
         if variant.flow == "numerator":
             self.above = self.above.detach()
-        self.some = setting.anchors
-        if variant.in_parts and not variant.binary:
-            self.some = setting.counts > 0
+        self.some = setting.counts > 0 if variant.in_parts and not variant.binary else setting.anchors
         if variant.denominator.startswith("only_negatives"):
             self.some = self.some & setting.negative.any(dim=1)
-        self.positive = setting.positive & self.some[:, None]
-        if variant.binary:
-            self.positive = self.positive & ~setting.own
+        self.positive = setting.positive & self.some[:, None] & ~(setting.own & variant.binary)
         kind, _, epsilon = variant.guard.partition(" ")
         self.n = setting.counts.double().clamp(min=1) + (float(epsilon) if kind == "each" else 0.0)
         self.members = setting.member.sum(dim=1).clamp(min=1)
-        self.p, self.q = self.positive.sum(dim=1), setting.negative.sum(dim=1)
+        self.p, self.negatives = self.positive.sum(dim=1), setting.negative.sum(dim=1)
+        self.q = self.negatives.clamp(min=1)
 
     def _similarities(self) -> Tensor:
         name, flow = self.variant.similarity, self.variant.flow
         left = right = self.setting.rows
-        if flow == "columns":
-            right = right.detach()
-        elif flow == "anchors":
-            left = left.detach()
+        if flow in ("columns", "anchors"):
+            left, right = (left, right.detach()) if flow == "columns" else (left.detach(), right)
         elif flow in ("first view", "second view"):
             second = torch.arange(len(left)) >= len(left) // 2
             kept = second if flow == "first view" else ~second
@@ -595,8 +585,8 @@ class Pairs:
         entry = self.variant.entry
         given = {**entry.keywords, **dict(self.variant.options)}
         options = {name: given[name] for name in entry.formula_options}
-        each = [entry.baseline(s, self.setting.member, self.setting.positive, **options) for s in self.logits]
-        return torch.stack(each)
+        member, positive = self.setting.member, self.setting.positive
+        return torch.stack([entry.baseline(s, member, positive, **options) for s in self.logits])
 
 
 def _less(a: Tensor, b: Tensor) -> Tensor:
