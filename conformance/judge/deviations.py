@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from ..implementations.base import Deviation
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase
-from ..suite.records import Truth
 from .options import UsageError
 from .results import Status
 
@@ -57,33 +56,32 @@ def verdict(difference: str, declared: Sequence[Deviation]) -> tuple[Status, str
     return (Status.FAILED if difference else Status.PASSED), difference
 
 
-def project_file(*starts: Path) -> Path | None:
-    """The nearest ``pyproject.toml`` upwards from each of some folders in turn, if it has a table tool.pairproof.
+def project_file(start: Path) -> Path | None:
+    """The nearest ``pyproject.toml`` from a folder upwards, if it has a table tool.pairproof.
 
     Raises:
         DeclarationError: the file is not TOML.
     """
-    for start in starts:
-        near = next((path for folder in (start, *start.parents) if (path := folder / PROJECT).is_file()), None)
-        if near is not None and TOOL in _table(_toml(near), "tool", str(near)):
-            return near
-    return None
+    near = next((path for folder in (start, *start.parents) if (path := folder / PROJECT).is_file()), None)
+    return near if near is not None and _table(near)[0] is not None else None
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def _table(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """The table that holds a file's declarations, None where a project has none; and the prefix of its keys."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table, prefix = tomllib.loads(path.read_text(encoding="utf-8")), ""
     except OSError as error:
         raise DeclarationError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DeclarationError(f"{path}: is no TOML: {error}") from None
-
-
-def _table(data: Mapping[str, Any], key: str, place: str) -> dict[str, Any]:
-    table = data.get(key, {})
-    if not isinstance(table, dict):
-        raise DeclarationError(f"{place}: {key}: expected a table")
-    return table
+    for name in ("tool", TOOL) if path.name == PROJECT else ():
+        if name not in table:
+            return None, prefix
+        table = table[name]
+        if not isinstance(table, dict):
+            raise DeclarationError(f"{path}: {prefix}{name}: expected a table")
+        prefix = f"{prefix}{name}."
+    return table, prefix
 
 
 def read_declarations(path: Path) -> dict[str, dict[str, Any]]:
@@ -99,13 +97,11 @@ def read_declarations(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         DeclarationError: the file is missing or malformed, or an entry lacks a key, or has an unknown or wrong one.
     """
-    data, prefix = _toml(path), ""
-    if path.name == PROJECT:
-        data, prefix = _table(_table(data, "tool", str(path)), TOOL, f"{path}: tool"), f"tool.{TOOL}."
-    for name in data:
+    table, prefix = _table(path)
+    for name in table or ():
         if name != "deviations":
             raise DeclarationError(f"{path}: {prefix}{name}: unknown; known: deviations")
-    entries = data.get("deviations", [])
+    entries = (table or {}).get("deviations", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DeclarationError(f"{path}: {prefix}deviations: expected a list of tables, [[{prefix}deviations]]")
     places = [f"{path.name}, {prefix}deviations {k + 1}" for k in range(len(entries))]
@@ -115,17 +111,14 @@ def read_declarations(path: Path) -> dict[str, dict[str, Any]]:
 def _entry(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in entry.items():
-        if name in _TEXTS:
-            if not isinstance(value, str) or not value.strip():
-                raise DeclarationError(f"{place}: {name}: expected a text, got {value!r}")
-            found[name] = value
-        elif name in _LISTS:
-            texts = [value] if isinstance(value, str) else value
-            if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-                raise DeclarationError(f"{place}: {name}: expected a text or a list of texts, got {value!r}")
-            found[name] = tuple(texts)
-        else:
+        if name not in (*_TEXTS, *_LISTS):
             raise DeclarationError(f"{place}: {name}: unknown; known: {', '.join((*_TEXTS, *_LISTS))}")
+        several = name in _LISTS
+        texts = value if several and isinstance(value, list) else [value]
+        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+            expected = "a text or a list of texts" if several else "a text"
+            raise DeclarationError(f"{place}: {name}: expected {expected}, got {value!r}")
+        found[name] = tuple(texts) if several else value
     for name in ("reason", "link"):
         if name not in found:
             raise DeclarationError(f"{place}: {name} is missing: a deviation without it cannot be judged by others")
@@ -147,12 +140,7 @@ def deviations(
         DeclarationError: a loss, case, flag or dtype is unknown.
     """
     flags = {case: set(golden.flags if golden else ()) for case, golden in cases.items()}
-    known = {
-        "loss": LOSSES,
-        "case": {case.id for case in cases},
-        "flag": set().union(*flags.values()),
-        "dtype": DTYPES,
-    }
+    known = {"loss": LOSSES, "case": {case.id for case in cases}, "flag": set().union(*flags.values()), "dtype": DTYPES}
 
     def declared(place: str, entry: Mapping[str, Any]) -> Deviation:
         for what, names in known.items():
@@ -162,23 +150,16 @@ def deviations(
                     near = difflib.get_close_matches(name, names, 1)
                     hint = f"; meant {near[0]}?" if near else ""
                     raise DeclarationError(f"{place}: unknown {what} {name!r}{hint}")
-        chosen = [
-            case
-            for case in cases
-            if case.id in entry.get("case", ()) or not flags[case].isdisjoint(entry.get("flag", ()))
-        ]
+        named, flagged = entry.get("case", ()), entry.get("flag", ())
+        chosen = {case.id: case.loss for case in cases if case.id in named or not flags[case].isdisjoint(flagged)}
         return Deviation(
             place,
-            _names({case.id for case in chosen}),
+            lambda case, dtype, true: case.id in chosen,
             entry["reason"],
             entry["link"],
             target=entry.get("target", ""),
-            losses=frozenset(case.loss for case in chosen if entry.get("loss", case.loss) == case.loss),
+            losses=frozenset(loss for loss in chosen.values() if entry.get("loss", loss) == loss),
             dtypes=frozenset(entry["dtype"]) if "dtype" in entry else None,
         )
 
     return tuple(declared(place, entry) for place, entry in entries.items())
-
-
-def _names(cases: set[str]) -> Callable[[Case, str, Truth], bool]:
-    return lambda case, dtype, true: case.id in cases

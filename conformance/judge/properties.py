@@ -43,7 +43,7 @@ import torch
 from pairproof.reference import stacked_partners
 
 from ..suite.cases import Case
-from ..suite.catalogue import COMMON, LOSSES, Loss
+from ..suite.catalogue import CHOICES, COMMON, LOSSES, Loss
 from ..suite.records import Matrix, Outcome
 from ..truth.baseline import anchor_values
 from ..truth.certify import maximum_is_tied
@@ -55,21 +55,24 @@ if TYPE_CHECKING:
 
     from ..implementations import Implementation
 
-Results = dict[tuple[str, int], tuple[Any, float]]
-"""A subject's results on a case, and how far each may be off.
+Parts = dict[int, tuple[Any, float]]
+"""Numbers or rows by their index, and how far each may be off."""
 
-By what it is and of which row: ("loss", 0), where there is one, a float; ("anchor", i), the value of anchor i, a float;
-("gradient", k), of row k as ``_rows`` counts them, [D].
+Results = dict[str, Parts]
+"""A subject's results on a case.
+
+"loss" has index 0, or is empty for reduction "none"; "anchor" has the value of every anchor; "gradient" has that of
+every row [D], as ``_rows`` counts them.
 """
+
+Claim = Callable[[Loss], bool]
+Relation = Callable[["Subject", Case], None]
 
 HOT = 2.0**30
 """A temperature at which every logit is next to 0."""
 
 ROUNDING = 2.0**-53
 """Of the float64 in which relations are computed."""
-
-DENOMINATORS = ("all", "one_positive", "only_negatives")
-"""Each sums no more than the one before it."""
 
 KINDS = ("any", "labelled", "views", "paired")
 
@@ -125,12 +128,8 @@ class Subject:
     @classmethod
     def of(cls, implementation: Implementation, dtype: str) -> Subject:
         """An adapter of ``peers`` in one of its dtypes."""
-        return cls(
-            evaluate=lambda case: implementation.evaluate(case, dtype),
-            dtype=dtype,
-            refuses=implementation.refuses,
-            name=f"{implementation.name} in {dtype}",
-        )
+        name = f"{implementation.name} in {dtype}"
+        return cls(lambda case: implementation.evaluate(case, dtype), dtype, implementation.refuses, name)
 
 
 @dataclass(frozen=True)
@@ -147,10 +146,10 @@ class Property:
     """
 
     name: str
-    claimed: Callable[[Loss], bool]
+    claimed: Claim
     kind: str
     fixed: Mapping[str, Any]
-    relate: Callable[[Subject, Case], None] = field(repr=False)
+    relate: Relation = field(repr=False)
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -159,12 +158,9 @@ class Property:
 
     def applies(self, case: Case) -> bool:
         """Whether the relation is claimed for a case."""
-        known = case.entry.keywords
-        return (
-            self.claimed(case.entry)
-            and _is_of_kind(case, self.kind)
-            and all(case.option(name) == value for name, value in self.fixed.items() if name in known)
-        )
+        fixed = {name: value for name, value in self.fixed.items() if name in case.entry.keywords}
+        as_fixed = all(case.option(name) == value for name, value in fixed.items())
+        return self.claimed(case.entry) and _is_of_kind(case, self.kind) and as_fixed
 
     def violation(self, subject: Subject, case: Case) -> str | None:
         """How the subject's results on a case and on its relatives break the relation; None if they do not.
@@ -234,7 +230,6 @@ def hunt(
     settings = hypothesis.settings(
         max_examples=examples,
         derandomize=True,
-        database=None,
         deadline=None,
         report_multiple_bugs=False,
         phases=[hypothesis.Phase.generate] + [hypothesis.Phase.shrink] * simplify,
@@ -363,10 +358,10 @@ def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
     if changed:
         case = _with(case, **changed)
     reason = subject.refuses(case)
-    if reason is None and not case.holds_in(subject.dtype):
-        reason = f"its inputs are no numbers of {subject.dtype}"
     if reason is not None:
         raise Refused(reason)
+    if not case.holds_in(subject.dtype):
+        raise Refused(f"its inputs are no numbers of {subject.dtype}")
     try:
         outcome = subject.evaluate(case)
     except Exception as error:  # a crash of outside code is a result
@@ -376,26 +371,24 @@ def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
     if len(outcome.values) != len(true.values):
         raise _Broken(f"expected {len(true.values)} values for {dict(case.keywords)}, got {len(outcome.values)}")
     allowed = bounds(case, true, subject.dtype)
-    found: Results = {}
-    anchors = outcome.anchors or {}
+    loss: Parts = dict(enumerate(zip(outcome.values, allowed.values, strict=True)))
+    anchors, gradient = outcome.anchors or {}, {}
     if case.option("reduction") == "none":
-        anchors = dict(zip(case.counted(), outcome.values, strict=True))
-    else:
-        found["loss", 0] = outcome.values[0], allowed.values[0]
-    found |= {("anchor", i): (value, allowed.anchors[i]) for i, value in anchors.items()}
+        loss, anchors = {}, dict(zip(case.counted(), outcome.values, strict=True))
     if outcome.gradient is not None and true.gradient is not None and not maximum_is_tied(case):
         gradients = {case.first: outcome.gradient, **outcome.other_gradients}
         limits = {case.first: allowed.rows, **allowed.other_rows}
         rows = [row for name in case.matrices for row in zip(gradients[name], limits[name], strict=True)]
-        found |= {("gradient", k): row for k, row in enumerate(rows)}
-    return found
+        gradient = dict(enumerate(rows))
+    anchor = {i: (value, allowed.anchors[i]) for i, value in anchors.items()}
+    return {"loss": loss, "anchor": anchor, "gradient": gradient}
 
 
-def _agree(first: Results, second: Results, *kinds: str) -> None:
-    """Compare what both have, of some kinds of results or of all."""
-    for (what, k), (x, tolerance) in first.items():
-        if (what, k) in second and what in (kinds or (what,)):
-            y, more = second[what, k]
+def _agree(first: Results, second: Results) -> None:
+    """Compare what both have."""
+    for what, parts in first.items():
+        for k in sorted(parts.keys() & second.get(what, {}).keys()):
+            (x, tolerance), (y, more) = parts[k], second[what][k]
             _near("loss" if what == "loss" else f"{what} {k}", x, y, tolerance + more)
 
 
@@ -411,26 +404,32 @@ def _near(what: str, first: Any, second: Any, tolerance: float) -> None:
 
 
 def _sum(first: Results, second: Results) -> Results:
-    """The loss and the gradient of two cases added up, as far as both have them."""
-    common = {key for key in first.keys() & second.keys() if key[0] != "anchor"}
-    return {key: (first[key][0] + second[key][0], first[key][1] + second[key][1]) for key in common}
+    """The loss and the gradient of two cases added up, as far as both have them, and the anchors that either has."""
+    found = {"anchor": {**second["anchor"], **first["anchor"]}}
+    for what in ("loss", "gradient"):
+        both = {k: (*first[what][k], *second[what][k]) for k in first[what].keys() & second[what].keys()}
+        found[what] = {k: (x + y, tolerance + more) for k, (x, tolerance, y, more) in both.items()}
+    return found
+
+
+def _multiplied(parts: Parts, factor: float) -> Parts:
+    return {k: (factor * value, factor * tolerance) for k, (value, tolerance) in parts.items()}
 
 
 def _reduced(case: Case, each: Results) -> Results:
-    """The results of a case by its anchors' values, and by the gradient of their sum if that is in ``each``."""
+    """The results of a case by its anchors' values, and by the gradient of their sum."""
     reduction, counted, positives = case.option("reduction"), case.counted(), case.positives()
     if reduction == "none":
         return each
     sizes = [len(positives[i]) if reduction == "mean_pairs" else 1 for i in counted]
     divisor = 1 if reduction == "sum" else max(sum(sizes), 1)
-    values, tolerances = np.array([each["anchor", i] for i in counted]).reshape(-1, 2).T
-    rounding = ROUNDING * case.shape[0] * np.abs(values)
-    found = {key: part for key, part in each.items() if key[0] == "anchor"}
-    found["loss", 0] = float(values @ sizes) / divisor, float((tolerances + rounding) @ sizes) / divisor
-    if reduction != "mean_pairs":
-        rows = {key: part for key, part in each.items() if key[0] == "gradient"}
-        found |= {key: (row / divisor, allowed / divisor) for key, (row, allowed) in rows.items()}
-    return found
+    values, tolerances = np.array([each["anchor"][i] for i in counted]).reshape(-1, 2).T
+    tolerances = tolerances + ROUNDING * case.shape[0] * np.abs(values)
+    found = {
+        "anchor": each["anchor"],
+        "loss": {0: (float(values @ sizes) / divisor, float(tolerances @ sizes) / divisor)},
+    }
+    return found if reduction == "mean_pairs" else {**found, "gradient": _multiplied(each["gradient"], 1 / divisor)}
 
 
 def _rows(case: Case) -> Matrix:
@@ -480,7 +479,8 @@ def _ask_reordered(subject: Subject, case: Case, order: Sequence[int], **changed
     # The anchors of one direction between two towers are counted from 0, whichever tower they are.
     anchors = [i % reordered.shape[0] for i in order]
     place = {"loss": range(1), "anchor": anchors, "gradient": order}
-    return {(what, place[what][k]): part for (what, k), part in _ask(subject, reordered).items()}
+    found = _ask(subject, reordered)
+    return {what: {place[what][k]: part for k, part in parts.items()} for what, parts in found.items()}
 
 
 def _hold_mapped(subject: Subject, case: Case, maps: Sequence[Matrix]) -> None:
@@ -496,10 +496,8 @@ def _hold_mapped(subject: Subject, case: Case, maps: Sequence[Matrix]) -> None:
     if case.option("similarity") == "dot":
         moved = _with(moved, **{name: x * lengths[0] ** 2 for name, x in _temperatures(case).items()})
     own, found = _ask(subject, case), _ask(subject, moved)
-    for (what, k), (gradient, tolerance) in found.items():
-        if what == "gradient":
-            found[what, k] = maps[k] @ gradient, lengths[k] * tolerance
-    _agree(own, found)
+    back = {k: (maps[k] @ row, lengths[k] * tolerance) for k, (row, tolerance) in found["gradient"].items()}
+    _agree(own, {**found, "gradient": back})
 
 
 def _temperatures(case: Case) -> dict[str, float]:
@@ -521,7 +519,8 @@ def _of_equal_logits(case: Case, logit: float, slack: float) -> Results:
         attract, repel = np.logaddexp(0, (-logit, logit))
         values = positive / (positive + 1) * attract + np.where(others > positive, repel, 0.0)
     values[list(case.undefined())] = math.nan
-    return _reduced(case, {("anchor", i): (values[i], slack * (1 + abs(values[i]))) for i in case.counted()})
+    anchors = {i: (values[i], slack * (1 + abs(values[i]))) for i in case.counted()}
+    return _reduced(case, {"anchor": anchors, "gradient": {}})
 
 
 def _of_other_losses(
@@ -553,14 +552,12 @@ def _chance(case: Case) -> random.Random:
 _PROPERTIES: list[Property] = []
 
 
-def _property(
-    claimed: Callable[[Loss], bool] = lambda loss: True, kind: str = "any", **fixed: Any
-) -> Callable[[Callable[[Subject, Case], None]], Callable[[Subject, Case], None]]:
+def _property(claimed: Claim = lambda loss: True, kind: str = "any", **fixed: Any) -> Callable[[Relation], Relation]:
     """Enter a relation among the properties, by the words of its name."""
 
-    def enter(relate: Callable[[Subject, Case], None]) -> Callable[[Subject, Case], None]:
+    def enter(relate: Relation) -> Relation:
         name = relate.__name__.strip("_").replace("_", " ")
-        _PROPERTIES.append(Property(name, claimed, kind, MappingProxyType(fixed), relate))
+        _PROPERTIES.append(Property(name, claimed, kind, fixed, relate))
         return relate
 
     return enter
@@ -582,9 +579,8 @@ def _relabelling(subject: Subject, case: Case) -> None:
     """Only the equality of labels counts, and their mask says the same."""
     found, labels = _ask(subject, case), case.arguments["labels"]
     names = _chance(case).sample((-(2**40), -1, 0, 1, 2, 8, 256, 65536, 2**40), 9)
-    new = dict(zip(sorted(set(labels)), names, strict=False))
-    if len(set(labels)) <= len(names):
-        _agree(found, _ask(subject, replace(case, arguments={"labels": [new[label] for label in labels]})))
+    new = dict(zip(sorted(set(labels)), itertools.chain(names, itertools.count(10**6)), strict=False))
+    _agree(found, _ask(subject, replace(case, arguments={"labels": [new[label] for label in labels]})))
     _agree(found, _ask(subject, _with_mask(case, np.array(case.positive_mask()))))
 
 
@@ -649,18 +645,15 @@ def _subset_of_anchors(subject: Subject, case: Case) -> None:
     chosen[0] = not all(chosen)
     whole = _ask(subject, case, reduction="sum")
     parts = [_ask(subject, case, reduction="sum", anchors=[x == side for x in chosen]) for side in (True, False)]
-    for part in parts:
-        _agree(whole, part, "anchor")
     _agree(whole, _sum(*parts))
 
 
 @_property(similarity="cosine")
 def _orthogonal_gradient(subject: Subject, case: Case) -> None:
     """Under cosine each row's gradient is orthogonal to the row."""
-    for (what, k), (gradient, tolerance) in _ask(subject, case).items():
-        if what == "gradient":
-            row = _rows(case)[k]
-            _near(f"gradient of row {k} along the row", 0.0, float(gradient @ row) / math.hypot(*row), tolerance)
+    rows = _rows(case)
+    for k, (gradient, tolerance) in _ask(subject, case)["gradient"].items():
+        _near(f"gradient of row {k} along the row", 0.0, float(gradient @ rows[k]) / math.hypot(*rows[k]), tolerance)
 
 
 @_property()
@@ -668,12 +661,10 @@ def _no_torque(subject: Subject, case: Case) -> None:
     """All rows turned together change nothing, so rows transposed times gradient is symmetric."""
     rows = _rows(case)
     products, tolerance = np.zeros((rows.shape[1],) * 2), 0.0
-    for (what, k), (gradient, allowed) in _ask(subject, case).items():
-        if what == "gradient":
-            products += np.outer(rows[k], gradient)
-            tolerance += 2 * math.hypot(*rows[k]) * allowed
-    for i, j in itertools.combinations(range(len(products)), 2):
-        _near(f"coordinates {i} and {j}", products[i, j], products[j, i], tolerance)
+    for k, (gradient, allowed) in _ask(subject, case)["gradient"].items():
+        products += np.outer(rows[k], gradient)
+        tolerance += 2 * math.hypot(*rows[k]) * allowed
+    _near("rows transposed times gradient and its transpose", products.ravel(), products.T.ravel(), tolerance)
 
 
 @_property()
@@ -685,7 +676,7 @@ def _identical_rows(subject: Subject, case: Case) -> None:
     # What it is held to is itself rounded, by a few units of what it adds up.
     expected = _of_equal_logits(same, logit, 4 * ROUNDING * (1 + logit))
     if cosine:
-        expected |= {("gradient", k): (np.zeros_like(row), 0.0) for k in range(len(_rows(case)))}
+        expected["gradient"] = dict.fromkeys(range(len(_rows(case))), (np.zeros_like(row), 0.0))
     _agree(expected, _ask(subject, same))
 
 
@@ -702,8 +693,8 @@ def _hot(subject: Subject, case: Case) -> None:
 def _one_positive_each(subject: Subject, case: Case) -> None:
     """With one positive per anchor and one class mate, supcon, supcon_in, nt_xent and the pairwise reading are one."""
     mates = [row[0] for row in case.positives()]
-    labels = [min(i, mate) for i, mate in enumerate(mates)]
-    given = {"labels": labels, "partners": mates, "positive_pairs": list(enumerate(mates))}
+    pairs = list(enumerate(mates))
+    given = {"labels": [min(pair) for pair in pairs], "partners": mates, "positive_pairs": pairs}
     arguments = {loss.name: {loss.targets: given[loss.targets]} for loss in filter(_coincides, LOSSES.values())}
     found, answered = _ask(subject, case), 0
     for loss, denominator, other in _of_other_losses(subject, case, arguments):
@@ -723,10 +714,12 @@ def _one_positive_each(subject: Subject, case: Case) -> None:
 def _order(subject: Subject, case: Case) -> None:
     """Pairwise <= supcon, supcon_in <= supcon, and only_negatives <= one_positive <= all, anchor by anchor."""
     arguments = {name: case.arguments for name, loss in LOSSES.items() if _coincides(loss) and _labelled(loss)}
+    # Each denominator sums no more than the one before it.
+    rank = CHOICES["denominator"].index
     chains = [
         (less, more)
         for less, more in itertools.permutations(_of_other_losses(subject, case, arguments), 2)
-        if less[0].form in ("inside", more[0].form) and DENOMINATORS.index(less[1]) >= DENOMINATORS.index(more[1])
+        if less[0].form in ("inside", more[0].form) and rank(less[1]) >= rank(more[1])
     ]
     if not chains:
         raise Refused("takes one of the ordered losses alone")
@@ -734,7 +727,7 @@ def _order(subject: Subject, case: Case) -> None:
     with_negatives = [i for i in case.anchors() if len(case.positives()[i]) < case.n - 1]
     for less, more in chains:
         for i in with_negatives:
-            (low, below), (high, above) = (results["anchor", i] for _, _, results in (less, more))
+            (low, below), (high, above) = (results["anchor"][i] for _, _, results in (less, more))
             if not low <= high + below + above:
                 names = " <= ".join(f"{loss.name} {denominator}" for loss, denominator, _ in (less, more))
                 raise _Broken(f"anchor {i}: expected {names}, got {low!r} and {high!r}")
@@ -756,7 +749,8 @@ def _duplicates(subject: Subject, case: Case) -> None:
         arguments = dict(_with_mask(case, mask).arguments)
     doubled = replace(_reordered(replace(case, arguments={}), order), arguments=arguments)
     found, twin = _ask(subject, doubled), {first: second, second: first}
-    _agree(found, {(what, twin[k]): part for (what, k), part in found.items() if k in twin}, "anchor", "gradient")
+    for what in ("anchor", "gradient"):
+        _agree(found, {what: {twin[k]: part for k, part in found[what].items() if k in twin}})
 
 
 @_property(lambda loss: _labelled(loss) or loss.positives_by == "pairs")
@@ -783,8 +777,8 @@ def _reductions(subject: Subject, case: Case) -> None:
 def _base_temperature(subject: Subject, case: Case) -> None:
     """With a base temperature the loss is multiplied by temperature / base temperature."""
     base = case.option("base_temperature") or 2 * case.temperature
-    factor, plain = case.temperature / base, _ask(subject, case, base_temperature=None)
-    multiplied = {key: (factor * value, factor * tolerance) for key, (value, tolerance) in plain.items()}
+    plain = _ask(subject, case, base_temperature=None)
+    multiplied = {what: _multiplied(parts, case.temperature / base) for what, parts in plain.items()}
     _agree(_ask(subject, case, base_temperature=base), multiplied)
 
 
@@ -795,11 +789,12 @@ def _policies(subject: Subject, case: Case) -> None:
     zero, known = _ask(subject, plain), case.entry.choices
     if "no_positive" in known:
         lonely = [i for i in case.anchors() if not case.positives()[i]]
-        _agree(zero, {("anchor", i): (0.0, 0.0) for i in lonely})
+        _agree(zero, {"anchor": dict.fromkeys(lonely, (0.0, 0.0))})
     for name, policy in (("no_positive", "nan"), ("no_positive", "drop"), ("no_negative", "nan")):
         if name in known:
             other = _with(plain, **{name: policy})
-            _agree({**zero, **{("anchor", i): (math.nan, 0.0) for i in other.undefined()}}, _ask(subject, other))
+            anchors = {**zero["anchor"], **dict.fromkeys(other.undefined(), (math.nan, 0.0))}
+            _agree({**zero, "anchor": anchors}, _ask(subject, other))
 
 
 PROPERTIES: tuple[Property, ...] = tuple(_PROPERTIES)

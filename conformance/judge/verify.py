@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +170,13 @@ def judge_case(
     Returns:
         The checks, implementation by implementation.
     """
+    alone = Selection(cases=(case.id,))
     blank = Check("case", "reference", case.loss, case.id, "", Status.SKIPPED, flags=golden.flags if golden else ())
     try:
         true = truth_of(case, golden)
     except Exception as error:  # without the truth this case cannot be judged; the others can
         message = f"the truth of this case could not be computed: {type(error).__name__}: {error}"
-        repeat = Selection(cases=(case.id,), implementations=("reference",), dtypes=("float64",)).command()
+        repeat = replace(alone, implementations=("reference",), dtypes=("float64",)).command()
         return [replace(blank, dtype="float64", status=Status.ERRORED, message=message, repeat=repeat, flags=())]
 
     @cache
@@ -194,15 +196,10 @@ def judge_case(
         dtype = check.dtype
         if not case.holds_in(dtype):
             return replace(check, message=f"inputs are not exactly representable in {dtype}")
-        this = Selection(
-            cases=(case.id,), implementations=(implementation.name,), dtypes=(dtype,), device=selection.device
-        )
+        this = replace(alone, implementations=(implementation.name,), dtypes=(dtype,), device=selection.device)
+        repeat = " ".join((*implementation.environment, this.command()))
         declared = [one for one in implementation.deviations if one.applies(case, dtype, true)]
-        check = replace(
-            check,
-            repeat=" ".join((*implementation.environment, this.command())),
-            declared=tuple(one.name for one in declared),
-        )
+        check = replace(check, repeat=repeat, declared=tuple(one.name for one in declared))
         if predict:
             return replace(check, status=Status.DEVIATES if declared else Status.PASSED)
         try:
@@ -245,11 +242,8 @@ def predicted(kinds: Sequence[type[Implementation]], stored: Mapping[Case, Golde
             return kind.__new__(kind)
 
     declared = list(map(declared_by, kinds))
-    return [
-        check
-        for case, golden in stored.items()
-        for check in judge_case(case, golden, declared, Selection(), predict=True)
-    ]
+    checks = (judge_case(case, golden, declared, Selection(), predict=True) for case, golden in stored.items())
+    return list(chain.from_iterable(checks))
 
 
 _jobs: Sequence[Callable[[], list[Check]]] = ()
@@ -268,9 +262,9 @@ def _share_out(jobs: Sequence[Callable[[], list[Check]]], selection: Selection) 
     # An accelerator's context does not survive a fork.
     if processes == 1 or len(jobs) < 50 or selection.device != "cpu" or sys.platform != "linux":
         yield from map(_job, range(len(jobs)))
-        return
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
-        yield from pool.imap(_job, range(len(jobs)), chunksize=8)
+    else:
+        with multiprocessing.get_context("fork").Pool(processes) as pool:
+            yield from pool.imap(_job, range(len(jobs)), chunksize=8)
 
 
 def check_names(selection: Selection) -> None:
@@ -338,23 +332,18 @@ def _judge_documents(report: Report, progress: Progress | None) -> None:
                 add("figure", name, Status.ERRORED, f"{type(error).__name__}: {error}", loss)
                 continue
             report.judgements.append(judged)
-            status, message = (Status.PASSED, judged.finding) if judged.passed else (Status.FAILED, judged.message)
-            add("figure", name, status, message, loss, judged.value)
+            message = judged.finding if judged.passed else judged.message
+            add("figure", name, Status.PASSED if judged.passed else Status.FAILED, message, loss, judged.value)
         for claim in () if selection.losses else judge_claims(fixture):
             if selection.takes_case(claim.case):
                 report.claims.append(claim)
-                status, found = Status.PASSED, claim.evidence
+                found = claim.evidence
                 if not claim.passed:
-                    status, found = (
-                        Status.FAILED,
-                        f"recorded as {claim.claim.verdict!r}, found {claim.verdict!r}: {found}",
-                    )
-                add("claim", claim.case, status, found)
+                    found = f"recorded as {claim.claim.verdict!r}, found {claim.verdict!r}: {found}"
+                add("claim", claim.case, Status.PASSED if claim.passed else Status.FAILED, found)
     if selection.whole:
-        known = {claim.case for claim in report.claims}
-        report.problems += [
-            f"{name}: no fixture has this claim, remove its check" for name in CHECKS if name not in known
-        ]
+        unknown = [name for name in CHECKS if name not in {claim.case for claim in report.claims}]
+        report.problems += [f"{name}: no fixture has this claim, remove its check" for name in unknown]
 
 
 def _count_problems(report: Report, implementations: Sequence[Implementation], cases: Sequence[Case]) -> list[str]:
