@@ -377,9 +377,9 @@ def test_a_target_is_called_on_a_batch() -> None:
         assert answer.values.dtype == torch.float64
         assert shapes == [expected, expected]
     weighed = Target(lambda embeddings, labels: embeddings.sum(dim=1), "labels", "torch")
-    answer = weighed.evaluate(Batch("mine", "labels", rows, labels), weights=[1.0, 2.0, 0.0, 0.0, 0.0, 3.0])
-    assert answer.gradient is not None
-    assert answer.gradient[:, 0].tolist() == [1.0, 2.0, 0.0, 0.0, 0.0, 3.0]
+    loss, weights = weighed.loss(Batch("mine", "labels", rows.requires_grad_(), labels)), [1.0, 2.0, 0.0, 0.0, 0.0, 3.0]
+    (gradient,) = torch.autograd.grad(loss @ torch.tensor(weights, dtype=torch.float64), rows)
+    assert gradient[:, 0].tolist() == weights
 
 
 def test_options_that_are_not_taken_must_be_claimed() -> None:

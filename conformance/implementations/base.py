@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,6 +17,8 @@ import torch
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.records import Outcome, Truth
+from ..truth.baseline import similarities
+from ..truth.compare import compare
 from ..truth.tolerances import bounds
 
 
@@ -94,11 +96,11 @@ class Support:
         for option, values in self.options.items():
             value = case.option(option)
             if option in entry.keywords and value not in values and matters(case, option):
-                if option in entry.choices:
-                    return f"{option}={value} is not claimed"
-                return f"{option} other than {' or '.join(map(str, values))} is not claimed"
+                words = f"={value}" if option in entry.choices else f" other than {' or '.join(map(str, values))}"
+                return f"{option}{words} is not claimed"
+        given = {**case.keywords, **case.arguments, **case.others}
         for name in self.lacks:
-            if name in case.arguments or name in case.others or case.keywords.get(name) is not None:
+            if given.get(name) is not None:
                 return f"takes no {name}"
         return next((reason for reason, applies in self.also if applies(case)), None)
 
@@ -140,6 +142,9 @@ class Implementation(ABC):
         held_to_plain: whether it may be no worse than twice the straightforward torch implementation.
         anywhere: whether every machine can run it. An implementation that needs a device of its own has no counts in
             the file: in a whole run it must pass every case in every dtype in which the case is representable.
+        environment: the environment variables that repeating a check needs, as ``NAME=VALUE``.
+        narrows_weights: whether it rounds the weights of bfloat16 and float16 rows to their dtype before the two are
+            multiplied.
     """
 
     name: ClassVar[str]
@@ -150,6 +155,8 @@ class Implementation(ABC):
     computes_in: ClassVar[str | None] = None
     held_to_plain: ClassVar[bool] = False
     anywhere: ClassVar[bool] = True
+    environment: tuple[str, ...] = ()
+    narrows_weights: bool = False
 
     def __init__(self, options: Mapping[str, str], device: str) -> None:
         """Load the implementation.
@@ -174,16 +181,6 @@ class Implementation(ABC):
             Unavailable: it cannot be loaded.
         """
 
-    @property
-    def environment(self) -> tuple[str, ...]:
-        """The environment variables that repeating a check needs, as ``NAME=VALUE``."""
-        return ()
-
-    @property
-    def narrows_weights(self) -> bool:
-        """Whether it rounds the weights of bfloat16 and float16 rows to their dtype before the two are multiplied."""
-        return False
-
     @abstractmethod
     def version(self) -> str:
         """Which copy is tested."""
@@ -207,6 +204,18 @@ class Implementation(ABC):
     def integers(self, values: object) -> torch.Tensor:
         """Labels or indices as an int64 tensor on the device."""
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def arrays(self, case: Case) -> dict[str, torch.Tensor]:
+        """Every other array of a case, by its argument: labels and indices as int64, masks as bool."""
+        given = dict(case.arguments)
+        if case.option("anchors") is not None:
+            given["anchors"] = case.option("anchors")
+        for name, value in given.items():
+            dtype = torch.bool if name in ("anchors", "positives") else torch.int64
+            given[name] = torch.tensor(value, dtype=dtype, device=self.device)
+        if "positive_pairs" in given:
+            given["positive_pairs"] = given["positive_pairs"].reshape(-1, 2)
+        return given
 
 
 class TorchImplementation(Implementation):
@@ -242,12 +251,16 @@ def outcome_of(
         others: further leaf tensors, by name.
     """
     values = loss.detach().double().cpu().reshape(-1).tolist()
-    leaves = [embeddings, *others.values()]
-    gradients = [torch.zeros_like(leaf) for leaf in leaves]
+    found = {name: gradient.numpy() for name, gradient in gradients_of(loss, {"": embeddings, **others}).items()}
+    return Outcome(values, found.pop(""), anchors, other_gradients=found)
+
+
+def gradients_of(loss: torch.Tensor, leaves: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The gradients of the sum of a loss's values by each leaf, by name, as float64 on the CPU; 0 where it has none."""
+    found: Iterable[torch.Tensor] = map(torch.zeros_like, leaves.values())
     if loss.requires_grad:
-        gradients = list(torch.autograd.grad(loss.sum(), leaves, materialize_grads=True))
-    gradient, *rest = (found.double().cpu().numpy() for found in gradients)
-    return Outcome(values, gradient, anchors, other_gradients=dict(zip(others, rest, strict=True)))
+        found = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
+    return {name: gradient.double().cpu() for name, gradient in zip(leaves, found, strict=True)}
 
 
 def normalised(embeddings: torch.Tensor, case: Case) -> torch.Tensor:
@@ -258,8 +271,7 @@ def normalised(embeddings: torch.Tensor, case: Case) -> torch.Tensor:
     if case.option("similarity") != "cosine":
         return embeddings
     exponents = torch.frexp(embeddings.detach().abs().amax(dim=1, keepdim=True)).exponent
-    halves = torch.stack([exponents // 2, exponents - exponents // 2])
-    for half in halves:
+    for half in (exponents // 2, exponents - exponents // 2):
         embeddings = embeddings * torch.pow(torch.tensor(2.0, dtype=embeddings.dtype), -half)
     return torch.nn.functional.normalize(embeddings, dim=1)
 
@@ -269,8 +281,8 @@ def norms_out_of_range(case: Case, dtype: str, smallest: float) -> bool:
     if case.option("similarity") != "cosine":
         return False
     info = torch.finfo(getattr(torch, dtype))
-    norms = [math.hypot(*row) for matrix in case.matrices.values() for row in matrix.tolist()]
-    return min(norms) < smallest or max(norms) > math.sqrt(info.max) or min(norms) < math.sqrt(info.tiny)
+    norms = row_norms(np.concatenate(list(case.matrices.values())))
+    return bool(norms.min() < max(smallest, math.sqrt(info.tiny)) or norms.max() > math.sqrt(info.max))
 
 
 def clamped_norms(smallest: float, function: str = "normalize") -> Deviation:
@@ -285,9 +297,9 @@ def clamped_norms(smallest: float, function: str = "normalize") -> Deviation:
 
 def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
     """An order of rows in which the partners of a case are stacked: first views, then second views."""
-    partners = [int(p) for p in case.arguments["partners"]]
-    first = [i for i, p in enumerate(partners) if i < p]
-    return np.array(first + [partners[i] for i in first])
+    partners = np.array(case.arguments["partners"], dtype=np.int64)
+    first = np.flatnonzero(np.arange(case.n) < partners)
+    return np.concatenate([first, partners[first]])
 
 
 def items_of(case: Case) -> list[tuple[int, ...]]:
@@ -330,12 +342,21 @@ def by_views(
         loss: of anchors, their positives and the further negatives or None, reduced as the case says.
     """
     views = stacked_views(case, given[case.first]) if "partners" in case.arguments else tuple(given.values())[:2]
-    ways = {"b_to_a": [views[::-1]], "both": [views, views[::-1]]}.get(case.option("direction"), [views])
-    found = [loss(one, other, given.get("negatives")) for one, other in ways]
-    if case.option("reduction") == "none":
-        return torch.cat(found)
-    total = torch.stack(found).sum()
-    return total / len(found) if case.option("reduction") == "mean" else total
+    found = [loss(one, other, given.get("negatives")) for one, other in directions(case, views)]
+    return joined(found, case.option("reduction"))
+
+
+def directions(case: Case, views: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
+    """Two views or towers, anchors first, once for each direction of a case."""
+    return {"b_to_a": [views[::-1]], "both": [views, views[::-1]]}.get(case.option("direction"), [views])
+
+
+def joined(losses: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
+    """One loss of those of each direction, reduced alike."""
+    if reduction == "none":
+        return torch.cat(list(losses))
+    total = torch.stack(list(losses)).sum(dim=0)
+    return total / len(losses) if reduction == "mean" else total
 
 
 def stacked_views(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -345,17 +366,11 @@ def stacked_views(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def logits(case: Case) -> npt.NDArray[np.float64]:
     """Similarities over the temperature, of the case's shape, with the similarities' own diagonal."""
-    given = dict(case.matrices)
+    given = case.matrices
     if case.option("similarity") == "cosine":
-        for name, z in given.items():
-            z = z / np.max(np.abs(z), axis=1, keepdims=True)
-            given[name] = z / np.linalg.norm(z, axis=1, keepdims=True)
-    found = np.zeros(case.shape)
-    with np.errstate(over="ignore"):
-        for block in case.blocks():
-            part = given[block.left] @ given[block.right].T
-            found[block.row : block.row + len(part), block.column : block.column + part.shape[1]] = part
-        return np.asarray(found / case.temperature)
+        given = {name: z / np.max(np.abs(z), axis=1, keepdims=True) for name, z in given.items()}
+    found = similarities(case, {name: torch.tensor(z) for name, z in given.items()})
+    return np.asarray(found.numpy() / case.temperature)
 
 
 def labels_of(case: Case) -> tuple[list[int], list[int] | None]:
@@ -398,12 +413,7 @@ def gradient_of(case: Case, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.
 def differs(loss: Callable[[torch.Tensor], torch.Tensor], case: Case, dtype: str, true: Truth) -> bool:
     """Whether a loss of the embeddings, evaluated in float64, differs from the truth by more than a dtype's bounds."""
     rows = torch.tensor(case.embeddings, dtype=torch.float64, requires_grad=True)
-    found, allowed = outcome_of(loss(rows), rows), bounds(case, true, dtype)
-    if not abs(found.values[0] - true.values[0]) <= allowed.values[0]:
-        return True
-    if found.gradient is None or true.gradient is None:
-        return False
-    return exceeds(found.gradient - true.gradient, allowed.rows)
+    return compare(case, true, outcome_of(loss(rows), rows), bounds(case, true, dtype)).ratio > 1
 
 
 def exceeds(matrix: npt.NDArray[np.float64], allowed: npt.NDArray[np.float64]) -> bool:

@@ -7,8 +7,8 @@ A target is a function, a class that is constructed with its options, or an inst
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
@@ -18,9 +18,18 @@ import numpy as np
 import torch
 
 from ..suite.cases import Case
-from ..suite.catalogue import LOSSES
 from ..suite.records import Outcome
-from .base import Deviation, Implementation, items_of, labels_of, normalised, targets_of
+from .base import (
+    Deviation,
+    Implementation,
+    directions,
+    gradients_of,
+    items_of,
+    joined,
+    labels_of,
+    normalised,
+    targets_of,
+)
 from .sandbox import TargetError, TargetMisused, copy_of, describe, find, within, within_memory
 from .signatures import Claim, Signature, complete, guess_arrays, guess_call, is_module, kind_of
 from .subprocess import LineError, Lines
@@ -52,20 +61,16 @@ class Batch:
 
     def arguments(self, call: str) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional arguments and the keywords for a target that is called so."""
-        keywords, rows = dict(self.keywords), self.embeddings
-        labels = None if self.labels is None else _integers(self.labels, rows.device)
-        if call == "labels":
-            return [rows, labels], keywords
-        if call == "pairs":
-            return [rows, _integers(self.positive_pairs or (), rows.device).reshape(-1, 2)], keywords
-        if call == "stacked":
-            return [rows], keywords
+        rows, keywords = self.embeddings, dict(self.keywords)
         views = rows.chunk(self.n_views)
-        if call == "views":
-            return list(views), keywords
-        if labels is not None:
-            keywords["labels"] = labels
-        return [torch.stack(views, dim=1)], keywords
+        if call == "pairs":
+            pairs = torch.tensor(self.positive_pairs or (), dtype=torch.int64, device=rows.device)
+            return [rows, pairs.reshape(-1, 2)], keywords
+        labels = None if self.labels is None else torch.tensor(self.labels, dtype=torch.int64, device=rows.device)
+        if call == "features":
+            return [torch.stack(views, dim=1)], keywords | ({} if labels is None else {"labels": labels})
+        positional: dict[str, list[Any]] = {"labels": [rows, labels], "stacked": [rows], "views": list(views)}
+        return positional[call], keywords
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,16 +79,11 @@ class Answer:
 
     Attributes:
         values: [K] float64; one, or one per anchor.
-        gradients: float64, of the sum of the values, by the tensor that they are with respect to; empty without any.
+        gradient: float64, of the sum of the values with respect to the embeddings; None where the target gives none.
     """
 
     values: Tensor
-    gradients: Mapping[str, Tensor]
-
-    @property
-    def gradient(self) -> Tensor | None:
-        """The gradient with respect to the embeddings."""
-        return self.gradients.get("embeddings")
+    gradient: Tensor | None
 
     @property
     def total(self) -> float:
@@ -105,6 +105,8 @@ class Target:
     Attributes:
         thing: what is called.
         signature: its parameters.
+        constructs: whether it is a class, constructed anew for every call.
+        takes_temperature: whether a temperature can be passed.
         call: how it is called, one of ``CALLS``.
         arrays: with which arrays, one of ``ARRAYS``.
         notes: what was guessed.
@@ -128,29 +130,21 @@ class Target:
         """
         self.thing, self.device, self.tensors_only = thing, device, tensors_only
         self.signature = Signature(thing)
+        self.constructs = self.signature.constructs
+        self.takes_temperature = self.signature.keyword("temperature") is not None
         self.__name__ = str(getattr(thing, "__name__", type(thing).__name__))
-        notes = []
+        self.notes: tuple[str, ...] = ()
         if call is None:
             call, words = guess_call(self.signature)
-            notes.append(f"call: {call}, guessed from {words}; --call says otherwise")
+            self.notes += (f"call: {call}, guessed from {words}; --call says otherwise",)
         if arrays is None:
             arrays, words = guess_arrays(thing)
-            notes.append(f"arrays: {arrays}, guessed from {words}; --arrays says otherwise")
-        self.call, self.arrays, self.notes = call, arrays, tuple(notes)
+            self.notes += (f"arrays: {arrays}, guessed from {words}; --arrays says otherwise",)
+        self.call, self.arrays = call, arrays
         if is_module(thing) and not self.constructs:
             thing.to(device)
         if arrays == "jax":
             import_jax()
-
-    @property
-    def constructs(self) -> bool:
-        """Whether it is a class, constructed anew for every call."""
-        return self.signature.constructs
-
-    @property
-    def takes_temperature(self) -> bool:
-        """Whether a temperature can be passed."""
-        return self.signature.keyword("temperature") is not None
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """Call it with the catalogue's arguments, as arrays of its own kind."""
@@ -162,90 +156,73 @@ class Target:
                 called.to(self.device)
         return called(*given, **others)
 
-    def evaluate(
-        self, batch: Batch, leaves: Mapping[str, Tensor] | None = None, weights: Sequence[float] = ()
-    ) -> Answer:
-        """Call it on a batch.
-
-        Args:
-            batch: in torch tensors.
-            leaves: the tensors that the batch is made of and gradients are with respect to; None for the embeddings.
-            weights: [K] of the values in the sum that is differentiated; otherwise each is 1.
-
-        Returns:
-            Its values, and the gradients where it gives any.
+    def evaluate(self, batch: Batch) -> Answer:
+        """Call it on a batch, in torch tensors; return its values, and their gradient where it gives one.
 
         Raises:
             TargetError: the result is not a loss.
         """
-        if leaves is None:
-            embeddings = batch.embeddings.detach().clone().requires_grad_()
-            leaves, batch = {"embeddings": embeddings}, replace(batch, embeddings=embeddings)
+        rows = batch.embeddings.detach().clone().requires_grad_()
+        loss = self.loss(replace(batch, embeddings=rows))
+        gradient = gradients_of(loss, {"": rows})[""] if loss.requires_grad else None
+        return Answer(loss.detach(), gradient)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Call it on a batch, in torch tensors; return its values, [K] float64, as a function of the batch's tensors.
+
+        Raises:
+            TargetError: the result is not a loss.
+        """
         positional, keywords = batch.arguments(self.call)
+        given: dict[Any, Any] = {**dict(enumerate(positional)), **keywords}
+
+        def call(arrays: Mapping[Any, Any]) -> Any:
+            return self(*(arrays[k] for k in range(len(positional))), **{name: arrays[name] for name in keywords})
+
+        found: Any
         if self.arrays == "jax":
-            return self._with_jax(positional, keywords, leaves, weights)
-        if self.arrays == "numpy":
-            positional = [_numpy(value) for value in positional]
-            keywords = {name: _numpy(value) for name, value in keywords.items()}
-        with nullcontext() if leaves else torch.no_grad():
-            loss = self(*positional, **keywords)
-        if self.arrays == "numpy" or not (self.tensors_only or isinstance(loss, Tensor)):
-            return Answer(_values(loss), {})
-        if not isinstance(loss, Tensor):
-            raise TargetError(f"returned {kind_of(loss)} where a tensor is expected{_hint(loss)}")
-        if not loss.is_floating_point():
-            raise TargetError(f"returned a tensor of {loss.dtype} where floating-point numbers are expected")
-        gradients = []
-        if loss.requires_grad:
-            total = _weighted(loss, torch.tensor(weights, dtype=loss.dtype, device=loss.device))
-            gradients = list(torch.autograd.grad(total, list(leaves.values()), materialize_grads=True))
-        return Answer(_float64(loss).reshape(-1), dict(zip(leaves, map(_float64, gradients), strict=False)))
+            leaves = {k: value for k, value in given.items() if isinstance(value, Tensor) and value.requires_grad}
+            fixed = {k: _jax(value) for k, value in given.items() if k not in leaves}
+            found = _Jax.apply(  # type: ignore[no-untyped-call]
+                lambda *now: call(fixed | dict(zip(leaves, now, strict=True))), *leaves.values()
+            )
+        else:
+            found = call({k: _numpy(value) for k, value in given.items()} if self.arrays == "numpy" else given)
+        if not isinstance(found, Tensor):
+            if self.tensors_only and self.arrays == "torch":
+                raise TargetError(f"returned {kind_of(found)} where a tensor is expected{_hint(found)}")
+            found = _values(found)
+        if not found.is_floating_point():
+            raise TargetError(f"returned a tensor of {found.dtype} where floating-point numbers are expected")
+        loss: Tensor = found.double().cpu().reshape(-1)
+        return loss
 
-    def _with_jax(
-        self,
-        positional: Sequence[Any],
-        keywords: Mapping[str, Any],
-        leaves: Mapping[str, Tensor],
-        weights: Sequence[float],
-    ) -> Answer:
+
+class _Jax(torch.autograd.Function):
+    """A jax function of torch tensors, differentiated by jax."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], *tensors: Tensor) -> Tensor:
+        """The function's values as float64."""
         jax = import_jax()
-        given = [*positional, *keywords.values()]
-        arrays = {id(value): _jax(value) for value in given}
-        places = [value for value in given if isinstance(value, Tensor) and value.requires_grad]
+        inputs = [_jax(tensor) for tensor in tensors]
 
-        def total(differentiated: list[Any]) -> tuple[Any, Any]:
-            now = arrays | dict(zip(map(id, places), differentiated, strict=True))
-            loss = self(*(now[id(value)] for value in positional), **{k: now[id(v)] for k, v in keywords.items()})
-            loss = jax.numpy.asarray(loss)
-            return _weighted(loss, jax.numpy.asarray(weights, dtype=loss.dtype)), loss
+        def differentiate(*arrays: Any) -> Any:
+            return jax.vjp(lambda *now: jax.numpy.asarray(function(*now)), *arrays)
 
-        differentiate = jax.value_and_grad(total, has_aux=True)
-        inputs = [arrays[id(place)] for place in places]
         # Compiling takes a third of the time; a function that looks at values cannot be compiled.
         try:
-            (_, loss), found = jax.jit(differentiate)(inputs)
+            loss, ctx.pull_back = jax.jit(differentiate)(*inputs)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-            (_, loss), found = differentiate(inputs)
-        return Answer(
-            _values(np.asarray(loss.astype("float64"))),
-            pull_back(places, [torch.tensor(np.asarray(g.astype("float64"))) for g in found], leaves),
-        )
+            loss, ctx.pull_back = differentiate(*inputs)
+        ctx.dtype, ctx.device = loss.dtype, tensors[0].device
+        return _from_jax(loss)
 
-
-def pull_back(places: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Map gradients with respect to tensors back to the leaves that they are made of.
-
-    Args:
-        places: tensors that are made of the leaves.
-        gradients: float64, one for each.
-        leaves: by name.
-
-    Returns:
-        float64, by name.
-    """
-    back = [g.to(place.device, place.dtype) for g, place in zip(gradients, places, strict=True)]
-    found = torch.autograd.grad(places, list(leaves.values()), back, materialize_grads=True)
-    return dict(zip(leaves, map(_float64, found), strict=True))
+    @staticmethod
+    def backward(ctx: Any, *weights: Tensor) -> Any:
+        """The gradients of the values' weighted sum."""
+        found = ctx.pull_back(import_jax().numpy.asarray(weights[0].numpy(), dtype=ctx.dtype))
+        return None, *(_from_jax(gradient).to(ctx.device) for gradient in found)
 
 
 def import_jax() -> Any:
@@ -256,19 +233,10 @@ def import_jax() -> Any:
     """
     try:
         jax = importlib.import_module("jax")
-        importlib.import_module("jax.numpy")
     except ImportError as error:
         raise TargetError(f"jax is needed to call it and is not here ({error}): pip install jax") from None
     jax.config.update("jax_enable_x64", True)
     return jax
-
-
-def _integers(values: Any, device: torch.device | str) -> Tensor:
-    return torch.tensor(np.array(values, dtype=np.int64), device=device)
-
-
-def _float64(value: Tensor) -> Tensor:
-    return value.detach().double().cpu()
 
 
 def _numpy(value: Any) -> Any:
@@ -278,38 +246,26 @@ def _numpy(value: Any) -> Any:
 def _jax(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    jax, found = import_jax(), value.detach().cpu()
-    if value.is_floating_point():
-        return jax.numpy.asarray(found.double().numpy()).astype(str(value.dtype).removeprefix("torch."))
-    return jax.numpy.asarray(found.numpy())
+    # numpy has no bfloat16.
+    found = import_jax().numpy.asarray(_numpy(value.double() if value.is_floating_point() else value))
+    return found.astype(str(value.dtype).removeprefix("torch."))
 
 
-def _weighted(loss: Any, weights: Any) -> Any:
-    """Return the weighted sum of torch or jax values; the plain sum where there are not as many weights."""
-    flat = loss.reshape(-1)
-    return (flat * weights).sum() if len(weights) == len(flat) else flat.sum()
+def _from_jax(array: Any) -> Tensor:
+    return torch.tensor(np.asarray(array.astype("float64")))
 
 
 def _values(loss: Any) -> Tensor:
-    """Return numbers of any kind as [K] float64."""
-    try:
+    """Return numbers of any kind as float64."""
+    with suppress(TypeError, ValueError, RuntimeError):
         found = np.asarray(loss)
-        if found.dtype.kind not in "fiu":
-            raise TypeError
-        return torch.tensor(found.astype(np.float64).reshape(-1))
-    except (TypeError, ValueError, RuntimeError):
-        raise TargetError(f"returned {kind_of(loss)} where a number or an array is expected{_hint(loss)}") from None
+        if found.dtype.kind in "fiu":
+            return torch.tensor(found.astype(np.float64))
+    raise TargetError(f"returned {kind_of(loss)} where a number or an array is expected{_hint(loss)}")
 
 
 def _hint(value: object) -> str:
     return ": name a function that returns the loss alone" if isinstance(value, (tuple, list, Mapping)) else ""
-
-
-NOTES = {
-    "jax": "jax: 64-bit numbers are switched on; compiled where it can be",
-    "numpy": "gradient: not judged, for a numpy function gives none",
-}
-"""What is noted of targets by their arrays."""
 
 
 class External(Implementation):
@@ -365,33 +321,29 @@ class External(Implementation):
         super().__init__({}, device)
         # Each target has its own, where other implementations have those of their class.
         vars(self).update(dtypes=dtypes, deviations=deviations)
-        self.limit = limit
+        self.limit, self._version = limit, describe(spec)
         self.target: Target | None = None
         self.command: Lines | None = None
         self.outcomes: dict[tuple[str, str], Outcome] = {}
-        self._version = describe(spec)
-        thing = signature = None
         if call == "command":
             if not isinstance(spec, str):
                 raise TargetMisused(f"call: command is a shell command line, and {describe(spec)} is none")
             self.command, arrays = Lines(spec), "numpy"
-            notes = ["call: command, one JSON object per line"]
+            notes: tuple[str, ...] = ("call: command, one JSON object per line",)
         else:
             thing = find(spec) if isinstance(spec, str) else spec
             self.target = Target(thing, call, arrays, device=device, tensors_only=True)
             self._version = copy_of(thing) or self._version
-            call, arrays, signature = self.target.call, self.target.arrays, self.target.signature
-            notes = [*self.target.notes, *filter(None, [NOTES.get(arrays)])]
+            call, arrays, notes = self.target.call, self.target.arrays, self.target.notes
+            if "bfloat16" in dtypes and arrays == "numpy":
+                raise TargetMisused("numpy has no bfloat16")
         halves = [dtype for dtype in dtypes if dtype not in Implementation.dtypes]
-        if "bfloat16" in halves and self.target and arrays == "numpy":
-            raise TargetMisused("numpy has no bfloat16")
         if halves and normalised:
             raise TargetMisused(f"rows of norm 1 are not exactly representable in {halves[0]}: --raw, or other dtypes")
         said = Claim(loss, call, arrays, temperature, bool(normalised), settings)
-        self.claim, more = complete(said, thing, signature)
-        notes += more
-        self.notes, self.support = tuple(notes), self.claim.support
-        self.gradients_judged: bool | None = None if self.command else self.claim.arrays != "numpy"
+        self.claim, more = complete(said, self.target.signature if self.target else None)
+        self.notes, self.support = (*notes, *more), self.claim.support
+        self.gradients_judged: bool | None = None if self.command else arrays != "numpy"
 
     def version(self) -> str:
         """Return which copy is tested."""
@@ -409,156 +361,123 @@ class External(Implementation):
             TargetError: the result is not a loss, or it does not come in time.
         """
         leaves = self.tensors(case, dtype)
-        given = {k: normalised(z, case) for k, z in leaves.items()} if self.claim.normalised else leaves
-        if self.command:
-            values, gradients = self._answer(self.command, case, dtype, given, leaves)
-            anchors = self._anchors(case, values)
-        else:
-            with within(self.limit), within_memory() if self.device == "cpu" else nullcontext():
-                values, gradients = self._call(case, given, leaves)
-                anchors = self._anchors(case, values) or self._anchors_by_another_call(case, given, values)
+        given = {name: normalised(z, case) for name, z in leaves.items()} if self.claim.normalised else leaves
+        # A command has its own limits.
+        limited = self.device == "cpu" and not self.command
+        with within(None if self.command else self.limit), within_memory() if limited else nullcontext():
+            evaluate = self._ask if self.command else self._call
+            values, gradients = evaluate(case, dtype, given, leaves)
+            anchors = self._anchors(case, values, given)
+        if self.claim.reduced_here:
+            shares = self._shares(case, values)
+            values = values if case.option("reduction") == "none" else torch.tensor([values.numpy() @ shares.numpy()])
         found = {name: gradient.numpy() for name, gradient in gradients.items()}
-        outcome = Outcome(self._reduced(case, values), found.pop(case.first, None), anchors, other_gradients=found)
+        outcome = Outcome(values.tolist(), found.pop(case.first, None), anchors, other_gradients=found)
         self.outcomes[case.id, dtype] = outcome
         return outcome
 
     def _call(
-        self, case: Case, given: Mapping[str, Tensor], leaves: Mapping[str, Tensor], **changed: Any
-    ) -> tuple[list[float], dict[str, Tensor]]:
-        """Return the target's values, in the order of the case's anchors, and the gradients of their reduction."""
+        self, case: Case, dtype: str, given: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the target's values, and the gradients of their reduction."""
+        loss = self._loss(case, given)
+        judged = self.gradients_judged
+        return loss.detach(), gradients_of(loss @ self._shares(case, loss), leaves) if judged else {}
+
+    def _loss(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> Tensor:
+        """Return the target's values in the order of the case's anchors, [K] float64, as a function of the matrices."""
         assert self.target is not None
         batches, rows = self._batches(case, given, **changed)
-        counted, weights = case.counted(), self._weights(case)
-        order = [row for row in rows if row in set(counted)] if rows else counted
         reduction = batches[0].keywords.get("reduction", self.claim.settings.get("reduction", "mean"))
-        share = 1 / len(batches) if reduction == "mean" else 1.0
-        size = len(counted) // len(batches)
-        answers = []
-        for k, batch in enumerate(batches):
-            mine = [weights[row] for row in order[k * size : (k + 1) * size]] if weights else [share]
-            answers.append(self.target.evaluate(batch, leaves, mine))
-        returned = [answer.values for answer in answers]
-        values = (torch.cat(returned) if reduction == "none" else torch.stack(returned).sum(dim=0) * share).tolist()
-        if len(values) == len(order) > 1:
-            by_row = dict(zip(order, values, strict=True))
-            values = [by_row[row] for row in counted]
-        if not self.gradients_judged:
-            return values, {}
-        # A value without a gradient does not depend on the leaves.
-        zeros = {name: torch.zeros(leaf.shape, dtype=torch.float64) for name, leaf in leaves.items()}
-        return values, {name: sum((a.gradients.get(name, zero) for a in answers), zero) for name, zero in zeros.items()}
+        loss = joined([self.target.loss(batch) for batch in batches], reduction)
+        counted = case.counted()
+        order = [row for row in rows if row in set(counted)]
+        return loss[[order.index(row) for row in counted]] if len(loss) == len(order) > 1 else loss
 
     def _batches(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> tuple[list[Batch], list[int]]:
-        """Return what the target is called with, and the case's row of each row of a batch in another order."""
-        claim, rows = self.claim, given[case.first]
-        options = [name for name in (*LOSSES[case.loss].choices, "base_temperature") if name in claim.passed]
+        """Return what the target is called with, and the case's row of each of its rows if their order is another."""
+        claim, rows, arrays = self.claim, given[case.first], self.arrays(case)
+        passed = [name for name in (*case.entry.choices, "base_temperature") if name in claim.passed]
         keywords: dict[str, Any] = {name: given[name] for name in case.others if name in claim.passed}
-        keywords |= {name: case.option(name) for name in options} | changed
+        keywords |= {name: case.option(name) for name in passed} | changed
+        keywords |= {name: arrays[name] for name in ("ref_labels", "self_rows", "anchors") if name in arrays}
         if claim.temperature is None:
-            keywords["temperature"] = float(case.option("temperature"))
-        for name in ("ref_labels", "self_rows"):
-            if name in case.arguments:
-                keywords[name] = _integers(case.arguments[name], self.device)
-        if case.option("anchors") is not None:
-            keywords["anchors"] = torch.tensor(case.option("anchors"), dtype=torch.bool, device=self.device)
+            keywords["temperature"] = case.temperature
         batch = Batch(case.id, claim.call, rows, keywords=keywords)
         if "embeddings_b" in given:
             towers = rows, given["embeddings_b"]
-            return [replace(batch, embeddings=torch.cat(way), n_views=2) for way in self._directions(case, towers)], []
+            ways = directions(case, towers) if claim.directed_here else [towers]
+            if claim.directed_here and claim.settings["direction"] == "b_to_a":
+                ways = [way[::-1] for way in ways]
+            return [replace(batch, embeddings=torch.cat(way), n_views=2) for way in ways], []
         if claim.call in ("features", "views", "stacked"):
             items = items_of(case)
             order, targets = [*chain(*zip(*items, strict=True))], targets_of(case, items, rows)
             labels = targets.pop("labels").tolist() if "labels" in targets else None
             keywords |= targets
             return [replace(batch, embeddings=rows[order], labels=labels, n_views=len(items[0]))], order
-        if "positive_pairs" in case.arguments:
-            return [replace(batch, positive_pairs=case.arguments["positive_pairs"])], []
-        if "positives" in case.arguments:
-            keywords["positives"] = torch.tensor(case.arguments["positives"], dtype=torch.bool, device=self.device)
-            return [batch], []
-        by_partners = "partners" in claim.passed
-        return [replace(batch, labels=case.arguments["partners"] if by_partners else labels_of(case)[0])], []
+        if "positives" in arrays:
+            keywords["positives"] = arrays["positives"]
+        elif "positive_pairs" in arrays:
+            batch = replace(batch, positive_pairs=case.arguments["positive_pairs"])
+        else:
+            by_partners = "partners" in claim.passed
+            batch = replace(batch, labels=case.arguments["partners"] if by_partners else labels_of(case)[0])
+        return [batch], []
 
-    def _directions(self, case: Case, towers: tuple[Tensor, Tensor]) -> list[tuple[Tensor, ...]]:
-        """Return the towers in the order, or in both orders, in which a target of one direction is called."""
-        if not self.claim.directed_here:
-            return [towers]
-        own, wanted = self.claim.settings["direction"], case.option("direction")
-        if wanted == "both":
-            # The anchors of the first tower come before those of the second.
-            return [towers, towers[::-1]] if own == "a_to_b" else [towers[::-1], towers]
-        return [towers if own == wanted else towers[::-1]]
-
-    def _anchors(self, case: Case, values: list[float], reduction: str = "") -> dict[int, float] | None:
-        """Return every anchor's value, if there is one of each."""
-        each = self.claim.reduced_here or "none" in (reduction, case.option("reduction"))
-        counted = case.counted()
+    def _anchors(self, case: Case, values: Tensor, given: Mapping[str, Tensor]) -> dict[int, float] | None:
+        """Return every anchor's value: those returned, or those of a call with reduction "none" if it takes that."""
+        claim, counted = self.claim, case.counted()
+        each = claim.reduced_here or case.option("reduction") == "none"
+        takes_none = "reduction" in claim.passed and "none" in (claim.values_of("reduction") or ("none",))
+        if self.target and takes_none and not each and len(values) == 1 and claim.arrays != "jax":
+            # It may be called with more than the case requires.
+            with suppress(Exception), torch.no_grad():
+                values, each = self._loss(case, given, reduction="none"), True
         if each and len(values) == len(counted) and counted == case.anchors():
-            return dict(zip(counted, values, strict=True))
+            return dict(zip(counted, values.tolist(), strict=True))
         return None
 
-    def _anchors_by_another_call(
-        self, case: Case, given: Mapping[str, Tensor], values: list[float]
-    ) -> dict[int, float] | None:
-        """Return every anchor's value from a call with reduction "none", if the target takes that."""
-        takes_none = "reduction" in self.claim.passed and "none" in (self.claim.values_of("reduction") or ("none",))
-        if not takes_none or len(values) != 1 or self.claim.arrays == "jax":
-            return None
-        try:
-            return self._anchors(case, self._call(case, given, {}, reduction="none")[0], "none")
-        except Exception:  # it is called with more than the case requires
-            return None
+    def _shares(self, case: Case, values: Tensor) -> Tensor:
+        """Return the share of each value in the case's loss; 1 unless they are reduced here."""
+        if not self.claim.reduced_here:
+            return torch.ones_like(values)
+        counted, reduction = case.counted(), case.option("reduction")
+        if len(values) != len(counted):
+            raise TargetError(f"returned {len(values)} values where {len(counted)} anchors are counted")
+        positives = case.positives() if reduction == "mean_pairs" else []
+        sizes = values.new_tensor([len(positives[i]) if positives else 1 for i in counted])
+        return sizes / sizes.sum().clamp(min=1) if reduction.startswith("mean") else sizes
 
-    def _answer(
-        self, command: Lines, case: Case, dtype: str, given: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
-    ) -> tuple[list[float], dict[str, Tensor]]:
+    def _ask(
+        self, case: Case, dtype: str, given: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the command's values, and the gradients of their reduction."""
-        options = (*LOSSES[case.loss].choices, "temperature", "base_temperature")
-        arguments = {name: np.asarray(value).tolist() for name, value in case.arguments.items()}
-        if case.option("anchors") is not None:
-            arguments["anchors"] = [bool(x) for x in case.option("anchors")]
+        assert self.command is not None
+        options = (*case.entry.choices, "temperature", "base_temperature")
         request = {
             "loss": case.loss,
             "dtype": dtype,
-            "matrices": {name: _float64(matrix).tolist() for name, matrix in given.items()},
-            "arguments": arguments,
+            "matrices": {name: matrix.tolist() for name, matrix in given.items()},
+            "arguments": {name: array.tolist() for name, array in self.arrays(case).items()},
             "options": {name: case.option(name) for name in options},
         }
-        single = not self.claim.reduced_here and case.option("reduction") != "none"
+        each = self.claim.reduced_here or case.option("reduction") == "none"
         try:
-            values, found = command.ask(request, 1 if single else len(case.counted()), self.limit)
+            answer, found = self.command.ask(request, len(case.counted()) if each else 1, self.limit)
         except LineError as error:
             raise TargetError(str(error)) from None
         if self.gradients_judged not in (None, bool(found)):
             now, before = ("gradients", "none") if found else ("no gradients", "some")
             raise TargetError(f"gave {now} where it gave {before} before: they are judged in all answers or in none")
         self.gradients_judged = bool(found)
-        weight, *others = {*self._weights(case).values()} or {1.0}
+        values = torch.tensor(answer, dtype=torch.float64)
+        share, *others = {*self._shares(case, values).tolist()} or {1.0}
         if not found or others:
             # A command gives the gradient of the values' sum, which does not determine that of a weighted mean.
             return values, {}
-        gradients = {name: torch.tensor(found[name], dtype=torch.float64) * weight for name in given}
+        gradients = {name: share * torch.tensor(found[name], dtype=torch.float64) for name in given}
         if self.claim.normalised:
-            gradients = pull_back([*given.values()], [*gradients.values()], leaves)
+            products = [(z.double().cpu() * gradients[name]).sum() for name, z in given.items()]
+            gradients = gradients_of(torch.stack(products), leaves)
         return values, gradients
-
-    def _weights(self, case: Case) -> dict[int, float]:
-        """Return the weight of every counted anchor's value in the case's reduction; empty if the target reduces."""
-        counted, reduction = case.counted(), case.option("reduction")
-        if not self.claim.reduced_here:
-            return {}
-        if reduction == "mean_pairs":
-            sizes = [len(case.positives()[i]) for i in counted]
-            return {i: size / max(sum(sizes), 1) for i, size in zip(counted, sizes, strict=True)}
-        return dict.fromkeys(counted, 1 / len(counted) if reduction == "mean" and counted else 1.0)
-
-    def _reduced(self, case: Case, values: list[float]) -> list[float]:
-        """Return the values as the case requires them."""
-        if not self.claim.reduced_here:
-            return values
-        weights = self._weights(case)
-        if len(values) != len(weights):
-            raise TargetError(f"returned {len(values)} values where {len(weights)} anchors are counted")
-        if case.option("reduction") == "none":
-            return values
-        return [float(np.dot(values, [*weights.values()]))]

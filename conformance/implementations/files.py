@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from .base import TorchImplementation, Unavailable
+from .sandbox import import_file
 
 
 class PackagePeer(TorchImplementation):
@@ -58,10 +58,10 @@ class FilePeer(TorchImplementation):
     def load(self, options: Mapping[str, str]) -> None:
         """Find the files, verify them, load the loss."""
         folder = Path(options.get("folder") or os.environ.get("PAIRPROOF_PEERS") or ".peers")
-        paths = [folder / name for name in self.files]
-        for path, checksum in zip(paths, self.files.values(), strict=True):
+        for name, checksum in self.files.items():
+            path = folder / name
             if not path.is_file():
-                target = folder / path.relative_to(folder).parts[0]
+                target = folder / Path(name).parts[0]
                 raise Unavailable(
                     f"no {path}: pip install --no-deps --target {target} {self.requirement},"
                     " or set PAIRPROOF_PEERS to the folder that holds it"
@@ -69,7 +69,7 @@ class FilePeer(TorchImplementation):
             found = sha256(path)
             if found != checksum:
                 raise Unavailable(f"{path}: expected SHA-256 {checksum}, got {found}")
-        self.path = paths[0]
+        self.path = folder / next(iter(self.files))
         self.loss: Any = getattr(self.module(), self.attribute)
 
     def module(self) -> Any:
@@ -95,15 +95,12 @@ def load_file(path: Path) -> Any:
     """
     if not path.is_file():
         raise Unavailable(f"no file {path}")
-    spec = importlib.util.spec_from_file_location(f"pairproof_peer_{path.stem}_{abs(hash(str(path)))}", path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise Unavailable(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        return import_file(path, "pairproof_peer")
     except ImportError as error:
         raise Unavailable(f"{path} imports what is not installed: {error}") from None
-    return module
 
 
 def load_from_package(folder: Path, module: str, packages: Iterable[str], empty: Iterable[str] = ()) -> Any:
@@ -119,22 +116,18 @@ def load_from_package(folder: Path, module: str, packages: Iterable[str], empty:
         Unavailable: something that it imports is missing.
     """
     top = module.partition(".")[0]
-    before = {name: sys.modules.pop(name) for name in _within(top)}
+    before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == top}
     try:
         for name in (*packages, *empty):
-            bare = ModuleType(name)
+            bare = sys.modules[name] = ModuleType(name)
             if name not in empty:
                 bare.__path__ = [str(folder.joinpath(*name.split(".")))]
-            sys.modules[name] = bare
         return importlib.import_module(module)
     except ImportError as error:
         raise Unavailable(f"{module} imports what is not installed: {error}") from None
     finally:
         # The next import of the package must load all of it, or fail if it is not installed.
-        for name in _within(top):
-            del sys.modules[name]
+        for name in [*sys.modules]:
+            if name.partition(".")[0] == top:
+                del sys.modules[name]
         sys.modules.update(before)
-
-
-def _within(top: str) -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] == top]

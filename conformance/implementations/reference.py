@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,10 @@ TOO_SLOW = f"its loops take seconds above {LARGEST} rows; rebuilding the fixture
 class Reference(Implementation):
     """The slow loops of ``reference/``."""
 
-    name: ClassVar[str] = "reference"
-    title: ClassVar[str] = "pairproof.reference, loops in float64, gradient by the complex step"
+    name = "reference"
+    title = "pairproof.reference, loops in float64, gradient by the complex step"
     support = Support(also=((TOO_SLOW, lambda case: case.size > LARGEST),))
-    dtypes: ClassVar[tuple[str, ...]] = ("float64",)
+    dtypes = ("float64",)
 
     def version(self) -> str:
         """The package's version."""

@@ -6,12 +6,15 @@ import importlib
 import importlib.util
 import inspect
 import math
+import operator
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 MEMORY_SHARE = 0.85
@@ -39,40 +42,34 @@ def find(spec: str) -> Any:
     name, _, attribute = spec.rpartition(":")
     if not name or not attribute:
         raise TargetMisused(f"{spec!r}: expected package.module:attribute or file.py:attribute")
+    path = Path(name) if name.endswith(".py") else None
+    if path and not path.is_file():
+        raise TargetError(f"no file {name}")
+    folder = str(path.resolve().parent if path else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        if name.endswith(".py"):
-            found: Any = _load_file(Path(name))
-        else:
-            _search(Path.cwd())
-            found = importlib.import_module(name)
-    except TargetError:
-        raise
+        module = import_file(path, "pairproof_target") if path else importlib.import_module(name)
     except (Exception, SystemExit) as error:
         # No package is suggested for installation: a misspelt name may be anybody's on an index.
         missing = isinstance(error, ModuleNotFoundError)
         where = f" (python looks in {Path.cwd()} and where packages are installed)" if missing else ""
         raise TargetError(f"{name} cannot be imported: {type(error).__name__}: {error}{where}") from None
-    for part in attribute.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise TargetError(f"{name} has no {attribute}") from None
-        except Exception as error:  # a module's __getattr__ may import
-            raise TargetError(f"{name}: {attribute}: {type(error).__name__}: {error}") from None
-    return found
+    try:
+        return operator.attrgetter(attribute)(module)
+    except AttributeError:
+        raise TargetError(f"{name} has no {attribute}") from None
+    except Exception as error:  # a module's __getattr__ may import
+        raise TargetError(f"{name}: {attribute}: {type(error).__name__}: {error}") from None
 
 
-def _load_file(path: Path) -> Any:
-    """Import a file as `python file.py` would: registered, and with the modules beside it."""
-    if not path.is_file():
-        raise TargetError(f"no file {path}")
-    name = f"pairproof_target_{path.stem}_{abs(hash(str(path.resolve())))}"
-    _search(path.resolve().parent)
+def import_file(path: Path, prefix: str) -> ModuleType:
+    """Import one Python file by its path, registered under a name that begins with a prefix."""
+    name = f"{prefix}_{path.stem}_{abs(hash(str(path)))}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -81,26 +78,21 @@ def _load_file(path: Path) -> Any:
     return module
 
 
-def _search(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-
 def describe(spec: object) -> str:
     """Name a target: as the user did, or by its module and its name where the object itself was given."""
     if isinstance(spec, str):
         return spec
-    named = spec if hasattr(spec, "__qualname__") else type(spec)
-    return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', type(spec).__name__)}"
+    named: Any = spec if hasattr(spec, "__qualname__") else type(spec)
+    return f"{getattr(named, '__module__', '?')}:{named.__qualname__}"
 
 
 def copy_of(thing: Any) -> str:
     """Return the file that a target comes from, and its package's version where it has one."""
     plain = inspect.unwrap(thing) if inspect.isfunction(thing) else thing
     module = inspect.getmodule(plain) or inspect.getmodule(type(plain))
-    version = getattr(sys.modules.get((module.__name__ if module else "").partition(".")[0]), "__version__", "")
-    file = getattr(module, "__file__", None)
-    return ", ".join(filter(None, (str(file) if file else "", f"version {version}" if version else "")))
+    package = sys.modules.get(module.__name__.partition(".")[0]) if module else None
+    file, version = getattr(module, "__file__", None), getattr(package, "__version__", "")
+    return ", ".join(filter(None, (file, f"version {version}" if version else "")))
 
 
 @contextmanager
@@ -112,7 +104,8 @@ def within(limit: float | None) -> Iterator[None]:
     Raises:
         TargetError: the time is up, or what is inside tries to end the process.
     """
-    alarmed = limit is not None and math.isfinite(limit) and hasattr(signal, "setitimer")
+    seconds = math.inf if limit is None else limit
+    alarmed = math.isfinite(seconds) and hasattr(signal, "setitimer")
     alarmed = alarmed and threading.current_thread() is threading.main_thread()
 
     def stop(*_: object) -> None:
@@ -124,10 +117,9 @@ def within(limit: float | None) -> Iterator[None]:
             signal.signal(signal.SIGALRM, handler)
 
     if alarmed:
-        assert limit is not None
         handler = signal.signal(signal.SIGALRM, stop)
         # It rings again every second, in case the first exception is swallowed.
-        timer = signal.setitimer(signal.ITIMER_REAL, limit, 1.0)
+        timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         try:
             yield
@@ -135,7 +127,7 @@ def within(limit: float | None) -> Iterator[None]:
             restore()
     except _OutOfTime:
         restore()
-        raise TargetError(f"took longer than {limit:g} s (--limit)") from None
+        raise TargetError(f"took longer than {seconds:g} s (--limit)") from None
     except SystemExit as error:
         raise TargetError(f"wanted to end the process: SystemExit({error.code!r})") from None
     except (Exception, KeyboardInterrupt, GeneratorExit):
@@ -157,26 +149,24 @@ def within_memory() -> Iterator[None]:
         return
     import resource
 
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    before, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = pages * resource.getpagesize() + int(MEMORY_SHARE * free)
-    bounds = [bound for bound in (most, before, hard) if bound != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
+    allowed = int(MEMORY_SHARE * free)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = mapped + allowed
+    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
             raise
-        gigabytes = MEMORY_SHARE * free / 2**30
+        gigabytes = allowed / 2**30
         raise TargetError(f"wanted more memory than the {gigabytes:.2g} GiB that a case may take here") from None
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _free_memory() -> int | None:
     """Return the bytes that are free; None where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    info = Path("/proc/meminfo")
+    found = re.search(r"MemAvailable:\s*(\d+) kB", info.read_text()) if info.exists() else None
+    return int(found[1]) * 1024 if found else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import scipy
@@ -18,10 +18,10 @@ from .base import Implementation, Support
 class ScipyLosses(Implementation):
     """Values without gradients, by formulas that share nothing with the loops."""
 
-    name: ClassVar[str] = "scipy"
-    title: ClassVar[str] = "pairproof.reference.scipy_losses, whole arrays in float64, values only"
+    name = "scipy"
+    title = "pairproof.reference.scipy_losses, whole arrays in float64, values only"
     support = Support(losses=tuple(loss.name for loss in LOSSES.values() if hasattr(scipy_losses, loss.function)))
-    dtypes: ClassVar[tuple[str, ...]] = ("float64",)
+    dtypes = ("float64",)
 
     def version(self) -> str:
         """The versions of scipy and numpy."""

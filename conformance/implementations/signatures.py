@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import product, zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -29,24 +31,31 @@ TEMPERATURES = ("temperature", "tau", "logit_scale")
 INVERSE = "logit_scale"
 """The name of those that means one over the temperature."""
 
-_LABELS = {"labels", "label", "targets", "target", "y", "classes", "class_labels", "ids", "y_true", "partners"}
-_PAIRS = {"positive_pairs", "pos_pairs", "pairs", "pos_indices", "positive_indices"}
-_VIEWS = {
-    ("query", "positive_key"),
-    ("query", "key"),
-    ("q", "k"),
-    ("anchor", "positive"),
-    ("image_features", "text_features"),
-    ("image_embeddings", "text_embeddings"),
-    ("embeddings", "ref_emb"),
-}
-_STACKED = {"embeddings", "z", "reps", "representations", "projections", "outputs", "hidden"}
+_MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy", "np.", "npt.")}
+"""What in annotations shows which arrays a target takes."""
+
+_WORDS = (
+    ("features", r"\S+(?=.* labels\b)(?=.* mask\b).*"),
+    ("labels", r"\S+ (labels?|targets?|y|classes|class_labels|ids|y_true|partners)( .*)?"),
+    ("pairs", r"\S+ (positive_pairs|pos_pairs|pairs|pos_indices|positive_indices)( .*)?"),
+    ("views", r"(query (positive_)?key|q k|anchor positive|embeddings ref_emb)( .*)?"),
+    ("views", r"image_(features|embeddings) text_\1( .*)?"),
+    # z_i and z_j, view_a and view_b, hidden1 and hidden2 differ in one character.
+    ("views", r"(\S*)(\S)(\S*) \1(?!\2)\S\3( .*)?"),
+    ("features", r"features( .*)?"),
+    (
+        "stacked",
+        r"(embeddings|z|reps|representations|projections|outputs|hidden)( (temperature|tau|logit_scale|reduction))*",
+    ),
+)
+"""How a target is called, by the names of its parameters in order: the first pattern that matches."""
 
 
 class Signature:
     """The parameters of a callable: of its call and, for a class, of its constructor.
 
     Attributes:
+        thing: the callable.
         constructs: whether it is a class, which is constructed with the options that its constructor takes.
         call: the parameters of the call, without self; empty where they cannot be read.
         constructor: the parameters of the constructor; empty for anything but a class.
@@ -60,17 +69,12 @@ class Signature:
         """
         if not callable(thing):
             raise TargetError(f"it is {kind_of(thing)}, which cannot be called")
-        self.constructs = isinstance(thing, type)
-        called = thing
-        if is_module(thing):
-            called = thing.forward
-        elif self.constructs:
-            called = thing.__call__
+        self.thing, self.constructs = thing, isinstance(thing, type)
+        called = thing.forward if is_module(thing) else thing.__call__ if self.constructs else thing
         self.call = _parameters(called)
-        self.constructor: dict[str, inspect.Parameter] = {}
+        self.constructor = _parameters(thing) if self.constructs else {}
         if self.constructs:
-            self.call = dict(list(self.call.items())[1:])
-            self.constructor = _parameters(thing)
+            self.call.pop(next(iter(self.call), ""), None)
 
     @property
     def named(self) -> list[inspect.Parameter]:
@@ -85,11 +89,10 @@ class Signature:
     def keyword(self, name: str) -> inspect.Parameter | None:
         """Return the parameter for an option of the catalogue."""
         words = TEMPERATURES if name == "temperature" else (name,)
-        for parameters in (self.constructor, self.call):
-            for word in words:
-                found = parameters.get(word)
-                if found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY):
-                    return found
+        for parameters, word in product((self.constructor, self.call), words):
+            found = parameters.get(word)
+            if found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY):
+                return found
         return None
 
     def bind(
@@ -114,7 +117,7 @@ class Signature:
             if found and name == "base_temperature" and value is None and isinstance(found.default, (int, float)):
                 # Without a base the loss is not scaled, as with a base that is the temperature.
                 value = keywords.get("temperature")
-            constructed = found in self.constructor.values() if found else _takes_anything(self.constructor)
+            constructed = word in self.constructor if found else _takes_anything(self.constructor)
             (constructor if constructed else call)[word] = value
         given = []
         variadic = any(p.kind is p.VAR_POSITIONAL for p in self.call.values())
@@ -131,15 +134,13 @@ class Signature:
 
 def is_module(thing: Any) -> bool:
     """Return whether something is a torch module or a class of them."""
-    return isinstance(thing, torch.nn.Module) or (isinstance(thing, type) and issubclass(thing, torch.nn.Module))
+    return issubclass(thing if isinstance(thing, type) else type(thing), torch.nn.Module)
 
 
 def kind_of(value: object) -> str:
     """Return the type of a value with its article."""
-    if value is None:
-        return "nothing"
     name = type(value).__name__
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+    return "nothing" if value is None else f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
 def _parameters(called: Any) -> dict[str, inspect.Parameter]:
@@ -164,26 +165,10 @@ def guess_call(signature: Signature) -> tuple[str, str]:
     """
     names = [p.name for p in signature.named]
     words = f"the parameters ({', '.join(names)})"
-    first, second, *rest = [*(name.lower() for name in names), "", ""]
-    others = {second, *rest} - {""}
-    if {"labels", "mask"} <= others:
-        return "features", words
-    if second in _LABELS:
-        return "labels", words
-    if second in _PAIRS:
-        return "pairs", words
-    if (first, second) in _VIEWS or _differ_once(first, second):
-        return "views", words
-    if first == "features":
-        return "features", words
-    if first in _STACKED and others <= {*TEMPERATURES, "reduction"}:
-        return "stacked", words
+    for call, pattern in _WORDS:
+        if re.fullmatch(pattern, " ".join(names).lower()):
+            return call, words
     raise TargetMisused(f"how it is called does not show in {words}: say it with --call {'|'.join(CALLS[:-1])}")
-
-
-def _differ_once(first: str, second: str) -> bool:
-    """Return whether two names differ in one character: z_i and z_j, view_a and view_b, hidden1 and hidden2."""
-    return len(first) == len(second) and sum(a != b for a, b in zip(first, second, strict=True)) == 1
 
 
 def guess_arrays(thing: Any) -> tuple[str, str]:
@@ -197,13 +182,12 @@ def guess_arrays(thing: Any) -> tuple[str, str]:
     """
     if is_module(thing):
         return "torch", "its class, a torch module"
-    plain = inspect.unwrap(getattr(thing, "func", thing)) if callable(thing) else thing
+    plain = inspect.unwrap(getattr(thing, "func", thing))
     called = getattr(plain, "__func__", plain)
     if not inspect.isfunction(called):
-        kinds = (plain if isinstance(plain, type) else type(plain)).__mro__
-        called = next((vars(kind)["__call__"] for kind in kinds if "__call__" in vars(kind)), plain)
+        called = (plain if isinstance(plain, type) else type(plain)).__call__
     annotations = " ".join(map(str, getattr(called, "__annotations__", {}).values()))
-    for arrays, marks in (("torch", ("torch", "Tensor")), ("jax", ("jax", "jnp")), ("numpy", ("numpy", "np.", "npt."))):
+    for arrays, marks in _MARKS.items():
         if any(mark in annotations for mark in marks):
             return arrays, "its annotations"
     values = getattr(called, "__globals__", {}).values()
@@ -211,10 +195,17 @@ def guess_arrays(thing: Any) -> tuple[str, str]:
     packages = {str(name).partition(".")[0] for name in names}
     if {"torch", "jax"} <= packages:
         raise TargetMisused("its module imports torch and jax: say with --arrays which it is given")
-    for arrays in ("torch", "jax", "numpy"):
+    for arrays in _MARKS:
         if arrays in packages:
             return arrays, f"what its module imports ({arrays})"
     return "numpy", "its module, which imports neither torch nor jax"
+
+
+NOTES = {
+    "jax": "jax: 64-bit numbers are switched on; compiled where it can be",
+    "numpy": "gradient: not judged, for a numpy function gives none",
+}
+"""What is noted of targets by their arrays."""
 
 
 @dataclass(frozen=True)
@@ -268,38 +259,33 @@ class Claim:
 
     def values_of(self, option: str) -> tuple[object, ...] | None:
         """Return the values of an option that are judged; None for every value."""
-        entry = LOSSES[self.loss]
-        if (option == "reduction" and self.reduced_here) or (option == "direction" and self.directed_here):
-            return entry.choices[option]
-        if option in self.settings:
-            found = self.settings[option]
-            return found if isinstance(found, tuple) else (found,)
-        return None if option in self.passed else (entry.keywords[option],)
+        brought = {"reduction": self.reduced_here, "direction": self.directed_here}
+        if brought.get(option) or (option in self.passed and option not in self.settings):
+            return None
+        found = self.settings.get(option, LOSSES[self.loss].keywords[option])
+        return found if isinstance(found, tuple) else (found,)
 
     @property
     def support(self) -> Support:
         """The cases that are judged."""
         entry = LOSSES[self.loss]
         judged = {option: self.values_of(option) for option in (*entry.choices, "base_temperature")}
-        if self.temperature is not None:
-            judged = {"temperature": (self.temperature,), **judged}
-        lacks = set(ARRAY_OPTIONS) - self.passed
-        # What the call has no place for.
-        by_partners = entry.targets == "partners" and "partners" not in self.passed
-        if self.call == "features" or (by_partners and self.call != "command"):
-            lacks.add("ref_embeddings")
-        if by_partners and self.call not in ("labels", "command"):
-            lacks.add("anchors")
         options = {option: values for option, values in judged.items() if values is not None}
-        return Support((self.loss,), options, tuple(name for name in ARRAY_OPTIONS if name in lacks))
+        if self.temperature is not None:
+            options = {"temperature": (self.temperature,), **options}
+        # What the call has no place for.
+        by_partners = entry.targets == "partners" and "partners" not in self.passed and self.call != "command"
+        without = {"ref_embeddings"} if by_partners or self.call == "features" else set()
+        without |= {"anchors"} if by_partners and self.call != "labels" else set()
+        lacks = tuple(name for name in ARRAY_OPTIONS if name in without or name not in self.passed)
+        return Support((self.loss,), options, lacks)
 
 
-def complete(said: Claim, thing: Any, signature: Signature | None) -> tuple[Claim, list[str]]:
+def complete(said: Claim, signature: Signature | None) -> tuple[Claim, list[str]]:
     """Complete a claim about a target from the target's signature.
 
     Args:
         said: the claim, its settings as they were said: the value ``EVERY`` says that the option is taken by keyword.
-        thing: the target.
         signature: of the target; None for a command.
 
     Returns:
@@ -309,19 +295,18 @@ def complete(said: Claim, thing: Any, signature: Signature | None) -> tuple[Clai
         TargetMisused: what is said contradicts the signature, or is too little.
     """
     settings, passed = _checked_settings(said)
-    notes: list[str] = []
-    temperature = said.temperature
+    claim = replace(said, settings=MappingProxyType(settings), passed=frozenset(passed))
+    notes = []
     if signature is not None:
         for name in passed:
             if signature.keyword(name) is None and not signature.takes_anything:
                 raise TargetMisused(f"{name}=*: it takes no keyword {name}")
-        passed = _passed(signature, said, passed, notes)
-        if passed:
-            notes.append(f"passed by keyword, every value of theirs judged: {', '.join(sorted(passed))}")
-        temperature = _temperature(thing, signature, temperature, notes)
-    claim = replace(said, temperature=temperature, settings=MappingProxyType(settings), passed=frozenset(passed))
-    if signature is not None and claim.reduced_here:
-        notes.append("reduction: it returns one value per anchor; mean and sum are taken here")
+        claim, more = _with_keywords(claim, signature)
+        temperature, words = _temperature(claim.temperature, signature)
+        claim = replace(claim, temperature=temperature)
+        notes = [*filter(None, [NOTES.get(said.arrays)]), *more, *words]
+        if claim.reduced_here:
+            notes.append("reduction: it returns one value per anchor; mean and sum are taken here")
     if claim.call == "features" and LOSSES[claim.loss].targets == "labels":
         notes.append(
             "features: rows are given as two or three views of an item where every class divides so, else as one"
@@ -331,16 +316,16 @@ def complete(said: Claim, thing: Any, signature: Signature | None) -> tuple[Clai
     return claim, notes
 
 
-def _passed(signature: Signature, said: Claim, known: set[str], notes: list[str]) -> set[str]:
-    """Return the options that the signature takes by keyword, and those known to be."""
-    entry, call, passed = LOSSES[said.loss], said.call, set(known)
+def _with_keywords(claim: Claim, signature: Signature) -> tuple[Claim, list[str]]:
+    """Return a claim with the options that the signature takes by keyword, and what was guessed."""
+    entry, call, passed, notes = LOSSES[claim.loss], claim.call, set(claim.passed), []
     for name in (*entry.choices, "base_temperature", *ARRAY_OPTIONS):
         found = signature.keyword(name)
         beside = name not in ("ref_labels", "self_rows") or "ref_embeddings" in passed
         if found is None or name not in entry.keywords or name in passed or not beside:
             continue
-        choices = entry.choices.get(name, ())
-        if choices and found.default is not found.empty and found.default not in choices:
+        choices = entry.choices.get(name)
+        if choices and found.default not in (found.empty, *choices):
             notes.append(f"{name}: its default {found.default!r} is none of {', '.join(choices)}, so it is not passed")
         else:
             passed.add(name)
@@ -348,46 +333,43 @@ def _passed(signature: Signature, said: Claim, known: set[str], notes: list[str]
         passed.add("positives")
     if call == "labels" and entry.targets == "partners" and list(signature.call)[1:2] == ["partners"]:
         passed.add("partners")
-    return passed
+    if passed:
+        notes.append(f"passed by keyword, every value of theirs judged: {', '.join(sorted(passed))}")
+    return replace(claim, passed=frozenset(passed)), notes
 
 
-def _temperature(thing: Any, signature: Signature, said: float | None, notes: list[str]) -> float | None:
-    """Return the temperature that is built in, or None where it is passed."""
+def _temperature(said: float | None, signature: Signature) -> tuple[float | None, list[str]]:
+    """Return the temperature that is built in, or None where it is passed; and what was guessed."""
     own = signature.keyword("temperature")
     if said is not None:
-        if own is not None:
-            notes.append(f"temperature: {said:g} built in, as said; its parameter {own.name} is left alone")
-        return said
+        note = f"temperature: {said:g} built in, as said; its parameter {own.name} is left alone" if own else ""
+        return said, [note] if own else []
     if own is not None:
-        if own.name != "temperature":
-            notes.append(f"temperature: passed as {own.name}")
-        return None
+        return None, [f"temperature: passed as {own.name}"] if own.name != "temperature" else []
     if signature.takes_anything:
-        notes.append("temperature: passed, for it takes any keyword; --temperature says otherwise")
-        return None
-    attribute = None if signature.constructs else getattr(thing, "temperature", None)
-    if isinstance(attribute, torch.Tensor) and attribute.numel() == 1:
-        attribute = float(attribute.detach())
-    if isinstance(attribute, bool) or not isinstance(attribute, (int, float)):
+        return None, ["temperature: passed, for it takes any keyword; --temperature says otherwise"]
+    found = None if signature.constructs else getattr(signature.thing, "temperature", None)
+    if isinstance(found, torch.Tensor) and found.numel() == 1:
+        found = found.item()
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
         raise TargetMisused(
             "it has no parameter temperature (or tau, or logit_scale): say with --temperature which one is built in"
         )
-    found = float(attribute)
-    notes.append(f"temperature: {found!r} built in, the instance's attribute; --temperature says otherwise")
+    found = float(found)
+    notes = [f"temperature: {found!r} built in, the instance's attribute; --temperature says otherwise"]
     meant = float(str(np.float32(found)))
     if meant != found and float(np.float32(meant)) == found:
         notes.append(
             f"temperature: that is {meant!r} as float32 holds it: --temperature {meant!r} --dtype float32"
             " judges it as such"
         )
-    return found
+    return found, notes
 
 
 def _checked_settings(said: Claim) -> tuple[dict[str, object], set[str]]:
     """Return the options that are claimed, and those that are said to be taken by keyword."""
     entry = LOSSES[said.loss]
     wanted: dict[str, object] = {}
-    everything = set()
     for name, value in said.settings.items():
         if name == "temperature":
             raise TargetMisused("temperature is said with --temperature")
@@ -395,27 +377,24 @@ def _checked_settings(said: Claim) -> tuple[dict[str, object], set[str]]:
             known = ", ".join(key for key in entry.keywords if key != "temperature")
             raise TargetMisused(f"{entry.function} has no option {name!r}; known: {known}")
         if value == EVERY:
-            everything.add(name)
             continue
         if name in ARRAY_OPTIONS:
             raise TargetMisused(f"{name} is an array: claim {name}=*, that it is taken by keyword")
         values = value if isinstance(value, tuple) else (value,)
         found = tuple(_checked_value(name, one, entry.choices.get(name)) for one in values)
         wanted[name] = found if len(found) > 1 else found[0]
-    return wanted, everything
+    return wanted, {*said.settings} - {*wanted}
 
 
 def _checked_value(name: str, value: object, choices: tuple[str, ...] | None) -> object:
-    if choices is not None:
-        if value not in choices:
-            raise TargetMisused(f"{name}: expected one of {', '.join(choices)} or *, got {value!r}")
-        return value
-    if value is None or str(value).lower() == "none":
+    if choices is None and str(value).lower() == "none":
         return None
-    try:
-        number = float(str(value))
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise TargetMisused(f"{name}: expected a number, none or *, got {value!r}")
-    return number
+    if choices is None:
+        with suppress(ValueError):
+            number = float(str(value))
+            if math.isfinite(number):
+                return number
+    elif value in choices:
+        return value
+    expected = f"one of {', '.join(choices)}" if choices else "a number, none"
+    raise TargetMisused(f"{name}: expected {expected} or *, got {value!r}")

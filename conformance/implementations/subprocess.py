@@ -98,45 +98,39 @@ class Lines:
         try:
             answer = _parsed(_exchange(process, text.encode() + b"\n", limit), self._id)
         except _Broken as error:
-            self._last = self._end(BRIEFLY, str(error))
-            raise LineError(self._last) from None
+            raise LineError(self._end(BRIEFLY, str(error))) from None
         if answer.get("error") is not None:
             raise LineError(f"the command says: {answer['error']}")
         if ("value" in answer) == ("values" in answer):
             raise LineError("the command's answer must have either value or values")
         if "values" in answer:
-            values = _numbers(answer["values"], (expected,), "values")
-        elif expected != 1:
-            raise LineError(f"value: expected {expected} values, one per anchor")
+            values = _numbers(answer["values"], "values", (expected,))
+        elif expected == 1:
+            values = [_numbers(answer["value"], "value")]
         else:
-            values = [_numbers(answer["value"], (), "value")]
+            raise LineError(f"value: expected {expected} values, one per anchor")
         return values, _gradients(answer.get("gradients"), request["matrices"])
 
     def close(self) -> None:
         """End the process: its input first, then, if it does not end by itself, with a signal."""
         if self._process is not None:
-            assert self._process.stdin is not None
             with contextlib.suppress(OSError):
-                self._process.stdin.close()
+                _pipes(self._process)[0].close()
             self._end(PATIENCE)
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._process is not None:
             if self._process.poll() is None:
                 return self._process
-            self._last = self._end(0.0, "the command ended after its last answer")
+            self._end(0.0, "the command ended after its last answer")
         if self.started > RESTARTS:
             raise LineError(f"not asked: the command was started {self.started} times; the last time: {self._last}")
         self.started += 1
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process ends
+        pipe = subprocess.PIPE
         # A session of its own, so that whatever the shell starts is killed with it.
         self._process = subprocess.Popen(
-            self.command,
-            shell=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
+            self.command, shell=True, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
         )
         return self._process
 
@@ -147,35 +141,37 @@ class Lines:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
         code = process.poll()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        # Leaving the process closes its pipes and waits for its end.
+        with contextlib.suppress(OSError), process:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
         if code is not None:
             message += f" (exit code {code})" if code >= 0 else f" (signal {-code})"
         with self._errors as errors:
             errors.seek(max(errors.seek(0, os.SEEK_END) - 2**14, 0))
-            lines = [line for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
-        return f"{message}; its last message: {lines[-1].strip()}" if lines else message
+            lines = errors.read().decode(errors="replace").strip().splitlines()
+        self._last = f"{message}; its last message: {lines[-1].strip()}" if lines else message
+        return self._last
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin, process.stdout
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes, limit: float | None) -> bytes:
     """Write a request and return the line that comes back, in a thread, because pipes have no limit of time."""
     found: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    given, answers = _pipes(process)
 
     def exchange() -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
         line = b""
         with contextlib.suppress(OSError, ValueError):
             # A command that has ended may have written a line before.
             with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(request)
-                process.stdin.flush()
-            line = process.stdout.readline(LONGEST_LINE)
+                given.write(request)
+                given.flush()
+            line = answers.readline(LONGEST_LINE)
         found.put(line)
 
     threading.Thread(target=exchange, daemon=True).start()
@@ -198,8 +194,9 @@ def _parsed(line: bytes, identity: int) -> dict[str, Any]:
         raise _Broken(f"the command's answer is not JSON: {shown!r}") from None
     if not isinstance(answer, dict):
         raise _Broken(f"the command's answer is not a JSON object: {shown!r}")
-    if answer.get("id") != identity or isinstance(answer.get("id"), bool):
-        raise _Broken(f"the command answered id {answer.get('id')!r} to request {identity}")
+    found = answer.get("id")
+    if found != identity or isinstance(found, bool):
+        raise _Broken(f"the command answered id {found!r} to request {identity}")
     return answer
 
 
@@ -209,28 +206,23 @@ def _gradients(given: Any, matrices: Mapping[str, Sequence[Any]]) -> dict[str, l
     if not isinstance(given, dict):
         raise LineError(f"gradients: expected an object with one matrix per name, got {_shown(given)}")
     if set(given) != set(matrices):
-        raise LineError(f"gradients: expected those of {_listed(matrices)}, got {_listed(given)}")
-    return {name: _numbers(given[name], (len(z), len(z[0])), f"gradients.{name}") for name, z in matrices.items()}
+        wanted, names = (", ".join(sorted(found)) or "nothing" for found in (matrices, given))
+        raise LineError(f"gradients: expected those of {wanted}, got {names}")
+    return {name: _numbers(given[name], f"gradients.{name}", (len(z), len(z[0]))) for name, z in matrices.items()}
 
 
-def _numbers(given: Any, shape: tuple[int, ...], where: str) -> Any:
+def _numbers(given: Any, where: str, shape: tuple[int, ...] = ()) -> Any:
     """Check the shape of nested lists of numbers; NaN for null."""
     if shape:
         if not isinstance(given, list) or len(given) != shape[0]:
             raise LineError(f"{where}: expected {' rows of '.join(map(str, shape))} numbers, got {_shown(given)}")
-        return [_numbers(one, shape[1:], f"{where}[{k}]") for k, one in enumerate(given)]
+        return [_numbers(one, f"{where}[{k}]", shape[1:]) for k, one in enumerate(given)]
     if given is None:
         return math.nan
     if isinstance(given, bool) or not isinstance(given, (int, float)):
         raise LineError(f"{where}: expected a number, got {_shown(given)}")
-    try:
-        return float(given)
-    except OverflowError:
-        return math.inf if given > 0 else -math.inf
-
-
-def _listed(names: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(map(str, names))) or "nothing"
+    # An integer that is too large for a float is infinite.
+    return float(str(given))
 
 
 def _shown(value: Any) -> str:
