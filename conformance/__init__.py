@@ -7,6 +7,7 @@ their results as data. ``parametrize`` makes pytest tests of a check.
 from __future__ import annotations
 
 from functools import wraps
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -19,30 +20,26 @@ if TYPE_CHECKING:
 
 __all__ = ["check_loss", "identify", "parametrize"]
 
+HOMES = {"check_loss": ".judge.check", "identify": ".diagnose.identify", "parametrize": ".pytest_plugin"}
+
 _moved.install()
 
 
 def __getattr__(name: str) -> Any:
     """Import a function when it is used, so that the base install imports this package."""
-    if name not in __all__:
+    if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for package in ("pytest",) if name == "parametrize" else ("flint", "jsonschema", "rich"):
         if find_spec(package) is None:
             raise ImportError(f'{package} is not installed: pip install "pairproof[verify]"')
-    if name == "check_loss":
-        from .judge.check import check_loss
-
-        return check_loss
-    if name == "parametrize":
-        from .pytest_plugin import parametrize
-
-        return parametrize
-    from .diagnose.identify import identify
+    function = getattr(import_module(HOMES[name], __name__), name)
+    if name != "identify":
+        return function
     from .faults import FAULTS
 
-    @wraps(identify)
+    @wraps(function)
     def with_faults(*given: Any, **options: Any) -> Any:
         # Faults depend on ``judge``, and so on ``diagnose``, which therefore does not import them.
-        return identify(*given, **{"faults": FAULTS, **options})
+        return function(*given, **{"faults": FAULTS, **options})
 
     return with_faults

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -29,9 +28,7 @@ MOVED = {
 class _Moved(MetaPathFinder, Loader):
     """Finds the old paths, and what lies below them."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *given: object) -> ModuleSpec | None:
         return ModuleSpec(fullname, self) if _new_path(fullname) else None
 
     def exec_module(self, module: ModuleType) -> None:
@@ -42,10 +39,8 @@ class _Moved(MetaPathFinder, Loader):
 
 
 def _new_path(old: str) -> str:
-    if not old.startswith(f"{PACKAGE}."):
-        return ""
-    first, *rest = old.removeprefix(f"{PACKAGE}.").split(".")
-    return ".".join([PACKAGE, MOVED[first], *rest]) if first in MOVED else ""
+    first, dot, below = old.partition(f"{PACKAGE}.")[2].partition(".")
+    return f"{PACKAGE}.{MOVED[first]}{dot}{below}" if first in MOVED else ""
 
 
 def install() -> None:

@@ -361,6 +361,8 @@ def fixtures_add(
 ) -> None:
     """Make a batch of yours a golden case: checked, proved, written, with counts and checksums renewed.
 
+    Every file is npy, csv, or FILE.safetensors:TENSOR.
+
     Examples:
         pairproof fixtures add --loss supcon --embeddings z.npy --labels y.npy --id mine --flag no-positive --note ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,14 +39,17 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
     anchors = case.anchors()
     if anchor is not None and anchor not in anchors:
         raise UsageError(f"--anchor: expected one of {', '.join(map(str, anchors))}, got {anchor}")
-    columns = _columns(case)
     yield f"{case.id}: {case.entry.function}, {case.sizes()}"
     options = {"temperature": case.option("temperature"), "similarity": case.option("similarity"), **case.keywords}
     yield "  " + ", ".join(f"{name} {value}" for name, value in options.items())
     for name, value in case.arguments.items():
         yield f"  {name} {value}"
-    if columns:
-        yield f"  columns: {columns}"
+    if case.entry.two_towers:
+        end = case.n + len(case.others.get("negatives", ()))
+        queue = f", {case.n} to {end - 1} the negatives" if end > case.n else ""
+        yield f"  columns: 0 to {case.n - 1} the rows of the other tower{queue}"
+    elif "ref_embeddings" in case.others:
+        yield "  columns: the references"
     for i in anchors if anchor is None else [anchor]:
         yield ""
         yield from _anchor(case, result, i)
@@ -54,104 +58,85 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
     yield "  (each printed number is rounded; the sum is not)"
 
 
-def _columns(case: Case) -> str:
-    """What the numbers of positives and negatives count, where that is not the batch itself."""
-    if case.entry.two_towers:
-        queue = len(case.others.get("negatives", ()))
-        tower = f"0 to {case.n - 1} the rows of the other tower"
-        return f"{tower}, {case.n} to {case.n + queue - 1} the negatives" if queue else tower
-    return "the references" if "ref_embeddings" in case.others else ""
-
-
-def _name(case: Case, i: int) -> str:
-    """An anchor, and which row of which matrix it is where that is not clear."""
-    if not case.entry.two_towers:
-        return f"anchor {i}"
-    block = next(block for block in case.blocks() if block.row <= i < block.row + case.n)
-    return f"anchor {i} (row {i - block.row} of {block.left})"
-
-
-def _exp(x: float) -> float:
+def _exp(x: Any) -> float:
     with np.errstate(over="ignore"):
-        return float(np.exp(x))
+        return float(np.exp(float(x)))
 
 
 def _listed(rows: Sequence[int]) -> str:
     return " ".join(map(str, rows)) if rows else "none"
 
 
-def _number(value: float) -> str:
-    if value != 0 and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.{DIGITS - 1}e}"
-    return f"{value:.{DIGITS}f}"
+def _number(value: Any) -> str:
+    x = float(value)
+    return f"{x:.{DIGITS}f}" if x == 0 or 1e-3 <= abs(x) < 1e5 else f"{x:.{DIGITS - 1}e}"
 
 
 def _anchor(case: Case, result: Result, i: int) -> Iterator[str]:
-    terms = result.terms
-    yield f"{_name(case, i)}: positives {_listed(terms.positives[i])}; negatives {_listed(terms.negatives[i])}"
-    pairs = [pair for (a, _), pair in terms.pairs.items() if a == i]
-    for pair in pairs:
-        yield f"  {_pair(case, pair, float(terms.similarity[i][pair.other]))}"
+    """An anchor, and which row of which matrix it is where that is not clear; its pairs; its value."""
+    terms, name = result.terms, f"anchor {i}"
+    if case.entry.two_towers:
+        block = next(block for block in case.blocks() if block.row <= i < block.row + case.n)
+        name += f" (row {i - block.row} of {block.left})"
+    yield f"{name}: positives {_listed(terms.positives[i])}; negatives {_listed(terms.negatives[i])}"
+    for (anchor, other), pair in terms.pairs.items():
+        if anchor == i:
+            yield f"  {_pair(case, pair, terms.similarity[i][other])}"
     policy = "" if i in terms.counted else "  (left out of the mean: no positive)"
-    yield f"  value of anchor {i}: {_number(float(terms.anchor_losses[i]))}{policy}"
+    yield f"  value of anchor {i}: {_number(terms.anchor_losses[i])}{policy}"
 
 
-def _pair(case: Case, pair: Pair, similarity: float) -> str:
+def _pair(case: Case, pair: Pair, similarity: Any) -> str:
     s = f"similarity {_number(similarity)}"
     if case.entry.form == "binary":
         sign, kind = ("-", "positive") if pair.positive else ("", "negative")
-        return f"with {pair.other} ({kind}): {s}; softplus({sign}s) = {_number(float(pair.value))}"
+        return f"with {pair.other} ({kind}): {s}; softplus({sign}s) = {_number(pair.value)}"
     # As the document writes them, unless the exponentials leave the range of float64.
-    numerator, denominator = _exp(float(pair.log_numerator)), _exp(float(pair.log_denominator))
+    numerator, denominator = _exp(pair.log_numerator), _exp(pair.log_denominator)
     if case.entry.epsilon or not (0 < numerator < np.inf and 0 < denominator < np.inf):
-        numerator, denominator = float(pair.numerator), float(pair.denominator)
-        s += f", both relative to e^{_number(float(pair.shift))}"
-    ratio = _exp(-float(pair.value))
+        numerator, denominator = pair.numerator, pair.denominator
+        s += f", both relative to e^{_number(pair.shift)}"
     return (
         f"with {pair.other}: {s}; numerator {_number(numerator)}, denominator {_number(denominator)}"
-        f" over rows {_listed(pair.members)}; ratio {_number(ratio)}, -log {_number(float(pair.value))}"
+        f" over rows {_listed(pair.members)}; ratio {_ratio(pair)}, -log {_number(pair.value)}"
     )
+
+
+def _ratio(pair: Pair) -> str:
+    return _number(_exp(-pair.value))
 
 
 def _whole(case: Case, result: Result) -> Iterator[str]:
     """The whole sum on one line: -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960."""
-    terms = result.terms
-    parts = []
-    for i in terms.counted:
-        pairs = [pair for (a, _), pair in terms.pairs.items() if a == i]
-        if not pairs:
-            parts.append("0")
-        elif case.entry.form == "binary":
-            parts.append(_binary(pairs))
-        elif case.entry.form == "inside":
-            ratios = " + ".join(_number(_exp(-float(p.value))) for p in pairs)
-            parts.append(f"log(({ratios})/{len(pairs)})")
-        else:
-            logs = " + ".join(f"log {_number(_exp(-float(p.value)))}" for p in pairs)
-            parts.append(f"({logs})/{len(pairs)}" if len(pairs) > 1 else logs)
-    sign = "" if case.entry.form == "binary" else "-"
-    count = len(terms.counted)
-    scale = "" if case.option("base_temperature") is None else f" x {_number(float(terms.scale))}"
-    reduction = case.option("reduction")
-    if reduction == "none":
-        for i, part, value in zip(terms.counted, parts, result.loss, strict=True):
-            yield f"anchor {i}: {sign}({part}){scale} = {_number(float(value))}"
-        return
+    terms, form, reduction = result.terms, case.entry.form, case.option("reduction")
+    sign = "" if form == "binary" else "-"
+    scale = "" if case.option("base_temperature") is None else f" x {_number(terms.scale)}"
     if reduction == "mean_pairs":
         pairs = [pair for pair in terms.pairs.values() if pair.positive]
-        logs = " + ".join(f"log {_number(_exp(-float(p.value)))}" for p in pairs)
-        yield f"-({logs})/{max(len(pairs), 1)}{scale} = {_number(float(result.loss))}"
+        logs = " + ".join(f"log {_ratio(pair)}" for pair in pairs)
+        yield f"-({logs})/{max(len(pairs), 1)}{scale} = {_number(result.loss)}"
         return
-    divisor = f"/{count}" if reduction == "mean" and count else ""
-    yield f"{sign}({' + '.join(parts) or '0'}){divisor}{scale} = {_number(float(result.loss))}"
+    parts = [_part(form, [pair for (a, _), pair in terms.pairs.items() if a == i]) for i in terms.counted]
+    if reduction == "none":
+        for i, part, value in zip(terms.counted, parts, result.loss, strict=True):
+            yield f"anchor {i}: {sign}({part}){scale} = {_number(value)}"
+        return
+    divisor = f"/{len(parts)}" if reduction == "mean" and parts else ""
+    yield f"{sign}({' + '.join(parts) or '0'}){divisor}{scale} = {_number(result.loss)}"
 
 
-def _binary(pairs: Sequence[Pair]) -> str:
-    positive = [_number(float(p.value)) for p in pairs if p.positive]
-    negative = [_number(float(p.value)) for p in pairs if not p.positive]
-    parts = [f"({' + '.join(positive)})/{len(positive) + 1}"] if positive else []
-    parts += [f"({' + '.join(negative)})/{len(negative)}"] if negative else []
-    return " + ".join(parts)
+def _part(form: str, pairs: Sequence[Pair]) -> str:
+    """What an anchor adds to the sum."""
+    if not pairs:
+        return "0"
+    if form == "binary":
+        kinds = [[_number(pair.value) for pair in pairs if pair.positive is kind] for kind in (True, False)]
+        # The diagonal counts as a positive of loss 0.
+        return " + ".join(f"({' + '.join(v)})/{len(v) + extra}" for v, extra in zip(kinds, (1, 0), strict=True) if v)
+    if form == "inside":
+        return f"log(({' + '.join(map(_ratio, pairs))})/{len(pairs)})"
+    logs = " + ".join(f"log {_ratio(pair)}" for pair in pairs)
+    return f"({logs})/{len(pairs)}" if len(pairs) > 1 else logs
 
 
 def find_case(name: str) -> Case:
@@ -179,16 +164,13 @@ def find_golden(name: str, root: Path | None = None) -> GoldenCase:
         UsageError: no case is called so, or several are.
     """
     cases = load_golden(root)
-    for exact in (name, f"{FOLDER}/{name}"):
-        for case in cases:
-            if case.id == exact:
-                return case
-    found = [case for case in cases if case.id.rpartition("/")[2] == name]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    found = [case for case in cases if case.id in (name, f"{FOLDER}/{name}")]
+    found = found or [case for case in cases if case.id.rpartition("/")[2] == name]
+    if not found:
+        raise UsageError(f"no golden case is called {name!r}; see: pairproof list")
+    if len(found) > 1:
         raise UsageError(f"{name} is a case of several losses: {', '.join(case.id for case in found)}")
-    raise UsageError(f"no golden case is called {name!r}; see: pairproof list")
+    return found[0]
 
 
 def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | None = None) -> Iterator[str]:
@@ -205,11 +187,9 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
     yield f"  {golden.note}"
     yield ""
     for name in golden.flags:
-        yield f"flag {name}"
-        yield f"  hunts: {flags[name].hunts}"
-        yield f"  effect: {flags[name].effect}"
-        for link in flags[name].links:
-            yield f"  where: {_address(link)}"
+        flag = flags[name]
+        yield from (f"flag {name}", f"  hunts: {flag.hunts}", f"  effect: {flag.effect}")
+        yield from (f"  where: {_address(link)}" for link in flag.links)
     yield ""
     yield f"{case.sizes()}, exact in {', '.join(golden.dtypes)}"
     others = [dtype for dtype in DTYPES if dtype not in golden.dtypes]
@@ -237,30 +217,25 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
 
 
 def _results(expected: Expected, case: Case, whole: bool) -> Iterator[str]:
-    if isinstance(expected.loss, float):
-        yield f"  loss {expected.loss!r}"
-    else:
-        yield "  loss: the values of the anchors"
+    yield f"  loss {expected.loss!r}" if isinstance(expected.loss, float) else "  loss: the values of the anchors"
+    values = expected.anchors
     if whole:
-        for i, value in expected.anchors.items():
-            yield f"  value of anchor {i}: {value!r}"
-    elif expected.anchors:
-        values = expected.anchors.values()
-        yield f"  values of {len(values)} anchors, from {min(values)} to {max(values)}"
+        yield from (f"  value of anchor {i}: {value!r}" for i, value in values.items())
+    elif values:
+        yield f"  values of {len(values)} anchors, from {min(values.values())} to {max(values.values())}"
     if expected.gradient is None:
         yield f"  gradient left out: {expected.gradient_left_out}"
-    else:
-        for name, gradient in {case.first: expected.gradient, **expected.other_gradients}.items():
-            by = "" if name == "embeddings" else f" by {name}"
-            if whole:
-                yield from _matrix(f"gradient{by}, row" if by else "gradient by row", gradient)
-            else:
-                yield f"  gradient{by} of norm {float(np.linalg.norm(gradient))}"
+        return
+    for name, gradient in {case.first: expected.gradient, **expected.other_gradients}.items():
+        by = "" if name == "embeddings" else f" by {name}"
+        if whole:
+            yield from _matrix(f"gradient{by}, row" if by else "gradient by row", gradient)
+        else:
+            yield f"  gradient{by} of norm {float(np.linalg.norm(gradient))}"
 
 
 def _matrix(what: str, matrix: npt.NDArray[np.float64]) -> Iterator[str]:
-    for i, row in enumerate(matrix.tolist()):
-        yield f"  {what} {i}: {', '.join(map(repr, row))}"
+    return (f"  {what} {i}: {', '.join(map(repr, row))}" for i, row in enumerate(matrix.tolist()))
 
 
 def _address(link: str) -> str:

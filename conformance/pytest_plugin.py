@@ -18,7 +18,7 @@ pytest loads this module wherever pairproof is installed, so it imports only pyt
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,7 +29,7 @@ import pytest
 
 import pairproof
 
-from .judge.options import CouldNotRun, Request, Selection, UsageError, option, options_of, takes
+from .judge.options import CouldNotRun, Request, UsageError, option, options_of, takes
 from .judge.results import Status, unused
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ class Mark(Request):
     """What one use of ``parametrize`` requests.
 
     Attributes:
-        checks: how many checks must be judged, when all of them run; None asserts only that there are any.
+        checks: How many checks must be judged, neither more nor fewer.
+
+    Without ``checks`` it is only asserted that there are any; nothing is asserted unless all of them run.
     """
 
-    checks: int | None = option(
-        None, "How many checks must be judged, neither more nor fewer.", "--checks", metavar="N"
-    )
+    checks: int | None = option(None, "--checks", metavar="N")
 
     @property
     def title(self) -> str:
@@ -110,31 +110,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "pairproof: a contrastive loss held to its proved values. These options are for pytest --pyargs"
         " pairproof.conformance, and for tests whose parametrize names no target.",
     )
-    for one in options_of(Mark).values():
+    for keyword, one in options_of(Mark).items():
         form: dict[str, Any] = {"type": one.type if one.type in (int, float) else str, "metavar": one.metavar}
         if one.read:
             form = {"action": "append", "default": [], "metavar": one.metavar}
         elif one.type is bool:
             form = {"action": "store_true", "default": None}
-        group.addoption(_flag(one.name), help=one.help, **form)
+        group.addoption(_flag(keyword), help=one.help, **form)
 
 
-def _flag(name: str) -> str:
-    return f"--pairproof-{name}"
+def _flag(keyword: str) -> str:
+    return f"--pairproof-{options_of(Mark)[keyword].name}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark, and the tally in the process that prints the summary."""
     config.addinivalue_line("markers", "pairproof: made by pairproof.conformance.parametrize")
     if not hasattr(config, "workerinput"):
-        given = [] if config.option.collectonly else [_flag(options_of(Mark)[name].name) for name in _given(config)]
-        config.pluginmanager.register(Tally(given), "pairproof-tally")
+        given = {} if config.option.collectonly else _given(config)
+        config.pluginmanager.register(Tally([_flag(keyword) for keyword in given]), "pairproof-tally")
 
 
 def _given(config: pytest.Config) -> dict[str, Any]:
     """The options of the command line that belong to a mark, as texts, by keyword."""
-    values = {keyword: config.getoption(_flag(one.name)) for keyword, one in options_of(Mark).items()}
-    return {keyword: value for keyword, value in values.items() if value not in (None, []) and keyword != "deviations"}
+    values = {keyword: config.getoption(_flag(keyword)) for keyword in options_of(Mark) if keyword != "deviations"}
+    return {keyword: value for keyword, value in values.items() if value not in (None, [])}
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -153,15 +153,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if FIXTURE not in metafunc.fixturenames:
             raise UsageError(f"{metafunc.definition.nodeid}: takes no argument named {FIXTURE}")
         for number, mark in enumerate(reversed(marks)):
-            changes = _from_command_line(metafunc.config, mark)
-            found += _suite(metafunc.config).checks(replace(mark, **changes), number, overridden=bool(changes))
+            found += _suite(metafunc.config).checks(mark, number)
     except UsageError as error:
         # pytest shows this error in one line, and a collector's other errors with their tracebacks.
         raise pytest.Collector.CollectError(f"pairproof: {error}") from None
-    for check in found:
-        # Ids that pytest had to number would look like those of other marks.
-        check.id = f"{check.group.mark.loss}-{check.group.number}-{check.id}" if len(marks) > 1 else check.id
-    metafunc.parametrize(FIXTURE, found, ids=[check.id for check in found])
+    # Ids that pytest had to number would look like those of other marks.
+    numbered = [f"{check.group.mark.loss}-{check.group.number}-{check.id}" for check in found]
+    metafunc.parametrize(FIXTURE, found, ids=numbered if len(marks) > 1 else [check.id for check in found])
 
 
 def _from_command_line(config: pytest.Config, mark: Mark) -> dict[str, Any]:
@@ -176,8 +174,7 @@ def _from_command_line(config: pytest.Config, mark: Mark) -> dict[str, Any]:
                 f"--pairproof-{name} is missing: pytest --pyargs pairproof.conformance"
                 " --pairproof-target=mylib.losses:MyLoss --pairproof-loss=supcon"
             )
-    options = options_of(Mark)
-    return {keyword: options[keyword].value(value, _flag(options[keyword].name)) for keyword, value in given.items()}
+    return {keyword: options_of(Mark)[keyword].value(value, _flag(keyword)) for keyword, value in given.items()}
 
 
 def _suite(config: pytest.Config) -> Suite:
@@ -203,10 +200,8 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 
 def _check_of(item: pytest.Item) -> CaseCheck | None:
-    if next(item.iter_markers(MARK), None) is None:
-        return None
-    found: CaseCheck | None = item.callspec.params.get(FIXTURE) if hasattr(item, "callspec") else None
-    return found
+    found = item.callspec.params.get(FIXTURE) if hasattr(item, "callspec") else None
+    return found if isinstance(found, CaseCheck) else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -243,19 +238,17 @@ class Suite:
 
         self.config = config
         self.cases = load_cases(load_worked())
-        self.by_id = {case.id: case for case in self.cases}
         self.explained = 0
         self.nearest = project_file(Path.cwd())
         given = config.getoption("--pairproof-deviations")
         self.file = Path(given) if given else project_file(config.rootpath) or self.nearest
 
-    def checks(self, mark: Mark, number: int, *, overridden: bool) -> list[CaseCheck]:
-        """The checks that a mark requests, in the order of the cases.
+    def checks(self, mark: Mark, number: int) -> list[CaseCheck]:
+        """The checks that a mark requests, with what the command line says of it, in the order of the cases.
 
         Args:
-            mark: with what the command line says of it.
+            mark: as the test file has it.
             number: of the mark, among those of its test function.
-            overridden: whether the command line says anything of it.
 
         Raises:
             UsageError: an option is wrong, or no case is selected.
@@ -265,6 +258,8 @@ class Suite:
         from .judge.deviations import read_declarations
         from .suite.catalogue import LOSSES
 
+        changes = _from_command_line(self.config, mark)
+        mark = replace(mark, **changes)
         if not mark.loss:
             raise UsageError("pairproof.conformance.parametrize: loss is missing; known: " + ", ".join(LOSSES))
         check_request(mark)
@@ -273,8 +268,8 @@ class Suite:
         mark = replace(mark, deviations=None if file == self.nearest else file)
         cases, dtypes = chosen_cases(mark, self.cases), mark.dtypes or External.dtypes
         entries = read_declarations(file) if file else {}
-        group = Group(mark, self, number, len(cases) * len(dtypes), overridden, file, entries)
-        return [CaseCheck(group, case.id, dtype, f"{case.id}-{dtype}") for case in cases for dtype in dtypes]
+        group = Group(mark, self, number, len(cases) * len(dtypes), bool(changes), file, entries)
+        return [CaseCheck(group, case, dtype) for case in cases for dtype in dtypes]
 
 
 @dataclass(eq=False)
@@ -289,7 +284,7 @@ class Group:
         overridden: whether the command line says anything of the mark.
         file: of the declared deviations.
         entries: of that file, by place.
-        loaded: targets by name; the mark's own, if it has no name, by None.
+        loaded: the mark's own target, and those that the test names by a text, by name.
     """
 
     mark: Mark
@@ -299,7 +294,7 @@ class Group:
     overridden: bool
     file: Path | None
     entries: dict[str, dict[str, Any]]
-    loaded: dict[str | None, External] = field(default_factory=dict)
+    loaded: dict[str, External] = field(default_factory=dict)
 
     @cached_property
     def deviations(self) -> tuple[Deviation, ...]:
@@ -322,13 +317,13 @@ class Group:
         from .judge.check import load_target
         from .judge.verify import check_device
 
-        name = request.target if isinstance(request.target, str) else None
-        if name in self.loaded and (name or request.target is self.mark.target):
-            return self.loaded[name]
+        kept = isinstance(request.target, str) or request.target is self.mark.target
+        if kept and request.name in self.loaded:
+            return self.loaded[request.name]
         check_device(request.device)
         found = load_target(request, self.deviations)
-        if name or request.target is self.mark.target:
-            self.loaded[name] = found
+        if kept:
+            self.loaded[request.name] = found
             self.suite.config.add_cleanup(found.close)
         return found
 
@@ -339,18 +334,26 @@ class CaseCheck:
 
     Attributes:
         group: the checks to which it belongs.
-        case: id of the case.
+        inputs: the case.
         dtype: of the inputs.
-        id: its part of the test's id.
         called: whether the test called it.
     """
 
     group: Group
-    case: str
+    inputs: Case
     dtype: str
-    id: str
     called: bool = False
     item: pytest.Item = field(init=False, repr=False)
+
+    @property
+    def case(self) -> str:
+        """The id of the case."""
+        return self.inputs.id
+
+    @property
+    def id(self) -> str:
+        """Its part of the test's id."""
+        return f"{self.inputs.id}-{self.dtype}"
 
     def report(self, outcome: Mapping[str, Any]) -> None:
         """Put into the reports of the test how the check ended; nothing as long as it was not called."""
@@ -378,9 +381,8 @@ class CaseCheck:
         """
         __tracebackhide__ = True
         from .implementations.base import one_thread
-        from .judge.verify import judge_case
+        from .judge.check import judge_target
 
-        suite = self.group.suite
         mark = self.group.mark if target is None else replace(self.group.mark, target=target)
         if mark.target is None:
             pytest.fail("no target: check(MyLoss), or --pairproof-target=mylib.losses:MyLoss", pytrace=False)
@@ -388,19 +390,15 @@ class CaseCheck:
             judged = self.group.target(mark)
         except (UsageError, CouldNotRun) as error:
             pytest.fail(f"{mark.name} cannot be judged: {error}", pytrace=False)
-        case = suite.by_id[self.case]
-        selection = Selection(dtypes=(self.dtype,), device=mark.device)
-        judged.outcomes.clear()
         with one_thread():
-            (check,) = judge_case(case, suite.cases[case], [judged], selection)
-        check = replace(check, message=check.message.removeprefix("TargetError: "))
+            (check,) = judge_target(mark, judged, self.inputs, self.group.suite.cases[self.inputs], (self.dtype,))
         self.report(self._outcome(check, mark, judged))
         if check.status is Status.SKIPPED:
             pytest.skip(check.message)
         if check.status is Status.DEVIATES:
             pytest.xfail(check.message)
         if check.status is not Status.PASSED:
-            pytest.fail("\n".join(self._failure(check, mark, judged, case)), pytrace=False)
+            pytest.fail("\n".join(self._failure(check, mark, judged)), pytrace=False)
 
     def _outcome(self, check: Check, mark: Mark, judged: External) -> dict[str, Any]:
         declared = self.group.deviations
@@ -411,8 +409,6 @@ class CaseCheck:
             notes.append("gradients were not judged: the target gives none")
         return {
             "title": mark.title,
-            "case": self.case,
-            "dtype": self.dtype,
             "status": check.status.value,
             "message": check.message,
             "whole": mark.whole,
@@ -422,24 +418,23 @@ class CaseCheck:
             "met": check.declared,
         }
 
-    def _failure(self, check: Check, mark: Mark, judged: External, case: Case) -> Iterator[str]:
+    def _failure(self, check: Check, mark: Mark, judged: External) -> Iterator[str]:
         """The lines that a failed test prints."""
         from .judge import check as judging
         from .judge.verify import truth_of
 
-        yield f"{self.case} {self.dtype}: {check.status.value}: {check.message}"
+        yield f"{self.case} {self.dtype}: {check.status}: {check.message}"
         suite = self.group.suite
-        outcome = judged.outcomes.get((self.case, self.dtype))
         if check.status is Status.FAILED:
+            true = truth_of(self.inputs, suite.cases[self.inputs])
             if suite.explained == judging.SHOWN:
                 yield f"{judging.SHOWN} failures of this run are explained above; run alone, this one is too"
-            elif words := judging.explanation(check, case, truth_of(case, suite.cases[case]), outcome):
+            elif words := judging.explanation(check, self.inputs, true, judged.outcomes.get((self.case, self.dtype))):
                 suite.explained += 1
                 yield words
         if check.flags:
             yield f"the case is there for: {', '.join(check.flags)}"
-        named = isinstance(mark.target, str)
-        yield f"repeat: {mark.repeat(self.case, self.dtype)}" if named else f"repeat: pytest '{self.item.nodeid}'"
+        yield "repeat: " + (check.repeat if isinstance(mark.target, str) else f"pytest '{self.item.nodeid}'")
 
 
 Record = dict[str, Any]
@@ -467,26 +462,34 @@ class Tally:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run whose tests passed and whose counts or declarations are wrong."""
-        if self.problems() and session.exitstatus == pytest.ExitCode.OK:
+        if session.exitstatus == pytest.ExitCode.OK and any(self.problems()):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print how many checks of what ended how, and what was not judged."""
+        problems = dict.fromkeys(self.problems())
+        if self.tests or problems:
+            terminalreporter.section("pairproof")
+        for line in self.lines():
+            terminalreporter.line(line)
+        for problem in problems:
+            terminalreporter.line(f"ERROR {problem}", red=True)
 
     def grouped(self, *keys: str, judged: bool = False) -> dict[tuple[str, ...], list[Record]]:
         """The tests, or those whose check was called, by some of their properties."""
-        found: dict[tuple[str, ...], list[Record]] = {}
+        found: dict[tuple[str, ...], list[Record]] = defaultdict(list)
         for test in self.tests.values():
             if "status" in test or not judged:
-                found.setdefault(tuple(test[key] for key in keys), []).append(test)
+                found[tuple(test[key] for key in keys)].append(test)
         return found
 
     def missing(self, group: str) -> int:
         """How many tests of a mark did not run."""
         tests = self.grouped("group")[group,]
-        count: int = tests[0]["of"]
-        return count - len([test for test in tests if test["ended"]])
+        return int(tests[0]["of"]) - sum(test["ended"] for test in tests)
 
-    def problems(self) -> list[str]:
+    def problems(self) -> Iterator[str]:
         """What is wrong beyond the tests that failed."""
-        found: list[str] = []
         for (group,), tests in self.grouped("group").items():
             if self.missing(group):
                 continue
@@ -494,28 +497,17 @@ class Tally:
             judged, asserted = _judged(called), tests[0]["asserted"]
             who = ", ".join(dict.fromkeys(test["title"] for test in called or tests[:1]))
             if not judged:
-                found.append(f"{who}: none of its checks {'could be' if called else 'was'} judged")
+                yield f"{who}: none of its checks {'could be' if called else 'was'} judged"
             if asserted not in (None, judged):
-                found.append(f"{who}: {judged} checks were judged where {asserted} are asserted")
+                yield f"{who}: {judged} checks were judged where {asserted} are asserted"
         for (title,), tests in self.grouped("title", judged=True).items():
             if not any(map(self.missing, {test["group"] for test in tests})):
                 declared = dict.fromkeys(name for test in tests if test["whole"] for name in test["declared"])
-                found += unused(declared, [name for test in tests for name in test["met"]], title)
+                yield from unused(declared, [name for test in tests for name in test["met"]], title)
         if self.given and self.tests and not any(test["overridden"] for test in self.tests.values()):
-            found.append(f"{', '.join(self.given)}: no test used it, because every test names its own target")
+            yield f"{', '.join(self.given)}: no test used it, because every test names its own target"
         elif "--pairproof-target" in self.given and not self.tests:
-            found.append("--pairproof-target: no test used it: pytest --pyargs pairproof.conformance has one")
-        return list(dict.fromkeys(found))
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print how many checks of what ended how, and what was not judged."""
-        problems = self.problems()
-        if self.tests or problems:
-            terminalreporter.section("pairproof")
-            for line in self.lines():
-                terminalreporter.line(line)
-            for problem in problems:
-                terminalreporter.line(f"ERROR {problem}", red=True)
+            yield "--pairproof-target: no test used it: pytest --pyargs pairproof.conformance has one"
 
     def lines(self) -> Iterator[str]:
         """The summary, without the problems."""
@@ -527,8 +519,8 @@ class Tally:
             yield from dict.fromkeys(f"  {note}" for test in tests for note in test["notes"])
             skipped = Counter(test["message"] for test in tests if test["status"] == "skipped")
             yield from (f"  {count} skipped: {reason}" for reason, count in skipped.most_common())
-            if self.missing(group):
-                yield f"  {self.missing(group)} did not run: counts are not asserted"
+            if missing := self.missing(group):
+                yield f"  {missing} did not run: counts are not asserted"
             yield from (f"  declared: {place}: {words}" for place, words in tests[0]["declared"].items())
             declared |= tests[0]["declared"]
             others |= tests[0]["aside"]

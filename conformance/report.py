@@ -346,11 +346,7 @@ def _check_as_json(result: CheckResult) -> dict[str, Any]:
         "passed": result.verdict == CONFORMS,
         "verdict": result.verdict,
         "target": result.request.name,
-        "claim": {
-            **vars(result.claim),
-            "settings": dict(result.claim.settings),
-            "passed": sorted(result.claim.passed),
-        },
+        "claim": {**vars(result.claim), "settings": dict(result.claim.settings), "passed": sorted(result.claim.passed)},
         "notes": result.notes,
         "advice": result.advice,
         "declared": [{"place": one.name, "reason": one.reason, "link": one.link} for one in result.declared],

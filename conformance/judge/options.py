@@ -1,12 +1,13 @@
-"""The options of a run and of a check: one table for Python, the command line and pytest.
+"""The options of a run, of a check and of a new case: one table for Python, the command line and pytest.
 
-Each field of :class:`Selection` and :class:`Request` is a keyword of the Python functions. Its metadata holds the flag
-of the command line and the help text; pytest takes the flags of a request with the prefix ``--pairproof-``.
+Each field of a table is a keyword of the Python functions. Its metadata holds the flag of the command line; what the
+table's docstring says of it is the help. pytest takes the flags of a request with the prefix ``--pairproof-``.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,20 +39,20 @@ class Option:
 
     Attributes:
         keyword: the field that it sets.
-        flags: the long flag first; none for an argument without a flag.
         help: in a sentence.
         type: of a value that is given.
         default: of the field.
+        flags: the long flag first; none for an argument without a flag.
         metavar: what stands for the value in help texts.
         read: makes the field's value of the texts of an option that can be repeated; None if it cannot.
         required: whether the command line must give it.
     """
 
     keyword: str
-    flags: tuple[str, ...]
     help: str
     type: Any
     default: Any
+    flags: tuple[str, ...]
     metavar: str | None
     read: Callable[[Sequence[str]], Any] | None
     required: bool
@@ -80,10 +81,13 @@ class Option:
 @cache
 def options_of(kind: type) -> dict[str, Option]:
     """The options of a table, by keyword, in the order of its fields."""
+    helps: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        helps |= re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.cleandoc(base.__doc__ or ""), re.MULTILINE)
     hints = get_type_hints(kind)
     types = {name: next(one for one in (*get_args(hint), hint) if one is not NoneType) for name, hint in hints.items()}
     return {
-        one.name: Option(one.name, type=types[one.name], default=one.default, **one.metadata)
+        one.name: Option(one.name, " ".join(helps[one.name].split()), types[one.name], one.default, **one.metadata)
         for one in fields(kind)
         if one.metadata
     }
@@ -139,14 +143,13 @@ def read_settings(texts: Iterable[str]) -> dict[str, object]:
 
 def option(
     default: Any,
-    help: str,  # noqa: A002 - as typer and argparse call it
     *flags: str,
     metavar: str | None = None,
     read: Callable[[Sequence[str]], Any] | None = None,
     required: bool = False,
 ) -> Any:
     """A field that is an option of the command line. An empty mapping as a default is made anew for each object."""
-    metadata = {"flags": flags, "help": help, "metavar": metavar, "read": read, "required": required}
+    metadata = {"flags": flags, "metavar": metavar, "read": read, "required": required}
     if default == {}:
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -182,49 +185,28 @@ class Selection:
     """What ``pairproof verify`` runs. Empty means everything.
 
     Attributes:
-        losses: short names in the catalogue.
-        implementations: names of implementations.
-        cases: ids of cases, figures or claims, or shell patterns.
-        dtypes: of the inputs.
-        device: torch device.
-        required: implementations that must be present.
-        peers: paths by peer name.
-        processes: how many share the cases; by default one per core, where that is safe.
-        covering: whether only as few of the selected cases are run as show everything that they show together.
+        losses: Only this loss (repeatable, or a,b).
+        cases: Only this case, figure or claim; * and ? match (repeatable).
+        implementations: Only this implementation (repeatable, or a,b).
+        dtypes: Only this dtype: float64, float32, bfloat16 or float16.
+        device: The torch device on which the torch implementations run.
+        required: An implementation that must be present, else exit code 3 (repeatable, or a,b).
+        peers: supcontrast=PATH runs today's SupContrast live from its repository or its losses.py; folder=PATH says
+            where the peers' files lie (default: PAIRPROOF_PEERS, then .peers).
+        processes: How many share the cases; by default one per core, where that is safe.
+        covering: Of the selected cases only as few as together show every flag, every value of every option and every
+            kernel; always the same ones.
     """
 
-    losses: Sequence[str] = option((), "Only this loss (repeatable, or a,b).", "--loss", "-l", read=read_commas)
-    cases: Sequence[str] = option(
-        (), "Only this case, figure or claim; * and ? match (repeatable).", "--case", "-c", read=tuple
-    )
-    implementations: Sequence[str] = option(
-        (), "Only this implementation (repeatable, or a,b).", "--impl", "-i", read=read_commas
-    )
-    dtypes: Sequence[str] = option(
-        (), "Only this dtype: float64, float32, bfloat16 or float16.", "--dtype", "-d", read=read_commas
-    )
-    device: str = option("cpu", "The torch device on which the torch implementations run.", "--device")
-    required: Sequence[str] = option(
-        (),
-        "An implementation that must be present, else exit code 3 (repeatable, or a,b).",
-        "--require",
-        read=read_commas,
-    )
-    peers: Mapping[str, str] = option(
-        {},
-        "supcontrast=PATH runs today's SupContrast live from its repository or its losses.py; folder=PATH says where"
-        " the peers' files lie (default: PAIRPROOF_PEERS, then .peers).",
-        "--peer",
-        metavar=NAME_PATH,
-        read=read_pairs,
-    )
+    losses: Sequence[str] = option((), "--loss", "-l", read=read_commas)
+    cases: Sequence[str] = option((), "--case", "-c", read=tuple)
+    implementations: Sequence[str] = option((), "--impl", "-i", read=read_commas)
+    dtypes: Sequence[str] = option((), "--dtype", "-d", read=read_commas)
+    device: str = option("cpu", "--device")
+    required: Sequence[str] = option((), "--require", read=read_commas)
+    peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)
     processes: int | None = None
-    covering: bool = option(
-        False,
-        "Of the selected cases only as few as together show every flag, every value of every option and every kernel;"
-        " always the same ones.",
-        "--covering",
-    )
+    covering: bool = option(False, "--covering")
 
     @property
     def whole(self) -> bool:
@@ -253,81 +235,41 @@ class Request:
     """What ``pairproof check`` judges, as which loss, and on which cases.
 
     Attributes:
-        target: a function, a class that is constructed with its options, an instance, "package.module:attribute",
-            "file.py:attribute", or a shell command line.
-        loss: short name in the catalogue.
-        call: how the target is called; guessed when None.
-        arrays: what the target is given; guessed when None.
-        temperature: the one that is built in, where the target takes none by keyword.
-        normalised: whether rows are brought to norm 1 under cosine before the target is called; None is no.
-        settings: options that the target claims; a tuple for several values of one, "*" for an option that it takes by
-            keyword.
-        cases: ids or shell patterns; empty means all.
-        dtypes: empty means float64 and float32.
-        device: torch device.
-        limit: seconds that one evaluation may take.
-        deviations: TOML file of declared deviations; None is the ``pyproject.toml`` of the working directory or above.
+        target: package.module:attribute or file.py:attribute: a function, a class that is constructed with its
+            options, or an instance. With --call command (not for identify): a shell command line.
+        loss: What it is held to; see: pairproof list.
+        call: How it is called: labels (embeddings, labels), features (features, labels=None, mask=None; of two or three
+            views where all classes divide so, else of one), views (view_a, view_b), stacked (all first views, then all
+            second ones), pairs (embeddings, positive_pairs), or command (not for identify). Guessed from the
+            parameters' names if not given, and reported.
+        arrays: What it is given: torch, numpy or jax. Guessed from its imports if not given, and reported.
+        temperature: The temperature that is built in, where no parameter temperature (tau, or logit_scale, its inverse)
+            takes a case's.
+        normalised: Whether it expects rows of norm 1, which cases of cosine similarity then have. Default: raw.
+        settings: An option that it claims (repeatable); KEY=* if it takes the option by keyword.
+        device: The torch device on which it runs.
+        limit: Seconds that one evaluation may take.
+        deviations: TOML file that declares where it knowingly deviates, with reasons. Default: tool.pairproof of the
+            nearest pyproject.toml.
+        cases: Only this case; * and ? match (repeatable).
+        dtypes: float64, float32, bfloat16 or float16 (repeatable). Default: the first two.
+
+    In Python the target may be the function, class or instance itself, and several values of a setting are a tuple.
     """
 
-    target: object = option(
-        None,
-        "package.module:attribute or file.py:attribute: a function, a class that is constructed with its options, or an"
-        " instance. With --call command (not for identify): a shell command line.",
-        required=True,
-    )
-    loss: str = option("", "What it is held to; see: pairproof list.", "--loss", "-l", required=True)
+    target: object = option(None, required=True)
+    loss: str = option("", "--loss", "-l", required=True)
     _: KW_ONLY
-    call: str | None = option(
-        None,
-        "How it is called: labels (embeddings, labels), features (features, labels=None, mask=None; of two or three"
-        " views where all classes divide so, else of one), views (view_a, view_b), stacked (all first views, then all"
-        " second ones), pairs (embeddings, positive_pairs), or command (not for identify). Guessed from the"
-        " parameters' names if not given, and reported.",
-        "--call",
-        metavar="HOW",
-    )
-    arrays: str | None = option(
-        None,
-        "What it is given: torch, numpy or jax. Guessed from its imports if not given, and reported.",
-        "--arrays",
-        metavar="KIND",
-    )
-    temperature: float | None = option(
-        None,
-        "The temperature that is built in, where no parameter temperature (tau, or logit_scale, its inverse) takes a"
-        " case's.",
-        "--temperature",
-        metavar="T",
-    )
-    normalised: bool | None = option(
-        None,
-        "Whether it expects rows of norm 1, which cases of cosine similarity then have. Default: raw.",
-        "--normalised/--raw",
-    )
-    settings: Mapping[str, object] = option(
-        {},
-        "An option that it claims (repeatable); KEY=* if it takes the option by keyword.",
-        "--set",
-        metavar=KEY_VALUE,
-        read=read_settings,
-    )
-    device: str = option("cpu", "The torch device on which it runs.", "--device")
-    limit: float = option(60.0, "Seconds that one evaluation may take.", "--limit", metavar="SECONDS")
-    deviations: Path | None = option(  # noqa: RUF009 - it makes a field
-        None,
-        "TOML file that declares where it knowingly deviates, with reasons. Default: tool.pairproof of the nearest"
-        " pyproject.toml.",
-        "--deviations",
-        metavar="FILE",
-    )
-    cases: Sequence[str] = option((), "Only this case; * and ? match (repeatable).", "--case", "-c", read=tuple)
-    dtypes: Sequence[str] = option(
-        (),
-        "float64, float32, bfloat16 or float16 (repeatable). Default: the first two.",
-        "--dtype",
-        "-d",
-        read=read_commas,
-    )
+    call: str | None = option(None, "--call", metavar="HOW")
+    arrays: str | None = option(None, "--arrays", metavar="KIND")
+    temperature: float | None = option(None, "--temperature", metavar="T")
+    normalised: bool | None = option(None, "--normalised/--raw")
+    settings: Mapping[str, object] = option({}, "--set", metavar=KEY_VALUE, read=read_settings)
+    device: str = option("cpu", "--device")
+    limit: float = option(60.0, "--limit", metavar="SECONDS")
+    deviations: Path | None = option(None, "--deviations", metavar="FILE")  # noqa: RUF009 - it makes a field
+    cases: Sequence[str] = option((), "--case", "-c", read=tuple)
+    dtypes: Sequence[str] = option((), "--dtype", "-d", read=read_commas)
 
     def __post_init__(self) -> None:
         for name in ("cases", "dtypes"):
@@ -352,49 +294,41 @@ class Request:
         return shlex.join(["pairproof", "check", self.name, *command_options(one, Request)])
 
 
-SOURCE = "File of the array: npy, csv, or FILE.safetensors:TENSOR."
-
-
 @dataclass(frozen=True)
 class Batch:
     """What ``pairproof fixtures add`` makes a case of: a path for each array, the text of each option.
 
     Attributes:
-        loss: short name in the catalogue.
-        id: the case's name, with or without the loss in front.
-        embeddings: file of [N, D] floating-point numbers.
-        labels: file of [N] integers, or None.
-        partners: file of [N] rows, or the name of a layout of two views, or None.
-        positive_pairs: file of [M, 2] rows, or None.
-        positives: file of [N, N] booleans, or None.
-        anchors: file of [N] booleans, or None.
-        ref_embeddings: file of [M, D], the references in place of the batch, or None.
-        ref_labels: file of [M] integers, or None.
-        self_rows: file of [N] rows of the references, -1 for none, or None.
-        embeddings_b: file of [N, D], the second tower of info_nce, whose first is ``embeddings``; or None.
-        negatives: file of [K, D], or None.
-        settings: options by name, as texts.
+        loss: The loss; see: pairproof list.
+        embeddings: File of [N, D]: npy, csv, or FILE.safetensors:TENSOR; of info_nce the first tower.
+        id: A new name: small letters, digits, hyphens.
+        labels: File of [N] integers: npy, csv, or FILE.safetensors:TENSOR.
+        partners: File of [N] rows, or: interleaved, stacked.
+        positive_pairs: File of [M, 2] rows.
+        positives: File of [N, N] booleans.
+        anchors: File of [N] booleans.
+        ref_embeddings: File of [M, D], the references in place of the batch.
+        ref_labels: File of [M] integers, the labels of the references.
+        self_rows: File of [N] rows of the references, -1 for none.
+        embeddings_b: File of [N, D], the second tower of info_nce.
+        negatives: File of [K, D].
+        settings: KEY=VALUE, an option of the loss.
     """
 
-    loss: str = option("", "The loss; see: pairproof list.", "--loss", "-l", required=True)
-    id: str = option("", "A new name: small letters, digits, hyphens.", "--id", required=True)
-    embeddings: str = option(
-        "",
-        "File of [N, D]: npy, csv, or FILE.safetensors:TENSOR; of info_nce the first tower.",
-        "--embeddings",
-        required=True,
-    )
-    labels: str | None = option(None, SOURCE, "--labels")
-    partners: str | None = option(None, "File of [N], or: interleaved, stacked.", "--partners")
-    positive_pairs: str | None = option(None, SOURCE, "--positive-pairs")
-    positives: str | None = option(None, SOURCE, "--positives")
-    anchors: str | None = option(None, SOURCE, "--anchors")
-    ref_embeddings: str | None = option(None, SOURCE, "--ref-embeddings")
-    ref_labels: str | None = option(None, SOURCE, "--ref-labels")
-    self_rows: str | None = option(None, SOURCE, "--self-rows")
-    embeddings_b: str | None = option(None, SOURCE, "--embeddings-b")
-    negatives: str | None = option(None, SOURCE, "--negatives")
-    settings: Mapping[str, str] = option({}, "KEY=VALUE, an option of the loss.", "--set", read=read_choices)
+    loss: str = option("", "--loss", "-l", required=True)
+    id: str = option("", "--id", required=True)
+    embeddings: str = option("", "--embeddings", required=True)
+    labels: str | None = option(None, "--labels")
+    partners: str | None = option(None, "--partners")
+    positive_pairs: str | None = option(None, "--positive-pairs")
+    positives: str | None = option(None, "--positives")
+    anchors: str | None = option(None, "--anchors")
+    ref_embeddings: str | None = option(None, "--ref-embeddings")
+    ref_labels: str | None = option(None, "--ref-labels")
+    self_rows: str | None = option(None, "--self-rows")
+    embeddings_b: str | None = option(None, "--embeddings-b")
+    negatives: str | None = option(None, "--negatives")
+    settings: Mapping[str, str] = option({}, "--set", read=read_choices)
 
 
 @dataclass(frozen=True)
@@ -402,13 +336,8 @@ class Rebuild:
     """What ``pairproof fixtures rebuild`` takes.
 
     Attributes:
-        peers: paths by peer name.
+        peers: supcontrast=PATH takes the recorded values of today's SupContrast anew, from its repository or losses.py;
+            folder=PATH says where the peers' files lie (default: PAIRPROOF_PEERS, then .peers).
     """
 
-    peers: Mapping[str, str] = option(
-        {},
-        "supcontrast=PATH takes the recorded values of today's SupContrast anew, from its repository or losses.py;"
-        " folder=PATH says where the peers' files lie (default: PAIRPROOF_PEERS, then .peers).",
-        "--peer",
-        read=read_pairs,
-    )
+    peers: Mapping[str, str] = option({}, "--peer", read=read_pairs)
