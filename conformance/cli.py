@@ -33,14 +33,12 @@ if TYPE_CHECKING:
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 NOT_CONFORMING, MISUSED, COULD_NOT_RUN = 1, 2, 3
 
-app = typer.Typer(
-    name="pairproof",
-    help="Proves what contrastive losses compute, and holds implementations to it.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
+Group = functools.partial(typer.Typer, no_args_is_help=True, rich_markup_mode="rich", add_completion=False)
+app = Group(
+    help="Proves what contrastive losses compute, and holds implementations to it.", pretty_exceptions_enable=False
 )
+fixtures = Group(help="Rebuild, check, extend or explain the fixtures.")
+app.add_typer(fixtures, name="fixtures")
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the report as JSON to this file.")]
 Junit = Annotated[Path | None, typer.Option("--junit", help="Also write the report as JUnit XML to this file.")]
@@ -71,7 +69,6 @@ def with_options(table: type, *keywords: str) -> Callable[[Callable[..., None]],
         for own in inspect.signature(command, eval_str=True).parameters.values():
             if own.name not in names and own.kind is not own.VAR_KEYWORD:
                 parameters.append(own.replace(kind=KEYWORD_ONLY))
-
         parameters.sort(key=lambda one: one.default is not one.empty)
 
         @functools.wraps(command)
@@ -234,29 +231,21 @@ def list_everything(losses: tuple[str, ...]) -> None:
     from .judge.verify import load_cases
     from .suite.catalogue import LOSSES
 
-    selection, fixtures = Selection(losses), load_worked()
+    chosen, fixtures = Selection(losses), load_worked()
     groups = {
         "losses": [
             f"{name}: {entry.function}({', '.join(filter(None, (*entry.embeddings, entry.targets)))}); {entry.source}"
             for name, entry in LOSSES.items()
-            if selection.takes_loss(name)
+            if chosen.takes_loss(name)
         ],
         "implementations": [f"{kind.name}: {kind.title}" for kind in ALL],
-        "cases": [
-            f"{case.id}: {case.loss}, {case.sizes()}"
-            for case in load_cases(fixtures)
-            if selection.takes_loss(case.loss)
-        ],
+        "cases": [f"{it.id}: {it.loss}, {it.sizes()}" for it in load_cases(fixtures) if chosen.takes_loss(it.loss)],
     }
     if not losses:
-        groups["figures and claims"] = [
-            f"{fixture.document.id}/{words}"
-            for fixture in fixtures
-            for words in (
-                *(f"{figure.id}: {figure.what} ({figure.place})" for figure in fixture.figures),
-                *(f"{claim.id}: “{claim.words}”" for claim in fixture.claims),
-            )
-        ]
+        groups["figures and claims"] = lines = []
+        for fixture in fixtures:
+            lines += [f"{fixture.document.id}/{it.id}: {it.what} ({it.place})" for it in fixture.figures]
+            lines += [f"{fixture.document.id}/{it.id}: “{it.words}”" for it in fixture.claims]
     for title, lines in groups.items():
         typer.secho(title, bold=True)
         _say(f"  {line}" for line in lines)
@@ -298,15 +287,6 @@ def explain(
     from .explain import find_case
 
     _say(spell(find_case(case), anchor))
-
-
-fixtures = typer.Typer(
-    name="fixtures",
-    help="Rebuild, check, extend or explain the fixtures.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
-app.add_typer(fixtures)
 
 
 @fixtures.command("rebuild")

@@ -95,12 +95,7 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
         The decorator.
     """
     mark = Mark(*given, **{name: value for name, value in options.items() if value is not None})
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        decorated: Callable[..., None] = pytest.mark.pairproof(mark)(function)
-        return decorated
-
-    return decorate
+    return pytest.mark.pairproof.with_args(mark)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -190,13 +185,13 @@ def _suite(config: pytest.Config) -> Suite:
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """Name what is tested, with the number of its checks."""
-    checks = [check for item in items if (check := _check_of(item)) is not None]
-    lines = [
-        f"pairproof {pairproof.__version__}: {title}, {count} checks"
-        for title, count in Counter(check.group.mark.title for check in checks).items()
+    groups = [check.group for item in items if (check := _check_of(item))]
+    titles = Counter(group.mark.title for group in groups)
+    declared = {group.file: len(group.entries) for group in groups if group.entries}
+    return [
+        *(f"pairproof {pairproof.__version__}: {title}, {count} checks" for title, count in titles.items()),
+        *(f"declared deviations: {count} in {file}" for file, count in declared.items()),
     ]
-    declared = {group.file: len(group.entries) for check in checks if (group := check.group).entries}
-    return [*lines, *(f"declared deviations: {count} in {file}" for file, count in declared.items())]
 
 
 def _check_of(item: pytest.Item) -> CaseCheck | None:
@@ -207,8 +202,7 @@ def _check_of(item: pytest.Item) -> CaseCheck | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Put into the reports of a test to which mark it belongs, whether or not it reaches its check."""
-    check = _check_of(item)
-    if check is not None:
+    if check := _check_of(item):
         check.item = item
         check.report({})
 
@@ -217,8 +211,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fail a test that did not call its check."""
     result = yield
-    check = _check_of(item)
-    if check is not None and not check.called:
+    if (check := _check_of(item)) and not check.called:
         pytest.fail("the test did not call check(), so nothing was judged", pytrace=False)
     return result
 
@@ -254,7 +247,7 @@ class Suite:
             UsageError: an option is wrong, or no case is selected.
         """
         from .implementations.callable import External
-        from .judge.check import check_request, chosen_cases
+        from .judge.check import chosen_cases
         from .judge.deviations import read_declarations
         from .suite.catalogue import LOSSES
 
@@ -262,7 +255,6 @@ class Suite:
         mark = replace(mark, **changes)
         if not mark.loss:
             raise UsageError("pairproof.conformance.parametrize: loss is missing; known: " + ", ".join(LOSSES))
-        check_request(mark)
         file = mark.deviations or self.file
         # The command that repeats a check finds the nearest file itself.
         mark = replace(mark, deviations=None if file == self.nearest else file)
@@ -312,15 +304,13 @@ class Group:
 
         Raises:
             UsageError: an option contradicts it or is missing.
-            CouldNotRun: it cannot be loaded.
+            CouldNotRun: it cannot be loaded, or the device cannot be used.
         """
         from .judge.check import load_target
-        from .judge.verify import check_device
 
         kept = isinstance(request.target, str) or request.target is self.mark.target
         if kept and request.name in self.loaded:
             return self.loaded[request.name]
-        check_device(request.device)
         found = load_target(request, self.deviations)
         if kept:
             self.loaded[request.name] = found
@@ -426,10 +416,10 @@ class CaseCheck:
         yield f"{self.case} {self.dtype}: {check.status}: {check.message}"
         suite = self.group.suite
         if check.status is Status.FAILED:
-            true = truth_of(self.inputs, suite.cases[self.inputs])
+            case, outcome = self.inputs, judged.outcomes.get((self.case, self.dtype))
             if suite.explained == judging.SHOWN:
                 yield f"{judging.SHOWN} failures of this run are explained above; run alone, this one is too"
-            elif words := judging.explanation(check, self.inputs, true, judged.outcomes.get((self.case, self.dtype))):
+            elif words := judging.explanation(check, case, truth_of(case, suite.cases[case]), outcome):
                 suite.explained += 1
                 yield words
         if check.flags:

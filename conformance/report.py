@@ -181,18 +181,19 @@ def _digits(value: float, figure: Figure) -> str:
 
 
 def _implementations(cases: Sequence[Check]) -> Iterator[Table]:
-    rows = []
-    for (implementation, loss), checks in _grouped(((c.implementation, c.loss), c) for c in cases).items():
-        if all(check.status is Status.SKIPPED for check in checks):
-            continue
+    def row(names: tuple[str, str], checks: Sequence[Check]) -> Sequence[Cell]:
         judged = [check for check in checks if check.status in (Status.PASSED, Status.FAILED)]
-        ratios = [check.ratio for check in judged if check.ratio is not None]
-        ulps = [check.ulps for check in judged if check.ulps is not None]
+        ratio = max((check.ratio for check in judged if check.ratio is not None), default=None)
+        ulps = max((check.ulps for check in judged if check.ulps is not None), default=None)
         dtypes = dict.fromkeys(check.dtype for check in checks if check.ratio is not None)
-        worst = f"{max(ratios):.2f}" if ratios else "", f"{max(ulps):.3g}" if ulps else ""
-        rows.append((implementation, loss, " ".join(dtypes), *_counts(checks), *worst))
+        worst = "" if ratio is None else f"{ratio:.2f}", "" if ulps is None else f"{ulps:.3g}"
+        return *names, " ".join(dtypes), *_counts(checks), *worst
+
+    groups = _grouped(((check.implementation, check.loss), check) for check in cases)
+    ran = {key: checks for key, checks in groups.items() if {check.status for check in checks} != {Status.SKIPPED}}
     title = "Implementations on the cases (worst error in units of its bound, and of the loss in ulp)"
-    return _table(title, ("implementation", "loss", "dtypes", *Status, "worst", "ulp"), rows)
+    columns = ("implementation", "loss", "dtypes", *Status, "worst", "ulp")
+    return _table(title, columns, (row(key, checks) for key, checks in ran.items()))
 
 
 def _distribution(cases: Sequence[Check]) -> Iterator[Table]:
@@ -222,27 +223,18 @@ def _flags(cases: Sequence[Check]) -> Iterator[Table]:
 
 def _findings(report: Report) -> dict[str, list[str]]:
     """What else is worth knowing, by title."""
-
-    def of(verdict: str) -> list[Judgement]:
-        return [one for one in report.judgements if one.passed and one.verdict == verdict]
-
-    def printed(judgements: Iterable[Judgement]) -> list[str]:
-        return [f"{one.case} prints {one.figure.printed}: {one.finding}" for one in judgements]
-
-    declared, skipped = (
-        Counter(
-            (one.implementation, one.message.split(" Declared: ")[-1]) for one in report.checks if one.status is status
-        )
-        for status in (Status.DEVIATES, Status.SKIPPED)
-    )
+    judged = [
+        (one, f"{one.case} prints {one.figure.printed}: {one.finding}") for one in report.judgements if one.passed
+    ]
+    ends = Counter((one.status, one.implementation, one.message.split(" Declared: ")[-1]) for one in report.checks)
+    declared = {key: count for key, count in ends.items() if key[0] is Status.DEVIATES}
+    skipped = {key: count for key, count in ends.items() if key[0] is Status.SKIPPED}
     return {
-        "Artefacts": printed(of("artefact")),
-        "Printed in full": printed(one for one in of("reproduced") if one.figure.length),
+        "Artefacts": [words for one, words in judged if one.verdict == "artefact"],
+        "Printed in full": [words for one, words in judged if one.verdict == "reproduced" and one.figure.length],
         "Cut off in the document": [f"{one.case}: {one.figure.cut}" for one in report.judgements if one.figure.cut],
-        "Declared deviations, each seen": [
-            f"{name}, {count} checks: {reason}" for (name, reason), count in declared.items()
-        ],
-        "Skipped": [f"{name}, {count}: {reason}" for (name, reason), count in skipped.items()],
+        "Declared deviations, each seen": [f"{who}, {n} checks: {why}" for (_, who, why), n in declared.items()],
+        "Skipped": [f"{who}, {n}: {why}" for (_, who, why), n in skipped.items()],
     }
 
 

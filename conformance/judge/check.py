@@ -128,10 +128,9 @@ class CheckResult:
             return f"could not run: none of the {self.cases} cases of {loss} can be judged"
         if self.verdict == COULD_NOT:
             return f"could not run: each of {counts.total()} checks ended in an error: {self.failures[0].message}"
-        said = (
-            f"{self.verdict}: {self.request.name} as {loss}{'' if self.gradients_judged else ', by its values alone'}"
-        )
-        said += ": " + ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
+        values = "" if self.gradients_judged else ", by its values alone"
+        ends = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
+        said = f"{self.verdict}: {self.request.name} as {loss}{values}: {ends}"
         if self.shared:
             said += f" ({len(self.shared)} of them no worse than the straightforward implementation)"
         return said + (f"; {len(self.unused)} declarations meet nothing" if self.unused else "")
@@ -187,15 +186,13 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         CouldNotRun: the target cannot be loaded, or the device cannot be used.
         FixtureError: the fixtures cannot be trusted.
     """
-    check_request(request)
-    check_device(request.device)
     dtypes = request.dtypes or External.dtypes
     selection = Selection(losses=(request.loss,), cases=request.cases, dtypes=dtypes, device=request.device)
     stored = load_cases(load_worked())
+    cases = chosen_cases(request, stored)
     path = request.deviations or project_file(Path.cwd())
     known = deviations(read_declarations(path) if path else {}, stored)
     with closing(load_target(request, known)) as target:
-        cases = chosen_cases(request, stored)
         report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
         result = CheckResult(request, target.claim, target.notes, report, len(cases))
         result.declared = [one for one in known if one.concerns(request.loss, request.name)]
@@ -258,29 +255,21 @@ def judge_target(
 
 
 def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
-    """Return the cases that a request selects.
+    """Check the options of a request that need no target, and return the cases that it selects.
 
     Raises:
-        UsageError: one of its patterns matches none.
+        UsageError: a loss, dtype or number is wrong, or one of its patterns matches no case.
     """
+    check_names(Selection(losses=(request.loss,), dtypes=request.dtypes))
+    if request.temperature is not None and not 0 < request.temperature < math.inf:
+        raise UsageError(f"--temperature: expected a positive number, got {request.temperature:g}")
+    if not request.limit > 0:
+        raise UsageError(f"--limit: expected a positive number of seconds, got {request.limit:g}")
     cases = [case for case in stored if case.loss == request.loss]
     for pattern in request.cases:
         if not any(fnmatchcase(case.id, pattern) for case in cases):
             raise UsageError(f"no case of {request.loss} matches {pattern}; see: pairproof list")
     return [case for case in cases if Selection(cases=request.cases).takes_case(case.id)]
-
-
-def check_request(request: Request) -> None:
-    """Check the options that need no target.
-
-    Raises:
-        UsageError: a loss, dtype or number is wrong.
-    """
-    check_names(Selection(losses=(request.loss,), dtypes=request.dtypes))
-    if request.temperature is not None and not (math.isfinite(request.temperature) and request.temperature > 0):
-        raise UsageError(f"--temperature: expected a positive number, got {request.temperature:g}")
-    if not request.limit > 0:
-        raise UsageError(f"--limit: expected a positive number of seconds, got {request.limit:g}")
 
 
 def load_target(request: Request, declared: Sequence[Deviation]) -> External:
@@ -292,8 +281,9 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
 
     Raises:
         UsageError: an option is wrong or missing.
-        CouldNotRun: it cannot be loaded.
+        CouldNotRun: it cannot be loaded, or the device cannot be used.
     """
+    check_device(request.device)
     same = ("loss", "call", "arrays", "temperature", "normalised", "settings", "limit", "device")
     try:
         return External(

@@ -53,9 +53,9 @@ class Option:
     type: Any
     default: Any
     flags: tuple[str, ...]
-    metavar: str | None
-    read: Callable[[Sequence[str]], Any] | None
-    required: bool
+    metavar: str | None = None
+    read: Callable[[Sequence[str]], Any] | None = None
+    required: bool = False
 
     @property
     def name(self) -> str:
@@ -141,15 +141,15 @@ def read_settings(texts: Iterable[str]) -> dict[str, object]:
     return {key: found if len(found) > 1 else found[0] for key, found in values.items()}
 
 
-def option(
-    default: Any,
-    *flags: str,
-    metavar: str | None = None,
-    read: Callable[[Sequence[str]], Any] | None = None,
-    required: bool = False,
-) -> Any:
-    """A field that is an option of the command line. An empty mapping as a default is made anew for each object."""
-    metadata = {"flags": flags, "metavar": metavar, "read": read, "required": required}
+def option(default: Any, *flags: str, **more: Any) -> Any:
+    """A field that is an option of the command line.
+
+    Args:
+        default: of the field; an empty mapping is made anew for each object.
+        flags: the long flag first; none for an argument without a flag.
+        more: ``metavar``, ``read`` and ``required`` of :class:`Option`.
+    """
+    metadata = {"flags": flags, **more}
     if default == {}:
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
