@@ -63,8 +63,8 @@ def with_options(table: type, *keywords: str) -> Callable[[Callable[..., None]],
             form = typer.Option if one.flags else typer.Argument
             about = form(*one.flags, help=one.help, metavar=one.metavar, show_default=default is not None)
             default = inspect.Parameter.empty if one.required else default
-            annotation = Annotated[kind, about]
-            parameters.append(inspect.Parameter(one.keyword, KEYWORD_ONLY, default=default, annotation=annotation))
+            more = {"default": default, "annotation": Annotated[kind, about]}
+            parameters.append(inspect.Parameter(one.keyword, KEYWORD_ONLY, **more))
         names = {one.keyword for one in chosen}
         for own in inspect.signature(command, eval_str=True).parameters.values():
             if own.name not in names and own.kind is not own.VAR_KEYWORD:

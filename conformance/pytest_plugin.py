@@ -476,7 +476,7 @@ class Tally:
     def missing(self, group: str) -> int:
         """How many tests of a mark did not run."""
         tests = self.grouped("group")[group,]
-        return int(tests[0]["of"]) - sum(test["ended"] for test in tests)
+        return int(tests[0]["of"] - sum(test["ended"] for test in tests))
 
     def problems(self) -> Iterator[str]:
         """What is wrong beyond the tests that failed."""
