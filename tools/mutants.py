@@ -46,11 +46,10 @@ from cosmic_ray import mutating, plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 
 from pairproof.conformance.documents.load import load_worked
-from pairproof.conformance.judge.verify import load_cases, truth_of
+from pairproof.conformance.judge.verify import Limits, load_cases, truth_of
 from pairproof.conformance.suite import catalogue, golden, subset
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.records import Bounds, Truth
-from pairproof.conformance.truth import baseline, tolerances
 from pairproof.conformance.truth.compare import compare
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -297,13 +296,11 @@ def _refused(error: golden.ErrorCase, loaded: Loaded) -> str:
 
 
 def _checks_of(case: Case, true: Truth, loaded: Loaded, covers: bool) -> Iterator[Check]:
+    limits = Limits(case, true)
     for dtype in filter(case.holds_in, golden.DTYPES):
-        allowed = tolerances.bounds(case, true, dtype)
-        if "fast" in loaded.adapters:
-            allowed = tolerances.held_to(allowed, true, baseline.plain_outcome(case, dtype))
         for name, adapter in loaded.adapters.items():
             if dtype in adapter.dtypes and not adapter.refuses(case):
-                run = partial(_evaluated, case, true, allowed, dtype, name)
+                run = partial(_evaluated, case, true, limits.of(adapter, dtype), dtype, name)
                 yield Check(f"{case.id} {name} {dtype}", run, covers)
                 if covers and dtype == "float64" and "fast" in name and case.size <= 32:  # they take time
                     yield Check(f"{case.id} {name} derivatives", partial(_differentiated, case, name), covers, True)

@@ -150,6 +150,33 @@ def truth_of(case: Case, golden: GoldenCase | None) -> Truth:
     return truth(case) if golden is None else stored_truth(case, golden.expected)
 
 
+class Limits:
+    """The bounds of a case for each implementation; what several share is computed once.
+
+    Args:
+        case: the case.
+        true: its true results.
+    """
+
+    def __init__(self, case: Case, true: Truth) -> None:
+        self.case, self.true = case, true
+        self._bounds = cache(self._bounds_of)
+
+    def of(self, implementation: Implementation, dtype: str) -> Bounds:
+        """The bounds for an implementation's results in a dtype."""
+        computing = implementation.computes_in or dtype
+        found = self._bounds(computing, implementation.held_to_plain, implementation.narrows_weights)
+        return found if computing == dtype else rounded_once(found, self.true, dtype)
+
+    def _bounds_of(self, dtype: str, plain: bool, narrowed: bool) -> Bounds:
+        """At most twice what the straightforward implementation attains if ``plain``; plus narrowed weights'."""
+        if narrowed:
+            return with_narrowed_weights(self._bounds(dtype, plain, False), self.case, self.true, dtype)
+        if plain:
+            return held_to(self._bounds(dtype, False, False), self.true, plain_outcome(self.case, dtype))
+        return bounds(self.case, self.true, dtype)
+
+
 def judge_case(
     case: Case,
     golden: GoldenCase | None,
@@ -179,18 +206,7 @@ def judge_case(
         repeat = replace(alone, implementations=("reference",), dtypes=("float64",)).command()
         return [replace(blank, dtype="float64", status=Status.ERRORED, message=message, repeat=repeat, flags=())]
 
-    @cache
-    def allowed(dtype: str, plain: bool, narrowed: bool) -> Bounds:
-        """The bounds in a dtype, shared by all implementations.
-
-        If ``plain`` at most twice what the straightforward implementation attains; if ``narrowed`` with what the
-        rounding of weights adds.
-        """
-        if narrowed:
-            return with_narrowed_weights(allowed(dtype, plain, False), case, true, dtype)
-        if plain:
-            return held_to(allowed(dtype, False, False), true, plain_outcome(case, dtype))
-        return bounds(case, true, dtype)
+    limits = Limits(case, true)
 
     def judge_one(implementation: Implementation, check: Check) -> Check:
         dtype = check.dtype
@@ -204,11 +220,7 @@ def judge_case(
             return replace(check, status=Status.DEVIATES if declared else Status.PASSED)
         try:
             outcome = implementation.evaluate(case, dtype)
-            computing = implementation.computes_in or dtype
-            limits = allowed(computing, implementation.held_to_plain, implementation.narrows_weights)
-            if computing != dtype:
-                limits = rounded_once(limits, true, dtype)
-            comparison = compare(case, true, outcome, limits, dtype)
+            comparison = compare(case, true, outcome, limits.of(implementation, dtype), dtype)
         except Exception as error:  # a crash of outside code is a result, not the end of the run
             message = f"{type(error).__name__}: {error}".splitlines()[0]
             return replace(check, status=Status.ERRORED, message=message)
