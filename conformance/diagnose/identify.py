@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..implementations.callable import Batch, External, Target
+from ..implementations.callable import Answer, Batch, External, Target
 from ..implementations.sandbox import TargetError
 from ..suite.catalogue import LOSSES
-from .positives import FEATURES, LABELS, PAIRS, VIEWS
+from .positives import FEATURES, LABELS, VIEWS
 from .search import CLEARLY, CLOSE, EXACT, GRID, Match, Probe, Search, call_with, crossing, read_as, relative
 from .variants import POLICIES, words_of
 
@@ -85,15 +86,9 @@ class Identification:
         computes = f"computes {self.loss}{options and f' with {options}'}, temperature {at}"
         if self.verdict == "none":
             computes = "computes none of the losses that are known here, nor a known fault"
-        found = [
-            ("nearest: ", [self.nearest] if self.nearest else []),
-            ("but ", self.wrong),
-            ("known as the fault ", self.faults),
-            ("", self.remarks),
-            ("the same function: ", self.equals),
-            ("evidence: ", self.evidence),
-        ]
-        details = [f"  {prefix}{line}" for prefix, lines in found for line in lines]
+        found = {"nearest: ": [self.nearest], "but ": self.wrong, "known as the fault ": self.faults, "": self.remarks}
+        found |= {"the same function: ": self.equals, "evidence: ": self.evidence}
+        details = [f"  {prefix}{line}" for prefix, lines in found.items() for line in lines if line]
         return [f"{self.title}, called with {self.call}", *(f"  {note}" for note in self.notes), computes, *details]
 
 
@@ -166,10 +161,11 @@ def _unusable(search: Search) -> str:
         return "it returns NaN or infinity for every batch"
     if len(set(totals)) == 1:
         return f"it returns {totals[0]:g} for every batch"
-    try:
-        again = call_with(search.target, search.ordinary[0], search.limit).total
-    except TargetError as error:
-        return f"called with the same batch again, it fails: {error}"
+    first = search.ordinary[0]
+    failure = search.ask([first.batch], [first.temperature])
+    if failure:
+        return f"called with the same batch again, it fails: {failure}"
+    again = search.answers[first].total
     if relative(totals[0], again) > search.close:
         made = ", or is random when it is constructed, as it is for each probe" if search.target.constructs else ""
         return f"it returns {totals[0]:.6g} and {again:.6g} for the same batch: it is random, or remembers{made}"
@@ -193,18 +189,16 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     if "no_positive" in match.variant.entry.choices and policy != "zero":
         found.options["no_positive"] = policy
     _report_temperature(found, match)
+    _report_factor(found, match)
     _report_gradient(found, search, match)
     if match.error > EXACT and not search.single:
-        found.remarks.append(
-            f"close, but not the same to the last digits: something is added or cut off that changes values by"
-            f" {match.error:.0e} of their size"
-        )
+        words = "close, but not the same to the last digits: something is added or cut off that changes values by"
+        found.remarks.append(f"{words} {match.error:.0e} of their size")
     found.verdict = "wrong" if found.wrong else "match"
     _report_evidence(found, search, match)
-    for other in others:
-        same = len(other.words()) == len(match.words()) and other.plainness[0] == match.plainness[0]
-        if same and other.variant.loss != found.loss and other.name not in (*found.equals, match.name):
-            found.equals.append(other.name)
+    standing = len(match.words()), match.plainness[0]
+    alike = [other for other in others if (len(other.words()), other.plainness[0]) == standing]
+    found.equals = list(dict.fromkeys(other.name for other in alike if other.variant.loss != found.loss))
     _probe_range(found, search, match)
 
 
@@ -215,53 +209,48 @@ def _preference(match: Match, search: Search) -> tuple[Any, ...]:
     # Views without labels are partners.
     unlabelled = search.call == FEATURES and search.probes.alike[0].labels is None
     other_way = not (unlabelled and loss.positives_by == "partners")
-    wrong, options = len(match.words()), len(match.variant.options)
-    return gradient, wrong, scaled, other_way, options, list(LOSSES).index(loss.name), place
+    tail = len(match.variant.options), list(LOSSES).index(loss.name), place
+    return gradient, len(match.words()), scaled, other_way, *tail
 
 
 def _report_temperature(found: Identification, match: Match) -> None:
-    found.temperature = match.temperatures.get(None)
-    used = {passed: value for passed, value in match.temperatures.items() if passed}
-    if any(abs(value - passed) > 1e-6 * value for passed, value in used.items()):
-        values = list(used.values())
-        if max(values) - min(values) <= 1e-6 * values[0]:
-            found.wrong.append(f"the temperature that is passed has no effect: it is always {_short(values[0])}")
-            found.temperature = values[0]
+    passed, used = zip(*match.temperatures.items(), strict=True)
+    if None in passed:
+        found.temperature = used[0]
+    elif not np.allclose(passed, used, rtol=CLOSE, atol=0):
+        if np.ptp(used) <= CLOSE * used[0]:
+            found.temperature = used[0]
+            found.wrong.append(f"the temperature that is passed has no effect: it is always {_short(used[0])}")
         else:
-            changed = ", ".join(f"{_short(v)} for {p:g}" for p, v in used.items())
+            changed = ", ".join(f"{_short(value)} for {at:g}" for at, value in match.temperatures.items())
             found.wrong.append(f"the temperature that it uses is {changed}")
+
+
+def _report_factor(found: Identification, match: Match) -> None:
+    """What the loss is multiplied by: a base temperature, another power of the temperature, or a number."""
     if match.scale is None:
         factors = ", ".join(f"{_short(factor)} at {passed:g}" for passed, factor in match.factor.items())
         found.wrong.append(f"the loss is multiplied by {factors}")
         return
     share, power = match.scale
+    base = 1 / share if power == 1 else match.temperatures.get(None, math.nan) / share
+    known = [number for number in (1.0, PUBLISHED_BASE) if math.isclose(base, number, rel_tol=CLOSE)]
     times = _short(share)
     if power == 0:
         found.factor = share
-        _report_factor(found, share, match.temperatures.get(None))
-    elif power == 1:
-        found.options["base_temperature"] = _short(1 / share)
-        found.remarks.append(f"the loss is multiplied by temperature/{_short(1 / share)}")
-    else:
-        square = f"{'' if abs(share - 1) <= 1e-6 else f'{times} times '}the square of the temperature"
+    if power == 1 or (power == 0 and share != 1 and known):
+        text = _short(known[0] if known else base)
+        found.options["base_temperature"] = text
+        found.remarks.append(f"the loss is multiplied by {'the temperature' if text == '1' else f'temperature/{text}'}")
+    elif power:
+        square = f"{'' if times == '1' else f'{times} times '}the square of the temperature"
         powers = {2: square, -1: f"{times}/temperature", -2: f"{times}/temperature^2"}
         found.wrong.append(f"the loss is multiplied by {powers[power]}")
-
-
-def _report_factor(found: Identification, factor: float, temperature: float | None) -> None:
-    if factor == 1:
-        return
-    words = f"the values are {_short(factor)} times those of the loss"
-    if temperature is not None:
-        base = temperature / factor
-        for known, text in ((1.0, "the temperature"), (PUBLISHED_BASE, f"temperature/{PUBLISHED_BASE:g}")):
-            if math.isclose(base, known, rel_tol=CLOSE):
-                found.options["base_temperature"] = f"{known:g}"
-                found.remarks.append(f"the loss is multiplied by {text}")
-                return
-        if base > 0 and math.isclose(float(f"{base:.2g}"), base, rel_tol=CLOSE) and factor not in (2, 0.5, 4, 0.25):
+    elif share != 1:
+        words = f"the values are {times} times those of the loss"
+        if math.isclose(float(f"{base:.2g}"), base, rel_tol=CLOSE) and base > 0 and share not in (2, 0.5, 4, 0.25):
             words += f", or the loss is multiplied by temperature/{base:.2g}: pass a temperature to find out"
-    found.wrong.append(words)
+        found.wrong.append(words)
 
 
 def _report_gradient(found: Identification, search: Search, match: Match) -> None:
@@ -284,10 +273,8 @@ def _report_gradient(found: Identification, search: Search, match: Match) -> Non
 
 
 def _report_evidence(found: Identification, search: Search, match: Match) -> None:
-    batches = {probe.batch.name for probe in search.ordinary}
-    found.evidence.append(
-        f"{len(search.ordinary)} values on {len(batches)} batches, the worst off by {match.error:.1e} of its size"
-    )
+    values, batches = len(search.ordinary), len(search.batches)
+    found.evidence.append(f"{values} values on {batches} batches, the worst off by {match.error:.1e} of its size")
     if match.gradient_error is not None:
         found.evidence.append(f"as many gradients, the worst off by {match.gradient_error:.1e} of its norm")
     else:
@@ -356,31 +343,24 @@ STEEP: Mapping[str, tuple[str, float, tuple[tuple[float, ...], ...]]] = {
 
 def _probe_range(found: Identification, search: Search, match: Match) -> None:
     """What becomes of the loss at the end of the range: overflow, or logarithms of 0."""
+    passed = search.target.takes_temperature
     for name, (words, temperature, rows) in STEEP.items():
-        probe = _steep(search, match, name, torch.tensor(rows, dtype=torch.float64), temperature)
-        broken = search.ask([probe.batch], [probe.temperature]) if probe else ""
-        found.remarks += [f"breaks on {name}: {broken}"] if broken else []
-        expected = match.predict(probe) if probe and not broken else None
-        if probe is None or expected is None or not bool(expected.sum().isfinite()):
+        # Logits are steep by the temperature that is passed, or by the norms of dot products.
+        if match.temperature_for(temperature) != temperature if passed else match.variant.similarity != "dot":
             continue
-        remark = _difference(search, match, probe, "zero")
-        if not math.isfinite(search.answers[probe].total):
-            told = any(remark.startswith("out of range") for remark in found.remarks)
-            remark = "" if told else f"out of range: {words}"
-        found.remarks += [remark] if remark else []
-
-
-def _steep(search: Search, match: Match, name: str, rows: torch.Tensor, temperature: float) -> Probe | None:
-    """A batch whose logits are steep: by the temperature that is passed, or by the norms of dot products."""
-    rows, n, passed = torch.nn.functional.normalize(rows), len(rows), search.target.takes_temperature
-    if match.temperature_for(temperature) != temperature if passed else match.variant.similarity != "dot":
-        return None
-    if not passed:
-        rows = rows * math.sqrt(match.temperature_for(None) / temperature)
-    labels = [k % 2 for k in range(n)] if search.call == LABELS else None
-    pairs = [(k, (k + n // 2) % n) for k in range(n)] if search.call == PAIRS else None
-    batch = Batch(name, search.call, rows, labels, pairs, 2 if search.call in (FEATURES, VIEWS) else 1)
-    return Probe(batch, temperature if passed else None)
+        n, scale = len(rows), 1.0 if passed else math.sqrt(match.temperature_for(None) / temperature)
+        embeddings = scale * torch.nn.functional.normalize(torch.tensor(rows, dtype=torch.float64))
+        labels = [k % 2 for k in range(n)] if search.call == LABELS else None
+        pairs = [(k, (k + n // 2) % n) for k in range(n)]
+        batch = Batch(name, search.call, embeddings, labels, pairs, 2 if search.call in (FEATURES, VIEWS) else 1)
+        probe = Probe(batch, temperature if passed else None)
+        broken, expected = search.ask([batch], [probe.temperature]), match.predict(probe)
+        remark = f"breaks on {name}: {broken}" if broken else ""
+        if not broken and expected is not None and bool(expected.sum().isfinite()):
+            finite = math.isfinite(search.answers[probe].total)
+            remark = _difference(search, match, probe, "zero") if finite else f"out of range: {words}"
+        if remark and not (remark.startswith("out of range") and "out of range" in " ".join(found.remarks)):
+            found.remarks.append(remark)
 
 
 # No match
@@ -390,18 +370,14 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
     """What comes nearest; before that, what explains the answers at any temperature: similarities without contrast."""
     if search.undetermined:
         match = min(search.undetermined, key=lambda match: (len(match.variant.words()), match.plainness))
-        found.nearest = (
-            f"{match.variant.describe()}, which gives the same at more than one temperature: the answers do not"
-            " depend on it, and the loss contrasts nothing"
-        )
+        why = "the answers do not depend on it, and the loss contrasts nothing"
+        found.nearest = f"{match.variant.describe()}, which gives the same at more than one temperature: {why}"
     elif matches:
         nearest = min(matches, key=lambda match: (match.distance, len(match.variant.words())))
         name, expected, given = nearest.worst
         at = "" if search.target.takes_temperature else f" at temperature {nearest.temperatures[None]:.4g}"
-        found.nearest = (
-            f"{nearest.variant.describe()}{at}, which differs on {name}:"
-            f" it gives {expected:.6g}, the target {given:.6g}"
-        )
+        values = f"it gives {expected:.6g}, the target {given:.6g}"
+        found.nearest = f"{nearest.variant.describe()}{at}, which differs on {name}: {values}"
 
 
 def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:
@@ -427,16 +403,18 @@ def _same_answers(search: Search, function: Any, found: Identification, close: f
         other = call_with(fault, Probe(probe.batch, probe.temperature or built_in))
         if len(other.values) != len(answer.values) or relative(other.total, answer.total) > close:
             return False
-        gradients = [given.gradient.flatten() for given in (other, answer) if given.gradient is not None]
-        finite = [bool(gradient.isfinite().all()) for gradient in gradients]
-        if finite == [True, True]:
-            same = bool(relative(gradients[0], gradients[1], 1e-12 * abs(answer.total)) <= 10 * search.close)
-        else:
-            same = len(set(finite)) < 2 and (len(finite) != 1 or search.target.arrays != "torch")
-        if not same:
+        # A target that is not called with torch may give no gradient.
+        judged = answer.gradient is not None or search.target.arrays == "torch"
+        if judged and relative(_gradient(other), _gradient(answer), 1e-12 * abs(answer.total)) > 10 * search.close:
             return False
     found.temperature = built_in or found.temperature
     return True
+
+
+def _gradient(answer: Answer) -> torch.Tensor:
+    """[K], or one number: infinity for a gradient that is missing, NaN for one that is not finite."""
+    flat = torch.tensor([math.inf]) if answer.gradient is None else answer.gradient.flatten()
+    return flat if answer.gradient is None or bool(flat.isfinite().all()) else torch.tensor([math.nan])
 
 
 def _solved(search: Search, fault: Target) -> float:

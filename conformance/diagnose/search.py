@@ -90,9 +90,9 @@ class Probes:
     """
 
     call: str
-    alike: Sequence[Batch]
-    further: Sequence[Batch]
-    edges: Sequence[Batch] = ()
+    alike: list[Batch]
+    further: list[Batch]
+    edges: list[Batch]
 
 
 def _batch(call: str, name: str, seed: int, items: str | Sequence[int], pull: float = 0.8, **given: Any) -> Batch:
@@ -115,21 +115,25 @@ def _batch(call: str, name: str, seed: int, items: str | Sequence[int], pull: fl
         rows[[1, 5]] = rows[[0, 2]]
     labelled = call == LABELS or (call == FEATURES and len(set(classes)) < len(classes))
     pairs = [[int(row) for row in pair.split(">")] for pair in given.get("pairs", "").split()]
-    return Batch(name, call, rows, given.get("labels", classes if labelled else None), pairs or None, n_views)
+    return Batch(name, call, rows, given.get("labels", classes if labelled else None), pairs, n_views)
 
 
-def _probes(call: str, *table: tuple[Any, ...]) -> Probes:
-    """Probes from a table with their role, name, seed, items, and pairs or what else ``_batch`` takes.
+def _probes(*table: tuple[Any, ...]) -> list[Probes]:
+    """Probes from a table of batches with their call, role, name, seed, items, and what else ``_batch`` takes.
 
-    Those that are alike go from rows that do not depend on the class to classes far apart.
+    The role "alike" begins new probes: it stands for batches from rows that do not depend on the class to classes far
+    apart.
     """
-    found: dict[str, list[Batch]] = {"alike": [], "further": [], "edges": []}
-    for role, name, seed, items, *others in table:
-        pulls = {f"{name}, {pull:g} apart": pull for pull in (0.0, 0.6, 1.2, 2.0)} if role == "alike" else {name: 0.8}
-        for k, (title, pull) in enumerate(pulls.items()):
-            given = {"pairs": others[0]} if call == PAIRS else dict(*others)
-            found[role].append(_batch(call, title, seed + k, items, pull, **given))
-    return Probes(call, **found)
+    found: list[Probes] = []
+    for call, role, name, seed, items, *others in table:
+        make: Callable[..., Batch] = partial(_batch, call, items=items, **dict(*others))
+        if role == "alike":
+            pulls = enumerate((0.0, 0.6, 1.2, 2.0))
+            alike = [make(f"{name}, {pull:g} apart", seed + k, pull=pull) for k, pull in pulls]
+            found.append(Probes(call, alike, [], []))
+        else:
+            getattr(found[-1], role).append(make(name, seed))
+    return found
 
 
 UNBALANCED, TWO_ALONE, TWINS = "010210210", "0102033", "012345012345"
@@ -139,63 +143,46 @@ FAR_APART = (0, 256, 2**32, 2**24, 2**24 + 1, -1) * 2
 NINE_ROWS = "0>2 2>0 1>4 4>1 3>6 5>0 6>8 7>2 8>3 0>5 0>8 2>5 6>3"
 TWELVE_ROWS = "0>1 1>0 2>3 3>4 4>2 5>9 6>0 7>8 8>7 9>5 10>11 11>1 0>7 2>9 2>10 5>6 9>10 9>11"
 
-PROBES: tuple[Probes, ...] = (
-    _probes(
-        LABELS,
-        ("alike", "classes of 4, 3 and 2 rows", 3, UNBALANCED),
-        ("further", "14 rows in classes of 6 to 2", 11, "30110222032230"),
-        ("further", "pairs only, stacked", 12, TWINS),
-        ("further", "duplicated rows", 13, "0101202211", {"duplicates": True}),
-        ("further", "pairs only, side by side", 14, "00112233"),
-        ("edges", "two anchors without positive", 21, TWO_ALONE),
-        ("edges", "a batch of one class", 22, "00000"),
-        ("edges", "a batch without any positive", 23, "01234"),
-        ("edges", "labels far apart", 24, TWINS, {"labels": FAR_APART}),
-        ("edges", "rows of norm 1e-9", 25, UNBALANCED, {"scale": 1e-9}),
-    ),
-    _probes(
-        LABELS,
-        ("alike", "six pairs", 31, TWINS),
-        ("further", "five pairs", 36, "0123401234"),
-        ("further", "eight pairs", 37, "0123456701234567"),
-    ),
-    _probes(
-        FEATURES,
-        ("alike", "6 items of 2 views in 3 classes", 41, "010201"),
-        ("further", "5 items of 2 views in 3 classes", 45, "21200"),
-        ("further", "4 items of 3 views in 2 classes", 46, "0100", {"n_views": 3}),
-        ("further", "9 items of 1 view in 3 classes", 47, UNBALANCED, {"n_views": 1}),
-        ("further", "6 items of 2 views, no labels", 48, "012345"),
-        ("edges", "one view, two anchors without positive", 49, TWO_ALONE, {"n_views": 1}),
-        ("edges", "a batch of one class", 50, "000"),
-    ),
-    _probes(
-        FEATURES,
-        ("alike", "6 items of 2 views", 51, "012345"),
-        ("further", "9 items of 2 views", 56, "012345678"),
-        ("further", "4 items of 3 views", 57, "0123", {"n_views": 3}),
-        ("further", "3 items of 2 views", 58, "012"),
-    ),
-    _probes(
-        VIEWS,
-        ("alike", "6 items", 61, "012345"),
-        ("further", "9 items", 66, "012345678"),
-        ("further", "3 items", 67, "012"),
-        ("further", "duplicated rows", 68, "0123456", {"duplicates": True}),
-        ("further", "12 items", 69, range(12)),
-    ),
-    _probes(VIEWS, ("alike", "4 items", 121, "0123"), ("further", "9 items", 66, "012345678")),
-    _probes(
-        PAIRS,
-        ("alike", "13 directed pairs of 9 rows", 71, "012012012", NINE_ROWS),
-        ("further", "18 directed pairs of 12 rows", 76, "012012012012", TWELVE_ROWS),
-        ("further", "each of 8 rows with one partner", 77, "01201201", "0>4 1>5 2>6 3>7 4>0 5>1 6>2 7>3"),
-        ("further", "6 rows, both directions", 78, "012012", "0>1 1>0 2>3 3>2 4>5 5>4 0>5 5>0"),
-        ("edges", "pairs listed twice", 79, "01201201", "0>2 2>0 1>4 4>1 5>0 6>3 7>2 3>6 0>2 5>0"),
-        ("edges", "two rows without positive", 80, "0120120", "0>2 2>0 1>4 4>1 3>6 5>0"),
-        ("edges", "a row without negatives", 81, "0120", "0>1 0>2 0>3 1>0 2>1 3>0"),
-        ("edges", "a diagonal entry listed", 82, "012012", "0>1 1>0 2>3 3>2 4>5 5>4 2>2"),
-    ),
+PROBES = _probes(
+    (LABELS, "alike", "classes of 4, 3 and 2 rows", 3, UNBALANCED),
+    (LABELS, "further", "14 rows in classes of 6 to 2", 11, "30110222032230"),
+    (LABELS, "further", "pairs only, stacked", 12, TWINS),
+    (LABELS, "further", "duplicated rows", 13, "0101202211", {"duplicates": True}),
+    (LABELS, "further", "pairs only, side by side", 14, "00112233"),
+    (LABELS, "edges", "two anchors without positive", 21, TWO_ALONE),
+    (LABELS, "edges", "a batch of one class", 22, "00000"),
+    (LABELS, "edges", "a batch without any positive", 23, "01234"),
+    (LABELS, "edges", "labels far apart", 24, TWINS, {"labels": FAR_APART}),
+    (LABELS, "edges", "rows of norm 1e-9", 25, UNBALANCED, {"scale": 1e-9}),
+    (LABELS, "alike", "six pairs", 31, TWINS),
+    (LABELS, "further", "five pairs", 36, "0123401234"),
+    (LABELS, "further", "eight pairs", 37, "0123456701234567"),
+    (FEATURES, "alike", "6 items of 2 views in 3 classes", 41, "010201"),
+    (FEATURES, "further", "5 items of 2 views in 3 classes", 45, "21200"),
+    (FEATURES, "further", "4 items of 3 views in 2 classes", 46, "0100", {"n_views": 3}),
+    (FEATURES, "further", "9 items of 1 view in 3 classes", 47, UNBALANCED, {"n_views": 1}),
+    (FEATURES, "further", "6 items of 2 views, no labels", 48, "012345"),
+    (FEATURES, "edges", "one view, two anchors without positive", 49, TWO_ALONE, {"n_views": 1}),
+    (FEATURES, "edges", "a batch of one class", 50, "000"),
+    (FEATURES, "alike", "6 items of 2 views", 51, "012345"),
+    (FEATURES, "further", "9 items of 2 views", 56, "012345678"),
+    (FEATURES, "further", "4 items of 3 views", 57, "0123", {"n_views": 3}),
+    (FEATURES, "further", "3 items of 2 views", 58, "012"),
+    (VIEWS, "alike", "6 items", 61, "012345"),
+    (VIEWS, "further", "9 items", 66, "012345678"),
+    (VIEWS, "further", "3 items", 67, "012"),
+    (VIEWS, "further", "duplicated rows", 68, "0123456", {"duplicates": True}),
+    (VIEWS, "further", "12 items", 69, range(12)),
+    (VIEWS, "alike", "4 items", 121, "0123"),
+    (VIEWS, "further", "9 items", 66, "012345678"),
+    (PAIRS, "alike", "13 directed pairs of 9 rows", 71, "012012012", {"pairs": NINE_ROWS}),
+    (PAIRS, "further", "18 directed pairs of 12 rows", 76, "012012012012", {"pairs": TWELVE_ROWS}),
+    (PAIRS, "further", "each of 8 rows with one partner", 77, "01201201", {"pairs": "0>4 1>5 2>6 3>7 4>0 5>1 6>2 7>3"}),
+    (PAIRS, "further", "6 rows, both directions", 78, "012012", {"pairs": "0>1 1>0 2>3 3>2 4>5 5>4 0>5 5>0"}),
+    (PAIRS, "edges", "pairs listed twice", 79, "01201201", {"pairs": "0>2 2>0 1>4 4>1 5>0 6>3 7>2 3>6 0>2 5>0"}),
+    (PAIRS, "edges", "two rows without positive", 80, "0120120", {"pairs": "0>2 2>0 1>4 4>1 3>6 5>0"}),
+    (PAIRS, "edges", "a row without negatives", 81, "0120", {"pairs": "0>1 0>2 0>3 1>0 2>1 3>0"}),
+    (PAIRS, "edges", "a diagonal entry listed", 82, "012012", {"pairs": "0>1 1>0 2>3 3>2 4>5 5>4 2>2"}),
 )
 """The probes of every call in the order of preference: the first that the target accepts are used."""
 
@@ -407,6 +394,8 @@ class Search:
         self.answers: dict[Probe, Answer] = {}
         self.undetermined: list[Match] = []
         self.probes = self._choose()
+        errors = {batch.name: self.ask([batch], self.passed) for batch in (*self.probes.further, *self.probes.edges)}
+        self.broken = {name: error for name, error in errors.items() if error}
         ordinary = (*self.probes.alike, *self.probes.further)
         self.batches = [batch for batch in ordinary if batch.name not in self.broken]
         self.ordinary = self.answered(self.batches)
@@ -416,15 +405,12 @@ class Search:
         self.close = CLOSE_SINGLE if self.single else CLOSE
 
     def _choose(self) -> Probes:
-        """The first probes that the target accepts, and its answers."""
+        """The first probes that the target accepts, and its answers to those that are alike."""
         failures = []
         for probes in (probes for probes in PROBES if probes.call == self.call):
-            failure = self.ask(probes.alike, self.passed)
-            if not failure:
-                errors = {batch.name: self.ask([batch], self.passed) for batch in (*probes.further, *probes.edges)}
-                self.broken = {name: error for name, error in errors.items() if error}
+            failures.append(self.ask(probes.alike, self.passed))
+            if not failures[-1]:
                 return probes
-            failures.append(failure)
         raise TargetError(f"it cannot be called with any probe: {'; '.join(dict.fromkeys(failures))}")
 
     def ask(self, batches: Iterable[Batch], passed: Sequence[float | None]) -> str:
@@ -436,27 +422,25 @@ class Search:
             return str(error)
         return ""
 
-    def answered(self, batches: Iterable[Batch]) -> list[Probe]:
+    def answered(self, batches: Sequence[Batch]) -> list[Probe]:
         """The probes of these batches that were answered."""
-        probes = (Probe(batch, passed) for batch in batches for passed in self.passed)
-        return [probe for probe in probes if probe in self.answers]
+        return [probe for probe in self.answers if probe.batch in batches]
 
     def given(self, batches: Iterable[Batch], passed: Iterable[float | None]) -> Array:
         """[B, 1, P], the sum of the target's values."""
         return np.array([[[self.answers[Probe(batch, at)].total for at in passed]] for batch in batches])
 
+    @torch.no_grad()
     def totals(self, tried: Sequence[Variant], batches: Sequence[Batch], temperatures: Sequence[float]) -> Array:
         """[B, V, T], the sum over the anchors as each variant predicts it; NaN where it cannot."""
         at = torch.tensor(temperatures, dtype=torch.float64)
         found = np.full((len(batches), len(tried), len(at)), np.nan)
-        with torch.no_grad():
-            for batch, sums in zip(batches, found, strict=True):
-                evaluations: dict[str, Evaluation] = {}
-                for k, variant in enumerate(tried):
-                    setting = read_as(batch, variant.positives)
-                    if setting is not None:
-                        evaluation = evaluations.setdefault(variant.positives, Evaluation(setting, at))
-                        sums[k] = evaluation.anchors(variant).sum(dim=1).numpy()
+        for batch, sums in zip(batches, found, strict=True):
+            settings = {positives: read_as(batch, positives) for positives in {variant.positives for variant in tried}}
+            evaluations = {positives: Evaluation(setting, at) for positives, setting in settings.items() if setting}
+            for k, variant in enumerate(tried):
+                if variant.positives in evaluations:
+                    sums[k] = evaluations[variant.positives].anchors(variant).sum(dim=1).numpy()
         return found
 
     def fitting(self, matches: Iterable[Match]) -> list[Match]:
@@ -548,30 +532,27 @@ class Search:
             usable = (value != 0) & np.isfinite(value) & (number > 0)
             if not usable.any(axis=0).all():
                 continue
-            columns = zip((given * number / value).T, usable.T, strict=True)
-            factor = [_rounded(float(np.median(ratios[kept])), self.close) for ratios, kept in columns]
-            expected = value * factor / np.maximum(number, 1)
+            columns = zip(self.passed, (given * number / value).T, usable.T, strict=True)
+            factor = {passed: _rounded(np.median(ratios[kept]), self.close) for passed, ratios, kept in columns}
+            expected = value * list(factor.values()) / np.maximum(number, 1)
             errors = relative(expected[..., None], given[..., None])
             p, b = np.unravel_index(errors.T.argmax(), errors.T.shape)
             worst = Probe(list(settings)[b], self.passed[p]).name, float(expected[b, p]), float(given[b, p])
             distance = math.hypot(*(expected - given).flat) / max(math.hypot(*given.flat), 1e-150)
-            factors, error = dict(zip(self.passed, factor, strict=True)), float(errors.max())
-            matches.append(Match(variant, temperatures, count, factors, error, worst, distance, self.vector))
+            error = float(errors.max())
+            matches.append(Match(variant, temperatures, count, factor, error, worst, distance, self.vector))
         fitting = sorted(self.fitting(matches), key=lambda match: match.plainness)
         return (fitting or sorted(matches, key=lambda match: match.error))[:1]
 
     def with_gradient(self, match: Match) -> Match:
         """The match with its gradient compared, or with what the gradient flows through instead."""
         error, factor = self._compare_gradient(match)
-        compared = replace(match, gradient_error=error)
-        if error is None or error <= self.close:
-            return compared
-        others = [replace(match, variant=replace(match.variant, flow=flow)) for flow in FLOWS]
-        for other in (*others, replace(match, gradient_factor=factor)):
-            error, _ = self._compare_gradient(other)
-            if error is not None and error <= self.close:
-                return replace(other, gradient_error=error)
-        return compared
+        flows = (replace(match, variant=replace(match.variant, flow=flow)) for flow in FLOWS)
+        for other in (*flows, replace(match, gradient_factor=factor)):
+            off, _ = self._compare_gradient(other)
+            if off is not None and off <= self.close:
+                return replace(other, gradient_error=off)
+        return replace(match, gradient_error=error)
 
     def _compare_gradient(self, match: Match) -> tuple[float | None, float]:
         """The largest relative difference of a gradient, None where there is none; and how many times too large it is.
@@ -594,7 +575,7 @@ class Search:
                 nothing = 1e-12 * abs(self.answers[probe].total) / float(embeddings.norm())
                 errors.append(float(relative(expected, given, nothing)))
                 ratios.append(float(given @ expected / (expected @ expected)))
-        return max(errors, default=None), _rounded(float(np.median(ratios or 1)), self.close)
+        return max(errors, default=None), _rounded(np.median(ratios or 1), self.close)
 
 
 def crossing(function: Callable[[float], float], low: float, high: float) -> float | None:
@@ -628,7 +609,7 @@ def relative(expected: Any, given: Any, floor: float = 0.0) -> Array:
     return np.where(same | (size <= floor), 0.0, np.where(np.isnan(away), math.inf, away))
 
 
-def _rounded(factor: float, close: float) -> float:
+def _rounded(factor: Any, close: float) -> float:
     """A factor as the simple number that it is within rounding of."""
     simple = (1.0, 2.0, 0.5, -1.0, 4.0, 0.25)
-    return next((number for number in simple if math.isclose(factor, number, rel_tol=close)), factor)
+    return next((number for number in simple if math.isclose(factor, number, rel_tol=close)), float(factor))
