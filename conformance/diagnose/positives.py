@@ -7,7 +7,7 @@ those are its positives. ``POSITIVES`` are the ways to read (and to misread) the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -50,6 +50,11 @@ class Setting:
     def counts(self) -> Tensor:
         """|P(i)| of every row, 0 for rows that are not anchors."""
         return (self.positive & self.anchors[:, None]).sum(dim=1)
+
+    @property
+    def view(self) -> Tensor:
+        """[M], the view of the item that a row is."""
+        return torch.arange(len(self.rows)) // (len(self.rows) // self.n_views)
 
 
 def same(labels: Tensor) -> Tensor:
@@ -129,30 +134,33 @@ _SEVERAL = (LABELS, FEATURES, PAIRS, CASE)
 _ANY = (*_SEVERAL, VIEWS)
 
 
-def _first(mask: Tensor) -> Tensor:
-    return mask & (mask.cumsum(dim=1) == 1)
+def _chosen(choose: Callable[[Setting], Tensor], *calls: str) -> Positives:
+    """Other positives among the same members."""
+    return Positives(calls or _ANY, lambda s: replace(s, positive=choose(s)))
 
 
-def _some(
-    words: str, choose: Callable[[Setting], Tensor], calls: tuple[str, ...] = _SEVERAL
-) -> Iterator[tuple[str, Positives]]:
+def _some(words: str, choose: Callable[[Setting], Tensor], *calls: str) -> dict[str, Positives]:
     """Keep some of the positives of an anchor; the others become negatives, or are left out."""
 
     def without(s: Setting) -> Setting:
         return replace(s, positive=choose(s), member=s.member & (choose(s) | ~s.positive))
 
-    yield f"{words}; other positives are negatives", Positives(calls, lambda s: replace(s, positive=choose(s)))
-    yield f"{words}; other positives are left out", Positives(calls, without)
+    return {
+        f"{words}; other positives are negatives": _chosen(choose, *(calls or _SEVERAL)),
+        f"{words}; other positives are left out": Positives(calls or _SEVERAL, without),
+    }
+
+
+def _first(mask: Tensor) -> Tensor:
+    return mask & (mask.cumsum(dim=1) == 1)
 
 
 def _other_view(s: Setting) -> Tensor:
-    """The positives of another view; all of them where there is one view."""
-    view = torch.arange(len(s.rows)) // (len(s.rows) // s.n_views)
-    return s.positive & ~same(view) if s.n_views > 1 else s.positive
+    return s.positive & ~same(s.view) if s.n_views > 1 else s.positive
 
 
-def _side_by_side(s: Setting) -> Setting:
-    return replace(s, positive=same(torch.arange(len(s.rows)) // 2) & s.member)
+def _side_by_side(s: Setting) -> Tensor:
+    return same(torch.arange(len(s.rows)) // 2) & s.member
 
 
 def _in_halves(s: Setting) -> Setting | None:
@@ -160,46 +168,41 @@ def _in_halves(s: Setting) -> Setting | None:
     return None if n % 2 else replace(s, positive=same(torch.arange(n) % (n // 2)) & s.member)
 
 
-def _same_item(s: Setting) -> Setting:
-    return replace(s, positive=same(s.items) & s.member)
+def _same_item(s: Setting) -> Tensor:
+    return same(s.items) & s.member
 
 
-def _towers(direction: str) -> Positives:
+def _towers(direction: str, *calls: str) -> Positives:
     """Two views: rows of one are contrasted with the rows of the other and with nothing else."""
 
     def change(s: Setting) -> Setting | None:
-        if s.n_views != 2:
-            return None
-        second = torch.arange(len(s.rows)) >= len(s.rows) // 2
-        anchors = {"both": s.anchors, "a_to_b": ~second, "b_to_a": second}[direction]
-        return replace(_same_item(replace(s, member=~same(second))), anchors=anchors)
+        anchors = {"both": s.anchors, "a_to_b": s.view == 0, "b_to_a": s.view == 1}[direction]
+        found = replace(s, member=~same(s.view), anchors=anchors)
+        return replace(found, positive=_same_item(found)) if s.n_views == 2 else None
 
-    return Positives((VIEWS, FEATURES), change)
+    return Positives(calls or (VIEWS, FEATURES), change)
 
 
 def _one_view(rows: Callable[[Tensor], Tensor]) -> Positives:
     """One row for each item, ``rows(views [V, B, D])``, and the items' labels."""
 
     def change(s: Setting) -> Setting | None:
-        if s.n_views < 2:
-            return None
         b = len(s.rows) // s.n_views
         found = rows(s.rows.reshape(s.n_views, b, -1))
-        return Setting(found, s.member[:b, :b], s.positive[:b, :b], s.own[:b, :b], s.anchors[:b], s.items[:b])
+        member, positive, own = (mask[:b, :b] for mask in (s.member, s.positive, s.own))
+        return Setting(found, member, positive, own, s.anchors[:b], s.items[:b]) if s.n_views > 1 else None
 
     return Positives((FEATURES,), change)
 
 
 def _first_anchors(s: Setting) -> Setting | None:
-    first = torch.arange(len(s.rows)) < len(s.rows) // s.n_views
-    return None if s.n_views < 2 else replace(s, anchors=first)
+    return replace(s, anchors=s.view == 0) if s.n_views > 1 else None
 
 
-def _interleaved_labels(s: Setting) -> Setting:
+def _interleaved_labels(s: Setting) -> Tensor:
     """Labels repeated side by side, of rows that are stacked."""
-    b, v = len(s.rows) // s.n_views, s.n_views
-    alike = (s.positive | s.own)[:b, :b]
-    return replace(s, positive=alike.repeat_interleave(v, 0).repeat_interleave(v, 1) & s.member)
+    rows = torch.arange(len(s.rows)) // s.n_views
+    return (s.positive | s.own)[rows][:, rows] & s.member
 
 
 _WHATEVER = "whatever the labels or partners are"
@@ -213,41 +216,35 @@ NAMES: Mapping[str, str] = {
 
 POSITIVES: Mapping[str, Positives] = {
     "meant": Positives(_ANY, lambda s: s),
-    "views": Positives((FEATURES,), _same_item),
+    "views": _chosen(_same_item, FEATURES),
     "towers": _towers("both"),
     "towers a_to_b": _towers("a_to_b"),
     "towers b_to_a": _towers("b_to_a"),
-    "rows of the first view are compared with the second view alone": replace(_towers("a_to_b"), calls=(VIEWS,)),
+    "rows of the first view are compared with the second view alone": _towers("a_to_b", VIEWS),
     "only the first view's rows are anchors": Positives((FEATURES, VIEWS), _first_anchors),
     "stacked partners": Positives((LABELS, CASE), _in_halves),
     "rows 2k and 2k + 1 are taken for partners: interleaved views are read where stacked ones are passed": (
-        Positives((VIEWS, FEATURES), _side_by_side)
+        _chosen(_side_by_side, VIEWS, FEATURES)
     ),
-    "neighbours": Positives((LABELS, CASE), _side_by_side),
+    "neighbours": _chosen(_side_by_side, LABELS, CASE),
     "labels are repeated side by side (interleaved) where the rows of the views are stacked": (
-        Positives((FEATURES,), _interleaved_labels)
+        _chosen(_interleaved_labels, FEATURES)
     ),
-    **dict(_some("each anchor has its first positive alone", lambda s: _first(s.positive))),
-    **dict(_some("each anchor has its last positive alone", lambda s: _first(s.positive.flip(1)).flip(1))),
-    **dict(
-        _some("each positive pair is counted in one direction only, as (i, j) with i < j", lambda s: s.positive.triu())
-    ),
-    **dict(_some("only rows of another view are positives", _other_view, (FEATURES,))),
+    **_some("each anchor has its first positive alone", lambda s: _first(s.positive)),
+    **_some("each anchor has its last positive alone", lambda s: _first(s.positive.flip(1)).flip(1)),
+    **_some("each positive pair is counted in one direction only, as (i, j) with i < j", lambda s: s.positive.triu()),
+    **_some("only rows of another view are positives", _other_view, FEATURES),
     "only pairs (i, j) with i < j are compared, positives and negatives alike": (
         Positives(_ANY, lambda s: replace(s, positive=s.positive.triu(), member=s.member.triu()))
     ),
-    "positives and negatives are mixed up": Positives(_ANY, lambda s: replace(s, positive=s.negative)),
-    "the anchor itself is counted among its positives": (
-        Positives(_ANY, lambda s: replace(s, positive=s.positive | (s.own & s.anchors[:, None])))
-    ),
+    "positives and negatives are mixed up": _chosen(lambda s: s.negative),
+    "the anchor itself is counted among its positives": _chosen(lambda s: s.positive | (s.own & s.anchors[:, None])),
     "only the first view is used": _one_view(lambda views: views[0]),
     "the views of an item are averaged first": _one_view(lambda views: views.mean(dim=0)),
-    "the labels are ignored: only views of one item are positives": Positives((FEATURES,), _same_item),
+    "the labels are ignored: only views of one item are positives": _chosen(_same_item, FEATURES),
     "a pair (i, j) makes i a positive of j too": (
-        Positives((PAIRS, CASE), lambda s: replace(s, positive=(s.positive | s.positive.T) & s.member))
+        _chosen(lambda s: (s.positive | s.positive.T) & s.member, PAIRS, CASE)
     ),
-    "a pair (i, j) is read as (j, i)": (
-        Positives((PAIRS, CASE), lambda s: replace(s, positive=s.positive.T & s.member))
-    ),
+    "a pair (i, j) is read as (j, i)": _chosen(lambda s: s.positive.T & s.member, PAIRS, CASE),
 }
 """Ways to read the positives, each by its short name (``NAMES``), or else by what is wrong about it, in words."""

@@ -39,14 +39,14 @@ Table = Mapping[str, Callable[..., Any]]
 # Similarities of the rows a and b: [M, M] of (a, b, setting)
 
 
-def _unit(rows: Tensor) -> Tensor:
-    return rows.div(rows.norm(dim=1, keepdim=True))
+def _unit(rows: Tensor, p: int = 2) -> Tensor:
+    return rows.div(rows.norm(p, dim=1, keepdim=True))
 
 
-def _over_views(rows: Tensor, setting: Setting) -> Tensor:
-    """Rows divided by the norm that is taken over the views of an item, column by column."""
-    squares = torch.zeros(int(setting.items.max()) + 1, rows.shape[1], dtype=rows.dtype)
-    return rows / squares.index_add(0, setting.items, rows**2).sqrt()[setting.items]
+def _over_views(a: Tensor, b: Tensor, setting: Setting) -> Tensor:
+    """Dot products of rows divided by the norm that is taken over the views of an item, column by column."""
+    alike = reading.same(setting.items).to(a.dtype)
+    return (a / (alike @ a**2).sqrt()) @ (b / (alike @ b**2).sqrt()).T
 
 
 _distances = partial(torch.cdist, compute_mode="donot_use_mm_for_euclid_dist")
@@ -61,16 +61,12 @@ SIMILARITIES: Table = {
     "cosine": _dot_after(_unit),
     "dot": lambda a, b, s: a @ b.T,
     "norms are taken over the batch, not over each row": _dot_after(lambda z: z / z.norm(dim=0)),
-    "norms are taken over the views of an item, not over each row": (
-        lambda a, b, s: _over_views(a, s) @ _over_views(b, s).T
-    ),
+    "norms are taken over the views of an item, not over each row": _over_views,
     "only the anchor's row is brought to norm 1": lambda a, b, s: _unit(a) @ b.T,
     "only the other row is brought to norm 1": lambda a, b, s: a @ _unit(b).T,
     "rows are divided by the square of their norm": _dot_after(lambda z: z / (z**2).sum(dim=1, keepdim=True)),
     "one norm is taken over the whole batch, not over each row": _dot_after(lambda z: z / z.norm()),
-    "rows are divided by the sum of their absolute values, not by their norm": (
-        _dot_after(lambda z: z / z.abs().sum(dim=1, keepdim=True))
-    ),
+    "rows are divided by the sum of their absolute values, not by their norm": _dot_after(partial(_unit, p=1)),
     "rows are put through a softmax": _dot_after(lambda z: _unit(z.softmax(dim=1))),
     "a distance is taken for the similarity: similar rows repel each other": lambda a, b, s: -(_unit(a) @ _unit(b).T),
     "the sign of the dot products is wrong": lambda a, b, s: -(a @ b.T),
@@ -197,6 +193,9 @@ def _modified(name: str, right: Denominator) -> dict[str, Denominator]:
     return found
 
 
+RIGHT_DENOMINATORS = ("all", "one_positive", "only_negatives")
+"""Those of the catalogue."""
+
 DENOMINATORS: Mapping[str, Denominator] = {
     **_modified("all", Denominator("", _member)),
     **_modified("one_positive", Denominator("", _negative, 1)),
@@ -226,21 +225,19 @@ DENOMINATORS: Mapping[str, Denominator] = {
 
 # Guards of the logarithm
 
-_GUARD_WORDS = {
-    "ratio": "{} is added to the ratio within the logarithm",
-    "below": "{} is added to the denominator",
-    "shifted": "{} is added to the denominator after the row's maximum, itself included, is subtracted",
-    "others": "{} is added to the denominator after the row's maximum is subtracted",
-    "above": "{} is added to the numerator after the row's maximum, itself included, is subtracted",
-    "each": "{} is added to every exponential",
-    "twice": "{} is added to the denominator and again to the ratio",
+_GUARDED = {
+    "ratio": "to the ratio within the logarithm",
+    "below": "to the denominator",
+    "shifted": "to the denominator after the row's maximum, itself included, is subtracted",
+    "others": "to the denominator after the row's maximum is subtracted",
+    "above": "to the numerator after the row's maximum, itself included, is subtracted",
+    "each": "to every exponential",
+    "twice": "to the denominator and again to the ratio",
 }
-_EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+_EPSILONS = ("1e-12", "1e-10", "1e-08", "1e-07", "1e-06", "1e-05", "1e-04", "1e-03")
 
 GUARDS: Mapping[str, str] = {
-    f"{kind} {epsilon:.0e}": words.format(f"an epsilon of {epsilon:.0e}")
-    for kind, words in _GUARD_WORDS.items()
-    for epsilon in _EPSILONS
+    f"{kind} {size}": f"an epsilon of {size} is added {where}" for kind, where in _GUARDED.items() for size in _EPSILONS
 }
 """What is added against a logarithm of 0, and where, in words."""
 
@@ -250,6 +247,7 @@ GUARDS: Mapping[str, str] = {
 _LEAK_SUM = "exp(0) of the diagonal leaks into the numerator, which is not divided by |P|"
 
 _OUTSIDE: Table = {
+    "mean": lambda x: x.sum / x.n,
     "sum": lambda x: x.sum,
     "the sum over the positives is divided by their number twice": lambda x: x.sum / x.n**2,
     "the sum over the positives is divided by their number plus 1": lambda x: x.sum / (x.n + 1),
@@ -269,6 +267,7 @@ _OUTSIDE: Table = {
     ),
 }
 _INSIDE: Table = {
+    "inside": lambda x: x.n.log() - x.log_ratios(),
     "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing": lambda x: -x.log_ratios(),
     "the sum of the ratios is divided by the number of positives plus 1": lambda x: (x.n + 1).log() - x.log_ratios(),
     "exp(0) of the diagonal leaks into the numerator": lambda x: x.n.log() - x.log_ratios(leak=True),
@@ -300,13 +299,7 @@ _BINARY: Table = {
         x.softplus(x.above, x.positive) / (x.p + 1) + x.softplus(-x.above, x.setting.negative) / x.q
     ),
 }
-FORMS: Table = {
-    "mean": lambda x: x.sum / x.n,
-    "inside": lambda x: x.n.log() - x.log_ratios(),
-    **_OUTSIDE,
-    **_INSIDE,
-    **_BINARY,
-}
+FORMS: Table = {**_OUTSIDE, **_INSIDE, **_BINARY}
 
 FLOWS: Mapping[str, str] = {
     "whole": "",
@@ -323,6 +316,8 @@ FLOWS: Mapping[str, str] = {
 
 NAMES: Mapping[str, str] = {
     **reading.NAMES,
+    **GUARDS,
+    **FLOWS,
     **dict.fromkeys(("cosine", "dot", "divided", "same", "mean", "inside", "binary"), ""),
     "sum": "the sum over the positives is not divided by their number",
     "mean_pairs": "the mean over the positive pairs",
@@ -382,11 +377,9 @@ class Variant:
 
     def words(self) -> list[str]:
         """What is wrong, one sentence for each part that no loss of the catalogue has."""
+        guard = "" if self.guard in [loss.variant.get("guard") for loss in LOSSES.values()] else self.guard
         parts = (self.positives, self.similarity, self.tempering, self.numerator, self.denominator)
-        known = self.guard in ("", *(loss.variant.get("guard") for loss in LOSSES.values()))
-        guard = "" if known else GUARDS[self.guard]
-        found = [*map(words_of, parts), guard, words_of(self.form), FLOWS[self.flow]]
-        return [words for words in found if words]
+        return list(filter(None, map(words_of, (*parts, guard, self.form, self.flow))))
 
     def describe(self, reduction: str = "mean") -> str:
         """The loss, its options and what is wrong with it, in one line."""
@@ -460,6 +453,8 @@ class Pairs:
         members: [M], the number of members, at least 1.
         p: [M], the number of positives.
         negatives: [M], the number of negatives; q, the same, at least 1.
+        attract, repel: [T, M], the sums of the binary cross-entropies of the positives, and of the negatives; only
+            where every pair is classified.
     """
 
     def __init__(self, evaluation: Evaluation, variant: Variant) -> None:
@@ -481,6 +476,9 @@ class Pairs:
         self.members = setting.member.sum(dim=1).clamp(min=1)
         self.p, self.negatives = self.positive.sum(dim=1), setting.negative.sum(dim=1)
         self.q = self.negatives.clamp(min=1)
+        if variant.binary:
+            self.attract = self.softplus(-self.above, self.positive)
+            self.repel = self.softplus(self.above, setting.negative)
 
     def _similarities(self) -> Tensor:
         name, flow = self.variant.similarity, self.variant.flow
@@ -528,16 +526,13 @@ class Pairs:
         if kind in ("ratio", "twice"):
             above = _plus(above, epsilon, below)
         if kind in ("shifted", "others", "above", "each"):
-            member, own = self.setting.member, self.setting.own
-            columns = member if kind == "others" else member | own
+            columns = self.setting.member if kind == "others" else self.setting.member | self.setting.own
             top = _largest(self.logits, columns | ~columns.any(dim=1, keepdim=True))
             # A maximum that is subtracted and added again has no gradient of its own.
-            if kind != "each" or self.variant.flow == "maximum":
-                top = top.detach()
-            if kind in ("above", "each"):
-                above = _plus(above, epsilon, top)
-            if kind != "above":
-                below = _plus(below, epsilon * (self._terms() if kind == "each" else 1.0), top)
+            top = top if kind == "each" and self.variant.flow != "maximum" else top.detach()
+            above = _plus(above, epsilon, top) if kind in ("above", "each") else above
+            terms = self._terms() if kind == "each" else 1.0
+            below = below if kind == "above" else _plus(below, epsilon * terms, top)
         return below.sub(above)
 
     def _terms(self) -> Tensor:
@@ -569,16 +564,6 @@ class Pairs:
     def softplus(self, logits: Tensor, pairs: Tensor) -> Tensor:
         """[T, M], the sum over pairs of log(1 + e^logit) to the last digit: torch's own is cut off above 20."""
         return self.total(torch.logaddexp(logits, torch.zeros_like(logits)), pairs)
-
-    @property
-    def attract(self) -> Tensor:
-        """[T, M], the sum of the positives' binary cross-entropies."""
-        return self.softplus(-self.above, self.positive)
-
-    @property
-    def repel(self) -> Tensor:
-        """[T, M], the sum of the negatives' binary cross-entropies."""
-        return self.softplus(self.above, self.setting.negative)
 
     def baseline(self) -> Tensor:
         """[T, M], the value of every row where no parts describe the loss."""
@@ -643,10 +628,10 @@ def variations(variant: Variant, call: str) -> Iterator[Variant]:
     """Every variant that differs from this one in one part that no loss of the catalogue has."""
     others: dict[str, Iterable[Any]] = {"similarity": SIMILARITIES}
     if variant.in_parts and not variant.binary:
-        stems = {name: name.partition(",")[0] for name in DENOMINATORS}
-        right = ("all", "one_positive", "only_negatives")
         others["numerator"] = NUMERATORS
-        others["denominator"] = [k for k, stem in stems.items() if stem == variant.denominator or stem not in right]
+        stems = {name: name.partition(",")[0] for name in DENOMINATORS}
+        wrong = {*stems.values()} - {*RIGHT_DENOMINATORS}
+        others["denominator"] = [name for name, stem in stems.items() if stem in {*wrong, variant.denominator}]
         others["guard"] = () if variant.guard else GUARDS
         inside = [name for name in _INSIDE if name != _LEAK_SUM]
         others["form"] = _INSIDE if variant.form == "inside" else [*_OUTSIDE, *inside]
