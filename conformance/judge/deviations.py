@@ -40,6 +40,12 @@ class DeclarationError(UsageError):
     """A file of declarations is malformed or names what does not exist; the message names the file and the entry."""
 
 
+def _require(met: bool, place: str, message: str) -> None:
+    """Raise a DeclarationError with the place unless a condition is met."""
+    if not met:
+        raise DeclarationError(f"{place}: {message}")
+
+
 def verdict(difference: str, declared: Sequence[Deviation]) -> tuple[Status, str]:
     """How a check ends that was judged, and its message.
 
@@ -78,8 +84,7 @@ def _table(path: Path) -> tuple[dict[str, Any] | None, str]:
         if name not in table:
             return None, prefix
         table = table[name]
-        if not isinstance(table, dict):
-            raise DeclarationError(f"{path}: {prefix}{name}: expected a table")
+        _require(isinstance(table, dict), f"{path}: {prefix}{name}", "expected a table")
         prefix = f"{prefix}{name}."
     return table, prefix
 
@@ -99,11 +104,10 @@ def read_declarations(path: Path) -> dict[str, dict[str, Any]]:
     """
     table, prefix = _table(path)
     for name in table or ():
-        if name != "deviations":
-            raise DeclarationError(f"{path}: {prefix}{name}: unknown; known: deviations")
+        _require(name == "deviations", f"{path}: {prefix}{name}", "unknown; known: deviations")
     entries = (table or {}).get("deviations", [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise DeclarationError(f"{path}: {prefix}deviations: expected a list of tables, [[{prefix}deviations]]")
+    tables = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+    _require(tables, f"{path}: {prefix}deviations", f"expected a list of tables, [[{prefix}deviations]]")
     places = [f"{path.name}, {prefix}deviations {k + 1}" for k in range(len(entries))]
     return {place: _entry(entry, place) for place, entry in zip(places, entries, strict=True)}
 
@@ -111,19 +115,16 @@ def read_declarations(path: Path) -> dict[str, dict[str, Any]]:
 def _entry(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in entry.items():
-        if name not in (*_TEXTS, *_LISTS):
-            raise DeclarationError(f"{place}: {name}: unknown; known: {', '.join((*_TEXTS, *_LISTS))}")
+        _require(name in (*_TEXTS, *_LISTS), f"{place}: {name}", f"unknown; known: {', '.join((*_TEXTS, *_LISTS))}")
         several = name in _LISTS
         texts = value if several and isinstance(value, list) else [value]
-        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-            expected = "a text or a list of texts" if several else "a text"
-            raise DeclarationError(f"{place}: {name}: expected {expected}, got {value!r}")
+        right = bool(texts) and all(isinstance(text, str) and text.strip() for text in texts)
+        expected = f"expected a text{' or a list of texts' if several else ''}, got {value!r}"
+        _require(right, f"{place}: {name}", expected)
         found[name] = tuple(texts) if several else value
     for name in ("reason", "link"):
-        if name not in found:
-            raise DeclarationError(f"{place}: {name} is missing: a deviation without it cannot be judged by others")
-    if ("case" in found) == ("flag" in found):
-        raise DeclarationError(f"{place}: expected a case (ids) or a flag, one of both")
+        _require(name in found, place, f"{name} is missing: a deviation without it cannot be judged by others")
+    _require(("case" in found) != ("flag" in found), place, "expected a case (ids) or a flag, one of both")
     return found
 
 

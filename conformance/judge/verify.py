@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +42,7 @@ from .results import BAD, Check, Status, tally, unused
 
 EXPECTED = "expected.json"
 EXPECTED_FORMAT = "pairproof-expected/1"
+PRINTED = "printed entries"
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Report:
         """What is tested, where, with which versions."""
         return {
             "pairproof": pairproof.__version__,
-            "copy": str(Path(next(iter(pairproof.__path__)))),
+            "copy": pairproof.__path__[0],
             "fixtures": str(fixtures_root()),
             "python": platform.python_version(),
             "numpy": np.__version__,
@@ -328,31 +328,28 @@ def _judge_documents(report: Report, progress: Progress | None) -> None:
     """Recompute the printed figures of the documents, and judge the claims that they make in words."""
     selection = report.selection
 
-    def add(kind: str, name: str, status: Status, message: str, loss: str = "", value: float | None = None) -> None:
-        repeat = Selection(cases=(name,)).command()
-        report.checks.append(Check(kind, "reference", loss, name, "", status, message, value=value, repeat=repeat))
+    def add(kind: str, name: str, passed: bool, message: str, loss: str = "", **more: Any) -> None:
+        found = Check(kind, "reference", loss, name, "", Status.PASSED if passed else Status.FAILED, message)
+        report.checks.append(replace(found, repeat=Selection(cases=(name,)).command(), **more))
 
     for fixture in tracked("documents", report.fixtures, len(report.fixtures), progress):
         for figure in fixture.figures:
-            name = f"{fixture.document.id}/{figure.id}"
-            loss = fixture.calls[figure.call].loss if figure.call else ""
+            name, loss = f"{fixture.document.id}/{figure.id}", fixture.calls[figure.call].loss if figure.call else ""
             if not (selection.takes_case(name) and selection.takes_loss(loss)):
                 continue
             try:
                 (judged,) = judge(fixture, [figure.id])
             except Exception as error:  # what breaks one figure must not hide the others
-                add("figure", name, Status.ERRORED, f"{type(error).__name__}: {error}", loss)
+                add("figure", name, False, f"{type(error).__name__}: {error}", loss, status=Status.ERRORED)
                 continue
             report.judgements.append(judged)
             message = judged.finding if judged.passed else judged.message
-            add("figure", name, Status.PASSED if judged.passed else Status.FAILED, message, loss, judged.value)
+            add("figure", name, judged.passed, message, loss, value=judged.value)
         for claim in () if selection.losses else judge_claims(fixture):
             if selection.takes_case(claim.case):
                 report.claims.append(claim)
-                found = claim.evidence
-                if not claim.passed:
-                    found = f"recorded as {claim.claim.verdict!r}, found {claim.verdict!r}: {found}"
-                add("claim", claim.case, Status.PASSED if claim.passed else Status.FAILED, found)
+                wrong = "" if claim.passed else f"recorded as {claim.claim.verdict!r}, found {claim.verdict!r}: "
+                add("claim", claim.case, claim.passed, wrong + claim.evidence)
     if selection.whole:
         unknown = [name for name in CHECKS if name not in {claim.case for claim in report.claims}]
         report.problems += [f"{name}: no fixture has this claim, remove its check" for name in unknown]
@@ -370,26 +367,23 @@ def _count_problems(report: Report, implementations: Sequence[Implementation], c
     if data.get("format") != EXPECTED_FORMAT:
         return [f"{EXPECTED}: $.format: expected {EXPECTED_FORMAT!r}, got {data.get('format')!r}"]
     present = {one.name for one in implementations if one.anywhere}
-    documents = "reference" in present
-    if documents:
-        present |= {"figure", "claim"}
-    wanted = {key: counts for key, counts in data["counts"].items() if key.partition("/")[0] in present} | tally(
+    found = tally(report.checks)
+    if "reference" in present:
+        present |= {"figure", "claim", PRINTED}
+        found[PRINTED] = report.entries()
+    recorded = {**data["counts"], PRINTED: data["entries"]}
+    wanted = {key: counts for key, counts in recorded.items() if key.partition("/")[0] in present} | tally(
         Check("case", one.name, case.loss, case.id, dtype, Status.PASSED if case.holds_in(dtype) else Status.SKIPPED)
         for one in implementations
         if not one.anywhere
         for case in cases
         for dtype in one.dtypes
     )
-    found = tally(report.checks)
-    problems = [
+    return [
         f"{key}: expected {show_counts(wanted.get(key))}, ran {show_counts(found.get(key))}"
         for key in sorted(wanted.keys() | found.keys())
         if wanted.get(key) != found.get(key)
     ]
-    if documents and report.entries() != data["entries"]:
-        expected, judged = show_counts(data["entries"]), show_counts(report.entries())
-        problems.append(f"printed entries: expected {expected}, judged {judged}")
-    return problems
 
 
 def show_counts(counts: Mapping[str, int] | None) -> str:
