@@ -243,8 +243,7 @@ def hunt(
     except _Broken as broken:
         violation = str(broken)
     except hypothesis.errors.Flaky:
-        broken_once = "broken on a batch and not when asked again: not deterministic"
-        violation = f"{', '.join(asked)}, {loss}: {prop.name}: {broken_once}"
+        violation = f"{', '.join(asked)}, {loss}: {prop.name}: broken once and not when asked again: not deterministic"
     return Hunt(violation, asked)
 
 
@@ -333,9 +332,8 @@ def _is_of_kind(case: Case, kind: str) -> bool:
     if kind == "paired":
         return case.arguments.keys() <= {"labels", "partners"} and all(len(row) == 1 for row in case.positives())
     if kind == "views":
-        half, odd = divmod(case.n, 2)
-        mask = np.array(case.positive_mask()) | np.eye(case.n, dtype=bool)
-        return not odd and bool(mask[0, half]) and np.array_equal(mask, np.roll(mask, half, axis=(0, 1)))
+        half, mask = case.n // 2, np.array(case.positive_mask()) | np.eye(case.n, dtype=bool)
+        return case.n % 2 == 0 and bool(mask[0, half]) and np.array_equal(mask, np.roll(mask, half, axis=(0, 1)))
     return True
 
 
@@ -352,8 +350,7 @@ def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
     """Evaluate a case, some of its keywords changed."""
     if changed:
         case = _with(case, **changed)
-    reason = subject.refuses(case)
-    if reason is not None:
+    if (reason := subject.refuses(case)) is not None:
         raise Refused(reason)
     if not case.holds_in(subject.dtype):
         raise Refused(f"its inputs are no numbers of {subject.dtype}")
@@ -450,22 +447,22 @@ def _with_mask(case: Case, mask: npt.NDArray[np.bool_]) -> Case:
     return replace(case, arguments={"positives": mask.tolist()})
 
 
-def _reordered(case: Case, order: Sequence[int]) -> Case:
+def _reordered(case: Case, order: list[int]) -> Case:
     """The case whose row k is this one's row ``order[k]``, of every matrix."""
-    place = {i: k for k, i in enumerate(order)}
+    place = np.argsort(order)
     take: dict[str, Callable[[Any], Any]] = {
-        "labels": lambda labels: [labels[i] for i in order],
-        "partners": lambda partners: [place[partners[i]] for i in order],
-        "positives": lambda mask: np.array(mask)[np.ix_(order, order)].tolist(),
-        "positive_pairs": lambda pairs: [(place[i], place[j]) for i, j in pairs],
+        "labels": lambda labels: np.array(labels)[order],
+        "partners": lambda partners: place[np.array(partners)[order]],
+        "positives": lambda mask: np.array(mask)[np.ix_(order, order)],
+        "positive_pairs": lambda pairs: place[np.array(pairs, dtype=int).reshape(-1, 2)],
     }
-    arguments = {name: take[name](value) for name, value in case.arguments.items()}
+    arguments = {name: take[name](value).tolist() for name, value in case.arguments.items()}
     chosen = case.option("anchors")
-    reordered = replace(_with_rows(case, _rows(case)[list(order)]), arguments=arguments)
+    reordered = replace(_with_rows(case, _rows(case)[order]), arguments=arguments)
     return reordered if chosen is None else _with(reordered, anchors=[chosen[i] for i in order])
 
 
-def _ask_reordered(subject: Subject, case: Case, order: Sequence[int], **changed: Any) -> Results:
+def _ask_reordered(subject: Subject, case: Case, order: list[int], **changed: Any) -> Results:
     """The results on ``_reordered``, some keywords changed, by the rows of the case."""
     reordered = _with(_reordered(case, order), **changed)
     # The anchors of one direction between two towers are counted from 0, whichever tower they are.
@@ -525,10 +522,9 @@ def _of_other_losses(
     """
     keywords = {name: case.option(name) for name in (*COMMON, *case.keywords)}
     for name, given in arguments.items():
-        loss = LOSSES[name]
-        if keywords["reduction"] not in loss.choices["reduction"]:
-            keywords["reduction"] = "mean"
-        other = _with(replace(case, loss=name, arguments=given, keywords={}), **keywords)
+        loss, other = LOSSES[name], _with(replace(case, loss=name, arguments=given, keywords={}), **keywords)
+        if other.option("reduction") not in loss.choices["reduction"]:
+            other = _with(other, reduction="mean")
         for denominator in loss.choices.get("denominator", (loss.variant.get("denominator", "all"),)):
             with suppress(Refused):
                 yield loss, denominator, _ask(subject, other, denominator=denominator)
@@ -721,12 +717,10 @@ def _duplicates(subject: Subject, case: Case) -> None:
     if "partners" in case.arguments:
         second = case.arguments["partners"][first]
     order = [first if k == second else k for k in range(case.n)]
-    doubled = _reordered(replace(case, arguments={}), order)
-    if "labels" in case.arguments:
-        doubled = replace(doubled, arguments={"labels": [case.arguments["labels"][k] for k in order]})
-    elif "partners" in case.arguments:
+    doubled = _reordered(case, order)
+    if "partners" in case.arguments:
         doubled = replace(doubled, arguments=case.arguments)
-    else:
+    elif "labels" not in case.arguments:
         mask = np.array(case.positive_mask())[np.ix_(order, order)]
         mask[[first, second], [second, first]] = True
         doubled = _with_mask(doubled, mask)

@@ -137,10 +137,9 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     for checks in tracked("cases", _share_out(jobs, selection), len(jobs), progress):
         report.checks += checks
     if selection.whole:
-        for implementation in implementations:
-            who, declared = implementation.name, [deviation.name for deviation in implementation.deviations]
-            used = {name for check in report.checks if check.implementation == who for name in check.declared}
-            report.problems += unused(declared, used, who)
+        for one in implementations:
+            used = {name for check in report.checks if check.implementation == one.name for name in check.declared}
+            report.problems += unused([deviation.name for deviation in one.deviations], used, one.name)
         report.problems += _count_problems(report, implementations, cases)
     return report
 
