@@ -107,8 +107,8 @@ def test_cut_outputs_say_so(worked: dict[str, WorkedFixture]) -> None:
 def test_input_of_a_figure(worked: dict[str, WorkedFixture]) -> None:
     fixture = worked["supcon_notebook"]
     figures = {figure.id: figure for figure in fixture.figures}
-    assert fixture.input_of(figures["out-24-similarity"]).name == "embeddings_3x3"
-    assert fixture.input_of(figures["out-42-loss"]).name == "embeddings_2x2x2"
+    assert fixture.input_of(figures["out-24-similarity"]) is fixture.inputs["embeddings_3x3"]
+    assert fixture.input_of(figures["out-42-loss"]) is fixture.inputs["embeddings_2x2x2"]
 
 
 def test_written_as_read() -> None:
@@ -395,9 +395,9 @@ def test_every_printed_string_stands_in_the_document(
         found = re.compile(r"(?<![\d.-])" + _pattern(figure.printed, figure.cut is not None)).search(text, position)
         assert found, f"{figure.id} does not stand in the document after the figure before it"
         position = found.end()
-    for value in fixture.inputs.values():
+    for key, value in fixture.inputs.items():
         if value.printed is not None and value.decimals is not None:
-            assert re.search(_pattern(value.printed), text), value.name
+            assert re.search(_pattern(value.printed), text), key
     for link in fixture.document.links:
         assert link in text, link
 

@@ -139,7 +139,7 @@ class Evaluation:
         """The case of the call; its embeddings are 0 where they are unknown."""
         if self.call is None:
             raise ValueError(f"{self.figure.id}: {self.figure.quantity} needs a call")
-        return case_of(self.call, self.source)
+        return case_of(self.figure.id, self.call, self.source)
 
     @cached_property
     def result(self) -> reference.Result:

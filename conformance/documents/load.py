@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ import numpy as np
 
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
-from ..suite.store import check_ids, checked_root, dump_json, read_checked, require
+from ..suite.store import check_ids, checked_root, dump_json, place, read_checked, require
 from .quantities import QUANTITIES
 
 FORMAT = "pairproof-worked/1"
@@ -50,7 +50,6 @@ class Input:
     float64 texts, where they are known.
     """
 
-    name: str
     place: str
     shape: tuple[int, int]
     decimals: int | None
@@ -69,7 +68,6 @@ class Input:
 class Call:
     """One evaluation of a loss of the catalogue on one input. A temperature is the text that the document writes."""
 
-    id: str
     loss: str
     input: str
     arguments: Mapping[str, Any]
@@ -169,7 +167,7 @@ def load_worked(root: Path | None = None) -> list[WorkedFixture]:
     for path in sorted((root / "worked").glob("*.json")):
         name = path.relative_to(root).as_posix()
         fixture = _fixture(read_checked(root, name, FORMAT))
-        _check(name, fixture)
+        _check(f"{name}: $", fixture)
         other = owner.setdefault(fixture.document.id, name)
         taken = f"{fixture.document.id!r} is already the id of {other}"
         require(other == name, f"{name}: $.document.id", taken)
@@ -190,25 +188,17 @@ def dump_worked(fixture: WorkedFixture | Mapping[str, Any]) -> str:
 
 
 def as_json(fixture: WorkedFixture) -> dict[str, Any]:
-    """A loaded fixture as the JSON object it was read from, its counts taken anew."""
-    return {
-        "format": FORMAT,
-        "document": _plain(fixture.document),
-        "inputs": {name: _plain(value, "name") for name, value in fixture.inputs.items()},
-        "calls": {name: _plain(value, "id") for name, value in fixture.calls.items()},
-        "figures": list(map(_plain, fixture.figures)),
-        "claims": list(map(_plain, fixture.claims)),
-        "counts": recount(fixture.figures),
-    }
+    """A loaded fixture as the JSON object it was read from."""
+    return {"format": FORMAT, **_plain(fixture)}
 
 
-def _plain(record: Any, key: str = "") -> dict[str, Any]:
-    """A frozen record as a JSON object in the order of its fields, without its key and without rows that it lacks."""
-    return {
-        name: value
-        for name, value in vars(record).items()
-        if name != key and not (name in ("row", "rows") and value is None)
-    }
+def _plain(value: Any) -> Any:
+    """Records as JSON objects in the order of their fields, without rows that a figure lacks."""
+    if is_dataclass(value):
+        value = {key: item for key, item in vars(value).items() if item is not None or key not in ("row", "rows")}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def recount(figures: tuple[Figure, ...]) -> dict[str, int]:
@@ -224,34 +214,32 @@ def recount(figures: tuple[Figure, ...]) -> dict[str, int]:
 def worked_cases(fixture: WorkedFixture) -> list[Case]:
     """One case per call of a document whose inputs are known exactly."""
     return [
-        case_of(call, fixture.inputs[call.input], f"{fixture.document.id}/{call.id}")
-        for call in fixture.calls.values()
+        case_of(f"{fixture.document.id}/{name}", call, fixture.inputs[call.input])
+        for name, call in fixture.calls.items()
         if fixture.inputs[call.input].exact is not None
     ]
 
 
-def case_of(call: Call, source: Input, identity: str = "") -> Case:
+def case_of(identity: str, call: Call, source: Input) -> Case:
     """The case of one call; its embeddings are 0 where they are unknown."""
     keywords = {key: float(v) if key.endswith("temperature") else v for key, v in call.keywords.items()}
     embeddings = np.zeros(source.shape) if source.exact is None else np.array(source.exact, dtype=np.float64)
-    return Case(identity or call.id, call.loss, embeddings, call.arguments, keywords, why="a worked example")
+    return Case(identity, call.loss, embeddings, call.arguments, keywords, why="a worked example")
 
 
 def _frozen(value: Any) -> Any:
     """JSON arrays as tuples, JSON objects as read-only mappings."""
     if isinstance(value, list):
         return tuple(map(_frozen, value))
-    if isinstance(value, dict):
-        return MappingProxyType({key: _frozen(item) for key, item in value.items()})
-    return value
+    return MappingProxyType({k: _frozen(v) for k, v in value.items()}) if isinstance(value, dict) else value
 
 
 def _fixture(data: Any) -> WorkedFixture:
     data = _frozen(data)
     return WorkedFixture(
         document=Document(**data["document"]),
-        inputs=MappingProxyType({name: Input(name=name, **value) for name, value in data["inputs"].items()}),
-        calls=MappingProxyType({name: Call(id=name, **value) for name, value in data["calls"].items()}),
+        inputs=_frozen({name: Input(**value) for name, value in data["inputs"].items()}),
+        calls=_frozen({name: Call(**value) for name, value in data["calls"].items()}),
         figures=tuple(Figure(**figure) for figure in data["figures"]),
         claims=tuple(Claim(**claim) for claim in data["claims"]),
         counts=data["counts"],
@@ -266,9 +254,8 @@ def _entries(printed: Printed, index: tuple[int, ...] = ()) -> Iterator[tuple[tu
         yield index, printed
 
 
-def _check(name: str, fixture: WorkedFixture) -> None:
+def _check(top: str, fixture: WorkedFixture) -> None:
     """Everything that a schema cannot say. Raises FixtureError."""
-    top = f"{name}: $"
     for key, value in fixture.inputs.items():
         _check_input(f"{top}.inputs.{key}", value)
     for key, call in fixture.calls.items():
@@ -296,10 +283,10 @@ def _check_input(path: str, value: Input) -> None:
     half = Fraction(1, 2 * 10**value.decimals) if value.decimals else Fraction(0)
     printed = dict(_entries(value.printed or ()))
     for index, text in _entries(value.exact or ()):
-        where = f"{path}.exact{_indices(index)}"
+        where = f"{path}.exact{place(index)}"
         _check_length(where, str(text), str(value.exact_dtype))
-        shown = str(printed.get(index, text))
-        rounds = abs(Fraction(float(text)) - Fraction(shown)) <= half or index not in printed
+        shown = printed.get(index)
+        rounds = shown is None or abs(Fraction(float(text)) - Fraction(str(shown))) <= half
         require(rounds, where, f"{text} does not round to the printed {shown}")
 
 
@@ -315,19 +302,16 @@ def _check_call(path: str, call: Call, inputs: Mapping[str, Input]) -> None:
     if given == "positive_pairs":
         for i, pair in enumerate(target):
             require(max(pair) < count, f"{where}[{i}]", f"{list(pair)} is out of range for {count} embeddings")
-    else:
-        require(len(target) == count, where, f"expected one per embedding, {count}, got {len(target)}")
-    if given == "partners":
-        for i, partner in enumerate(target):
-            mutual = partner < count and partner != i and target[partner] == i
-            require(mutual, f"{where}[{i}]", f"{partner} is out of range, itself, or not mutual")
+        return
+    require(len(target) == count, where, f"expected one per embedding, {count}, got {len(target)}")
+    for i, partner in enumerate(target if given == "partners" else ()):
+        mutual = partner < count and partner != i and target[partner] == i
+        require(mutual, f"{where}[{i}]", f"{partner} is out of range, itself, or not mutual")
 
 
 def _check_figure(path: str, figure: Figure, fixture: WorkedFixture) -> None:
-    known = figure.call is None or figure.call in fixture.calls
-    require(known, f"{path}.call", f"no call has the id {figure.call!r}")
-    known = figure.input is None or figure.input in fixture.inputs
-    require(known, f"{path}.input", f"no input is called {figure.input!r}")
+    require(figure.call in (None, *fixture.calls), f"{path}.call", f"no call has the id {figure.call!r}")
+    require(figure.input in (None, *fixture.inputs), f"{path}.input", f"no input is called {figure.input!r}")
     kind, quantity, cut = figure.kind, QUANTITIES[figure.quantity], figure.cut is not None
     wanted = f"expected {quantity.kind!r} for the quantity {figure.quantity!r}, got {kind!r}"
     require(kind == quantity.kind, f"{path}.kind", wanted)
@@ -335,30 +319,25 @@ def _check_figure(path: str, figure: Figure, fixture: WorkedFixture) -> None:
     shape = _shape(f"{path}.printed", figure.printed, cut)
     expected = _expected_shape(figure, quantity.shape, shape, fixture)
     fits = shape[1:] == expected[1:] and shape[:1] <= expected[:1] if cut else shape == expected
-    beginning = "the beginning of " if cut else ""
-    wanted = f"expected {beginning}shape {list(expected)} for {figure.quantity!r}, got {list(shape)}"
-    require(fits, f"{path}.printed", wanted)
-    right = figure.row is None or figure.row < fixture.input_of(figure).shape[0]
-    require(right, f"{path}.row", f"{figure.row} is not a row of the input")
+    wanted = f"expected {'the beginning of ' * cut}shape {list(expected)} for {figure.quantity!r}"
+    require(fits, f"{path}.printed", f"{wanted}, got {list(shape)}")
+    count = fixture.input_of(figure).shape[0]
+    require((figure.row or 0) < count, f"{path}.row", f"{figure.row} is not a row of the input")
 
     for index, entry in figure.entries():
-        where = f"{path}.printed{_indices(index)}"
-        allowed = {"mask": isinstance(entry, bool) or entry in _BITS, "index": str(entry).isdigit()}
+        where = f"{path}.printed{place(index)}"
+        allowed = {"mask": entry in (True, False, "0", "1", "0.", "1."), "index": str(entry).isdigit()}
         right = allowed.get(kind, not isinstance(entry, bool))
         require(right, where, f"{entry!r} is no entry of a figure of kind {kind!r}")
         if figure.length is not None:
             _check_length(where, str(entry), figure.length)
         right = entry not in INFINITE or (figure.diagonal == entry and len(index) == 2 and index[0] == index[1])
         require(right, where, f"{entry} stands where the diagonal is not said to hold it")
-    decimal = kind in ("number", "layout")
-    right = (figure.decimals is not None) + (figure.length is not None) == decimal
-    count = "exactly one" if decimal else "neither"
-    require(right, f"{path}.decimals", f"a figure of kind {kind!r} has {count} of decimals and length")
+    missing, wanted = (1, "exactly one") if kind in ("number", "layout") else (2, "neither")
+    right = [figure.decimals, figure.length].count(None) == missing
+    require(right, f"{path}.decimals", f"a figure of kind {kind!r} has {wanted} of decimals and length")
     if figure.decimals is not None:
         _check_decimals(f"{path}.printed", figure.printed, figure.decimals)
-
-
-_BITS = ("0", "1", "0.", "1.")
 
 
 def _shape(path: str, printed: Printed, cut: bool = False) -> tuple[int, ...]:
@@ -393,7 +372,7 @@ def _check_decimals(path: str, printed: Printed, decimals: int | None) -> None:
     for index, entry in _entries(printed):
         found = len(str(entry).partition(".")[2])
         most = max(most, found)
-        require(found <= said, f"{path}{_indices(index)}", f"{entry} has {found} decimals, the array {said}")
+        require(found <= said, f"{path}{place(index)}", f"{entry} has {found} decimals, the array {said}")
     require(most == said, path, f"no entry has the {said} decimals that the array is said to have")
 
 
@@ -401,7 +380,3 @@ def _check_length(path: str, text: str, dtype: str) -> None:
     """The text must be what Python prints for a value of that dtype, to its full length."""
     value = float(np.dtype(dtype).type(text))
     require(repr(value) == text, path, f"{text} is not the full length of a {dtype}: expected {value!r}")
-
-
-def _indices(index: tuple[int, ...]) -> str:
-    return "".join(f"[{i}]" for i in index)

@@ -176,17 +176,17 @@ class Case:
 
     def undefined(self) -> set[int]:
         """The anchors whose value is NaN by a policy of the case; nothing else makes one NaN."""
+        positives, members = self.positives(), self.members()
+        lonely = self.option("no_positive")
         # Without a denominator to choose, the policy for anchors without negatives always matters.
-        negatives_matter = self.option("denominator") in (None, "only_negatives")
-        undefined = set()
-        for i, positives, members in zip(range(self.shape[0]), self.positives(), self.members(), strict=True):
-            if not positives and "no_positive" in self.entry.keywords:
-                nan = self.option("no_positive") == "nan"
-            else:
-                nan = self.option("no_negative") == "nan" and negatives_matter and len(positives) == len(members)
-            if nan:
-                undefined.add(i)
-        return undefined.intersection(self.anchors())
+        matters = self.option("no_negative") == "nan" and self.option("denominator") in (None, "only_negatives")
+
+        def nan(i: int) -> bool:
+            if lonely and not positives[i]:
+                return bool(lonely == "nan")
+            return matters and len(positives[i]) == len(members[i])
+
+        return set(filter(nan, self.anchors()))
 
     def counted(self) -> list[int]:
         """The anchors that reduction "none" returns: all of them, but the lonely ones where they are dropped."""
@@ -233,13 +233,7 @@ def similarities(case: Case, rows: Mapping[str, Sequence[Sequence[Any]]]) -> lis
 
 def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]]) -> reference.Result:
     """The reference's loss and terms for a case whose similarities, of its ``shape``, are given."""
-    options = {name: case.option(name) for name in ("temperature", "base_temperature", "no_positive", "reduction")}
-    return evaluate_similarities(
-        case.entry.formula,
-        matrix,
-        case.positive_mask(),
-        anchors=case.anchors(),
-        members=case.members(),
-        **options,
-        **case.formula_options(),
-    )
+    names = ("temperature", "base_temperature", "no_positive", "reduction", *case.entry.formula_options)
+    options: dict[str, Any] = {name: case.option(name) for name in names}
+    options |= {"anchors": case.anchors(), "members": case.members()}
+    return evaluate_similarities(case.entry.formula, matrix, case.positive_mask(), **options)

@@ -140,11 +140,6 @@ class Loss:
         return self.positives_by == "towers"
 
     @property
-    def one_positive(self) -> bool:
-        """Whether every anchor has exactly one positive."""
-        return self.positives_by in ("partners", "towers")
-
-    @property
     def embeddings(self) -> tuple[str, ...]:
         """The positional float matrices."""
         return ("embeddings_a", "embeddings_b") if self.two_towers else ("embeddings",)
@@ -267,17 +262,11 @@ def nt_bxent_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, no_ne
     return attract + softplus(logits).where(negative, 0.0).sum(dim=1) / negative.sum(dim=1).clamp(min=1)
 
 
-_SUPCON: Mapping[str, object] = {
-    **COMMON,
-    "anchors": None,
-    "positives": None,
-    **REFERENCES,
-    "denominator": "all",
-    "no_positive": "zero",
-    "no_negative": "zero",
-}
+_BY_LABELS: Mapping[str, object] = {**COMMON, "anchors": None, "positives": None}
+_POLICIES: Mapping[str, object] = {"denominator": "all", "no_positive": "zero", "no_negative": "zero"}
+_SUPCON: Mapping[str, object] = {**_BY_LABELS, **REFERENCES, **_POLICIES}
 
-register(
+for _loss in (
     Loss(
         name="supcon",
         module="supcon",
@@ -287,9 +276,7 @@ register(
         keywords=_SUPCON,
         baseline=supcon_baseline,
         variant={"form": "mean"},
-    )
-)
-register(
+    ),
     Loss(
         name="supcon_in",
         module="supcon",
@@ -299,9 +286,7 @@ register(
         keywords=_SUPCON,
         baseline=supcon_in_baseline,
         variant={"form": "inside"},
-    )
-)
-register(
+    ),
     Loss(
         name="nt_xent",
         module="nt_xent",
@@ -311,22 +296,18 @@ register(
         keywords={**COMMON, "anchors": None, "ref_embeddings": None, "self_rows": None},
         baseline=supcon_baseline,
         variant={"form": "mean", "denominator": "all"},
-    )
-)
-register(
+    ),
     Loss(
         name="nt_xent_pairwise",
         module="nt_xent",
         module_class="NTXentPairwiseLoss",
         source="pytorch-metric-learning's NTXentLoss; its issue 6",
         positives_by="labels",
-        keywords={**COMMON, "anchors": None, "positives": None, **REFERENCES, "no_positive": "zero"},
+        keywords={**_BY_LABELS, **REFERENCES, "no_positive": "zero"},
         own_choices={"reduction": (*REDUCTIONS, "mean_pairs")},
         baseline=partial(supcon_baseline, denominator="one_positive"),
         variant={"form": "mean", "denominator": "one_positive"},
-    )
-)
-register(
+    ),
     Loss(
         name="nt_bxent",
         module="nt_bxent",
@@ -336,22 +317,18 @@ register(
         keywords={**COMMON, "anchors": None, "no_negative": "zero"},
         baseline=nt_bxent_baseline,
         variant={"form": "binary"},
-    )
-)
-register(
+    ),
     Loss(
         name="supcon_epsilon",
         module="supcon",
         module_class="SupConEpsilonLoss",
         source="the batch tutorial of 31 January 2023",
         positives_by="labels",
-        keywords={**COMMON, "similarity": "dot", "anchors": None, "positives": None, "no_positive": "zero"},
+        keywords={**_BY_LABELS, "similarity": "dot", "no_positive": "zero"},
         baseline=supcon_epsilon_baseline,
         variant={"form": "mean", "guard": "each 1e-08"},
         epsilon=1e-8,
-    )
-)
-register(
+    ),
     Loss(
         name="info_nce",
         module="info_nce",
@@ -362,5 +339,6 @@ register(
         keywords={**COMMON, "negatives": None, "direction": "both"},
         baseline=supcon_baseline,
         variant={"form": "mean", "denominator": "all"},
-    )
-)
+    ),
+):
+    register(_loss)

@@ -34,11 +34,11 @@ class Facts:
         self.given: dict[str, Any] = {**case.arguments, **case.others, **case.keywords}
 
 
-Condition = tuple[str, Callable[[Facts], bool]]
+Condition = tuple[str, Callable[[Facts], Any]]
 
 
-def _repeats(facts: Facts) -> bool:
-    return len(np.unique(facts.rows, axis=0)) < len(facts.rows)
+def _repeats(rows: Sequence[Any]) -> bool:
+    return len(np.unique(rows, axis=0)) < len(rows)
 
 
 def _given(name: str) -> Condition:
@@ -53,7 +53,7 @@ _ONE_ROW: Condition = ("there is one row", lambda facts: facts.case.n == 1)
 CONDITIONS: Mapping[str, Condition] = {
     "every-anchor-paired": (
         "every row has a positive and a negative",
-        lambda facts: min(facts.positives) > 0 and min(facts.negatives) > 0,
+        lambda facts: all(facts.positives + facts.negatives),
     ),
     "agreement": ("every row has one positive", lambda facts: set(facts.positives) == {1}),
     "lonely-anchors": _LONELY,
@@ -66,14 +66,8 @@ CONDITIONS: Mapping[str, Condition] = {
     "unequal-positives": _UNEQUAL,
     "two-positives": ("a row has two positives", lambda facts: max(facts.positives) > 1),
     "nothing-left": ("a row is contrasted with no other", lambda facts: 0 in facts.members),
-    "diagonal-true": (
-        "a row is given as its own positive",
-        lambda facts: bool(np.diagonal(facts.case.positive_mask()).any()),
-    ),
-    "repeated-pairs": (
-        "a pair is given twice",
-        lambda facts: len({*map(tuple, facts.given["positive_pairs"])}) < len(facts.given["positive_pairs"]),
-    ),
+    "diagonal-true": ("a row is given as its own positive", lambda facts: any(np.diagonal(facts.case.positive_mask()))),
+    "repeated-pairs": ("a pair is given twice", lambda facts: _repeats(facts.given["positive_pairs"])),
     "anchor-subset": ("some rows are not anchors", lambda facts: not all(facts.given.get("anchors") or [True])),
     "no-anchors": ("no anchor counts", lambda facts: not facts.case.counted()),
     "one-row": _ONE_ROW,
@@ -84,18 +78,12 @@ CONDITIONS: Mapping[str, Condition] = {
     "one-dimension": ("rows have one entry", lambda facts: facts.rows.shape[1] == 1),
     "antipodal-embeddings": (
         "a row is the negative of another",
-        lambda facts: bool((facts.rows[:, None] == -facts.rows).all(axis=2).any()),
+        lambda facts: (facts.rows[:, None] == -facts.rows).all(axis=2).any(),
     ),
-    "orthogonal-embeddings": (
-        "two rows are at right angles",
-        lambda facts: bool((facts.rows @ facts.rows.T == 0).any()),
-    ),
+    "orthogonal-embeddings": ("two rows are at right angles", lambda facts: (facts.rows @ facts.rows.T == 0).any()),
     "zero-row": ("a row is zero", lambda facts: 0 in facts.norms),
     "unit-rows": ("every row has norm 1", lambda facts: set(facts.norms) == {1.0}),
-    "full-significand": (
-        "8 bits do not hold every entry",
-        lambda facts: bool((np.frexp(facts.rows)[0] * 256 % 1).any()),
-    ),
+    "full-significand": ("8 bits do not hold every entry", lambda facts: (np.frexp(facts.rows)[0] * 256 % 1).any()),
     "labels-negative": (
         "a label is negative",
         lambda facts: min(*facts.given["labels"], *facts.given.get("ref_labels", ())) < 0,
@@ -106,18 +94,15 @@ CONDITIONS: Mapping[str, Condition] = {
     "references": _given("ref_embeddings"),
     "self-rows": _given("self_rows"),
     "one-reference": ("there is one reference", lambda facts: len(facts.given["ref_embeddings"]) == 1),
-    "own-copy": ("a reference equals a row", _repeats),
-    "rectangular": (
-        "there are more rows than columns, or fewer",
-        lambda facts: facts.case.shape[0] != facts.case.shape[1],
-    ),
+    "own-copy": ("a reference equals a row", lambda facts: _repeats(facts.rows)),
+    "rectangular": ("there are more rows than columns, or fewer", lambda facts: len(set(facts.case.shape)) > 1),
     "two-towers": ("there are two towers", lambda facts: facts.case.entry.two_towers),
     "equal-towers": (
         "both towers are equal",
-        lambda facts: np.array_equal(facts.case.embeddings, facts.given["embeddings_b"]),
+        lambda facts: (facts.case.embeddings == facts.given["embeddings_b"]).all(),
     ),
     "queue": _given("negatives"),
-    "own-key-in-queue": ("one of the negatives equals a row", _repeats),
+    "own-key-in-queue": ("one of the negatives equals a row", lambda facts: _repeats(facts.rows)),
 }
 """By flag: the condition in words, and the condition. The other flags are judgements."""
 

@@ -18,7 +18,7 @@ from .cases import Case
 from .catalogue import LOSSES, Loss
 from .flags import first_untrue
 from .records import Expected, Matrix
-from .store import FixtureError, check_ids, check_schema, checked_root, read_checked, read_json, require
+from .store import FixtureError, check_ids, checked_root, place, read_checked, require
 
 FORMAT = "pairproof-golden/1"
 FLAGS_FORMAT = "pairproof-golden-flags/1"
@@ -131,8 +131,8 @@ def load_golden(root: Path | None = None) -> list[GoldenCase]:
         for k, (case, raw) in enumerate(zip(inputs_of(name, data, flags), data["cases"], strict=True)):
             path = f"{name}: $.cases[{k}]"
             held, stored = _dtypes(case), raw["dtypes"]
-            wanted = f"expected {held}, the dtypes that hold the embeddings, got {stored}"
-            require(stored == held, f"{path}.dtypes", wanted)
+            wanted = f"expected {held}, the dtypes that hold the embeddings"
+            require(stored == held, f"{path}.dtypes", f"{wanted}, got {stored}")
             expected = _expected(f"{path}.expected", case, raw["expected"])
             loaded.append(GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(held), expected))
     return loaded
@@ -147,23 +147,20 @@ def load_errors(root: Path | None = None) -> list[ErrorCase]:
     """Load every error case, once for each loss it applies to. Raises as load_golden does."""
     data = read_checked(checked_root(root), ERRORS, ERRORS_FORMAT)
     good = data["good"]
-    for loss in good:
-        require(loss in LOSSES, f"{ERRORS}: $.good", f"unknown loss {loss!r}; known: {', '.join(LOSSES)}")
     check_ids(f"{ERRORS}: $.cases", [raw["id"] for raw in data["cases"]])
     cases = []
     for k, raw in enumerate(data["cases"]):
         path, expected = f"{ERRORS}: $.cases[{k}]", raw["expected"]
         for loss in raw["losses"]:
             require(loss in good, path, f"$.good has no call of {loss}")
-            entry = LOSSES[loss]
-            known = (*entry.embeddings, entry.targets, *entry.keywords)
-            for name in (*raw["changes"], expected["argument"]):
-                require(name in known, path, f"{entry.function} has no argument {name!r}")
-            given = {**good[loss], **raw["changes"]}
-            there = {name: value for name, value in given.items() if value["kind"] != "absent"}
-            arguments = {name: _typed(f"{path}.changes.{name}", value) for name, value in there.items()}
-            error, blamed, words = EXCEPTIONS[expected["error"]], expected["argument"], tuple(expected["words"])
-            cases.append(ErrorCase(f"{raw['id']}/{loss}", loss, arguments, error, blamed, words, raw["note"]))
+            arguments = {
+                name: _typed(f"{path}.changes.{name}", value)
+                for name, value in {**good[loss], **raw["changes"]}.items()
+                if value["kind"] != "absent"
+            }
+            error, words = EXCEPTIONS[expected["error"]], tuple(expected["words"])
+            identity = f"{raw['id']}/{loss}"
+            cases.append(ErrorCase(identity, loss, arguments, error, expected["argument"], words, raw["note"]))
     return cases
 
 
@@ -188,8 +185,7 @@ def file_of(loss: Loss, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         loss: the loss.
         cases: its cases, as ``as_json`` makes them.
     """
-    described = {"loss": loss.name, "function": loss.function, "source": loss.source}
-    return {"format": FORMAT, **described, "cases": list(cases)}
+    return {"format": FORMAT, "loss": loss.name, "function": loss.function, "source": loss.source, "cases": list(cases)}
 
 
 def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> dict[str, Any]:
@@ -248,14 +244,13 @@ def thinned(value: Any) -> Any:
 def read_inputs(root: Path, name: str) -> Any:
     """The content of a golden file, of which what can be computed may be missing or wrong."""
 
-    def loosen(schema: Any) -> None:
+    def loosen(schema: Any) -> Any:
         case = schema["$defs"]["case"]
         case["required"] = [field for field in case["required"] if field not in COMPUTED_FIELDS]
         case["properties"] |= dict.fromkeys(COMPUTED_FIELDS, True)
+        return schema
 
-    data = read_json(root, name)
-    check_schema(root, name, thinned(data), FORMAT, loosen)
-    return data
+    return read_checked(root, name, FORMAT, thinned, loosen)
 
 
 def read_flags(root: Path) -> dict[str, Flag]:
@@ -292,7 +287,6 @@ def inputs_of(name: str, data: Any, flags: Mapping[str, Flag]) -> list[Case]:
 def _case(path: str, loss: Loss, raw: Mapping[str, Any]) -> Case:
     """The case of an entry."""
     first = loss.embeddings[0]
-    places = {first: "embeddings", "anchors": "keywords.anchors"}
     given = {first: raw["embeddings"], **raw["arguments"]}
     _check_arguments(f"{path}.arguments", loss, given)
     keywords = _keywords(f"{path}.keywords", loss, raw["keywords"])
@@ -300,26 +294,19 @@ def _case(path: str, loss: Loss, raw: Mapping[str, Any]) -> Case:
     enough = n >= 2 or "ref_embeddings" in given or loss.two_towers
     require(enough, f"{path}.embeddings", f"expected at least 2 rows, got {n}")
     sizes = {"2": 2, "N": n, "M": len(given.get("ref_embeddings", given[first]))}
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    matrices: dict[str, Matrix] = {}
+    _array(f"{path}.keywords.anchors", "anchors", keywords.get("anchors", [True] * n), sizes)
     cosine = keywords.get("similarity", loss.keywords["similarity"]) == "cosine"
-    for name in (*given, *({"anchors"} & keywords.keys())):
-        where = f"{path}.{places.get(name, f'arguments.{name}')}"
-        array = arrays[name] = _array(where, name, keywords[name] if name == "anchors" else given[name], sizes)
-        if name in (*loss.embeddings, *loss.matrices):
-            matrices[name] = array
-            for i in np.flatnonzero(~array.any(axis=1)):
-                require(not cosine, f"{where}[{i}]", "a zero vector has no cosine")
-    _check_rows(f"{path}.arguments", arrays, n, sizes["M"])
-    return Case(
-        f"golden/{raw['id']}",
-        loss.name,
-        matrices.pop(first),
-        {name: arrays[name].tolist() for name in raw["arguments"] if name not in matrices},
-        keywords,
-        why=raw["note"],
-        others=matrices,
-    )
+    matrices: dict[str, Matrix] = {}
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, value in given.items():
+        where = f"{path}.embeddings" if name == first else f"{path}.arguments.{name}"
+        array = _array(where, name, value, sizes)
+        (matrices if "D" in SHAPES[name] else arrays)[name] = array
+        for i in np.flatnonzero(~array.any(axis=1)) if cosine and name in matrices else ():
+            raise FixtureError(f"{where}[{i}]: a zero vector has no cosine")
+    _check_rows(f"{path}.arguments", arrays, n, sizes["M"], alone="ref_embeddings" not in given)
+    arguments = {name: array.tolist() for name, array in arrays.items()}
+    return Case(f"golden/{raw['id']}", loss.name, matrices.pop(first), arguments, keywords, raw["note"], matrices)
 
 
 def _check_arguments(path: str, loss: Loss, given: Mapping[str, Any]) -> None:
@@ -329,8 +316,8 @@ def _check_arguments(path: str, loss: Loss, given: Mapping[str, Any]) -> None:
         require(name in taken, f"{path}.{name}", f"{loss.function} has no such argument")
     targets = [name for name in TARGETS if name in given]
     wanted = ", ".join(name for name in TARGETS if name in taken)
-    got = ", ".join(targets) or "none"
-    require(len(targets) == bool(loss.targets), path, f"expected exactly one of {wanted}, got {got}")
+    right = len(targets) == bool(loss.targets)
+    require(right, path, f"expected exactly one of {wanted}, got {', '.join(targets) or 'none'}")
     references = "ref_embeddings" in given
     labels = references and "labels" in given
     for name, allowed in (("ref_labels", labels), ("self_rows", references)):
@@ -343,31 +330,29 @@ def _keywords(path: str, loss: Loss, raw: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in raw.items():
         where, choices = f"{path}.{key}", loss.choices.get(key, ())
         require(key in loss.keywords and key not in ARGUMENTS, where, f"{loss.function} has no such keyword")
-        if choices:
-            require(value in choices, where, f"expected one of {', '.join(choices)}, got {value!r}")
-        else:
-            require(not isinstance(value, str), where, f"expected a number, got {value!r}")
+        wanted = f"one of {', '.join(choices)}" if choices else "a number"
+        right = value in choices if choices else not isinstance(value, str)
+        require(right, where, f"expected {wanted}, got {value!r}")
         require(value != loss.keywords[key], where, f"{value!r} is the default, which is left out")
     return {key: float(value) if key.endswith("temperature") else value for key, value in raw.items()}
 
 
 def _array(path: str, name: str, value: Any, sizes: dict[str, int]) -> npt.NDArray[Any]:
     """An array of a case, of the shape that ``SHAPES`` gives it; sizes that are new are entered."""
-    symbols = SHAPES[name]
+    matrix = "D" in SHAPES[name]
     if name.endswith("labels"):
         value = [_label(f"{path}[{i}]", x) for i, x in enumerate(value)]
     try:
-        array: npt.NDArray[Any] = np.array(value, dtype=np.float64 if "D" in symbols else None)
+        array: npt.NDArray[Any] = np.array(value, dtype=np.float64 if matrix else None)
+        array = array if len(array) else array.reshape([0] + [sizes.get(axis, 0) for axis in SHAPES[name][1:]])
+        for axis, size in zip(SHAPES[name], array.shape, strict=True):
+            sizes.setdefault(axis, size)
     except ValueError:
         raise FixtureError(f"{path}: expected a matrix, got rows of different lengths") from None
-    if not len(array) and name == "positive_pairs":
-        array = np.zeros((0, 2), dtype=np.int64)
-    for index in np.argwhere(~np.isfinite(array)) if "D" in symbols else ():
-        raise FixtureError(f"{path}{''.join(f'[{i}]' for i in index)}: expected a finite number")
-    expected = tuple(sizes.get(symbol, found) for symbol, found in zip(symbols, array.shape, strict=False))
-    right = len(array.shape) == len(symbols) and array.shape == expected
-    require(right, path, f"expected shape {list(expected)}, got {list(array.shape)}")
-    sizes.update(zip(symbols, array.shape, strict=True))
+    for index in np.argwhere(~np.isfinite(array)) if matrix else ():
+        raise FixtureError(f"{path}{place(index)}: expected a finite number")
+    expected, found = [sizes[axis] for axis in SHAPES[name]], [*array.shape]
+    require(found == expected, path, f"expected shape {expected}, got {found}")
     return array
 
 
@@ -379,18 +364,18 @@ def _label(path: str, value: Any) -> int:
     return number
 
 
-def _check_rows(path: str, arrays: Mapping[str, npt.NDArray[Any]], n: int, columns: int) -> None:
-    """That partners, pairs and self_rows are rows, and that no row is its own partner."""
-    self_rows = arrays.get("self_rows", np.full(n, -1))
-    wrong: dict[str, Any] = {"self_rows": self_rows >= columns}
+def _check_rows(path: str, arrays: Mapping[str, npt.NDArray[Any]], n: int, columns: int, alone: bool) -> None:
+    """That partners, pairs and self_rows are rows, and that no row is its own partner; alone means no references."""
+    own = arrays.get("self_rows", np.arange(n) if alone else np.full(n, -1))
+    wrong: dict[str, Any] = {"self_rows": own >= columns}
     if "positive_pairs" in arrays:
         pairs = arrays["positive_pairs"]
         wrong["positive_pairs"] = ((pairs < 0) | (pairs >= n)).any(axis=1)
     if "partners" in arrays:
         partners = arrays["partners"]
-        wrong["partners"] = (partners >= columns) | (partners == self_rows)
-        if "ref_embeddings" not in arrays and not wrong["partners"].any():
-            wrong["partners"] = (partners == np.arange(n)) | (partners[partners] != np.arange(n))
+        wrong["partners"] = (partners >= columns) | (partners == own)
+        if alone:
+            wrong["partners"] |= partners[partners % n] != own
     for name, bad in wrong.items():
         more = ", the row itself, or not mutual" if name == "partners" else ""
         for i in np.flatnonzero(bad):
@@ -401,27 +386,23 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
     counted, undefined = case.counted(), case.undefined()
     nan = [i in undefined for i in counted]
     loss, many = raw["loss"], case.option("reduction") == "none"
-    wanted = "a list" if many else "one value"
-    require(isinstance(loss, list) == many, f"{path}.loss", f"expected {wanted}, got {loss!r}")
+    require(
+        isinstance(loss, list) == many, f"{path}.loss", f"expected {'a list' if many else 'one value'}, got {loss!r}"
+    )
     values = _values(f"{path}.loss", loss if many else [loss], nan if many else [any(nan)])
     anchors = _values(f"{path}.anchors", raw["anchors"], nan)
     gradients: dict[str, Matrix] = {}
     if raw["gradient"] is not None:
-        stored = {case.first: raw["gradient"], **raw.get("gradients", {})}
-        wanted, got = (", ".join(names.keys() - {case.first}) or "nothing" for names in (case.others, stored))
-        right = stored.keys() == case.matrices.keys()
+        others = raw.get("gradients", {})
+        wanted, got = (", ".join(names) or "nothing" for names in (case.others, others))
+        right = others.keys() == case.others.keys()
         require(right, f"{path}.gradients", f"expected the gradients by {wanted}, got by {got}")
-        for name, rows in stored.items():
+        for name, rows in {case.first: raw["gradient"], **others}.items():
             where = f"{path}.gradient" if name == case.first else f"{path}.gradients.{name}"
-            sizes = dict(zip(SHAPES[name], case.matrices[name].shape, strict=True))
-            gradients[name] = _array(where, name, rows, sizes)
-    return Expected(
-        loss=values if many else values[0],
-        anchors=dict(zip(counted, anchors, strict=True)),
-        gradient=gradients.pop(case.first, None),
-        gradient_left_out=raw.get("gradient_left_out"),
-        other_gradients=gradients,
-    )
+            gradients[name] = _array(where, name, rows, dict(zip(SHAPES[name], case.matrices[name].shape, strict=True)))
+    left_out = raw.get("gradient_left_out")
+    by_row = dict(zip(counted, anchors, strict=True))
+    return Expected(values if many else values[0], by_row, gradients.pop(case.first, None), left_out, gradients)
 
 
 def _values(path: str, entries: Sequence[Any], nan: Sequence[bool]) -> tuple[float, ...]:

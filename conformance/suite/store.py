@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -78,13 +78,9 @@ def data_files(root: Path) -> list[str]:
 
     Data is everything but the manifest itself, the README, Python's own files, and files whose name begins with a dot.
     """
-    files = (path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.suffix != ".py")
-    return sorted(
-        path.as_posix()
-        for path in files
-        if path.as_posix() not in (MANIFEST, "README.md")
-        and not any(part.startswith(".") or part == "__pycache__" for part in path.parts)
-    )
+    files = {path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.suffix != ".py"}
+    kept = (path for path in files if not any(part.startswith((".", "__pycache__")) for part in path.parts))
+    return sorted({path.as_posix() for path in kept} - {MANIFEST, "README.md"})
 
 
 def _checksums(root: Path) -> dict[str, str]:
@@ -124,8 +120,8 @@ def check_manifest(root: Path) -> None:
     manifest = read_json(root, MANIFEST)
     _check_format(MANIFEST, manifest, MANIFEST_FORMAT)
     listed = manifest.get("files")
-    kind = type(listed).__name__
-    require(isinstance(listed, dict), f"{MANIFEST}: $.files", f"expected an object of path to SHA-256, got {kind}")
+    wanted = "expected an object of path to SHA-256"
+    require(isinstance(listed, dict), f"{MANIFEST}: $.files", f"{wanted}, got {type(listed).__name__}")
     present = _checksums(root)
     for name, actual in present.items():
         require(name in listed, name, f"not listed in {MANIFEST} (its SHA-256 is {actual})")
@@ -150,9 +146,8 @@ def dump_json(value: Any, longest: float = float("inf")) -> str:
         if isinstance(value, Mapping) and value:
             lines = [f"{inner}{json.dumps(key)}: {write(item, inner)}" for key, item in value.items()]
             return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
-        if isinstance(value, list | tuple) and any(
-            isinstance(item, list | tuple | Mapping) or len(str(item)) > longest for item in value
-        ):
+        nested = (list, tuple, Mapping)
+        if isinstance(value, nested) and any(isinstance(x, nested) or len(str(x)) > longest for x in value):
             return "[\n" + ",\n".join(inner + write(item, inner) for item in value) + f"\n{indent}]"
         return json.dumps(value, ensure_ascii=False)
 
@@ -183,14 +178,19 @@ def read_json(root: Path, name: str) -> Any:
         raise FixtureError(f"{name}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
 
 
+Change = Callable[[Any], Any]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
 def _check_format(name: str, data: Any, expected: str) -> None:
     found = data.get("format") if isinstance(data, dict) else None
     require(found == expected, f"{name}: $.format", f"expected {expected!r}, got {found!r}")
 
 
-def check_schema(
-    root: Path, name: str, data: Any, expected: str, loosen: Callable[[Any], None] = lambda schema: None
-) -> None:
+def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Change = _same) -> None:
     """Hold the content of a file to its format and to the format's schema.
 
     Args:
@@ -198,7 +198,7 @@ def check_schema(
         name: of the file, for the message.
         data: its content.
         expected: its format.
-        loosen: changes the schema before it is used.
+        loosen: makes another schema of the format's.
 
     Raises:
         FixtureError: the content is of another format or breaks the schema.
@@ -206,8 +206,7 @@ def check_schema(
     """
     _check_format(name, data, expected)
     kind = expected.removeprefix("pairproof-").partition("/")[0].replace("-", "_")
-    schema = read_json(root, f"schema/{kind}.schema.json")
-    loosen(schema)
+    schema = loosen(read_json(root, f"schema/{kind}.schema.json"))
     try:
         jsonschema: Any = importlib.import_module("jsonschema")
     except ImportError as error:
@@ -217,7 +216,7 @@ def check_schema(
         raise FixtureError(f"{name}: {wrong.json_path}: {wrong.message}")
 
 
-def read_checked(root: Path, name: str, expected: str, thin: Callable[[Any], Any] = lambda data: data) -> Any:
+def read_checked(root: Path, name: str, expected: str, thin: Change = _same, loosen: Change = _same) -> Any:
     """The content of one file of a folder of fixtures, of the format that it must have, held to its schema.
 
     Args:
@@ -225,13 +224,19 @@ def read_checked(root: Path, name: str, expected: str, thin: Callable[[Any], Any
         name: the file, relative to it.
         expected: its format.
         thin: leaves out what need not be held to the schema.
+        loosen: as in ``check_schema``.
 
     Raises:
         FixtureError: the file cannot be read, is of another format, or breaks the schema.
     """
     data = read_json(root, name)
-    check_schema(root, name, thin(data), expected)
+    check_schema(root, name, thin(data), expected, loosen)
     return data
+
+
+def place(index: Iterable[int]) -> str:
+    """An index as a message writes it after a name: [0][3]."""
+    return "".join(f"[{k}]" for k in index)
 
 
 def check_ids(path: str, ids: Sequence[str]) -> None:
