@@ -8,7 +8,7 @@ a document are the methods of a class: a method computes the claim whose id is i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -55,13 +55,12 @@ Finding = tuple[bool | str, str]
 Rows = np.ndarray[Any, Any]
 
 
+@dataclass
 class ClaimContext:
     """The exact inputs of a document, and the reference over balls to compute with."""
 
     document: ClassVar[str]
-
-    def __init__(self, fixture: WorkedFixture) -> None:
-        self.fixture = fixture
+    fixture: WorkedFixture
 
     def rows(self, name: str) -> Rows:
         """An input [N, D] as balls."""
@@ -115,15 +114,9 @@ def show(*values: arb) -> str:
     return ", ".join(v.str(6, radius=False) for v in values)
 
 
-def total(values: Iterable[arb]) -> arb:
-    """The sum of enclosures."""
-    return sum(values, arb(0))
-
-
 def contrasts_all(terms: reference.Terms) -> bool:
     """Whether every denominator sums all rows but its anchor."""
-    n = len(terms.logits)
-    return all(pair.members == tuple(a for a in range(n) if a != i) for (i, _), pair in terms.pairs.items())
+    return all({*pair.members} == {*range(len(terms.logits))} - {i} for (i, _), pair in terms.pairs.items())
 
 
 def _only(phrase: str, met: bool, unmet: bool, evidence: str) -> Finding:
@@ -143,9 +136,8 @@ class _SupConNotebook(ClaimContext):
     document = "supcon_notebook"
 
     def _three_ways(self, rows: str, labels: Sequence[int]) -> tuple[arb, arb, arb]:
-        partners = reference.stacked_partners(len(labels))
         supcon, pairwise = (self.loss(name, rows, labels) for name in ("supcon", "nt_xent_pairwise"))
-        return supcon, pairwise, self.loss("nt_xent", rows, partners)
+        return supcon, pairwise, self.loss("nt_xent", rows, reference.stacked_partners(len(labels)))
 
     def formula_sums_over_anchors(self) -> Finding:
         whole, mean = (self.loss("supcon", TWO, LABELS_TWO, reduction=how) for how in ("sum", "mean"))
@@ -189,7 +181,7 @@ class _SupConNotebook(ClaimContext):
         return right and self.reproduced("out-18-loss", "out-27-loss"), "7 members in each denominator"
 
     def paper_assumes_one_positive(self) -> Finding:
-        counts = {len(p) for p in self.terms("supcon", THREE, LABELS_OF_ITEMS).positives}
+        counts = set(map(len, self.terms("supcon", THREE, LABELS_OF_ITEMS).positives))
         return counts == {1}, f"positives per anchor with three views: {sorted(counts)}"
 
     def agree_differ_2x2x2(self) -> Finding:
@@ -203,8 +195,8 @@ class _SupConNotebook(ClaimContext):
 
     def views_and_class_alike(self) -> Finding:
         positives = self.terms("supcon", VIEWS, LABELS_VIEWS).positives
-        alike = all((i + 4) % 8 in positives[i] for i in range(8))
-        return alike and {len(p) for p in positives} == {3}, f"anchor 0 has positives {positives[0]}"
+        alike = all(len(p) == 3 and (i + 4) % 8 in p for i, p in enumerate(positives))
+        return alike, f"anchor 0 has positives {positives[0]}"
 
     def paper_ignores_labels(self) -> Finding:
         values = self.loss("nt_xent", VIEWS, reference.stacked_partners(8)), self.loss("supcon", VIEWS, ITEMS_VIEWS)
@@ -227,22 +219,22 @@ class _PairNotebook(ClaimContext):
         """
         terms, found = self.of_call("nt-bxent-1.0").terms, arb(0)
         for s, positives, negatives in zip(terms.logits, terms.positives, terms.negatives, strict=True):
-            found += total(scalars.softplus(-s[p]) for p in positives) / max(len(positives) + diagonal, 1)
-            found += total(scalars.softplus(s[n] - shift) for n in negatives) / len(negatives)
+            found += sum(scalars.softplus(-s[p]) for p in positives) / max(len(positives) + diagonal, 1)
+            found += sum(scalars.softplus(s[n] - shift) for n in negatives) / len(negatives)
         return found / 8
 
     def neighbours_are_positives(self) -> Finding:
         partners = reference.interleaved_partners(8).tolist()
-        interleaved = partners == [1, 0, 3, 2, 5, 4, 7, 6]
-        return interleaved and self.reproduced("in-95-partners", "in-97-one-hot"), str(partners)
+        right = partners == [1, 0, 3, 2, 5, 4, 7, 6] and self.reproduced("in-95-partners", "in-97-one-hot")
+        return right, str(partners)
 
     def cross_entropy_per_row(self) -> Finding:
-        mean = total(self.loss("nt_xent", "x", reference.interleaved_partners(8), reduction="none")) / 8
+        mean = sum(self.loss("nt_xent", "x", reference.interleaved_partners(8), reduction="none")) / 8
         short, full = self.printed("in-98-loss", "in-99-loss-1.0")
         return f"{float(mean):.4f}" == f"{short:.4f}" == f"{full:.4f}", show(mean)
 
     def masked_softmax_is_zero(self) -> Finding:
-        masked = float(torch.tensor([float("-inf"), 0.5]).softmax(dim=0)[0])
+        masked = float(torch.tensor([-np.inf, 0.5]).softmax(dim=0)[0])
         return masked == 0, f"softmax of -inf is {masked}"
 
     def index_shape(self) -> Finding:
@@ -250,9 +242,9 @@ class _PairNotebook(ClaimContext):
         return (rows, columns) == (1, 8), f"{rows} rows, {columns} column"
 
     def labels_are_in_y(self) -> Finding:
-        labels = {str(p) for p in reference.interleaved_partners(8)}
         entries = list(map(str, self.entries("in-94-similarity").values()))
-        return set(entries) <= labels, f"y begins with {', '.join(entries[:3])}"
+        labels = set(map(str, reference.interleaved_partners(8)))
+        return labels.issuperset(entries), f"y begins with {', '.join(entries[:3])}"
 
     def nt_xent_complete(self) -> Finding:
         def works(n: int) -> bool:
@@ -297,7 +289,7 @@ class _PairNotebook(ClaimContext):
         loss = torch.nn.functional.binary_cross_entropy(diagonal, torch.ones_like(diagonal))
         (gradient,) = torch.autograd.grad(loss, x)
         value, norm = float(loss.detach()), float(gradient.norm())
-        return value == 0 and norm == 0, f"loss {value}, gradient {norm}"
+        return value == norm == 0, f"loss {value}, gradient {norm}"
 
 
 class _VectorizedBatch(ClaimContext):
@@ -323,8 +315,8 @@ class _SitArticle(_VectorizedBatch):
         # InfoNCE as published contrasts each first view with the second views alone.
         terms = self.of_batch()
         term, s = terms.anchor_losses[0], terms.logits
-        same_candidates = total(s[0][a].exp() for a in range(1, 6)).log() - s[0][3]
-        cross = total(total(s[i][a].exp() for a in range(3, 6)).log() - s[i][i + 3] for i in range(3)) / 3
+        same_candidates = sum(s[0][a].exp() for a in range(1, 6)).log() - s[0][3]
+        cross = sum(sum(s[i][a].exp() for a in range(3, 6)).log() - s[i][i + 3] for i in range(3)) / 3
         one, _, both = self.directions(self.batch)
         unmet = same(cross, one) or same(cross, both)
         evidence = f"term of anchor 0 {show(term)}; whole losses: cross-view InfoNCE {show(cross)}, SiT {show(both)}"
@@ -339,11 +331,10 @@ class _SitArticle(_VectorizedBatch):
     def mask_zeroes_similarity(self) -> Finding:
         terms = self.of_batch()
         sums = [pair.log_denominator.exp() for pair in terms.pairs.values()]
-        off = [total(terms.logits[i][a].exp() for a in range(6) if a != i) for i in range(6)]
-        zero_similarity = [value + 1 for value in off]
-        unmet = all(map(same, sums, zero_similarity))
-        evidence = f"denominator 0: {show(sums[0])}; with a similarity of 0 on the diagonal {show(zero_similarity[0])}"
-        return _only("the matrix of exponentials", all(map(same, sums, off)), unmet, evidence)
+        off = [sum(terms.logits[i][a].exp() for a in range(6) if a != i) for i in range(6)]
+        zero = [value + 1 for value in off]
+        evidence = f"denominator 0: {show(sums[0])}; with a similarity of 0 on the diagonal {show(zero[0])}"
+        return _only("the matrix of exponentials", all(map(same, sums, off)), all(map(same, sums, zero)), evidence)
 
     def loss_partial_is_formula_1(self) -> Finding:
         term = self.of_batch().anchor_losses[0]
@@ -353,7 +344,7 @@ class _SitArticle(_VectorizedBatch):
     def code_is_formula_2(self) -> Finding:
         one, other, both = self.directions(self.batch)
         # Two views that are one and the same make the two directions one.
-        alike = self.directions(np.concatenate([self.batch[:3], self.batch[:3]]))
+        alike = self.directions(np.tile(self.batch[:3], (2, 1)))
         unmet = same(both, one) or same(both, other)
         evidence = f"1/N over one direction {show(one)}, over the other {show(other)}; 1/2N over both {show(both)}"
         return _only("batches whose two directions have equal means", same(*alike), unmet, evidence)
@@ -378,9 +369,8 @@ class _BatchTutorial(ClaimContext):
             loss = batch_tutorial(x, torch.tensor([0, 3, 9, 3, 1]), 0.07)
             losses.append(float(loss.detach()))
             largest.append(float(torch.autograd.grad(loss, x)[0].abs().max()))
-        one, other = losses
-        learns = f"{one:.4f}" != f"{other:.4f}" or largest[0] > 1e-30
-        return learns, f"two inputs: losses {one:.9f} and {other:.9f}, gradient {largest[0]:.0e}"
+        learns = len({f"{loss:.4f}" for loss in losses}) > 1 or largest[0] > 1e-30
+        return learns, f"two inputs: losses {losses[0]:.9f} and {losses[1]:.9f}, gradient {largest[0]:.0e}"
 
     def it_is_a_cosine(self) -> Finding:
         terms = (self.terms("supcon_epsilon", self.drawn / by, self.labels, temperature=0.07) for by in (40, 20))
@@ -393,28 +383,27 @@ class _VectorizedNotebook(_VectorizedBatch):
 
     def similarity_is_symmetric(self) -> Finding:
         entries = self.entries("similarity")
-        symmetric = all(entries[i, j] == entries[j, i] for i, j in entries)
-        return symmetric, "the printed matrix equals its transpose"
+        return all(entries[i, j] == entries[j, i] for i, j in entries), "the printed matrix equals its transpose"
 
     def positives_are_the_offset_diagonal(self) -> Finding:
         partners = self.partners.tolist()
-        right = partners == [3, 4, 5, 0, 1, 2]
-        return right and self.reproduced("sim-ij", "sim-ji"), f"partners {partners}"
+        return partners == [3, 4, 5, 0, 1, 2] and self.reproduced("sim-ij", "sim-ji"), f"partners {partners}"
 
     def formula_index(self) -> Finding:
         terms = self.of_batch()
         s, term = terms.logits[0][3], terms.anchor_losses[0]
-        as_written = -(s.exp() / total([s.exp()] * 5)).log()
+        as_written = -(s.exp() / sum([s.exp()] * 5)).log()
         return same(as_written, term), f"as written {show(as_written)}, printed term {show(term)}"
 
     def divided_by_all_others(self) -> Finding:
-        right = contrasts_all(self.of_batch())
-        return right and self.reproduced("denominator", "denominators"), "5 members in each denominator"
+        right = contrasts_all(self.of_batch()) and self.reproduced("denominator", "denominators")
+        return right, "5 members in each denominator"
 
     def mask_of_negatives(self) -> Finding:
         entries = self.entries("negatives-mask")
-        holds_positive = any(float(str(entries[i, int(p)])) == 1 for i, p in enumerate(self.partners))
-        return not holds_positive, "its entry [0][3] is 1, and 3 is the positive of 0"
+        return all(
+            float(str(entries[pair])) != 1 for pair in enumerate(self.partners)
+        ), "its entry [0][3] is 1, and 3 is the positive of 0"
 
 
 CHECKS: Mapping[str, type[ClaimContext]] = {
@@ -428,16 +417,16 @@ CHECKS: Mapping[str, type[ClaimContext]] = {
 
 def judge_claims(fixture: WorkedFixture) -> list[ClaimJudgement]:
     """Judge every claim of a document; no fixture expects "unchecked" or "broken"."""
-    judgements = []
     with precision():
-        for claim in fixture.claims:
-            kind = CHECKS.get(f"{fixture.document.id}/{claim.id}")
-            verdict, evidence = "unchecked", "no check is written for it"
-            try:
-                if kind is not None:
-                    found, evidence = getattr(kind(fixture), claim.id.replace("-", "_"))()
-                    verdict = found if isinstance(found, str) else HOLDS if found else FAILS
-            except Exception as error:  # what breaks one claim must not hide the others
-                verdict, evidence = "broken", f"{type(error).__name__}: {error}"
-            judgements.append(ClaimJudgement(fixture.document.id, claim, verdict, evidence))
-    return judgements
+        return [ClaimJudgement(fixture.document.id, claim, *_judge(fixture, claim)) for claim in fixture.claims]
+
+
+def _judge(fixture: WorkedFixture, claim: Claim) -> tuple[str, str]:
+    kind = CHECKS.get(f"{fixture.document.id}/{claim.id}")
+    if kind is None:
+        return "unchecked", "no check is written for it"
+    try:
+        found, evidence = getattr(kind(fixture), claim.id.replace("-", "_"))()
+    except Exception as error:  # what breaks one claim must not hide the others
+        return "broken", f"{type(error).__name__}: {error}"
+    return found if isinstance(found, str) else HOLDS if found else FAILS, evidence
