@@ -31,6 +31,7 @@ from pairproof.reference.batch import evaluate_similarities
 
 from ..implementations.documents import pair_notebook
 from ..suite.cases import Case, call_reference, reference_of_similarities
+from ..suite.store import place
 from ..truth.intervals import Rounded, ball, exact, precision
 from .load import INFINITE, Call, Figure, Input, WorkedFixture, case_of
 from .quantities import QUANTITIES
@@ -126,8 +127,9 @@ class Evaluation:
     @cached_property
     def rows(self) -> np.ndarray[Any, Any]:
         """The input [N, D] as balls."""
-        printed = self.way == PRINTED_INPUTS
-        return self.source.table(lambda text: _printed(text, self.source.decimals if printed else None), printed)
+        if self.way == PRINTED_INPUTS:
+            return self.source.table(lambda text: _printed(text, self.source.decimals), printed=True)
+        return self.source.table(exact)
 
     @property
     def units(self) -> list[list[arb]]:
@@ -196,7 +198,7 @@ def _judge(fixture: WorkedFixture, figure: Figure) -> Judgement:
 def _ways(fixture: WorkedFixture, figure: Figure) -> Iterator[Evaluation]:
     """The evaluations of a figure that the document allows."""
     call, source = fixture.call_of(figure), fixture.input_of(figure)
-    if source.printed is not None and source.decimals is not None:
+    if source.decimals is not None:
         yield Evaluation(figure, call, source, PRINTED_INPUTS)
     matrix = _precise_cosines(fixture, figure, source)
     if matrix is not None:
@@ -225,8 +227,8 @@ def _compare(way: str, figure: Figure, quantity: Any) -> Match:
         on_diagonal = len(index) == 2 and index[0] == index[1]
         difference = _difference(figure, on_diagonal, entry, reduce(getitem, index, quantity))
         if difference:
-            where = "".join(f"[{k}]" for k in index)
-            return Match(way, False, f"{figure.quantity}{where} is printed {entry}{difference}", entries)
+            message = f"{figure.quantity}{place(index)} is printed {entry}{difference}"
+            return Match(way, False, message, entries)
     return Match(way, True, "", entries)
 
 
@@ -245,11 +247,9 @@ def _difference(figure: Figure, on_diagonal: bool, entry: str | bool, value: Any
     computed = arb(value)
     if computed.overlaps(_printed(str(entry), figure.decimals)):
         return ""
-    message = f" but computed {_show(computed)}"
-    if figure.decimals is not None:
-        distance = float(abs(computed.mid() - exact(str(entry)))) * 10.0**figure.decimals
-        message += f", {distance:.2f} units of the last printed place away"
-    return message
+    distance = float(abs(computed.mid() - exact(str(entry)))) * 10.0 ** (figure.decimals or 0)
+    away = f", {distance:.2f} units of the last printed place away" if figure.decimals is not None else ""
+    return f" but computed {_show(computed)}{away}"
 
 
 def _printed(text: str, decimals: int | None) -> arb:
@@ -268,7 +268,7 @@ def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
     complement's logarithm is clamped): the figure is an artefact, and its explanation is checked instead.
     """
     figure, case, proper = known.figure, known.case, known.quantity
-    text = str(figure.printed)
+    text, true = str(figure.printed), proper.str(12, radius=False)
     number = np.dtype(figure.length).type(text)
     spelled = repr(float(number))
     message = f"{text} is not a {figure.length} printed in full; the nearest is {spelled}"
@@ -277,25 +277,20 @@ def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
     if not allowed.is_bounded:
         clamped = own_loss(case, figure.arithmetic, slack=1, clamp=True)
         here = _run_here(figure, case, clamped)
-        matches += [
-            _inside("clamped arithmetic", text, clamped, "its operations with the clamp"),
-            here,
-            _instead(figure, proper),
-            Match("differs", not proper.overlaps(exact(text)), f"{text} is the exact value after all"),
-        ]
+        matches += [_inside("clamped arithmetic", text, clamped, "its operations with the clamp"), here]
+        matches.append(_instead(figure, proper))
+        matches.append(Match("differs", not proper.overlaps(exact(text)), f"{text} is the exact value after all"))
         because = figure.instead["because"] if figure.instead else ""
-        return matches, "artefact", f"exactly {proper.str(12, radius=False)}; {because} ({here.message})"
+        return matches, "artefact", f"exactly {true}; {because} ({here.message})"
     matches.append(_inside("own arithmetic", text, allowed, "its own operations"))
-    rounded = own_loss(case, figure.arithmetic, slack=0)
+    rounded = own_loss(case, figure.arithmetic, slack=0).lower
     ulp = float(np.spacing(number))
-    away = float(abs(proper - exact(text)).mid()) / ulp
-    replay = abs(rounded.lower - float(text)) / ulp
+    away, replay = float(abs(proper - exact(text)).mid()) / ulp, abs(rounded - float(text)) / ulp
     digits = "the same digits" if replay == 0 else f"a value {replay:.0f} ulp away"
-    finding = f"{away:.2g} ulp from the exact {proper.str(12, radius=False)};"
-    finding += f" its own operations, correctly rounded, print {digits}"
+    finding = f"{away:.2g} ulp from the exact {true}; its own operations, correctly rounded, print {digits}"
     if figure.length == "float64":
         # In float64 the same operations, correctly rounded, end in the very digits that were printed.
-        message = f"{text} is printed, {rounded.lower!r} is what the same operations give, {replay:.0f} ulp away"
+        message = f"{text} is printed, {rounded!r} is what the same operations give, {replay:.0f} ulp away"
         matches.append(Match("same operations", replay == 0, message))
     if figure.arithmetic == "float32":
         matches.append(_run_here(figure, case, allowed))
@@ -312,9 +307,9 @@ def _inside(way: str, text: str, interval: Rounded, operations: str) -> Match:
 def _run_here(figure: Figure, case: Case, allowed: Rounded) -> Match:
     """The document's own function in float32 on this machine: the same digits, or at least within its own rounding."""
     found = float(pair_notebook(case, torch.tensor(case.embeddings, dtype=torch.float32)))
-    same = repr(found) == str(figure.printed)
-    message = "the same digits" if same else repr(found)
-    return Match("run in float32", same or found in allowed, f"run in float32 here, {message}")
+    same = repr(found) == figure.printed
+    message = f"run in float32 here, {'the same digits' if same else repr(found)}"
+    return Match("run in float32", same or found in allowed, message)
 
 
 def _instead(figure: Figure, proper: arb) -> Match:
@@ -333,13 +328,11 @@ def _constant(figure: Figure, case: Case) -> tuple[list[Match], str]:
     loops is epsilon plus something in [0, e^-gap]. The loss is then the same for every such input; its derivative has
     the factor e^-gap / epsilon.
     """
-    gap, far = 100, 10**9
-    below = arb(-far).union(arb(-gap))
+    gap = 100
+    below = arb(-(10**9)).union(arb(-gap))
     logits = [[arb(0) if i == j else below for j in range(case.n)] for i in range(case.n)]
     loss = evaluate_similarities(case.entry.formula, logits, case.positive_mask(), temperature=1.0).loss
     matches = [_compare("any input", figure, loss), _instead(figure, loss * (1 + arb(supcon.EPSILON)))]
+    finding = f"2 ln 4 / 5 for every input whose off-diagonal logits lie {gap} below the row's maximum;"
     slope = math.exp(-gap) / supcon.EPSILON
-    return matches, (
-        f"2 ln 4 / 5 for every input whose off-diagonal logits lie {gap} below the row's maximum;"
-        f" no logit moves it by more than {slope:.0e} of itself, so nothing can be learnt from it"
-    )
+    return matches, f"{finding} no logit moves it by more than {slope:.0e} of itself, so nothing can be learnt from it"

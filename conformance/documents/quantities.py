@@ -63,7 +63,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "second_to_first": Quantity("number", "N/2", lambda e: [e.cosines[i][i - e.n // 2] for i in range(e.n // 2, e.n)]),
     "positives": Quantity("number", "N", lambda e: [e.cosines[i][p] for i, p in e.positive_pairs]),
     "exp_positives": Quantity(
-        "number", "N", lambda e: [e.terms.pairs[pair].log_numerator.exp() for pair in e.positive_pairs]
+        "number", "N", lambda e: [e.terms.pairs[p].log_numerator.exp() for p in e.positive_pairs]
     ),
     "denominators": Quantity("number", "N", _denominators),
     "denominator": Quantity("number", "", lambda e: _denominators(e)[e.figure.row]),
