@@ -39,8 +39,9 @@ def _split(e: Evaluation, rows: Any) -> Any:
     return reference.split_views(rows, 1 + max(index[1] for index, _ in e.figure.entries())).tolist()
 
 
-def _denominators(e: Evaluation) -> list[Any]:
-    return [e.terms.pairs[pair].log_denominator.exp() for pair in e.positive_pairs]
+def _exponentials(e: Evaluation, name: str) -> list[Any]:
+    """Of the logarithm of this name of every pair."""
+    return [getattr(e.terms.pairs[pair], name).exp() for pair in e.positive_pairs]
 
 
 def _square(entry: Callable[[Evaluation, int, int], Any], kind: str = "mask") -> Quantity:
@@ -62,11 +63,9 @@ QUANTITIES: Mapping[str, Quantity] = {
     "first_to_second": Quantity("number", "N/2", lambda e: [e.cosines[i][i + e.n // 2] for i in range(e.n // 2)]),
     "second_to_first": Quantity("number", "N/2", lambda e: [e.cosines[i][i - e.n // 2] for i in range(e.n // 2, e.n)]),
     "positives": Quantity("number", "N", lambda e: [e.cosines[i][p] for i, p in e.positive_pairs]),
-    "exp_positives": Quantity(
-        "number", "N", lambda e: [e.terms.pairs[p].log_numerator.exp() for p in e.positive_pairs]
-    ),
-    "denominators": Quantity("number", "N", _denominators),
-    "denominator": Quantity("number", "", lambda e: _denominators(e)[e.figure.row]),
+    "exp_positives": Quantity("number", "N", lambda e: _exponentials(e, "log_numerator")),
+    "denominators": Quantity("number", "N", lambda e: _exponentials(e, "log_denominator")),
+    "denominator": Quantity("number", "", lambda e: _exponentials(e, "log_denominator")[e.figure.row]),
     "anchor_losses": Quantity("number", "N", lambda e: [e.terms.anchor_losses[i] for i in range(e.n)]),
     "loss": Quantity("number", "", lambda e: e.result.loss),
     "features": Quantity("layout", "B V D", lambda e: _split(e, e.source.table(str, printed=True))),

@@ -90,7 +90,7 @@ def _numpy_loss(case: Case, cosines: Matrix) -> Rounded:
     for i, (row, positives) in enumerate(zip(cosines, case.positives(), strict=True)):
         if case.loss == "nt_xent_pairwise":
             e = [x.exp() for x in row]
-            negatives = [e[k] for k in range(case.n) if k != i and k not in positives]
+            negatives = [e[k] for k in range(case.n) if k not in (i, *positives)]
             ratios = [e[p] / _sum([e[p], *negatives]) for p in positives]
         else:
             softmax = _softmax(row, i)

@@ -113,9 +113,9 @@ class Case:
 
     def sizes(self) -> str:
         """What goes in, in words: rows and their width, and how many of everything else."""
-        rows, width = (_count(k, what) for k, what in zip(self.embeddings.shape, ("rows", "numbers"), strict=True))
-        words = f"{rows} of {width}{' in each of two towers' if self.entry.two_towers else ''}"
-        counted = [_count(len(self.others[name]), what) for name, what in COUNTED.items() if name in self.others]
+        rows, width = _count(self.n, "rows"), _count(self.embeddings.shape[1], "numbers")
+        words = f"{rows} of {width}{' in each of two towers' * self.entry.two_towers}"
+        counted = (_count(len(self.others[name]), what) for name, what in COUNTED.items() if name in self.others)
         return ", ".join([words, *counted])
 
     def option(self, name: str) -> Any:

@@ -198,15 +198,13 @@ def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> 
         expected: its results.
     """
     values = [_number(x) for x in expected.values]
-    results: dict[str, Any] = {
+    results = {
         "loss": values if isinstance(expected.loss, tuple) else values[0],
-        "anchors": [_number(x) for x in expected.anchors.values()],
+        "anchors": list(map(_number, expected.anchors.values())),
         "gradient": None if expected.gradient is None else expected.gradient.tolist(),
+        "gradient_left_out": expected.gradient_left_out,
+        "gradients": {name: matrix.tolist() for name, matrix in expected.other_gradients.items()},
     }
-    if expected.gradient_left_out is not None:
-        results["gradient_left_out"] = expected.gradient_left_out
-    if expected.other_gradients:
-        results["gradients"] = {name: matrix.tolist() for name, matrix in expected.other_gradients.items()}
     given = {name: np.asarray(value).tolist() for name, value in {**case.arguments, **case.others}.items()}
     for name in {"labels", "ref_labels"} & given.keys():
         given[name] = [str(label) if abs(label) >= EXACT_INTEGERS else label for label in given[name]]
@@ -218,7 +216,7 @@ def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> 
         "embeddings": case.embeddings.tolist(),
         "arguments": {name: given[name] for name in sorted(given, key=ARGUMENTS.index)},
         "keywords": dict(case.keywords),
-        "expected": results,
+        "expected": {key: value for key, value in results.items() if value or key in ("loss", "anchors", "gradient")},
     }
 
 

@@ -43,14 +43,12 @@ def traits_of(case: Case, golden: GoldenCase | None) -> set[Hashable]:
     loss = case.loss
     found: set[Hashable] = {(loss, "flag", flag) for flag in (golden.flags if golden else ())}
     found |= {(loss, option, case.option(option)) for option in LOSSES[loss].choices}
-    given = {option for option, value in case.keywords.items() if value is not None} | {*case.arguments, *case.others}
-    found |= {(loss, "given", name) for name in given}
+    given = (option for option, value in case.keywords.items() if value is not None)
+    found |= {(loss, "given", name) for name in (*given, *case.arguments, *case.others)}
     found |= {(loss, "dtype", dtype) for dtype in SIGNIFICAND if case.holds_in(dtype)}
     rows, columns = case.shape
     found |= {("rows", sum(side > size for size in SIZES)) for side in (rows, columns)}
-    found.add(("more columns", columns > rows))
-    found.add((loss, "kernels", *_kernels(case)))
-    return found
+    return found | {("more columns", columns > rows), (loss, "kernels", *_kernels(case))}
 
 
 def _kernels(case: Case) -> tuple[Hashable, ...]:
