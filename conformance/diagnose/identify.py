@@ -259,11 +259,8 @@ def _report_gradient(found: Identification, search: Search, match: Match) -> Non
         found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times that of the value")
     elif match.gradient_error is not None and match.gradient_error > search.close:
         found.wrong.append(f"the gradient is not that of the value: off by {match.gradient_error:.2g} of its size")
-    broken = [
-        probe.batch.name
-        for probe, answer in search.answers.items()
-        if math.isfinite(answer.total) and answer.gradient is not None and not bool(answer.gradient.isfinite().all())
-    ]
+    finite = [(probe, answer) for probe, answer in search.answers.items() if math.isfinite(answer.total)]
+    broken = [probe.batch.name for probe, answer in finite if bool(_gradient(answer).isnan().any())]
     if len(broken) == len(search.answers):
         found.wrong.append("the gradient is NaN or infinite, though the value is a number")
     elif broken:
@@ -275,11 +272,10 @@ def _report_gradient(found: Identification, search: Search, match: Match) -> Non
 def _report_evidence(found: Identification, search: Search, match: Match) -> None:
     values, batches = len(search.ordinary), len(search.batches)
     found.evidence.append(f"{values} values on {batches} batches, the worst off by {match.error:.1e} of its size")
+    gradients = "values alone: no gradient could be compared"
     if match.gradient_error is not None:
-        found.evidence.append(f"as many gradients, the worst off by {match.gradient_error:.1e} of its norm")
-    else:
-        reason = "no gradient could be compared" if search.gives_gradient else "it gives no gradient"
-        found.evidence.append(f"values alone: {reason}")
+        gradients = f"as many gradients, the worst off by {match.gradient_error:.1e} of its norm"
+    found.evidence.append(gradients if search.gives_gradient else "values alone: it gives no gradient")
     if search.single:
         found.evidence.append(f"it answers in float32, so {search.close:g} is allowed in place of {CLOSE:g}")
 
@@ -289,7 +285,7 @@ def _report_evidence(found: Identification, search: Search, match: Match) -> Non
 
 def _policy(found: Identification, search: Search, match: Match) -> str:
     """The policy for anchors without positives; and remarks on what no policy explains."""
-    edges = search.answered(search.probes.edges)
+    edges = [probe for probe in search.answers if probe.batch in search.probes.edges]
     judged = not match.over_pairs and not match.variant.binary
     alone = [probe for probe in edges if judged and _some_alone(match, probe)]
     fitting = [p for p in POLICIES if not any(_difference(search, match, probe, p) for probe in alone)]

@@ -197,8 +197,7 @@ class Probe:
     @property
     def name(self) -> str:
         """In words."""
-        at = "" if self.temperature is None else f", temperature {self.temperature:g}"
-        return self.batch.name + at
+        return self.batch.name + ("" if self.temperature is None else f", temperature {self.temperature:g}")
 
 
 def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answer:
@@ -398,7 +397,7 @@ class Search:
         self.broken = {name: error for name, error in errors.items() if error}
         ordinary = (*self.probes.alike, *self.probes.further)
         self.batches = [batch for batch in ordinary if batch.name not in self.broken]
-        self.ordinary = self.answered(self.batches)
+        self.ordinary = [probe for probe in self.answers if probe.batch in self.batches]
         self.vector = any(len(self.answers[probe].values) > 1 for probe in self.ordinary)
         self.gives_gradient = any(answer.gradient is not None for answer in self.answers.values())
         self.single = all(answer.single for answer in self.answers.values())
@@ -421,10 +420,6 @@ class Search:
         except TargetError as error:
             return str(error)
         return ""
-
-    def answered(self, batches: Sequence[Batch]) -> list[Probe]:
-        """The probes of these batches that were answered."""
-        return [probe for probe in self.answers if probe.batch in batches]
 
     def given(self, batches: Iterable[Batch], passed: Iterable[float | None]) -> Array:
         """[B, 1, P], the sum of the target's values."""
