@@ -113,17 +113,14 @@ class _Failure:
         """What remains of the error, where the suspect explains value and gradient; else infinity."""
         value = self.value(suspect)
         allowed = EXPLAINED_BY_VALUE if len(self.compared) == 1 and len(value) <= 2 else EXPLAINED
-        remaining = _remaining(value.detach(), *self.compared[0])
-        # NaN explains nothing.
-        if not remaining <= allowed:
-            return math.inf
-        if len(self.compared) > 1:
+        remaining = [_remaining(value.detach(), *self.compared[0])]
+        if remaining[0] <= allowed and len(self.compared) > 1:
             # A value that does not depend on the rows has a gradient too.
             total = value.sum() + 0 * self.rows.sum()
             (gradient,) = torch.autograd.grad(total, self.rows, retain_graph=True)
-            by_gradient = _remaining(gradient, *self.compared[1])
-            return max(remaining, by_gradient) if by_gradient <= EXPLAINED else math.inf
-        return remaining
+            remaining.append(_remaining(gradient, *self.compared[1]))
+        # So that NaN explains nothing.
+        return max(remaining) if remaining[0] <= allowed and remaining[-1] <= EXPLAINED else math.inf
 
     def best(self, suspects: Callable[[_Failure], Iterator[Suspect]]) -> str | None:
         """The suspect that explains the failure, in words: the first that no other explains twice as well."""

@@ -383,10 +383,8 @@ class Variant:
 
     def describe(self, reduction: str = "mean") -> str:
         """The loss, its options and what is wrong with it, in one line."""
-        options = dict(self.options)
-        if reduction in self.entry.choices["reduction"][1:]:
-            options["reduction"] = reduction
-        chosen = ", ".join(f"{key}={value}" for key, value in options.items())
+        reduced = [("reduction", reduction)] if reduction in self.entry.choices["reduction"][1:] else []
+        chosen = ", ".join(f"{name}={value}" for name, value in (*self.options, *reduced))
         wrong = "; ".join(self.words())
         return self.loss + (f" with {chosen}" if chosen else "") + (f"; but {wrong}" if wrong else "")
 
@@ -486,8 +484,7 @@ class Pairs:
         if flow in ("columns", "anchors"):
             left, right = (left, right.detach()) if flow == "columns" else (left.detach(), right)
         elif flow in ("first view", "second view"):
-            second = torch.arange(len(left)) >= len(left) // 2
-            kept = second if flow == "first view" else ~second
+            kept = (torch.arange(len(left)) >= len(left) // 2) == (flow == "first view")
             left = right = torch.where(kept[:, None], left, left.detach())
         elif flow == "norm":
             # Divided once more by the norm as it is: the value is 1 over it, the gradient that of the undivided rows.
@@ -612,8 +609,7 @@ POLICIES = ("zero", "drop", "nan")
 def reduce_anchors(setting: Setting, each: Tensor, reduction: str, policy: str = "zero") -> Tensor:
     """Every anchor's value [M] as a loss: over the count that ``reduction`` names, or one by one for "none"."""
     alone = setting.anchors & (setting.counts == 0)
-    if policy == "nan":
-        each = torch.where(alone, math.nan, each)
+    each = each.masked_fill(alone, math.nan) if policy == "nan" else each
     counted = setting.anchors & ~alone if policy == "drop" else setting.anchors
     if reduction == "none":
         return each[counted]
