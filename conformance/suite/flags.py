@@ -37,7 +37,7 @@ class Facts:
 Condition = tuple[str, Callable[[Facts], Any]]
 
 
-def _repeats(rows: Sequence[Any]) -> bool:
+def _repeats(rows: Any) -> bool:
     return len(np.unique(rows, axis=0)) < len(rows)
 
 
