@@ -31,7 +31,6 @@ from .options import UsageError
 from .results import Status
 
 PROJECT = "pyproject.toml"
-TOOL = "pairproof"
 _LISTS = ("case", "flag", "dtype")
 _TEXTS = ("loss", "target", "reason", "link")
 
@@ -80,7 +79,7 @@ def _table(path: Path) -> tuple[dict[str, Any] | None, str]:
         raise DeclarationError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DeclarationError(f"{path}: is no TOML: {error}") from None
-    for name in ("tool", TOOL) if path.name == PROJECT else ():
+    for name in ("tool", "pairproof") if path.name == PROJECT else ():
         if name not in table:
             return None, prefix
         table = table[name]

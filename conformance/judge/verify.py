@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import platform
@@ -30,7 +29,7 @@ from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase, load_golden
 from ..suite.progress import Progress, tracked
 from ..suite.records import Bounds, Truth
-from ..suite.store import fixtures_root
+from ..suite.store import fixtures_root, read_json
 from ..suite.subset import covering
 from ..truth.baseline import plain_outcome
 from ..truth.compare import compare
@@ -359,10 +358,9 @@ def _count_problems(report: Report, implementations: Sequence[Implementation], c
 
     An implementation that needs a device of its own has no counts in the file: it must pass every case.
     """
-    path = fixtures_root() / EXPECTED
-    if not path.is_file():
+    if not (fixtures_root() / EXPECTED).is_file():
         return [f"{EXPECTED} is missing: the counts of checks cannot be asserted"]
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = read_json(fixtures_root(), EXPECTED)
     if data.get("format") != EXPECTED_FORMAT:
         return [f"{EXPECTED}: $.format: expected {EXPECTED_FORMAT!r}, got {data.get('format')!r}"]
     present = {one.name for one in implementations if one.anywhere}
