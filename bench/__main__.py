@@ -146,9 +146,8 @@ def bench(
         console = Console(width=FILE_WIDTH)
     plan = _plan(quick, floors, device, rounds, loss=loss, size=size, columns=columns, dtype=dtype)
     plan = replace(plan, backend=backend)
-    folder = output
-    if plan in (jobs.FULL, replace(jobs.DEVICE, device=device)):
-        folder = folder or jobs.ROOT / "bench" / "results"
+    everything = (jobs.FULL, replace(jobs.DEVICE, device=device))
+    folder = output or (jobs.ROOT / "bench" / "results" if plan in everything else None)
     try:
         if not plan.on_cpu:
             cuda.require(device)

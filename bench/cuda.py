@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .measure import Clock
+from .measure import Clock, Shapes
 from .peers import Step, Unavailable
 
 SPARE = 0.1
@@ -27,8 +27,7 @@ def require(device: str) -> None:
     """
     if not torch.cuda.is_available():
         raise Unavailable(f"--device {device}: torch {torch.__version__} finds no CUDA device here")
-    index: int | None = torch.device(device).index  # its stub says never None
-    if index is not None and index >= torch.cuda.device_count():
+    if (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise Unavailable(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices")
 
 
@@ -39,10 +38,7 @@ class EventClock(Clock):
         device: whose memory bounds what is tried.
     """
 
-    products: ClassVar[dict[str, tuple[int, int, int | None]]] = {
-        "mm": (8192, 8192, None),
-        "square": (8192, 8192, 8192),
-    }
+    products: ClassVar[Shapes] = {"mm": (8192, 8192, None), "square": (8192, 8192, 8192)}
     on_device = True
     slow_seconds = 1.0
     # A symmetric backward does not pay where blocks run at once: forward 2, the tile again 2, its gradient 2.
@@ -53,8 +49,7 @@ class EventClock(Clock):
 
     def mark(self) -> Any:
         """An event on the current stream."""
-        kind: Any = torch.cuda.Event
-        event = kind(enable_timing=True)
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from .peers import OURS, TILED, TWO_VIEW
+from .peers import GIB, OURS, TILED, TWO_VIEW
 
 MIB = 1 << 20
-GIB = 1 << 30
 ULP = 2.0**-23
 
 PARTS = {"forward": "forward", "both": "forward+backward"}
@@ -165,7 +164,7 @@ def floors(report: Row, fraction: float) -> list[Goal]:
 
 def judge_device(report: Row) -> list[Goal]:
     """Every goal of a GPU that the run's plan covers, as `judge` returns them. They were set for an H200."""
-    shares, ratios = [], []
+    shares, ratios, growths = [], [], []
     for row in _ours(report, dtype="bfloat16"):
         named = "{loss}, N={n}, D={d}, {dtype}".format_map(row)
         if row["n"] >= DEVICE_LEAST_ROWS:
@@ -177,16 +176,12 @@ def judge_device(report: Row) -> list[Goal]:
             peer = _best(_select(report["timings"], implementation="cross_entropy_tf32", **same), "both_ratio")
             what = f"{named}, {PARTS['both']}: times faster than cross_entropy in TF32"
             ratios.append(_goal(what, "at least", EAGER_RATIO, peer, "both_ratio"))
-    growth = [
-        _growth_goal(
-            f"{loss}, D={d}, {dtype}: peak per row at {max(peaks)} over that at {DEVICE_LEAST_ROWS}",
-            DEVICE_GROWTH,
-            peaks[max(peaks)] / peaks[DEVICE_LEAST_ROWS],
-        )
-        for (loss, d, dtype), peaks in per_row(report).items()
-        if max(peaks) > DEVICE_LEAST_ROWS and DEVICE_LEAST_ROWS in peaks
-    ]
-    return shares + ratios + growth + _accuracy_goals(report)
+    for (loss, d, dtype), peaks in per_row(report).items():
+        most, least = max(peaks), DEVICE_LEAST_ROWS
+        if most > least and least in peaks:
+            what = f"{loss}, D={d}, {dtype}: peak per row at {most} over that at {least}"
+            growths.append(_growth_goal(what, DEVICE_GROWTH, peaks[most] / peaks[least]))
+    return shares + ratios + growths + _accuracy_goals(report)
 
 
 def per_row(report: Row) -> dict[tuple[str, int, str], dict[int, float]]:

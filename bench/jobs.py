@@ -123,8 +123,8 @@ class Plan:
 
     def work(self) -> dict[str, list[Job]]:
         """All jobs, by the report's tables."""
-        found = (self.timings(), self.memories(), self.accuracies(), self.larges())
-        return dict(zip(("timings", "memory", "accuracy", "large"), found, strict=True))
+        memory, accuracy = self.memories(), self.accuracies()
+        return {"timings": self.timings(), "memory": memory, "accuracy": accuracy, "large": self.larges()}
 
 
 FULL = Plan()
@@ -185,9 +185,8 @@ def run(job: Job) -> list[dict[str, Any]]:
         Unavailable: the process failed; its last words.
     """
     environment = {k: v for k, v in os.environ.items() if k not in TUNED}
-    environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **REGIMES[job["regime"]]}
     environment.setdefault("PAIRPROOF_PEERS", str(ROOT / ".peers"))
-    environment |= REGIMES[job["regime"]]
     command, given = [sys.executable, "-m", "bench.worker"], json.dumps(job)
     process = subprocess.run(
         command, input=given, capture_output=True, text=True, cwd=ROOT, env=environment, check=False

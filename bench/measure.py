@@ -1,4 +1,4 @@
-"""Times of one loss at one size: every implementation checked, then alternated with ours, one thread, process time.
+"""Times and memory of one loss at one size, on one thread: every implementation is checked, then alternated with ours.
 
 A round takes each peer in turn, with a sample of ours next to each of its own, before it or after it by turns. The
 ratio of the two samples of such a pair is what the machine's other business disturbs least. The same is done with
@@ -24,9 +24,10 @@ from torch import Tensor
 from . import truth
 from .batches import DTYPES, KINDS, Batch, make_batch
 from .machine import field_bytes
-from .peers import CAPTURED, OURS, Implementation, Step, Unavailable, load, names_for
+from .peers import CAPTURED, OURS, Implementation, Step, Unavailable, load, names_for, ours
 
 Samples = npt.NDArray[np.float64]
+Shapes = dict[str, tuple[int, int, int | None]]
 
 TARGET_SECONDS = 0.03
 """Of one sample: short steps are repeated until they take as long, and the time is reported per call."""
@@ -77,7 +78,7 @@ def peak_beyond(function: Callable[[], object]) -> int:
 class Clock:
     """Takes samples: here CPU time of this process, in `bench.cuda` time between events of a GPU."""
 
-    products: ClassVar[dict[str, tuple[int, int, int | None]]] = {"mm": (384, 384, None)}
+    products: ClassVar[Shapes] = {"mm": (384, 384, None)}
     """Rows, columns and depth (None: the embeddings' columns) of the matrix products that ours is compared with."""
 
     on_device: bool = False
@@ -292,7 +293,7 @@ class _Timing:
         dtype = self.batch.embeddings.dtype
         implementation.check_memory(self.batch.loss, self.batch.n, dtype, self.clock.available())
         check_agreement(implementation, self.batch, self.temperature, self.true)
-        given = implementation.given(dtype)
+        given = torch.float32 if implementation.tf32 else dtype
         row["errors"] = {}
         with precision_of(implementation):
             for kind in self.truths:
@@ -396,6 +397,41 @@ def time_loss(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
         with recorded(rows[CAPTURED]):
             timing.captured(ours, rows[CAPTURED])
     return list(rows.values())
+
+
+def step_memory(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
+    """One job of kind "memory": peak of forward and backward beyond the interpreter, its libraries and the inputs.
+
+    Args:
+        job: implementation, loss, n, d, temperature, backend, dtype, device; of ours also anchors, if the values of so
+            many are compared with float64.
+        clock: of the device.
+
+    Returns:
+        One row in the format that `bench.report` describes.
+    """
+    loss, n, temperature = str(job["loss"]), int(job["n"]), float(job["temperature"])
+    row: dict[str, Any] = {"implementation": job["implementation"]}
+    with recorded(row):
+        implementation = load(job["implementation"], job["backend"])
+        dtype = DTYPES[job["dtype"]]
+        implementation.check_memory(loss, n, dtype, None)
+        # A small step first: it loads code and lets the libraries make their own buffers, which are not the loss's.
+        small, batch = (make_batch(loss, rows, job["d"], device=job["device"]).to(dtype) for rows in (64, n))
+        evaluate(implementation.step(small, temperature), small.embeddings)
+        step, embeddings = implementation.step(batch, temperature), batch.embeddings.requires_grad_()
+        started = time.process_time()
+        row["bytes"] = clock.peak(step, embeddings)
+        if not clock.on_device:
+            row["once_ms"] = 1e3 * (time.process_time() - started)
+        if "anchors" in job:
+            with torch.no_grad():
+                values = ours(job["backend"], batch, temperature, reduction="none")(batch.embeddings)
+            rows = torch.arange(0, n, max(1, n // job["anchors"]))
+            true = truth.anchor_values(batch, temperature, rows)
+            row["worst_anchor_error"] = float(((values[rows].to(torch.float64) - true).abs() / true).max())
+            row["anchors_compared"] = len(rows)
+    return [row]
 
 
 def median_of_processes(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:

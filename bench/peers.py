@@ -12,8 +12,8 @@ import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from typing import Any, Literal, TypeVar
+from functools import cache
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from .batches import LOSSES, Batch
 Step = Callable[[Tensor], Tensor]
 """From embeddings ``[N, D]`` to the loss, a scalar."""
 
-Make = Callable[[Any, Batch, float], Step]
+Make = Callable[..., Step]
 """From what an implementation loads, a batch and a temperature to the loss of the batch's labels or partners.
 
 It raises `Unavailable` where there is no such loss.
@@ -61,7 +61,6 @@ class Implementation:
         make: its step.
         load: returns what ``make`` is given.
         version: from that to the version in the report.
-        exact: its step for the check in float64, if that differs because the kernels have no float64.
         agreement: relative difference of float64 values above which it computes another loss.
         rows_to_check: rows of a batch, at most, whose float64 value is compared, by loss.
         matrices: N x N matrices that one step holds at its peak, as measured on a CPU at 4096 rows, or these by loss.
@@ -69,7 +68,8 @@ class Implementation:
         growth: factor and power of N of its peak in bytes, where that grows faster, by loss.
         accelerator: whether it is measured on a GPU only.
         tf32: whether it is measured in the bfloat16 jobs only, on float32 rows with TF32 products.
-        compiled: whether its first step is slow because it is compiled.
+        compiled: whether its step is timed compiled, of which the first is slow; in float64 the same code is checked,
+            not compiled.
         loaded: what ``load`` returned.
     """
 
@@ -80,7 +80,6 @@ class Implementation:
     make: Make
     load: Callable[[], Any] = lambda: None
     version: Callable[[Any], str] = lambda _: f"written here, torch {torch.__version__}"
-    exact: Make | None = None
     agreement: float = 1e-9
     rows_to_check: Mapping[str, int] = field(default_factory=dict)
     matrices: float | Mapping[str, float] = 0.0
@@ -91,17 +90,13 @@ class Implementation:
     compiled: bool = False
     loaded: Any = None
 
-    def given(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype of its embeddings in a job of some dtype."""
-        return torch.float32 if self.tf32 else dtype
-
     def step(self, batch: Batch, temperature: float) -> Step:
         """The step that is timed."""
-        return self.make(self.loaded, batch, temperature)
+        return self.make(self.loaded, batch, temperature, **({"compiled": True} if self.compiled else {}))
 
     def check_step(self, batch: Batch, temperature: float) -> Step:
         """The step that is checked in float64."""
-        return (self.exact or self.make)(self.loaded, batch, temperature)
+        return self.make(self.loaded, batch, temperature)
 
     def check_memory(self, loss: str, n: int, dtype: torch.dtype, available: int | None) -> None:
         """Estimate the memory of one step.
@@ -125,18 +120,16 @@ class Implementation:
             raise Unavailable(f"{needs}, where {available / GIB:.0f} GiB are free")
 
 
-Maker = TypeVar("Maker", bound=Make)
-
 PEERS: dict[str, Implementation] = {}
 """By name, `pairproof.fast` first."""
 
 TWO_VIEW = ("nt_xent", "supcon")
 
 
-def _entry(name: str, title: str, colour: str, losses: tuple[str, ...], **facts: Any) -> Callable[[Maker], Maker]:
+def _entry(name: str, title: str, colour: str, losses: tuple[str, ...], **facts: Any) -> Callable[[Make], Make]:
     """Enter a function as the step of an implementation; the arguments are the attributes of `Implementation`."""
 
-    def enter(make: Maker) -> Maker:
+    def enter(make: Make) -> Make:
         PEERS[name] = Implementation(name, title, colour, losses, make, **facts)
         return make
 
@@ -207,18 +200,13 @@ def _without_writing_in_place(z: Tensor, partners: Tensor, temperature: float) -
     return F.cross_entropy(logits, partners)
 
 
+COMPILED: dict[str, Any] = {"accelerator": True, "compiled": True}
+
+
+@_entry("cross_entropy_compiled", "cross_entropy, compiled", "#6fb7e9", ("nt_xent",), matrices=3.1, **COMPILED)
 def _fused(_: None, batch: Batch, temperature: float, compiled: bool = False) -> Step:
     function = _compiled(_without_writing_in_place) if compiled else _without_writing_in_place
     return lambda z: function(z, batch.partners, temperature)
-
-
-def _compiled_entry(name: str, title: str, colour: str, make: Callable[..., Step], **facts: Any) -> None:
-    """Enter what is compiled for one loss; its float64 value is checked with the same code, not compiled again."""
-    facts |= {"exact": make, "accelerator": True, "compiled": True}
-    _entry(name, title, colour, ("nt_xent",), **facts)(partial(make, compiled=True))
-
-
-_compiled_entry("cross_entropy_compiled", "cross_entropy, compiled", "#6fb7e9", _fused, matrices=3.1)
 
 
 FLEX_WIDTH = 16
@@ -251,6 +239,10 @@ def mask_without_diagonal(flex: Any, n: int, device: torch.device) -> Any:
     )
 
 
+FLEX = {"load": lambda: importlib.import_module("torch.nn.attention.flex_attention"), **COMPILED}
+
+
+@_entry("flex_attention", "FlexAttention's logsumexp, compiled", "#f0e442", ("nt_xent",), **FLEX)
 def flex_attention(flex: Any, batch: Batch, temperature: float, compiled: bool = False) -> Step:
     """NT-Xent by FlexAttention's logsumexp: attention of the rows over all other rows.
 
@@ -276,10 +268,6 @@ def flex_attention(flex: Any, batch: Batch, temperature: float, compiled: bool =
         return (denominators - (wide * wide[partners]).sum(dim=1) / temperature).mean()
 
     return loss
-
-
-FLEX: dict[str, Any] = {"load": lambda: importlib.import_module("torch.nn.attention.flex_attention")}
-_compiled_entry("flex_attention", "FlexAttention's logsumexp, compiled", "#f0e442", flex_attention, **FLEX)
 
 
 MASKED_LOSSES = {"supcon": 5.3, "pairwise_views": 9.6, "pairwise_classes": 9.6}
@@ -349,17 +337,11 @@ def _load_inf_cl() -> Any:
         raise Unavailable(f"Inf-CL is not installed ({error}): pip install inf-cl") from None
 
 
-@_entry(
-    "inf_cl",
-    "Inf-CL",
-    "#8c564b",
-    ("info_nce",),
-    load=_load_inf_cl,
-    version=lambda _: f"inf-cl {importlib.metadata.version('inf-cl')}",
-    # It has no float64: the check tells it from another loss, not from an inexact one.
-    agreement=1e-2,
-    accelerator=True,
-)
+INF_CL: dict[str, Any] = {"load": _load_inf_cl, "version": lambda _: f"inf-cl {importlib.metadata.version('inf-cl')}"}
+
+
+# It has no float64: the check tells it from another loss, not from an inexact one.
+@_entry("inf_cl", "Inf-CL", "#8c564b", ("info_nce",), agreement=1e-2, accelerator=True, **INF_CL)
 def _inf_cl(module: Any, batch: Batch, temperature: float) -> Step:
     """Its function for one device (DAMO-NLP-SG/Inf-CLIP). Its Triton kernels round float32 to TF32 in every dtype."""
     columns = batch.embeddings.shape[1]
@@ -385,12 +367,8 @@ def _lightly(peer: Any, batch: Batch, temperature: float) -> Step:
 
 def names_for(loss: str, device: str = "cpu", dtype: str = "float32") -> list[str]:
     """The implementations of a loss that are measured on a device in a dtype, `pairproof.fast` first."""
-    on_cpu = device == "cpu"
-    return [
-        name
-        for name, peer in PEERS.items()
-        if loss in peer.losses and not (on_cpu and peer.accelerator) and not (peer.tf32 and dtype != "bfloat16")
-    ]
+    peers = [peer for peer in PEERS.values() if loss in peer.losses and not (peer.tf32 and dtype != "bfloat16")]
+    return [peer.name for peer in peers if device != "cpu" or not peer.accelerator]
 
 
 def load(name: str, backend: str = "auto") -> Implementation:

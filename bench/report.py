@@ -46,12 +46,11 @@ from rich.console import Console
 from rich.table import Table
 
 from .batches import KINDS, LOSSES
-from .goals import MIB, Goal, per_row
+from .goals import MIB, Goal, Row, per_row
 from .peers import CAPTURED, OURS, PEERS, Unavailable
 
 FORMAT = "pairproof-bench/1"
 
-Row = dict[str, Any]
 Group = tuple[str, int, str]
 """Loss, columns and dtype of one table."""
 
@@ -63,10 +62,6 @@ def _number(value: float) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{value:.1e}"
-
-
-def _middle(row: Row, key: str) -> str:
-    return _number(row[key][1]) if key in row else ""
 
 
 def _pair(errors: Row | None, suffix: str = "") -> str:
@@ -122,7 +117,7 @@ def _timings(report: Row, group: Group) -> Table:
         table.add_row(
             *(section if section != before else ("", "")),
             f"[bold]{name}[/bold]" if row["implementation"] == OURS else name,
-            *(_middle(row, key) for key in ("forward_ms", "both_ms", "forward_ratio")),
+            *(_number(row[key][1]) if key in row else "" for key in ("forward_ms", "both_ms", "forward_ratio")),
             _ratio_or_shares(row),
             *(_pair(row["errors"].get(kind)) for kind in KINDS),
         )
@@ -169,13 +164,11 @@ def _per_row(report: Row) -> Table:
 
 
 def _accuracy(report: Row) -> Table:
-    cells = {
-        ((_named(_group(row)), str(row["temperature"]), row["kind"]), PEERS[row["implementation"]].title): _pair(
-            row, "_error"
-        )
-        for row in report["accuracy"]
-        if row["status"] == "measured"
-    }
+    cells = {}
+    for row in report["accuracy"]:
+        if row["status"] == "measured":
+            words = (_named(_group(row)), str(row["temperature"]), row["kind"])
+            cells[words, PEERS[row["implementation"]].title] = _pair(row, "_error")
     title = "Median relative error of loss / gradient against float64"
     return _crossed(title, ("loss", "temperature", "inputs"), cells)
 
@@ -212,15 +205,13 @@ def show(report: Row, console: Console) -> None:
     if "gpu" in machine and any("bytes" in row for row in report["memory"]):
         console.print(_per_row(report))
     if large := report["large"]:
-        found = (
-            f"refused: {large['reason']}"
-            if large["status"] != "measured"
-            else (
-                f"{_number(large['bytes'] / MIB)} MiB beyond the inputs,"
-                f" {_number(large['once_ms'] / 1e3)} s, worst of {large['anchors_compared']} anchors"
-                f" {_number(large['worst_anchor_error'])} off"
+        found = f"refused: {large.get('reason')}"
+        if large["status"] == "measured":
+            figures = (large["bytes"] / MIB, large["once_ms"] / 1e3, large["worst_anchor_error"])
+            size, seconds, error = map(_number, figures)
+            found = (
+                f"{size} MiB beyond the inputs, {seconds} s, worst of {large['anchors_compared']} anchors {error} off"
             )
-        )
         console.print(f"{LOSSES[large['loss']]}, N={large['n']}: {found}")
     if report["goals"]:
         console.print(goals_table(report["goals"], "Goals"))

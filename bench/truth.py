@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from .batches import Batch
 
@@ -19,11 +20,6 @@ BLOCK = 1 << 23
 
 ACCELERATOR_FACTOR = 4
 """Factor by which blocks are larger on an accelerator, so that it is not idle."""
-
-
-def _normalised(rows: Tensor) -> Tensor:
-    """Rows ``[N, D]`` at length 1."""
-    return torch.nn.functional.normalize(rows, dim=1)
 
 
 def _pair_losses(batch: Batch, y: Tensor, anchors: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -68,7 +64,7 @@ def loss_and_gradient(batch: Batch, temperature: float, rows: Tensor | None = No
         The loss, and its gradient ``[R, D]`` in float64.
     """
     z = batch.embeddings.detach().to(torch.float64).requires_grad_()
-    y = _normalised(z)
+    y = normalize(z)
     leaf = y.detach().requires_grad_()
     loss, pairs = _mean_over_pairs(batch, leaf, temperature)
     assert leaf.grad is not None  # it is a leaf
@@ -78,7 +74,7 @@ def loss_and_gradient(batch: Batch, temperature: float, rows: Tensor | None = No
 
 def loss_alone(batch: Batch, temperature: float) -> float:
     """The true mean over pairs, without its gradient."""
-    return _mean_over_pairs(batch, _normalised(batch.embeddings.detach().to(torch.float64)), temperature)[0]
+    return _mean_over_pairs(batch, normalize(batch.embeddings.detach().to(torch.float64)), temperature)[0]
 
 
 def anchor_values(batch: Batch, temperature: float, rows: Tensor) -> Tensor:
@@ -92,7 +88,7 @@ def anchor_values(batch: Batch, temperature: float, rows: Tensor) -> Tensor:
     Returns:
         Float64 ``[R]``.
     """
-    y = _normalised(batch.embeddings.detach().to(torch.float64))
+    y = normalize(batch.embeddings.detach().to(torch.float64))
     found = [_pair_losses(batch, y, some, temperature) for some in _blocks(rows, batch.n)]
     return torch.cat([losses.sum(dim=1) / positives.sum(dim=1) for losses, positives in found])
 

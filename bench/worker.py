@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import accuracy, cuda, measure, memory
+from . import accuracy, cuda, measure
 from .machine import field_bytes
 
 MEMORY_LIMIT = 16 << 30
@@ -43,7 +43,7 @@ def main() -> None:
     else:
         _prepare_device(job)
         clock = cuda.EventClock(job["device"])
-    kinds = {"time": measure.time_loss, "memory": memory.step_memory}
+    kinds = {"time": measure.time_loss, "memory": measure.step_memory}
     rows = kinds[job["kind"]](job, clock) if job["kind"] in kinds else accuracy.error_rows(job)
     json.dump(rows, output)
 

@@ -19,7 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 from bench import __main__ as command
-from bench import accuracy, batches, cuda, goals, jobs, measure, memory, peers, report, truth, worker
+from bench import accuracy, batches, cuda, goals, jobs, measure, peers, report, truth, worker
 from pairproof import reference
 
 D = 128
@@ -190,7 +190,8 @@ def test_rows_of_a_timing_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     change_peer(monkeypatch, peers.OURS, make=remembered)
     change_peer(monkeypatch, "cross_entropy_tf32", make=watched, matrices=1.0)
-    change_peer(monkeypatch, "flex_attention", exact=None)
+    compiled = {"make": lambda *given: peers.flex_attention(*given, compiled=True), "compiled": False}
+    change_peer(monkeypatch, "flex_attention", **compiled)
     monkeypatch.setattr(measure, "names_for", lambda *_: asked)
     assert jobs.DEVICE.timings()[0]["captured"] is True
     rows = measure.time_loss(device_job(), clock)
@@ -673,7 +674,7 @@ def test_cuda_code_with_a_stand_in_for_the_device(monkeypatch: pytest.MonkeyPatc
     assert clock.call(lambda: None, 4) == pytest.approx(0.25e-3)
     assert z.grad is not None
     job = {"implementation": peers.OURS, "loss": "supcon", "n": 64, "d": D, "temperature": TEMPERATURE}
-    row = memory.step_memory({**job, "backend": "auto", "dtype": "bfloat16", "device": "cpu"}, clock)[0]
+    row = measure.step_memory({**job, "backend": "auto", "dtype": "bfloat16", "device": "cpu"}, clock)[0]
     assert (row["status"], row["bytes"]) == ("measured", 4000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 3000))
     assert clock.available() == 900

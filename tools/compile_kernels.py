@@ -343,15 +343,9 @@ def examine(job: Job) -> Found:
         return Found(error="cuobjdump names no registers")
     code = instructions_of(shown) if disassembled else steps_of(compiled.asm["ptx"])
     metadata, patterns = compiled.metadata, {**PATTERNS, "products": DEVICES[job.arch].products}
-    return Found(
-        registers=int(usage[1]),
-        stack=int(usage[2]),
-        shared=metadata.shared,
-        tensor=getattr(metadata, "tmem_size", None) or 0,
-        warps=metadata.num_warps,
-        instructions={name: count(code, pattern) for name, pattern in patterns.items()},
-        exponentials=exponentials_of(code),
-    )
+    counted = {name: count(code, pattern) for name, pattern in patterns.items()}
+    registers, stack, tensor = int(usage[1]), int(usage[2]), getattr(metadata, "tmem_size", None) or 0
+    return Found(registers, stack, metadata.shared, tensor, metadata.num_warps, counted, exponentials_of(code))
 
 
 def compiled(work: Sequence[Job], processes: int) -> list[Found]:

@@ -91,17 +91,14 @@ def _identified(fault: Fault) -> str:
     words = [found.loss] if found.loss != fault.loss else []
     words += [f"{key}={value}" for key, value in found.options.items() if claimed.get(key) != value]
     words += [f"factor {found.factor:g}"] if found.factor != 1 else []
-    words += found.wrong
-    return f"identify: {'; '.join(words)}" if words else ""
+    return f"identify: {'; '.join(words + found.wrong)}" if words or found.wrong else ""
 
 
 def _explained(fault: Fault, verdict: Verdict) -> str:
     """The explanation of a failure; "" if there is none."""
     target, slight = target_of(fault), ""
     for golden in [golden for golden in small_cases() if golden.id in verdict.caught][:EXPLAINED]:
-        for dtype in ("float64", "float32"):
-            if not golden.case.holds_in(dtype):
-                continue
+        for dtype in filter(golden.case.holds_in, ("float64", "float32")):
             try:
                 outcome = target.evaluate(golden.case, dtype)
             except Exception as error:  # a fault may break
@@ -144,14 +141,12 @@ Of {sum(map(bool, named.values()))} the last column tells what `identify` found,
 explanation of a failure; whether that names what is wrong is for the reader to judge.
 """
     families = Counter(fault.family for fault in FAULTS)
-    losses = Counter(fault.loss for fault in FAULTS)
-    for what, names, counts in (
-        ("family", [f.name for f in FAMILIES], families),
-        ("loss", [loss for loss in LOSSES if losses[loss]], losses),
-    ):
-        rows = ([what, *names], ["---"] * (len(names) + 1), ["faults", *(str(counts[name]) for name in names)])
+    counted = Counter(fault.loss for fault in FAULTS)
+    losses = {loss: counted[loss] for loss in LOSSES if loss in counted}
+    for what, counts in (("family", {f.name: families[f.name] for f in FAMILIES}), ("loss", losses)):
+        rows = ([what, *counts], ["---"] * (len(counts) + 1), ["faults", *map(str, counts.values())])
         text += "\n" + "\n".join(map(line_of, rows)) + "\n"
-    for loss in filter(losses.__getitem__, LOSSES):
+    for loss in losses:
         lines = [row(f, verdicts[f.name], named.get(f.name, "")) for f in FAULTS if f.loss == loss]
         text += "\n".join(["", f"## {loss}", "", line_of(HEADINGS), line_of(["---"] * len(HEADINGS)), *lines, ""])
     return text
@@ -169,10 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdicts |= {v.name: v for v in judge(loss, [fault for fault in FAULTS if fault.loss == loss])[0]}
     before = TABLE.read_text(encoding="utf-8") if TABLE.is_file() else ""
     named = {name: found[-1].replace(r"\|", "|") for name, found in as_written(before).items()}
-    broken = 0
-    for fault in FAULTS if options.named is not None else ():
-        if options.named and not any(fnmatchcase(fault.name, pattern) for pattern in options.named):
-            continue
+    broken, patterns = 0, ["*"] if options.named == [] else options.named or []
+    for fault in [fault for fault in FAULTS if any(fnmatchcase(fault.name, pattern) for pattern in patterns)]:
         try:
             named[fault.name] = _identified(fault) or _explained(fault, verdicts[fault.name])
         except Exception as error:  # the others are explained all the same, and the exit code shows it

@@ -47,8 +47,7 @@ def main() -> None:
     """Print the counts for labels of several classes, and for those of pairs."""
     for name, labels in (("classes", torch.arange(ROWS) % CLASSES), ("pairs", torch.arange(ROWS) // 2)):
         found = entered(labels)
-        files = {path for path, _ in found}
-        print(f"{name}: {len(files)} files, {len(found)} functions, {found.total()} calls")
+        print(f"{name}: {len({path for path, _ in found})} files, {len(found)} functions, {found.total()} calls")
         for (path, function), count in found.items():
             print(f"    {path} {function} {count}")
 
