@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -66,6 +67,16 @@ class Deviation:
             and (self.losses is None or loss in self.losses)
             and (not dtypes or self.dtypes is None or not self.dtypes.isdisjoint(dtypes))
         )
+
+
+def deviation(name: str, link: str, **facts: Any) -> Callable[[Callable[[Case, str, Truth], bool]], Deviation]:
+    """Declare a deviation by its condition, a function whose docstring gives the reason in its last paragraph."""
+
+    def declared(condition: Callable[[Case, str, Truth], bool]) -> Deviation:
+        reason = inspect.cleandoc(condition.__doc__ or "").rpartition("\n\n")[2]
+        return Deviation(name, condition, " ".join(reason.split()).removesuffix("."), link, **facts)
+
+    return declared
 
 
 ARRAY_OPTIONS = ("anchors", "positives", "ref_embeddings", "ref_labels", "self_rows", "negatives")
@@ -285,12 +296,12 @@ def norms_out_of_range(case: Case, dtype: str, smallest: float) -> bool:
     return bool(norms.min() < max(smallest, math.sqrt(info.tiny)) or norms.max() > math.sqrt(info.max))
 
 
-def clamped_norms(smallest: float, function: str = "normalize") -> Deviation:
+def clamped_norms(smallest: float, function: str = "normalize", who: str = "torch") -> Deviation:
     """The deviation of the norms of a function of torch's: clamped from below, their squares out of range."""
     return Deviation(
         name="norms are clamped",
         condition=lambda case, dtype, true: norms_out_of_range(case, dtype, smallest),
-        reason=f"torch divides by a norm of at least {smallest:g}, whose square may leave the dtype's range",
+        reason=f"{who} divides by a norm of at least {smallest:g}, whose square may leave the dtype's range",
         link=f"https://pytorch.org/docs/stable/generated/torch.nn.functional.{function}.html",
     )
 

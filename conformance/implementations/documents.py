@@ -13,10 +13,10 @@ from ..suite.cases import Case
 from ..suite.records import Truth
 from ..truth.tolerances import bounds
 from .base import (
-    Deviation,
     Support,
     TorchImplementation,
     clamped_norms,
+    deviation,
     differs,
     exceeds,
     gradient_of,
@@ -95,13 +95,20 @@ class _Document(TorchImplementation):
 
 
 SUPPORT = Support(
-    options={"similarity": ("cosine",), "reduction": ("mean",)},
-    lacks=("ref_embeddings", "anchors", "base_temperature"),
+    options={"similarity": ("cosine",), "reduction": ("mean",)}, lacks=("ref_embeddings", "anchors", "base_temperature")
 )
 
 
-def _cancels(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether a sigmoid taken first, in this dtype, moves the loss or the gradient by more than its bound."""
+CANCELS = "https://github.com/pytorch/pytorch/issues/49844"
+
+
+@deviation("1 - sigmoid cancels", CANCELS, wrong=True, losses=("nt_bxent",))
+def sigmoid_cancels(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether a sigmoid taken first, in this dtype, moves the loss or the gradient by more than its bound.
+
+    1 - sigmoid(s) keeps fewer and fewer digits, and none once the sigmoid rounds to 1, where the logarithm is clamped
+    at -100: 62.8988 is printed for 48.2864.
+    """
     number, allowed = np.dtype(dtype).type, bounds(case, true, dtype)
     diagonal = np.eye(case.n, dtype=bool)
     s = logits(case).astype(number)
@@ -127,22 +134,20 @@ class PairNotebook(_Document):
     name = "pair-notebook"
     title = "the pair notebook's nt_xent_loss and nt_bxent_loss"
     support = replace(SUPPORT, losses=("nt_xent", "nt_bxent"), also=ROWS)
-    deviations = (
-        clamped_norms(1e-8, "cosine_similarity"),
-        Deviation(
-            "1 - sigmoid cancels",
-            _cancels,
-            "1 - sigmoid(s) keeps fewer and fewer digits, and none once the sigmoid rounds to 1, where the"
-            " logarithm is clamped at -100: 62.8988 is printed for 48.2864",
-            "https://github.com/pytorch/pytorch/issues/49844",
-            wrong=True,
-            losses=("nt_bxent",),
-        ),
-    )
+    deviations = (clamped_norms(1e-8, "cosine_similarity"), sigmoid_cancels)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The function that the notebook has for the loss."""
         return pair_notebook(case, given[case.first])
+
+
+@deviation("exponentials overflow", "https://github.com/Sara-Ahmed/SiT", wrong=True)
+def exponentials_overflow(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether a logit is beyond the largest whose exponential the dtype holds.
+
+    exponentiates without subtracting a maximum: float32 overflows below a temperature of about 1/88.
+    """
+    return bool(logits(case).max() > (709.78 if dtype == "float64" else 88.72))
 
 
 class StackedCriterion(_Document):
@@ -151,21 +156,25 @@ class StackedCriterion(_Document):
     name = "stacked-criterion"
     title = "SiT's ContrastiveLoss and the vectorized notebook's Criterion"
     support = replace(SUPPORT, losses=("nt_xent",))
-    deviations = (
-        clamped_norms(1e-12),
-        Deviation(
-            "exponentials overflow",
-            lambda case, dtype, true: bool(logits(case).max() > (709.78 if dtype == "float64" else 88.72)),
-            "exponentiates without subtracting a maximum: float32 overflows below a temperature of about 1/88",
-            "https://github.com/Sara-Ahmed/SiT",
-            wrong=True,
-        ),
-    )
+    deviations = (clamped_norms(1e-12), exponentials_overflow)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The criterion of the rows in stacked order."""
         first, second = stacked_views(case, given[case.first])
         return stacked_criterion(first, second, case.temperature)
+
+
+DETACHED = "https://github.com/KevinMusgrave/pytorch-metric-learning/issues/282"
+
+
+@deviation("the maximum is detached", DETACHED, wrong=True)
+def maximum_is_detached(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether the tutorial's loss, evaluated in float64, is beyond its bounds.
+
+    no gradient flows through the row's maximum, though the epsilon makes the loss depend on it.
+    """
+    labels = torch.tensor(case.arguments["labels"])
+    return differs(lambda x: batch_tutorial(x, labels, case.temperature), case, dtype, true)
 
 
 class BatchTutorial(_Document):
@@ -178,20 +187,8 @@ class BatchTutorial(_Document):
         options={"similarity": ("dot",), "reduction": ("mean",), "no_positive": ("zero",)},
         lacks=(*SUPPORT.lacks, "positives"),
     )
-    deviations = (
-        Deviation(
-            "the maximum is detached",
-            lambda case, dtype, true: differs(lambda x: _tutorial(case, x), case, dtype, true),
-            "no gradient flows through the row's maximum, though the epsilon makes the loss depend on it",
-            "https://github.com/KevinMusgrave/pytorch-metric-learning/issues/282",
-            wrong=True,
-        ),
-    )
+    deviations = (maximum_is_detached,)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss of the case's labels."""
-        return _tutorial(case, given[case.first])
-
-
-def _tutorial(case: Case, x: torch.Tensor) -> torch.Tensor:
-    return batch_tutorial(x, torch.tensor(case.arguments["labels"], device=x.device), case.temperature)
+        return batch_tutorial(given[case.first], self.arrays(case)["labels"], case.temperature)

@@ -13,10 +13,8 @@ import torch.nn.functional as F
 
 from ..suite.cases import Case
 from ..suite.records import Truth
-from .base import Deviation, Support, clamped_norms, differs, stacked_views
+from .base import Support, clamped_norms, deviation, differs, stacked_views
 from .files import PackagePeer
-
-LINK = "https://pypi.org/project/infonce/0.3/"
 
 
 def leaking(rows: torch.Tensor, positive: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -38,8 +36,13 @@ def leaking(rows: torch.Tensor, positive: torch.Tensor, temperature: float) -> t
     return (torch.logsumexp(others, dim=1) - torch.logsumexp(kept, dim=1)).mean()
 
 
-def _leaks(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether what leaks changes the value or the gradient by more than its bound."""
+@deviation("the diagonal leaks", "https://pypi.org/project/infonce/0.3/", wrong=True, losses=("supcon_in",))
+def diagonal_leaks(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether what leaks changes the value or the gradient by more than its bound.
+
+    SupervisedInfoNCE multiplies the anchor's own similarity by 0 and leaves it in both sums, where it counts as exp(0)
+    = 1, and sums the positives where they are averaged.
+    """
     positive = torch.tensor(case.positive_mask())
     return differs(lambda rows: leaking(rows, positive, case.temperature), case, dtype, true)
 
@@ -53,25 +56,10 @@ class InfoNCEPackage(PackagePeer):
     modules = ("infonce",)
     support = Support(
         losses=("nt_xent", "supcon_in"),
-        options={
-            "denominator": ("only_negatives",),
-            "similarity": ("cosine",),
-            "reduction": ("mean",),
-        },
+        options={"denominator": ("only_negatives",), "similarity": ("cosine",), "reduction": ("mean",)},
         lacks=("ref_embeddings", "anchors", "base_temperature", "positives", "no_positive", "no_negative"),
     )
-    deviations = (
-        clamped_norms(1e-12),
-        Deviation(
-            "the diagonal leaks",
-            _leaks,
-            "SupervisedInfoNCE multiplies the anchor's own similarity by 0 and leaves it in both sums, where it"
-            " counts as exp(0) = 1, and sums the positives where they are averaged",
-            LINK,
-            wrong=True,
-            losses=("supcon_in",),
-        ),
-    )
+    deviations = (clamped_norms(1e-12), diagonal_leaks)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """``InfoNCE`` of two views, ``SupervisedInfoNCE`` of labels."""

@@ -12,12 +12,25 @@ from typing import Any, ClassVar
 import torch
 
 from ..suite.cases import Case
-from .base import Deviation, Support, by_views, clamped_norms, gradient_is_missing, normalised
+from ..suite.records import Truth
+from .base import Support, by_views, clamped_norms, deviation, gradient_is_missing, normalised
 from .files import FilePeer, load_from_package
 
 PACKAGES = ("lightly", "lightly.loss", "lightly.models", "lightly.models.modules", "lightly.utils")
 UNUSED = ("lightly.models.utils",)
 """What the memory bank imports for gathering among processes alone; it needs torchvision."""
+
+
+BANK = "https://github.com/lightly-ai/lightly/blob/v1.6.0/lightly/models/modules/memory_bank.py"
+
+
+@deviation("the bank is detached", BANK)
+def bank_is_detached(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether the negatives should have had a gradient.
+
+    the memory bank is a buffer, so that the negatives get no gradient; value and the towers' gradients are right.
+    """
+    return gradient_is_missing(case, dtype, true, "negatives")
 
 
 def _towers_alone(case: Case) -> bool:
@@ -44,16 +57,7 @@ class Lightly(FilePeer):
         lacks=("ref_embeddings", "anchors", "base_temperature"),
         also=(("without a memory bank, the rows of both towers are negatives", _towers_alone),),
     )
-    deviations = (
-        clamped_norms(1e-12),
-        Deviation(
-            "the bank is detached",
-            lambda case, dtype, true: gradient_is_missing(case, dtype, true, "negatives"),
-            "the memory bank is a buffer, so that the negatives get no gradient; value and the towers'"
-            " gradients are right",
-            "https://github.com/lightly-ai/lightly/blob/v1.6.0/lightly/models/modules/memory_bank.py",
-        ),
-    )
+    deviations = (clamped_norms(1e-12), bank_is_detached)
 
     def module(self) -> Any:
         """The module, imported without the rest of the package."""

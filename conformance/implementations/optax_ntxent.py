@@ -16,11 +16,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ..suite.cases import Case
 from ..suite.records import Outcome, Truth
-from .base import Deviation, Implementation, Support, Unavailable, labels_of, logits, norms_out_of_range
+from .base import Implementation, Support, Unavailable, deviation, labels_of, logits, norms_out_of_range
 from .subprocess import Lines
 
 LINK = "https://github.com/google-deepmind/optax/blob/v0.2.8/optax/losses/_self_supervised.py"
@@ -31,8 +30,12 @@ LIMIT = 120.0
 """Seconds for an answer, the import of JAX included."""
 
 
-def _averages_differ(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the mean over pairs is not the mean of the anchors' means."""
+@deviation("mean over pairs", LINK, losses=("nt_xent_pairwise",))
+def averages_differ(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether the mean over pairs is not the mean of the anchors' means.
+
+    averages over positive pairs, not over each anchor's mean: unbalanced classes differ.
+    """
     if case.option("reduction") != "mean" or not any(case.positives()):
         return False
     drops = case.option("no_positive") == "drop"
@@ -40,30 +43,54 @@ def _averages_differ(case: Case, dtype: str, true: Truth) -> bool:
     return len(sizes) > 1 and max(true.anchors.values()) > 0
 
 
-def _rows_underflow(case: Case, dtype: str, true: Truth) -> bool:
+@deviation("NaN without positives", LINK, wrong=True)
+def nan_without_positives(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether no anchor has a positive.
+
+    divides by the number of positive pairs, which is 0.
+    """
+    return not any(case.positives())
+
+
+@deviation("the denominator underflows", LINK, wrong=True)
+def denominator_underflows(case: Case, dtype: str, true: Truth) -> bool:
     """Whether every exponential of some denominator is 0 once its row's maximum is subtracted.
 
     A denominator with negatives is also divided by for pairs that are not positive, where 0 makes the gradient NaN.
     Without negatives that is masked, and only a positive that lies as low is lost.
+
+    one maximum per row, over the positives too: where it lies far above all negatives their sum is 0; the gradient is
+    NaN, and the loss -inf if another positive lies as low.
     """
-    deepest = -math.log(torch.finfo(getattr(torch, dtype)).tiny)
     found, own = logits(case), np.eye(case.n, dtype=bool)
     positive = np.array(case.positive_mask()) & ~own
     negative = ~positive & ~own
     found[own] = -np.inf
     depth = found.max(axis=1, keepdims=True) - found
     negatives = np.where(negative, depth, np.inf).min(axis=1)
-    lowest = np.where(positive, depth, 0).max(axis=1)
-    return bool((np.where(negative.any(axis=1), negatives, lowest) > deepest).any())
+    deepest = np.where(negative.any(axis=1), negatives, np.where(positive, depth, 0).max(axis=1))
+    return bool(deepest.max() > -math.log(np.finfo(dtype).tiny))
 
 
-def _labels_wrap(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether labels of 32 bits, which are what JAX has unless it computes in float64, are other classes."""
-    if dtype == "float64" or "labels" not in case.arguments:
-        return False
-    labels = np.array(case.arguments["labels"], dtype=np.int64)
-    kept = labels.astype(np.int32)
+@deviation("labels have 32 bits", "https://docs.jax.dev/en/latest/default_dtypes.html")
+def labels_wrap(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether labels of 32 bits, which are what JAX has unless it computes in float64, are other classes.
+
+    JAX keeps 32 bits of an integer unless it is set to 64: labels that differ by a multiple of 2^32 become one class.
+    """
+    labels = np.array(case.arguments.get("labels", ()), dtype=np.int64)
+    kept = labels if dtype == "float64" else labels.astype(np.int32)
     return not np.array_equal(kept[:, None] == kept, labels[:, None] == labels)
+
+
+@deviation("norms are clamped", NORM_LINK)
+def norms_are_clamped(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether the square of a norm is below finfo.eps, or leaves the dtype's range.
+
+    the square of a norm is clamped at finfo.eps: a row shorter than 3.5e-4 in float32, or 1.5e-8 in float64, is not
+    normalised; and that square may leave the dtype's range.
+    """
+    return norms_out_of_range(case, dtype, math.sqrt(np.finfo(dtype).eps))
 
 
 class Optax(Implementation):
@@ -76,46 +103,7 @@ class Optax(Implementation):
         options={"similarity": ("cosine",), "reduction": ("mean", "mean_pairs"), "no_positive": ("zero", "drop")},
         lacks=("ref_embeddings", "anchors", "base_temperature", "positives"),
     )
-    deviations = (
-        Deviation(
-            "mean over pairs",
-            _averages_differ,
-            "averages over positive pairs, not over each anchor's mean: unbalanced classes differ",
-            LINK,
-            losses=("nt_xent_pairwise",),
-        ),
-        Deviation(
-            "NaN without positives",
-            lambda case, dtype, true: not any(case.positives()),
-            "divides by the number of positive pairs, which is 0",
-            LINK,
-            wrong=True,
-        ),
-        Deviation(
-            "the denominator underflows",
-            _rows_underflow,
-            "one maximum per row, over the positives too: where it lies far above all negatives their sum is 0;"
-            " the gradient is NaN, and the loss -inf if another positive lies as low",
-            LINK,
-            wrong=True,
-        ),
-        Deviation(
-            "labels have 32 bits",
-            _labels_wrap,
-            "JAX keeps 32 bits of an integer unless it is set to 64: labels that differ by a"
-            " multiple of 2^32 become one class",
-            "https://docs.jax.dev/en/latest/default_dtypes.html",
-        ),
-        Deviation(
-            "norms are clamped",
-            lambda case, dtype, true: norms_out_of_range(
-                case, dtype, math.sqrt(torch.finfo(getattr(torch, dtype)).eps)
-            ),
-            "the square of a norm is clamped at finfo.eps: a row shorter than 3.5e-4 in float32, or 1.5e-8 in"
-            " float64, is not normalised; and that square may leave the dtype's range",
-            NORM_LINK,
-        ),
-    )
+    deviations = (averages_differ, nan_without_positives, denominator_underflows, labels_wrap, norms_are_clamped)
 
     def load(self, options: Mapping[str, str]) -> None:
         """See whether JAX and optax are installed; neither is imported into this process."""

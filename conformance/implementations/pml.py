@@ -28,13 +28,14 @@ from .base import (
     Deviation,
     Support,
     by_views,
+    clamped_norms,
+    deviation,
     exceeds,
     gradient_is_missing,
     gradient_of,
     labels_of,
     lacks_positives,
     logits,
-    norms_out_of_range,
 )
 from .files import PackagePeer
 
@@ -42,44 +43,129 @@ LARGEST_PAIRS = 4_000_000
 """Positive pairs times negative pairs above which NTXentLoss would take gigabytes."""
 
 
-def _saturates(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether some pair's true loss comes within a few units of the largest that the logarithm can give."""
-    if case.size > PROVE_UP_TO:
-        return False
-    largest = max((float(pair.value) for pair in call_reference(case).terms.pairs.values()), default=0.0)
-    return largest > -math.log(torch.finfo(getattr(torch, dtype)).tiny) - 8
+SOURCE = "https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning"
+REDUCER, SUPCON_LOSS = f"{SOURCE}/reducers/avg_non_zero_reducer.py", f"{SOURCE}/losses/supcon_loss.py"
+SUPCON = ("supcon",)
+NT_XENT = ("nt_xent", "nt_xent_pairwise", "info_nce")
+"""The losses that NTXentLoss computes."""
+
+NORMS = clamped_norms(1e-12, who="CosineSimilarity")
 
 
-def _solved_anchors_matter(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether leaving out the anchors whose loss rounds to 0 changes the mean, or a gradient, by more than rounding."""
+@deviation("anchors without positives leave the mean", REDUCER, losses=SUPCON)
+def lonely_anchors_leave(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether anchors without positives count 0 beside others above 0.
+
+    SupConLoss averages over the anchors with a loss above 0, so one without positives is not counted.
+    """
+    counted = case.option("no_positive") == "zero" and lacks_positives(case)
+    return counted and any(case.positives()) and max(true.anchors.values()) > 0
+
+
+@deviation(
+    "mean over pairs",
+    "https://github.com/KevinMusgrave/pytorch-metric-learning/issues/6",
+    losses=("nt_xent_pairwise",),
+)
+def mean_over_pairs(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether anchors have different numbers of positives.
+
+    NTXentLoss averages over positive pairs, not over each anchor's mean: unbalanced classes differ.
+    """
+    unbalanced = case.option("reduction") == "mean" and len({len(p) for p in case.positives()}) > 1
+    return unbalanced and not _no_negatives(case) and max(true.anchors.values()) > 0
+
+
+@deviation("solved anchors leave the mean", REDUCER, losses=SUPCON)
+def solved_anchors_leave(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether leaving out the anchors whose loss rounds to 0 changes the mean, or a gradient, by more than rounding.
+
+    an anchor whose loss rounds to 0 is not counted by AvgNonZeroReducer: the mean of the others rises.
+    """
     positives = case.positives()
     values = [value for i, value in true.anchors.items() if positives[i]]
     roundoff = unit_roundoff(dtype)
     left = [value for value in values if value > roundoff]
-    if len(left) == len(values):
-        return False
-    if not left:
+    if not left and values:
         # The loss is 0 to rounding, but nothing cancels the gradient of a reference that is no anchor's positive.
         rows = bounds(case, true, dtype).other_rows
         return any(exceeds(found, rows[name]) for name, found in true.other_gradients.items())
-    return sum(values) / len(left) - sum(values) / len(values) > 4 * roundoff
+    return len(left) < len(values) and sum(values) / len(left) - sum(values) / len(values) > 4 * roundoff
 
 
-def _shift_costs_digits(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether an anchor's value, on its own, is off by more than its bound because logits are shifted too far."""
+@deviation("the sum overflows", REDUCER, wrong=True, losses=SUPCON)
+def sum_overflows(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether the sum of the anchors' losses leaves the dtype's range.
+
+    the anchors are summed before they are divided by their number.
+    """
+    return sum(true.anchors.values()) > float(np.finfo(dtype).max)
+
+
+@deviation("saturated logarithm", f"{SOURCE}/losses/ntxent_loss.py", wrong=True, losses=NT_XENT)
+def saturated(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether some pair's true loss comes within a few units of the largest that the logarithm can give.
+
+    NTXentLoss adds finfo.tiny inside its logarithm: no pair costs more than 87.34 in float32 or 708.40 in float64, and
+    its gradient vanishes there.
+    """
+    pairs = {} if case.size > PROVE_UP_TO else call_reference(case).terms.pairs
+    return any(float(pair.value) > -math.log(np.finfo(dtype).tiny) - 8 for pair in pairs.values())
+
+
+@deviation("no negatives, no loss", SUPCON_LOSS, losses=SUPCON)
+def no_negatives(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether all rows are positives, and more than one of some anchor.
+
+    SupConLoss returns 0 for a batch without negatives, where the loss is positive.
+    """
+    return any(len(p) > 1 for p in case.positives()) and _no_negatives(case)
+
+
+@deviation("one pair is no loss", f"{SOURCE}/losses/generic_pair_loss.py", wrong=True)
+def one_pair(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether there is one positive pair and one negative.
+
+    with at most one positive and one negative pair in all, which takes references to happen, the package returns 0.
+    """
+    return sum(map(len, case.positives())) == 1 and sum(map(len, case.members())) == 2
+
+
+@deviation("small losses lose their digits", SUPCON_LOSS, wrong=True, losses=SUPCON)
+def shift_costs_digits(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether an anchor's value, on its own, is off by more than its bound because logits are shifted too far.
+
+    SupConLoss subtracts the row's maximum, self pair included: once all others lie far below, a small loss is the
+    difference of two large numbers.
+    """
     if case.option("reduction") != "none" or case.others:
         return False
-    found = logits(case).astype(np.dtype(dtype))
-    positive = np.array(case.positive_mask()) & ~np.eye(case.n, dtype=bool)
+    found, own = logits(case).astype(np.dtype(dtype)), np.eye(case.n, dtype=bool)
+    positive = np.array(case.positive_mask()) & ~own
     shifted = found - found.max(axis=1, keepdims=True)
-    below = logsumexp(np.where(np.eye(case.n, dtype=bool), -np.inf, shifted), axis=1, keepdims=True)
+    below = logsumexp(np.where(own, -np.inf, shifted), axis=1, keepdims=True)
     values = np.where(positive, below - shifted, 0).sum(axis=1) / np.maximum(positive.sum(axis=1), 1)
     allowed = bounds(case, true, dtype).anchors
     return any(abs(values[i] - value) > allowed[i] for i, value in true.anchors.items() if positive[i].any())
 
 
-def _memory_gradient_is_missing(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the gradient that rows get as positives or negatives of others is beyond what rounding explains."""
+@deviation("one zero for all", f"{SOURCE}/losses/base_metric_loss_function.py")
+def one_zero(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether the values of the anchors of a batch without positives, or without negatives, are asked for.
+
+    without positive or without negative pairs the package returns one 0, not one value per anchor.
+    """
+    values = len(true.values) if case.option("reduction") == "none" else 1
+    return values > 1 and (not any(case.positives()) or _no_negatives(case))
+
+
+@deviation("the memory is detached", f"{SOURCE}/losses/cross_batch_memory.py")
+def memory_is_detached(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether the gradient that rows get as positives or negatives of others is beyond what rounding explains.
+
+    rows are detached when they enter the memory, the batch's own included: nothing flows into what an anchor is
+    contrasted with; value and the anchors' side of the gradient are right.
+    """
     if "ref_embeddings" in case.others:
         return gradient_is_missing(case, dtype, true, "ref_embeddings")
     return true.gradient is not None and exceeds(gradient_of(case, true.weights.T), bounds(case, true, dtype).rows)
@@ -89,87 +175,9 @@ def _no_negatives(case: Case) -> bool:
     return all(len(p) == len(members) for p, members in zip(case.positives(), case.members(), strict=True))
 
 
-SOURCE = "https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning"
-SUPCON = ("supcon",)
-NT_XENT = ("nt_xent", "nt_xent_pairwise", "info_nce")
-"""The losses that NTXentLoss computes."""
-
-NORMS = Deviation(
-    "norms are clamped",
-    lambda case, dtype, true: norms_out_of_range(case, dtype, 1e-12),
-    "CosineSimilarity divides by a norm of at least 1e-12, whose square may leave the dtype's range",
-    "https://pytorch.org/docs/stable/generated/torch.nn.functional.normalize.html",
-)
-SUM_OVERFLOWS = Deviation(
-    "the sum overflows",
-    lambda case, dtype, true: sum(true.anchors.values()) > torch.finfo(getattr(torch, dtype)).max,
-    "the anchors are summed before they are divided by their number",
-    f"{SOURCE}/reducers/avg_non_zero_reducer.py",
-    wrong=True,
-    losses=SUPCON,
-)
-SATURATED = Deviation(
-    "saturated logarithm",
-    _saturates,
-    "NTXentLoss adds finfo.tiny inside its logarithm: no pair costs more than 87.34 in float32 or 708.40"
-    " in float64, and its gradient vanishes there",
-    f"{SOURCE}/losses/ntxent_loss.py",
-    wrong=True,
-    losses=NT_XENT,
-)
-NO_NEGATIVES = Deviation(
-    "no negatives, no loss",
-    lambda case, dtype, true: any(len(p) > 1 for p in case.positives()) and _no_negatives(case),
-    "SupConLoss returns 0 for a batch without negatives, where the loss is positive",
-    f"{SOURCE}/losses/supcon_loss.py",
-    losses=SUPCON,
-)
-ONE_PAIR = Deviation(
-    "one pair is no loss",
-    lambda case, dtype, true: sum(map(len, case.positives())) == 1 and sum(map(len, case.members())) == 2,
-    "with at most one positive and one negative pair in all, which takes references to happen, the package returns 0",
-    f"{SOURCE}/losses/generic_pair_loss.py",
-    wrong=True,
-)
-DEVIATIONS = (
-    Deviation(
-        "anchors without positives leave the mean",
-        lambda case, dtype, true: (
-            case.option("no_positive") == "zero"
-            and lacks_positives(case)
-            and any(case.positives())
-            and max(true.anchors.values()) > 0
-        ),
-        "SupConLoss averages over the anchors with a loss above 0, so one without positives is not counted",
-        f"{SOURCE}/reducers/avg_non_zero_reducer.py",
-        losses=SUPCON,
-    ),
-    Deviation(
-        "mean over pairs",
-        lambda case, dtype, true: (
-            case.option("reduction") == "mean"
-            and len({len(p) for p in case.positives()}) > 1
-            and not _no_negatives(case)
-            and max(true.anchors.values()) > 0
-        ),
-        "NTXentLoss averages over positive pairs, not over each anchor's mean: unbalanced classes differ",
-        "https://github.com/KevinMusgrave/pytorch-metric-learning/issues/6",
-        losses=("nt_xent_pairwise",),
-    ),
-    Deviation(
-        "solved anchors leave the mean",
-        _solved_anchors_matter,
-        "an anchor whose loss rounds to 0 is not counted by AvgNonZeroReducer: the mean of the others rises",
-        f"{SOURCE}/reducers/avg_non_zero_reducer.py",
-        losses=SUPCON,
-    ),
-    NORMS,
-    SUM_OVERFLOWS,
-    SATURATED,
-    NO_NEGATIVES,
-    ONE_PAIR,
-)
-"""The deviations of both losses with the reducers that they come with."""
+BREAKS = (NORMS, sum_overflows, saturated, no_negatives, one_pair)
+DEVIATIONS = (lonely_anchors_leave, mean_over_pairs, solved_anchors_leave, *BREAKS)
+"""The deviations of both losses with any reducers, and with those that they come with."""
 
 
 def _leaves_rows_out(case: Case) -> bool:
@@ -222,11 +230,10 @@ class PytorchMetricLearning(PackagePeer):
 
     def loss(self, case: Case, **keywords: Any) -> Any:
         """The package's loss for a case, with its temperature and its similarity."""
-        distances, cosine = self.package.distances, case.option("similarity") == "cosine"
-        distance = (
-            distances.CosineSimilarity() if cosine else distances.DotProductSimilarity(normalize_embeddings=False)
-        )
-        kind = self.package.losses.SupConLoss if case.loss in SUPCON else self.package.losses.NTXentLoss
+        distances, losses = self.package.distances, self.package.losses
+        dot = distances.DotProductSimilarity(normalize_embeddings=False)
+        distance = distances.CosineSimilarity() if case.option("similarity") == "cosine" else dot
+        kind = losses.SupConLoss if case.loss in SUPCON else losses.NTXentLoss
         return kind(temperature=case.temperature, distance=distance, **keywords)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> Any:
@@ -246,32 +253,7 @@ class Reducers(PytorchMetricLearning):
         options={**SUPPORT.options, "no_positive": ("zero",)},
         also=(ALL_REFERENCES, POSITIVES_IN_THE_BATCH, PAIRS_FIT),
     )
-    deviations = (
-        NORMS,
-        SUM_OVERFLOWS,
-        SATURATED,
-        NO_NEGATIVES,
-        ONE_PAIR,
-        Deviation(
-            "small losses lose their digits",
-            _shift_costs_digits,
-            "SupConLoss subtracts the row's maximum, self pair included: once all others lie far below,"
-            " a small loss is the difference of two large numbers",
-            f"{SOURCE}/losses/supcon_loss.py",
-            wrong=True,
-            losses=SUPCON,
-        ),
-        Deviation(
-            "one zero for all",
-            lambda case, dtype, true: (
-                case.option("reduction") == "none"
-                and len(true.values) > 1
-                and (not any(case.positives()) or _no_negatives(case))
-            ),
-            "without positive or without negative pairs the package returns one 0, not one value per anchor",
-            f"{SOURCE}/losses/base_metric_loss_function.py",
-        ),
-    )
+    deviations = (*BREAKS, shift_costs_digits, one_zero)
 
     def loss(self, case: Case, **keywords: Any) -> Any:
         """The loss with the reducer that makes the case's reduction."""
@@ -297,7 +279,7 @@ class SelfSupervised(PytorchMetricLearning):
         lacks=("anchors", "base_temperature", "ref_embeddings", "negatives"),
         also=(PAIRS_FIT,),
     )
-    deviations = (NORMS, SATURATED)
+    deviations = (NORMS, saturated)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The wrapper around two views, or around each direction of two towers."""
@@ -311,16 +293,7 @@ class CrossBatchMemory(PytorchMetricLearning):
     name = "pml-cross-batch-memory"
     title = "pytorch-metric-learning's CrossBatchMemory around both losses, live"
     support = replace(SUPPORT, options=MEANS, also=(OWN_ROWS_ONLY, MEAN_OVER_PAIRS, PAIRS_FIT))
-    deviations = (
-        Deviation(
-            "the memory is detached",
-            _memory_gradient_is_missing,
-            "rows are detached when they enter the memory, the batch's own included: nothing flows into what an"
-            " anchor is contrasted with; value and the anchors' side of the gradient are right",
-            f"{SOURCE}/losses/cross_batch_memory.py",
-        ),
-        *DEVIATIONS,
-    )
+    deviations = (memory_is_detached, *DEVIATIONS)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> Any:
         """The step in which the memory holds what the case contrasts its batch with."""

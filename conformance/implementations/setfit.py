@@ -15,7 +15,7 @@ import torch
 from ..suite.cases import Case
 from .base import Support, clamped_norms, targets_of
 from .files import FilePeer
-from .supcontrast import NAN_WITHOUT_POSITIVES, ROW_UNDERFLOWS
+from .supcontrast import SUPPORT, nan_without_positives, row_underflows
 
 
 class SetFit(FilePeer):
@@ -30,15 +30,10 @@ class SetFit(FilePeer):
     attribute = "SupConLoss"
     support = Support(
         losses=("supcon",),
-        options={
-            "similarity": ("cosine",),
-            "reduction": ("mean",),
-            "denominator": ("all",),
-            "no_positive": ("zero", "nan"),
-        },
+        options={"similarity": ("cosine",), **SUPPORT.options},
         lacks=("ref_embeddings", "anchors"),
     )
-    deviations = (ROW_UNDERFLOWS, NAN_WITHOUT_POSITIVES, clamped_norms(1e-12))
+    deviations = (row_underflows, nan_without_positives, clamped_norms(1e-12))
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """``SupConLoss`` around a model that returns what it is given."""

@@ -25,10 +25,10 @@ from ..suite.cases import Case
 from ..suite.records import Outcome, Truth
 from ..suite.store import fixtures_root
 from .base import (
-    Deviation,
     Support,
     TorchImplementation,
     Unavailable,
+    deviation,
     items_of,
     lacks_positives,
     logits,
@@ -47,32 +47,30 @@ LARGEST_RECORDED = 40
 RECORDED_FORMAT = "pairproof-recorded/1"
 
 
-def _row_underflows(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether some anchor's own logit exceeds all others by more than the dtype's exponentials can hold."""
-    deepest = -math.log(torch.finfo(getattr(torch, dtype)).tiny)
+@deviation("the self pair makes the row underflow", "https://github.com/HobbitLong/SupContrast/issues/104", wrong=True)
+def row_underflows(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether some anchor's own logit exceeds all others by more than the dtype's exponentials can hold.
+
+    the row's maximum includes the self pair: once all others lie far below, their exponentials are 0, and so is the sum
+    whose logarithm is taken.
+    """
+    deepest = -math.log(np.finfo(dtype).tiny)
     found, positives = logits(case), case.positives()
     own = found.diagonal().copy()
     np.fill_diagonal(found, -np.inf)
     return any(positives[i] and own[i] - found[i].max() > deepest for i in case.anchors())
 
 
-ROW_UNDERFLOWS = Deviation(
-    "the self pair makes the row underflow",
-    _row_underflows,
-    "the row's maximum includes the self pair: once all others lie far below, their"
-    " exponentials are 0, and so is the sum whose logarithm is taken",
-    "https://github.com/HobbitLong/SupContrast/issues/104",
-    wrong=True,
-)
+PULL_142 = "https://github.com/HobbitLong/SupContrast/pull/142"
 
-NAN_WITHOUT_POSITIVES = Deviation(
-    "NaN for an anchor without positives",
-    lambda case, dtype, true: lacks_positives(case) and case.option("no_positive") == "zero",
-    "divides by the number of positives, 0 for a class with one member: the loss is NaN",
-    "https://github.com/HobbitLong/SupContrast/pull/142",
-    wrong=True,
-    losses=("supcon",),
-)
+
+@deviation("NaN for an anchor without positives", PULL_142, wrong=True, losses=("supcon",))
+def nan_without_positives(case: Case, dtype: str, true: Truth) -> bool:
+    """Whether some anchor has no positive, which should count 0.
+
+    divides by the number of positives, 0 for a class with one member: the loss is NaN.
+    """
+    return lacks_positives(case) and case.option("no_positive") == "zero"
 
 
 def _one_of_each(case: Case) -> list[tuple[int, ...]] | None:
@@ -124,7 +122,7 @@ class SupContrast(_SupConCode, FilePeer):
         "bioencoder/bioencoder/core/losses.py": "3715db82773bcecf3f6152fcf0f86858684913bf2e14e2aebf104d5b651db834"
     }
     attribute = "SupConLoss"
-    deviations = (ROW_UNDERFLOWS, NAN_WITHOUT_POSITIVES)
+    deviations = (row_underflows, nan_without_positives)
 
 
 class SupContrastToday(_SupConCode):
@@ -133,7 +131,7 @@ class SupContrastToday(_SupConCode):
     name = "supcontrast-today"
     title = "the original SupCon code, commit 66a8fe5"
     support = replace(SUPPORT, options={**SUPPORT.options, "no_positive": ("zero",)})
-    deviations = (ROW_UNDERFLOWS,)
+    deviations = (row_underflows,)
     path: Path | None = None
     records: dict[tuple[str, str], Outcome]
 
@@ -177,7 +175,7 @@ class SupContrastToday(_SupConCode):
 
 def _shortest(values: Any, dtype: str) -> Any:
     """Numbers of a dtype as JSON, each the shortest decimal that it is nearest to; non-finite ones as texts."""
-    if isinstance(values, (list, np.ndarray)):
+    if np.ndim(values):
         return [_shortest(v, dtype) for v in values]
     return float(str(np.dtype(dtype).type(values))) if math.isfinite(values) else str(float(values))
 
@@ -201,10 +199,8 @@ def record(cases: Sequence[Case], path: str) -> dict[str, Any]:
     assert live.path is not None  # a path was given
     checksum = sha256(live.path)
     records = []
-    for case in cases:
-        for dtype in live.dtypes:
-            if case.n > LARGEST_RECORDED or live.refuses(case) is not None or not case.holds_in(dtype):
-                continue
+    for case in (case for case in cases if case.n <= LARGEST_RECORDED and live.refuses(case) is None):
+        for dtype in filter(case.holds_in, live.dtypes):
             try:
                 outcome = live.evaluate(case, dtype)
             except Exception as error:  # outside code may raise anything
