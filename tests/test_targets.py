@@ -20,7 +20,7 @@ from pairproof.conformance.implementations.base import Support, items_of
 from pairproof.conformance.implementations.callable import Batch, External, Target
 from pairproof.conformance.implementations.sandbox import TargetError, TargetMisused, find, within
 from pairproof.conformance.implementations.signatures import Claim, Signature, guess_arrays, guess_call
-from pairproof.conformance.implementations.subprocess import RESTARTS, LineError, Lines
+from pairproof.conformance.implementations.subprocess import RESTARTS, Lines
 from pairproof.conformance.judge.options import Selection
 from pairproof.conformance.judge.verify import judge_case
 from pairproof.conformance.suite.cases import Case
@@ -826,7 +826,7 @@ def test_a_large_request_passes_both_ways() -> None:
     echo = "import sys\nfor line in sys.stdin:\n    print(line.strip(), flush=True)"
     lines = Lines(f"{sys.executable} -c '{echo}'")
     try:
-        with pytest.raises(LineError, match="either value or values"):
+        with pytest.raises(TargetError, match="either value or values"):
             lines.ask({"matrices": {"embeddings": [[0.125] * 1000] * 1000}}, 1, 60.0)
     finally:
         lines.close()
@@ -840,7 +840,7 @@ def test_a_command_that_does_not_exist_says_so() -> None:
 
 def test_a_command_is_gone_once_it_is_closed() -> None:
     lines = Lines("sleep 1000")
-    with pytest.raises(LineError, match=r"did not answer within 0\.2 s"):
+    with pytest.raises(TargetError, match=r"did not answer within 0\.2 s"):
         lines.ask({"matrices": {}}, 1, 0.2)
     lines.close()
     lines.close()

@@ -8,15 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ..suite.cases import Case
-from ..suite.catalogue import LOSSES
 from ..suite.records import Outcome, Truth
 from ..truth.baseline import similarities
 from ..truth.compare import compare
@@ -62,11 +62,8 @@ class Deviation:
 
     def concerns(self, loss: str, target: str, dtypes: Collection[str] = ()) -> bool:
         """Whether it is about this loss of this target and, if dtypes are given, about one of them."""
-        return (
-            self.target in ("", target)
-            and (self.losses is None or loss in self.losses)
-            and (not dtypes or self.dtypes is None or not self.dtypes.isdisjoint(dtypes))
-        )
+        same = self.target in ("", target) and (self.losses is None or loss in self.losses)
+        return same and (not dtypes or self.dtypes is None or not self.dtypes.isdisjoint(dtypes))
 
 
 def deviation(name: str, link: str, **facts: Any) -> Callable[[Callable[[Case, str, Truth], bool]], Deviation]:
@@ -101,19 +98,16 @@ class Support:
 
     def refuses(self, case: Case) -> str | None:
         """Return the reason to skip a case, the same for cases of one kind; None for a case that is computed."""
-        entry = LOSSES[case.loss]
         if self.losses and case.loss not in self.losses:
             return f"has no {case.loss}"
         for option, values in self.options.items():
             value = case.option(option)
-            if option in entry.keywords and value not in values and matters(case, option):
-                words = f"={value}" if option in entry.choices else f" other than {' or '.join(map(str, values))}"
+            if option in case.entry.keywords and value not in values and matters(case, option):
+                words = f"={value}" if option in case.entry.choices else f" other than {' or '.join(map(str, values))}"
                 return f"{option}{words} is not claimed"
         given = {**case.keywords, **case.arguments, **case.others}
-        for name in self.lacks:
-            if given.get(name) is not None:
-                return f"takes no {name}"
-        return next((reason for reason, applies in self.also if applies(case)), None)
+        lacking = (f"takes no {name}" for name in self.lacks if given.get(name) is not None)
+        return next(chain(lacking, (reason for reason, applies in self.also if applies(case))), None)
 
 
 def matters(case: Case, option: str) -> bool:
@@ -123,10 +117,7 @@ def matters(case: Case, option: str) -> bool:
     if option == "no_negative":
         positives, members = case.positives(), case.members()
         return any(len(positives[i]) == len(members[i]) for i in case.anchors())
-    if option == "base_temperature":
-        base = case.option(option)
-        return base is not None and float(base) != case.temperature
-    return True
+    return option != "base_temperature" or case.option(option) not in (None, case.temperature)
 
 
 @contextmanager
@@ -204,7 +195,7 @@ class Implementation(ABC):
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Value and gradients of a case."""
 
-    def tensors(self, case: Case, dtype: str) -> dict[str, torch.Tensor]:
+    def tensors(self, case: Case, dtype: str) -> dict[str, Tensor]:
         """Every float matrix of a case, by its argument, as a leaf tensor that requires a gradient."""
         kind = getattr(torch, dtype)
         return {
@@ -212,20 +203,18 @@ class Implementation(ABC):
             for name, matrix in case.matrices.items()
         }
 
-    def integers(self, values: object) -> torch.Tensor:
+    def integers(self, values: object) -> Tensor:
         """Labels or indices as an int64 tensor on the device."""
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    def arrays(self, case: Case) -> dict[str, torch.Tensor]:
+    def arrays(self, case: Case) -> dict[str, Tensor]:
         """Every other array of a case, by its argument: labels and indices as int64, masks as bool."""
-        given = dict(case.arguments)
-        if case.option("anchors") is not None:
-            given["anchors"] = case.option("anchors")
-        for name, value in given.items():
-            dtype = torch.bool if name in ("anchors", "positives") else torch.int64
-            given[name] = torch.tensor(value, dtype=dtype, device=self.device)
-        if "positive_pairs" in given:
-            given["positive_pairs"] = given["positive_pairs"].reshape(-1, 2)
+        given = {}
+        for name, value in {**case.arguments, "anchors": case.option("anchors")}.items():
+            if value is not None:
+                dtype = torch.bool if name in ("anchors", "positives") else torch.int64
+                tensor = torch.tensor(value, dtype=dtype, device=self.device)
+                given[name] = tensor.reshape(-1, 2) if name == "positive_pairs" else tensor
         return given
 
 
@@ -233,7 +222,7 @@ class TorchImplementation(Implementation):
     """An implementation in torch, whose gradients autograd takes."""
 
     @abstractmethod
-    def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def value(self, case: Case, given: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of a case.
 
         Args:
@@ -248,10 +237,10 @@ class TorchImplementation(Implementation):
 
 
 def outcome_of(
-    loss: torch.Tensor,
-    embeddings: torch.Tensor,
+    loss: Tensor,
+    embeddings: Tensor,
     anchors: dict[int, float] | None = None,
-    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    others: Mapping[str, Tensor] | None = None,
 ) -> Outcome:
     """The outcome of a torch loss, with the gradients of the sum of its values.
 
@@ -262,19 +251,21 @@ def outcome_of(
         others: further leaf tensors, by name.
     """
     values = loss.detach().double().cpu().reshape(-1).tolist()
-    found = {name: gradient.numpy() for name, gradient in gradients_of(loss, {"": embeddings, **others}).items()}
+    found = {
+        name: gradient.numpy() for name, gradient in gradients_of(loss, {"": embeddings} | dict(others or {})).items()
+    }
     return Outcome(values, found.pop(""), anchors, other_gradients=found)
 
 
-def gradients_of(loss: torch.Tensor, leaves: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def gradients_of(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The gradients of the sum of a loss's values by each leaf, by name, as float64 on the CPU; 0 where it has none."""
-    found: Iterable[torch.Tensor] = map(torch.zeros_like, leaves.values())
+    found: Iterable[Tensor] = map(torch.zeros_like, leaves.values())
     if loss.requires_grad:
         found = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
     return {name: gradient.double().cpu() for name, gradient in zip(leaves, found, strict=True)}
 
 
-def normalised(embeddings: torch.Tensor, case: Case) -> torch.Tensor:
+def normalised(embeddings: Tensor, case: Case) -> Tensor:
     """Rows of norm 1 under cosine similarity, for implementations that leave it to the caller.
 
     Each row is first brought to ordinary size by a power of two, so that no norm overflows or meets an epsilon.
@@ -329,7 +320,7 @@ def items_of(case: Case) -> list[tuple[int, ...]]:
     return sorted(items)
 
 
-def targets_of(case: Case, items: Sequence[tuple[int, ...]], rows: torch.Tensor) -> dict[str, torch.Tensor]:
+def targets_of(case: Case, items: Sequence[tuple[int, ...]], rows: Tensor) -> dict[str, Tensor]:
     """The labels or the mask of items of views, as the original SupCon code takes them; neither for two views alone."""
     first = [item[0] for item in items]
     if "labels" in case.arguments:
@@ -340,11 +331,7 @@ def targets_of(case: Case, items: Sequence[tuple[int, ...]], rows: torch.Tensor)
     return {"mask": mask.fill_diagonal_(1) if len(items[0]) > 1 else mask}
 
 
-def by_views(
-    case: Case,
-    given: Mapping[str, torch.Tensor],
-    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor],
-) -> torch.Tensor:
+def by_views(case: Case, given: Mapping[str, Tensor], loss: Callable[..., Tensor]) -> Tensor:
     """The loss of two views or two towers: both directions of two towers are two calls.
 
     Args:
@@ -357,12 +344,12 @@ def by_views(
     return joined(found, case.option("reduction"))
 
 
-def directions(case: Case, views: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
+def directions(case: Case, views: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
     """Two views or towers, anchors first, once for each direction of a case."""
     return {"b_to_a": [views[::-1]], "both": [views, views[::-1]]}.get(case.option("direction"), [views])
 
 
-def joined(losses: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
+def joined(losses: Sequence[Tensor], reduction: str) -> Tensor:
     """One loss of those of each direction, reduced alike."""
     if reduction == "none":
         return torch.cat(list(losses))
@@ -370,7 +357,7 @@ def joined(losses: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
     return total / len(losses) if reduction == "mean" else total
 
 
-def stacked_views(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def stacked_views(case: Case, rows: Tensor) -> tuple[Tensor, ...]:
     """The first views and the second views of a case of nt_xent, in the order of the items."""
     return rows[torch.as_tensor(stacked_order(case), device=rows.device)].chunk(2)
 
@@ -421,7 +408,7 @@ def gradient_of(case: Case, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.
     return np.asarray((grad - (grad * rows).sum(axis=1, keepdims=True) * rows) / norms)
 
 
-def differs(loss: Callable[[torch.Tensor], torch.Tensor], case: Case, dtype: str, true: Truth) -> bool:
+def differs(loss: Callable[[Tensor], Tensor], case: Case, dtype: str, true: Truth) -> bool:
     """Whether a loss of the embeddings, evaluated in float64, differs from the truth by more than a dtype's bounds."""
     rows = torch.tensor(case.embeddings, dtype=torch.float64, requires_grad=True)
     return compare(case, true, outcome_of(loss(rows), rows), bounds(case, true, dtype)).ratio > 1

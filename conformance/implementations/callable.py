@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -32,7 +33,7 @@ from .base import (
 )
 from .sandbox import TargetError, TargetMisused, copy_of, describe, find, within, within_memory
 from .signatures import Claim, Signature, complete, guess_arrays, guess_call, is_module, kind_of
-from .subprocess import LineError, Lines
+from .subprocess import Lines
 
 Tensor = torch.Tensor
 
@@ -62,15 +63,13 @@ class Batch:
     def arguments(self, call: str) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional arguments and the keywords for a target that is called so."""
         rows, keywords = self.embeddings, dict(self.keywords)
-        views = rows.chunk(self.n_views)
+        integers = partial(torch.tensor, dtype=torch.int64, device=rows.device)
         if call == "pairs":
-            pairs = torch.tensor(self.positive_pairs or (), dtype=torch.int64, device=rows.device)
-            return [rows, pairs.reshape(-1, 2)], keywords
-        labels = None if self.labels is None else torch.tensor(self.labels, dtype=torch.int64, device=rows.device)
+            return [rows, integers(self.positive_pairs or ()).reshape(-1, 2)], keywords
+        labels, views = None if self.labels is None else integers(self.labels), rows.chunk(self.n_views)
         if call == "features":
             return [torch.stack(views, dim=1)], keywords | ({} if labels is None else {"labels": labels})
-        positional: dict[str, list[Any]] = {"labels": [rows, labels], "stacked": [rows], "views": list(views)}
-        return positional[call], keywords
+        return {"labels": [rows, labels], "stacked": [rows], "views": [*views]}[call], keywords
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +109,7 @@ class Target:
         call: how it is called, one of ``CALLS``.
         arrays: with which arrays, one of ``ARRAYS``.
         notes: what was guessed.
-        tensors_only: whether a result that is not a tensor is an error, for torch.
+        strict: whether a result that is not a tensor is an error, for torch.
     """
 
     def __init__(
@@ -118,9 +117,9 @@ class Target:
         thing: Any,
         call: str | None = None,
         arrays: str | None = None,
-        *,
         device: str = "cpu",
-        tensors_only: bool = False,
+        *,
+        strict: bool = False,
     ) -> None:
         """Read the signature; guess the call and the arrays where they are None.
 
@@ -128,8 +127,7 @@ class Target:
             TargetError: it cannot be called, or jax is needed and not installed.
             TargetMisused: the signature does not show how it is called.
         """
-        self.thing, self.device, self.tensors_only = thing, device, tensors_only
-        self.signature = Signature(thing)
+        self.thing, self.device, self.signature = thing, device, Signature(thing)
         self.constructs = self.signature.constructs
         self.takes_temperature = self.signature.keyword("temperature") is not None
         self.__name__ = str(getattr(thing, "__name__", type(thing).__name__))
@@ -140,7 +138,7 @@ class Target:
         if arrays is None:
             arrays, words = guess_arrays(thing)
             self.notes += (f"arrays: {arrays}, guessed from {words}; --arrays says otherwise",)
-        self.call, self.arrays = call, arrays
+        self.call, self.arrays, self.strict = call, arrays, strict and arrays == "torch"
         if is_module(thing) and not self.constructs:
             thing.to(device)
         if arrays == "jax":
@@ -174,55 +172,64 @@ class Target:
             TargetError: the result is not a loss.
         """
         positional, keywords = batch.arguments(self.call)
-        given: dict[Any, Any] = {**dict(enumerate(positional)), **keywords}
+        places, given = len(positional), [*positional, *keywords.values()]
 
-        def call(arrays: Mapping[Any, Any]) -> Any:
-            return self(*(arrays[k] for k in range(len(positional))), **{name: arrays[name] for name in keywords})
+        def call(*arrays: Any) -> Any:
+            return self(*arrays[:places], **dict(zip(keywords, arrays[places:], strict=True)))
 
-        found: Any
         if self.arrays == "jax":
-            leaves = {k: value for k, value in given.items() if isinstance(value, Tensor) and value.requires_grad}
-            fixed = {k: _jax(value) for k, value in given.items() if k not in leaves}
-            found = _Jax.apply(  # type: ignore[no-untyped-call]
-                lambda *now: call(fixed | dict(zip(leaves, now, strict=True))), *leaves.values()
-            )
+            found: Any = _Jax.apply(call, *given)  # type: ignore[no-untyped-call]
         else:
-            found = call({k: _numpy(value) for k, value in given.items()} if self.arrays == "numpy" else given)
+            found = call(*map(_numpy, given) if self.arrays == "numpy" else given)
         if not isinstance(found, Tensor):
-            if self.tensors_only and self.arrays == "torch":
-                raise TargetError(f"returned {kind_of(found)} where a tensor is expected{_hint(found)}")
-            found = _values(found)
+            found = self._values(found)
         if not found.is_floating_point():
             raise TargetError(f"returned a tensor of {found.dtype} where floating-point numbers are expected")
         loss: Tensor = found.double().cpu().reshape(-1)
         return loss
 
+    def _values(self, returned: Any) -> Tensor:
+        """Return numbers of any kind as float64."""
+        if not self.strict:
+            with suppress(TypeError, ValueError, RuntimeError):
+                numbers = np.asarray(returned)
+                if numbers.dtype.kind in "fiu":
+                    return torch.tensor(numbers.astype(np.float64))
+        expected = "a tensor" if self.strict else "a number or an array"
+        several = isinstance(returned, (tuple, list, Mapping))
+        hint = ": name a function that returns the loss alone" if several else ""
+        raise TargetError(f"returned {kind_of(returned)} where {expected} is expected{hint}")
+
 
 class _Jax(torch.autograd.Function):
-    """A jax function of torch tensors, differentiated by jax."""
+    """A jax function of torch tensors and other values, differentiated by jax."""
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., Any], *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, function: Callable[..., Any], *given: Any) -> Tensor:
         """The function's values as float64."""
-        jax = import_jax()
-        inputs = [_jax(tensor) for tensor in tensors]
+        jax, arrays = import_jax(), dict(enumerate(map(_jax, given)))
+        ctx.leaves = [k for k in arrays if ctx.needs_input_grad[k + 1]]
 
-        def differentiate(*arrays: Any) -> Any:
-            return jax.vjp(lambda *now: jax.numpy.asarray(function(*now)), *arrays)
+        def differentiate(*leaves: Any) -> Any:
+            def values(*now: Any) -> Any:
+                return jax.numpy.asarray(function(*(arrays | dict(zip(ctx.leaves, now, strict=True))).values()))
 
+            return jax.vjp(values, *leaves)
+
+        inputs = [arrays[k] for k in ctx.leaves]
         # Compiling takes a third of the time; a function that looks at values cannot be compiled.
         try:
             loss, ctx.pull_back = jax.jit(differentiate)(*inputs)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
             loss, ctx.pull_back = differentiate(*inputs)
-        ctx.dtype, ctx.device = loss.dtype, tensors[0].device
+        ctx.dtype, ctx.device = loss.dtype, given[0].device
         return _from_jax(loss)
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor) -> Any:
         """The gradients of the values' weighted sum."""
-        found = ctx.pull_back(import_jax().numpy.asarray(weights[0].numpy(), dtype=ctx.dtype))
-        return None, *(_from_jax(gradient).to(ctx.device) for gradient in found)
+        found = iter(ctx.pull_back(import_jax().numpy.asarray(weights[0].numpy(), dtype=ctx.dtype)))
+        return tuple(_from_jax(next(found)).to(ctx.device) if needed else None for needed in ctx.needs_input_grad)
 
 
 def import_jax() -> Any:
@@ -253,19 +260,6 @@ def _jax(value: Any) -> Any:
 
 def _from_jax(array: Any) -> Tensor:
     return torch.tensor(np.asarray(array.astype("float64")))
-
-
-def _values(loss: Any) -> Tensor:
-    """Return numbers of any kind as float64."""
-    with suppress(TypeError, ValueError, RuntimeError):
-        found = np.asarray(loss)
-        if found.dtype.kind in "fiu":
-            return torch.tensor(found.astype(np.float64))
-    raise TargetError(f"returned {kind_of(loss)} where a number or an array is expected{_hint(loss)}")
-
-
-def _hint(value: object) -> str:
-    return ": name a function that returns the loss alone" if isinstance(value, (tuple, list, Mapping)) else ""
 
 
 class External(Implementation):
@@ -325,18 +319,18 @@ class External(Implementation):
         self.target: Target | None = None
         self.command: Lines | None = None
         self.outcomes: dict[tuple[str, str], Outcome] = {}
-        if call == "command":
-            if not isinstance(spec, str):
-                raise TargetMisused(f"call: command is a shell command line, and {describe(spec)} is none")
-            self.command, arrays = Lines(spec), "numpy"
-            notes: tuple[str, ...] = ("call: command, one JSON object per line",)
-        else:
+        notes: tuple[str, ...] = ("call: command, one JSON object per line",)
+        if call != "command":
             thing = find(spec) if isinstance(spec, str) else spec
-            self.target = Target(thing, call, arrays, device=device, tensors_only=True)
+            self.target = Target(thing, call, arrays, device, strict=True)
             self._version = copy_of(thing) or self._version
             call, arrays, notes = self.target.call, self.target.arrays, self.target.notes
             if "bfloat16" in dtypes and arrays == "numpy":
                 raise TargetMisused("numpy has no bfloat16")
+        elif isinstance(spec, str):
+            self.command, arrays = Lines(spec), "numpy"
+        else:
+            raise TargetMisused(f"call: command is a shell command line, and {describe(spec)} is none")
         halves = [dtype for dtype in dtypes if dtype not in Implementation.dtypes]
         if halves and normalised:
             raise TargetMisused(f"rows of norm 1 are not exactly representable in {halves[0]}: --raw, or other dtypes")
@@ -365,8 +359,12 @@ class External(Implementation):
         # A command has its own limits.
         limited = self.device == "cpu" and not self.command
         with within(None if self.command else self.limit), within_memory() if limited else nullcontext():
-            evaluate = self._ask if self.command else self._call
-            values, gradients = evaluate(case, dtype, given, leaves)
+            if self.command:
+                values, gradients = self._ask(case, dtype, given, leaves)
+            else:
+                loss = self._loss(case, given)
+                weighed = loss @ self._shares(case, loss) if self.gradients_judged else loss
+                values, gradients = loss.detach(), gradients_of(weighed, leaves) if self.gradients_judged else {}
             anchors = self._anchors(case, values, given)
         if self.claim.reduced_here:
             shares = self._shares(case, values)
@@ -375,14 +373,6 @@ class External(Implementation):
         outcome = Outcome(values.tolist(), found.pop(case.first, None), anchors, other_gradients=found)
         self.outcomes[case.id, dtype] = outcome
         return outcome
-
-    def _call(
-        self, case: Case, dtype: str, given: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the target's values, and the gradients of their reduction."""
-        loss = self._loss(case, given)
-        judged = self.gradients_judged
-        return loss.detach(), gradients_of(loss @ self._shares(case, loss), leaves) if judged else {}
 
     def _loss(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> Tensor:
         """Return the target's values in the order of the case's anchors, [K] float64, as a function of the matrices."""
@@ -413,9 +403,7 @@ class External(Implementation):
         if claim.call in ("features", "views", "stacked"):
             items = items_of(case)
             order, targets = [*chain(*zip(*items, strict=True))], targets_of(case, items, rows)
-            labels = targets.pop("labels").tolist() if "labels" in targets else None
-            keywords |= targets
-            return [replace(batch, embeddings=rows[order], labels=labels, n_views=len(items[0]))], order
+            return [replace(batch, embeddings=rows[order], keywords=keywords | targets, n_views=len(items[0]))], order
         if "positives" in arrays:
             keywords["positives"] = arrays["positives"]
         elif "positive_pairs" in arrays:
@@ -463,10 +451,7 @@ class External(Implementation):
             "options": {name: case.option(name) for name in options},
         }
         each = self.claim.reduced_here or case.option("reduction") == "none"
-        try:
-            answer, found = self.command.ask(request, len(case.counted()) if each else 1, self.limit)
-        except LineError as error:
-            raise TargetError(str(error)) from None
+        answer, found = self.command.ask(request, len(case.counted()) if each else 1, self.limit)
         if self.gradients_judged not in (None, bool(found)):
             now, before = ("gradients", "none") if found else ("no gradients", "some")
             raise TargetError(f"gave {now} where it gave {before} before: they are judged in all answers or in none")

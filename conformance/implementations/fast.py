@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -48,16 +49,16 @@ class Fast(Implementation):
 
     def _loss(self, case: Case, matrices: Mapping[str, torch.Tensor], **changed: Any) -> torch.Tensor:
         given: dict[str, Any] = {**case.keywords, **self.arrays(case), **changed}
-        n, partners = case.n, list(case.arguments.get("partners", ()))
-        if partners and not case.others:
-            # Where a case has partners that a layout names, the helper of that name provides them.
-            if partners == [*range(n // 2, n), *range(n // 2)]:
-                given["partners"] = fast.stacked_partners(n, device=self.device)
-            if partners == [i ^ 1 for i in range(n)]:
-                given["partners"] = fast.interleaved_partners(n, device=self.device)
+        n, partners = case.n, [*case.arguments.get("partners", ())]
+        stacked, interleaved = [*range(n // 2, n), *range(n // 2)], [i ^ 1 for i in range(n)]
+        # Where a case has partners that a layout names, the helper of that name provides them.
+        for layout, helper in ((stacked, fast.stacked_partners), (interleaved, fast.interleaved_partners)):
+            if partners == layout and not case.others:
+                given["partners"] = helper(n, device=self.device)
         if self.backend is not None:
             given["backend"] = self.backend
-        loss: torch.Tensor = case.entry.fast(**matrices, **given)
+        with tiles_of(4) if self.backend == "tiled" else nullcontext():
+            loss: torch.Tensor = case.entry.fast(**matrices, **given)
         return loss
 
 
@@ -75,10 +76,6 @@ class FastTiled(Fast):
     name = "fast-tiled"
     title = 'pairproof.fast, torch, backend="tiled", 4 rows a tile'
     backend = "tiled"
-
-    def _loss(self, case: Case, matrices: Mapping[str, torch.Tensor], **changed: Any) -> torch.Tensor:
-        with tiles_of(4):
-            return super()._loss(case, matrices, **changed)
 
 
 class FastExact(Fast):

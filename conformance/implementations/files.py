@@ -61,13 +61,9 @@ class FilePeer(TorchImplementation):
         for name, checksum in self.files.items():
             path = folder / name
             if not path.is_file():
-                target = folder / Path(name).parts[0]
-                raise Unavailable(
-                    f"no {path}: pip install --no-deps --target {target} {self.requirement},"
-                    " or set PAIRPROOF_PEERS to the folder that holds it"
-                )
-            found = sha256(path)
-            if found != checksum:
+                install = f"pip install --no-deps --target {folder / Path(name).parts[0]} {self.requirement}"
+                raise Unavailable(f"no {path}: {install}, or set PAIRPROOF_PEERS to the folder that holds it")
+            if (found := sha256(path)) != checksum:
                 raise Unavailable(f"{path}: expected SHA-256 {checksum}, got {found}")
         self.path = folder / next(iter(self.files))
         self.loss: Any = getattr(self.module(), self.attribute)

@@ -10,41 +10,30 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 
-def answerer() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Import JAX and optax; what answers a request for nt_xent_pairwise or nt_xent, given as labels."""
+def main() -> None:
+    """Import JAX and optax; answer requests for nt_xent_pairwise or nt_xent, by labels, until standard input ends."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     # Every batch size is compiled anew and run once: what compiles fastest is fastest.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     jax: Any = importlib.import_module("jax")
     losses: Any = importlib.import_module("optax.losses")
     evaluate = jax.jit(jax.value_and_grad(losses.ntxent))
-
-    def answer(request: dict[str, Any]) -> dict[str, Any]:
-        with jax.enable_x64(request["dtype"] == "float64"):
-            rows = np.array(request["matrices"]["embeddings"], dtype=request["dtype"])
-            labels = np.array(request["arguments"]["labels"], dtype=np.int64)
-            value, gradient = evaluate(rows, labels, request["options"]["temperature"])
-            found = {"embeddings": np.asarray(gradient).tolist()}
-            return {"id": request["id"], "value": float(value), "gradients": found}
-
-    return answer
-
-
-def main() -> None:
-    """Answer until standard input ends."""
-    answer = answerer()
     for line in sys.stdin:
         request = json.loads(line)
+        found: dict[str, Any] = {"id": request["id"]}
         try:
-            found = answer(request)
+            with jax.enable_x64(request["dtype"] == "float64"):
+                rows = np.array(request["matrices"]["embeddings"], dtype=request["dtype"])
+                labels = np.array(request["arguments"]["labels"], dtype=np.int64)
+                value, gradient = evaluate(rows, labels, request["options"]["temperature"])
+                found |= {"value": float(value), "gradients": {"embeddings": np.asarray(gradient).tolist()}}
         except Exception as error:  # what breaks one case must not end the others
-            found = {"id": request["id"], "error": f"{type(error).__name__}: {error}"}
+            found["error"] = f"{type(error).__name__}: {error}"
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()
 

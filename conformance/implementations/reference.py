@@ -39,32 +39,24 @@ class Reference(Implementation):
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Run the loops once on floats for the values and terms, once on complex directions for the gradients."""
         result = call_reference(case)
-        values = result.loss if isinstance(result.loss, list) else [result.loss]
+        values = np.ravel(result.loss).astype(float).tolist()
+        anchors = {i: float(v) for i, v in result.terms.anchor_losses.items()}
         gradients = complex_step(case) if case.size <= PROVE_UP_TO else {}
-        return Outcome(
-            values=[float(v) for v in values],
-            gradient=gradients.pop(case.first, None),
-            anchors={i: float(v) for i, v in result.terms.anchor_losses.items()},
-            terms=result.terms,
-            other_gradients=gradients,
-        )
+        return Outcome(values, gradients.pop(case.first, None), anchors, result.terms, gradients)
 
 
 def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
     """Gradient of the reference by every matrix: the imaginary part of the loss at z + i STEP e_k, over STEP, all k."""
     exact = np.concatenate(list(case.matrices.values()))
-    n, dim = exact.shape
-    rows = np.empty((n, dim), dtype=object)
+    rows = np.empty(exact.shape, dtype=object)
     largest = np.abs(exact).max(axis=1, keepdims=True)
     steps = np.broadcast_to(np.maximum(STEP[case.option("similarity")] * largest, 1e-300), exact.shape)
-    for k, (i, d) in enumerate(np.ndindex(n, dim)):
+    for k, place in enumerate(np.ndindex(exact.shape)):
         # One scalar is an array over all directions: one run of the loops differentiates by every entry.
-        scalar = np.full(n * dim, complex(exact[i, d]))
-        scalar[k] += complex(0, steps[i, d])
-        rows[i, d] = scalar
+        rows[place] = np.full(exact.size, complex(exact[place]))
+        rows[place][k] += complex(0, steps[place])
     ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]
-    given = dict(zip(case.matrices, np.split(rows, ends), strict=True))
-    loss: Any = call_reference(case, given).loss
+    loss: Any = call_reference(case, dict(zip(case.matrices, np.split(rows, ends), strict=True))).loss
     total = sum(loss) if isinstance(loss, list) else loss
-    imaginary = np.broadcast_to(np.imag(total), n * dim).reshape(n, dim)
+    imaginary = np.broadcast_to(np.imag(total), exact.size).reshape(exact.shape)
     return dict(zip(case.matrices, np.split(np.asarray(imaginary / steps), ends), strict=True))

@@ -66,9 +66,7 @@ def find(spec: str) -> Any:
 def import_file(path: Path, prefix: str) -> ModuleType:
     """Import one Python file by its path, registered under a name that begins with a prefix."""
     name = f"{prefix}_{path.stem}_{abs(hash(str(path)))}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -159,8 +157,7 @@ def within_memory() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
             raise
-        gigabytes = allowed / 2**30
-        raise TargetError(f"wanted more memory than the {gigabytes:.2g} GiB that a case may take here") from None
+        raise TargetError(f"wanted more memory than the {allowed / 2**30:.2g} GiB that a case may take here") from None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 

@@ -29,9 +29,7 @@ class ScipyLosses(Implementation):
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """The value, and every anchor's."""
-        given: dict[str, Any] = {**case.arguments, **case.keywords}
-        found: scipy_losses.Values = getattr(scipy_losses, case.entry.function)(**case.matrices, **given)
-        return Outcome(
-            values=np.ravel(found.loss).tolist(),
-            anchors=dict(zip(case.anchors(), found.anchors.tolist(), strict=True)),
-        )
+        given: dict[str, Any] = {**case.matrices, **case.arguments, **case.keywords}
+        found: scipy_losses.Values = getattr(scipy_losses, case.entry.function)(**given)
+        anchors = dict(zip(case.anchors(), found.anchors.tolist(), strict=True))
+        return Outcome(np.ravel(found.loss).tolist(), anchors=anchors)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product, zip_longest
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -89,11 +88,8 @@ class Signature:
     def keyword(self, name: str) -> inspect.Parameter | None:
         """Return the parameter for an option of the catalogue."""
         words = TEMPERATURES if name == "temperature" else (name,)
-        for parameters, word in product((self.constructor, self.call), words):
-            found = parameters.get(word)
-            if found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY):
-                return found
-        return None
+        found = (own[word] for own, word in product((self.constructor, self.call), words) if word in own)
+        return next((p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)), None)
 
     def bind(
         self, positional: Sequence[Any], keywords: Mapping[str, Any]
@@ -144,10 +140,9 @@ def kind_of(value: object) -> str:
 
 
 def _parameters(called: Any) -> dict[str, inspect.Parameter]:
-    try:
+    with suppress(TypeError, ValueError):
         return dict(inspect.signature(called).parameters)
-    except (TypeError, ValueError):
-        return {}
+    return {}
 
 
 def _takes_anything(parameters: Mapping[str, inspect.Parameter]) -> bool:
@@ -187,9 +182,9 @@ def guess_arrays(thing: Any) -> tuple[str, str]:
     if not inspect.isfunction(called):
         called = (plain if isinstance(plain, type) else type(plain)).__call__
     annotations = " ".join(map(str, getattr(called, "__annotations__", {}).values()))
-    for arrays, marks in _MARKS.items():
-        if any(mark in annotations for mark in marks):
-            return arrays, "its annotations"
+    shown = [arrays for arrays, marks in _MARKS.items() if any(mark in annotations for mark in marks)]
+    if shown:
+        return shown[0], "its annotations"
     values = getattr(called, "__globals__", {}).values()
     names = [v.__name__ if inspect.ismodule(v) else getattr(v, "__module__", "") if callable(v) else "" for v in values]
     packages = {str(name).partition(".")[0] for name in names}
@@ -242,9 +237,8 @@ class Claim:
                 raise TargetMisused(f"unknown {what} {given!r}; known: {', '.join(known)}")
         calls = LOSSES[self.loss].calls
         if self.call not in calls:
-            raise TargetMisused(
-                f"{self.loss} cannot be computed by a target that is called with {self.call}: --call {'|'.join(calls)}"
-            )
+            found = f"{self.loss} cannot be computed by a target that is called with {self.call}"
+            raise TargetMisused(f"{found}: --call {'|'.join(calls)}")
 
     @property
     def reduced_here(self) -> bool:
@@ -294,31 +288,29 @@ def complete(said: Claim, signature: Signature | None) -> tuple[Claim, list[str]
     Raises:
         TargetMisused: what is said contradicts the signature, or is too little.
     """
-    settings, passed = _checked_settings(said)
-    claim = replace(said, settings=MappingProxyType(settings), passed=frozenset(passed))
-    notes = []
+    settings = _checked_settings(said)
+    passed, notes = {*said.settings} - {*settings}, []
+    claim = replace(said, settings=settings, passed=frozenset(passed))
     if signature is not None:
         for name in passed:
             if signature.keyword(name) is None and not signature.takes_anything:
                 raise TargetMisused(f"{name}=*: it takes no keyword {name}")
-        claim, more = _with_keywords(claim, signature)
-        temperature, words = _temperature(claim.temperature, signature)
-        claim = replace(claim, temperature=temperature)
-        notes = [*filter(None, [NOTES.get(said.arrays)]), *more, *words]
+        notes += [NOTES[said.arrays]] if said.arrays in NOTES else []
+        passed = _keywords(claim, signature, notes)
+        claim = replace(claim, passed=frozenset(passed), temperature=_temperature(said.temperature, signature, notes))
         if claim.reduced_here:
             notes.append("reduction: it returns one value per anchor; mean and sum are taken here")
     if claim.call == "features" and LOSSES[claim.loss].targets == "labels":
-        notes.append(
-            "features: rows are given as two or three views of an item where every class divides so, else as one"
-        )
+        views = "two or three views of an item where every class divides so, else as one"
+        notes.append(f"features: rows are given as {views}")
     if claim.directed_here:
         notes.append("direction: it computes one; it is called with its towers swapped, or both ways, as cases require")
     return claim, notes
 
 
-def _with_keywords(claim: Claim, signature: Signature) -> tuple[Claim, list[str]]:
-    """Return a claim with the options that the signature takes by keyword, and what was guessed."""
-    entry, call, passed, notes = LOSSES[claim.loss], claim.call, set(claim.passed), []
+def _keywords(claim: Claim, signature: Signature, notes: list[str]) -> set[str]:
+    """Return the options that are passed by keyword: those that are claimed, and those that the signature shows."""
+    entry, call, passed = LOSSES[claim.loss], claim.call, set(claim.passed)
     for name in (*entry.choices, "base_temperature", *ARRAY_OPTIONS):
         found = signature.keyword(name)
         beside = name not in ("ref_labels", "self_rows") or "ref_embeddings" in passed
@@ -335,39 +327,37 @@ def _with_keywords(claim: Claim, signature: Signature) -> tuple[Claim, list[str]
         passed.add("partners")
     if passed:
         notes.append(f"passed by keyword, every value of theirs judged: {', '.join(sorted(passed))}")
-    return replace(claim, passed=frozenset(passed)), notes
+    return passed
 
 
-def _temperature(said: float | None, signature: Signature) -> tuple[float | None, list[str]]:
-    """Return the temperature that is built in, or None where it is passed; and what was guessed."""
+def _temperature(said: float | None, signature: Signature, notes: list[str]) -> float | None:
+    """Return the temperature that is built in, or None where it is passed."""
     own = signature.keyword("temperature")
-    if said is not None:
-        note = f"temperature: {said:g} built in, as said; its parameter {own.name} is left alone" if own else ""
-        return said, [note] if own else []
-    if own is not None:
-        return None, [f"temperature: passed as {own.name}"] if own.name != "temperature" else []
-    if signature.takes_anything:
-        return None, ["temperature: passed, for it takes any keyword; --temperature says otherwise"]
+    if own is not None and said is not None:
+        notes.append(f"temperature: {said:g} built in, as said; its parameter {own.name} is left alone")
+    elif own is not None and own.name != "temperature":
+        notes.append(f"temperature: passed as {own.name}")
+    elif own is None and said is None and signature.takes_anything:
+        notes.append("temperature: passed, for it takes any keyword; --temperature says otherwise")
+    if own is not None or said is not None or signature.takes_anything:
+        return said
     found = None if signature.constructs else getattr(signature.thing, "temperature", None)
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         found = found.item()
     if isinstance(found, bool) or not isinstance(found, (int, float)):
-        raise TargetMisused(
-            "it has no parameter temperature (or tau, or logit_scale): say with --temperature which one is built in"
-        )
+        missing = "it has no parameter temperature (or tau, or logit_scale)"
+        raise TargetMisused(f"{missing}: say with --temperature which one is built in")
     found = float(found)
-    notes = [f"temperature: {found!r} built in, the instance's attribute; --temperature says otherwise"]
+    notes.append(f"temperature: {found!r} built in, the instance's attribute; --temperature says otherwise")
     meant = float(str(np.float32(found)))
     if meant != found and float(np.float32(meant)) == found:
-        notes.append(
-            f"temperature: that is {meant!r} as float32 holds it: --temperature {meant!r} --dtype float32"
-            " judges it as such"
-        )
-    return found, notes
+        options = f"--temperature {meant!r} --dtype float32"
+        notes.append(f"temperature: that is {meant!r} as float32 holds it: {options} judges it as such")
+    return found
 
 
-def _checked_settings(said: Claim) -> tuple[dict[str, object], set[str]]:
-    """Return the options that are claimed, and those that are said to be taken by keyword."""
+def _checked_settings(said: Claim) -> dict[str, object]:
+    """Return the options that are claimed, without those that are said to be taken by keyword."""
     entry = LOSSES[said.loss]
     wanted: dict[str, object] = {}
     for name, value in said.settings.items():
@@ -383,16 +373,14 @@ def _checked_settings(said: Claim) -> tuple[dict[str, object], set[str]]:
         values = value if isinstance(value, tuple) else (value,)
         found = tuple(_checked_value(name, one, entry.choices.get(name)) for one in values)
         wanted[name] = found if len(found) > 1 else found[0]
-    return wanted, {*said.settings} - {*wanted}
+    return wanted
 
 
 def _checked_value(name: str, value: object, choices: tuple[str, ...] | None) -> object:
-    if choices is None and str(value).lower() == "none":
-        return None
     if choices is None:
         with suppress(ValueError):
-            number = float(str(value))
-            if math.isfinite(number):
+            number = None if str(value).lower() == "none" else float(str(value))
+            if number is None or math.isfinite(number):
                 return number
     elif value in choices:
         return value

@@ -28,7 +28,6 @@ next case, at most ``RESTARTS`` times.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -38,7 +37,10 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any
+
+from .sandbox import TargetError
 
 PROTOCOL = "pairproof-lines/1"
 RESTARTS = 3
@@ -50,10 +52,6 @@ PATIENCE = 2.0
 
 BRIEFLY = 0.2
 """Seconds that a command which stopped answering has to end, so that its exit code can be reported."""
-
-
-class LineError(RuntimeError):
-    """A command did not answer, or its answer is invalid; the message says which."""
 
 
 class _Broken(Exception):
@@ -69,16 +67,11 @@ class Lines:
     """
 
     def __init__(self, command: str) -> None:
-        self.command = command
-        self.started = 0
+        self.command, self.started, self._id, self._last = command, 0, 0, ""
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes]
-        self._id = 0
-        self._last = ""
 
-    def ask(
-        self, request: Mapping[str, Any], expected: int, limit: float | None
-    ) -> tuple[list[float], dict[str, list[list[float]]]]:
+    def ask(self, request: Mapping[str, Any], expected: int, limit: float | None) -> tuple[list[float], dict[str, Any]]:
         """Send one request and read its answer.
 
         Args:
@@ -90,7 +83,7 @@ class Lines:
             The values, and the gradients by matrix where there are any.
 
         Raises:
-            LineError: there is no such answer.
+            TargetError: the command did not answer, or its answer is invalid; the message says which.
         """
         self._id += 1
         process = self._start()
@@ -98,24 +91,24 @@ class Lines:
         try:
             answer = _parsed(_exchange(process, text.encode() + b"\n", limit), self._id)
         except _Broken as error:
-            raise LineError(self._end(BRIEFLY, str(error))) from None
+            raise TargetError(self._end(BRIEFLY, str(error))) from None
         if answer.get("error") is not None:
-            raise LineError(f"the command says: {answer['error']}")
+            raise TargetError(f"the command says: {answer['error']}")
         if ("value" in answer) == ("values" in answer):
-            raise LineError("the command's answer must have either value or values")
+            raise TargetError("the command's answer must have either value or values")
         if "values" in answer:
             values = _numbers(answer["values"], "values", (expected,))
         elif expected == 1:
             values = [_numbers(answer["value"], "value")]
         else:
-            raise LineError(f"value: expected {expected} values, one per anchor")
+            raise TargetError(f"value: expected {expected} values, one per anchor")
         return values, _gradients(answer.get("gradients"), request["matrices"])
 
     def close(self) -> None:
         """End the process: its input first, then, if it does not end by itself, with a signal."""
-        if self._process is not None:
-            with contextlib.suppress(OSError):
-                _pipes(self._process)[0].close()
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
             self._end(PATIENCE)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -124,25 +117,23 @@ class Lines:
                 return self._process
             self._end(0.0, "the command ended after its last answer")
         if self.started > RESTARTS:
-            raise LineError(f"not asked: the command was started {self.started} times; the last time: {self._last}")
+            raise TargetError(f"not asked: the command was started {self.started} times; the last time: {self._last}")
         self.started += 1
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process ends
-        pipe = subprocess.PIPE
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         # A session of its own, so that whatever the shell starts is killed with it.
-        self._process = subprocess.Popen(
-            self.command, shell=True, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
-        )
+        self._process = subprocess.Popen(self.command, shell=True, start_new_session=True, **pipes)  # type: ignore[call-overload]
         return self._process
 
     def _end(self, patience: float, message: str = "") -> str:
         """Kill the process unless it ends soon; return the message with the exit code and the last line of stderr."""
         process, self._process = self._process, None
         assert process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             process.wait(patience)
         code = process.poll()
         # Leaving the process closes its pipes and waits for its end.
-        with contextlib.suppress(OSError), process:
+        with suppress(OSError), process:
             os.killpg(process.pid, signal.SIGKILL)
         if code is not None:
             message += f" (exit code {code})" if code >= 0 else f" (signal {-code})"
@@ -153,25 +144,18 @@ class Lines:
         return self._last
 
 
-def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    return process.stdin, process.stdout
-
-
-def _exchange(process: subprocess.Popen[bytes], request: bytes, limit: float | None) -> bytes:
+def _exchange(process: Any, request: bytes, limit: float | None) -> bytes:
     """Write a request and return the line that comes back, in a thread, because pipes have no limit of time."""
     found: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    given, answers = _pipes(process)
 
     def exchange() -> None:
         line = b""
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             # A command that has ended may have written a line before.
-            with contextlib.suppress(BrokenPipeError):
-                given.write(request)
-                given.flush()
-            line = answers.readline(LONGEST_LINE)
+            with suppress(BrokenPipeError):
+                process.stdin.write(request)
+                process.stdin.flush()
+            line = process.stdout.readline(LONGEST_LINE)
         found.put(line)
 
     threading.Thread(target=exchange, daemon=True).start()
@@ -204,10 +188,10 @@ def _gradients(given: Any, matrices: Mapping[str, Sequence[Any]]) -> dict[str, l
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise LineError(f"gradients: expected an object with one matrix per name, got {_shown(given)}")
+        raise TargetError(f"gradients: expected an object with one matrix per name, got {_shown(given)}")
     if set(given) != set(matrices):
         wanted, names = (", ".join(sorted(found)) or "nothing" for found in (matrices, given))
-        raise LineError(f"gradients: expected those of {wanted}, got {names}")
+        raise TargetError(f"gradients: expected those of {wanted}, got {names}")
     return {name: _numbers(given[name], f"gradients.{name}", (len(z), len(z[0]))) for name, z in matrices.items()}
 
 
@@ -215,12 +199,12 @@ def _numbers(given: Any, where: str, shape: tuple[int, ...] = ()) -> Any:
     """Check the shape of nested lists of numbers; NaN for null."""
     if shape:
         if not isinstance(given, list) or len(given) != shape[0]:
-            raise LineError(f"{where}: expected {' rows of '.join(map(str, shape))} numbers, got {_shown(given)}")
+            raise TargetError(f"{where}: expected {' rows of '.join(map(str, shape))} numbers, got {_shown(given)}")
         return [_numbers(one, f"{where}[{k}]", shape[1:]) for k, one in enumerate(given)]
     if given is None:
         return math.nan
     if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise LineError(f"{where}: expected a number, got {_shown(given)}")
+        raise TargetError(f"{where}: expected a number, got {_shown(given)}")
     # An integer that is too large for a float is infinite.
     return float(str(given))
 
