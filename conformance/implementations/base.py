@@ -340,11 +340,11 @@ def by_views(case: Case, given: Mapping[str, Tensor], loss: Callable[..., Tensor
         loss: of anchors, their positives and the further negatives or None, reduced as the case says.
     """
     views = stacked_views(case, given[case.first]) if "partners" in case.arguments else tuple(given.values())[:2]
-    found = [loss(one, other, given.get("negatives")) for one, other in directions(case, views)]
+    found = [loss(one, other, given.get("negatives")) for one, other in directed(case, views)]
     return joined(found, case.option("reduction"))
 
 
-def directions(case: Case, views: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+def directed(case: Case, views: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
     """Two views or towers, anchors first, once for each direction of a case."""
     return {"b_to_a": [views[::-1]], "both": [views, views[::-1]]}.get(case.option("direction"), [views])
 

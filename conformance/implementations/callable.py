@@ -20,17 +20,7 @@ import torch
 
 from ..suite.cases import Case
 from ..suite.records import Outcome
-from .base import (
-    Deviation,
-    Implementation,
-    directions,
-    gradients_of,
-    items_of,
-    joined,
-    labels_of,
-    normalised,
-    targets_of,
-)
+from .base import Deviation, Implementation, directed, gradients_of, items_of, joined, labels_of, normalised, targets_of
 from .sandbox import TargetError, TargetMisused, copy_of, describe, find, within, within_memory
 from .signatures import Claim, Signature, complete, guess_arrays, guess_call, is_module, kind_of
 from .subprocess import Lines
@@ -360,7 +350,10 @@ class External(Implementation):
         limited = self.device == "cpu" and not self.command
         with within(None if self.command else self.limit), within_memory() if limited else nullcontext():
             if self.command:
-                values, gradients = self._ask(case, dtype, given, leaves)
+                values, gradients = self._ask(case, dtype, given)
+                if gradients and self.claim.normalised:
+                    products = [(z.double().cpu() * gradients[name]).sum() for name, z in given.items()]
+                    gradients = gradients_of(torch.stack(products), leaves)
             else:
                 loss = self._loss(case, given)
                 weighed = loss @ self._shares(case, loss) if self.gradients_judged else loss
@@ -396,7 +389,7 @@ class External(Implementation):
         batch = Batch(case.id, claim.call, rows, keywords=keywords)
         if "embeddings_b" in given:
             towers = rows, given["embeddings_b"]
-            ways = directions(case, towers) if claim.directed_here else [towers]
+            ways = directed(case, towers) if claim.directed_here else [towers]
             if claim.directed_here and claim.settings["direction"] == "b_to_a":
                 ways = [way[::-1] for way in ways]
             return [replace(batch, embeddings=torch.cat(way), n_views=2) for way in ways], []
@@ -422,9 +415,8 @@ class External(Implementation):
             # It may be called with more than the case requires.
             with suppress(Exception), torch.no_grad():
                 values, each = self._loss(case, given, reduction="none"), True
-        if each and len(values) == len(counted) and counted == case.anchors():
-            return dict(zip(counted, values.tolist(), strict=True))
-        return None
+        known = each and len(values) == len(counted) and counted == case.anchors()
+        return dict(zip(counted, values.tolist(), strict=True)) if known else None
 
     def _shares(self, case: Case, values: Tensor) -> Tensor:
         """Return the share of each value in the case's loss; 1 unless they are reduced here."""
@@ -437,19 +429,13 @@ class External(Implementation):
         sizes = values.new_tensor([len(positives[i]) if positives else 1 for i in counted])
         return sizes / sizes.sum().clamp(min=1) if reduction.startswith("mean") else sizes
 
-    def _ask(
-        self, case: Case, dtype: str, given: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the command's values, and the gradients of their reduction."""
+    def _ask(self, case: Case, dtype: str, given: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the command's values, and the gradients of their reduction by the matrices that it is given."""
         assert self.command is not None
         options = (*case.entry.choices, "temperature", "base_temperature")
-        request = {
-            "loss": case.loss,
-            "dtype": dtype,
-            "matrices": {name: matrix.tolist() for name, matrix in given.items()},
-            "arguments": {name: array.tolist() for name, array in self.arrays(case).items()},
-            "options": {name: case.option(name) for name in options},
-        }
+        request = {"loss": case.loss, "dtype": dtype, "options": {name: case.option(name) for name in options}}
+        for key, arrays in (("matrices", given), ("arguments", self.arrays(case))):
+            request[key] = {name: array.tolist() for name, array in arrays.items()}
         each = self.claim.reduced_here or case.option("reduction") == "none"
         answer, found = self.command.ask(request, len(case.counted()) if each else 1, self.limit)
         if self.gradients_judged not in (None, bool(found)):
@@ -461,8 +447,4 @@ class External(Implementation):
         if not found or others:
             # A command gives the gradient of the values' sum, which does not determine that of a weighted mean.
             return values, {}
-        gradients = {name: share * torch.tensor(found[name], dtype=torch.float64) for name in given}
-        if self.claim.normalised:
-            products = [(z.double().cpu() * gradients[name]).sum() for name, z in given.items()]
-            gradients = gradients_of(torch.stack(products), leaves)
-        return values, gradients
+        return values, {name: share * torch.tensor(found[name], dtype=torch.float64) for name in given}

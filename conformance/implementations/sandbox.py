@@ -148,9 +148,8 @@ def within_memory() -> Iterator[None]:
     import resource
 
     allowed = int(MEMORY_SHARE * free)
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most = allowed + int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = mapped + allowed
     resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
     try:
         yield
