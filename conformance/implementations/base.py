@@ -198,10 +198,7 @@ class Implementation(ABC):
     def tensors(self, case: Case, dtype: str) -> dict[str, Tensor]:
         """Every float matrix of a case, by its argument, as a leaf tensor that requires a gradient."""
         kind = getattr(torch, dtype)
-        return {
-            name: torch.tensor(matrix, dtype=torch.float64).to(self.device, kind).requires_grad_()
-            for name, matrix in case.matrices.items()
-        }
+        return {name: torch.tensor(z).to(self.device, kind).requires_grad_() for name, z in case.matrices.items()}
 
     def integers(self, values: object) -> Tensor:
         """Labels or indices as an int64 tensor on the device."""
@@ -313,11 +310,10 @@ def items_of(case: Case) -> list[tuple[int, ...]]:
         return [(i,) for i in range(case.n)]
     mask = np.array(case.positive_mask()) | np.eye(case.n, dtype=bool)
     alike: dict[bytes, list[int]] = {}
-    for i in range(case.n):
-        alike.setdefault(mask[i].tobytes() + mask[:, i].tobytes(), []).append(i)
+    for i, row in enumerate(np.hstack([mask, mask.T])):
+        alike.setdefault(row.tobytes(), []).append(i)
     views = next((v for v in (2, 3) if all(len(rows) % v == 0 for rows in alike.values())), 1)
-    items = [tuple(rows[k : k + views]) for rows in alike.values() for k in range(0, len(rows), views)]
-    return sorted(items)
+    return sorted(tuple(rows[k : k + views]) for rows in alike.values() for k in range(0, len(rows), views))
 
 
 def targets_of(case: Case, items: Sequence[tuple[int, ...]], rows: Tensor) -> dict[str, Tensor]:

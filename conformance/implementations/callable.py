@@ -59,7 +59,8 @@ class Batch:
         labels, views = None if self.labels is None else integers(self.labels), rows.chunk(self.n_views)
         if call == "features":
             return [torch.stack(views, dim=1)], keywords | ({} if labels is None else {"labels": labels})
-        return {"labels": [rows, labels], "stacked": [rows], "views": [*views]}[call], keywords
+        positional: dict[str, list[Any]] = {"labels": [rows, labels], "stacked": [rows], "views": [*views]}
+        return positional[call], keywords
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,19 +130,15 @@ class Target:
             arrays, words = guess_arrays(thing)
             self.notes += (f"arrays: {arrays}, guessed from {words}; --arrays says otherwise",)
         self.call, self.arrays, self.strict = call, arrays, strict and arrays == "torch"
-        if is_module(thing) and not self.constructs:
-            thing.to(device)
         if arrays == "jax":
             import_jax()
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """Call it with the catalogue's arguments, as arrays of its own kind."""
         constructor, given, others = self.signature.bind(positional, keywords)
-        called = self.thing
-        if self.constructs:
-            called = self.thing(**constructor)
-            if is_module(called):
-                called.to(self.device)
+        called = self.thing(**constructor) if self.constructs else self.thing
+        if is_module(called):
+            called.to(self.device)
         return called(*given, **others)
 
     def evaluate(self, batch: Batch) -> Answer:

@@ -111,8 +111,7 @@ def load_from_package(folder: Path, module: str, packages: Iterable[str], empty:
     Raises:
         Unavailable: something that it imports is missing.
     """
-    top = module.partition(".")[0]
-    before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == top}
+    before = _forgotten(module)
     try:
         for name in (*packages, *empty):
             bare = sys.modules[name] = ModuleType(name)
@@ -123,7 +122,11 @@ def load_from_package(folder: Path, module: str, packages: Iterable[str], empty:
         raise Unavailable(f"{module} imports what is not installed: {error}") from None
     finally:
         # The next import of the package must load all of it, or fail if it is not installed.
-        for name in [*sys.modules]:
-            if name.partition(".")[0] == top:
-                del sys.modules[name]
+        _forgotten(module)
         sys.modules.update(before)
+
+
+def _forgotten(module: str) -> dict[str, ModuleType]:
+    """Take the loaded modules of a module's package out of ``sys.modules``."""
+    top = module.partition(".")[0]
+    return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == top}

@@ -196,13 +196,6 @@ def guess_arrays(thing: Any) -> tuple[str, str]:
     return "numpy", "its module, which imports neither torch nor jax"
 
 
-NOTES = {
-    "jax": "jax: 64-bit numbers are switched on; compiled where it can be",
-    "numpy": "gradient: not judged, for a numpy function gives none",
-}
-"""What is noted of targets by their arrays."""
-
-
 @dataclass(frozen=True)
 class Claim:
     """What a target computes, as its user and its signature say.
@@ -295,7 +288,10 @@ def complete(said: Claim, signature: Signature | None) -> tuple[Claim, list[str]
         for name in passed:
             if signature.keyword(name) is None and not signature.takes_anything:
                 raise TargetMisused(f"{name}=*: it takes no keyword {name}")
-        notes += [NOTES[said.arrays]] if said.arrays in NOTES else []
+        if said.arrays == "jax":
+            notes.append("jax: 64-bit numbers are switched on; compiled where it can be")
+        if said.arrays == "numpy":
+            notes.append("gradient: not judged, for a numpy function gives none")
         passed = _keywords(claim, signature, notes)
         claim = replace(claim, passed=frozenset(passed), temperature=_temperature(said.temperature, signature, notes))
         if claim.reduced_here:
