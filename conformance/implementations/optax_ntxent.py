@@ -25,7 +25,8 @@ from .subprocess import Lines
 LINK = "https://github.com/google-deepmind/optax/blob/v0.2.8/optax/losses/_self_supervised.py"
 NORM_LINK = "https://github.com/google-deepmind/optax/blob/v0.2.8/optax/losses/_regression.py"
 
-COMMAND = shlex.join([sys.executable, str(Path(__file__).with_name("optax_lines.py"))])
+# -P keeps this folder off sys.path, where its subprocess.py would hide Python's.
+COMMAND = shlex.join([sys.executable, "-P", str(Path(__file__).with_name("optax_lines.py"))])
 LIMIT = 120.0
 """Seconds for an answer, the import of JAX included."""
 
