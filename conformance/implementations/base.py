@@ -386,7 +386,7 @@ def lacks_positives(case: Case) -> bool:
 def gradient_is_missing(case: Case, dtype: str, true: Truth, name: str) -> bool:
     """Whether a matrix that is given no gradient should have had one beyond what rounding explains."""
     gradient = true.other_gradients.get(name)
-    return gradient is not None and exceeds(gradient, bounds(case, true, dtype).other_rows[name])
+    return gradient is not None and exceeds(gradient, bounds(case, true, dtype).rows[name])
 
 
 def gradient_of(case: Case, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

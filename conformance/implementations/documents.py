@@ -125,7 +125,7 @@ def sigmoid_cancels(case: Case, dtype: str, true: Truth) -> bool:
     wrong = ~diagonal & np.where(positive, s < 0, s > 0)
     lost = np.where(wrong, 1 - np.minimum((sigmoid * (1 - sigmoid)).astype(np.float64) / 1e-12, 1), 0)
     weights = lost * np.where(positive, -1, 1) / counts / (case.n * case.temperature)
-    return exceeds(gradient_of(case, weights + weights.T), allowed.rows)
+    return exceeds(gradient_of(case, weights + weights.T), allowed.rows[case.first])
 
 
 class PairNotebook(_Document):

@@ -88,7 +88,7 @@ def solved_anchors_leave(case: Case, dtype: str, true: Truth) -> bool:
     left = [value for value in values if value > roundoff]
     if not left and values:
         # The loss is 0 to rounding, but nothing cancels the gradient of a reference that is no anchor's positive.
-        rows = bounds(case, true, dtype).other_rows
+        rows = bounds(case, true, dtype).rows
         return any(exceeds(found, rows[name]) for name, found in true.other_gradients.items())
     return len(left) < len(values) and sum(values) / len(left) - sum(values) / len(values) > 4 * roundoff
 
@@ -168,7 +168,9 @@ def memory_is_detached(case: Case, dtype: str, true: Truth) -> bool:
     """
     if "ref_embeddings" in case.others:
         return gradient_is_missing(case, dtype, true, "ref_embeddings")
-    return true.gradient is not None and exceeds(gradient_of(case, true.weights.T), bounds(case, true, dtype).rows)
+    return true.gradient is not None and exceeds(
+        gradient_of(case, true.weights.T), bounds(case, true, dtype).rows[case.first]
+    )
 
 
 def _no_negatives(case: Case) -> bool:

@@ -370,8 +370,8 @@ def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
         found["loss", 0], anchors = (outcome.values[0], allowed.values[0]), outcome.anchors or {}
     found |= {("anchor", i): (value, allowed.anchors[i]) for i, value in anchors.items()}
     if outcome.gradient is not None and true.gradient is not None and not maximum_is_tied(case):
-        rows = np.concatenate([outcome.gradient, *(outcome.other_gradients[name] for name in case.others)])
-        limits = np.concatenate([allowed.rows, *(allowed.other_rows[name] for name in case.others)])
+        gradients = allowed.gradients(outcome)
+        rows, limits = (np.concatenate([each[name] for name in case.matrices]) for each in (gradients, allowed.rows))
         found |= {("gradient", k): row for k, row in enumerate(zip(rows, limits, strict=True))}
     return found
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -77,16 +78,33 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far each quantity may be off: one number per value, anchor and row of the gradient.
+    """How far each quantity may be off: one number per value, anchor and row of a gradient.
 
-    ``rows`` bounds the Euclidean norm of each row's error; the norm of the whole error is bounded by the norm of
-    ``rows``; ``other_rows`` says the same of each further matrix. ``share_of_floor`` is how much of each bound no luck
+    ``rows`` bounds the Euclidean norm of each row's error, by the name of the matrix, the embeddings first; the norm of
+    the whole error is bounded by the norm of a matrix's ``rows``. ``share_of_floor`` is how much of each bound no luck
     takes away; see ``held_to``.
     """
 
     values: list[float]
     anchors: dict[int, float]
-    rows: Matrix
+    rows: Mapping[str, Matrix]
     share_of_floor: float
     similarity: Matrix
-    other_rows: Mapping[str, Matrix] = field(default_factory=dict)
+
+    def gradients(self, result: Expected | Outcome) -> dict[str, Matrix]:
+        """The gradients of a result by the names of ``rows``; empty where it has none."""
+        return {} if result.gradient is None else {next(iter(self.rows)): result.gradient, **result.other_gradients}
+
+    def map_values(self, function: Callable[..., Matrix], *results: Expected | Outcome) -> Bounds:
+        """The bounds with those of values and anchors made anew, of each and of what the results have in its place."""
+        anchors = ([(result.anchors or {}).get(i, math.nan) for i in self.anchors] for result in results)
+        values = function(*map(np.array, (self.values, *(result.values for result in results)))).tolist()
+        of_anchors = function(*map(np.array, (list(self.anchors.values()), *anchors))).tolist()
+        return replace(self, values=values, anchors=dict(zip(self.anchors, of_anchors, strict=True)))
+
+    def map_rows(self, function: Callable[..., Matrix], *results: Expected | Outcome) -> Bounds:
+        """The bounds with those of rows made anew, of each and of the results' gradients, where all have one."""
+        found = [self.gradients(result) for result in results]
+        common = [name for name in self.rows if all(name in gradients for gradients in found)]
+        changed = {name: function(self.rows[name], *(gradients[name] for gradients in found)) for name in common}
+        return replace(self, rows={**self.rows, **changed})

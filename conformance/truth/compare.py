@@ -42,19 +42,13 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
         worst = max(worst, ratio)
     if len(outcome.values) != len(truth.values):
         return Comparison(math.inf, f"loss: expected {len(truth.values)} values, got {len(outcome.values)}")
-    if outcome.gradient is not None and truth.gradient is not None:
-        right = {case.first: truth.gradient, **truth.other_gradients}
-        given = {case.first: outcome.gradient, **outcome.other_gradients}
-        rows = {case.first: bounds.rows, **bounds.other_rows}
-        for name, gradient in right.items():
-            # A batch that is contrasted with itself has one gradient, which needs no name.
-            what = "gradient" if len(right) == 1 else f"gradient of {name}"
-            if name not in given:
-                ratio, text = math.inf, f"{what}: expected shape {list(gradient.shape)}, got none"
-            else:
-                ratio, text = _gradient(what, gradient, given[name], rows[name])
-            first = first or text
-            worst = max(worst, ratio)
+    right, given = bounds.gradients(truth), bounds.gradients(outcome)
+    for name, gradient in right.items() if given else ():
+        # A batch that is contrasted with itself has one gradient, which needs no name.
+        what = "gradient" if len(right) == 1 else f"gradient of {name}"
+        ratio, text = _gradient(what, gradient, given.get(name), bounds.rows[name])
+        first = first or text
+        worst = max(worst, ratio)
     return Comparison(worst, first, _ulps(truth.values, outcome.values, accumulating(dtype)))
 
 
@@ -113,10 +107,11 @@ def _pairs(terms: Terms) -> Iterator[tuple[str, float, float, float]]:
             yield f"numerator and denominator of pair ({i}, {j})", value, ratio, room + 16 * u * abs(value)
 
 
-def _gradient(what: str, expected: Matrix, found: Matrix, rows: Matrix) -> tuple[float, str]:
+def _gradient(what: str, expected: Matrix, found: Matrix | None, rows: Matrix) -> tuple[float, str]:
     """Worst row and whole norm, in units of their bounds; the first row beyond its own."""
-    if found.shape != expected.shape:
-        return math.inf, f"{what}: expected shape {list(expected.shape)}, got {list(found.shape)}"
+    if found is None or found.shape != expected.shape:
+        got = "none" if found is None else list(found.shape)
+        return math.inf, f"{what}: expected shape {list(expected.shape)}, got {got}"
     if not np.isfinite(found).all():
         row = int(np.argmin(np.isfinite(found).all(axis=1)))
         return math.inf, f"{_of_row(what, row)}: expected finite numbers, got {found[row].tolist()}"

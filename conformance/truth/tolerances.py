@@ -47,6 +47,7 @@ verify`` prints how the ratios of error to bound are distributed, so that slack 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -104,32 +105,25 @@ def _bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     per_similarity = u * (SIMILARITY_ULPS + math.sqrt(dim)) * sizes
 
     scale, divisor = _scale(case), _divisor(case)
-    inherited = float(np.sum(np.abs(truth.weights) * per_similarity))
+    inherited = np.abs(truth.weights) * per_similarity
     own = u * LOSS_ULPS * scale * (1 + 2 * math.log(1 / case.entry.epsilon) if case.entry.epsilon else 1)
 
     def of_value(value: float, inherited: float, share: float) -> float:
         return inherited + own * share + 2 * u * abs(value) + tiny
 
-    row_inherited = np.sum(np.abs(truth.weights) * per_similarity, axis=1) * divisor
-    anchor_bounds = {i: of_value(v, float(row_inherited[i]), 1.0) for i, v in truth.anchors.items()}
+    row_inherited = (inherited.sum(axis=1) * divisor).tolist()
+    anchors = {i: of_value(v, row_inherited[i], 1.0) for i, v in truth.anchors.items()}
     if isinstance(truth.loss, tuple):
-        values = [anchor_bounds[i] for i in case.counted()]
+        values = [anchors[i] for i in case.counted()]
     else:
-        values = [of_value(truth.loss, inherited, len(case.anchors()) / divisor)]
+        values = [of_value(truth.loss, float(inherited.sum()), len(case.anchors()) / divisor)]
 
-    share = scale / (case.temperature * divisor)
     amplified = GRADIENT_ULPS + (SIMILARITY_ULPS + math.sqrt(dim)) * sizes.max(axis=1) / case.temperature
-    if len(case.matrices) == 1:
-        sums = _in_a_batch(case, truth, share, amplified)
-    else:
-        sums = _between_matrices(case, truth, share, amplified, SMALLEST_NORMAL[accumulating(dtype)] / u)
-    gradients = {case.first: truth.gradient, **truth.other_gradients}
-    rows = {name: u * found for name, found in sums.items()}
-    if case.option("similarity") == "cosine":
-        rows = {name: found / _norms(case.matrices[name]) for name, found in rows.items()}
-    rows = {name: _rounded_rows(found, gradients.get(name), dtype) for name, found in rows.items()}
-    share = FLOOR_ULPS / (SIMILARITY_ULPS + math.sqrt(dim))
-    return Bounds(values, anchor_bounds, rows.pop(case.first), min(share, 1.0), per_similarity, rows)
+    sums = _amplified(case, truth, scale / (case.temperature * divisor), amplified, accumulating(dtype))
+    norms = {name: _norms(m) if case.option("similarity") == "cosine" else 1.0 for name, m in case.matrices.items()}
+    rows = {name: u * found / norms[name] for name, found in sums.items()}
+    floor = min(FLOOR_ULPS / (SIMILARITY_ULPS + math.sqrt(dim)), 1.0)
+    return _rounded_rows(Bounds(values, anchors, rows, floor, per_similarity), truth, dtype)
 
 
 def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str) -> Bounds:
@@ -145,8 +139,7 @@ def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str)
         return allowed
     with np.errstate(over="ignore"):
         more = _narrowed(case, truth, dtype)
-    other_rows = {name: rows + more[name] for name, rows in allowed.other_rows.items()}
-    return replace(allowed, rows=allowed.rows + more[case.first], other_rows=other_rows)
+    return replace(allowed, rows={name: rows + more[name] for name, rows in allowed.rows.items()})
 
 
 def rounded_once(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
@@ -157,29 +150,19 @@ def rounded_once(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
         truth: the certified results.
         dtype: of the inputs and of the gradient; the loss is returned in the accumulating dtype.
     """
-    returned = accumulating(dtype)
-
-    def value(bound: float, expected: float) -> float:
-        return bound + unit_roundoff(returned) * abs(expected) + SMALLEST_SUBNORMAL[returned]
-
-    return replace(
-        computed,
-        values=[value(bound, expected) for bound, expected in zip(computed.values, truth.values, strict=True)],
-        anchors={i: value(bound, truth.anchors[i]) for i, bound in computed.anchors.items()},
-        rows=_rounded_rows(computed.rows, truth.gradient, dtype),
-        other_rows={
-            name: _rounded_rows(rows, truth.other_gradients.get(name), dtype)
-            for name, rows in computed.other_rows.items()
-        },
-    )
+    u, tiny = unit_roundoff(accumulating(dtype)), SMALLEST_SUBNORMAL[accumulating(dtype)]
+    rounded = computed.map_values(lambda bound, expected: bound + u * np.abs(expected) + tiny, truth)
+    return _rounded_rows(rounded, truth, dtype)
 
 
-def _rounded_rows(rows: Matrix, gradient: Matrix | None, dtype: str) -> Matrix:
-    """The bounds of a gradient's rows, with its one rounding to the returned dtype, entry by entry."""
-    if gradient is None:
-        return rows
-    rounding = unit_roundoff(dtype) * np.linalg.norm(gradient, axis=1)
-    return np.asarray(rows + rounding + SMALLEST_SUBNORMAL[dtype] * math.sqrt(gradient.shape[1]))
+def _rounded_rows(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
+    """The bounds with the gradients' one rounding to the returned dtype, entry by entry."""
+    u, tiny = unit_roundoff(dtype), SMALLEST_SUBNORMAL[dtype]
+
+    def rounded(rows: Matrix, gradient: Matrix) -> Matrix:
+        return np.asarray(rows + u * np.linalg.norm(gradient, axis=1) + tiny * math.sqrt(gradient.shape[1]))
+
+    return computed.map_rows(rounded, truth)
 
 
 def _narrowed(case: Case, truth: Truth, dtype: str) -> dict[str, Matrix]:
@@ -187,28 +170,28 @@ def _narrowed(case: Case, truth: Truth, dtype: str) -> dict[str, Matrix]:
     u, cosine = unit_roundoff(dtype), case.option("similarity") == "cosine"
     share = _scale(case) / (case.temperature * _divisor(case))
     least = share * SMALLEST_SUBNORMAL[dtype] / (2 * WEIGHTS_LIFTED[dtype])
-    norms = {name: _norms(matrix) for name, matrix in case.matrices.items()}
-    lengths = _lengths(case)
-    # What a weight meets: under cosine a row brought to ordinary size by a power of two, whose norm the weight has.
-    met = {name: _of_ordinary_size(matrix) if cosine else norms[name] for name, matrix in case.matrices.items()}
-    sums = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
+    lengths, sums = _lengths(case), {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
+    for name, weights, other in _by_matrix(case, truth.weights):
+        # What a weight meets: under cosine a row brought to ordinary size by a power of two, whose norm the weight has.
+        met = case.matrices[other]
+        if cosine:
+            met = np.ldexp(met, 1 - np.frexp(np.abs(met).max(axis=1, keepdims=True))[1])
+        sums[name] += u * np.abs(weights) @ lengths[other] + least * _norms(met).sum()
+    return {name: found / _norms(case.matrices[name]) if cosine else found for name, found in sums.items()}
 
-    def add(name: str, weights: Matrix, other: str) -> None:
-        sums[name] += u * np.abs(weights) @ lengths[other] + least * met[other].sum()
 
+def _by_matrix(case: Case, pairs: Matrix) -> Iterator[tuple[str, Matrix, str]]:
+    """What every matrix meets in which other one: its entries of a matrix of the case's shape.
+
+    Where it meets itself, the entries of both orders are added.
+    """
     for block in case.blocks():
-        part = _part(truth.weights, block, case)
+        part = _part(pairs, block, case)
         if block.left == block.right:
-            add(block.left, part + part.T, block.right)
+            yield block.left, part + part.T, block.right
         else:
-            add(block.left, part, block.right)
-            add(block.right, part.T, block.left)
-    return {name: found / norms[name] if cosine else found for name, found in sums.items()}
-
-
-def _of_ordinary_size(matrix: Matrix) -> Matrix:
-    """The norms of rows after a power of two has brought each one's largest entry to between 1 and 2."""
-    return np.array([math.hypot(*(x / 2.0 ** (math.frexp(max(map(abs, row)))[1] - 1) for x in row)) for row in matrix])
+            yield block.left, part, block.right
+            yield block.right, part.T, block.left
 
 
 def _norms(matrix: Matrix) -> Matrix:
@@ -243,35 +226,24 @@ def _products(case: Case) -> Matrix:
     return products
 
 
-def _in_a_batch(case: Case, truth: Truth, share: float, amplified: Matrix) -> dict[str, Matrix]:
-    """By row of a batch that is contrasted with itself: what its gradient's error is u times."""
-    n = case.n
-    anchors = case.anchors()
-    lengths = _lengths(case)[case.first]
-    weights = np.abs(truth.weights) + np.abs(truth.weights).T
-    is_anchor = np.array([i in anchors for i in range(n)], dtype=float)
-    uncancelled = weights @ lengths + share * (is_anchor * lengths.max() + float(is_anchor.sum()) * lengths.max() / n)
-    return {case.first: amplified * uncancelled}
-
-
-def _between_matrices(case: Case, truth: Truth, share: float, amplified: Matrix, lost: float) -> dict[str, Matrix]:
-    """By row of every matrix, where the anchors are contrasted with other rows: what its gradient's error is u times.
-
-    ``lost`` is the smallest normal number of the accumulating dtype, in units of u.
-    """
-    lengths, positives = _lengths(case), case.positives()
-    # What an exponential below the normal numbers is rounded to is relative to nothing, and may be 0.
-    errors = np.abs(truth.weights) + share * lost
-    for i in case.anchors():
-        for p in positives[i]:
+def _amplified(case: Case, truth: Truth, share: float, amplified: Matrix, dtype: str) -> dict[str, Matrix]:
+    """By row of every matrix: what its gradient's error is u times, u the unit roundoff of the accumulating dtype."""
+    lengths, positives, anchors = _lengths(case), case.positives(), case.anchors()
+    errors, alone = np.abs(truth.weights), len(case.matrices) == 1
+    if not alone:
+        # What an exponential below the normal numbers is rounded to is relative to nothing, and may be 0.
+        errors = errors + share * (SMALLEST_NORMAL[dtype] / unit_roundoff(dtype))
+        for i in anchors:
             # Inside the logarithm a positive's share is its own part of all positives' exponentials: at most 1.
-            errors[i, p] += share / len(positives[i]) if case.entry.form == "mean" else share
-    errors = errors * amplified[:, None]
+            errors[i, positives[i]] += share / (max(len(positives[i]), 1) if case.entry.form == "mean" else 1)
+        errors = errors * amplified[:, None]
     sums = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
-    for block in case.blocks():
-        part = _part(errors, block, case)
-        sums[block.left] += part @ lengths[block.right]
-        sums[block.right] += part.T @ lengths[block.left]
+    for name, part, other in _by_matrix(case, errors):
+        sums[name] += part @ lengths[other]
+    if alone:
+        is_anchor, longest = np.isin(range(case.n), anchors).astype(float), lengths[case.first].max()
+        shares = share * (is_anchor * longest + float(is_anchor.sum()) * longest / case.n)
+        sums[case.first] = amplified * (sums[case.first] + shares)
     return sums
 
 
@@ -288,29 +260,13 @@ def held_to(allowed: Bounds, truth: Truth, plain: Outcome) -> Bounds:
         plain: what the straightforward implementation gave in the same dtype.
     """
 
-    def drawn_in(bound: float, expected: float, found: float) -> float:
-        twice = 2 * abs(found - expected)
-        return min(bound, max(twice, allowed.share_of_floor * bound)) if math.isfinite(twice) else bound
+    def drawn_in(bound: Matrix, expected: Matrix, found: Matrix) -> Matrix:
+        error = found - expected
+        twice = 2 * (np.linalg.norm(error, axis=1) if error.ndim == 2 else np.abs(error))
+        return np.where(np.isfinite(twice), np.minimum(bound, np.maximum(twice, allowed.share_of_floor * bound)), bound)
 
-    def rows_drawn_in(rows: Matrix, expected: Matrix | None, found: Matrix | None) -> Matrix:
-        if expected is None or found is None:
-            return rows
-        with np.errstate(invalid="ignore"):
-            twice = 2 * np.linalg.norm(found - expected, axis=1)
-        return np.where(np.isfinite(twice), np.minimum(rows, np.maximum(twice, allowed.share_of_floor * rows)), rows)
-
-    anchors = plain.anchors or {}
-    return Bounds(
-        values=[drawn_in(b, e, f) for b, e, f in zip(allowed.values, truth.values, plain.values, strict=True)],
-        anchors={i: drawn_in(b, truth.anchors[i], anchors.get(i, math.nan)) for i, b in allowed.anchors.items()},
-        rows=rows_drawn_in(allowed.rows, truth.gradient, plain.gradient),
-        share_of_floor=allowed.share_of_floor,
-        similarity=allowed.similarity,
-        other_rows={
-            name: rows_drawn_in(rows, truth.other_gradients.get(name), plain.other_gradients.get(name))
-            for name, rows in allowed.other_rows.items()
-        },
-    )
+    with np.errstate(all="ignore"):
+        return allowed.map_values(drawn_in, truth, plain).map_rows(drawn_in, truth, plain)
 
 
 def _divisor(case: Case) -> float:
