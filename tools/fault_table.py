@@ -143,7 +143,7 @@ explanation of a failure; whether that names what is wrong is for the reader to 
     families = Counter(fault.family for fault in FAULTS)
     counted = Counter(fault.loss for fault in FAULTS)
     losses = {loss: counted[loss] for loss in LOSSES if loss in counted}
-    for what, counts in (("family", {f.name: families[f.name] for f in FAMILIES}), ("loss", losses)):
+    for what, counts in (("family", {name: families[name] for name in FAMILIES}), ("loss", losses)):
         rows = ([what, *counts], ["---"] * (len(counts) + 1), ["faults", *map(str, counts.values())])
         text += "\n" + "\n".join(map(line_of, rows)) + "\n"
     for loss in losses:

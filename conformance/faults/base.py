@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -42,43 +42,32 @@ class Fault:
     family: str
 
 
-@dataclass(frozen=True)
-class Family:
-    """The faults of one file.
+DECLARED: list[Fault] = []
+"""Every fault that a file has declared."""
 
-    Attributes:
-        name: of the kind of mistake.
-        faults: in the order of the file.
+
+def fault(loss: str, link: str = "", *, of: Callable[..., Any] | None = None, **settings: object) -> Callable[[_F], _F]:
+    """Declare the function below as a fault: its name says what is wrong, and its docstring says it in a sentence.
+
+    The fault is the mean of the values that the function returns, or the right loss of the batch, the rows or the way
+    that it returns. Its family is the file.
+
+    Args:
+        loss: the loss that it claims to be.
+        link: where it was shipped or discussed.
+        of: the maker in ``parts`` of what the function below is given; otherwise it is given the arguments.
+        **settings: the options that it claims beside the defaults.
     """
 
-    name: str
-    faults: list[Fault] = field(default_factory=list)
+    def declare(function: _F) -> _F:
+        stem = function.__name__.removeprefix(f"{loss}_").replace("_", "-")
+        words, family = " ".join((function.__doc__ or "").split()), function.__module__.rpartition(".")[2]
+        called = composed(loss, of, function) if of else composed(loss, function)
+        name, kept = f"{loss}/{stem}", MappingProxyType(settings)
+        DECLARED.append(Fault(name, loss, _call(called), words, link, called, kept, family))
+        return function
 
-    def fault(
-        self, loss: str, link: str = "", *, of: Callable[..., Any] | None = None, **settings: object
-    ) -> Callable[[_F], _F]:
-        """Declare the function below as a fault: its name says what is wrong, and its docstring says it in a sentence.
-
-        The fault is the mean of the values that the function returns, or the right loss of the batch, the rows or the
-        way that it returns.
-
-        Args:
-            loss: the loss that it claims to be.
-            link: where it was shipped or discussed.
-            of: the maker in ``parts`` of what the function below is given; otherwise it is given the arguments.
-            **settings: the options that it claims beside the defaults.
-        """
-
-        def declare(function: _F) -> _F:
-            stem = function.__name__.removeprefix(f"{loss}_").replace("_", "-")
-            words = " ".join((function.__doc__ or "").split())
-            called = composed(loss, of, function) if of else composed(loss, function)
-            called.__name__, called.__doc__ = function.__name__, function.__doc__
-            call, kept = _call(called), MappingProxyType(settings)
-            self.faults.append(Fault(f"{loss}/{stem}", loss, call, words, link, called, kept, self.name))
-            return function
-
-        return declare
+    return declare
 
 
 def _call(function: Function) -> str:

@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 
 from . import parts
-from .base import Family, github
-
-FAMILY = Family("duplicates")
+from .base import fault, github
 
 
-@FAMILY.fault("nt_bxent")
+@fault("nt_bxent")
 def nt_bxent_repeated_pairs_counted(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
     """A pair listed twice weighs twice, among the values and among the counts."""
     batch = parts.paired(embeddings, positive_pairs, temperature)
@@ -22,7 +20,7 @@ def nt_bxent_repeated_pairs_counted(embeddings: Tensor, positive_pairs: Tensor, 
     return attracted + parts.row_means(as_negative, batch.negative)
 
 
-@FAMILY.fault("nt_bxent")
+@fault("nt_bxent")
 def nt_bxent_listed_diagonal_counted(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
     """A listed pair of a row with itself counts as a positive, beside the diagonal that counts already."""
     batch = parts.paired(embeddings, positive_pairs, temperature)
@@ -30,7 +28,7 @@ def nt_bxent_listed_diagonal_counted(embeddings: Tensor, positive_pairs: Tensor,
     return batch._replace(positive=listed)
 
 
-@FAMILY.fault("supcon")
+@fault("supcon")
 def supcon_equal_rows_taken_for_self(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """The anchor itself is found by its cosine of 1: every row that equals it is left out with it."""
     batch, rows = parts.labelled(embeddings, labels, temperature), parts.unit(embeddings)
@@ -39,7 +37,7 @@ def supcon_equal_rows_taken_for_self(embeddings: Tensor, labels: Tensor, *, temp
     return values.where(other.any(dim=1), 0)
 
 
-@FAMILY.fault("info_nce", github("huggingface/sentence-transformers", "issues/3189"), of=parts.towers)
+@fault("info_nce", github("huggingface/sentence-transformers", "issues/3189"), of=parts.towers)
 def info_nce_equal_keys_dropped(way: parts.Way) -> parts.Rows:
     """A key that equals the positive is left out as a false negative, though no such thing was asked for."""
     keys = parts.unit(way.keys.detach())

@@ -6,57 +6,55 @@ import torch
 from torch import Tensor
 
 from . import parts
-from .base import Family, github
-
-FAMILY = Family("masks")
+from .base import fault, github
 
 
-@FAMILY.fault("supcon", github("KevinMusgrave/pytorch-metric-learning", "issues/141"), of=parts.labelled)
+@fault("supcon", github("KevinMusgrave/pytorch-metric-learning", "issues/141"), of=parts.labelled)
 def supcon_self_a_positive(batch: parts.Batch) -> parts.Batch:
     """An anchor is its own positive: the diagonal is removed from the denominator alone."""
     return batch._replace(positive=batch.positive | ~batch.other)
 
 
-@FAMILY.fault("supcon", of=parts.given)
+@fault("supcon", of=parts.given)
 def supcon_mask_transposed(given: parts.Features) -> parts.Batch:
     """The mask is read by columns: who is whose positive is turned round."""
     batch = given.cosines
     return batch._replace(positive=batch.positive.T)
 
 
-@FAMILY.fault("supcon", of=parts.given)
+@fault("supcon", of=parts.given)
 def supcon_mask_made_symmetric(given: parts.Features) -> parts.Batch:
     """The mask is made symmetric: whoever is a positive has its anchor for a positive."""
     batch = given.cosines
     return batch._replace(positive=batch.positive | batch.positive.T)
 
 
-@FAMILY.fault("supcon")
+@fault("supcon")
 def supcon_labels_as_floats(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """Labels are compared as floats: those above 2^24 that lie close together become one class."""
     return parts.labelled(embeddings, labels.float(), temperature)
 
 
-@FAMILY.fault("nt_xent_pairwise")
+@fault("nt_xent_pairwise")
 def nt_xent_pairwise_labels_as_int32(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """Labels are narrowed to 32 bits: those that differ by a multiple of 2^32 become one class."""
     return parts.labelled(embeddings, labels.int(), temperature)
 
 
-@FAMILY.fault("supcon_in")
+@fault("supcon_in")
 def supcon_in_labels_as_bytes(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """Labels are narrowed to bytes: those that differ by a multiple of 256 become one class."""
     return parts.labelled(embeddings, labels.to(torch.uint8), temperature)
 
 
-@FAMILY.fault("supcon_epsilon")
+@fault("supcon_epsilon")
 def supcon_epsilon_negative_labels_ignored(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """A negative label is read as no label: rows with one have no positives."""
     unknown = labels.amax() + 1 + torch.arange(len(labels))
     return parts.products(embeddings, torch.where(labels < 0, unknown, labels), temperature)
 
 
-@FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/695"))
+@fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/695"))
 def nt_xent_self_subtracted(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """The anchor is removed from its sum by subtracting e^(1/temperature), which leaves few digits, or overflows."""
     rows = parts.unit(torch.cat([view_a, view_b]))
@@ -65,7 +63,7 @@ def nt_xent_self_subtracted(view_a: Tensor, view_b: Tensor, *, temperature: floa
     return (e.sum(dim=1) - own).log() - e[torch.arange(len(rows)), parts.stacked(len(rows))].log()
 
 
-@FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/695"), similarity="dot")
+@fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/695"), similarity="dot")
 def nt_xent_self_in_the_gradient(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """The anchor is subtracted from its sum as a constant: the value is right, the gradient still has it in the sum."""
     rows = torch.cat([view_a, view_b])
@@ -76,19 +74,19 @@ def nt_xent_self_in_the_gradient(view_a: Tensor, view_b: Tensor, *, temperature:
     return total.log() - s[torch.arange(len(rows)), parts.stacked(len(rows))]
 
 
-@FAMILY.fault("nt_bxent")
+@fault("nt_bxent")
 def nt_bxent_pairs_made_symmetric(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
     """A listed pair makes both rows each other's positives, where pairs are directed."""
     return parts.paired(embeddings, torch.cat([positive_pairs, positive_pairs.flip(1)]), temperature)
 
 
-@FAMILY.fault("nt_bxent")
+@fault("nt_bxent")
 def nt_bxent_pairs_turned_round(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
     """A listed pair is read as positive and anchor, not as anchor and positive."""
     return parts.paired(embeddings, positive_pairs.flip(1), temperature)
 
 
-@FAMILY.fault("nt_bxent", of=parts.paired)
+@fault("nt_bxent", of=parts.paired)
 def nt_bxent_diagonal_a_negative(batch: parts.Batch) -> parts.Batch:
     """The diagonal is not masked: every row is its own negative, at a similarity of 1."""
     return batch._replace(other=torch.ones_like(batch.other))

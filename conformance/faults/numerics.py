@@ -9,19 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import parts
-from .base import Family, github, pml
-
-FAMILY = Family("numerics")
+from .base import fault, github, pml
 
 
-@FAMILY.fault("supcon", github("Lightning-Universe/lightning-bolts", "issues/811"), of=parts.cosines)
+@fault("supcon", github("Lightning-Universe/lightning-bolts", "issues/811"), of=parts.cosines)
 def supcon_no_shift(batch: parts.Batch) -> Tensor:
     """Exponentials are taken without subtracting a maximum: float32 overflows below a temperature of 1/88."""
     total = parts.row_sums(torch.exp(batch.s), batch.other)[:, None]
     return parts.row_means(total.log() - batch.s, batch.positive)
 
 
-@FAMILY.fault("supcon", github("HobbitLong/SupContrast", "issues/104"), of=parts.given)
+@fault("supcon", github("HobbitLong/SupContrast", "issues/104"), of=parts.given)
 def supcon_maximum_of_self(given: parts.Features) -> Tensor:
     """The maximum is taken with the anchor itself in the row: where it drowns the others, the logarithm is of 0."""
     rows = parts.unit(given.rows)
@@ -31,7 +29,7 @@ def supcon_maximum_of_self(given: parts.Features) -> Tensor:
     return parts.row_means(total.log() - s, given.same & other)
 
 
-@FAMILY.fault("supcon", github("WHU-AISE/TVDiag", "pull/5"), of=parts.cosines)
+@fault("supcon", github("WHU-AISE/TVDiag", "pull/5"), of=parts.cosines)
 def supcon_epsilon_in_the_logarithm(batch: parts.Batch) -> Tensor:
     """1e-8 is added to the denominator against log 0: without a shift it outweighs sums of small exponentials."""
     s = parts.shifted(batch.s, batch.other)
@@ -40,7 +38,7 @@ def supcon_epsilon_in_the_logarithm(batch: parts.Batch) -> Tensor:
     return parts.row_means(values - s, batch.positive)
 
 
-@FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/681"), of=parts.views)
+@fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/681"), of=parts.views)
 def nt_xent_epsilon_twice(rows: parts.Rows) -> Tensor:
     """1e-6 is added to the sum of exponentials, and once more to what is divided by."""
     total = rows.logits.logsumexp(dim=1)
@@ -49,14 +47,14 @@ def nt_xent_epsilon_twice(rows: parts.Rows) -> Tensor:
     return total - rows.logits[rows.positive]
 
 
-@FAMILY.fault("nt_xent", pml("losses/ntxent_loss.py"), of=parts.given)
+@fault("nt_xent", pml("losses/ntxent_loss.py"), of=parts.given)
 def nt_xent_logarithm_floored(given: parts.Features) -> Tensor:
     """The smallest normal number is added inside the logarithm: no pair costs more than 87.34 in float32."""
     ratio = given.views.logits.softmax(dim=1)[given.views.positive]
     return -(ratio + torch.finfo(ratio.dtype).tiny).log()
 
 
-@FAMILY.fault("info_nce", of=parts.ways)
+@fault("info_nce", of=parts.ways)
 def info_nce_half_products(way: parts.Way) -> parts.Way:
     """Rows are narrowed to float16 before they are multiplied, as under autocast, and widened afterwards."""
 
@@ -67,21 +65,21 @@ def info_nce_half_products(way: parts.Way) -> parts.Way:
     return parts.Way(narrowed(way.anchors), narrowed(way.keys), way.temperature, queue)
 
 
-@FAMILY.fault("supcon_in", of=parts.labelled)
+@fault("supcon_in", of=parts.labelled)
 def supcon_in_logarithm_of_softmax(batch: parts.Batch) -> Tensor:
     """The logarithm is taken of softmax: probabilities that underflow give log 0."""
     ratios = batch.s.masked_fill(~batch.other, -torch.inf).softmax(dim=1)
     return -(parts.row_means(ratios, batch.positive) + (batch.counts == 0)).log()
 
 
-@FAMILY.fault("nt_xent_pairwise", of=parts.labelled)
+@fault("nt_xent_pairwise", of=parts.labelled)
 def nt_xent_pairwise_probability_clamped(batch: parts.Batch) -> Tensor:
     """Probabilities are clamped at 1e-12 before the logarithm: a pair beyond it costs 27.6, and pulls no more."""
     probability = torch.exp(-batch.pairwise)
     return parts.row_means(-probability.clamp(min=1e-12).log(), batch.positive)
 
 
-@FAMILY.fault("nt_bxent", github("pytorch/pytorch", "issues/103316"), of=parts.paired)
+@fault("nt_bxent", github("pytorch/pytorch", "issues/103316"), of=parts.paired)
 def nt_bxent_sigmoid_first(batch: parts.Batch) -> Tensor:
     """The sigmoid is taken first, then binary cross-entropy, which clamps logarithms at -100."""
     p = batch.s.sigmoid()
@@ -89,7 +87,7 @@ def nt_bxent_sigmoid_first(batch: parts.Batch) -> Tensor:
     return parts.bxent_anchors(batch, *costs)
 
 
-@FAMILY.fault("nt_bxent", github("pytorch/pytorch", "issues/49844"), of=parts.paired)
+@fault("nt_bxent", github("pytorch/pytorch", "issues/49844"), of=parts.paired)
 def nt_bxent_infinite_diagonal(batch: parts.Batch) -> Tensor:
     """The diagonal's logit is set to infinity for a loss of 0, which binary cross-entropy with logits makes NaN."""
     target = (batch.positive | ~batch.other).to(batch.s.dtype)
@@ -99,15 +97,13 @@ def nt_bxent_infinite_diagonal(batch: parts.Batch) -> Tensor:
     return attracted + (each * (1 - target)).sum(dim=1) / (1 - target).sum(dim=1).clamp(min=1)
 
 
-@FAMILY.fault(
-    "nt_bxent", "https://pytorch.org/docs/stable/generated/torch.nn.functional.softplus.html", of=parts.paired
-)
+@fault("nt_bxent", "https://pytorch.org/docs/stable/generated/torch.nn.functional.softplus.html", of=parts.paired)
 def nt_bxent_softplus_linear(batch: parts.Batch) -> Tensor:
     """The softplus of torch is the identity above a threshold of 20: in float64 that is 2e-9 off."""
     return parts.bxent_anchors(batch, F.softplus(-batch.s), F.softplus(batch.s))
 
 
-@FAMILY.fault("nt_xent_pairwise", github("google-deepmind/optax", "pull/897"), of=parts.labelled)
+@fault("nt_xent_pairwise", github("google-deepmind/optax", "pull/897"), of=parts.labelled)
 def nt_xent_pairwise_one_maximum_per_row(batch: parts.Batch) -> Tensor:
     """One maximum serves a whole row: a positive far below another positive has 0 over 0 in its ratio."""
     e = torch.exp(batch.s)
@@ -115,7 +111,7 @@ def nt_xent_pairwise_one_maximum_per_row(batch: parts.Batch) -> Tensor:
     return parts.row_means(total.log() - e.log(), batch.positive)
 
 
-@FAMILY.fault("info_nce", github("AdaptiveMotorControlLab/CEBRA", "issues/48"), of=parts.ways)
+@fault("info_nce", github("AdaptiveMotorControlLab/CEBRA", "issues/48"), of=parts.ways)
 def info_nce_shift_of_another_row(way: parts.Way) -> parts.Made:
     """The maxima of the rows are subtracted along the columns, and from the positive by row: they do not cancel."""
     if way.negatives is not None:
@@ -125,25 +121,25 @@ def info_nce_shift_of_another_row(way: parts.Way) -> parts.Made:
     return (logits - top).logsumexp(dim=1) - (logits.diagonal() - top)
 
 
-@FAMILY.fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/654"), of=parts.views)
+@fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/654"), of=parts.views)
 def nt_xent_softmax_twice(rows: parts.Rows) -> parts.Rows:
     """Cross-entropy, which takes a softmax, is given one."""
     return rows._replace(logits=rows.logits.softmax(dim=1))
 
 
-@FAMILY.fault("supcon_epsilon", of=parts.dots)
+@fault("supcon_epsilon", of=parts.dots)
 def supcon_epsilon_left_out(batch: parts.Batch) -> Tensor:
     """No epsilon is added to the exponentials: this is SupCon on dot products."""
     return parts.anchors("supcon", batch)
 
 
-@FAMILY.fault("supcon_epsilon", of=parts.products)
+@fault("supcon_epsilon", of=parts.products)
 def supcon_epsilon_added_before_the_shift(batch: parts.Batch) -> Tensor:
     """No maximum is subtracted, so that the epsilon is added to exponentials of another size."""
     return parts.epsilon_anchors(batch, torch.exp(batch.s) + parts.EPSILON)
 
 
-@FAMILY.fault("supcon_epsilon", of=parts.products)
+@fault("supcon_epsilon", of=parts.products)
 def supcon_epsilon_on_the_sum_alone(batch: parts.Batch) -> Tensor:
     """The epsilon is added to the denominator alone, and the numerator is left bare."""
     s = batch.s - batch.s.amax(dim=1, keepdim=True)
@@ -151,7 +147,7 @@ def supcon_epsilon_on_the_sum_alone(batch: parts.Batch) -> Tensor:
     return parts.row_sums(total - s, batch.positive) / (batch.counts + parts.EPSILON)
 
 
-@FAMILY.fault("supcon_in", of=parts.labelled)
+@fault("supcon_in", of=parts.labelled)
 def supcon_in_count_in_float32(batch: parts.Batch) -> Tensor:
     """The logarithm of an integer count is taken, which torch gives in float32: 8 digits in a float64 loss."""
     count = batch.positive.sum(dim=1)

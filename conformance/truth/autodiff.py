@@ -24,43 +24,38 @@ class Var:
         self.index = len(tape)
         tape.append(self)
 
-    def _unary(self, value: Any, slope: Any) -> Var:
-        return Var(value, self.tape, ((self, slope),))
+    def _of(self, value: Any, slope: Any, other: Any = None, other_slope: Any = None) -> Var:
+        """What is made of this variable and, where it is one too, of another."""
+        parents = ((self, slope), (other, other_slope)) if isinstance(other, Var) else ((self, slope),)
+        return Var(value, self.tape, parents)
 
     def __add__(self, other: Any) -> Var:
-        if isinstance(other, Var):
-            return Var(self.value + other.value, self.tape, ((self, 1), (other, 1)))
-        return self._unary(self.value + other, 1)
+        return self._of(self.value + value_of(other), 1, other, 1)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Var:
-        if isinstance(other, Var):
-            return Var(self.value - other.value, self.tape, ((self, 1), (other, -1)))
-        return self._unary(self.value - other, 1)
+        return self._of(self.value - value_of(other), 1, other, -1)
 
     def __rsub__(self, other: Any) -> Var:
-        return self._unary(other - self.value, -1)
+        return self._of(other - self.value, -1)
 
     def __mul__(self, other: Any) -> Var:
-        if isinstance(other, Var):
-            return Var(self.value * other.value, self.tape, ((self, other.value), (other, self.value)))
-        return self._unary(self.value * other, other)
+        return self._of(self.value * value_of(other), value_of(other), other, self.value)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Var:
-        if isinstance(other, Var):
-            quotient = self.value / other.value
-            return Var(quotient, self.tape, ((self, 1 / other.value), (other, -quotient / other.value)))
-        return self._unary(self.value / other, 1 / (self.value * 0 + other))
+        below = other.value if isinstance(other, Var) else self.value * 0 + other
+        quotient = self.value / value_of(other)
+        return self._of(quotient, 1 / below, other, -quotient / below)
 
     def __rtruediv__(self, other: Any) -> Var:
         quotient = other / self.value
-        return self._unary(quotient, -quotient / self.value)
+        return self._of(quotient, -quotient / self.value)
 
     def __neg__(self) -> Var:
-        return self._unary(-self.value, -1)
+        return self._of(-self.value, -1)
 
     def __float__(self) -> float:
         return float(self.value)
@@ -73,24 +68,29 @@ class Var:
     def exp(self) -> Var:
         """e^x."""
         value = np.exp(self.value)
-        return self._unary(value, value)
+        return self._of(value, value)
 
     def expm1(self) -> Var:
         """e^x - 1."""
-        return self._unary(np.expm1(self.value), np.exp(self.value))
+        return self._of(np.expm1(self.value), np.exp(self.value))
 
     def log(self) -> Var:
         """Natural logarithm."""
-        return self._unary(np.log(self.value), 1 / self.value)
+        return self._of(np.log(self.value), 1 / self.value)
 
     def log1p(self) -> Var:
         """log(1 + x)."""
-        return self._unary(np.log1p(self.value), 1 / (1 + self.value))
+        return self._of(np.log1p(self.value), 1 / (1 + self.value))
 
     def sqrt(self) -> Var:
         """Square root."""
         value = np.sqrt(self.value)
-        return self._unary(value, 1 / (2 * value))
+        return self._of(value, 1 / (2 * value))
+
+
+def value_of(x: Any) -> Any:
+    """The value of a variable; any other scalar as it is."""
+    return x.value if isinstance(x, Var) else x
 
 
 def variables(values: Sequence[Sequence[Any]]) -> list[list[Var]]:
@@ -99,10 +99,10 @@ def variables(values: Sequence[Sequence[Any]]) -> list[list[Var]]:
     return [[Var(x, tape) for x in row] for row in values]
 
 
-def gradient(result: Var, inputs: Sequence[Sequence[Var]]) -> list[list[Any]]:
-    """The derivatives [N][D] of ``result`` by each of ``inputs``."""
-    adjoints: dict[int, Any] = {result.index: 1}
-    for node in reversed(result.tape[: result.index + 1]):
+def gradient(result: Any, inputs: Sequence[Sequence[Var]]) -> list[list[Any]]:
+    """The derivatives [N][D] of ``result`` by each of ``inputs``; zeros where it is no ``Var``."""
+    adjoints: dict[int, Any] = {result.index: 1} if isinstance(result, Var) else {}
+    for node in reversed(result.tape[: result.index + 1]) if isinstance(result, Var) else ():
         adjoint = adjoints.get(node.index) if node.parents else None
         if adjoint is None:
             continue

@@ -120,21 +120,15 @@ def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
             raise CertificationError(f"{case.id}: {name} cannot be proved with {bits} bits")
         return proved
 
-    def prove_rows(rows: Sequence[Sequence[arb]], by: str) -> Matrix:
+    def prove_rows(name: str, rows: Sequence[Sequence[arb]]) -> Matrix:
+        by = "" if name == case.first else f" by {name}"
         entry = "the gradient's entry [{}, {}]{}"
         return np.array([[prove(x, entry.format(i, d, by)) for d, x in enumerate(row)] for i, row in enumerate(rows)])
 
     anchors = {i: NAN if i in undefined else prove(found.anchors[i], f"the value of anchor {i}") for i in counted}
-    loss: float | tuple[float, ...]
-    if case.option("reduction") == "none":
-        whole = zip(counted, found.values, strict=True)
-        loss = tuple(NAN if i in undefined else prove(value, "the loss") for i, value in whole)
-    else:
-        loss = NAN if undefined else prove(found.values[0], "the loss")
-    return Expected(
-        loss=loss,
-        anchors=anchors,
-        gradient=None if found.gradient is None else prove_rows(found.gradient, ""),
-        gradient_left_out=left_out,
-        other_gradients={name: prove_rows(rows, f" by {name}") for name, rows in found.other_gradients.items()},
-    )
+    many = case.option("reduction") == "none"
+    nan = [i in undefined for i in counted] if many else [bool(undefined)]
+    values = [NAN if out else prove(value, "the loss") for out, value in zip(nan, found.values, strict=True)]
+    gradients = {name: prove_rows(name, rows) for name, rows in found.gradients.items()}
+    loss = tuple(values) if many else values[0]
+    return Expected(loss, anchors, gradients.pop(case.first, None), left_out, gradients)

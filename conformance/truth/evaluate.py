@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -28,67 +29,58 @@ class Enclosures:
     Attributes:
         values: the loss, alone in its list; or one per counted anchor for reduction "none".
         anchors: every anchor's value, by row.
-        gradient: [N][D], of the sum of ``values``; None where it was not asked for.
-        other_gradients: the same by each further matrix, by its name.
+        gradients: [N][D] by every matrix, of the sum of ``values``; empty where they were not asked for.
+        terms: the reference's record.
     """
 
     values: list[arb]
     anchors: dict[int, arb]
-    gradient: list[list[arb]] | None
-    other_gradients: Mapping[str, list[list[arb]]] = field(default_factory=dict)
+    gradients: dict[str, list[list[arb]]]
+    terms: reference.Terms
 
 
 def enclosures(case: Case, bits: int = PRECISION, *, gradient: bool = True) -> Enclosures:
     """Evaluate a case over balls and round nothing."""
-    return _evaluate(case, bits, gradient)[0]
-
-
-def _evaluate(case: Case, bits: int, gradient: bool) -> tuple[Enclosures, reference.Terms, bool]:
-    """The enclosures, the terms, and whether the loss is one value per anchor."""
     with precision(bits):
-        exact = {name: [[arb(x) for x in row] for row in matrix.tolist()] for name, matrix in case.matrices.items()}
-        # One record holds the rows of every matrix, so that one walk backwards differentiates by all of them.
-        variables = tape.variables([row for rows in exact.values() for row in rows]) if gradient else None
-        given = exact if variables is None else _apart(exact, variables)
+        given = _balls(case)
+        if gradient:
+            # One record holds the rows of every matrix, so that one walk backwards differentiates by all of them.
+            variables = tape.variables([row for rows in given.values() for row in rows])
+            given = _apart(given, variables)
         result = call_reference(case, {name: np.array(rows, dtype=object) for name, rows in given.items()})
         values = result.loss if isinstance(result.loss, list) else [result.loss]
-        derivatives: dict[str, list[list[arb]]] = {}
-        if variables:
-            total: Any = sum(values)
-            derivatives = {name: [[arb(0)] * len(row) for row in rows] for name, rows in exact.items()}
-            if isinstance(total, tape.Var):
-                derivatives = _apart(exact, tape.gradient(total, variables))
-        found = Enclosures(
-            values=[arb(_lift(v)) for v in values],
-            anchors={i: arb(_lift(v)) for i, v in result.terms.anchor_losses.items()},
-            gradient=derivatives.pop(case.first, None),
-            other_gradients=derivatives,
+        return Enclosures(
+            values=[arb(tape.value_of(v)) for v in values],
+            anchors={i: arb(tape.value_of(v)) for i, v in result.terms.anchor_losses.items()},
+            gradients=_apart(given, tape.gradient(sum(values), variables)) if gradient else {},
+            terms=result.terms,
         )
-        return found, result.terms, isinstance(result.loss, list)
+
+
+def _balls(case: Case) -> dict[str, Any]:
+    return {name: [[arb(x) for x in row] for row in matrix.tolist()] for name, matrix in case.matrices.items()}
 
 
 def _apart(matrices: Mapping[str, Sequence[Any]], rows: Sequence[Any]) -> dict[str, Any]:
     """Rows that stand one matrix after the other, given back to their matrices."""
-    apart, begin = {}, 0
-    for name, matrix in matrices.items():
-        apart[name] = rows[begin : begin + len(matrix)]
-        begin += len(matrix)
-    return apart
+    left = iter(rows)
+    return {name: list(islice(left, len(matrix))) for name, matrix in matrices.items()}
 
 
 def truth(case: Case, bits: int = PRECISION) -> Truth:
     """Prove a case on the spot: value, terms, gradient, and sensitivity to each similarity."""
-    found, terms, many = _evaluate(case, bits, gradient=True)
+    found = enclosures(case, bits)
     with precision(bits):
-        loss = [float(v) for v in found.values]
-        defined = not any(math.isnan(x) for x in loss)
+        loss = tuple(float(v) for v in found.values)
+        defined = not any(map(math.isnan, loss))
+        gradients = {name: _rounded(rows) for name, rows in found.gradients.items()} if defined else {}
         return Truth(
-            loss=tuple(loss) if many else loss[0],
+            loss=loss if case.option("reduction") == "none" else loss[0],
             anchors={i: float(v) for i, v in found.anchors.items()},
-            gradient=_rounded(found.gradient or []) if defined else None,
-            similarity=_rounded(terms.similarity),
+            gradient=gradients.pop(case.first, None),
+            similarity=_rounded(found.terms.similarity),
             weights=weights(case),
-            other_gradients={name: _rounded(rows) for name, rows in found.other_gradients.items()} if defined else {},
+            other_gradients=gradients,
         )
 
 
@@ -102,8 +94,7 @@ def stored_truth(case: Case, expected: Expected) -> Truth:
     similarity = None
     if case.size <= PROVE_UP_TO:
         with precision():
-            rows = {name: [[arb(x) for x in row] for row in matrix.tolist()] for name, matrix in case.matrices.items()}
-            similarity = _rounded(similarities(case, rows))
+            similarity = _rounded(similarities(case, _balls(case)))
     return Truth(**vars(expected), similarity=similarity, weights=weights(case))
 
 
@@ -122,16 +113,9 @@ def weights(case: Case) -> Matrix:
     variables = tape.variables(matrix)
     with np.errstate(all="ignore"):
         loss = reference_of_similarities(case, variables).loss
-        total: Any = sum(loss) if isinstance(loss, list) else loss
-        if not isinstance(total, tape.Var):
-            return np.zeros(case.shape)
-        found = _rounded(tape.gradient(total, variables))
+        found = _rounded(tape.gradient(sum(loss) if isinstance(loss, list) else loss, variables))
     return np.where(np.isfinite(found), found, 0.0)
 
 
 def _rounded(rows: Sequence[Sequence[Any]]) -> Matrix:
     return np.array([[float(x) for x in row] for row in rows])
-
-
-def _lift(x: Any) -> Any:
-    return x.value if isinstance(x, tape.Var) else x
