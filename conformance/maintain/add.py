@@ -44,6 +44,11 @@ class Refused(UsageError):
     """A batch that is no case: the message begins with the option, or with the reference's name of the argument."""
 
 
+def _require(met: object, message: str) -> None:
+    if not met:
+        raise Refused(message)
+
+
 def read_array(source: str, option: str, name: str) -> Array:
     """One array of the user's.
 
@@ -58,8 +63,7 @@ def read_array(source: str, option: str, name: str) -> Array:
     stem, _, tensor = source.partition(".safetensors:")
     path = Path(f"{stem}.safetensors" if tensor else source)
     where = f"{option} {source}"
-    if not path.is_file():
-        raise Refused(f"{where}: there is no file {path}")
+    _require(path.is_file(), f"{where}: there is no file {path}")
     try:
         if path.suffix == ".npy":
             with path.open("rb") as file:
@@ -90,13 +94,13 @@ def _table(text: str, where: str, name: str) -> Array:
                 raise Refused(f"{where}: line {k}: expected {words}, got {cell!r}") from None
             except OverflowError:
                 raise Refused(f"{where}: line {k}: expected {words} of 64 bits, got {cell}") from None
-        if cells and len(cells) != len(rows[0]):
-            raise Refused(f"{where}: line {k}: has {len(cells)} entries, the first line {len(rows[0])}")
+        width = len(rows[0]) if rows else 2
+        _require(len(cells) in (0, width), f"{where}: line {k}: has {len(cells)} entries, the first line {width}")
     width = len(rows[0]) if rows else 2
     if len(SHAPES[name]) == 2:
         return np.array(rows, dtype=dtype).reshape(len(rows), width)
-    if len(rows) > 1 and width > 1:
-        raise Refused(f"{where}: expected one line or one entry a line, got {len(rows)} lines of {width}")
+    wanted = "expected one line or one entry a line"
+    _require(1 in (len(rows), width) or not rows, f"{where}: {wanted}, got {len(rows)} lines of {width}")
     return np.array(rows, dtype=dtype).ravel()
 
 
@@ -145,18 +149,16 @@ def make_case(batch: Batch, why: str) -> Case:
     Raises:
         Refused: the message says what is wrong with which argument.
     """
-    if batch.loss not in LOSSES:
-        raise Refused(f"--loss: expected one of {', '.join(LOSSES)}, got {batch.loss!r}")
+    _require(batch.loss in LOSSES, f"--loss: expected one of {', '.join(LOSSES)}, got {batch.loss!r}")
     loss = LOSSES[batch.loss]
     name = batch.id.removeprefix(f"{FOLDER}/").removeprefix(f"{batch.loss}/")
-    if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name):
-        raise Refused(f"--id: expected words in small letters and digits joined by hyphens, got {batch.id!r}")
+    wanted = f"--id: expected words in small letters and digits joined by hyphens, got {batch.id!r}"
+    _require(re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name), wanted)
     first, arrays = loss.embeddings[0], _arrays(batch)
     keywords: dict[str, Any] = {}
     known = [key for key in loss.keywords if key not in SHAPES]
     for key, text in batch.settings.items():
-        if key not in known:
-            raise Refused(f"--set {key}: {loss.function} has no such option; it has {', '.join(known)}")
+        _require(key in known, f"--set {key}: {loss.function} has no such option; it has {', '.join(known)}")
         try:
             keywords[key] = float(text) if key.endswith("temperature") else text
         except ValueError:
@@ -166,8 +168,8 @@ def make_case(batch: Batch, why: str) -> Case:
     except (TypeError, ValueError) as error:
         raise Refused(str(error)) from error
     for key, value in arrays.items():
-        if key.endswith("labels") and any(not -(2**63) <= int(x) < 2**63 for x in value):
-            raise Refused(f"{key}: expected integers of 64 bits with sign")
+        held = not key.endswith("labels") or all(-(2**63) <= int(x) < 2**63 for x in value)
+        _require(held, f"{key}: expected integers of 64 bits with sign")
     matrices = {key: arrays.pop(key).astype(np.float64) for key in (first, *MATRICES) if key in arrays}
     arguments = {key: list(map(int, x)) if key.endswith("labels") else x.tolist() for key, x in arrays.items()}
     keywords = {key: option for key, option in keywords.items() if option != loss.keywords[key]}
@@ -184,18 +186,16 @@ def _arrays(batch: Batch) -> dict[str, Array]:
     sources = {first: batch.embeddings} | {key: getattr(batch, key) for key in (*MATRICES, *_ROWS, *TARGETS)}
     sources = {key: source for key, source in sources.items() if source is not None}
     for key in loss.embeddings:
-        if key not in sources:
-            raise Refused(f"{batch.loss} takes {_option(key)}, got none")
+        _require(key in sources, f"{batch.loss} takes {_option(key)}, got none")
     for key in sources:
-        if key not in (*loss.embeddings, *loss.keywords, *TARGETS):
-            raise Refused(f"{_option(key)}: {loss.function} takes no {key}")
+        taken = key in (*loss.embeddings, *loss.keywords, *TARGETS)
+        _require(taken, f"{_option(key)}: {loss.function} takes no {key}")
     given = [key for key in TARGETS if key in sources]
     allowed = [key for key in TARGETS if key == loss.targets or key in loss.keywords]
-    if given and not allowed:
-        raise Refused(f"{batch.loss} takes no {', '.join(map(_option, given))}: rows of one place are a pair")
-    if allowed and (len(given) != 1 or given[0] not in allowed):
-        got = ", ".join(map(_option, given)) or "none"
-        raise Refused(f"{batch.loss} takes exactly one of {' or '.join(map(_option, allowed))}, got {got}")
+    got, one_of = ", ".join(map(_option, given)) or "none", " or ".join(map(_option, allowed))
+    _require(allowed or not given, f"{batch.loss} takes no {got}: rows of one place are a pair")
+    right = not allowed or (len(given) == 1 and given[0] in allowed)
+    _require(right, f"{batch.loss} takes exactly one of {one_of}, got {got}")
     layout = _LAYOUTS.get(sources["partners"]) if "partners" in sources else None
     if layout:
         del sources["partners"]
@@ -203,11 +203,9 @@ def _arrays(batch: Batch) -> dict[str, Array]:
         key: read_array(source, "--embeddings" if key == first else _option(key), key)
         for key, source in sources.items()
     }
-    for key, matrix in arrays.items():
-        if "D" in SHAPES[key] and (
-            matrix.dtype.kind in "cO" or (matrix.dtype.kind == "f" and matrix.dtype.itemsize > 8)
-        ):
-            raise Refused(f"{key}: expected a floating dtype of at most 64 bits, got {matrix.dtype}")
+    for key, dtype in {key: array.dtype for key, array in arrays.items() if "D" in SHAPES[key]}.items():
+        wide = dtype.kind in "cO" or (dtype.kind == "f" and dtype.itemsize > 8)
+        _require(not wide, f"{key}: expected a floating dtype of at most 64 bits, got {dtype}")
     if layout:
         try:
             arrays["partners"] = np.asarray(layout(arrays[first].shape[0] if arrays[first].ndim else 0))
@@ -264,23 +262,19 @@ def add(
     """
     root = fixtures_root() if root is None else root
     note = note.strip()
-    if not note or "\n" in note:
-        raise Refused("--note: expected one line that says what the case shows")
+    _require(note and "\n" not in note, "--note: expected one line that says what the case shows")
     known = load_flags(root)
     for flag in flags:
-        if flag not in known:
-            raise Refused(f"--flag: unknown flag {flag!r}; known: {', '.join(known)}")
-    if not flags or len(set(flags)) < len(flags):
-        raise Refused(f"--flag: expected at least one flag, each once; known: {', '.join(known)}")
+        _require(flag in known, f"--flag: unknown flag {flag!r}; known: {', '.join(known)}")
+    once = 0 < len(flags) == len(set(flags))
+    _require(once, f"--flag: expected at least one flag, each once; known: {', '.join(known)}")
     case = make_case(batch, note)
     untrue = first_untrue(case, flags)
-    if untrue is not None:
-        raise Refused(f"--flag: {untrue}")
+    _require(untrue is None, f"--flag: {untrue}")
     for other in load_golden(root):
-        if other.id == case.id:
-            raise Refused(f"--id: {case.id} exists; an id is never used for another case")
-        if _evaluation(other.case) == _evaluation(case):
-            raise Refused(f"{other.id} is this very evaluation; see: pairproof fixtures show {other.id}")
+        _require(other.id != case.id, f"--id: {case.id} exists; an id is never used for another case")
+        new = _evaluation(other.case) != _evaluation(case)
+        _require(new, f"{other.id} is this very evaluation; see: pairproof fixtures show {other.id}")
     if progress is not None:
         progress("proving", 0, 1)
     entry = as_json(case, flags, note, certify(case, gradient=gradient))

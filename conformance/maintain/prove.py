@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,57 +40,6 @@ def prove_golden(
         CertificationError: a result cannot be proved.
     """
     root = fixtures_root() if root is None else root
-    texts, changes = _rebuilt(root, processes, progress)
-    for name, text in texts.items():
-        write_atomically(root / name, text)
-    if texts:
-        write_manifest(root)
-    return changes
-
-
-def prove(
-    cases: Sequence[tuple[Case, bool]], *, processes: int | None = None, progress: Progress | None = None
-) -> list[Expected]:
-    """Certify many cases, each with or without its gradient, in parallel.
-
-    Args:
-        cases: the cases, and whether the gradient of each is wanted.
-        processes: how many processes; by default one per core. With one, nothing is started.
-        progress: called at each step.
-
-    Returns:
-        The results, in the order of the cases.
-
-    Raises:
-        CertificationError: a result cannot be proved.
-    """
-    processes = processes or os.cpu_count() or 1
-    if processes == 1 or len(cases) < 2:
-        each = tracked("proving", cases, len(cases), progress)
-        return [certify(case, gradient=gradient) for case, gradient in each]
-    results: dict[int, Expected] = {}
-    # The dearest first, or a large one begun last would run alone.
-    order = sorted(range(len(cases)), key=lambda k: -_cost(*cases[k]))
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(certify, cases[k][0], gradient=cases[k][1]): k for k in order}
-        try:
-            for future in tracked("proving", as_completed(futures), len(cases), progress):
-                results[futures[future]] = future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [results[k] for k in range(len(cases))]
-
-
-def _cost(case: Case, gradient: bool) -> int:
-    pairs = sum(map(len, case.positives()))
-    sums = pairs * case.shape[1]
-    products = case.n * sum(matrix.size for matrix in case.matrices.values())
-    return (sums + products) * (5 if gradient else 1)
-
-
-def _rebuilt(root: Path, processes: int | None, progress: Progress | None) -> tuple[dict[str, str], list[str]]:
-    """The new text of every golden file that differs, and how it does."""
     flags = golden.read_flags(root)
     files: dict[str, Any] = {}
     jobs: list[tuple[Case, bool]] = []
@@ -116,7 +65,49 @@ def _rebuilt(root: Path, processes: int | None, progress: Progress | None) -> tu
             texts[name] = text
             if len(changes) == differing:
                 changes.append(f"{name}: the same content in another layout")
-    return texts, changes
+    for name, text in texts.items():
+        write_atomically(root / name, text)
+    if texts:
+        write_manifest(root)
+    return changes
+
+
+def prove(
+    cases: Sequence[tuple[Case, bool]], *, processes: int | None = None, progress: Progress | None = None
+) -> list[Expected]:
+    """Certify many cases, each with or without its gradient, in parallel.
+
+    Args:
+        cases: the cases, and whether the gradient of each is wanted.
+        processes: how many processes; by default one per core. With one, nothing is started.
+        progress: called at each step.
+
+    Returns:
+        The results, in the order of the cases.
+
+    Raises:
+        CertificationError: a result cannot be proved.
+    """
+    processes = processes or os.cpu_count() or 1
+    if processes == 1 or len(cases) < 2:
+        return list(tracked("proving", map(_certified, cases), len(cases), progress))
+    # The dearest first, or a large one begun last would run alone.
+    order = sorted(range(len(cases)), key=lambda k: -_cost(*cases[k]))
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        proved = pool.map(_certified, [cases[k] for k in order])
+        results = dict(zip(order, tracked("proving", proved, len(cases), progress), strict=True))
+    return [results[k] for k in range(len(cases))]
+
+
+def _certified(job: tuple[Case, bool]) -> Expected:
+    return certify(job[0], gradient=job[1])
+
+
+def _cost(case: Case, gradient: bool) -> int:
+    pairs = sum(map(len, case.positives()))
+    sums = pairs * case.shape[1]
+    products = case.n * sum(matrix.size for matrix in case.matrices.values())
+    return (sums + products) * (5 if gradient else 1)
 
 
 def _differences(stored: Mapping[str, Any], rebuilt: Mapping[str, Any], path: str = "") -> Iterator[str]:

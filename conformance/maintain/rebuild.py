@@ -198,12 +198,11 @@ def _differing(stage: Path, before: Mapping[str, bytes]) -> Iterator[tuple[str, 
 def _renew_manifest(stage: Path) -> list[str]:
     """Renew the checksums, and say which files were not those that the manifest lists."""
     try:
-        listed = read_json(stage, MANIFEST)["files"]
-    except (FixtureError, KeyError, TypeError):
-        listed = None
-    write_manifest(stage)
-    if not isinstance(listed, dict):
+        listed = dict(read_json(stage, MANIFEST)["files"])
+    except (FixtureError, KeyError, TypeError, ValueError):
+        write_manifest(stage)
         return [f"{MANIFEST}: missing or damaged"]
+    write_manifest(stage)
     present = read_json(stage, MANIFEST)["files"]
     lines = []
     for name in sorted({**listed, **present}):
@@ -263,40 +262,30 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]
     for key in new:
         if key != "records" and old.get(key) != new[key]:
             yield f"{key}: {_text(old.get(key))} -> {_text(new[key])}"
-    before = {(entry["case"], entry["dtype"]): entry for entry in old.get("records", ())}
-    after = {(entry["case"], entry["dtype"]): entry for entry in new["records"]}
-    for case, dtype in {**before, **after}:
-        if (case, dtype) not in after:
-            yield f"{case}, {dtype}: no longer recorded"
-        elif (case, dtype) not in before:
-            yield f"{case}, {dtype}: recorded for the first time: value {_values(after[case, dtype])}"
-        else:
-            change = _changed(before[case, dtype], after[case, dtype])
-            if change:
-                yield f"{case}, {dtype}: {change}"
+    before, after = ({(e["case"], e["dtype"]): e for e in each.get("records", ())} for each in (old, new))
+    for place in {**before, **after}:
+        change = _changed(before.get(place), after.get(place))
+        if change:
+            yield f"{', '.join(place)}: {change}"
 
 
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """What one record's value and gradient became; empty if they are the same."""
-    parts = []
-    if old["values"] != new["values"]:
-        parts.append(f"value {_values(old)} -> {_values(new)}")
+def _changed(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
+    """What one record became; empty if it is the same."""
+    if new is None:
+        return "no longer recorded"
+    values = ", ".join(map(_text, new["values"]))
+    if old is None:
+        return f"recorded for the first time: value {values}"
+    parts = [f"value {', '.join(map(_text, old['values']))} -> {values}"] if old["values"] != new["values"] else []
     if old["gradient"] != new["gradient"]:
         was, now = (np.array(entry["gradient"], dtype=object) for entry in (old, new))
         if was.shape != now.shape:
-            parts.append(f"gradient of shape {list(was.shape)} -> {list(now.shape)}")
-        else:
-            differ = np.argwhere(was != now)
-            i, d = differ[0]
-            parts.append(
-                f"{'value the same; ' if not parts else ''}gradient [{i}, {d}] {_text(was[i, d])} -> {_text(now[i, d])}"
-                f" ({len(differ)} of {was.size} entries differ)"
-            )
+            return "; ".join([*parts, f"gradient of shape {list(was.shape)} -> {list(now.shape)}"])
+        differ = np.argwhere(was != now)
+        i, d = differ[0]
+        change = f"{_text(was[i, d])} -> {_text(now[i, d])} ({len(differ)} of {was.size} entries differ)"
+        parts = [*(parts or ["value the same"]), f"gradient [{i}, {d}] {change}"]
     return "; ".join(parts)
-
-
-def _values(entry: Mapping[str, Any]) -> str:
-    return ", ".join(map(_text, entry["values"]))
 
 
 def _text(value: Any) -> str:
