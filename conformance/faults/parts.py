@@ -238,7 +238,11 @@ def given(
 
 def views(view_a: Tensor, view_b: Tensor, temperature: float) -> Rows:
     """The logits [2B, 2B] of the cosines of stacked views."""
-    rows = unit(torch.cat([view_a, view_b]))
+    return of_rows(unit(torch.cat([view_a, view_b])), temperature)
+
+
+def of_rows(rows: Tensor, temperature: float = 1.0) -> Rows:
+    """The logits [2B, 2B] of the dot products of stacked views."""
     return among_views(rows @ rows.T / temperature)
 
 

@@ -31,8 +31,7 @@ def nt_xent_normalised_over_the_views(given: parts.Features) -> Tensor:
 @fault("nt_xent")
 def nt_xent_normalised_over_the_batch(view_a: Tensor, view_b: Tensor, *, temperature: float) -> parts.Rows:
     """Each column is brought to norm 1, not each row."""
-    rows = F.normalize(torch.cat([view_a, view_b]), dim=0)
-    return parts.among_views(rows @ rows.T / temperature)
+    return parts.of_rows(F.normalize(torch.cat([view_a, view_b]), dim=0), temperature)
 
 
 @fault("info_nce", github("Shathe/SemiSeg-Contrastive", "issues/2"))
@@ -55,8 +54,7 @@ def supcon_norm_detached(embeddings: Tensor, labels: Tensor, *, temperature: flo
 def nt_xent_norm_plus_epsilon(view_a: Tensor, view_b: Tensor, *, temperature: float) -> parts.Rows:
     """An epsilon of 1e-8 is added to every norm: rows of small norm are not brought to norm 1."""
     rows = torch.cat([view_a, view_b])
-    rows = rows / (rows.norm(dim=1, keepdim=True) + 1e-8)
-    return parts.among_views(rows @ rows.T / temperature)
+    return parts.of_rows(rows / (rows.norm(dim=1, keepdim=True) + 1e-8), temperature)
 
 
 @fault("nt_bxent", "https://pytorch.org/docs/stable/generated/torch.nn.functional.normalize.html")

@@ -28,8 +28,7 @@ def info_nce_temperature_missing(way: parts.Way) -> parts.Way:
 @fault("nt_xent")
 def nt_xent_temperature_twice(view_a: Tensor, view_b: Tensor, *, temperature: float) -> parts.Rows:
     """The rows are divided by the temperature before they are multiplied: it is applied squared."""
-    rows = parts.unit(torch.cat([view_a, view_b])) / temperature
-    return parts.among_views(rows @ rows.T)
+    return parts.of_rows(parts.unit(torch.cat([view_a, view_b])) / temperature)
 
 
 @fault("info_nce", github("bowang-lab/BLEEP", "issues/5"), of=parts.ways)
