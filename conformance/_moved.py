@@ -29,18 +29,15 @@ class _Moved(MetaPathFinder, Loader):
     """Finds the old paths, and what lies below them."""
 
     def find_spec(self, fullname: str, *given: object) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if _new_path(fullname) else None
+        first, dot, below = fullname.partition(f"{PACKAGE}.")[2].partition(".")
+        new = f"{PACKAGE}.{MOVED.get(first)}{dot}{below}"
+        return ModuleSpec(fullname, self, loader_state=new) if first in MOVED else None
 
     def exec_module(self, module: ModuleType) -> None:
-        old = module.__name__
-        new = _new_path(old)
+        assert module.__spec__
+        old, new = module.__name__, module.__spec__.loader_state
         warnings.warn(f"{old} has moved to {new}", DeprecationWarning, stacklevel=2)
         sys.modules[old] = importlib.import_module(new)
-
-
-def _new_path(old: str) -> str:
-    first, dot, below = old.partition(f"{PACKAGE}.")[2].partition(".")
-    return f"{PACKAGE}.{MOVED[first]}{dot}{below}" if first in MOVED else ""
 
 
 def install() -> None:

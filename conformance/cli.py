@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,10 +64,9 @@ def with_options(table: type, *keywords: str) -> Callable[[Callable[..., None]],
             default = inspect.Parameter.empty if one.required else default
             more = {"default": default, "annotation": Annotated[kind, about]}
             parameters.append(inspect.Parameter(one.keyword, KEYWORD_ONLY, **more))
-        names = {one.keyword for one in chosen}
-        for own in inspect.signature(command, eval_str=True).parameters.values():
-            if own.name not in names and own.kind is not own.VAR_KEYWORD:
-                parameters.append(own.replace(kind=KEYWORD_ONLY))
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        names = {"options", *(one.keyword for one in chosen)}
+        parameters += [one.replace(kind=KEYWORD_ONLY) for one in own if one.name not in names]
         parameters.sort(key=lambda one: one.default is not one.empty)
 
         @functools.wraps(command)
@@ -97,13 +95,7 @@ def _say(lines: Iterable[str]) -> None:
         typer.echo(line)
 
 
-def _judge(
-    judge: Callable[[Progress], Report | CheckResult],
-    json: Path | None,
-    junit: Path | None,
-    *,
-    everything: bool = False,
-) -> None:
+def _judge(judge: Callable[[Progress], Report | CheckResult], json: Path | None, junit: Path | None) -> None:
     """Judge, print the report, write it, and end with its exit code; a file that cannot be written stops it before."""
     from . import report as pages
 
@@ -113,12 +105,11 @@ def _judge(
     start = time.perf_counter()
     with _bar() as bar:
         found = judge(bar)
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    pages.show(found, console, seconds=time.perf_counter() - start, everything=everything)
-    if json is not None:
-        pages.write_json(found, json)
-    if junit is not None:
-        pages.write_junit(found, junit)
+    console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False, emoji=False)
+    pages.show(found, console, seconds=time.perf_counter() - start)
+    for write, path in ((pages.write_json, json), (pages.write_junit, junit)):
+        if path is not None:
+            write(found, path)
     raise typer.Exit(found.exit_code)
 
 
@@ -187,11 +178,10 @@ def check(
     null, never a text. One that hangs, crashes or answers anything else gives errored, and is started anew at most
     three times. pydoc pairproof.conformance.implementations.subprocess has the whole of it.
     """
-    from .judge.check import SHOWN
-    from .judge.check import check as judge
+    from .judge import check as checking
 
-    judged = functools.partial(judge, Request(**options), explain=None if everything else SHOWN)
-    _judge(judged, json, junit, everything=everything)
+    explain = None if everything else checking.SHOWN
+    _judge(functools.partial(checking.check, Request(**options), explain=explain), json, junit)
 
 
 @app.command()
@@ -232,14 +222,12 @@ def list_everything(losses: tuple[str, ...]) -> None:
     from .suite.catalogue import LOSSES
 
     chosen, fixtures = Selection(losses), load_worked()
+    entries = {name: entry for name, entry in LOSSES.items() if chosen.takes_loss(name)}
+    takes = {name: ", ".join(filter(None, (*entry.embeddings, entry.targets))) for name, entry in entries.items()}
     groups = {
-        "losses": [
-            f"{name}: {entry.function}({', '.join(filter(None, (*entry.embeddings, entry.targets)))}); {entry.source}"
-            for name, entry in LOSSES.items()
-            if chosen.takes_loss(name)
-        ],
+        "losses": [f"{name}: {it.function}({takes[name]}); {it.source}" for name, it in entries.items()],
         "implementations": [f"{kind.name}: {kind.title}" for kind in ALL],
-        "cases": [f"{it.id}: {it.loss}, {it.sizes()}" for it in load_cases(fixtures) if chosen.takes_loss(it.loss)],
+        "cases": [f"{it.id}: {it.loss}, {it.sizes()}" for it in load_cases(fixtures) if it.loss in entries],
     }
     if not losses:
         groups["figures and claims"] = lines = []
@@ -283,10 +271,19 @@ def explain(
 
         pairproof explain pair_notebook/in-103-loss-0.01
     """
-    from .explain import explain as spell
-    from .explain import find_case
+    from . import explain as words
 
-    _say(spell(find_case(case), anchor))
+    _say(words.explain(words.find_case(case), anchor))
+
+
+def _rebuild(peers: dict[str, str], *, keep: bool) -> int:
+    """Make the fixtures anew, print what differs, keep it or not; return the number of changes."""
+    from .maintain.rebuild import rebuild, shortened
+
+    with _bar() as bar:
+        rebuilt = rebuild(peers, progress=bar, keep=keep)
+    _say([*shortened(rebuilt.changes), *shortened(rebuilt.notes)])
+    return len(rebuilt.changes)
 
 
 @fixtures.command("rebuild")
@@ -303,12 +300,8 @@ def fixtures_rebuild(peers: dict[str, str]) -> None:
 
         pairproof fixtures rebuild --peer supcontrast=../SupContrast
     """
-    from .maintain.rebuild import rebuild, shortened
-
-    with _bar() as bar:
-        rebuilt = rebuild(peers, progress=bar)
-    _say([*shortened(rebuilt.changes), *shortened(rebuilt.notes)])
-    typer.echo(f"fixtures: {len(rebuilt.changes)} changes" if rebuilt.changes else "fixtures: nothing changed")
+    changes = _rebuild(peers, keep=True)
+    typer.echo(f"fixtures: {changes} changes" if changes else "fixtures: nothing changed")
 
 
 @fixtures.command("check")
@@ -318,13 +311,8 @@ def fixtures_check(peers: dict[str, str]) -> None:
 
     Everything is proved and run anew: nothing is taken from the files but the inputs.
     """
-    from .maintain.rebuild import check, shortened
-
-    with _bar() as bar:
-        rebuilt = check(peers, progress=bar)
-    _say([*shortened(rebuilt.changes), *shortened(rebuilt.notes)])
-    if rebuilt.changes:
-        typer.echo(f"fixtures: a rebuild would make {len(rebuilt.changes)} changes")
+    if changes := _rebuild(peers, keep=False):
+        typer.echo(f"fixtures: a rebuild would make {changes} changes")
         raise typer.Exit(NOT_CONFORMING)
     typer.echo("fixtures: valid, and a rebuild would change nothing")
 
@@ -353,15 +341,12 @@ def fixtures_add(
     from .maintain.add import add
     from .suite.store import dump_json
 
-    batch = Batch(**options)
     if temperature is not None:
-        batch = replace(batch, settings={**batch.settings, "temperature": temperature})
+        options["settings"]["temperature"] = temperature
     with _bar() as bar:
-        added = add(batch, flag, note, gradient=gradient, dry_run=dry_run, progress=bar)
-    if dry_run:
-        typer.echo(dump_json(added.entry), nl=False)
-        return
-    _say([f"fixtures: golden/{added.entry['id']} is proved and written", *added.notes])
+        added = add(Batch(**options), flag, note, gradient=gradient, dry_run=dry_run, progress=bar)
+    written = [f"fixtures: golden/{added.entry['id']} is proved and written", *added.notes]
+    _say([dump_json(added.entry).rstrip("\n")] if dry_run else written)
 
 
 @fixtures.command("show")

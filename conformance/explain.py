@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pairproof.reference import Pair, Result
+from pairproof.reference import Pair, Result, Terms
 
 from .documents.load import load_worked
 from .judge.options import Selection, UsageError
@@ -35,27 +35,21 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
     Raises:
         UsageError: the row is no anchor of the case.
     """
-    result = call_reference(case)
-    anchors = case.anchors()
+    result, anchors = call_reference(case), case.anchors()
     if anchor is not None and anchor not in anchors:
         raise UsageError(f"--anchor: expected one of {', '.join(map(str, anchors))}, got {anchor}")
     yield f"{case.id}: {case.entry.function}, {case.sizes()}"
     options = {"temperature": case.option("temperature"), "similarity": case.option("similarity"), **case.keywords}
     yield "  " + ", ".join(f"{name} {value}" for name, value in options.items())
-    for name, value in case.arguments.items():
-        yield f"  {name} {value}"
+    yield from (f"  {name} {value}" for name, value in case.arguments.items())
     if case.entry.two_towers:
-        end = case.n + len(case.others.get("negatives", ()))
-        queue = f", {case.n} to {end - 1} the negatives" if end > case.n else ""
+        queue = f", {case.n} to {case.shape[1] - 1} the negatives" if case.shape[1] > case.n else ""
         yield f"  columns: 0 to {case.n - 1} the rows of the other tower{queue}"
     elif "ref_embeddings" in case.others:
         yield "  columns: the references"
     for i in anchors if anchor is None else [anchor]:
-        yield ""
-        yield from _anchor(case, result, i)
-    yield ""
-    yield from _whole(case, result)
-    yield "  (each printed number is rounded; the sum is not)"
+        yield from ("", *_anchor(case, result.terms, i))
+    yield from ("", *_whole(case, result), "  (each printed number is rounded; the sum is not)")
 
 
 def _exp(x: Any) -> float:
@@ -64,7 +58,7 @@ def _exp(x: Any) -> float:
 
 
 def _listed(rows: Sequence[int]) -> str:
-    return " ".join(map(str, rows)) if rows else "none"
+    return " ".join(map(str, rows)) or "none"
 
 
 def _number(value: Any) -> str:
@@ -72,13 +66,11 @@ def _number(value: Any) -> str:
     return f"{x:.{DIGITS}f}" if x == 0 or 1e-3 <= abs(x) < 1e5 else f"{x:.{DIGITS - 1}e}"
 
 
-def _anchor(case: Case, result: Result, i: int) -> Iterator[str]:
+def _anchor(case: Case, terms: Terms, i: int) -> Iterator[str]:
     """An anchor, and which row of which matrix it is where that is not clear; its pairs; its value."""
-    terms, name = result.terms, f"anchor {i}"
-    if case.entry.two_towers:
-        block = next(block for block in case.blocks() if block.row <= i < block.row + case.n)
-        name += f" (row {i - block.row} of {block.left})"
-    yield f"{name}: positives {_listed(terms.positives[i])}; negatives {_listed(terms.negatives[i])}"
+    tower, row = divmod(i, case.n)
+    place = f" (row {row} of {case.blocks()[tower].left})" if case.entry.two_towers else ""
+    yield f"anchor {i}{place}: positives {_listed(terms.positives[i])}; negatives {_listed(terms.negatives[i])}"
     for (anchor, other), pair in terms.pairs.items():
         if anchor == i:
             yield f"  {_pair(case, pair, terms.similarity[i][other])}"
@@ -112,16 +104,14 @@ def _whole(case: Case, result: Result) -> Iterator[str]:
     sign = "" if form == "binary" else "-"
     scale = "" if case.option("base_temperature") is None else f" x {_number(terms.scale)}"
     if reduction == "mean_pairs":
-        pairs = [pair for pair in terms.pairs.values() if pair.positive]
-        logs = " + ".join(f"log {_ratio(pair)}" for pair in pairs)
-        yield f"-({logs})/{max(len(pairs), 1)}{scale} = {_number(result.loss)}"
-        return
-    parts = [_part(form, [pair for (a, _), pair in terms.pairs.items() if a == i]) for i in terms.counted]
+        parts = [f"log {_ratio(pair)}" for pair in terms.pairs.values() if pair.positive]
+    else:
+        parts = [_part(form, [pair for (a, _), pair in terms.pairs.items() if a == i]) for i in terms.counted]
     if reduction == "none":
         for i, part, value in zip(terms.counted, parts, result.loss, strict=True):
             yield f"anchor {i}: {sign}({part}){scale} = {_number(value)}"
         return
-    divisor = f"/{len(parts)}" if reduction == "mean" and parts else ""
+    divisor = "" if reduction == "sum" or not parts else f"/{len(parts)}"
     yield f"{sign}({' + '.join(parts) or '0'}){divisor}{scale} = {_number(result.loss)}"
 
 
@@ -150,10 +140,8 @@ def find_case(name: str) -> Case:
     calls = {f"{one.document.id}/{it.id}": f"{one.document.id}/{it.call}" for one in fixtures for it in one.figures}
     found = cases.get(name) or cases.get(calls.get(name, ""))
     if found is None:
-        what = (
-            f"{name} is not a loss of known inputs, so it has no terms" if name in calls else f"unknown case {name!r}"
-        )
-        raise UsageError(f"{what}; see: pairproof list")
+        known = f"{name} is not a loss of known inputs, so it has no terms"
+        raise UsageError(f"{known if name in calls else f'unknown case {name!r}'}; see: pairproof list")
     return found
 
 
@@ -166,10 +154,10 @@ def find_golden(name: str, root: Path | None = None) -> GoldenCase:
     cases = load_golden(root)
     found = [case for case in cases if case.id in (name, f"{FOLDER}/{name}")]
     found = found or [case for case in cases if case.id.rpartition("/")[2] == name]
-    if not found:
-        raise UsageError(f"no golden case is called {name!r}; see: pairproof list")
     if len(found) > 1:
         raise UsageError(f"{name} is a case of several losses: {', '.join(case.id for case in found)}")
+    if not found:
+        raise UsageError(f"no golden case is called {name!r}; see: pairproof list")
     return found[0]
 
 
@@ -184,36 +172,29 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
     case, loss = golden.case, LOSSES[golden.case.loss]
     whole = case.size <= ALL_TERMS if terms is None else terms
     yield f"{golden.id}: {loss.function}({', '.join([*case.matrices, *case.arguments])}), {loss.source}"
-    yield f"  {golden.note}"
-    yield ""
+    yield from (f"  {golden.note}", "")
     for name in golden.flags:
         flag = flags[name]
         yield from (f"flag {name}", f"  hunts: {flag.hunts}", f"  effect: {flag.effect}")
         yield from (f"  where: {_address(link)}" for link in flag.links)
-    yield ""
-    yield f"{case.sizes()}, exact in {', '.join(golden.dtypes)}"
-    others = [dtype for dtype in DTYPES if dtype not in golden.dtypes]
-    if others:
+    yield from ("", f"{case.sizes()}, exact in {', '.join(golden.dtypes)}")
+    if others := [dtype for dtype in DTYPES if dtype not in golden.dtypes]:
         yield f"  not in {', '.join(others)}, which would round them"
     if whole:
         for name, matrix in case.matrices.items():
             yield from _matrix("row" if name == "embeddings" else f"{name}, row", matrix)
-    for key, value in case.arguments.items():
-        yield f"  {key} {value}"
+    yield from (f"  {key} {value}" for key, value in case.arguments.items())
     for key, default in loss.keywords.items():
         if key in case.keywords:
             yield f"  {key} {case.keywords[key]}"
         elif key not in (*ARGUMENTS, "anchors"):
             yield f"  {key} {'not given' if default is None else default} (the default)"
-    yield ""
-    yield "expected, each number the float64 nearest to the true one"
+    yield from ("", "expected, each number the float64 nearest to the true one")
     yield from _results(golden.expected, case, whole)
-    yield ""
-    yield f"repeat: {Selection(cases=(golden.id,)).command()}"
+    yield from ("", f"repeat: {Selection(cases=(golden.id,)).command()}")
     yield f"terms: pairproof explain {golden.id} --anchor {next(iter(case.anchors()), 0)}"
     if whole:
-        yield ""
-        yield from explain(case)
+        yield from ("", *explain(case))
 
 
 def _results(expected: Expected, case: Case, whole: bool) -> Iterator[str]:

@@ -18,8 +18,8 @@ pytest loads this module wherever pairproof is installed, so it imports only pyt
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ import pytest
 import pairproof
 
 from .judge.options import CouldNotRun, Request, UsageError, option, options_of, takes
-from .judge.results import Status, unused
+from .judge.results import Status, grouped, unused
 
 if TYPE_CHECKING:
     from .implementations.base import Deviation
@@ -43,6 +43,9 @@ PROPERTY = "pairproof"
 """Name of the property of a test's report that says to which mark it belongs and how its check ended, as JSON."""
 FIXTURE = "check"
 _SUITE = pytest.StashKey["Suite"]()
+
+Record = dict[str, Any]
+"""What the last report of a test says: the mark to which it belongs, whether it ended, and how its check ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +118,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _flag(keyword: str) -> str:
-    return f"--pairproof-{options_of(Mark)[keyword].name}"
+    flag, *_ = options_of(Mark)[keyword].flags or (keyword,)
+    return f"--pairproof-{flag.lstrip('-').partition('/')[0]}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -153,8 +157,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         # pytest shows this error in one line, and a collector's other errors with their tracebacks.
         raise pytest.Collector.CollectError(f"pairproof: {error}") from None
     # Ids that pytest had to number would look like those of other marks.
-    numbered = [f"{check.group.mark.loss}-{check.group.number}-{check.id}" for check in found]
-    metafunc.parametrize(FIXTURE, found, ids=numbered if len(marks) > 1 else [check.id for check in found])
+    prefixes = [f"{check.group.mark.loss}-{check.group.number}-" if len(marks) > 1 else "" for check in found]
+    metafunc.parametrize(FIXTURE, found, ids=[p + check.id for p, check in zip(prefixes, found, strict=True)])
 
 
 def _from_command_line(config: pytest.Config, mark: Mark) -> dict[str, Any]:
@@ -259,8 +263,9 @@ class Suite:
         # The command that repeats a check finds the nearest file itself.
         mark = replace(mark, deviations=None if file == self.nearest else file)
         cases, dtypes = chosen_cases(mark, self.cases), mark.dtypes or External.dtypes
-        entries = read_declarations(file) if file else {}
-        group = Group(mark, self, number, len(cases) * len(dtypes), bool(changes), file, entries)
+        count = len(cases) * len(dtypes)
+        record = {"of": count, "asserted": mark.checks, "overridden": bool(changes), "title": mark.title}
+        group = Group(mark, self, number, record, file, read_declarations(file) if file else {})
         return [CaseCheck(group, case, dtype) for case in cases for dtype in dtypes]
 
 
@@ -272,8 +277,8 @@ class Group:
         mark: what it requests; the target is None where the test names it.
         suite: the cases.
         number: of the mark, among those of its test function.
-        count: how many checks there are.
-        overridden: whether the command line says anything of the mark.
+        record: what the reports of all its tests say: how many checks there are and must be judged, whether the command
+            line says anything of the mark, and its title.
         file: of the declared deviations.
         entries: of that file, by place.
         loaded: the mark's own target, and those that the test names by a text, by name.
@@ -282,8 +287,7 @@ class Group:
     mark: Mark
     suite: Suite
     number: int
-    count: int
-    overridden: bool
+    record: Record
     file: Path | None
     entries: dict[str, dict[str, Any]]
     loaded: dict[str, External] = field(default_factory=dict)
@@ -347,16 +351,11 @@ class CaseCheck:
 
     def report(self, outcome: Mapping[str, Any]) -> None:
         """Put into the reports of the test how the check ended; nothing as long as it was not called."""
-        group, self.called = self.group, bool(outcome)
-        mark = {
-            "group": f"{self.item.nodeid.replace(self.id, '')} {group.number}",
-            "of": group.count,
-            "asserted": group.mark.checks,
-            "overridden": group.overridden,
-            "title": group.mark.title,
-        }
-        self.item.user_properties[:] = [kept for kept in self.item.user_properties if kept[0] != PROPERTY]
-        self.item.user_properties.append((PROPERTY, json.dumps({**mark, **outcome})))
+        self.called = bool(outcome)
+        group = f"{self.item.nodeid.replace(self.id, '')} {self.group.number}"
+        record = json.dumps({"group": group, **self.group.record, **outcome})
+        others = [kept for kept in self.item.user_properties if kept[0] != PROPERTY]
+        self.item.user_properties[:] = [*others, (PROPERTY, record)]
 
     def __call__(self, target: object | None = None) -> None:
         """Judge a target on this case, and end the test as the verdict says.
@@ -410,25 +409,19 @@ class CaseCheck:
 
     def _failure(self, check: Check, mark: Mark, judged: External) -> Iterator[str]:
         """The lines that a failed test prints."""
-        from .judge import check as judging
-        from .judge.verify import truth_of
+        from .judge.check import SHOWN, explanation
 
         yield f"{self.case} {self.dtype}: {check.status}: {check.message}"
-        suite = self.group.suite
+        suite, case = self.group.suite, self.inputs
         if check.status is Status.FAILED:
-            case, outcome = self.inputs, judged.outcomes.get((self.case, self.dtype))
-            if suite.explained == judging.SHOWN:
-                yield f"{judging.SHOWN} failures of this run are explained above; run alone, this one is too"
-            elif words := judging.explanation(check, case, truth_of(case, suite.cases[case]), outcome):
+            if suite.explained == SHOWN:
+                yield f"{SHOWN} failures of this run are explained above; run alone, this one is too"
+            elif words := explanation(check, case, suite.cases[case], judged.outcomes.get((case.id, self.dtype))):
                 suite.explained += 1
                 yield words
         if check.flags:
             yield f"the case is there for: {', '.join(check.flags)}"
         yield "repeat: " + (check.repeat if isinstance(mark.target, str) else f"pytest '{self.item.nodeid}'")
-
-
-Record = dict[str, Any]
-"""What the last report of a test says: the mark to which it belongs, whether it ended, and how its check ended."""
 
 
 class Tally:
@@ -465,23 +458,23 @@ class Tally:
         for problem in problems:
             terminalreporter.line(f"ERROR {problem}", red=True)
 
-    def grouped(self, *keys: str, judged: bool = False) -> dict[tuple[str, ...], list[Record]]:
-        """The tests, or those whose check was called, by some of their properties."""
-        found: dict[tuple[str, ...], list[Record]] = defaultdict(list)
-        for test in self.tests.values():
-            if "status" in test or not judged:
-                found[tuple(test[key] for key in keys)].append(test)
-        return found
+    def called(self) -> list[Record]:
+        """The tests whose check was called."""
+        return [test for test in self.tests.values() if "status" in test]
 
-    def missing(self, group: str) -> int:
-        """How many tests of a mark did not run."""
-        tests = self.grouped("group")[group,]
-        return int(tests[0]["of"] - sum(test["ended"] for test in tests))
+    def marks(self) -> dict[str, list[Record]]:
+        """The tests of each mark."""
+        return grouped((test["group"], test) for test in self.tests.values())
+
+    def missing(self) -> dict[str, int]:
+        """How many tests of each mark did not run."""
+        return {mark: tests[0]["of"] - sum(test["ended"] for test in tests) for mark, tests in self.marks().items()}
 
     def problems(self) -> Iterator[str]:
         """What is wrong beyond the tests that failed."""
-        for (group,), tests in self.grouped("group").items():
-            if self.missing(group):
+        missing = self.missing()
+        for mark, tests in self.marks().items():
+            if missing[mark]:
                 continue
             called = [test for test in tests if "status" in test]
             judged, asserted = _judged(called), tests[0]["asserted"]
@@ -490,8 +483,8 @@ class Tally:
                 yield f"{who}: none of its checks {'could be' if called else 'was'} judged"
             if asserted not in (None, judged):
                 yield f"{who}: {judged} checks were judged where {asserted} are asserted"
-        for (title,), tests in self.grouped("title", judged=True).items():
-            if not any(map(self.missing, {test["group"] for test in tests})):
+        for title, tests in grouped((test["title"], test) for test in self.called()).items():
+            if not any(missing[test["group"]] for test in tests):
                 declared = dict.fromkeys(name for test in tests if test["whole"] for name in test["declared"])
                 yield from unused(declared, [name for test in tests for name in test["met"]], title)
         if self.given and self.tests and not any(test["overridden"] for test in self.tests.values()):
@@ -501,28 +494,24 @@ class Tally:
 
     def lines(self) -> Iterator[str]:
         """The summary, without the problems."""
-        declared: dict[str, str] = {}
-        others: dict[str, str] = {}
-        for (group, title), tests in self.grouped("group", "title", judged=True).items():
+        for (mark, title), tests in grouped(((test["group"], test["title"]), test) for test in self.called()).items():
             counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(t["status"] for t in tests).items()))
             yield f"{title}: {_judged(tests)} of {tests[0]['of']} checks judged: {counts}"
             yield from dict.fromkeys(f"  {note}" for test in tests for note in test["notes"])
             skipped = Counter(test["message"] for test in tests if test["status"] == "skipped")
             yield from (f"  {count} skipped: {reason}" for reason, count in skipped.most_common())
-            if missing := self.missing(group):
+            if missing := self.missing()[mark]:
                 yield f"  {missing} did not run: counts are not asserted"
             yield from (f"  declared: {place}: {words}" for place, words in tests[0]["declared"].items())
-            declared |= tests[0]["declared"]
-            others |= tests[0]["aside"]
-        for tests in self.grouped("group").values():
-            before = [test for test in tests if test["ended"] and "status" not in test]
-            if before:
-                yield f"{before[0]['title']}: {len(before)} tests ended before their check"
-        for place, target in others.items():
+        for tests in self.marks().values():
+            if titles := [test["title"] for test in tests if test["ended"] and "status" not in test]:
+                yield f"{titles[0]}: {len(titles)} tests ended before their check"
+        declared = {place for test in self.called() for place in test["declared"]}
+        for place, target in dict.fromkeys(other for test in self.called() for other in test["aside"].items()):
             if place not in declared:
                 whose = f"of {target}, which" if target else "of a loss that"
                 yield f"declared {whose} was not judged here: {place}"
 
 
-def _judged(tests: Iterable[Record]) -> int:
+def _judged(tests: Sequence[Record]) -> int:
     return sum(test["status"] != "skipped" for test in tests)

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,12 +18,10 @@ from rich.text import Text
 
 from .documents.figures import Judgement
 from .documents.load import Figure
-from .judge.check import CONFORMS, SHOWN, CheckResult
-from .judge.results import BAD, Check, Status, tally
-from .judge.verify import Report
+from .judge.check import CONFORMS, CheckResult
+from .judge.results import BAD, Check, Status, counted, grouped, tally
+from .judge.verify import Report, show_counts
 from .suite.catalogue import LOSSES
-
-T = TypeVar("T")
 
 FORMAT = "pairproof-report/1"
 CHECK_FORMAT = "pairproof-check/1"
@@ -49,46 +47,36 @@ Part = Cell | Table
 """What is printed as it is: a text in one line, or a table."""
 
 
-def show(found: Report | CheckResult, console: Console, *, seconds: float, everything: bool = False) -> None:
+def show(found: Report | CheckResult, console: Console, *, seconds: float) -> None:
     """Print a run or a check: what was judged, the results in tables, the failures, the verdict last.
 
     Args:
         found: what to print.
-        console: on which.
+        console: on which; one that leaves markup and emoji codes as they are.
         seconds: how long it took.
-        everything: whether all failures of a check are printed, not only the first.
     """
-    parts = _of_check(found, seconds, everything) if isinstance(found, CheckResult) else _of_run(found, seconds)
+    parts = _of_check(found, seconds) if isinstance(found, CheckResult) else _of_run(found, seconds)
     for part in parts:
-        console.print(part, soft_wrap=not isinstance(part, Table), markup=False, highlight=False, emoji=False)
+        console.print(part, soft_wrap=not isinstance(part, Table))
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[Table]:
     """A table, if it has rows, in which a first cell that repeats the one above it is left blank."""
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for column in columns:
+    for name in columns:
         table.add_column(
-            column, justify="right" if column in NUMBERS else "left", overflow="fold", no_wrap=column == "published"
+            name, justify="right" if name in NUMBERS else "left", overflow="fold", no_wrap=name == "published"
         )
     before: Cell = ""
     for first, *others in rows:
-        cells = ["" if first == before else first, *others]
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+        table.add_row("" if first == before else first, *others)
         before = first
     if table.row_count:
         yield table
 
 
-def _grouped(items: Iterable[tuple[Any, T]]) -> dict[Any, list[T]]:
-    groups: dict[Any, list[T]] = {}
-    for key, item in items:
-        groups.setdefault(key, []).append(item)
-    return groups
-
-
-def _counts(checks: Iterable[Check], statuses: Iterable[Status] = Status) -> list[Cell]:
+def _counts(counts: Counter[Status], statuses: Iterable[Status] = Status) -> list[Cell]:
     """One cell for each status: how many checks ended with it."""
-    counts = Counter(check.status for check in checks)
     return [Text(str(counts[status]), STYLE[status]) if counts[status] else "" for status in statuses]
 
 
@@ -115,16 +103,13 @@ def _of_run(report: Report, seconds: float) -> Iterator[Part]:
     yield from (f"  {name}: {version}" for name, version in report.versions.items())
     yield from (Text(f"  {name}: skipped: {reason}", "yellow") for name, reason in report.absent.items())
     yield from _figures(report)
-    claims = [
-        (one.document, one.claim.id, Text(one.verdict, _style(one.passed)), one.evidence) for one in report.claims
-    ]
+    claims = [(it.document, it.claim.id, Text(it.verdict, _style(it.passed)), it.evidence) for it in report.claims]
     yield from _table("Claims in words", ("document", "claim", "verdict", "evidence"), claims)
     cases = [check for check in report.checks if check.kind == "case"]
     yield from _implementations(cases)
     yield from _distribution(cases)
     yield from _flags(cases)
-    bad = [check for check in report.checks if check.status in BAD]
-    if bad:
+    if bad := [check for check in report.checks if check.status in BAD]:
         yield Text(f"\n{len(bad)} failures", "bold red")
     for check in bad:
         yield from _failure(check, f"{check.implementation} {check.dtype}" if check.kind == "case" else "")
@@ -141,28 +126,25 @@ def _figures(report: Report) -> Iterator[Table]:
     for check in sorted(report.checks, key=lambda check: check.dtype != "float32"):
         if check.kind == "case" and check.value is not None:
             values.setdefault((check.implementation, check.case), check)
-    calls = {(fixture.document.id, figure.id): figure.call for fixture in report.fixtures for figure in fixture.figures}
 
     def row(judgement: Judgement) -> Iterator[Cell]:
         figure, document = judgement.figure, judgement.document
         count = len(list(figure.entries()))
         kinds = "indices" if figure.kind == "index" else f"{figure.kind}s"
-        yield from (document, figure.id, figure.place)
-        yield str(figure.printed) if count == 1 else f"{count} {kinds}"
+        yield from (document, figure.id, figure.place, str(figure.printed) if count == 1 else f"{count} {kinds}")
         yield _reference(judgement, count)
         for name in COLUMNS:
-            check = values.get((name, f"{document}/{calls[document, figure.id]}"))
+            check = values.get((name, f"{document}/{figure.call}"))
             if check is None or check.value is None or figure.quantity != "loss":
                 yield ""
             else:
                 text = _digits(check.value, figure)
-                passed = check.status is Status.PASSED
-                yield text if passed else Text(f"{text} {check.status.value}", STYLE[check.status])
+                yield text if check.status is Status.PASSED else Text(f"{text} {check.status}", STYLE[check.status])
         style = "yellow" if judgement.verdict == "artefact" else "green"
         yield Text(judgement.verdict, style) if judgement.passed else Text(f"{judgement.verdict}!", "bold red")
 
     columns = ("document", "figure", "place", "published", "reference", *COLUMNS.values(), "verdict")
-    return _table("Printed figures", columns, (list(row(judgement)) for judgement in report.judgements))
+    return _table("Printed figures", columns, map(list, map(row, report.judgements)))
 
 
 def _reference(judgement: Judgement, count: int) -> Cell:
@@ -181,32 +163,30 @@ def _digits(value: float, figure: Figure) -> str:
 
 
 def _implementations(cases: Sequence[Check]) -> Iterator[Table]:
-    def row(names: tuple[str, str], checks: Sequence[Check]) -> Sequence[Cell]:
+    rows = []
+    for names, checks in grouped(((check.implementation, check.loss), check) for check in cases).items():
         judged = [check for check in checks if check.status in (Status.PASSED, Status.FAILED)]
-        ratio = max((check.ratio for check in judged if check.ratio is not None), default=None)
-        ulps = max((check.ulps for check in judged if check.ulps is not None), default=None)
-        dtypes = dict.fromkeys(check.dtype for check in checks if check.ratio is not None)
-        worst = "" if ratio is None else f"{ratio:.2f}", "" if ulps is None else f"{ulps:.3g}"
-        return *names, " ".join(dtypes), *_counts(checks), *worst
-
-    groups = _grouped(((check.implementation, check.loss), check) for check in cases)
-    ran = {key: checks for key, checks in groups.items() if {check.status for check in checks} != {Status.SKIPPED}}
+        ratios = [check.ratio for check in judged if check.ratio is not None]
+        ulps = [check.ulps for check in judged if check.ulps is not None]
+        dtypes = " ".join(dict.fromkeys(check.dtype for check in checks if check.ratio is not None))
+        worst = f"{max(ratios):.2f}" if ratios else "", f"{max(ulps):.3g}" if ulps else ""
+        if any(check.status is not Status.SKIPPED for check in checks):
+            rows.append((*names, dtypes, *_counts(counted(checks)), *worst))
     title = "Implementations on the cases (worst error in units of its bound, and of the loss in ulp)"
-    columns = ("implementation", "loss", "dtypes", *Status, "worst", "ulp")
-    return _table(title, columns, (row(key, checks) for key, checks in ran.items()))
+    return _table(title, ("implementation", "loss", "dtypes", *Status, "worst", "ulp"), rows)
 
 
 def _distribution(cases: Sequence[Check]) -> Iterator[Table]:
     """How close the errors come to their bounds: a bound that is too wide would show."""
-    ratios = _grouped(
+    order = list(dict.fromkeys(check.implementation for check in cases))
+    ratios = grouped(
         ((check.implementation, check.dtype), check.ratio)
-        for check in cases
+        for check in sorted(cases, key=lambda check: order.index(check.implementation))
         if check.status is Status.PASSED and check.ratio is not None
     )
-    order = list(dict.fromkeys(check.implementation for check in cases))
     rows = [
         (*key, str(len(found)), *(f"{ratio:.3f}" for ratio in np.quantile(found, (0.5, 0.9, 0.99, 1))))
-        for key, found in sorted(ratios.items(), key=lambda item: order.index(item[0][0]))
+        for key, found in ratios.items()
     ]
     columns = ("implementation", "dtype", "cases", "median", "90 %", "99 %", "worst")
     return _table("Error ÷ bound over all cases that conform", columns, rows)
@@ -215,39 +195,37 @@ def _distribution(cases: Sequence[Check]) -> Iterator[Table]:
 def _flags(cases: Sequence[Check]) -> Iterator[Table]:
     """What each kind of case found."""
     rows = []
-    for flag, checks in sorted(_grouped((flag, check) for check in cases for flag in check.flags).items()):
-        notable = sorted({c.implementation for c in checks if c.status in (*BAD, Status.DEVIATES)})
-        rows.append((flag, str(len({check.case for check in checks})), *_counts(checks), ", ".join(notable)))
+    for flag, checks in sorted(grouped((flag, check) for check in cases for flag in check.flags).items()):
+        notable = sorted({check.implementation for check in checks if check.status in (*BAD, Status.DEVIATES)})
+        rows.append((flag, str(len({check.case for check in checks})), *_counts(counted(checks)), ", ".join(notable)))
     return _table("Golden cases by flag", ("flag", "cases", *Status, "who deviates or fails"), rows)
 
 
 def _findings(report: Report) -> dict[str, list[str]]:
     """What else is worth knowing, by title."""
-    judged = [
-        (one, f"{one.case} prints {one.figure.printed}: {one.finding}") for one in report.judgements if one.passed
-    ]
+    passed = [one for one in report.judgements if one.passed]
+    words = {one.case: f"{one.case} prints {one.figure.printed}: {one.finding}" for one in passed}
     ends = Counter((one.status, one.implementation, one.message.split(" Declared: ")[-1]) for one in report.checks)
-    declared = {key: count for key, count in ends.items() if key[0] is Status.DEVIATES}
-    skipped = {key: count for key, count in ends.items() if key[0] is Status.SKIPPED}
+    declared = [(who, n, why) for (status, who, why), n in ends.items() if status is Status.DEVIATES]
+    skipped = [(who, n, why) for (status, who, why), n in ends.items() if status is Status.SKIPPED]
     return {
-        "Artefacts": [words for one, words in judged if one.verdict == "artefact"],
-        "Printed in full": [words for one, words in judged if one.verdict == "reproduced" and one.figure.length],
+        "Artefacts": [words[one.case] for one in passed if one.verdict == "artefact"],
+        "Printed in full": [words[one.case] for one in passed if one.verdict == "reproduced" and one.figure.length],
         "Cut off in the document": [f"{one.case}: {one.figure.cut}" for one in report.judgements if one.figure.cut],
-        "Declared deviations, each seen": [f"{who}, {n} checks: {why}" for (_, who, why), n in declared.items()],
-        "Skipped": [f"{who}, {n}: {why}" for (_, who, why), n in skipped.items()],
+        "Declared deviations, each seen": [f"{who}, {n} checks: {why}" for who, n, why in declared],
+        "Skipped": [f"{who}, {n}: {why}" for who, n, why in skipped],
     }
 
 
 def _verdict(report: Report, seconds: float) -> Iterator[Cell]:
-    counts = Counter(check.status for check in report.checks)
+    counts = counted(report.checks)
     yield ""
     if report.judgements:
         figures = Counter(one.verdict for one in report.judgements if one.passed)
         yield (
             f"{len(report.fixtures)} documents, {len(report.judgements)} figures: {figures['reproduced']} reproduced,"
-            f" {figures['artefact']} proved artefacts; entries: "
-            + ", ".join(f"{n} {kind}" for kind, n in report.entries().items())
-            + f"; {len(report.claims)} claims judged"
+            f" {figures['artefact']} proved artefacts; entries: {show_counts(report.entries())};"
+            f" {len(report.claims)} claims judged"
         )
     yield ", ".join(f"{counts[status]} {status}" for status in Status) + f" in {seconds:.1f} s"
     if report.absent:
@@ -261,7 +239,7 @@ def _verdict(report: Report, seconds: float) -> Iterator[Cell]:
     yield Text("everything holds" if report.passed else "NOT everything holds", _style(report.passed))
 
 
-def _of_check(result: CheckResult, seconds: float, everything: bool) -> Iterator[Part]:
+def _of_check(result: CheckResult, seconds: float) -> Iterator[Part]:
     """What was judged, as which loss, on which cases, with which results; the verdict last."""
     request, header = result.request, result.report.header()
     yield f"{request.name} as {LOSSES[request.loss].function}"
@@ -280,8 +258,8 @@ def _of_check(result: CheckResult, seconds: float, everything: bool) -> Iterator
         yield from _check_tables(result)
         if not result.gradients_judged:
             yield Text("gradients were not judged: the target gives none", "yellow")
-    failures = list(_grouped(((check.case, check.status), check) for check in result.failures).values())
-    shown = len(failures) if everything else SHOWN
+    failures = list(grouped(((check.case, check.status), check) for check in result.failures).values())
+    shown = len(failures) if result.explained is None else result.explained
     for first, *others in failures[:shown]:
         dtypes = ", ".join(check.dtype for check in (first, *others))
         yield from _failure(first, dtypes, result.diagnoses.get((first.case, first.dtype), ""))
@@ -294,61 +272,59 @@ def _of_check(result: CheckResult, seconds: float, everything: bool) -> Iterator
 
 def _check_tables(result: CheckResult) -> Iterator[Table]:
     shown = [status for status in Status if status is not Status.DEVIATES or result.declared]
-    by_dtype = _grouped((check.dtype, check) for check in result.checks)
     worst = {dtype: f"{ratio:.3g}" for dtype, ratio in result.worst().items()}
     rows = [
-        (dtype, *_counts(by_dtype[dtype], shown), worst.get(dtype, ""))
-        for dtype in dict.fromkeys(check.dtype for check in result.judged)
+        (dtype, *_counts(counted(checks), shown), worst.get(dtype, ""))
+        for dtype, checks in grouped((check.dtype, check) for check in result.checks).items()
+        if any(check.status is not Status.SKIPPED for check in checks)
     ]
     yield from _table("Checks by dtype (worst error in units of its bound)", ("dtype", *shown, "worst"), rows)
     shown.remove(Status.SKIPPED)
-    by_flag = _grouped((flag, check) for check in result.judged for flag in check.flags)
-    rows = [(flag, *_counts(by_flag[flag], shown)) for flag in result.flags()]
+    rows = [(flag, *_counts(counts, shown)) for flag, counts in result.flags().items()]
     yield from _table("Checks by flag", ("flag", *shown), rows)
 
 
 def as_json(found: Report | CheckResult) -> dict[str, Any]:
     """What was found as plain data: header, versions, absences, problems, counts and every check."""
-    if isinstance(found, CheckResult):
-        return _check_as_json(found)
-    return {
+    report = found.report if isinstance(found, CheckResult) else found
+    data: dict[str, Any] = {
         "format": FORMAT,
-        "passed": found.passed,
-        "header": found.header(),
-        "versions": found.versions,
-        "absent": found.absent,
-        "problems": found.problems,
-        "counts": tally(found.checks),
-        "cases": {"run": found.cases_chosen, "in all": found.cases_in_all},
+        "passed": found.exit_code == 0,
+        "header": report.header(),
+        "versions": report.versions,
+        "absent": report.absent,
+        "problems": report.problems,
+        "counts": tally(report.checks),
+        "cases": {"run": report.cases_chosen, "in all": report.cases_in_all},
         "checks": [
             {name: _plain(value) for name, value in vars(check).items() if name not in ("ulps", "declared")}
-            for check in found.checks
+            for check in report.checks
         ],
     }
-
-
-def _check_as_json(result: CheckResult) -> dict[str, Any]:
-    data = as_json(result.report)
-    for entry in data["checks"]:
-        name = entry["case"], entry["dtype"]
-        entry |= {"diagnosis": result.diagnoses.get(name, ""), "shared": name in result.shared}
-    return {
-        **data,
-        "format": CHECK_FORMAT,
-        "passed": result.verdict == CONFORMS,
-        "verdict": result.verdict,
-        "target": result.request.name,
-        "claim": {**vars(result.claim), "settings": dict(result.claim.settings), "passed": sorted(result.claim.passed)},
-        "notes": result.notes,
-        "advice": result.advice,
-        "declared": [{"place": one.name, "reason": one.reason, "link": one.link} for one in result.declared],
-        "unused": result.unused,
-        "gradients_judged": result.gradients_judged,
-        "left_out": dict(result.left_out.most_common()),
-        "statuses": result.counts,
-        "flags": result.flags(),
-        "worst": {dtype: _plain(ratio) for dtype, ratio in result.worst().items()},
-    }
+    if isinstance(found, CheckResult):
+        for entry in data["checks"]:
+            name = entry["case"], entry["dtype"]
+            entry |= {"diagnosis": found.diagnoses.get(name, ""), "shared": name in found.shared}
+        data |= {
+            "format": CHECK_FORMAT,
+            "verdict": found.verdict,
+            "target": found.request.name,
+            "claim": {
+                **vars(found.claim),
+                "settings": dict(found.claim.settings),
+                "passed": sorted(found.claim.passed),
+            },
+            "notes": found.notes,
+            "advice": found.advice,
+            "declared": [{"place": one.name, "reason": one.reason, "link": one.link} for one in found.declared],
+            "unused": found.unused,
+            "gradients_judged": found.gradients_judged,
+            "left_out": dict(found.left_out.most_common()),
+            "statuses": found.counts,
+            "flags": found.flags(),
+            "worst": {dtype: _plain(ratio) for dtype, ratio in found.worst().items()},
+        }
+    return data
 
 
 def _plain(value: Any) -> Any:
@@ -365,21 +341,19 @@ def write_junit(found: Report | CheckResult, path: Path) -> None:
     """Write what was found as JUnit XML: one suite per implementation, one case per check."""
     report, diagnoses = (found.report, found.diagnoses) if isinstance(found, CheckResult) else (found, {})
     root, add = ElementTree.Element("testsuites", name="pairproof"), ElementTree.SubElement
-    groups = _grouped((one.implementation if one.kind == "case" else one.kind, one) for one in report.checks)
+    groups = grouped((one.implementation if one.kind == "case" else one.kind, one) for one in report.checks)
     for name, checks in groups.items():
-        counts = Counter(check.status for check in checks)
-        failed, errors, skipped = (str(counts[status]) for status in TAGS)
+        failed, errors, skipped = (str(counted(checks)[status]) for status in TAGS)
         totals = {"tests": str(len(checks)), "failures": failed, "errors": errors, "skipped": skipped}
         suite = add(root, "testsuite", {"name": name, **totals})
         for check in checks:
             title = f"{check.case} {check.dtype}".strip()
             case = add(suite, "testcase", classname=f"{name}.{check.loss or check.kind}", name=title)
-            diagnosis = diagnoses.get((check.case, check.dtype))
-            message = f"{check.message}. {diagnosis}" if diagnosis else check.message
-            if check.status in TAGS:
-                element = add(case, TAGS[check.status], message=message)
-                if check.status in BAD:
-                    element.text = f"{message}\nrepeat: {check.repeat}"
+            message = ". ".join(filter(None, (check.message, diagnoses.get((check.case, check.dtype)))))
+            if check.status in BAD:
+                add(case, TAGS[check.status], message=message).text = f"{message}\nrepeat: {check.repeat}"
+            elif check.status is Status.SKIPPED:
+                add(case, "skipped", message=message)
             elif message:
                 add(case, "system-out").text = message
     if report.problems:

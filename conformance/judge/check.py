@@ -6,7 +6,7 @@ It is judged as ``pairproof verify`` judges a peer: by the same cases, the same 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -26,13 +26,13 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.progress import Progress, tracked
-from ..suite.records import Outcome, Truth
+from ..suite.records import Outcome
 from ..truth.baseline import plain_outcome
 from ..truth.compare import compare
 from ..truth.tolerances import bounds
 from .deviations import deviations, project_file, read_declarations
 from .options import CouldNotRun, Request, Selection, UsageError, takes
-from .results import BAD, Check, Status, unused
+from .results import BAD, Check, Status, counted, grouped, unused
 from .verify import Report, check_device, check_names, judge_case, load_cases, truth_of
 
 SHOWN = 10
@@ -67,6 +67,7 @@ class CheckResult:
         declared: the declared deviations of this loss of this target.
         unused: the problem of each of them that no check met.
         aside: the declared deviations of this loss of another target.
+        explained: how many failing cases are explained and shown; None for all.
     """
 
     request: Request
@@ -81,6 +82,7 @@ class CheckResult:
     declared: list[Deviation] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     aside: list[Deviation] = field(default_factory=list)
+    explained: int | None = SHOWN
 
     @property
     def checks(self) -> list[Check]:
@@ -100,7 +102,7 @@ class CheckResult:
     @property
     def counts(self) -> Counter[Status]:
         """How many checks ended with each status."""
-        return Counter(check.status for check in self.checks)
+        return counted(self.checks)
 
     @property
     def shared(self) -> set[tuple[str, str]]:
@@ -123,7 +125,7 @@ class CheckResult:
     @property
     def summary(self) -> str:
         """The verdict with its numbers."""
-        loss, counts = self.request.loss, Counter(check.status for check in self.judged)
+        loss, counts = self.request.loss, counted(self.judged)
         if not counts:
             return f"could not run: none of the {self.cases} cases of {loss} can be judged"
         if self.verdict == COULD_NOT:
@@ -137,19 +139,14 @@ class CheckResult:
 
     def worst(self) -> dict[str, float]:
         """Return the worst error in units of its bound, by dtype."""
-        found: dict[str, float] = {}
-        for check in self.judged:
-            if check.ratio is not None:
-                found[check.dtype] = max(found.get(check.dtype, 0.0), check.ratio)
-        return found
+        ratios = grouped((check.dtype, check.ratio) for check in self.judged if check.ratio is not None)
+        return {dtype: max(found) for dtype, found in ratios.items()}
 
     def flags(self) -> dict[str, Counter[Status]]:
         """Return the counts of the statuses by flag; those with the most failures first."""
-        found: dict[str, Counter[Status]] = defaultdict(Counter)
-        for check in self.judged:
-            for flag in check.flags:
-                found[flag][check.status] += 1
-        return dict(sorted(found.items(), key=lambda item: (-sum(item[1][status] for status in BAD), item[0])))
+        statuses = grouped((flag, check.status) for check in self.judged for flag in check.flags)
+        found = {flag: Counter(statuses[flag]) for flag in sorted(statuses)}
+        return dict(sorted(found.items(), key=lambda item: -sum(item[1][status] for status in BAD)))
 
 
 @takes(Request)
@@ -194,26 +191,23 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     known = deviations(read_declarations(path) if path else {}, stored)
     with closing(load_target(request, known)) as target:
         report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
-        result = CheckResult(request, target.claim, target.notes, report, len(cases))
+        result = CheckResult(request, target.claim, target.notes, report, len(cases), explained=explain)
         result.declared = [one for one in known if one.concerns(request.loss, request.name)]
         result.aside = [one for one in known if one not in result.declared and one.concerns(request.loss, one.target)]
         failing: list[tuple[Case, Outcome]] = []
         for case in tracked("cases", cases, len(cases), progress):
-            checks = judge_target(request, target, case, stored[case], dtypes)
+            checks = list(judge_target(request, target, case, stored[case], dtypes))
             report.checks += checks
             if all(one.status is Status.SKIPPED for one in checks):
                 result.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
             failed = [one for one in checks if one.status is Status.FAILED]
-            if not failed:
-                continue
-            true = truth_of(case, stored[case])
             for one in failed:
                 # A case that fails in several dtypes is explained once.
                 first = one is failed[0] and (explain is None or len(failing) < explain)
-                words = explanation(one, case, true, target.outcomes[case.id, one.dtype] if first else None)
-                if words:
+                outcome = target.outcomes[case.id, one.dtype] if first else None
+                if words := explanation(one, case, stored[case], outcome):
                     result.diagnoses[case.id, one.dtype] = words
-            failing.append((case, target.outcomes[case.id, failed[0].dtype]))
+            failing += [(case, target.outcomes[case.id, one.dtype]) for one in failed[:1]]
         result.advice += _advice(target, failing)
     report.cases_chosen = len(cases) - result.left_out.total()
     result.gradients_judged = bool(target.gradients_judged)
@@ -229,7 +223,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
 
 def judge_target(
     request: Request, target: External, case: Case, golden: GoldenCase | None, dtypes: Sequence[str]
-) -> list[Check]:
+) -> Iterator[Check]:
     """Judge a target on one case; its ``outcomes`` are those of this case alone.
 
     Args:
@@ -239,19 +233,13 @@ def judge_target(
         golden: its golden entry, where it has one.
         dtypes: of the inputs.
 
-    Returns:
+    Yields:
         The checks, with the commands that repeat them.
     """
     target.outcomes.clear()
-    selection = Selection(dtypes=dtypes, device=request.device)
-    return [
-        replace(
-            one,
-            repeat=request.repeat(case.id, one.dtype) if one.repeat else "",
-            message=one.message.removeprefix("TargetError: "),
-        )
-        for one in judge_case(case, golden, [target], selection)
-    ]
+    for one in judge_case(case, golden, [target], Selection(dtypes=dtypes, device=request.device)):
+        repeat = one.repeat and request.repeat(case.id, one.dtype)
+        yield replace(one, repeat=repeat, message=one.message.removeprefix("TargetError: "))
 
 
 def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
@@ -285,26 +273,22 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
     """
     check_device(request.device)
     same = ("loss", "call", "arrays", "temperature", "normalised", "settings", "limit", "device")
+    options = {name: getattr(request, name) for name in same}
+    dtypes = tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes))
+    concerning = tuple(one for one in declared if one.concerns(request.loss, request.name))
     try:
-        return External(
-            request.target,
-            **{name: getattr(request, name) for name in same},
-            dtypes=tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes)),
-            deviations=tuple(one for one in declared if one.concerns(request.loss, request.name)),
-        )
-    except TargetMisused as error:
-        raise UsageError(str(error)) from None
+        return External(request.target, **options, dtypes=dtypes, deviations=concerning)
     except TargetError as error:
-        raise CouldNotRun(str(error)) from None
+        raise (UsageError if isinstance(error, TargetMisused) else CouldNotRun)(str(error)) from None
 
 
-def explanation(check: Check, case: Case, true: Truth, outcome: Outcome | None) -> str:
+def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Outcome | None) -> str:
     """Explain a failure.
 
     Args:
         check: that failed.
         case: that it judged.
-        true: the truth of the case.
+        golden: its golden entry, where it has one.
         outcome: what the target returned; None to explain no more than a loss of digits.
 
     Returns:
@@ -314,6 +298,7 @@ def explanation(check: Check, case: Case, true: Truth, outcome: Outcome | None) 
     if ratio <= 1:
         # It fails only because a deviation is declared.
         return ""
+    true = truth_of(case, golden)
     if ratio <= SHARED_WITHIN:
         plain = compare(case, true, plain_outcome(case, check.dtype), bounds(case, true, check.dtype), check.dtype)
         if math.isfinite(plain.ratio) and ratio <= 2 * plain.ratio:

@@ -57,11 +57,6 @@ class Option:
     read: Callable[[Sequence[str]], Any] | None = None
     required: bool = False
 
-    @property
-    def name(self) -> str:
-        """The long flag without its dashes."""
-        return self.flags[0].lstrip("-").partition("/")[0] if self.flags else self.keyword
-
     def value(self, given: Any, flag: str) -> Any:
         """The field's value for what a command line gives: the texts of an option that can be repeated are read.
 

@@ -6,6 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 class Status(StrEnum):
@@ -57,6 +61,19 @@ class Check:
     flags: tuple[str, ...] = ()
     ulps: float | None = None
     declared: tuple[str, ...] = ()
+
+
+def grouped(items: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """The values of pairs by their keys, in the order in which they come."""
+    groups: dict[K, list[T]] = {}
+    for key, item in items:
+        groups.setdefault(key, []).append(item)
+    return groups
+
+
+def counted(checks: Iterable[Check]) -> Counter[Status]:
+    """How many checks ended with each status."""
+    return Counter(check.status for check in checks)
 
 
 def tally(checks: Iterable[Check]) -> dict[str, dict[str, int]]:
