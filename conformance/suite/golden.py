@@ -153,6 +153,9 @@ def load_errors(root: Path | None = None) -> list[ErrorCase]:
         path, expected = f"{ERRORS}: $.cases[{k}]", raw["expected"]
         for loss in raw["losses"]:
             require(loss in good, path, f"$.good has no call of {loss}")
+            known = (*LOSSES[loss].embeddings, LOSSES[loss].targets, *LOSSES[loss].keywords)
+            for name in (*raw["changes"], expected["argument"]):
+                require(name in known, path, f"{LOSSES[loss].function} has no argument {name!r}")
             arguments = {
                 name: _typed(f"{path}.changes.{name}", value)
                 for name, value in {**good[loss], **raw["changes"]}.items()
