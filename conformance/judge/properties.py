@@ -353,7 +353,7 @@ def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
     if (reason := subject.refuses(case)) is not None:
         raise Refused(reason)
     if not case.holds_in(subject.dtype):
-        raise Refused(f"its inputs are no numbers of {subject.dtype}")
+        raise Refused(f"inputs are not exactly representable in {subject.dtype}")
     try:
         outcome = subject.evaluate(case)
     except Exception as error:  # a crash of outside code is a result
