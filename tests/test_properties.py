@@ -326,7 +326,7 @@ def test_a_refusal_is_no_pass() -> None:
     subject = Subject(honest, refuses=lambda case: "does nothing")
     with pytest.raises(Refused, match="does nothing"):
         BY_NAME["permutation"].violation(subject, CASE)
-    with pytest.raises(Refused, match="no numbers of bfloat16"):
+    with pytest.raises(Refused, match="not exactly representable in bfloat16"):
         BY_NAME["permutation"].violation(
             Subject(honest, "bfloat16"), replace(CASE, embeddings=CASE.embeddings + 2.0**-20)
         )
