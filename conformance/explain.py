@@ -33,7 +33,7 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
         anchor: one row, or None for all of them.
 
     Raises:
-        UsageError: the row is no anchor of the case.
+        UsageError: the row is not an anchor of the case.
     """
     result, anchors = call_reference(case), case.anchors()
     if anchor is not None and anchor not in anchors:

@@ -205,7 +205,7 @@ def test_what_no_rebuild_can_make_good(
 def test_damaged_counts_are_counted_anew(root: Path) -> None:
     before = files(root)
     (root / "expected.json").write_text("{", encoding="utf-8")
-    changes = rebuild.check({}, root, processes=1).changes
+    changes = rebuild.rebuild({}, root, processes=1, keep=False).changes
     assert "expected.json: not JSON: Expecting property name enclosed in double quotes at line 1, column 2" in changes
     rebuild.rebuild({}, root, processes=1)
     assert files(root) == before
@@ -296,7 +296,7 @@ def test_a_check_that_does_not_hold_is_told(root: Path, monkeypatch: pytest.Monk
 
     right = fast.nt_bxent_loss
     monkeypatch.setattr(fast, "nt_bxent_loss", lambda *a, **k: -right(*a, **k))
-    found = rebuild.check({}, root, processes=1)
+    found = rebuild.rebuild({}, root, processes=1, keep=False)
     assert any(change.startswith("expected.json: fast/nt_bxent: ") for change in found.changes)
     (line, *_) = [note for note in found.notes if note.startswith("does not hold: ")]
     assert line.startswith("does not hold: golden/nt_bxent/one-positive-balanced-tau-half, fast, float64: ")
@@ -469,7 +469,7 @@ def test_add_appends_a_proved_case(root: Path, batch: Path, capsys: pytest.Captu
     assert added.expected.loss == pytest.approx(right.mean(), rel=1e-14)
 
     # The counts are those that a whole run takes.
-    assert rebuild.check({}, root, processes=1).changes == ()
+    assert rebuild.rebuild({}, root, processes=1, keep=False).changes == ()
     assert call(*arguments("supcon", batch / "z.npy", *options)) == 2
     assert "--id: golden/supcon/mine exists" in capsys.readouterr().err
     assert call(*arguments("supcon", batch / "z.npy", *options, name="golden/supcon/other")) == 2
@@ -533,7 +533,7 @@ def test_every_kind_of_target_and_mask(root: Path, batch: Path) -> None:
     assert find_golden("from-pairs", root).case.arguments == {"positive_pairs": [[0, 1], [2, 3]]}
     assert find_golden("from-none", root).case.arguments == {"positive_pairs": []}
     assert find_golden("from-huge", root).case.arguments == {"labels": [2**60, 2**60, 1, -(2**63)]}
-    assert rebuild.check({}, root, processes=1).changes == ()
+    assert rebuild.rebuild({}, root, processes=1, keep=False).changes == ()
 
 
 def test_references_towers_and_negatives(root: Path, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -575,7 +575,7 @@ def test_references_towers_and_negatives(root: Path, batch: Path, capsys: pytest
     right = np.log(np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)) + logits.max(axis=1)
     assert towers_found.expected.loss == pytest.approx(float((right - np.diag(logits)).mean()), rel=1e-13)
 
-    assert rebuild.check({}, root, processes=1).changes == ()
+    assert rebuild.rebuild({}, root, processes=1, keep=False).changes == ()
     assert call(*arguments("info_nce", batch / "z.npy", *towers, "--negatives", batch / "queue.npy", name="again")) == 2
     assert "golden/info_nce/moco is this very evaluation" in capsys.readouterr().err
     for more in ((), ("--negatives", batch / "second.npy")):

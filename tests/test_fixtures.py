@@ -305,7 +305,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
     "no mask entry": (
         "pair_notebook",
         lambda d: d["figures"][0]["printed"][0].__setitem__(0, "2."),
-        "$.figures[0].printed[0][0]: '2.' is no entry of a figure of kind 'mask'",
+        "$.figures[0].printed[0][0]: '2.' is not a valid mask entry",
     ),
     "exact value that does not round to the printed one": (
         "pair_notebook",

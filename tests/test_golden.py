@@ -451,6 +451,11 @@ def test_damaged_flags_and_errors(small: Path) -> None:
     edit(small, "errors", put("format", "pairproof-golden-errors/1"))
     edit(small, "errors", put("cases.0.losses", ["margin"]))
     assert error(small, load_errors) == "golden/errors.json: $.cases[0]: $.good has no call of margin"
+    edit(small, "errors", put("cases.0.losses", ["supcon"]))
+    edit(small, "errors", put("cases.0.expected.argument", "margin"))
+    assert error(small, load_errors) == "golden/errors.json: $.cases[0]: supcon_loss has no argument 'margin'"
+    edit(small, "errors", put("good.margin", {}))
+    assert error(small, load_errors).startswith("golden/errors.json: $.good: unknown loss 'margin'; known: supcon, ")
 
 
 def test_labels_beyond_float64_arrive_whole(cases: dict[str, GoldenCase]) -> None:

@@ -425,7 +425,7 @@ ENTRY = 'case = "golden/supcon/temperature-1"\n' + REASON
         ("own.toml", "[[deviations]]\ncase = []\n" + REASON, "case: expected a text or a list of texts"),
         ("own.toml", "[[deviations]]\nwhy = 1\n" + ENTRY, "why: unknown; known"),
         ("own.toml", "[[deviations]]\nloss = 1\n" + ENTRY, "loss: expected a text, got 1"),
-        ("own.toml", "[[deviations", "is no TOML"),
+        ("own.toml", "[[deviations", "is not valid TOML"),
     ],
 )
 def test_a_malformed_declaration(tmp_path: Path, name: str, text: str, words: str) -> None:

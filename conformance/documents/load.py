@@ -328,7 +328,7 @@ def _check_figure(path: str, figure: Figure, fixture: WorkedFixture) -> None:
         where = f"{path}.printed{place(index)}"
         allowed = {"mask": entry in (True, False, "0", "1", "0.", "1."), "index": str(entry).isdigit()}
         right = allowed.get(kind, not isinstance(entry, bool))
-        require(right, where, f"{entry!r} is no entry of a figure of kind {kind!r}")
+        require(right, where, f"{entry!r} is not a valid {kind} entry")
         if figure.length is not None:
             _check_length(where, str(entry), figure.length)
         right = entry not in INFINITE or (figure.diagonal == entry and len(index) == 2 and index[0] == index[1])

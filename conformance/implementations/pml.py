@@ -53,7 +53,7 @@ NORMS = clamped_norms(1e-12, who="CosineSimilarity")
 
 
 @deviation("anchors without positives leave the mean", REDUCER, losses=SUPCON)
-def lonely_anchors_leave(case: Case, dtype: str, true: Truth) -> bool:
+def anchors_without_positives_leave(case: Case, dtype: str, true: Truth) -> bool:
     """Whether anchors without positives count 0 beside others above 0.
 
     SupConLoss averages over the anchors with a loss above 0, so one without positives is not counted.
@@ -178,7 +178,7 @@ def _no_negatives(case: Case) -> bool:
 
 
 BREAKS = (NORMS, sum_overflows, saturated, no_negatives, one_pair)
-DEVIATIONS = (lonely_anchors_leave, mean_over_pairs, solved_anchors_leave, *BREAKS)
+DEVIATIONS = (anchors_without_positives_leave, mean_over_pairs, solved_anchors_leave, *BREAKS)
 """The deviations of both losses with any reducers, and with those that they come with."""
 
 

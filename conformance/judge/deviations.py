@@ -78,7 +78,7 @@ def _table(path: Path) -> tuple[dict[str, Any] | None, str]:
     except OSError as error:
         raise DeclarationError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DeclarationError(f"{path}: is no TOML: {error}") from None
+        raise DeclarationError(f"{path}: is not valid TOML: {error}") from None
     for name in ("tool", "pairproof") if path.name == PROJECT else ():
         if name not in table:
             return None, prefix

@@ -76,7 +76,7 @@ class Option:
 @cache
 def options_of(kind: type) -> dict[str, Option]:
     """The options of a table, by keyword, in the order of its fields."""
-    helps: dict[str, str] = {}
+    helps: dict[str, str] = defaultdict(str)
     for base in reversed(kind.__mro__):
         helps |= re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.cleandoc(base.__doc__ or ""), re.MULTILINE)
     hints = get_type_hints(kind)

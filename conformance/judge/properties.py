@@ -625,7 +625,7 @@ def _towers(subject: Subject, case: Case) -> None:
 
 @_property(_chooses_anchors, anchors=None)
 def _subset_of_anchors(subject: Subject, case: Case) -> None:
-    """An anchor costs the same whoever else is one, and sums over parts add up."""
+    """An anchor's value does not depend on which other rows are anchors; sums over two parts of the anchors add up."""
     chance = _chance(case)
     chosen = [chance.random() < 0.5 for _ in range(case.n)]
     chosen[0] = not all(chosen)

@@ -106,11 +106,6 @@ def rebuild(
     return Rebuilt(tuple(changes), tuple(notes))
 
 
-def check(*arguments: Any, **options: Any) -> Rebuilt:
-    """Validate every file and say what ``rebuild`` would change; change nothing. Arguments and errors are rebuild's."""
-    return rebuild(*arguments, **options, keep=False)
-
-
 def validate(root: Path) -> None:
     """Hold every file to the manifest, to its schema and to itself.
 

@@ -177,19 +177,19 @@ class Case:
     def undefined(self) -> set[int]:
         """The anchors whose value is NaN by a policy of the case; nothing else makes one NaN."""
         positives, members = self.positives(), self.members()
-        lonely = self.option("no_positive")
+        policy = self.option("no_positive")
         # Without a denominator to choose, the policy for anchors without negatives always matters.
         matters = self.option("no_negative") == "nan" and self.option("denominator") in (None, "only_negatives")
 
         def nan(i: int) -> bool:
-            if lonely and not positives[i]:
-                return bool(lonely == "nan")
+            if policy and not positives[i]:
+                return bool(policy == "nan")
             return matters and len(positives[i]) == len(members[i])
 
         return set(filter(nan, self.anchors()))
 
     def counted(self) -> list[int]:
-        """The anchors that reduction "none" returns: all of them, but the lonely ones where they are dropped."""
+        """The anchors that reduction "none" returns: all, but where they are dropped those without positives."""
         positives = self.positives()
         return [i for i in self.anchors() if positives[i] or self.option("no_positive") != "drop"]
 

@@ -45,7 +45,7 @@ def _given(name: str) -> Condition:
     return f"{name} is given", lambda facts: facts.given.get(name) is not None
 
 
-_LONELY: Condition = ("a row has no positive", lambda facts: 0 in facts.positives)
+_WITHOUT_POSITIVE: Condition = ("a row has no positive", lambda facts: 0 in facts.positives)
 _NO_PAIRS: Condition = ("no row has a positive", lambda facts: not any(facts.positives))
 _UNEQUAL: Condition = ("numbers of positives differ", lambda facts: len(set(facts.positives)) > 1)
 _ONE_ROW: Condition = ("there is one row", lambda facts: facts.case.n == 1)
@@ -56,8 +56,8 @@ CONDITIONS: Mapping[str, Condition] = {
         lambda facts: all(facts.positives + facts.negatives),
     ),
     "agreement": ("every row has one positive", lambda facts: set(facts.positives) == {1}),
-    "lonely-anchors": _LONELY,
-    "no-positive": _LONELY,
+    "lonely-anchors": _WITHOUT_POSITIVE,
+    "no-positive": _WITHOUT_POSITIVE,
     "all-distinct": _NO_PAIRS,
     "empty-positive-pairs": _NO_PAIRS,
     "one-class": ("no row has a negative", lambda facts: not any(facts.negatives)),

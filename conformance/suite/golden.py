@@ -147,6 +147,8 @@ def load_errors(root: Path | None = None) -> list[ErrorCase]:
     """Load every error case, once for each loss it applies to. Raises as load_golden does."""
     data = read_checked(checked_root(root), ERRORS, ERRORS_FORMAT)
     good = data["good"]
+    for loss in good:
+        require(loss in LOSSES, f"{ERRORS}: $.good", f"unknown loss {loss!r}; known: {', '.join(LOSSES)}")
     check_ids(f"{ERRORS}: $.cases", [raw["id"] for raw in data["cases"]])
     cases = []
     for k, raw in enumerate(data["cases"]):
