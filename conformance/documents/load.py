@@ -332,7 +332,7 @@ def _check_figure(path: str, figure: Figure, fixture: WorkedFixture) -> None:
         if figure.length is not None:
             _check_length(where, str(entry), figure.length)
         right = entry not in INFINITE or (figure.diagonal == entry and len(index) == 2 and index[0] == index[1])
-        require(right, where, f"{entry} stands where the diagonal is not said to hold it")
+        require(right, where, f"{entry} is allowed only on a diagonal that the figure declares to hold it")
     missing, wanted = (1, "exactly one") if kind in ("number", "layout") else (2, "neither")
     right = [figure.decimals, figure.length].count(None) == missing
     require(right, f"{path}.decimals", f"a figure of kind {kind!r} has {wanted} of decimals and length")
@@ -373,7 +373,7 @@ def _check_decimals(path: str, printed: Printed, decimals: int | None) -> None:
         found = len(str(entry).partition(".")[2])
         most = max(most, found)
         require(found <= said, f"{path}{place(index)}", f"{entry} has {found} decimals, the array {said}")
-    require(most == said, path, f"no entry has the {said} decimals that the array is said to have")
+    require(most == said, path, f"no entry has {said} decimals, the number that is declared")
 
 
 def _check_length(path: str, text: str, dtype: str) -> None:
