@@ -1,20 +1,26 @@
-"""The engine: per-anchor values of a described loss, and their gradient.
+"""The engine: per-anchor values of a loss, and their gradient.
 
 A loss checks its arguments, describes its pairs (`Targets`, `References`) and its formula (`Rule`) as a `Batch`, calls
-`anchor_values`, then applies its policies and its reduction (`reduced`). How the values are evaluated is chosen here
-and nowhere else, by `plan`:
+`anchor_values`, then applies its policies and its reduction (`reduced`). `plan` is the only module that chooses how a
+batch is evaluated:
 
-- pairs of a few hundred rows in one matrix and as few operations as it takes;
-- symmetric tiles of unshifted exponentials, where logits are known to be moderate and labels or partners can be sorted;
-- panels of whole rows, shifted by their maxima, for everything else;
-- ``backend="dense"`` takes one tile or panel for all, ``"tiled"`` bounds them, so that memory is linear in the number
-  of rows; ``"auto"`` takes the whole up to 512 rows;
-- ``backend="triton"`` takes the fused kernels of `pairproof.fast.kernels`, on CUDA devices, where "auto" does so too;
-- ``backend="exact"`` computes in float64 on whole matrices, whatever the dtype, over the whole range of the dtypes.
+- as one matrix, in as few operations as possible, for up to a few hundred rows that form pairs;
+- in symmetric tiles of unshifted exponentials, where logits are known to be moderate and rows can be sorted by label or
+  by partner;
+- in panels of whole rows, shifted by their maxima, in all other cases.
+
+The backends:
+
+- "auto" evaluates up to 512 rows as a whole and more rows in tiles or panels. On CUDA devices it uses the fused
+  kernels wherever they can take the embeddings.
+- "dense" evaluates the whole batch as one tile or one panel.
+- "tiled" bounds the size of tiles and panels, so that memory is linear in the number of rows.
+- "triton" uses the fused kernels of `pairproof.fast.kernels`.
+- "exact" computes in float64 on whole matrices, whatever the dtype, over the whole range of the dtypes.
 
 float64 embeddings are computed in float64, all others in float32. Values and gradients are right, within the bounds of
-the conformance suite, at temperatures from 1e-3 to 1e3. Weights of pairs below the range of the computing dtype count
-as zero; "exact" alone keeps them.
+the conformance suite, at temperatures from 1e-3 to 1e3. A pair weight that underflows in the computing dtype counts as
+zero; only "exact" keeps it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Values and gradients of a batch, as torch sees them: two autograd functions over two operators.
+"""Autograd functions and custom operators for the values and gradients of a batch.
 
-The operators are opaque to `torch.compile`, which would otherwise unroll the tiles. They carry no derivative of their
-own: that belongs to the autograd functions, whose backward passes are autograd functions too, so that `torch.func.grad`
-and a second derivative work and forward mode raises instead of giving zero. Operators take tensors and plain values
-alone, so for them a description is taken apart, field by field, and put together again.
+The operators are opaque to `torch.compile`, which would otherwise unroll the tiles. They have no derivative; the
+autograd functions provide it. Their backward passes are autograd functions too, so that `torch.func.grad` and second
+derivatives work, and forward-mode differentiation raises an error instead of returning zero. Operators take only
+tensors and plain values, so a description is flattened into its fields for them and rebuilt inside.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .spec import KERNELS, AnchorValues, Backend, Batch, Form, Gradients, Plan, 
 
 
 def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
-    """Evaluate one value per anchor, differentiable by embeddings, references and temperature.
+    """Evaluate one value per anchor, differentiable with respect to embeddings, references and temperature.
 
     Args:
         batch: the batch, already checked.
@@ -43,7 +43,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         plan, batch = choose(batch, backend)
     references = batch.references
     if references.mutual and references.embeddings is not None and (compiling or plan.form != "triton"):
-        # The kernels take both directions together; everything else, and a compiled graph, takes one after the other.
+        # The kernels evaluate both directions together; the other forms, and compiled graphs, one after the other.
         sides = (
             replace(batch, references=replace(references, mutual=False)),
             replace(
@@ -83,28 +83,28 @@ _FORMS: dict[str, tuple[_Evaluate, _Differentiate]] = {
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Forward pass: values and sizes, and what is saved."""
+    """Run the forward pass; return the values with the numbers of positives and negatives, and what is saved."""
     with _full_precision(batch.embeddings):
         if plan.form != "triton":
             return _FORMS[plan.form][0](batch, plan)
-        # The kernels leave no rows: the backward pass makes them ready anew.
+        # The kernels return no scaled rows: their backward pass computes them again.
         found, stats = KERNELS["triton"].forward(batch, plan)
         none = found.values.new_empty(0)
         return found, Saved(Scaled(none, none, None), (stats,))
 
 
 def differentiate(grad: Tensor, batch: Batch, plan: Plan, found: AnchorValues, saved: Saved) -> Gradients:
-    """Backward pass.
+    """Run the backward pass; return the gradients.
 
     Args:
-        grad: ``[N]``, by the values.
-        batch: what went in.
+        grad: ``[N]``, the gradient of the values.
+        batch: the batch that was evaluated.
         plan: how it was evaluated.
-        found: what came out.
-        saved: what the forward pass left.
+        found: the result of the forward pass.
+        saved: what the forward pass saved.
     """
     with _full_precision(batch.embeddings):
-        if plan.form == "triton":  # its kernels leave out the rows that do not count, and scale by themselves
+        if plan.form == "triton":  # the kernels skip the rows that do not count, and scale the gradient themselves
             return KERNELS["triton"].backward(grad, batch, plan, saved.stats[0])
         valid = formulas.counted(batch, found.positives, found.negatives)
         grad = grad if valid is None else torch.where(valid, grad, 0.0)
@@ -113,7 +113,7 @@ def differentiate(grad: Tensor, batch: Batch, plan: Plan, found: AnchorValues, s
 
 
 def _full_precision(embeddings: Tensor) -> AbstractContextManager[Any]:
-    """Return a context in which autocast does not reach the products."""
+    """Return a context that disables autocast."""
     kind = embeddings.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
@@ -129,11 +129,11 @@ _SCHEMAS: dict[Any, str] = {
     float: "float",
 }
 _NESTED: dict[Any, list[Any]] = {}
-"""The fields of a description: a description, or None for a value."""
+"""For each description class, its fields in order: the class of a nested description, or None for a plain value."""
 
 
 def _fields(kind: type, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path of each field of a description, and its type in an operator's schema."""
+    """Yield the path of each field of a description and the field's type in an operator's schema."""
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "sizes"}  # which operators measure
     _NESTED[kind] = [hint if is_dataclass(hint) else None for hint in hints.values()]
     for name, hint in hints.items():
@@ -156,7 +156,7 @@ _NAMES = [path.split(".") for path in (*_TENSORS, *_PLAIN)]
 
 
 def _flat(batch: Batch, plan: Plan) -> tuple[list[Any], list[Any]]:
-    """Return the tensors of a description, and its plain values, in the order of the fields."""
+    """Return the tensors and the plain values of a description, both in the order of its fields."""
     values: list[Any] = []
     for names in _NAMES:
         value: Any = batch
@@ -174,7 +174,7 @@ def _flat(batch: Batch, plan: Plan) -> tuple[list[Any], list[Any]]:
 
 
 def _described(tensors: Sequence[Any], plain: Sequence[Any]) -> tuple[Batch, Plan]:
-    """Put together what `_flat` took apart."""
+    """Rebuild a description from the lists that `_flat` returned."""
     values = [*tensors, *plain]
     if values[_TEMPERATURE] is None:
         values[_TEMPERATURE] = plain[_NUMBER]
@@ -186,7 +186,7 @@ def _built(kind: Any, values: Iterator[Any]) -> Any:
 
 
 def _placed(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return gradients in the places of their tensors: None where there is none, and no empty ones of operators."""
+    """Return the gradients at the positions of their tensors, and None for every tensor without a gradient."""
     placed: list[Tensor | None] = [None] * len(_TENSORS)
     for place, gradient in zip(_DIFFERENTIATED, gradients, strict=True):
         placed[place] = None if tensors[place] is None else gradient
@@ -194,9 +194,9 @@ def _placed(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
 
 
 class _Values(torch.autograd.Function):
-    """Per-anchor values ``[N]``, and the sizes.
+    """Per-anchor values ``[N]``, and the numbers of positives and negatives.
 
-    For plain eager execution: it saves what it likes, and pays for no more than it needs.
+    For plain eager execution. It may save any object for the backward pass, and does only the work that is needed.
     """
 
     @staticmethod
@@ -213,7 +213,7 @@ class _Values(torch.autograd.Function):
         grad, count = grads[0], len(_TENSORS)
         if grad is None:
             return (None,) * (3 + count)
-        tensors = ctx.saved_tensors  # raises where one was changed in place
+        tensors = ctx.saved_tensors  # raises if a saved tensor was changed in place
         batch, plan = ctx.described
         found, scaled = AnchorValues(grad, *tensors[count : count + 2]), Scaled(*tensors[count + 2 :])
         saved = Saved(scaled, *ctx.left)
@@ -222,14 +222,14 @@ class _Values(torch.autograd.Function):
             return None, None, None, *_placed(gradients, tensors)
         gradients = differentiate(grad, batch, plan, found, saved)
         if saved.kept is not None:
-            # A second backward pass through the same graph computes the exponentials anew.
+            # Another backward pass through the same graph computes the exponentials again.
             ctx.left = saved.stats, None, saved.classes
             device.give_back("kept", saved.kept)
         return None, None, None, *_placed(gradients, tensors)
 
 
 class _Traceable(torch.autograd.Function):
-    """`_Values` for `torch.compile` and `torch.func`: whatever is saved is an input or an output."""
+    """`_Values` for `torch.compile` and `torch.func`, where only inputs and outputs may be saved."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -252,7 +252,7 @@ class _Traceable(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradients by embeddings, references and temperature, from that by the values ``[N]``."""
+    """The gradients with respect to embeddings, references and temperature, given that of the values ``[N]``."""
 
     @staticmethod
     def forward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -272,15 +272,15 @@ class _Gradient(torch.autograd.Function):
 
 
 _SAVED = 6
-"""Tensors that `_forward` returns beside the values."""
+"""Number of tensors that `_forward` returns in addition to the values."""
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    """Return the values, the sizes of P and N, the scaled rows, their factor and power, and the sums per row."""
+    """Return the values, the sizes of P(i) and N(i), the scaled rows, their factor and power, and the sums per row."""
     batch, plan = _planned(*_described(arguments[: len(_TENSORS)], arguments[len(_TENSORS) :]))
     found, saved = evaluate(batch, replace(plan, keep=False))
     if plan.form == "triton":
-        # The kernels leave no rows, but the operator promises some, of one shape for every form.
+        # The kernels return no scaled rows, but the operator's outputs have the same shapes for every form.
         rows = batch.embeddings.new_zeros(batch.embeddings.shape, dtype=dtypes_of(batch.embeddings)[0])
         factor = rows.new_zeros((rows.shape[0] if batch.rule.similarity == "cosine" else 1, 1))
         saved = saved._replace(scaled=Scaled(rows, factor, None))
@@ -288,7 +288,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _planned(batch: Batch, plan: Plan) -> tuple[Batch, Plan]:
-    """Plan what a compiled graph could not: it serves batches of every size, and must not look at values."""
+    """Choose the form if it is not chosen yet: a compiled graph must not depend on a batch's size or values."""
     if plan.form in get_args(Form):
         return batch, plan
     plan, batch = choose(batch, cast(Backend, plan.form))
@@ -296,7 +296,7 @@ def _planned(batch: Batch, plan: Plan) -> tuple[Batch, Plan]:
 
 
 def _saved_tensors(found: AnchorValues, saved: Saved) -> tuple[Tensor, ...]:
-    """Return what is saved as the operator returns it: it shares no memory, and its sums are ``[_most_stats(), N]``."""
+    """Return the saved tensors as operator outputs, without shared memory; the sums are ``[_most_stats(), N]``."""
     rows, factor, power = saved.scaled
     power = torch.ones_like(factor) if power is None else power
     if saved.stats and saved.stats[0].dim() == 2:
@@ -315,7 +315,7 @@ def _most_stats() -> int:
 
 
 def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """Return the gradients, empty tensors where there is none: operators return tensors only."""
+    """Return the gradients, with an empty tensor for each absent one, because operators return only tensors."""
     first, last = len(_TENSORS), len(_TENSORS) + _SAVED
     batch, plan = _planned(*_described(arguments[:first], arguments[last:]))
     positives, negatives, rows, factor, power, stats = arguments[first:last]
@@ -328,24 +328,24 @@ def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
 def second_derivative(
     directions: Sequence[Tensor], grad: Tensor, batch: Batch, plan: Plan
 ) -> tuple[Tensor | None, ...]:
-    """Differentiate the gradients, taken along ``directions``, once more.
+    """Differentiate the product of the gradients with ``directions``.
 
-    One panel of anchors at a time: memory stays linear. The rowwise form's own operations are differentiated, in the
-    computing dtype.
+    The operations of the rowwise form are differentiated, in the computing dtype, one panel of anchors at a time, so
+    that memory is linear.
 
     Args:
-        directions: by embeddings ``[N, D]``, references ``[M, D]`` and temperature, as the gradients are shaped.
-        grad: ``[N]``, by the values.
-        batch: what went into the forward pass.
+        directions: for embeddings ``[N, D]``, references ``[M, D]`` and temperature, in the shapes of their gradients.
+        grad: ``[N]``, the gradient of the values.
+        batch: the batch that was evaluated.
         plan: how it was evaluated.
 
     Returns:
-        The derivatives by ``grad``, embeddings, references and temperature; None for what there is not.
+        The derivatives with respect to ``grad``, embeddings, references and temperature; None for an absent input.
     """
     others, temperature = batch.references.embeddings, batch.rule.temperature
     count = batch.embeddings.shape[0]
     if batch.references.mutual and others is not None:
-        # In the other direction rows and references change places.
+        # In the other direction, rows and references are exchanged.
         one_way = replace(batch, references=References(others))
         turned = replace(batch, embeddings=others, references=References(batch.embeddings))
         there = second_derivative(directions, grad[:count], one_way, plan)
@@ -426,7 +426,7 @@ def _promised(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _promised_gradients(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     given = [arguments[place] for place in _DIFFERENTIATED]
-    # Contiguous, however the rows lie in memory.
+    # Gradients are contiguous, whatever the memory layout of the rows.
     return tuple(grad.new_empty(0) if part is None else part.new_empty(part.shape) for part in given)
 
 

@@ -1,8 +1,8 @@
-"""What depends on where tensors live: the dtype to compute in, whether values may be read, and buffers of a CPU.
+"""What depends on the device: the dtype to compute in, whether values may be read, and reusable CPU buffers.
 
-On a CPU, touching fresh memory costs more than computing on it, so some buffers outlive a call; an accelerator's
-allocator keeps memory by itself. Each thread has its own buffers: for each of three uses and of two dtypes one, of a
-megabyte or two, and never of more than `MOST_ENTRIES`.
+On a CPU, the first access to new memory costs more than computing on it, so some buffers are kept between calls; an
+accelerator's allocator caches memory by itself. Each thread has its own buffers, one for each of three uses and two
+dtypes. A buffer that is kept typically takes one or two megabytes, and never has more than `MOST_ENTRIES` entries.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 MOST_ENTRIES = 2**20
-"""Of a buffer that is kept idle."""
+"""Largest number of entries of a buffer that is kept while idle."""
 
 
 def dtypes_of(tensor: Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """Return the dtype to compute in, and a wide one for what is worth a few roundings less.
+    """Return the dtype to compute in, and a wide dtype for the few results that need more precision.
 
-    The first is float64 for float64, else float32; the second float64 where the device has it.
+    The first is float64 for float64 tensors, else float32. The second is float64 where the device supports it.
     """
     computing = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     return computing, torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def tf32_allowed() -> bool:
-    """Whether the user allows CUDA products of float32 matrices to be made in TF32, by torch's own switches."""
+    """Return whether torch's settings allow TF32 in products of float32 matrices on CUDA devices."""
     precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
     if precision is None:  # torch before 2.9
         return bool(torch.backends.cuda.matmul.allow_tf32)
@@ -34,9 +34,10 @@ def tf32_allowed() -> bool:
 
 
 def may_read(tensor: Tensor, validate: bool = False) -> bool:
-    """Whether values may decide how to go on: on an accelerator, reading them would wait for all that is queued.
+    """Return whether the values of a tensor may be read.
 
-    They are read there for checks alone, where ``validate`` requests it, and never while a graph is compiled.
+    On an accelerator, reading would wait for all queued work, so values are read there only for checks that
+    ``validate`` requests. They are never read while a graph is compiled.
     """
     if torch.compiler.is_compiling() or tensor.device.type == "meta":
         return False
@@ -54,21 +55,21 @@ _BUFFERS = _Buffers()
 
 
 def borrow(use: str, like: Tensor, entries: int) -> Tensor:
-    """Return a flat buffer of ``entries`` numbers of any value, of the dtype and on the device of ``like``.
+    """Return a flat, uninitialised buffer of at least ``entries`` numbers, with the dtype and device of ``like``.
 
-    It belongs to the caller until `give_back`; what is never given back is freed like any tensor.
+    The caller owns it until `give_back`. A buffer that is never given back is freed like any tensor.
     """
     if like.device.type != "cpu":
         return like.new_empty(entries)
     idle = _BUFFERS.idle.pop((use, like.dtype), None)
     if idle is not None and idle.numel() >= entries:
         return idle
-    # A buffer made in inference mode could not be written to outside it.
+    # A buffer created in inference mode could not be written to outside it.
     with torch.inference_mode(False):
         return torch.empty(entries, dtype=like.dtype)
 
 
 def give_back(use: str, buffer: Tensor) -> None:
-    """Keep a buffer for the next `borrow` of the same use, unless it is so large that it would waste memory."""
+    """Keep a buffer for the next `borrow` with the same use, unless it is larger than `MOST_ENTRIES`."""
     if buffer.device.type == "cpu" and buffer.numel() <= MOST_ENTRIES:
         _BUFFERS.idle[use, buffer.dtype] = buffer

@@ -1,29 +1,30 @@
-"""The exact form: float64 on whole N x N matrices, right over the whole range of the dtypes, whatever it takes.
+"""The exact form: float64 on whole N x N matrices, right over the whole range of the dtypes, at any cost in time.
 
-The range that is guaranteed, for temperatures from 1e-3 to 1e3 ("range" is that of the float dtypes, subnormal numbers
-included unless they are being flushed):
+The guaranteed range, for temperatures from 1e-3 to 1e3 (the range of a dtype includes subnormal numbers, unless they
+are flushed to zero):
 
-- The computing dtype is float64, whatever the embeddings' dtype, so neither autocast nor TF32 reaches it. Where a
-  device has no float64 it is float32, and what is said of float64 embeddings below holds with float32's range.
-- float32, bfloat16, float16 embeddings: value and gradient are finite, and no entry of the gradient is rounded to zero,
-  wherever the true one and the logits lie within the range of the returned dtype (under "dot", of float32).
-- float64 embeddings: the same, with three limits. An entry of a row more than 2^900 times smaller than the row's
-  largest may count as zero. So may, under "dot", a product of two entries more than 2^900 times smaller than the
-  product of their rows' largest. So may, within one row of the gradient, a contribution more than 2^1800 times smaller
-  than the row's largest, or than 1 where an anchor has several positives.
-- Rounding remains rounding. Contributions to one entry that cancel to less than about 2^-50 of the largest leave no
-  correct digit, and may leave zero: rows whose directions differ by less than 2^-53, rows that are each other's copies
-  under opposite labels, upstream gradients of very different size.
-- The second derivative is correct where its own terms neither overflow nor underflow; it is not scaled row by row.
+- The computing dtype is float64, whatever the embeddings' dtype, so neither autocast nor TF32 affects it. On a device
+  without float64 it is float32, and the limits for float64 embeddings below apply with float32's range.
+- float32, bfloat16 and float16 embeddings: value and gradient are finite, and no entry of the gradient is rounded to
+  zero, wherever the true entry and the logits lie within the range of the returned dtype (under "dot", of float32).
+- float64 embeddings: the same, with three limits. An entry of a row may count as zero if it is more than 2^900 times
+  smaller than the row's largest. Under "dot", a product of two entries may count as zero if it is more than 2^900 times
+  smaller than the product of the largest entries of their rows. Within one row of the gradient, a contribution may
+  count as zero if it is more than 2^1800 times smaller than the row's largest, or than 1 if an anchor has several
+  positives.
+- Rounding errors remain. Contributions to one entry that cancel to less than about 2^-50 of the largest leave no
+  correct digit, and may leave zero. Examples are rows whose directions differ by less than 2^-53, copies of a row under
+  different labels, and upstream gradients of very different size.
+- The second derivative is correct if its terms neither overflow nor underflow; it is not scaled row by row.
 
-Forward keeps nothing but its inputs. Backward is written by hand, in differentiable operations, because the derivative
-that automatic differentiation would form multiplies a weight that may have underflowed by a 1 / (temperature * norm)
-that would have brought it back. Here the weight of a pair, dL_i / ds_ij, stays a coefficient times the exponential of
-a logarithm; each row of the gradient is accumulated relative to its largest weight, and the power of two taken out is
-put back last, together with the norm.
+The forward pass saves only its inputs. The backward pass is written by hand, in differentiable operations. Automatic
+differentiation would multiply a weight by 1 / (temperature * norm) after the weight may have underflowed, although the
+product is representable. Here the weight of a pair, dL_i / ds_ij, remains a coefficient times the exponential of a
+logarithm. Each row of the gradient is accumulated relative to its largest weight; the power of two that was factored
+out is multiplied back last, together with the norm.
 
-The weights follow from writing every loss over two sums, lse_P and lse_N, of the positives and of the negatives alone:
-log(sum over all / sum over positives) is softplus(lse_N - lse_P), which is still accurate where it is 1e-300.
+The weights follow from writing every loss in terms of two log-sums, lse_P over the positives and lse_N over the
+negatives: log(sum over all / sum over positives) is softplus(lse_N - lse_P), which is accurate even where it is 1e-300.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from .scaling import differentiable_rows
 from .spec import EPSILON, LN2, AnchorValues, Batch, Rule, Similarity
 
 LN2_HIGH = 355 / 512
-"""log(2) to so few bits that its product with an exponent is exact."""
+"""log(2) rounded to so few bits that its product with an exponent is exact."""
 LN2_LOW = -2.121944400546905827679e-4
-"""The rest of log(2)."""
+"""log(2) - LN2_HIGH."""
 
 
 class _Range(NamedTuple):
-    """Exponents of two that one floating dtype leaves room for."""
+    """Limits of exponents of two for one floating dtype."""
 
     factor: int
-    """A factor 2^e with ``|e|`` up to here is finite and normal."""
+    """Largest ``|e|`` used in a factor 2^e; such factors are finite and normal."""
     boost: int
-    """The largest weight of a row is accumulated as about 2^boost: smaller ones have so much further to fall."""
+    """The largest weight of a row is accumulated as about 2^boost, so that smaller weights do not underflow."""
     saturated: int
-    """Scaling any number by 2^e with ``|e|`` beyond here gives zero or infinity."""
+    """Scaling any number by 2^e gives zero or infinity for ``|e|`` above this."""
 
 
 _RANGES = {torch.float64: _Range(1000, 800, 2112), torch.float32: _Range(120, 64, 288)}
@@ -73,7 +74,7 @@ def anchor_values(batch: Batch) -> AnchorValues:
     valid = formulas.counted(batch, positives, negatives)
     rows = torch.ones_like(positives, dtype=torch.bool) if valid is None else valid
     if others is not None:
-        # References stand below the batch as rows that are no anchors.
+        # References are appended to the batch as rows that are not anchors.
         embeddings = torch.cat((embeddings, others))
         positive, negative = (F.pad(mask, (count, 0, 0, columns)) for mask in (positive, negative))
         rows = F.pad(rows, (0, columns))
@@ -86,7 +87,7 @@ def anchor_values(batch: Batch) -> AnchorValues:
 
 
 class _AnchorValues(torch.autograd.Function):
-    """Per-anchor values, ``[N]``, of embeddings ``[N, D]``."""
+    """Per-anchor values ``[N]`` of embeddings ``[N, D]``."""
 
     @staticmethod
     def forward(embeddings: Tensor, positive: Tensor, negative: Tensor, rows: Tensor, lone: bool, rule: Rule) -> Tensor:
@@ -107,10 +108,10 @@ class _AnchorValues(torch.autograd.Function):
 
 
 class _Scaled(NamedTuple):
-    """Embeddings as rows of size about one: row j is ``basis[j] * norm[j] * 2^exponent[j]``.
+    """Embeddings as rows of size about one: embedding j is ``basis[j] * norm[j] * 2^exponent[j]``.
 
-    Under "dot" there is no norm, and the derivative of a logit carries the other row's power of two; under "cosine"
-    that other row is a unit vector, so ``carried`` is zero.
+    Under "dot" there is no norm, and the derivative of a logit with respect to one row contains the power of two of the
+    other row, ``carried``. Under "cosine" the other row is a unit vector, so ``carried`` is zero.
     """
 
     basis: Tensor
@@ -141,7 +142,7 @@ def _logits(scaled: _Scaled, temperature: float) -> Tensor:
 
 
 class _LogSum(NamedTuple):
-    """The logarithm of a sum of exponentials, ``top + log``, as columns ``[N, 1]``; zero where nothing is summed."""
+    """The logarithm of a sum of exponentials, ``top + log``, as columns ``[N, 1]``; zero for an empty sum."""
 
     top: Tensor
     log: Tensor
@@ -151,7 +152,7 @@ def _log_sum(logarithms: Tensor, mask: Tensor) -> _LogSum:
     some = mask.any(1, keepdim=True)
     top = torch.where(mask, logarithms.detach(), -math.inf).amax(1, keepdim=True)
     top = torch.where(some, top, 0.0)
-    # The inner `where` keeps the exponential finite outside the mask: 0 * inf in a second derivative would be NaN.
+    # The inner `where` keeps the exponential finite outside the mask; 0 * inf in a second derivative would be NaN.
     exponentials = torch.where(mask, torch.where(mask, logarithms - top, 0.0).exp(), 0.0)
     return _LogSum(top, torch.where(some, exponentials.sum(1, keepdim=True), 1.0).log())
 
@@ -165,16 +166,16 @@ def _softplus(x: Tensor) -> Tensor:
 
 
 def _log_mean_above(logarithms: Tensor, over: _LogSum, mask: Tensor, count: Tensor) -> Tensor:
-    """log(mean of e^(logarithms - top)), ``[N, 1]``."""
+    """Return log(mean of e^(logarithms - top)) over the mask, ``[N, 1]``."""
     excess = torch.where(mask, logarithms - over.top, 0.0).expm1()
     mean = excess.sum(1, keepdim=True) / count.clamp(min=1)
     return torch.where(mean > -0.5, mean.clamp(min=-0.5).log1p(), over.log - count.clamp(min=1).log())
 
 
 class _Row:
-    """Logits of one batch, the masks of the anchors' pairs, and the sums of each row, as `formulas.Row`.
+    """The logits of one batch, the masks of the anchors' pairs and the sums of each row, as a `formulas.Row`.
 
-    Weights are logarithms here.
+    Weights are represented by their logarithms.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class _Row:
         self.negatives = self.negative.sum(1, keepdim=True).to(dtype)
         self.some_negative = self.negatives > 0
         logits = _logits(scaled, rule.temperature)
-        # A logit that no anchor reads may overflow, the self products above all: it is put out of the way.
+        # Logits that no anchor uses may overflow, especially those of self pairs, so they are set to 0.
         self.logits = torch.where(self.both, logits, 0.0)
         self_pair = torch.eye(rows.shape[0], dtype=torch.bool, device=rows.device)
         self.group = (positive | self_pair).float().argmax(1)
@@ -205,13 +206,14 @@ class _Row:
                 self.over_positives = _log_sum(self.logits, self.positive)
 
     def _guard(self, logits: Tensor, rows: Tensor) -> None:
-        """Replace logits by log(e^(s - max) + epsilon), up to a constant of the row, and keep the log of its slope.
+        """Replace logits by log(e^(s - max) + epsilon), up to a constant of the row, and store the log of its slope.
 
-        The constant cancels in every ratio of the formula. It is chosen so that the values of a row's largest pairs lie
-        about zero, whether s - max does or e^(s - max) is far below epsilon, and so keep the digits they differ in.
+        The constant cancels in every ratio of the formula. It is chosen so that the values of a row's largest pairs are
+        near zero, both where s - max is near zero and where e^(s - max) is far below epsilon. Their differences then
+        keep their digits.
 
-        The maximum is a logit too: under "dot" the pair that attains it, the first one on a tie, is ``star``; under
-        "cosine" it is the constant self-similarity.
+        The maximum is a logit too. Under "dot", ``star`` marks the pair that attains it, the first one on a tie. Under
+        "cosine" it is the self-similarity, a constant.
         """
         if self.scaled.norm is not None:
             below = self.below_self()
@@ -229,11 +231,10 @@ class _Row:
         self.log_slope = _log_sigmoid(offset)
 
     def below_self(self) -> Tensor:
-        """(cosine - 1) / temperature, ``[N, N]``, without the cancellation of rows that are almost the same.
+        """Return (cosine - 1) / temperature, ``[N, N]``, without cancellation for rows that are almost equal.
 
-        Rows of one group, those whose first positive is the same row, are compared by their distance, from their
-        differences to that row. Their cosines have lost every digit in which they differ from 1 when they lie closer
-        than 1e-8.
+        Within a group, the rows with the same first positive, it is computed from distances, using the differences of
+        the rows to that positive. The cosine of rows closer than 1e-8 rounds to 1, so it holds no digit of the result.
         """
         offset = self.scaled.basis - self.scaled.basis[self.group]
         squares = (offset * offset).sum(1)
@@ -261,15 +262,15 @@ class _Row:
         return self._mean_below(self.over_negatives.top) + self.over_negatives.log
 
     def negatives_over_log_mean(self) -> Tensor:
-        """Means in the place of sums are accurate where nearly equal logits make their quotient nearly 1."""
+        """Return odds + log n, computed from means instead of sums: accurate if logits are nearly equal."""
         negative = _log_mean_above(self.logits, self.over_negatives, self.negative, self.negatives)
         positive = _log_mean_above(self.logits, self.over_positives, self.positive, self.number)
         means = (self.over_negatives.top - self.over_positives.top) + (negative - positive)
         return means + self.negatives.clamp(min=1).log()
 
     def _mean_below(self, top: Tensor) -> Tensor:
-        """Mean over positives of ``top - s_ip``, ``[N, 1]``, without overflow unless the mean itself does."""
-        # Logits near the dtype's end are summed at 2^-64 of their size; all others as they are, down to the smallest.
+        """Return the mean over positives of ``top - s_ip``, ``[N, 1]``; it overflows only if the mean itself does."""
+        # Only logits near the end of the range are scaled by 2^-64 before they are summed; others would lose digits.
         large = self.logits.abs().amax() > 2.0 ** _RANGES[self.logits.dtype].factor
         scale = torch.where(large, 2.0**-64, 1.0).to(self.logits.dtype)
         below = torch.where(self.positive, top * scale - self.logits * scale, 0.0)
@@ -284,7 +285,7 @@ class _Row:
         return _mean(_softplus(sign * self.logits), mask, number.clamp(min=1))
 
     def own_odds(self) -> Tensor:
-        """lse_N - s_ij, ``[N, N]``, zero outside the positives."""
+        """Return lse_N - s_ij, ``[N, N]``, zero outside the positives."""
         negative = self.over_negatives
         return torch.where(self.positive, (negative.top - self.logits) + negative.log, 0.0)
 
@@ -302,10 +303,10 @@ class _Row:
         return hit.top + hit.log - self.number.log()
 
     def own_log_share(self) -> Tensor:
-        """Relative to the sum, whose logarithm may leave out a constant of the row.
+        """Return log(sigmoid(-o) / mean over P of sigmoid(-o)); a constant of the row cancels and may be omitted.
 
-        Where every positive of a row is far below its negatives that constant, lse_N, is left out: it may be so large
-        that the differences of the positives would be rounded away beside it.
+        Where every positive of a row is far below its negatives, the constant lse_N is omitted, because it may be so
+        large that the differences between positives would be rounded away.
         """
         odds = self.own_odds()
         nearest = torch.where(self.positive, odds.detach(), math.inf).amin(1, keepdim=True)
@@ -314,17 +315,18 @@ class _Row:
         return (hit - over.top) - over.log + self.number.log()
 
     def share_of_negatives(self) -> Tensor:
-        """s_ij - lse_N, ``[N, N]``, zero outside the negatives."""
+        """Return s_ij - lse_N, ``[N, N]``, zero outside the negatives."""
         return torch.where(self.negative, (self.logits - self.over_negatives.top) - self.over_negatives.log, 0.0)
 
     def share_of_positives(self) -> Tensor:
-        """s_ij - lse_P, ``[N, N]``, zero outside the positives."""
+        """Return s_ij - lse_P, ``[N, N]``, zero outside the positives."""
         return torch.where(self.positive, (self.logits - self.over_positives.top) - self.over_positives.log, 0.0)
 
     def from_even(self) -> Tensor:
-        """q_ij - 1 / |P(i)| with q the softmax among positives, ``[N, N]``, zero outside.
+        """Return q_ij - 1 / |P(i)| with q the softmax among positives, ``[N, N]``, zero outside the positives.
 
-        Formed from expm1, so that nearly equal positives keep the digits of their differences and equal ones give 0.
+        It is computed with expm1, so that differences of nearly equal positives keep their digits and equal positives
+        give 0.
         """
         guarded = self.log_slope is not None
         logits = self.logits if guarded or self.scaled.norm is None else self.below_self()
@@ -336,16 +338,16 @@ class _Row:
 
 
 def _mean(values: Tensor, mask: Tensor, count: Tensor) -> Tensor:
-    """Sum of ``values`` over ``mask``, divided by ``count``, ``[N, 1]``."""
+    """Return the sum of ``values`` over ``mask`` divided by ``count``, ``[N, 1]``."""
     large = values.abs().amax() > 2.0 ** (_RANGES[values.dtype].factor - 64)
     room = torch.where(large, 2.0**-64, 1.0).to(values.dtype)
     return torch.where(mask, values * room, 0.0).sum(1, keepdim=True) / count / room
 
 
 class _WeightTerm(NamedTuple):
-    """Pair weights dL_i / ds_ij = ``coefficient * exp(logarithm)`` where ``mask``, zero elsewhere; all ``[N, N]``.
+    """Pair weights: ``coefficient * exp(logarithm)`` inside ``mask``, zero elsewhere; all ``[N, N]``.
 
-    A loss's weights are the sum of one or two of these.
+    The weights dL_i / ds_ij of a loss are the sum of one or two of these.
     """
 
     coefficient: Tensor
@@ -392,7 +394,7 @@ def _guarded_weights(row: _Row) -> _WeightTerm:
     coefficient = coefficient * (row.number / (row.number + EPSILON))
     if row.star is None:
         return _WeightTerm(coefficient, row.log_slope, row.both)
-    # Raising the maximum lowers every other logit, and itself not at all: its weight is minus the sum of the others'.
+    # Increasing the maximum lowers every other logit relative to it: its weight is minus the sum of the others'.
     others = row.both & ~row.star
     top = torch.where(others, row.log_slope.detach(), -math.inf).amax(1, keepdim=True)
     top = torch.where(top.isfinite(), top, 0.0)
@@ -409,23 +411,23 @@ def _pull(grad_values: Tensor, terms: list[_WeightTerm], scaled: _Scaled, temper
     upstream = torch.where(grad_values.detach() == 0, -math.inf, exponent)[:, None]
     carried = scaled.carried[None, :]
     weights = [_split_power(term) for term in terms]
-    # Row i gathers W_ij from its own anchor and W_ji from all others, each times row j of the basis. `scale` is the
-    # power of two of the largest of these. The transposed weights are indexed [j, i] until they are summed.
+    # The gradient of row i sums W_ij (row i as anchor) and W_ji (the other rows as anchors), each times row j of the
+    # basis. `scale` is the power of two of the largest of these. W_ji is indexed [j, i] until it is transposed below.
     scale = torch.full_like(grad_values, -math.inf)
     for term, (_, power) in zip(terms, weights, strict=True):
         level = torch.where(term.mask, power, -math.inf) + upstream
         scale = torch.maximum(scale, torch.maximum((level + carried).amax(1), (level + carried.T).amax(0)))
     scale = torch.where(scale.isfinite(), scale, 0.0)
     lift = exponent[:, None] + room.boost
-    # The clamp only meets weights of anchors whose upstream gradient is exactly zero, which set no scale.
+    # The clamp affects only weights of anchors whose upstream gradient is exactly zero: the scale ignores these.
     limit = room.boost + 64
     own, others = torch.zeros_like(level), torch.zeros_like(level)
     for weight, power in weights:
         weight = weight * mantissa
         own = own + weight * torch.exp2((power + (lift + carried - scale[:, None])).clamp(max=limit))
         others = others + weight * torch.exp2((power + (lift + carried.T - scale[None, :])).clamp(max=limit))
-    # Weights are added before they meet the rows: where two of them cancel, what a small row adds is not lost in a
-    # large one's rounding.
+    # Both weights are added before they are multiplied with the rows: if they cancel for a large row, its rounding
+    # error cannot hide the contribution of a small row.
     gradient = (own + others.T) @ scaled.basis
     scale = scale - room.boost
     if scaled.norm is not None:
@@ -435,11 +437,12 @@ def _pull(grad_values: Tensor, terms: list[_WeightTerm], scaled: _Scaled, temper
 
 
 def _split_power(term: _WeightTerm) -> tuple[Tensor, Tensor]:
-    """Return a term's weights, zero outside its mask, as a number near the coefficient and a power of two, ``[N, N]``.
+    """Return a term's weights as a number near the coefficient and an exponent of two, ``[N, N]`` each.
 
-    The power is exact and detached, so weights that cancel do so however they are scaled.
+    The weights are zero outside the mask. The power of two is exact and detached, so weights that cancel do so at every
+    scale.
     """
-    # No weight of e^-4000 comes back into the range of a float64, whatever it is multiplied by.
+    # A weight of e^-4000 is zero in float64, whatever representable number it is multiplied by.
     logarithm = torch.where(term.mask, term.logarithm, 0.0).clamp(min=-4000)
     power = (logarithm.detach() / LN2).round()
     weight = ((logarithm - power * LN2_HIGH) - power * LN2_LOW).exp()
@@ -447,10 +450,10 @@ def _split_power(term: _WeightTerm) -> tuple[Tensor, Tensor]:
 
 
 def _off_row(vectors: Tensor, units: Tensor) -> Tensor:
-    """Take from each row of ``vectors`` its component along the unit row of ``units``; both ``[N, D]``.
+    """Subtract from each row of ``vectors`` its component along the unit row of ``units``; both ``[N, D]``.
 
-    For a unit row that lies almost along one axis, ``v - (v.u) u`` loses that axis's entry to cancellation: there it is
-    written over the other entries alone, as u_k and 1 - u_k^2 allow.
+    For a unit row u almost parallel to axis k, entry k of ``v - (v.u) u`` would be lost to cancellation. That entry is
+    computed from the other entries of u: 1 - u_k^2 is the sum of their squares.
     """
     axis = torch.zeros_like(units, dtype=torch.bool).scatter(1, units.detach().abs().argmax(1, keepdim=True), True)
     rest = torch.where(axis, 0.0, units)
@@ -464,7 +467,7 @@ def _off_row(vectors: Tensor, units: Tensor) -> Tensor:
 
 
 def _times_power(values: Tensor, exponent: Tensor) -> Tensor:
-    """Return ``values * 2^exponent``, by steps that neither overflow nor underflow unless the result does."""
+    """Return ``values * 2^exponent``, in steps that overflow or underflow only if the result does."""
     limit = _RANGES[values.dtype].saturated
     exponent = exponent.clamp(-limit, limit)
     third = torch.trunc(exponent / 3)

@@ -1,31 +1,34 @@
-"""The formulas: an anchor's value, its derivative by each logit, and what a batch of values reduces to.
+"""The formulas: an anchor's value, its derivative with respect to each logit, and the reduction of a batch of values.
 
 With s_ij the logits of anchor i, P and N its positives and negatives, n = |P| and m = |N|,
 
     odds   = log(sum over N of e^s / sum over P of e^s)
     share  = e^s / (the sum of e^s over N for a negative, over P for a positive)
 
-the value of the terms "out" and "in", and its derivative by the logit of a negative and of a positive, are
+the value under the terms "out" and "in", and its derivative with respect to the logit of a negative or a positive, are
 
     value     = contrast + log(sum over P of e^s) - mean over P of s      "out"
     value     = contrast + log n                                          "in"
     negative  =  c share,    positive = -c share + (share - 1/n)          "out"
     negative  =  c share,    positive = -c share                          "in"
 
-where an anchor's value is -log(sum over P / sum over D) but for means, and D is
+Up to means, an anchor's value is -log(sum over P / sum over D). D, the contrast and c depend on the denominator:
 
     "all"             P and N:  contrast = softplus(odds),  c = sigmoid(odds)
     "only_negatives"  N:        contrast = odds,            c = 1
 
-With "one_positive" each positive has its own odds, o_p = log(sum over N of e^s) - s_p, and the value is the mean over P
-of softplus(o_p), or -log(mean over P of sigmoid(-o_p)); w_p stands for minus the derivative by s_p:
+With "one_positive" each positive has its own odds, o_p = log(sum over N of e^s) - s_p. The value is the mean over P of
+softplus(o_p) for "out", and -log(mean over P of sigmoid(-o_p)) for "in". Let -w_p be the derivative with respect to
+s_p:
 
     w_p = sigmoid(o_p) / n    "out"      w_p = sigmoid(o_p) sigmoid(-o_p) / sum over P of sigmoid(-o)    "in"
     negative  = (sum over P of w) share,    positive = -w_p
 
 "lse" is log(sum over N of e^s), whose derivative is the share. "binary" is the sum over P of softplus(-s) / (n + 1)
 plus the sum over N of softplus(s) / m. "epsilon" is "out" for logits log(e^(s - max) + epsilon), times
-n / (n + epsilon). The sums are formed in no way that overflows or loses digits: each evaluation has its own `Row`.
+n / (n + epsilon).
+
+Each form computes these sums in its own `Row`, in a way that neither overflows nor loses digits.
 """
 
 from __future__ import annotations
@@ -40,11 +43,11 @@ from .spec import EPSILON, AnchorValues, Batch, Policy, Rule
 
 
 class Row(Protocol):
-    """What the sums of each row say, all ``[N]`` or all ``[N, 1]``, in a form that loses no digits."""
+    """Quantities of each row that its sums determine, without loss of digits; all ``[N]`` or all ``[N, 1]``."""
 
     @property
     def number(self) -> Tensor | None:
-        """How many positives, at least 1; None where each row has exactly one."""
+        """The number of positives, at least 1; None if each row has exactly one."""
 
     def log_negatives(self) -> Tensor:
         """log(sum over N of e^s)."""
@@ -65,7 +68,7 @@ class Row(Protocol):
         """Odds + log n."""
 
     def missed(self) -> Tensor:
-        """sigmoid(odds): the negatives' part of the sum over P and N; a logarithm where weights are logarithms."""
+        """sigmoid(odds), the negatives' share of the sum over P and N; its logarithm in rows of logarithmic weights."""
 
     def own_log_missed(self) -> Tensor:
         """Log sigmoid(o) of each positive, ``[N, M]``."""
@@ -83,14 +86,14 @@ class Row(Protocol):
         """log(mean over P of sigmoid(-o))."""
 
     def mean_softplus(self, sign: int, more: int) -> Tensor:
-        """Sum of softplus(sign s) over N, or where the sign is -1 over P, over their number and ``more``."""
+        """Sum of softplus(sign s) divided by (count + more), over N if the sign is 1 and over P if it is -1."""
 
     def guarded_sum(self) -> Tensor:
         """Sum over P of -log(e_p / sum over P and N of e), e = e^(s - max) + epsilon."""
 
 
 def value(rule: Rule, row: Row) -> Tensor:
-    """Return the value of each row; meaningless, but finite, where the rule gives a row nothing to sum over."""
+    """Return the value of each row; it is finite but meaningless where the row's sums are empty under the rule."""
     if rule.terms == "lse":
         return row.log_negatives()
     if rule.terms == "binary":
@@ -102,7 +105,7 @@ def value(rule: Rule, row: Row) -> Tensor:
     if rule.denominator == "one_positive":
         if rule.terms == "out":
             return row.own_softplus()
-        # The mean of the ratios is 1 - missed, which says nothing once it rounds to 1; the other says nothing before.
+        # The mean of the ratios is 1 - missed. Near 1, log1p(-missed) is accurate; elsewhere, the direct logarithm is.
         missed = row.own_missed()
         return torch.where(missed < 0.5, -torch.log1p(-missed.clamp(max=0.5)), -row.own_log_hit())
     if rule.denominator == "only_negatives":
@@ -111,12 +114,12 @@ def value(rule: Rule, row: Row) -> Tensor:
 
 
 def coefficient(rule: Rule, row: Row) -> Tensor | None:
-    """Return c, the derivative of the contrast by the odds; None where it is 1."""
+    """Return c, the derivative of the contrast with respect to the odds; None if it is 1."""
     return None if rule.terms == "lse" or rule.denominator == "only_negatives" else row.missed()
 
 
 def has_mean(rule: Rule) -> bool:
-    """Whether the weight of a positive has the part ``share - 1/n``."""
+    """Return whether the weight of a positive contains ``share - 1/n``."""
     return rule.terms in ("out", "epsilon")
 
 
@@ -129,15 +132,15 @@ def own_log_weights(rule: Rule, row: Row) -> Tensor:
 class Sums(NamedTuple):
     """Sums of unshifted exponentials E = e^s per row, ``[N]`` each.
 
-    The last three serve the denominators that each positive has for itself, with r = E / (E + neg) its ratio; they are
-    empty otherwise.
+    The last three are for the denominator "one_positive", where r = E / (E + neg) is the ratio of a positive; they are
+    empty for the others.
 
     Attributes:
         neg: sum over negatives of E.
         pos: sum over positives of E.
         missed: sum over positives of 1 - r.
-        first: sum over positives of -log r; inside the logarithm, of r times `boost`.
-        second: inside the logarithm, sum over positives of r (1 - r) times `boost`.
+        first: for "out", sum over positives of -log r; for "in", sum over positives of r, times `boost`.
+        second: for "in", sum over positives of r (1 - r), times `boost`.
     """
 
     neg: Tensor
@@ -147,15 +150,15 @@ class Sums(NamedTuple):
     second: Tensor
 
     def boost(self) -> Tensor:
-        """Return a factor for a row's ratios: where all positives are far below the negatives they would underflow."""
+        """Return a factor for a row's ratios, which would underflow where all positives are far below the negatives."""
         return torch.where(self.pos > 0, self.neg / self.pos, 1.0).clamp(min=1)
 
 
 class Weights(NamedTuple):
-    """The derivatives of ``sum_i grad_i L_i`` by the logits of each row, as coefficients ``[N]``.
+    """The derivatives of ``sum_i grad_i L_i`` with respect to the logits of each row, as coefficients ``[N]``.
 
-    A negative weighs ``negative * E``. A positive weighs ``slope * E + level``; where each positive has its own
-    denominator ``level * (1 - r)``, or inside the logarithm ``level * r (1 - r) * boost``.
+    The weight of a negative is ``negative * E``. The weight of a positive is ``slope * E + level``; under the
+    denominator "one_positive" it is ``level * (1 - r)`` for "out" and ``level * r (1 - r) * boost`` for "in".
     """
 
     negative: Tensor
@@ -168,9 +171,9 @@ def weights(rule: Rule, grad: Tensor, sums: Sums, number: Tensor | None) -> Weig
 
     Args:
         rule: the formula.
-        grad: ``[N]``, 0 for every row that is no anchor or has nothing to sum over.
-        sums: of each row.
-        number: n in the computing dtype, or None where each row has exactly one positive.
+        grad: ``[N]``, 0 for every row that is not an anchor or whose sums are empty.
+        sums: the sums of each row.
+        number: n in the computing dtype, or None if each row has exactly one positive.
     """
     neg, pos = sums.neg, sums.pos
     if number is None and rule.denominator != "only_negatives":
@@ -185,7 +188,7 @@ def weights(rule: Rule, grad: Tensor, sums: Sums, number: Tensor | None) -> Weig
             return Weights(torch.where(neg > 0, grad * sums.missed / number / neg, 0.0), zero, -grad / number)
         level = torch.where(sums.first > 0, grad / sums.first, 0.0)
         return Weights(torch.where(neg > 0, level * sums.second / neg, 0.0), zero, -level)
-    # One positive alone weighs -c, which the difference of two shares would round away.
+    # The weight of a single positive is -c, which would be rounded away in the difference of two shares.
     per_positive, level = grad / pos, -grad / number
     if rule.denominator == "only_negatives":
         negative, slope, of_one = torch.where(neg > 0, grad / neg, 0.0), zero, -grad
@@ -199,7 +202,7 @@ def weights(rule: Rule, grad: Tensor, sums: Sums, number: Tensor | None) -> Weig
 
 
 def counted(batch: Batch, positives: Tensor, negatives: Tensor) -> Tensor | None:
-    """Return which rows are anchors with something to sum over, bool ``[N]``, or None where all are by construction."""
+    """Return which rows are anchors with non-empty sums, bool ``[N]``, or None if all are by construction."""
     rule, rows = batch.rule, batch.anchors
     if rule.terms not in ("binary", "lse") and batch.targets.kind != "partners":
         some = positives > 0
@@ -211,10 +214,10 @@ def counted(batch: Batch, positives: Tensor, negatives: Tensor) -> Tensor | None
 
 
 def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
-    """Apply the policies for anchors that lack positives or negatives, then the reduction and the base temperature.
+    """Apply the policies for anchors without positives or negatives, the reduction and the base temperature.
 
     Returns:
-        A scalar, or one value per counted anchor under "none". Over no anchors, mean and sum are 0 with gradient 0.
+        A scalar, or one value per counted anchor under "none". If no anchor counts, mean and sum are 0 with gradient 0.
     """
     values, positives, negatives = found
     rule = batch.rule
@@ -230,8 +233,8 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
     else:
         if rows is not None:
             values = torch.where(rows, values, 0.0)
-        # A sum of float32 values cannot overflow in float64. That of float64 values might where its mean does not:
-        # those near the dtype's end are added at 2^-64 of their size, all others as they are.
+        # A sum of float32 values cannot overflow in float64. A sum of float64 values can, even where its mean does not:
+        # values near the end of the range are scaled by 2^-64 before they are added.
         scale = None
         if values.dtype == torch.float64:
             large = values.detach().abs().amax() > torch.finfo(torch.float64).max ** 0.9

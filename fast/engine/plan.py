@@ -1,4 +1,4 @@
-"""The choice of how a batch is evaluated: in which form, in tiles of how many rows, and what the forward pass keeps."""
+"""Choose how a batch is evaluated: the form, the size of tiles and panels, and what the forward pass keeps."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from .spec import KERNELS, UNSHIFTED, Backend, Batch, Plan
 __all__ = ["UNSHIFTED", "choose", "tile_size", "tiles_of"]
 
 PAIRS_UP_TO = 320
-"""Rows up to which pairs are held in one matrix, where tiles would be so small that their number is what costs."""
+"""Largest number of rows for which a batch of pairs is one matrix; tiles would be so small that overhead dominates."""
 DENSE_UP_TO = 512
-"""Rows up to which "auto" takes one panel for all."""
+"""Largest number of rows, and of columns, for which "auto" evaluates the batch as one panel."""
 NARROW_UP_TO = 1024
-"""Rows up to which a tile takes all columns from the diagonal on."""
+"""Largest number of rows of a batch whose tiles extend from the diagonal to the last column."""
 NARROW_ROWS = 128
-"""Rows of such a tile: the fewer, the less of the matrix is computed twice."""
+"""Rows of such a tile; with fewer rows, less of the matrix is computed twice."""
 TILE_ROWS = 256
-"""Rows of a tile of more rows than these."""
+"""Rows of a tile in larger batches."""
 TILE_COLUMNS = 512
-"""Columns of a tile: it must stay, with its rows, in a core's second-level cache."""
+"""Columns of a tile in larger batches; a tile and its rows must fit in a core's second-level cache."""
 PANEL_ELEMENTS = 2**18
-"""Entries of one panel of whole rows: few enough to bound memory, enough rows for a matrix product to be efficient."""
+"""Entries of a panel: few enough to bound memory, and enough rows for an efficient matrix product."""
 ACCELERATOR_FACTOR = 8
 """Factor by which tiles have more rows, and more columns, on an accelerator, so that it is not idle."""
 KEPT_ELEMENTS = 2**20
-"""Exponentials that may be kept from the forward pass for the backward pass, which then need not recompute them."""
+"""Largest number of exponentials kept from the forward pass, so that the backward pass need not recompute them."""
 
 
 class _Forced:
@@ -41,7 +41,7 @@ class _Forced:
 
 @contextmanager
 def tiles_of(rows: int) -> Iterator[None]:
-    """Within the context "tiled" uses tiles and panels of so many rows, so that small batches have seams as well.
+    """Make "tiled" use tiles and panels of ``rows`` rows within the context, so that small batches span several tiles.
 
     Args:
         rows: an even number, at least 2.
@@ -54,10 +54,10 @@ def tiles_of(rows: int) -> Iterator[None]:
 
 
 def choose(batch: Batch, backend: Backend) -> tuple[Plan, Batch]:
-    """Choose by size, device, dtype and formula; values are looked at only where that costs no synchronisation.
+    """Choose a plan by size, device, dtype and formula; values are read only where that needs no synchronisation.
 
     Returns:
-        The plan, and the batch, whose targets are partners in the form of pairs.
+        The plan and the batch. Labels that form pairs may have been replaced by partners.
 
     Raises:
         ValueError: ``backend="triton"`` cannot take these embeddings.
@@ -75,7 +75,7 @@ def choose(batch: Batch, backend: Backend) -> tuple[Plan, Batch]:
         targets = symmetric.read_labels(targets)
         batch = replace(batch, targets=targets)
     paired = reads and (targets.paired or targets.kind == "partners")
-    # The largest |s_ij|: infinity where it is not known without reading an accelerator's memory.
+    # The largest |s_ij|, or infinity if finding it would mean reading an accelerator's memory.
     largest, temperature = math.inf, rule.temperature
     if isinstance(temperature, Tensor):
         temperature = float(temperature.detach()) if reads and device.may_read(temperature) else 0.0
@@ -85,14 +85,14 @@ def choose(batch: Batch, backend: Backend) -> tuple[Plan, Batch]:
         elif reads:
             largest = largest_norm(embeddings, batch.sizes) ** 2 / temperature
     unshifted = UNSHIFTED[device.dtypes_of(embeddings)[0]] - math.log(count)
-    # Where positives have ratios of their own, the largest and the smallest exponential of a row meet in a quotient.
+    # With one ratio per positive inside the logarithm, a row's smallest exponential is divided by its largest.
     if largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1) <= unshifted:
         few = backend == "dense" or (backend == "auto" and count <= PAIRS_UP_TO)
         if few and paired and rule.denominator != "only_negatives" and 2 * largest <= unshifted:
             batch = replace(batch, targets=symmetric.as_partners(targets)) if targets.paired else batch
             return Plan("pairs", count, count, True, reads), batch
         rows, wide = (count, count) if backend == "dense" else tile_size(count, 1 if reads else ACCELERATOR_FACTOR)
-        # The tiles hold half of all entries and the other half of the squares on the diagonal.
+        # The tiles hold half of all entries, and both halves of the squares on the diagonal.
         keep = backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS
         return Plan("symmetric", rows, wide, keep, reads), batch
     if targets.paired:
@@ -104,7 +104,7 @@ def choose(batch: Batch, backend: Backend) -> tuple[Plan, Batch]:
 
 
 def tile_size(count: int, factor: int = 1) -> tuple[int, int]:
-    """Return the rows and the columns of the tiles of ``count`` rows; the columns are a multiple of the rows."""
+    """Return the rows and columns of a tile for a batch of ``count`` rows; columns are a multiple of rows."""
     if _Forced.rows is not None:
         return _Forced.rows, 2 * _Forced.rows
     if count <= NARROW_UP_TO * factor:

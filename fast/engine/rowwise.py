@@ -1,10 +1,11 @@
 """The rowwise form: panels of whole rows of logits, shifted by their maxima; right for every rule and temperature.
 
-A panel holds some anchors against all columns. Exponentials of the positives are taken relative to the row's largest
-positive, those of the negatives relative to its largest negative, so that neither drowns the other: every loss is a
-function of both sums, and log(sum over all / sum over positives) is a softplus of the difference of their logarithms.
+A panel holds some anchors and all columns. Exponentials of positives are taken relative to the row's largest positive
+logit, those of negatives relative to its largest negative logit, so that neither sum loses precision to the other.
+Every loss is a function of these two sums: log(sum over all / sum over positives) is a softplus of the difference of
+their logarithms.
 
-The values are written in differentiable operations, which serve the second derivative as well; the weights dL_i/ds_ij
+The values are computed in differentiable operations, so they also serve the second derivative. The weights dL_i/ds_ij
 are those of `formulas`.
 """
 
@@ -25,14 +26,14 @@ from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Rule, Targ
 
 
 class Panel(NamedTuple):
-    """Some anchors against all columns, ``[b, M]``.
+    """Some anchors and all columns, ``[b, M]``.
 
     Attributes:
-        rows: which anchors.
-        positive: true where the column is a positive of the row.
-        negative: true where it is a negative.
-        own: true where the column is the row itself.
-        some_negative: ``[b, 1]``, whether the row has a negative.
+        rows: the anchors' rows.
+        positive: bool ``[b, M]``, True where the column is a positive of the row.
+        negative: bool ``[b, M]``, True where the column is a negative of the row.
+        own: bool ``[b, M]``, True where the column is the row itself.
+        some_negative: bool ``[b, 1]``, whether the row has a negative.
         number: ``[b, 1]``, positives per row in the computing dtype, at least 1.
     """
 
@@ -49,14 +50,15 @@ class Panel(NamedTuple):
 
 
 class LonePanel(NamedTuple):
-    """Anchors with one positive or none, ``[b, M]``: columns are told by their numbers, and no mask is made.
+    """Anchors with at most one positive, ``[b, M]``. Column indices take the place of masks.
 
     Attributes:
-        rows: which anchors.
+        rows: the anchors' rows.
         columns: M.
-        partner: int64 ``[b, 1]``, the positive; None: there is none.
-        own: int64 ``[b, 1]``, the column that is the row itself, or else its positive; None: none is.
-        left_out: int64 ``[b]``, how many columns are no negatives.
+        partner: int64 ``[b, 1]``, the column of the positive; None if the rows have no positives.
+        own: int64 ``[b, 1]``, the column that is the row itself, or its positive if no column is; None if the rows are
+            not among the columns.
+        left_out: int64 ``[b]``, how many columns are not negatives.
     """
 
     rows: slice
@@ -71,7 +73,7 @@ class LonePanel(NamedTuple):
         return positives, self.columns - self.left_out
 
     def without(self, matrix: Tensor, value: float) -> Tensor:
-        """Return a matrix ``[b, M]`` with a value where the positive and the row itself stand."""
+        """Return a matrix ``[b, M]`` with ``value`` at each row's positive and at its self pair."""
         for column in (self.partner, self.own):
             if column is not None:
                 matrix = matrix.scatter(1, column, value)
@@ -85,10 +87,10 @@ def panels(
 
     Args:
         targets: the positives of each row.
-        own: int64 ``[N]``, which column is the row itself, -1 where none is; None: none is for any row.
+        own: int64 ``[N]``, the column that is the row itself, or -1; None: no column is one of the rows.
         count: N.
         columns: M.
-        rows: of a panel.
+        rows: the number of rows of a panel.
         dtype: the computing dtype.
     """
     for start in range(0, count, rows):
@@ -104,7 +106,7 @@ def panels(
 def masks_of(
     targets: Targets, own: Tensor | None, here: slice, count: int, columns: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where columns are positives of the rows, where negatives, and where the rows themselves."""
+    """Return three bool masks ``[b, M]`` of the rows ``here``: positives, negatives, and self pairs."""
     given = targets.given
     place = torch.arange(columns, device=given.device)
     if targets.kind == "labels":
@@ -117,7 +119,7 @@ def masks_of(
         lines = here.stop - here.start
         marks = torch.zeros((lines + (lines < count), columns), dtype=torch.bool, device=given.device)
         if targets.kind == "pairs":
-            # Pairs of other panels' anchors mark the line too many.
+            # Pairs whose anchor is in another panel mark the extra last line, which is dropped below.
             line = given[:, 0] - here.start
             line = torch.where((line >= 0) & (line < lines), line, lines)
             marks = marks.index_put((line, given[:, 1]), marks.new_ones(()))
@@ -138,12 +140,12 @@ def _lone_panel(targets: Targets, own: Tensor | None, here: slice, columns: int)
         return LonePanel(here, columns, partner[:, None], None, left_out)
     itself = own[here]
     left_out = left_out + (itself >= 0)
-    # A row that is no column leaves out its positive a second time.
+    # For a row that is not among the columns, `own` repeats its positive.
     return LonePanel(here, columns, partner[:, None], torch.where(itself >= 0, itself, partner)[:, None], left_out)
 
 
 def _exp(logarithms: Tensor) -> Tensor:
-    """Return e^x: as a power of two it takes a quarter of the time on a CPU, and no more where it underflows."""
+    """Return e^x, computed as a power of two: a quarter of the time on a CPU, and not slower where it underflows."""
     return (logarithms * (1 / LN2)).exp2()
 
 
@@ -152,9 +154,10 @@ def _softplus(x: Tensor) -> Tensor:
 
 
 class _Row:
-    """The logits of a panel ``[b, M]`` and the sums of each row ``[b, 1]``, as `formulas.Row`.
+    """The logits of a panel ``[b, M]`` and the sums of each row ``[b, 1]``, as a `formulas.Row`.
 
-    Both sums of exponentials are ``top + log``, 0 where there is nothing to sum over.
+    The logarithm of each sum of exponentials is stored as ``top`` and ``log``, whose sum it is; both are 0 for an empty
+    sum.
     """
 
     def __init__(self, logits: Tensor, panel: Panel, rule: Rule) -> None:
@@ -200,11 +203,14 @@ class _Row:
         return self._sum(top - self.logits) / self.number
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Sum over positives, ``[b, 1]``."""
+        """Return the sum of ``values`` over positives, ``[b, 1]``."""
         return torch.where(self.panel.positive, values, 0.0).sum(1, keepdim=True)
 
     def _own(self, side: Callable[[Tensor], Tensor], elsewhere: float) -> Tensor:
-        """Return a function of the odds of each positive, ``[b, M]``; rows without negatives have none."""
+        """Return ``side`` of the odds of each positive, ``[b, M]``, and ``elsewhere`` for all other pairs.
+
+        Positives of rows without negatives have no odds and get ``elsewhere`` too.
+        """
         counted = self.panel.positive & self.panel.some_negative
         odds = torch.where(counted, (self.negative_top - self.logits) + self.negative_log, 0.0)
         return torch.where(counted, side(odds), elsewhere)
@@ -226,7 +232,7 @@ class _Row:
         return hit - self._log_mean(hit)
 
     def _log_mean(self, logarithms: Tensor) -> Tensor:
-        """Return the logarithm of the mean over positives of ``e^logarithms``, ``[b, 1]``; 0 without positives."""
+        """Return the logarithm of the mean over positives of ``e^logarithms``, ``[b, 1]``; 0 for no positives."""
         positive = self.panel.positive
         top = torch.where(positive, logarithms.detach(), -math.inf).amax(1, keepdim=True)
         top = torch.where(top == -math.inf, 0.0, top)
@@ -240,7 +246,7 @@ class _Row:
         return torch.where(mask, losses, 0.0).sum(1, keepdim=True) / number
 
     def guarded(self, star: Tensor) -> tuple[Tensor, Tensor]:
-        """Return e^(s - max), ``[b, M]``, and that plus epsilon; ``star`` is the place of the row's maximum."""
+        """Return e^(s - max) and that plus epsilon, ``[b, M]`` each; ``star`` is the column of the row's maximum."""
         own = self.panel.own
         exponentials = torch.where(own, 0.0, _exp(self.logits - self.logits.gather(1, star)))
         return exponentials, torch.where(own, 0.0, exponentials + EPSILON)
@@ -252,9 +258,9 @@ class _Row:
 
 
 class _LoneRow:
-    """The logits ``[b, M]`` of anchors with one positive or none, and the sum of each over its negatives.
+    """The logits ``[b, M]`` of anchors with at most one positive, and each anchor's sum over its negatives.
 
-    That sum is ``top + log``, ``[b, 1]``; what is left out has no part in it.
+    The logarithm of that sum is ``top + log``, ``[b, 1]``.
     """
 
     number = None
@@ -284,9 +290,9 @@ class _LoneRow:
 
 
 def values(logits: Tensor, panel: Panel | LonePanel, rule: Rule) -> Tensor:
-    """Return each row's value ``[b]``, differentiable by the logits ``[b, M]``.
+    """Return each row's value ``[b]``, differentiable with respect to the logits ``[b, M]``.
 
-    Meaningless, but finite, where the rule gives a row nothing to sum over.
+    The value is finite but meaningless where the row's sums are empty under the rule.
     """
     row = _Row(logits, panel, rule) if isinstance(panel, Panel) else _LoneRow(logits, panel)
     return formulas.value(rule, cast(Row, row))[:, 0]
@@ -299,7 +305,7 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
         logits: ``[b, M]``.
         panel: the positives of each row.
         rule: the formula.
-        grad: ``[b]``, 0 for every row that is no anchor or has nothing to sum over.
+        grad: ``[b]``, 0 for every row that is not an anchor or whose sums are empty.
     """
     up = grad[:, None]
     if isinstance(panel, LonePanel):
@@ -321,7 +327,7 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
             share = _exp(row.below - row.positive_log)
             positive = share if c is None else share * c
             if formulas.has_mean(rule):
-                # Without c a share and the share - 1/n leave 1/n.
+                # Where c is 1, share - (share - 1/n) is 1/n.
                 positive = 1 / panel.number if c is None else positive - (share - 1 / panel.number)
         positive = -positive * up
         negative = _exp(row.below - row.negative_log) * (up if c is None else c * up)
@@ -329,7 +335,7 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
 
 
 def _guarded_weights(row: _Row, up: Tensor) -> Tensor:
-    """Weights of the epsilon terms: through the exponentials, and through the maximum at the place where it stands."""
+    """Return the weights of the epsilon terms: through the exponentials, and through the maximum, at its column."""
     logits, number = row.logits, row.number
     star = logits.argmax(1, keepdim=True)
     exponentials, guarded = row.guarded(star)
@@ -349,7 +355,7 @@ def _lone_weights(row: _LoneRow, panel: LonePanel, rule: Rule, up: Tensor) -> Te
 
 
 def _columns(batch: Batch, rows: Tensor) -> tuple[Tensor, Scaled | None, Tensor | None]:
-    """Return the scaled columns, their scales where they are not the rows themselves, and which column is each row."""
+    """Return the scaled columns, their scales (None if the columns are the rows), and the column that is each row."""
     references = batch.references
     if references.embeddings is None:
         return rows, None, torch.arange(rows.shape[0], device=rows.device)
@@ -358,7 +364,7 @@ def _columns(batch: Batch, rows: Tensor) -> tuple[Tensor, Scaled | None, Tensor 
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Return the values, and what the backward pass needs: the scaled rows."""
+    """Return the values, and the scaled rows for the backward pass."""
     scaled = scale_rows(batch.embeddings, batch.rule, batch.sizes)
     rows = scaled.rows
     columns, _, own = _columns(batch, rows)
@@ -375,7 +381,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 
 
 def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
-    """Return the gradients by embeddings, references and temperature; arguments as in the symmetric form."""
+    """Return the gradients with respect to embeddings, references and temperature; see `symmetric.differentiate`."""
     rule, rows = batch.rule, saved.scaled.rows
     columns, scaled, own = _columns(batch, rows)
     pull = torch.zeros_like(rows)
@@ -390,7 +396,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
         return to_embeddings(pull, saved.scaled, rule, size, batch.embeddings.dtype), None, learned
     more = by_temperature(pull_columns, columns, size, rule)
     if learned is not None and more is not None:
-        # A row meets its columns only as an anchor, so half of the logits' homogeneity lies with the columns.
+        # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: each adds half.
         learned = learned + more
     by_references = to_embeddings(pull_columns, scaled, rule, size, others.dtype)
     return to_embeddings(pull, saved.scaled, rule, size, batch.embeddings.dtype), by_references, learned

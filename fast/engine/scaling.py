@@ -1,4 +1,4 @@
-"""Embeddings as rows whose products are the logits, and the way back to the embeddings' gradient."""
+"""Scale embeddings to rows whose dot products are the logits, and map gradients back to the embeddings."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from .device import dtypes_of
 from .spec import Rule, Sizes
 
 _EXPONENTS = {torch.float64: 1000, torch.float32: 120}
-"""2^e with ``|e|`` up to here is finite and normal."""
+"""Largest ``|e|`` used in scaling by 2^e; such powers are finite and normal."""
 
 _ROWS = 2048
-"""Rows whose products with others are formed at a time."""
+"""Number of rows processed at a time when gradients are mapped back."""
 
 MODERATE = 2.0**60
-"""Norms from its reciprocal up to here leave the range of float32 in no product with a temperature."""
+"""Norms between 1 / MODERATE and MODERATE stay in the range of float32 when multiplied by a temperature."""
 
 
 class Scaled(NamedTuple):
-    """Rows y with ``y_i . y_j = s_ij / unit``: embeddings over the root of temperature times unit, and their norm.
+    """Rows y with ``y_i . y_j = s_ij / unit``: embeddings divided by sqrt(temperature * unit), and by their norm.
+
+    Under "dot" they are not divided by their norm.
 
     Attributes:
-        rows: ``[N, D]`` in the computing dtype.
-        factor: ``[N, 1]``, or ``[1, 1]`` under "dot"; a row is its embedding times ``power`` times this.
-        power: ``[N, 1]``, powers of two that keep norms within range, or None where all are 1: multiplied apart from
-            ``factor``, because the product of both may leave the range where the result does not.
+        rows: ``[N, D]`` in the computing dtype: embedding times ``power`` times ``factor``.
+        factor: ``[N, 1]``, or ``[1, 1]`` under "dot".
+        power: ``[N, 1]``, powers of two that keep norms within range, or None if all are 1. They are applied separately
+            from ``factor``, because ``power * factor`` may leave the range although the scaled row does not.
     """
 
     rows: Tensor
@@ -38,13 +40,13 @@ class Scaled(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the backward pass needs of the forward pass, beside the batch.
+    """What the forward pass saves for the backward pass, in addition to the batch.
 
     Attributes:
-        scaled: the rows, in the symmetric form sorted.
-        stats: sums per row, ``[N]`` each, as the form knows them.
-        kept: exponentials, flat; None where they are not kept.
-        classes: the order of the rows; None where there is none, and where it is to be found anew.
+        scaled: the scaled rows; sorted in the symmetric form.
+        stats: sums per row, ``[N]`` each, as defined by the form.
+        kept: the exponentials, flat; None if they are not kept.
+        classes: the sorted order of the rows; None if the form has no order, or if it is to be computed again.
     """
 
     scaled: Scaled
@@ -65,23 +67,23 @@ def measure(embeddings: Tensor) -> Sizes:
 
 
 def largest_norm(embeddings: Tensor, sizes: Sizes | None) -> float:
-    """Return the largest norm of rows; their values are read."""
+    """Return the largest norm of the rows of embeddings ``[N, D]``; their values are read."""
     if sizes is not None and embeddings.dtype != torch.float64:
         return sizes.high
     return float(vector_norm(embeddings.detach(), dim=1, dtype=torch.float64).amax())
 
 
 def scale_rows(embeddings: Tensor, rule: Rule, sizes: Sizes | None = None, unit: float = 1) -> Scaled:
-    """Scale embeddings ``[N, D]`` once, so that a product of rows is a logit.
+    """Scale embeddings ``[N, D]`` so that the dot product of two rows is a logit.
 
-    The norm is accumulated in float64 where the device has it and rounded once, together with the temperature: its
-    error is common to a whole row of logits.
+    A rounding error of the norm affects a whole row of logits. So the norm is accumulated in float64 where the device
+    supports it, and rounded once, together with the temperature.
 
     Args:
         embeddings: floating ``[N, D]``.
         rule: the formula, with similarity and temperature.
-        sizes: what `measure` returned for them; None where that is not known.
-        unit: of the logits, 1 or log 2.
+        sizes: the result of `measure` for the embeddings; None if it is not known.
+        unit: the unit of the logits, 1 or log 2.
     """
     dtype, wide = dtypes_of(embeddings)
     temperature = rule.temperature * unit
@@ -105,7 +107,7 @@ def scale_rows(embeddings: Tensor, rule: Rule, sizes: Sizes | None = None, unit:
 
 
 def _power_of_two(size: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the powers of two that bring sizes ``[N, 1]`` to about 1."""
+    """Return powers of two ``[N, 1]`` by which sizes ``[N, 1]`` are multiplied to become about 1."""
     limit = _EXPONENTS[dtype]
     return torch.exp2(torch.frexp(size).exponent.clamp(-limit, limit).neg_().to(dtype))
 
@@ -113,20 +115,20 @@ def _power_of_two(size: Tensor, dtype: torch.dtype) -> Tensor:
 def to_embeddings(
     pull: Tensor, scaled: Scaled, rule: Rule, size: float | Tensor, dtype: torch.dtype, unit: float = 1
 ) -> Tensor:
-    """Turn the gradient by the scaled rows, ``[N, D]``, into that by the embeddings; ``pull`` is overwritten.
+    """Turn the gradient with respect to the scaled rows, ``[N, D]``, into that with respect to the embeddings.
 
-    Under cosine the component along the row vanishes.
+    Under "cosine" the result has no component along the row.
 
     Args:
-        pull: the gradient by the scaled rows.
-        scaled: what `scale_rows` returned.
+        pull: the gradient with respect to the scaled rows; overwritten.
+        scaled: the result of `scale_rows`.
         rule: the formula.
-        size: what the result is multiplied by.
-        dtype: of the result.
-        unit: of the logits.
+        size: a factor of the result.
+        dtype: the dtype of the result.
+        unit: the unit of the logits.
     """
     if rule.similarity == "cosine":
-        # Some rows at a time: a product of all would be one more matrix as large as the embeddings.
+        # Some rows at a time: for all rows at once, the product would need another matrix of the embeddings' size.
         for part, rows in zip(torch.split(pull, _ROWS), torch.split(scaled.rows, _ROWS), strict=True):
             along = torch.linalg.vecdot(part, rows)[:, None]
             part.addcmul_(along * (rule.temperature * unit), rows, value=-1)
@@ -137,7 +139,11 @@ def to_embeddings(
 
 
 def by_temperature(pull: Tensor, rows: Tensor, size: float | Tensor, rule: Rule, unit: float = 1) -> Tensor | None:
-    """Return the gradient by the temperature: a logit is homogeneous in it of degree -1, in the rows of degree 2."""
+    """Return the gradient with respect to the temperature, or None if the temperature is a plain number.
+
+    A logit is homogeneous of degree -1 in the temperature and of degree 2 in the rows, so the result follows from the
+    gradient with respect to the rows.
+    """
     temperature = rule.temperature
     if not isinstance(temperature, Tensor):
         return None
@@ -147,7 +153,10 @@ def by_temperature(pull: Tensor, rows: Tensor, size: float | Tensor, rule: Rule,
 
 
 def of_ordinary_size(grad: Tensor, *, reads: bool) -> tuple[float | Tensor, Tensor]:
-    """Return a power of two and ``grad`` ``[N]`` over it, about one in size: the gradient is linear in it."""
+    """Return a power of two, and ``grad`` ``[N]`` divided by it, so that the quotient is about 1 in size.
+
+    The embeddings' gradient is linear in ``grad``, so the factor can be multiplied back at the end.
+    """
     largest = grad.abs().amax()
     if reads and _SMALL_GRAD < float(largest) < 1 / _SMALL_GRAD:
         return 1.0, grad
@@ -160,7 +169,7 @@ _SMALL_GRAD = 2.0**-20
 
 
 def differentiable_rows(embeddings: Tensor, rule: Rule) -> Tensor:
-    """Return the scaled rows ``[N, D]`` in operations that autograd can differentiate, more than once."""
+    """Return the scaled rows ``[N, D]``, computed in operations that autograd can differentiate repeatedly."""
     rows = embeddings.to(dtypes_of(embeddings)[0])
     if rule.similarity == "cosine":
         rows = rows * _power_of_two(rows.detach().abs().amax(1, keepdim=True), rows.dtype)
@@ -170,5 +179,8 @@ def differentiable_rows(embeddings: Tensor, rule: Rule) -> Tensor:
 
 
 def pair_logits(first: Tensor, second: Tensor, rule: Rule) -> Tensor:
-    """Return the logits of rows of equal number, ``[N]``, differentiable by both ``[N, D]`` and the temperature."""
+    """Return the logits ``[N]`` of row i of ``first`` with row i of ``second``, both ``[N, D]``.
+
+    They are differentiable with respect to both and to the temperature.
+    """
     return (differentiable_rows(first, rule) * differentiable_rows(second, rule)).sum(1)

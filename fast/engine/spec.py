@@ -1,7 +1,8 @@
-"""The description of one batch: which pairs are positive, which formula, against which rows, and how it is evaluated.
+"""The description of one batch: its positive pairs, its formula, its references, and how it is evaluated.
 
-A description travels as it is from a loss to the code that evaluates it. It holds the caller's own tensors, never an
-N x N array unless the caller gave one. The fused kernels import this module alone, and `register` themselves here.
+A loss builds the description and passes it unchanged to the code that evaluates it. It holds the caller's tensors, and
+an N x N array only if the caller passed one. This is the only module of the engine that the fused kernels import; they
+are registered here with `register`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ EPSILON = 1e-8
 """The constant of the ``"epsilon"`` terms, part of that published formula."""
 LN2 = math.log(2)
 UNSHIFTED = {torch.float64: 600.0, torch.float32: 80.0}
-"""Largest logit plus log N up to which exponentials need no shift: their sums and the reciprocals are then normal."""
+"""Largest value of max |logit| + log N for which exponentials need no shift.
+
+Sums of exponentials and their reciprocals are then normal numbers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +36,14 @@ class Targets:
     """The positives of each row, given in one of five ways.
 
     Args:
-        kind: ``"labels"``: columns of equal label are positives; ``"mask"``: marked pairs are; ``"partners"``: every
-            row has exactly one; ``"pairs"``: the listed ones are; ``"none"``: no column is.
+        kind: ``"labels"``: columns with the row's label are positives; ``"mask"``: pairs marked in a mask are
+            positives; ``"partners"``: every row has exactly one positive; ``"pairs"``: the listed pairs are positives;
+            ``"none"``: there are no positives.
         given: int64 labels ``[N]``, bool mask ``[N, M]`` (row is the anchor), int64 partners ``[N]``, int64 pairs
             ``[P, 2]`` (each an anchor and its positive; duplicates count once), or an empty tensor.
-        columns: int64 labels ``[M]`` of the references, where there are any.
-        order: int64 ``[N]``, the rows stably sorted by label, where labels were read.
-        paired: whether labels were read that stand exactly twice each.
+        columns: int64 labels ``[M]`` of the references; None without references.
+        order: int64 ``[N]``, the rows stably sorted by label; None if the labels were not read.
+        paired: True if the labels were read and each occurs exactly twice.
     """
 
     kind: Kind
@@ -50,12 +55,12 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of rows, read from the CPU's memory.
+    """The sizes of rows, measured from their values.
 
     Attributes:
-        each: ``[N, 1]``: float64 norms, or for float64 rows their largest magnitudes.
-        low: the smallest of them; NaN where a row has NaN.
-        high: the largest of them.
+        each: ``[N, 1]``, the norm of each row in float64; for float64 rows, the largest magnitude in each row.
+        low: the smallest size; NaN if a row contains NaN.
+        high: the largest size.
     """
 
     each: Tensor
@@ -65,14 +70,14 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Rows that anchors are contrasted with, in place of the batch itself.
+    """The rows that anchors are contrasted with: references, or the batch itself.
 
     Args:
         embeddings: floating ``[M, D]``; None: the batch itself.
-        own: int64 ``[N]``, which of them is the anchor itself, -1 where none is; None: none is for any anchor.
-        mutual: whether the references are anchors as well, each contrasted with the rows, ``M == N``: their values
-            follow those of the rows. Positives are rows of the same number.
-        sizes: of the references, where they are known.
+        own: int64 ``[N]``, the reference that is the anchor itself, or -1; None: no reference is an anchor.
+        mutual: whether the references are anchors too, each contrasted with the rows. Then ``M == N``, row i and
+            reference i are each other's positive, and the values of the references follow those of the rows.
+        sizes: the sizes of the references; None if they are not known.
     """
 
     embeddings: Tensor | None = None
@@ -87,11 +92,11 @@ class Rule:
 
     Args:
         terms: ``"out"``, mean over positives of the log; ``"in"``, log of the mean; ``"binary"``, cross-entropy of
-            every pair; ``"epsilon"``, the tutorial's guarded exponentials; ``"lse"``, the logarithm of the sum of all
-            exponentials, of which info_nce makes its loss.
+            every pair; ``"epsilon"``, the batch tutorial's exponentials with an epsilon; ``"lse"``, the logarithm of
+            the sum of all exponentials, from which info_nce computes its loss.
         similarity: ``"cosine"`` or ``"dot"``.
-        temperature: the positive number that similarities are divided by, or a tensor of no dimension.
-        denominator: what a positive's numerator is divided by; read by ``"out"`` and ``"in"`` alone.
+        temperature: the positive number that similarities are divided by, or a 0-dimensional tensor.
+        denominator: the denominator of each positive's ratio; used only by ``"out"`` and ``"in"``.
     """
 
     terms: Terms
@@ -102,13 +107,13 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What becomes of the anchors' values.
+    """How the anchors' values are reduced to the loss.
 
     Args:
         reduction: "mean", "sum", "none" or "mean_pairs".
-        base_temperature: None, or what the loss is scaled by: ``temperature / base_temperature``.
-        no_positive: what an anchor without positive adds: "zero", "drop" or "nan".
-        no_negative: what an anchor without negative adds where it needs one: "zero" or "nan".
+        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out) or "nan".
+        no_negative: the value of an anchor without negatives if its formula needs one: "zero" or "nan".
     """
 
     reduction: str
@@ -119,17 +124,17 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch, described.
+    """The description of one batch.
 
     Args:
         embeddings: floating ``[N, D]``, already checked.
         targets: which pairs are positive.
         rule: the formula.
         references: the rows that anchors are contrasted with.
-        anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        storage: a narrower dtype that holds all entries exactly, where embeddings and references are wider than that
-            so that gradients are added before they are rounded.
-        sizes: of the embeddings, where they are known.
+        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
+        storage: the original, narrower dtype of embeddings and references that were converted to a wider one, so that
+            gradients are summed before they are rounded; None if they were not converted.
+        sizes: the sizes of the embeddings; None if they are not known.
     """
 
     embeddings: Tensor
@@ -146,14 +151,14 @@ class Plan:
     """How one batch is evaluated.
 
     Attributes:
-        form: "pairs": one matrix of unshifted exponentials, of a small batch of pairs; "symmetric": tiles of unshifted
-            exponentials, each serving its rows and its columns; "rowwise": panels of whole rows, shifted by their
-            maxima; "triton": fused kernels, which choose their own tiles. A backend's name leaves the choice to the
-            operator: a compiled graph serves batches of every size, and does not look at values.
-        rows: of a tile or of a panel.
-        columns: of a tile; a panel has all.
+        form: "pairs": one matrix of unshifted exponentials, for a small batch of pairs; "symmetric": tiles of unshifted
+            exponentials, each used for its rows and for its columns; "rowwise": panels of whole rows, shifted by their
+            maxima; "triton": fused kernels, which choose their own tiles. The name of a backend means that the operator
+            chooses when it runs: a compiled graph serves batches of every size and must not depend on values.
+        rows: the number of rows of a tile or a panel.
+        columns: the number of columns of a tile; a panel has all columns.
         keep: whether the forward pass keeps the tiles' exponentials.
-        reads: whether values may be read to choose a path: on an accelerator that would synchronise.
+        reads: whether values may be read to choose a path; on an accelerator reading would synchronise.
         tf32: whether the kernels may multiply float32 rows in TF32.
     """
 
@@ -169,8 +174,8 @@ class AnchorValues(NamedTuple):
     """The result of an evaluation, one entry per row.
 
     Attributes:
-        values: ``[N]`` in the computing dtype. A row that is no anchor, or that its rule gives nothing to sum over, has
-            value 0 and no gradient: a loss's policies decide what such a row adds.
+        values: ``[N]`` in the computing dtype. A row that is not an anchor, or whose sums are empty under the rule, has
+            value 0 and no gradient; the loss's policies decide what such a row adds.
         positives: int64 ``[N]``, the size of each row's P(i).
         negatives: int64 ``[N]``, the size of each row's N(i).
     """
@@ -181,26 +186,26 @@ class AnchorValues(NamedTuple):
 
 
 Gradients = tuple[Tensor, Tensor | None, Tensor | None]
-"""By embeddings ``[N, D]``, references ``[M, D]`` and temperature; None where there is none."""
+"""Gradients with respect to embeddings ``[N, D]``, references ``[M, D]`` and temperature; None for an absent input."""
 
 
 class Kernels(Protocol):
     """Fused kernels that evaluate a batch."""
 
     STATS: int
-    """Numbers per anchor that the forward pass leaves for the backward pass."""
+    """How many numbers per anchor the forward pass saves for the backward pass."""
 
     def refusal(self, embeddings: Tensor) -> str | None:
-        """Return why the kernels cannot take embeddings ``[N, D]``, or None where they can. Values are not read."""
+        """Return why the kernels cannot take embeddings ``[N, D]``, or None if they can. Values are not read."""
 
     def chosen(self, embeddings: Tensor) -> bool:
-        """Whether "auto" takes them for embeddings ``[N, D]``."""
+        """Return whether "auto" uses the kernels for embeddings ``[N, D]``."""
 
     def forward(self, batch: Batch, plan: Plan) -> tuple[AnchorValues, Tensor]:
-        """Return the values, and ``[STATS, N]`` for the backward pass."""
+        """Return the values, and statistics ``[STATS, N]`` for the backward pass."""
 
     def backward(self, grad: Tensor, batch: Batch, plan: Plan, stats: Tensor) -> Gradients:
-        """Return the gradients from that by the values, ``[N]``, in the dtypes of what they belong to."""
+        """Return the gradients, each in its input's dtype; ``grad`` ``[N]`` is the gradient of the values."""
 
 
 KERNELS: dict[str, Kernels] = {}
@@ -208,5 +213,5 @@ KERNELS: dict[str, Kernels] = {}
 
 
 def register(backend: str, kernels: Kernels) -> None:
-    """Let a backend, ``"triton"``, be evaluated by these kernels."""
+    """Register the kernels that evaluate a backend, ``"triton"``."""
     KERNELS[backend] = kernels

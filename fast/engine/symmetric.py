@@ -1,15 +1,18 @@
-"""The symmetric form: tiles of unshifted exponentials, each of which serves its rows and its columns.
+"""The symmetric form: tiles of unshifted exponentials, each used for its rows and for its columns.
 
-Where the largest logit is known to be moderate, e^s needs no shift, and the matrix of exponentials is symmetric: only
-tiles on and above the diagonal are visited. Rows are sorted so that positives are neighbours; tiles away from the
-diagonal then hold negatives alone and need no mask. Forward leaves a few numbers per row; backward visits the same
-tiles, multiplies each exponential by the sum of its two rows' coefficients, and adds two products of matrices.
+Where the largest logit is known to be moderate, e^s needs no shift and the matrix of exponentials is symmetric, so only
+tiles on and above the diagonal are visited. Rows are sorted so that positives are neighbours; most tiles away from the
+diagonal then hold only negatives and need no mask. The forward pass saves a few numbers per row. The backward pass
+visits the same tiles, multiplies each exponential by the sum of its two rows' coefficients, and accumulates two matrix
+products per tile.
 
-The rows are scaled so that their products t are logits in units of log 2: a CPU takes a quarter of the time for 2^t.
-With E_ij = e^s_ij = 2^t_ij, every value and every weight dL_i/ds_ij follows from a row's sums of E, see `formulas`.
+The rows are scaled so that their products t are logits in units of log 2: on a CPU, 2^t takes a quarter of the time of
+e^s. With E_ij = e^s_ij = 2^t_ij, every value and every weight dL_i/ds_ij follows from a row's sums of E; see
+`formulas`.
 
-A batch of a few hundred rows of pairs has a form of its own: there the number of operations takes the time, not their
-size. It is one matrix, nothing is sorted, and both directions of a pair are put into the matrix that meets the rows.
+A batch of up to a few hundred rows that form pairs has its own form, because there the number of operations determines
+the time, not their size. It uses one matrix, sorts nothing, and adds the weights of both directions of a pair before
+the matrix product.
 """
 
 from __future__ import annotations
@@ -29,16 +32,17 @@ from .spec import LN2, AnchorValues, Batch, Gradients, Plan, Rule, Targets
 
 
 class Classes(NamedTuple):
-    """Rows sorted so that each other's positives are neighbours.
+    """Rows sorted so that positives are neighbours.
 
     Attributes:
-        order: int64 ``[N]``, the row that stands at each sorted place.
-        back: int64 ``[N]``, the place where each row stands once sorted.
-        labels: int64 ``[N]``, sorted.
+        order: int64 ``[N]``, the row at each sorted position.
+        back: int64 ``[N]``, the sorted position of each row.
+        labels: int64 ``[N]``, the labels in sorted order.
         positives: int64 ``[N]``, the size of P(i), in sorted order.
-        paired: whether the rows are known to be pairs, so that places 2k and 2k + 1 are each other's one positive.
-        ends: the first and the last label of each block of rows, to tell which tiles hold positives; None where they
-            cannot be read, or need not be.
+        paired: whether the rows are known to form pairs; sorted positions 2k and 2k + 1 are then each other's only
+            positive.
+        ends: the first and the last label of each block of rows, which show the tiles that may hold positives; None if
+            they may not be read or are not needed.
     """
 
     order: Tensor
@@ -49,7 +53,7 @@ class Classes(NamedTuple):
     ends: tuple[list[int], list[int]] | None
 
     def may_match(self, tile: _Tile, rows: int) -> bool:
-        """Whether a tile that is not on the diagonal may hold a positive, in blocks of so many rows."""
+        """Return whether a tile away from the diagonal may hold a positive; blocks have ``rows`` rows."""
         starts = tile.columns.start // rows, tile.rows.start // rows
         return not self.paired and (self.ends is None or self.ends[0][starts[0]] <= self.ends[1][starts[1]])
 
@@ -78,7 +82,7 @@ def sort_rows(targets: Targets, plan: Plan) -> Classes:
 
 
 def read_labels(targets: Targets) -> Targets:
-    """Return labels ``[N]`` with their order, and whether each stands exactly twice. Values are read."""
+    """Return labels ``[N]`` with their sorted order and whether each occurs exactly twice. Values are read."""
     labels, order = torch.sort(targets.given, stable=True)
     paired = False
     if labels.shape[0] % 2 == 0:
@@ -88,7 +92,7 @@ def read_labels(targets: Targets) -> Targets:
 
 
 def as_partners(targets: Targets) -> Targets:
-    """Return each row's one positive, in place of the labels of pairs that `read_labels` returned."""
+    """Return the partner of each row, given labels that `read_labels` found to occur exactly twice each."""
     order = cast(Tensor, targets.order).view(-1, 2)
     partners = torch.empty_like(targets.given)
     partners[order] = order.flip(1)
@@ -96,17 +100,18 @@ def as_partners(targets: Targets) -> Targets:
 
 
 class _Tile(NamedTuple):
-    """Some rows against some columns from the diagonal on.
+    """A block of rows and a block of columns, on or to the right of the diagonal.
 
     Attributes:
-        rows: of the tile.
-        columns: of the tile; those of the first tile of some rows begin with these rows themselves.
-        others: the columns that are not among the rows. To their left lies a square on the diagonal, which holds both
-            directions of each pair; the others are served by the tile's transpose.
-        square: how many columns lie to the left of the others.
-        shape: of the tile.
-        strides: of the tile in a buffer.
-        place: where the tile begins in a buffer that holds them all.
+        rows: the tile's rows.
+        columns: the tile's columns; in the first tile of a block of rows they begin with these rows.
+        others: the columns that are not among the rows; None if all are. The columns to their left form a square on the
+            diagonal, which holds both directions of each pair. For the other columns, the tile's transpose holds the
+            second direction.
+        square: the number of columns to the left of ``others``.
+        shape: the tile's shape.
+        strides: the tile's strides in a buffer.
+        place: the tile's offset in a buffer that holds all tiles.
     """
 
     rows: slice
@@ -118,7 +123,7 @@ class _Tile(NamedTuple):
     place: int
 
     def sides(self, first: Tensor, second: Tensor) -> Iterator[tuple[slice, int, Tensor, Tensor]]:
-        """Yield each set of anchors: their place, the dimension that they lack, and their parts of two matrices."""
+        """Yield the anchors of each direction: their slice, the dimension to sum over, their parts of two matrices."""
         yield self.rows, 1, first, second
         if self.others:
             yield self.others, 0, first[:, self.square :], second[:, self.square :]
@@ -147,21 +152,21 @@ def _same(classes: Classes, tile: _Tile, dtype: torch.dtype) -> Tensor:
 
 
 def _clear_pairs(matrix: Tensor) -> None:
-    """Put 0 where sorted pairs meet themselves and each other, in a tile whose left is a square on the diagonal."""
+    """Set self pairs and the pairs of sorted partners to 0, in a tile that begins with a square on the diagonal."""
     height, width = matrix.shape
     place = matrix.storage_offset()
     matrix.as_strided((height // 2, 2, 2), (2 * width + 2, width, 1), place).zero_()
 
 
 class _Row(NamedTuple):
-    """The sums of each row ``[N]`` as `formulas.Row`.
+    """The sums of each row ``[N]``, as a `formulas.Row`.
 
     Attributes:
-        number: positives per row, at least 1, or None: each has one.
-        many: the same, not read where each has one.
-        sums: of exponentials.
+        number: the number of positives of each row, at least 1; None if each row has exactly one.
+        many: the same number as a tensor; unused if each row has exactly one positive.
+        sums: sums of exponentials.
         lin: sum over positives of t - itself; for pairs, of t.
-        itself: the row's product with itself, a constant near its largest t; not read for pairs.
+        itself: the row's product with itself, a constant near its largest t; unused for pairs.
     """
 
     number: Tensor | None
@@ -188,7 +193,7 @@ class _Row(NamedTuple):
         return self._relative(self.sums.neg) - (positives - self.many.log())
 
     def _relative(self, total: Tensor) -> Tensor:
-        """Return log(total / 2^itself), so that logarithms near that constant cancel before they are rounded."""
+        """Return log(total / 2^itself): the common constant is removed before the logarithm is rounded."""
         relative = total * torch.exp2(-self.itself)
         return torch.where(relative > 1 / _LARGE, relative.log(), total.log() - self.itself * LN2)
 
@@ -203,18 +208,18 @@ class _Row(NamedTuple):
 
 
 class _PairRow(_Row):
-    """The sums of rows whose quotients are known to be moderate."""
+    """Row sums whose quotients are known to be moderate."""
 
     def softplus_odds(self) -> Tensor:
         return (self.sums.neg / self.sums.pos).log1p_()
 
 
 _LARGE = 2.0**100
-"""Quotients from its reciprocal up to here have lost no digit to the range of float32."""
+"""Quotients between 1 / _LARGE and _LARGE have not lost digits to the range of float32."""
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Return the values, and what the backward pass needs: scaled rows, sums and exponentials in sorted order."""
+    """Return the values, and for the backward pass the scaled rows, sums and exponentials in sorted order."""
     classes = sort_rows(batch.targets, plan)
     order, back = classes.order, classes.back
     rows, factor, power = scale_rows(batch.embeddings, batch.rule, batch.sizes, LN2)
@@ -224,7 +229,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     power = None if power is None else power.index_select(0, order)
     count = rows.shape[0]
     height, width = min(plan.rows, count), min(plan.columns, count)
-    # Block after block of rows meets the columns from itself on.
+    # Each block of rows is multiplied with the columns from its own first row on.
     entries = count * (count + height) // 2 if plan.keep else height * width
     buffer = borrow("kept" if plan.keep else "logits", rows, entries)
     row = _sums(rows, classes, plan, batch.rule, buffer)
@@ -240,13 +245,13 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 
 
 def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor) -> _Row:
-    """Visit every tile once and sum; a second time the masked ones, where a positive's own denominator needs it.
+    """Sum the exponentials of every tile; under "one_positive", visit the masked tiles a second time.
 
     Args:
         rows: scaled rows ``[N, D]``, sorted.
-        classes: their order and labels.
-        plan: size of the tiles, and whether the exponentials are kept. What is kept is 0 where a row meets itself, and
-            in pairs where it meets its partner.
+        classes: the order and the labels of the rows.
+        plan: the size of the tiles, and whether the exponentials are kept. Kept exponentials are 0 at self pairs and,
+            for rows that form pairs, at partners.
         rule: the formula.
         buffer: flat, for the exponentials.
     """
@@ -292,7 +297,7 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
 
 
 def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums) -> Sums:
-    """Visit the masked tiles once more, now that every row's sum over its negatives is known."""
+    """Return the sums of the denominator "one_positive", which need every row's sum over its negatives."""
     over, boost = sums.neg.log2(), sums.boost()
     missed, first, second = (torch.zeros_like(over) for _ in range(3))
     for tile in _tiles(rows.shape[0], plan):
@@ -307,7 +312,7 @@ def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums
             if rule.terms == "out":
                 first[place].sub_((F.logsigmoid(against.neg_()) * mask).sum(across))
                 continue
-            # A boost is fit for the exponentials of its row's positives alone.
+            # The boost of a row suits only its positives; other exponentials could overflow.
             exponentials = part.exp2()
             whole = exponentials + sums.neg[place].unsqueeze(across)
             ratio = exponentials * mask * boost[place].unsqueeze(across) / whole
@@ -317,14 +322,14 @@ def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums
 
 
 def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
-    """Return the gradients by embeddings and temperature.
+    """Return the gradients with respect to embeddings and temperature.
 
     Args:
-        grad: ``[N]``, 0 for every row that is no anchor or has nothing to sum over.
-        size: what the result is multiplied by.
-        batch: what went in.
-        plan: size of the tiles.
-        saved: what the forward pass left.
+        grad: ``[N]``, 0 for every row that is not an anchor or whose sums are empty.
+        size: a factor of the result.
+        batch: the batch that was evaluated.
+        plan: the size of the tiles.
+        saved: what the forward pass saved.
     """
     rule, rows = batch.rule, saved.scaled.rows
     classes = saved.classes or sort_rows(batch.targets, plan)
@@ -384,7 +389,7 @@ def _weigh(
     """Turn the coefficients of a tile's negatives into the weights of all its pairs."""
     positive = _same(classes, tile, combined.dtype)
     square = tile.square
-    # A coefficient is fit for the exponentials of its row's negatives alone: the product might overflow elsewhere.
+    # The coefficient of a row suits only its negatives; products with other exponentials could overflow.
     combined.mul_(torch.addcmul(exponentials, exponentials, positive, value=-1))
     if square:
         combined.diagonal().zero_()
@@ -392,13 +397,13 @@ def _weigh(
         level = weights.level[place].unsqueeze(lacking)
         if rule.denominator == "one_positive":
             neg = sums.neg[place].unsqueeze(lacking)
-            # Where there is no positive a 1 keeps the quotient finite.
+            # Adding 1 outside the positives keeps the quotient finite.
             whole = part + neg + (1 - mask)
             own = level * neg / whole
             if rule.terms == "in":
                 own *= part * mask * boost[place].unsqueeze(lacking) / whole
         else:
-            # A slope is fit for the exponentials of its row's positives alone.
+            # The slope of a row suits only its positives; products with other exponentials could overflow.
             own = torch.addcmul(level, part * mask, weights.slope[place].unsqueeze(lacking))
         own *= mask
         if lacking:
@@ -410,7 +415,7 @@ def _weigh(
 
 
 def evaluate_pairs(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Evaluate a small batch of pairs in one matrix."""
+    """Evaluate a small batch of pairs as one matrix; arguments and result are those of `evaluate`."""
     scaled = scale_rows(batch.embeddings, batch.rule, batch.sizes, LN2)
     rows, partners = scaled.rows, batch.targets.given
     count, column = rows.shape[0], partners[:, None]
@@ -431,13 +436,13 @@ def evaluate_pairs(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 
 
 def _without_pairs(exponentials: Tensor, column: Tensor) -> Tensor:
-    """Put 0 where a row meets itself and where it meets its positive, which ``column`` names."""
+    """Set self pairs to 0, and the pair of each row with its positive, given by ``column``."""
     exponentials.diagonal().zero_()
     return exponentials.scatter_(1, column, 0.0)
 
 
 def differentiate_pairs(grad: Tensor, size: float | Tensor, batch: Batch, _plan: Plan, saved: Saved) -> Gradients:
-    """Return the gradients of `evaluate_pairs` by embeddings and temperature; arguments as for `differentiate`."""
+    """Return the gradients of `evaluate_pairs`; arguments and result are those of `differentiate`."""
     rule, rows, partners = batch.rule, saved.scaled.rows, batch.targets.given
     count, column = rows.shape[0], partners[:, None]
     shape, strides = (count, count), (count, 1)
