@@ -1,4 +1,4 @@
-"""What is packed is what lies in the folders, and what is required is pinned."""
+"""The wheel contains the files of the folders, and every requirement is pinned."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
     for package, folder in MAPPING.items():
         for path in (ROOT / folder).rglob("*.py"):
             found.add(".".join([package, *path.parent.relative_to(ROOT / folder).parts]))
-            assert (path.parent / "__init__.py").is_file(), f"{path.parent} holds code and no __init__.py"
+            assert (path.parent / "__init__.py").is_file(), f"{path.parent} contains code but no __init__.py"
     assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == sorted(found)
 
 
@@ -49,26 +49,26 @@ def test_base_install_needs_three_packages() -> None:
 
 
 def small_project(root: Path) -> None:
-    """A repository with one mapped folder, as check_wheel reads it."""
-    (root / "rooms" / "__pycache__").mkdir(parents=True)
-    (root / "rooms" / "__init__.py").write_text("")
-    (root / "rooms" / "__pycache__" / "old.pyc").write_text("")
-    (root / "rooms" / "case.json").write_text("{}")
-    (root / "pyproject.toml").write_text('[tool.setuptools.package-dir]\n"top.rooms" = "rooms"\n')
+    """Write a repository with one mapped folder, in the form that check_wheel reads."""
+    (root / "inside" / "__pycache__").mkdir(parents=True)
+    (root / "inside" / "__init__.py").write_text("")
+    (root / "inside" / "__pycache__" / "old.pyc").write_text("")
+    (root / "inside" / "case.json").write_text("{}")
+    (root / "pyproject.toml").write_text('[tool.setuptools.package-dir]\n"top.inside" = "inside"\n')
 
 
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["top/rooms/__init__.py", "top/rooms/case.json"], []),
-        (["top/rooms/__init__.py"], ["missing from the wheel: top/rooms/case.json"]),
+        (["top/inside/__init__.py", "top/inside/case.json"], []),
+        (["top/inside/__init__.py"], ["missing from the wheel: top/inside/case.json"]),
         (
-            ["top/rooms/__init__.py", "top/rooms/case.json", "tests/test_it.py"],
+            ["top/inside/__init__.py", "top/inside/case.json", "tests/test_it.py"],
             ["does not belong in the wheel: tests/test_it.py"],
         ),
     ],
 )
-def test_check_wheel_tells(tmp_path: Path, names: list[str], expected: list[str]) -> None:
+def test_check_wheel_reports_differences(tmp_path: Path, names: list[str], expected: list[str]) -> None:
     small_project(tmp_path)
     wheel = tmp_path / "top-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

@@ -1,21 +1,188 @@
-"""The README's Python runs as printed."""
+"""The documents: examples run, commands parse, targets and links exist, and the table of losses is that of the code."""
 
 from __future__ import annotations
 
+import inspect
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import torch
+import typer
+from torch.nn import functional
+from typer.testing import CliRunner
 
-README = Path(__file__).resolve().parent.parent / "README.md"
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+from pairproof import fast
+from pairproof.conformance.cli import app
+from pairproof.conformance.suite.catalogue import LOSSES, REFERENCES
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+DOCUMENTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("examples/*/*.md"))
+}
 
 
-def test_readme_has_examples() -> None:
-    assert EXAMPLES
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language; each begins with as many empty lines as stand before it in the text."""
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return ["\n" * text.count("\n", 0, one.start(1)) + one[1] for one in found]
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.strip().splitlines()[-1])
-def test_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(README.parent / "examples" / "adopter"))
-    exec(compile(example, str(README), "exec"), {"__name__": "readme"})
+EXAMPLES = blocks(TEXT, "python")
+
+
+def commands(program: str, *, inline: bool) -> list[tuple[str, str]]:
+    """The commands of all documents that begin with a program, with the document: from shell blocks or inline code."""
+    found = []
+    for name, text in DOCUMENTS.items():
+        if inline:
+            lines = [" ".join(code.split()) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
+        else:
+            lines = "".join(blocks(text, "sh")).replace("\\\n", " ").splitlines()
+        found += [(name, line.strip().removeprefix(".venv/bin/")) for line in lines]
+    return [(name, line) for name, line in found if line.startswith(f"{program} ")]
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, object]:
+    """What the examples of the README define, run in their order."""
+    found: dict[str, object] = {"__name__": "readme"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "examples" / "adopter"))
+        for example in EXAMPLES:
+            exec(compile(example, str(README), "exec"), found)
+    return found
+
+
+def test_examples_run(names: dict[str, object]) -> None:
+    assert len(EXAMPLES) == TEXT.count("```python") == 7
+    assert {"supcon", "test_supcon", "simclr", "clip", "moco"} <= set(names)
+
+
+def test_examples_are_the_only_python_in_the_documents() -> None:
+    assert [name for name, text in DOCUMENTS.items() if "```python" in text] == ["README.md"]
+
+
+def test_training_examples_compute_the_losses_they_name() -> None:
+    """Each loss against torch's cross-entropy, on the examples' own batch."""
+    torch.manual_seed(0)
+    given: dict[str, torch.Tensor] = {}
+    for example in EXAMPLES[2:]:
+        exec(compile(example, str(README), "exec"), given)
+
+    def unit(encoder: str, view: str) -> torch.Tensor:
+        return functional.normalize(given[encoder](given[view]), dim=1)
+
+    a, b = unit("encoder", "view_a"), unit("encoder", "view_b")
+    rows, diagonal = torch.cat([a, b]), torch.eye(16, dtype=torch.bool)
+    logits = (rows @ rows.T).masked_fill(diagonal, float("-inf"))
+    simclr = functional.cross_entropy(logits / 0.5, torch.arange(16).roll(8))
+    classes = given["labels"].repeat(2)
+    positives = (classes[:, None] == classes[None, :]) & ~diagonal
+    supcon = -(logits / 0.1).log_softmax(dim=1)[positives].mean()  # every class has as many rows
+    scores = unit("image_encoder", "view_a") @ unit("text_encoder", "view_b").T / 0.07
+    clip = (functional.cross_entropy(scores, torch.arange(8)) + functional.cross_entropy(scores.T, torch.arange(8))) / 2
+    earlier = functional.normalize(given["queue"], dim=1)  # the keys first, then the queue without its last keys
+    keys = unit("momentum_encoder", "view_b")
+    torch.testing.assert_close(earlier[:8], keys)
+    assert given["queue"].shape == (64, 16)
+    for name, expected in (("simclr", simclr), ("supcon", supcon), ("clip", clip)):
+        torch.testing.assert_close(given[name], expected)
+
+
+def test_moco_example_contrasts_with_the_queue() -> None:
+    torch.manual_seed(0)
+    given: dict[str, torch.Tensor] = {}
+    exec(compile(EXAMPLES[2], str(README), "exec"), given)
+    source = EXAMPLES[6]
+    exec(compile(source[: source.index("queue = torch.cat")], str(README), "exec"), given)
+    a, keys = (functional.normalize(rows, dim=1) for rows in (given["encoder"](given["view_a"]), given["keys"]))
+    scores = torch.cat([(a * keys).sum(dim=1, keepdim=True), a @ functional.normalize(given["queue"], dim=1).T], dim=1)
+    torch.testing.assert_close(given["moco"], functional.cross_entropy(scores / 0.07, torch.zeros(8, dtype=torch.long)))
+
+
+def parse(line: str, *, inline: bool = False) -> None:
+    """Parse a command line as the command does, without running it.
+
+    Args:
+        line: the command line.
+        inline: whether it may be the name of a command only.
+
+    Raises:
+        Exception: the command line has an unknown command, option or value.
+    """
+    arguments = shlex.split(line, comments=True)[1:]
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):  # a group
+        context = command.make_context("pairproof", arguments[:1])
+        _, command, arguments = command.resolve_command(context, arguments)
+    if arguments or not inline:
+        command.make_context("pairproof", arguments)
+
+
+@pytest.mark.parametrize(("document", "line"), commands("pairproof", inline=False))
+def test_command_parses(document: str, line: str) -> None:
+    parse(line)
+
+
+@pytest.mark.parametrize(("document", "line"), sorted(set(commands("pairproof", inline=True))))
+def test_command_in_a_sentence_parses(document: str, line: str) -> None:
+    parse(line, inline=True)
+
+
+@pytest.mark.parametrize("line", ["pairproof judge", "pairproof verify --los supcon", "pairproof check"])
+def test_wrong_command_does_not_parse(line: str) -> None:
+    with pytest.raises(Exception, match=r"No such|Missing"):
+        parse(line)
+
+
+def test_make_targets_in_the_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z0-9.-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    lines = [line for inline in (False, True) for _, line in commands("make", inline=inline)]
+    named = {line.partition("#")[0].split()[1] for line in lines}
+    assert len(named) > 10
+    assert named <= targets
+
+
+def test_links_in_the_documents_exist() -> None:
+    count = 0
+    for name, text in DOCUMENTS.items():
+        for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
+            path = (ROOT / name).parent / link if link else ROOT / name
+            assert path.exists(), f"{name}: {link}"
+            if anchor:
+                titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+                assert anchor in {title.lower().replace(" ", "-") for title in titles}, f"{name}: {link}#{anchor}"
+            count += 1
+    assert count > 15
+
+
+def test_table_of_losses_has_the_signatures_and_the_keywords_of_the_code() -> None:
+    rows = re.findall(r"^\| `(\w+)\((.*?)\)` \|.*\| (.*?) \|$", TEXT, re.MULTILINE)
+    assert [name for name, *_ in rows] == [loss.function for loss in LOSSES.values()]
+    for (name, positional, others), loss in zip(rows, LOSSES.values(), strict=True):
+        for function in (getattr(fast, name), loss.reference):
+            parameters = inspect.signature(function).parameters
+            before_star = [key for key, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+            assert positional.split(", ") == before_star
+            keywords = [key for key in (*REFERENCES, "negatives") if key in parameters]
+            assert others == (", ".join(f"`{key}`" for key in keywords) or "none"), name
+
+
+def test_verdict_in_the_readme_is_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failures of the sample, each as the command prints it for that case."""
+    (tmp_path / "losses.py").write_text(EXAMPLES[0], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (sample,) = (block.strip("\n") for block in blocks(TEXT, "text"))
+    failures = re.findall(r"^failed (\S+) .*$(?:\n .*$)+", sample, re.MULTILINE)
+    assert len(failures) >= 2
+    chosen = [word for case in failures for word in ("--case", case)]
+    done = CliRunner().invoke(app, ["check", "losses.py:supcon", "--loss", "supcon", *chosen])
+    assert done.exit_code == 1, done.output
+    printed = done.output.rstrip().splitlines()[:-1]
+    first = next(number for number, line in enumerate(printed) if line.startswith("failed "))
+    assert [line for line in sample[sample.index("failed ") :].splitlines()[:-1] if line != "[...]"] == printed[first:]

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 
 class SupConLoss(torch.nn.Module):
-    """Supervised contrastive loss on labelled rows, the mean over anchors; anchors without positive count as 0."""
+    """Supervised contrastive loss, the mean over all anchors; an anchor without positives contributes 0."""
 
     def __init__(self, temperature: float = 0.1) -> None:
         super().__init__()
@@ -15,19 +15,19 @@ class SupConLoss(torch.nn.Module):
 
     def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         rows = functional.normalize(embeddings, dim=1)
-        itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
-        logits = (rows @ rows.T / self.temperature).masked_fill(itself, float("-inf"))
+        self_pairs = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+        logits = (rows @ rows.T / self.temperature).masked_fill(self_pairs, float("-inf"))
         log_probabilities = functional.log_softmax(logits, dim=1)
-        positives = (labels[:, None] == labels[None, :]) & ~itself
+        positives = (labels[:, None] == labels[None, :]) & ~self_pairs
         sums = log_probabilities.masked_fill(~positives, 0).sum(1)
         return (-sums / positives.sum(1).clamp(min=1)).mean()
 
 
 def nt_xent(view_a: torch.Tensor, view_b: torch.Tensor, temperature: float = 0.5) -> torch.Tensor:
-    """NT-Xent of two views of the same items, row by row."""
+    """NT-Xent of two views; row i of both is the same item."""
     rows = functional.normalize(torch.cat([view_a, view_b]), dim=1)
     count = len(view_a)
-    itself = torch.eye(2 * count, dtype=torch.bool, device=rows.device)
-    logits = (rows @ rows.T / temperature).masked_fill(itself, float("-inf"))
+    self_pairs = torch.eye(2 * count, dtype=torch.bool, device=rows.device)
+    logits = (rows @ rows.T / temperature).masked_fill(self_pairs, float("-inf"))
     partners = torch.arange(2 * count, device=rows.device).roll(count)
     return functional.cross_entropy(logits, partners)

@@ -1,4 +1,4 @@
-"""Our losses hold to pairproof's proved values, gradients included."""
+"""Check our losses against the proved values and gradients of pairproof."""
 
 import pairproof.conformance
 
