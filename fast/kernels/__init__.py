@@ -1,11 +1,17 @@
 """Fused Triton kernels: tiles of logits stay in registers, device memory holds rows and a few numbers per row.
 
-`pairproof.fast.engine` asks for them with ``backend="triton"``, and by itself on CUDA devices. This module says whether
-they can run; everything that imports triton lies behind `evaluation`.
+`pairproof.fast.engine` uses them under ``backend="triton"``, and by default on CUDA devices. This module decides
+whether they can run. Only `evaluation` imports triton.
 
-Layout: `rows` makes embeddings ready and turns gradients back; `sums` and `positives` are the forward pass; `anchors`
-makes values of sums, and coefficients of gradients; `gradient` is the backward pass; `tile` is what they share;
-`launch` queues them; `table` says in which tiles.
+Modules:
+
+- `rows` converts embeddings to padded rows, and gradients of rows to gradients of embeddings.
+- `sums` and `positives` are the forward pass.
+- `anchors` computes values from sums, and the coefficients of the backward pass from upstream gradients.
+- `gradient` is the backward pass.
+- `tile` holds what the kernels share.
+- `launch` queues the kernels.
+- `table` lists the tile sizes.
 """
 
 from __future__ import annotations
@@ -24,9 +30,9 @@ from .table import LONGEST
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STATS = 12
-"""Numbers per anchor that the forward pass leaves for the backward pass."""
+"""How many numbers per anchor the forward pass saves for the backward pass."""
 OLDEST = (8, 0)
-"""Compute capability from which the tensor cores have bfloat16 and TF32."""
+"""Lowest compute capability whose tensor cores support bfloat16 and TF32."""
 
 
 @lru_cache(maxsize=1)
@@ -35,12 +41,12 @@ def _importable() -> bool:
 
 
 def interpreting() -> bool:
-    """Whether ``TRITON_INTERPRET=1`` asks for Triton's interpreter, which runs the kernels on the CPU, slowly."""
+    """Return whether ``TRITON_INTERPRET=1`` is set: Triton's interpreter runs the kernels on the CPU, slowly."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def refusal(embeddings: Tensor) -> str | None:
-    """Return why the kernels cannot take embeddings ``[N, D]``, or None where they can. Values are not read."""
+    """Return why the kernels cannot take embeddings ``[N, D]``, or None if they can. Values are not read."""
     if embeddings.dtype not in DTYPES:
         return f"its kernels take float32, bfloat16 and float16, not {str(embeddings.dtype).removeprefix('torch.')}"
     if embeddings.shape[1] > LONGEST:
@@ -60,7 +66,7 @@ def refusal(embeddings: Tensor) -> str | None:
 
 
 def chosen(embeddings: Tensor) -> bool:
-    """Whether embeddings ``[N, D]`` are evaluated by the kernels where nothing else is asked for."""
+    """Return whether ``backend="auto"`` uses the kernels for embeddings ``[N, D]``."""
     return embeddings.device.type == "cuda" and refusal(embeddings) is None
 
 
@@ -72,7 +78,7 @@ def evaluation() -> ModuleType:
 
 
 def forward(batch: Batch, plan: Plan) -> tuple[AnchorValues, Tensor]:
-    """Queue the forward pass: the rows are made ready, and the backward pass makes them ready anew."""
+    """Queue the forward pass. The padded rows are not saved; the backward pass computes them again."""
     launch: Any = evaluation()
     with launch.on_device(batch.embeddings):
         found: tuple[AnchorValues, Tensor] = launch.forward(launch.set_up(batch, plan))

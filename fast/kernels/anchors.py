@@ -1,8 +1,8 @@
-"""Per anchor: from sums to values, and from values and upstream gradients to the coefficients of the backward pass.
+"""Per anchor: values from sums, and coefficients of the backward pass from values and upstream gradients.
 
-Each row is one number in each of a few lines; the formulas are those of the published losses, in the form that loses no
-digit where a loss is near 0: log(sum of all / sum over positives) is log1p of the ratio of sums, or a difference of
-logarithms where the ratio is beyond float32.
+Arrays hold a few lines with one number per row. The formulas are those of the published losses, in a form that keeps
+its digits where a loss is near 0: log(sum of all / sum over positives) is computed as log1p of the ratio of sums, or as
+a difference of logarithms where the ratio leaves the range of float32.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from .sums import LINES
 from .tile import EPSILON, log1p
 
 LARGE = tl.constexpr(2.0**100)
-"""Quotients up to here have lost no digit to the range of float32."""
+"""Quotients up to this value have not lost digits to the range of float32."""
 COUNTED = tl.constexpr(11)
-"""Which of them says whether the anchor counts."""
+"""The line of the stats that is 1 for anchors that count and 0 for all other rows."""
 
 
 @triton.jit
 def ratio_of(first, first_top, second, second_top):
-    """Return first e^first_top / (second e^second_top), 0 where there is no first or no second, infinity if far off.
+    """Return first e^first_top / (second e^second_top): 0 if either sum is 0, infinity if the ratio exceeds LARGE.
 
-    Sums relative to the largest logit met are at least 1; those relative to nothing may be small, but then their top is
-    0, and the other one moderate.
+    A sum relative to its largest logit is at least 1. A sum that is not shifted may be small, but then its top is 0 and
+    the other sum is moderate.
     """
     some = (first != 0) & (second != 0)
     apart = tl.where(some, first_top - second_top, 0.0)
@@ -36,7 +36,7 @@ def ratio_of(first, first_top, second, second_top):
 
 @triton.jit
 def log_of_one_plus_ratio(first, first_top, second, second_top):
-    """Return log(1 + first e^first_top / (second e^second_top)), 0 where there is no first or no second."""
+    """Return log(1 + first e^first_top / (second e^second_top)), or 0 if either sum is 0."""
     ratio = ratio_of(first, first_top, second, second_top)
     far = ratio == float("inf")
     logs = tl.log(tl.where(far, first, 1.0)) - tl.log(tl.where(far, second, 1.0))
@@ -64,11 +64,12 @@ def combine(
     ORDERED: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Add the shares of `sums_plain` and `sums_marked`, and make the values of terms that need no more.
+    """Add the shares of `sums_plain` and `sums_marked`, and compute the values of terms that need no other sums.
 
-    Stats: FIRST, SECOND, NUMBER, FIRST_TOP, SECOND_TOP, then for `positives` the logarithm of the sum over negatives
-    and the boost (epsilon: the sum of guarded exponentials and the largest logit), then room for its four lines, then
-    1 for rows that count and 0 for those that do not, the only line in the order of the given rows.
+    The lines of the stats: 0 to 4 are FIRST, SECOND, NUMBER, FIRST_TOP and SECOND_TOP. 5 and 6, for `positives`, are
+    the logarithm of the sum over negatives and the boost (epsilon: the sum of guarded exponentials and the largest
+    logit). 7 to 10 are the lines of `positives`. 11 is 1 for rows that count and 0 for others; it is the only line in
+    the order of the given rows.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < n
@@ -145,7 +146,7 @@ def combine(
     tl.store(stats + 6 * n + rows, lift, mask=real)
 
     if DENOMINATOR != "own" and TERMS != "epsilon":
-        for line in range(7, 11):  # an operator returns nothing that was not written
+        for line in range(7, 11):  # an operator must not return uninitialised memory
             tl.store(stats + line * n + rows, tl.zeros((BM,), tl.float32), mask=real)
         if TERMS == "binary":
             value = second / (number + 1.0) + first / tl.maximum(others, 1).to(tl.float32)
@@ -161,7 +162,7 @@ def combine(
                 else:
                     value += below / total
             else:
-                # In float64: an anchor's terms may be larger than their sum, and there is one of each per row.
+                # In float64, because the terms may be larger than their sum. It is cheap: one evaluation per row.
                 wide, wide_top = second.to(tl.float64), second_top.to(tl.float64)
                 value = log_of_one_plus_ratio(first.to(tl.float64), first_top.to(tl.float64), wide, wide_top)
                 if TERMS == "in":
@@ -184,7 +185,7 @@ def combine_positives(
     ORDERED: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Add the shares of `positives` into the last lines of the stats, and make the values of terms that need them."""
+    """Add the shares of `positives`, store them in lines 7 to 10 of the stats, and compute the remaining values."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < n
     source = place_of(rows, order, n, ORDERED)
@@ -207,11 +208,11 @@ def combine_positives(
     if TERMS == "out":
         value = logs / total
     elif TERMS == "in":
-        # The mean ratio is 1 - share, which says nothing once it rounds to 1; the other says nothing before.
+        # The mean ratio is 1 - share. Near 1, log1p is accurate; elsewhere, the direct logarithm is.
         share = missed / total
         lift = tl.load(stats + 6 * n + rows, mask=real, other=0.0)
         rare = lift + tl.log(total) - tl.log(tl.where(hit != 0, hit, 1.0))
-        # log(1 - share) as log1p of what it is the reciprocal of.
+        # -log(1 - share) is log1p(share / (1 - share)).
         value = tl.where(share < 0.5, log1p(tl.where(share < 0.5, share / (1.0 - share), 0.0)), rare)
     else:
         value = logs / (number + EPSILON)
@@ -235,9 +236,9 @@ def coefficients(
     ORDERED: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Make the coefficients that `gradient_plain` and `gradient_marked` describe, of gradients brought to size 1.
+    """Compute the coefficients described in `gradient` from upstream gradients that are scaled to about 1.
 
-    Rows that count for nothing have none.
+    The coefficients of rows that do not count are 0.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < n

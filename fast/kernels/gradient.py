@@ -1,18 +1,18 @@
-"""Backward: the gradient by rows of x, ``sum over j of G_ij y_j``, with the tile of logits computed anew.
+"""Backward: the gradient with respect to rows of x, ``sum over j of G_ij y_j``; the tiles of logits are recomputed.
 
-G_ij is dL_i/ds_ij where row i of x is an anchor, plus dL_j/ds_ji where row j of y is one: a batch against itself has
-both, and each row's gradient is complete in one program. Coefficients per anchor, made by `coefficients`:
+G_ij is dL_i/ds_ij if row i of x is an anchor, plus dL_j/ds_ji if row j of y is one. A batch without references has
+both, so one program computes the complete gradient of a row. `coefficients` computes these numbers per anchor:
 
     a negative          NEGATIVE e^(t - NEGATIVE_TOP)
     a positive          SLOPE e^(t - SLOPE_TOP) + LEVEL
-        own             LEVEL (1 - r), or inside the logarithm LEVEL r (1 - r) e^boost, r as in `positives`;
-                        boost stands in SLOPE, the logarithm of the sum over negatives in SLOPE_TOP
+        own             LEVEL (1 - r) for "out", LEVEL r (1 - r) e^boost for "in", r as in `positives`; SLOPE holds the
+                        boost, SLOPE_TOP the logarithm of the sum over negatives
     binary              NEGATIVE sigmoid(t), and SLOPE sigmoid(-t) for a positive
-    epsilon             NEGATIVE e for all, e = e^(t - NEGATIVE_TOP), SLOPE e / (e + epsilon) more for a positive, and
-                        LEVEL at the column SLOPE_TOP where the largest logit stands
+    epsilon             NEGATIVE e for every pair, e = e^(t - NEGATIVE_TOP), plus SLOPE e / (e + epsilon) for a
+                        positive, plus LEVEL at the column of the row's largest logit, SLOPE_TOP
 
-Weights are complete, positives and negatives of both directions, before they are narrowed to meet the rows. As in the
-forward pass, `gradient_plain` takes each tile as negatives alone and `gradient_marked` visits those that are not.
+Weights of both directions are added before they are rounded to a narrower dtype and multiplied with the rows. As in the
+forward pass, `gradient_plain` processes tiles that hold only negatives, and `gradient_marked` the other tiles.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .tile import (
 )
 
 COEFFICIENTS = tl.constexpr(5)
-"""Numbers per anchor of which weights are made."""
+"""Numbers per anchor from which weights are computed."""
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def add_pull(
     PIECES: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Return ``acc + g @ y``: rows that were not brought to norm 1 are so by ``scale``, before g is narrowed."""
+    """Return ``acc + g @ y``; under RAW, g is first multiplied by ``scale``, which normalises the rows of y."""
     if RAW:
         g = g * (scale * REACH)[None, :]
         if WIDEN and y0.dtype == tl.bfloat16:
@@ -105,7 +105,7 @@ def gradient_plain(
     BN: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Store ``[shares, x_pad, DIM]`` of the gradient by rows of x, of tiles without positives."""
+    """Store ``[shares, x_pad, DIM]``: the gradient with respect to rows of x, from tiles without positives."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
     slab = tl.program_id(2) * OUT
@@ -148,13 +148,13 @@ def gradient_plain(
 def weights_of(
     t, positive, other, at_star, negative, negative_top, slope, slope_top, level, inside, TERMS: tl.constexpr
 ):
-    """Return dL_i/ds of the pairs of one direction; coefficients are as high or as wide as the tile."""
+    """Return dL_i/ds of the pairs of one direction; coefficients are columns or rows that broadcast over the tile."""
     if TERMS == "softmax":
         e = tl.exp(t - tl.where(positive, slope_top, negative_top))
         w = tl.where(other, e * tl.where(positive, slope, negative) + tl.where(positive, level, 0.0), 0.0)
     elif TERMS == "own":
         against = slope_top - t
-        # 1 - r, times r e^boost inside the logarithm.
+        # 1 - r for "out", r (1 - r) e^boost for "in".
         log = -softplus(-against) + inside * (slope - softplus(against))
         of_positive = level * tl.exp(tl.where(positive & other, log, float("-inf")))
         of_negative = negative * tl.exp(tl.where(other & (positive == 0), t - negative_top, float("-inf")))
@@ -213,7 +213,7 @@ def gradient_marked(
     GROUP: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Store the same of tiles that `gradient_plain` hides, or of all where TERMS or MARKS leave it nothing."""
+    """Store the same for the tiles that `gradient_plain` hides, or for all tiles if it does not apply (see ALL)."""
     ALL: tl.constexpr = MARKS != "labels" or (TERMS != "softmax" and TERMS != "own")
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)

@@ -1,9 +1,9 @@
-"""The kernels as one evaluation: forward and backward of a described batch, on tensors of one device.
+"""Queue the kernels of the forward and the backward pass of a batch, on tensors of one device.
 
-Everything is queued on the current stream and nothing is read back. Buffers are linear in the number of rows.
+All kernels run on the current stream, and no value is read back. Buffers are linear in the number of rows.
 
-Arguments of kernels have one name each in all kernels: `Side` and `Problem` describe what they hold by these
-names, and every kernel takes from the description what it names.
+An argument has the same name in all kernels. `Side` and `Problem` provide arguments by these names, and `run` passes
+each kernel the arguments in its signature.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from . import STATS, anchors, gradient, positives, rows, sums
 from .table import PADDED, PLAIN, Kernel, Kind, Launch, launch_of
 
 PAD = 128
-"""Rows are padded to a multiple of this, which every tile divides."""
+"""Rows are padded to a multiple of this, which the rows of every tile divide."""
 LINES = 128
-"""Anchors of one program where each is a few numbers."""
+"""Anchors per program in kernels that process a few numbers per anchor."""
 FEW = 32
-"""Embeddings of one program that makes them ready, or their gradients."""
+"""Embeddings per program in the kernels that convert embeddings or gradients."""
 NARROW = 64
-"""Entries of these that it takes at a time: with more, some compiler spills a register or two."""
+"""Entries of an embedding that such a program processes at a time; more would spill registers on some compilers."""
 REACH = 4096.0
-"""Factor that keeps weights of float16 within its range: they are at most 8 by themselves."""
+"""Factor that keeps float16 weights in the normal range; without it they are at most 8."""
 WAVES = 4
-"""Programs per multiprocessor that columns are shared out for, where there are few rows."""
+"""Target number of programs per multiprocessor; if there are few rows, columns are split to reach it."""
 SHARES = 16
-"""The most programs that share one panel's columns: each leaves a part to be added."""
+"""Largest number of programs that split the columns of one panel; each writes a partial result."""
 
 Arguments = dict[str, Any]
-"""Arguments of kernels by name; names in capitals are known when a kernel is compiled."""
+"""Arguments of kernels by name; names in capitals are compile-time constants."""
 
 
 def kind_of(dtype: torch.dtype, *, tf32: bool) -> Kind:
-    """Return how rows of a dtype are multiplied: "pieces" are three matrices of bfloat16 that add up to float32."""
+    """Return how rows of a dtype are multiplied; "pieces": as three bfloat16 matrices that sum to the float32 one."""
     kinds: dict[torch.dtype, Kind] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
     return kinds.get(dtype, "tf32" if tf32 else "pieces")
 
@@ -54,12 +54,12 @@ def padded_dim(dim: int) -> int:
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, on the CPU."""
+    """Return whether Triton's interpreter runs the kernels, on the CPU."""
     return not isinstance(sums.sums_plain, triton.JITFunction)
 
 
 def capability_of(tensor: Tensor) -> int:
-    """Return the compute capability times ten; 90 for the interpreter, which has none."""
+    """Return the compute capability times ten; 90 for the interpreter."""
     if tensor.device.type != "cuda":
         return 90
     major, minor = torch.cuda.get_device_capability(tensor.device)
@@ -67,16 +67,16 @@ def capability_of(tensor: Tensor) -> int:
 
 
 def empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return memory that kernels fill: all of it comes from here, so that tests can poison and count it."""
+    """Allocate a buffer that kernels fill. All buffers come from here, so that tests can poison and count them."""
     return torch.empty(shape, dtype=dtype, device=like.device)
 
 
 def run(kernel: Any, grid: tuple[int, ...], given: Arguments) -> None:
-    """Queue a kernel with those of the arguments that it names; all kernels are queued here."""
+    """Queue a kernel with the arguments in its signature. All kernels are queued here."""
     taken = [given[name] for name in kernel.arg_names]
     options = {name: given[name] for name in ("num_warps", "num_stages") if name in given}
     if interpreted():
-        # Its numpy warns of infinities that a device takes for granted.
+        # The interpreter uses numpy, which warns about infinities that are expected here.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             kernel[grid](*taken, **options)
@@ -91,17 +91,17 @@ def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True)
 class Side:
-    """One matrix of rows, made ready.
+    """One matrix of rows, prepared for the kernels.
 
     Attributes:
-        given: ``[count, D]``, as the caller gave it.
-        order: int64 ``[count]``, the given row that stands at each place, or None.
-        x: ``[pieces, pad, dim]``.
-        scale: ``[pad]``, reciprocal norms of rows times ``power``; 1 under "dot".
+        given: ``[count, D]``, the caller's tensor.
+        order: int64 ``[count]``, the given row at each sorted position; None if rows keep their order.
+        x: ``[pieces, pad, dim]``, the padded rows.
+        scale: ``[pad]``, reciprocals of the norms of rows times ``power``; 1 under "dot".
         power: ``[pad]``, powers of two.
-        label: int64 ``[pad]``.
-        itself: int32 ``[pad]``, which column is the row itself, -1 where none is.
-        bounds: int64, flat: smallest and largest label and own number of tiles of 128, of 64 and of 32 rows.
+        label: int64 ``[pad]``, the label of each row.
+        itself: int32 ``[pad]``, the column that is the row itself, or -1.
+        bounds: int64, flat: the smallest and largest ``label`` and ``itself`` of tiles of 128, of 64 and of 32 rows.
     """
 
     given: Tensor
@@ -115,26 +115,26 @@ class Side:
 
     @property
     def count(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return self.given.shape[0]
 
     @property
     def pad(self) -> int:
-        """Rows with those that pad them."""
+        """The number of rows, with padding."""
         return self.x.shape[1]
 
     @property
     def dim(self) -> int:
-        """Padded length of a row."""
+        """The padded length of a row."""
         return self.x.shape[2]
 
     def bounds_of(self, rows: int) -> Tensor:
-        """Return the bounds of tiles of so many rows."""
+        """Return the bounds of tiles of ``rows`` rows."""
         before = {128: 0, 64: self.pad // 128, 32: self.pad // 128 + self.pad // 64}[rows]
         return self.bounds[4 * before :]
 
     def arguments(self) -> Arguments:
-        """Return the arguments of kernels that walk along these rows."""
+        """Return the arguments of kernels that process these rows."""
         row_stride, column_stride = self.given.stride()
         return {
             **{name: getattr(self, name) for name in ("given", "x", "scale", "power", "label", "itself", "bounds")},
@@ -147,14 +147,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Problem:
-    """A batch as the kernels take it.
+    """A batch, prepared for the kernels.
 
     Attributes:
-        batch: as it was described.
+        batch: the description of the batch.
         anchors: the rows.
-        columns: what they are contrasted with; the same object where there are no references.
+        columns: the rows that anchors are contrasted with; the same object as ``anchors`` without references.
         kind: how rows are multiplied.
-        arguments: what all kernels take alike.
+        arguments: the arguments that are the same for all kernels.
     """
 
     batch: Batch
@@ -164,34 +164,34 @@ class Problem:
     arguments: Arguments
 
     def turned(self) -> Problem:
-        """Return the same with the columns as anchors."""
+        """Return the problem with rows and columns exchanged."""
         return replace(self, anchors=self.columns, columns=self.anchors)
 
     def launch(self, kernel: Kernel) -> Launch:
-        """Return the tile of a kernel."""
+        """Return the tile that a kernel uses."""
         return launch_of(kernel, self.kind, self.anchors.dim, capability_of(self.anchors.given))
 
     def along_rows(self, kernel: Any, programs: int, **more: Any) -> None:
-        """Queue a kernel whose programs share out the anchors.
+        """Queue a kernel with one program per block of anchors.
 
         Args:
-            kernel: one of `anchors` or `rows`.
-            programs: how many.
-            more: arguments beside those that describe the batch.
+            kernel: a kernel of `anchors` or `rows`.
+            programs: the number of programs.
+            more: further arguments, in addition to those of the problem.
         """
         x = self.anchors
         run(kernel, (programs,), {**self.arguments, **x.arguments(), "m": self.columns.count, "BM": LINES, **more})
 
     def over_tiles(self, kernels: Sequence[Kernel], shape: tuple[int, ...], **more: Any) -> Tensor:
-        """Queue kernels whose programs share out the panels of rows, and of each panel the tiles of columns.
+        """Queue kernels with one program per panel of rows and share of the columns.
 
         Args:
-            kernels: which, in this order; plain ones only where tiles without a positive are known beforehand.
-            shape: of what a share of the columns leaves.
-            more: arguments beside those that describe the batch and the tile.
+            kernels: the kernels, in this order. A plain kernel runs only if labels show which tiles hold no positive.
+            shape: the shape of the result of one share of the columns.
+            more: further arguments, in addition to those of the problem and the tile.
 
         Returns:
-            float32 ``[shares, *shape]``.
+            float32 ``[shares, *shape]``, the partial results.
         """
         x, y = self.anchors, self.columns
         plain = self.arguments["TERMS"] in SOFTMAX and self.arguments["MARKS"] == "labels"
@@ -218,7 +218,7 @@ class Problem:
 
 
 SOFTMAX = ("out", "in", "lse")
-"""Terms made of sums of exponentials over negatives and over positives."""
+"""Terms that are computed from the sums of exponentials over negatives and over positives."""
 TILED: dict[Kernel, Any] = {
     "sums_plain": sums.sums_plain,
     "sums_marked": sums.sums_marked,
@@ -229,7 +229,7 @@ TILED: dict[Kernel, Any] = {
 
 
 def set_up(batch: Batch, plan: Plan) -> Problem:
-    """Make a batch ready."""
+    """Prepare a batch for the kernels."""
     rule, targets, given, others = batch.rule, batch.targets, batch.embeddings, batch.references.embeddings
     stored = batch.storage or given.dtype
     kind = kind_of(stored, tf32=plan.tf32)
@@ -238,10 +238,10 @@ def set_up(batch: Batch, plan: Plan) -> Problem:
         learned, reciprocal, largest = rule.temperature.to(given.device), 1.0, math.inf
     else:
         reciprocal = largest = 1 / rule.temperature
-    # The largest logit there can be, and the sum of as many exponentials: one then serves both directions of a pair.
+    # If sums of the largest possible exponentials are in range, one unshifted exponential serves both directions.
     count = max(given.shape[0], 0 if others is None else others.shape[0])
     moderate = rule.similarity == "cosine" and largest + math.log(count) <= UNSHIFTED[torch.float32]
-    # Where every row has one positive, its denominator is everyone's.
+    # If every row has one positive, the denominators "one_positive" and "all" are the same.
     own = rule.denominator == "one_positive" and targets.kind != "partners"
     arguments: Arguments = {
         "constants": constants,
@@ -264,10 +264,10 @@ def set_up(batch: Batch, plan: Plan) -> Problem:
 
 
 def _sides(batch: Batch, dtype: torch.dtype, arguments: Arguments) -> tuple[Side, Side]:
-    """Make rows and references ready."""
+    """Prepare rows and references."""
     targets, others, own = batch.targets, batch.references.embeddings, batch.references.own
     labels = targets.given if targets.kind in ("labels", "partners") else None
-    # Sorted by label, positives are neighbours, and few tiles hold any.
+    # Sorting by label makes positives neighbours, so that few tiles hold any.
     order = torch.argsort(targets.given, stable=True) if targets.kind == "labels" else None
     if others is None:
         named = {"labels": "given", "partners": "paired"}.get(targets.kind, "never")
@@ -295,7 +295,7 @@ def _side(
     selves: Tensor | None = None,
     **naming: str,
 ) -> Side:
-    """Make one matrix ready, as rows of a dtype; ``naming`` is LABELS and SELVES of `rows.prepare_labels`."""
+    """Prepare one matrix as rows of a dtype; ``naming`` is LABELS and SELVES of `rows.prepare_labels`."""
     pad, dim = -(-given.shape[0] // PAD) * PAD, padded_dim(given.shape[1])
     side = Side(
         given,
@@ -316,7 +316,7 @@ def _side(
 
 
 def _marks(targets: Targets, side: Side) -> Arguments:
-    """Return the positives, unless labels give them: a mask of bytes, or lists of every row's positives."""
+    """Return the arguments that describe the positives: labels, a mask of bytes, or lists of each row's positives."""
     given, names = targets.given, ("marks", "ends", "back_marks", "back_ends")
     found: Arguments = {"MARKS": "labels", "row_stride": 0, "column_stride": 0, **dict.fromkeys(names, side.itself)}
     if targets.kind == "mask":
@@ -330,16 +330,19 @@ def _marks(targets: Targets, side: Side) -> Arguments:
 
 
 def _listed(pairs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return each row's positives one row behind the other, ascending, and where each row's begin: int32, unread."""
+    """Return the positives of all rows, concatenated and ascending within a row, and each row's offset; int32.
+
+    No value is read back from the device.
+    """
     first, second = pairs.unbind(1)
     order = torch.argsort(first * count + second)
     ends = torch.searchsorted(first[order].contiguous(), torch.arange(count + 1, device=pairs.device))
-    # One more, so that an empty list has an address.
+    # One extra entry, so that an empty list has an address.
     return torch.cat((second[order], second.new_zeros(1))).to(torch.int32), ends.to(torch.int32)
 
 
 class _Split(NamedTuple):
-    """How a kernel's tiles are shared out: panels of rows, tiles of columns per share, shares."""
+    """How a kernel's tiles are divided among programs: panels of rows, tiles of columns per share, and shares."""
 
     panels: int
     share: int
@@ -356,7 +359,7 @@ def _split(launch: Launch, x: Side, y: Side) -> _Split:
 
 
 def forward(problem: Problem) -> tuple[AnchorValues, Tensor]:
-    """Queue the forward pass; return the values, and what the backward pass needs of it."""
+    """Queue the forward pass; return the values, and the statistics for the backward pass."""
     values, stats = _forward(problem, problem.batch.anchors)
     if not problem.batch.references.mutual:
         return values, stats
@@ -390,9 +393,9 @@ def backward(problem: Problem, grad: Tensor, stats: Tensor) -> Gradients:
     """Queue the backward pass.
 
     Args:
-        problem: what `set_up` returned.
-        grad: by the values.
-        stats: what `forward` left.
+        problem: the result of `set_up`.
+        grad: ``[N]``, the gradient of the values.
+        stats: the statistics that `forward` returned.
     """
     x, y, grad = problem.anchors, problem.columns, grad.contiguous()
     temperature, mutual = problem.batch.rule.temperature, problem.batch.references.mutual
@@ -411,7 +414,7 @@ def backward(problem: Problem, grad: Tensor, stats: Tensor) -> Gradients:
     by_rows, by_columns = found[0][0], None if x is y else found[1][0]
     if not isinstance(temperature, Tensor):
         return by_rows, by_columns, None
-    # A logit is homogeneous in the temperature of degree -1, in the rows of degree 2.
+    # A logit is homogeneous of degree -1 in the temperature and of degree 2 in the rows.
     along = torch.cat([part for _, part in found]).sum(dtype=torch.float64)
     return by_rows, by_columns, (along / (-2 * temperature.to(torch.float64))).to(temperature.dtype)
 
@@ -424,12 +427,12 @@ def _coefficients(problem: Problem, grad: Tensor, largest: Tensor, stats: Tensor
 
 
 def _gradient(problem: Problem, largest: Tensor, **coefficients: Any) -> tuple[Tensor, Tensor]:
-    """Return the gradient by the rows, and where a temperature is learned the rows' products with it.
+    """Return the gradient with respect to the rows and, if the temperature is learned, its product with each row.
 
     Args:
-        problem: whose anchors are the rows, whether they are anchors or not.
-        largest: of the upstream gradients, which the coefficients are relative to.
-        coefficients: of rows and columns, and which of both are anchors.
+        problem: its ``anchors`` are the rows, even if these are not anchors of the loss.
+        largest: the largest upstream gradient, by which the coefficients were divided.
+        coefficients: the coefficients of rows and columns, and whether each side holds anchors.
     """
     x, terms = problem.anchors, problem.arguments["TERMS"]
     if terms in SOFTMAX:

@@ -1,14 +1,14 @@
-"""Forward, second pass: what a positive can tell only once its anchor's sums are known.
+"""Forward, second pass: sums over positives that depend on their anchor's sums.
 
-Where each positive has its own denominator, r = e^t / (e^t + sum over negatives) is its ratio; `epsilon` compares each
-positive with the sum of all. Per share of the columns:
+Where each positive has its own denominator, r = e^t / (e^t + sum over negatives) is its ratio. The epsilon terms
+compare each positive with the sum of all columns. Each share of the columns stores, per anchor:
 
     LOGS      sum of -log r;                  epsilon: of log(1 + rest / own), exponentials guarded by epsilon
     MISSED    sum of 1 - r;                   epsilon: of e / (e + epsilon)
     HIT       sum of r e^boost
     CURVED    sum of r (1 - r) e^boost
 
-where e^boost lifts the ratios of a row whose positives are all far below its negatives.
+The factor e^boost keeps ratios in range for a row whose positives are all far below its negatives.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .tile import (
 )
 
 LINES = tl.constexpr(4)
-"""Numbers that a share of the columns leaves per anchor."""
+"""Numbers that a share of the columns stores per anchor."""
 
 
 @triton.jit(do_not_specialize=["n", "m", "share"])
@@ -68,7 +68,7 @@ def positives(
     GROUP: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Store ``[shares, LINES, x_pad]``; only tiles that may hold a positive are visited."""
+    """Store ``[shares, LINES, x_pad]``, visiting only tiles that may hold a positive."""
     ALL: tl.constexpr = MARKS != "labels"
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
@@ -80,7 +80,8 @@ def positives(
     itself = tl.load(x_self + rows)
     around = tl.program_id(0) * BM // GROUP_ROWS
     label_low, label_high, self_low, self_high = bounds_at(x_bounds, around, x_pad // GROUP_ROWS)
-    # own: logarithm of the sum over negatives, boost; epsilon: sum of guarded exponentials, largest logit.
+    # own: the logarithm of the sum over negatives, and the boost. epsilon: the sum of guarded exponentials, and the
+    # largest logit.
     over = tl.load(stats + 5 * n + rows, mask=rows < n, other=0.0)
     lift = tl.load(stats + 6 * n + rows, mask=rows < n, other=0.0)
 

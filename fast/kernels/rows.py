@@ -1,7 +1,7 @@
-"""Embeddings as padded rows that the kernels multiply, and the way back to the embeddings' gradient.
+"""Convert embeddings to the padded rows that the kernels multiply, and gradients of rows to those of embeddings.
 
-Under cosine, rows of float32 are brought to norm 1; rows of bfloat16 and float16 are only brought within range, by a
-power of two, which is exact: rounding normalised rows to so few digits would cost more than all that follows. The
+Under "cosine", float32 rows are normalised. bfloat16 and float16 rows are only scaled into range by a power of two,
+which is exact, because rounding normalised rows to so few digits would cost more accuracy than all later steps. The
 reciprocals of their norms are applied to the float32 products.
 """
 
@@ -21,27 +21,27 @@ def two_to_the(exponent):
 
 @triton.jit
 def rounded_to_tf32(x):
-    """Return float32 numbers rounded to the ten bits behind the leading one that TF32 keeps; it would cut them off."""
+    """Return float32 numbers rounded to the ten fraction bits of TF32; the hardware would truncate them."""
     return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def rounded_to_bfloat16(x):
-    """Return float32 numbers rounded to bfloat16, as a device does where it narrows them; the interpreter cuts off."""
+    """Return float32 numbers rounded to bfloat16, as a device rounds them; the interpreter would truncate them."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def exponent_of(largest):
-    """Return the exponent of two of a float32, held to where powers of two are normal."""
+    """Return the exponent of two of a float32, clamped so that the power of two and its reciprocal are normal."""
     exponent = ((largest.to(tl.int32, bitcast=True) >> 23) & 255) - 127
     return tl.minimum(tl.maximum(exponent, -120), 120)
 
 
 @triton.jit
 def store_bounds(bounds, label, itself, block, pad, BN: tl.constexpr, ROWS: tl.constexpr):
-    """Store the smallest and the largest label, and the same of the rows' own numbers, of every ROWS of BN rows."""
+    """Store, for each group of ROWS of the BN rows, the smallest and largest ``label`` and ``itself``."""
     label = tl.reshape(label, (BN // ROWS, ROWS))
     itself = tl.reshape(itself.to(tl.int64), (BN // ROWS, ROWS))
     tiles = pad // ROWS
@@ -54,7 +54,7 @@ def store_bounds(bounds, label, itself, block, pad, BN: tl.constexpr, ROWS: tl.c
 
 @triton.jit
 def place_of(rows, order, n, ORDERED: tl.constexpr):
-    """Return the given row that stands at each place; places past the end repeat the last one."""
+    """Return the given row at each sorted position; positions past the end repeat the last row."""
     place = tl.minimum(rows, n - 1).to(tl.int64)
     if ORDERED:
         place = tl.load(order + place)
@@ -81,11 +81,11 @@ def prepare_labels(
     SELVES: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Make rows' labels and own numbers, and the bounds of both for tiles of 128, 64 and 32 rows.
+    """Store each row's ``label`` and ``itself``, and the bounds of both for tiles of 128, 64 and 32 rows.
 
-    LABELS: "given"; "paired", the smaller of a row's number and its partner's; "place", the row's number; "never", none
-    that a column has. SELVES: "place", "given" or "never". The first program stores the constants as well: what
-    products are multiplied by to be logits, and the same over log 2.
+    LABELS: "given"; "paired", the smaller of a row's number and its partner's; "place", the row's number; "never", a
+    label that no column has. SELVES: "place", "given" or "never". The first program also stores the constants: the
+    factor that turns products into logits, and the same factor divided by log 2.
     """
     block = tl.program_id(0)
     if block == 0:
@@ -97,7 +97,7 @@ def prepare_labels(
             tl.store(constants, reciprocal)
             tl.store(constants + 1, reciprocal_in_log2)
     rows = block * BM + tl.arange(0, BM)
-    # Rows past the end repeat the last one's label, so that they leave the bounds as they are.
+    # Rows past the end repeat the last row's label, so that they do not change the bounds.
     known = tl.minimum(rows, n - 1)
     source = place_of(rows, order, n, ORDERED)
     if LABELS == "given":
@@ -123,7 +123,7 @@ def prepare_labels(
 
 @triton.jit
 def load_given(given, source, places, n, dim, rows, row_stride, column_stride):
-    """Return some columns of given rows in float32; 0 past either end."""
+    """Return some columns of given rows in float32, with 0 past the last row or column."""
     at = source[:, None] * row_stride + places.to(tl.int64)[None, :] * column_stride
     return tl.load(given + at, mask=(rows < n)[:, None] & (places < dim)[None, :], other=0.0).to(tl.float32)
 
@@ -148,7 +148,7 @@ def prepare(
     WIDTH: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Make the padded rows that are multiplied, with the powers of two and the reciprocal norms that scale them."""
+    """Store the padded rows, and the powers of two and reciprocal norms that scale them."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     source = place_of(rows, order, n, ORDERED)
     lifted = tl.full((BM,), 1.0, tl.float32)
@@ -216,17 +216,17 @@ def finish(
     BM: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Add the parts of the gradient by unit rows and make of it the gradient by the embeddings.
+    """Add the parts of the gradient with respect to unit rows, and convert it to the gradient of the embeddings.
 
-    Under cosine the component along the row vanishes. LEARNED: store each row's product with its gradient as well, of
-    which the derivative by the temperature is made.
+    Under "cosine" the component along the row is removed. LEARNED: also store each row's product with its gradient,
+    from which the derivative with respect to the temperature is computed.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < n
     source = place_of(rows, order, n, ORDERED)
     factor = tl.load(scale + rows)
     lifted = tl.load(power + rows)
-    # What divides similarities by the temperature, and the size that `coefficients` took out.
+    # One over the temperature, times the size by which `coefficients` divided.
     whole = tl.load(constants) * (1.0 / REACH) * two_to_the(exponent_of(tl.load(largest)))
     step = pad.to(tl.int64) * DIM
 

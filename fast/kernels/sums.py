@@ -1,15 +1,16 @@
-"""Forward: what each anchor sums over its columns, BM anchors a program, tile after tile of BN columns.
+"""Forward, first pass: sums over the columns of each anchor. A program has BM anchors and visits tiles of BN columns.
 
-Two kernels share the work. `sums_plain` takes every tile as if it held negatives alone, and hides the others by
-shifting them to -inf: it has no mask, and little to keep in registers. `sums_marked` visits the tiles that may hold a
-positive, or a row against itself, or that reach past the last column. Per share of the columns, with t the logits:
+Two kernels share the work. `sums_plain` treats every tile as if it held only negatives, and hides the other tiles by
+shifting their logits to -inf; it needs no mask and few registers. `sums_marked` visits the tiles that may hold a
+positive or a self pair, or that reach past the last column. Each share of the columns stores, per anchor, with t the
+logits:
 
     FIRST        sum over negatives of e^(t - FIRST_TOP);   binary: of softplus;   epsilon: over all, of e^(t - top)
     SECOND       sum over positives of e^(t - SECOND_TOP);  binary: of softplus
     BELOW        sum over positives of SECOND_TOP - t
     NUMBER       of positives
-    FIRST_TOP    the largest t of a negative, or where logits are FIXED 0;   epsilon: the largest of any column
-    SECOND_TOP   the largest t of a positive;               epsilon: the column where the largest t stands first
+    FIRST_TOP    the largest t of a negative, or 0 under FIXED;   epsilon: the largest t of any column
+    SECOND_TOP   the largest t of a positive;               epsilon: the first column with the largest t
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from .tile import (
 )
 
 LINES = tl.constexpr(6)
-"""Numbers that a share of the columns leaves per anchor."""
+"""Numbers that a share of the columns stores per anchor."""
 
 
 @triton.jit
 def exponentials_below(top, t):
-    """Return the larger of ``top`` and the largest of each row of t, and e^t relative to it; all may be -inf."""
+    """Return the new maximum of ``top`` and each row of t, and e^top and e^t relative to it; all logits may be -inf."""
     highest = tl.maximum(top, tl.max(t, 1))
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     return highest, tl.exp(top - shift), tl.exp(t - shift[:, None])
@@ -67,7 +68,7 @@ def sums_plain(
     BN: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Store ``[shares, LINES, x_pad]`` of tiles without positives."""
+    """Store ``[shares, LINES, x_pad]``, the sums over tiles without positives."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
     gain = gain_of(constants, FIXED)
@@ -139,7 +140,7 @@ def sums_marked(
     GROUP: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Store the same of tiles that `sums_plain` hides, or of all where TERMS or MARKS leave it nothing."""
+    """Store the same for the tiles that `sums_plain` hides, or for all tiles if it does not apply (see ALL)."""
     ALL: tl.constexpr = TERMS != "softmax" or MARKS != "labels"
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)

@@ -1,22 +1,23 @@
-"""Which tile each kernel takes: by architecture, by how rows are multiplied, and by their padded length.
+"""The tile of each kernel, by architecture, by how rows are multiplied, and by their padded length.
 
-It was made without a device: tiles were compiled, not timed. Ten to forty were compiled for each line and kernel, in
-every form of the kernel. A tile counted where no form spills registers, all fit in shared and tensor memory, and tensor
-cores make the products. Of such tiles the one was taken that is best on paper, where time goes into
+The table was made without a device: tiles were compiled, not timed. For each line and kernel, ten to forty tiles were
+compiled in every form of the kernel. A tile was eligible if no form spills registers, all forms fit in shared and
+tensor memory, and tensor cores compute the products. The eligible tile with the shortest estimated time was chosen. The
+estimate counts
 
-- products, at the rate that is reached in practice, less for 16 or 32 columns, which leave tensor cores half idle;
-- what is read from the second-level cache: a program that keeps its rows on chip reads only columns, and the more rows
-  it has, the less it reads per product;
-- exponentials, and what else is done per pair; a gradient made in parts of the length makes all of these anew;
+- products, at the rate reached in practice, which is lower for 16 or 32 columns because tensor cores are half idle;
+- reads from the second-level cache: a program that keeps its rows on chip reads only columns, and with more rows it
+  reads less per product;
+- exponentials and other work per pair, which a gradient computed in several parts of the row length repeats.
 
-and the longest of the three hides the others the better, the more programs a multiprocessor has room for: one program's
-exponentials overlap another's products. Loads in three stages hide best, in two nearly so. Tiles within a few registers
-of the limit stand back behind those with some to spare. `tools/compile_kernels.py` holds every line to what it was
-chosen by, with the compiler of the day.
+The longest of the three hides the others, and better so with more programs per multiprocessor, because one program's
+exponentials overlap another's products. Loads in three stages hide best, loads in two stages nearly as well. Tiles
+close to the register limit were ranked below tiles with registers to spare. `tools/compile_kernels.py` checks every
+line against these criteria with the installed compiler.
 
-``PAIRPROOF_KERNEL_TABLE=PATH`` puts tiles that were timed on one's own device in the place of these; `pairproof.fast.
-kernels.tune` writes such a file. It is read once, and one that is malformed or that breaks a rule of `violations` is an
-error.
+With ``PAIRPROOF_KERNEL_TABLE=PATH``, tiles from a file replace those of the table; `pairproof.fast.kernels.tune` times
+tiles on a device and writes such a file. The file is read once. A file that is malformed, or that breaks a rule of
+`violations`, is an error.
 """
 
 from __future__ import annotations
@@ -39,26 +40,26 @@ PLAIN: Mapping[Kernel, Kernel] = {
     "positives": "sums_plain",
     "gradient_marked": "gradient_plain",
 }
-"""Kernels that visit what a plain kernel hides: their tiles lie within its tiles."""
+"""Maps each kernel that visits the tiles hidden by a plain kernel to that kernel, whose tiles its own must divide."""
 VARIABLE = "PAIRPROOF_KERNEL_TABLE"
 FORMAT = 1
-"""What a file of tiles calls the layout that is read here."""
+"""Version of the file format."""
 PADDED: tuple[int, ...] = (16, 32, 64, 128, 256, *range(384, 1025, 128))
 """Lengths that rows are padded to: powers of two, then multiples of 128."""
 LONGEST = PADDED[-1]
-"""Columns of embeddings that tiles exist for."""
+"""Largest number of columns of embeddings."""
 
 
 class Launch(NamedTuple):
-    """A tile, and how a program works on it.
+    """A tile, and how a program processes it.
 
     Attributes:
-        rows: of one side, which a program keeps.
-        columns: rows of the other side, of which it takes so many at a time.
-        part: entries of both that are multiplied at a time. Where this is the whole length, the rows stay on chip.
-        out: entries of the gradient that one program makes; the forward kernels do not read it.
-        warps: of 32 threads.
-        stages: of the software pipeline.
+        rows: rows of one side, which a program keeps.
+        columns: rows of the other side that a program processes at a time.
+        part: row entries that are multiplied at a time; if this is the whole row length, the rows stay on chip.
+        out: entries of the gradient that one program computes; unused by the forward kernels.
+        warps: warps of 32 threads.
+        stages: stages of the software pipeline.
     """
 
     rows: int
@@ -70,7 +71,7 @@ class Launch(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What a tile is chosen by; ``capability`` is the compute capability times ten."""
+    """The key of a tile in the table; ``capability`` is the compute capability times ten."""
 
     kernel: Kernel
     kind: Kind
@@ -156,7 +157,7 @@ _TABLE = """
 
 
 def architecture_of(capability: int) -> int:
-    """Return the architecture whose tiles a device takes: its own, or one with no more shared memory than it has."""
+    """Return the architecture whose tiles a device uses: its own, or one with at most its shared memory."""
     if capability in (80, 87):
         return 80
     if capability == 90:
@@ -165,7 +166,7 @@ def architecture_of(capability: int) -> int:
 
 
 def listed_dim(dim: int) -> int:
-    """Return the length in the table whose tiles rows of a padded length take."""
+    """Return the row length in the table whose tiles are used for rows of padded length ``dim``."""
     if dim <= 256 or dim == 512:
         return max(64, dim)
     return 768 if dim % 256 == 0 else 384
@@ -173,7 +174,7 @@ def listed_dim(dim: int) -> int:
 
 @cache
 def committed() -> dict[Key, Launch]:
-    """Return the table as it stands here, for the architectures, kinds and lengths that it lists."""
+    """Return the table above as a dictionary."""
     found = {}
     for line in _TABLE.strip().splitlines():
         architecture, kind, dim, *cells = line.split()
@@ -187,13 +188,13 @@ def launch_of(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Launch:
     """Return a kernel's tile.
 
     Args:
-        kernel: which.
-        kind: how rows are multiplied; "float16" takes the tiles of "bfloat16" where it has none of its own.
+        kernel: the kernel's name.
+        kind: how rows are multiplied; "float16" uses the tiles of "bfloat16" if it has no tile itself.
         dim: the padded length of a row.
         capability: the compute capability times ten.
 
     Raises:
-        ValueError: the file that ``PAIRPROOF_KERNEL_TABLE`` names is no such table.
+        ValueError: the file named by ``PAIRPROOF_KERNEL_TABLE`` is not a valid table.
     """
     for near in (kind, _near(kind)):
         chosen = _in_place().get(Key(kernel, near, dim, capability))
@@ -213,7 +214,7 @@ def _derived(kernel: Kernel, kind: Kind, dim: int, capability: int) -> Launch:
 
 
 def violations(kernel: Kernel, launch: Launch, dim: int) -> list[str]:
-    """List the rules that a tile breaks by itself, one line each."""
+    """Return the rules for single tiles that a tile breaks, one line each."""
     sides = (16, 32, 64, 128) if kernel in PLAIN else (32, 64, 128)
     parts = [size for size in (16, 32, 64, 128, 256, 512, 1024) if dim % size == 0]
     allowed = {
@@ -232,7 +233,7 @@ def violations(kernel: Kernel, launch: Launch, dim: int) -> list[str]:
 
 
 def disagreements(kernel: Kernel, launch: Launch, plain: Launch) -> list[str]:
-    """List what keeps a tile from lying within the tiles of the plain kernel of its pass, one line each."""
+    """Return why a tile does not lie within tiles of its pass's plain kernel, one line each; empty if it does."""
     wrong = []
     for name in ("rows", "columns"):
         if getattr(plain, name) % getattr(launch, name):
@@ -243,14 +244,14 @@ def disagreements(kernel: Kernel, launch: Launch, plain: Launch) -> list[str]:
 
 @cache
 def _in_place() -> dict[Key, Launch]:
-    """Return what stands in the place of the table: of the file, where one is named."""
+    """Return the tiles that replace those of the table: the file's tiles, if a file is named."""
     path = os.environ.get(VARIABLE, "")
     return read(Path(path)) if path else {}
 
 
 @contextmanager
 def instead(tiles: Mapping[Key, Launch]) -> Iterator[None]:
-    """Within the context these tiles are taken, whatever stood in their place before."""
+    """Use these tiles within the context, with precedence over all others."""
     held = _in_place()
     before = dict(held)
     held.update(tiles)
@@ -265,10 +266,10 @@ def read(path: Path) -> dict[Key, Launch]:
     """Read a file of tiles.
 
     Args:
-        path: JSON, as `written` makes it.
+        path: a JSON file as written by `written`.
 
     Raises:
-        ValueError: it cannot be read, is malformed, or a tile breaks a rule; all that is wrong is said.
+        ValueError: the file cannot be read or is malformed, or a tile breaks a rule; the message lists every violation.
     """
 
     def error(what: str) -> ValueError:
@@ -305,7 +306,7 @@ def read(path: Path) -> dict[Key, Launch]:
 
 
 def written(tiles: Mapping[Key, Launch], note: str) -> str:
-    """Return the text of a file that `read` takes; ``note`` says on what device the tiles were timed."""
+    """Return the text of a file for `read`; ``note`` names the device on which the tiles were timed."""
     entries = [
         {**key._asdict(), **launch._asdict()} for key, launch in sorted(tiles.items(), key=lambda item: _name(item[0]))
     ]

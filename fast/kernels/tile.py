@@ -1,10 +1,10 @@
 """What the kernels share: a tile of logits, which of its pairs are positive, and functions of one number.
 
-A tile holds BM rows of one side against BN rows of the other: logits t, their similarities over the temperature.
+A tile holds the logits t of BM rows of one side and BN rows of the other: similarities divided by the temperature.
 
-Rows meet in products of one of three kinds:
+Rows are multiplied in one of three ways:
 
-    RAW          bfloat16 and float16 rows as they were given, but for a power of two; the norms divide afterwards
+    RAW          bfloat16 and float16 rows as given, up to a power of two; the products are divided by the norms
     PIECES == 3  float32 rows as the sum of three bfloat16 rows: six products of pieces give a float32 product
     else         float32 rows, multiplied in TF32
 """
@@ -18,16 +18,16 @@ LOG2E = tl.constexpr(1.4426950408889634)
 EPSILON = tl.constexpr(1e-8)
 """The constant of the epsilon terms, part of that published formula."""
 NEVER = tl.constexpr(2147483647)
-"""No row and no tile has this number."""
+"""Larger than every row and tile number: "no more"."""
 CHUNK = tl.constexpr(256)
-"""Tiles whose bounds are looked at together."""
+"""Number of tiles whose bounds are examined together."""
 
 
 @triton.jit
 def dot(a, b, acc, WIDEN: tl.constexpr):
-    """Return ``acc + a @ b`` in float32, float32 factors in TF32.
+    """Return ``acc + a @ b`` in float32; float32 factors are multiplied in TF32.
 
-    WIDEN serves the interpreter, which multiplies bfloat16 wrongly.
+    WIDEN converts factors to float32 for the interpreter, whose bfloat16 products are wrong.
     """
     if WIDEN:
         found = tl.dot(a.to(tl.float32), b.to(tl.float32), acc)
@@ -38,13 +38,13 @@ def dot(a, b, acc, WIDEN: tl.constexpr):
 
 @triton.jit
 def load_part(x, rows, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """Return WIDTH columns of rows of a padded matrix ``[.., DIM]``, from column ``first`` on."""
+    """Return WIDTH columns of some rows of a padded matrix ``[.., DIM]``, starting at column ``first``."""
     return tl.load(x + rows.to(tl.int64)[:, None] * DIM + (first + tl.arange(0, WIDTH))[None, :])
 
 
 @triton.jit
 def load_pieces(x, rows, first, pad, DIM: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr):
-    """Return the three pieces of some rows; where there is one piece, it three times."""
+    """Return the three pieces of some rows; if there is only one piece, return it three times."""
     high = load_part(x, rows, first, DIM, WIDTH)
     if PIECES == 3:
         step = pad.to(tl.int64) * DIM
@@ -86,9 +86,9 @@ def products(
     PIECES: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Return the products of rows of x and of y, and the pieces of y's rows where these are taken whole.
+    """Return the products of rows of x and rows of y, and the pieces of y's rows if DIM == BK.
 
-    ``own0`` to ``own2`` hold the rows of x where DIM == BK; otherwise both are read anew, BK columns at a time.
+    If DIM == BK, ``own0`` to ``own2`` hold the rows of x. Otherwise both sides are loaded again, BK columns at a time.
     """
     found = tl.zeros((BM, BN), tl.float32)
     if DIM == BK:
@@ -107,10 +107,10 @@ def products(
 
 @triton.jit
 def gain_of(constants, FIXED: tl.constexpr):
-    """Return what products are multiplied by to be logits, where these are FIXED in units of log 2.
+    """Return the factor that turns products into logits; under FIXED, into logits in units of log 2.
 
-    A GPU has an instruction for 2^t; where one exponential serves all, e^t would cost it a product more. Elsewhere
-    logits stay what they are: near the end of float32, units of log 2 would leave it.
+    A GPU has an instruction for 2^t, while e^t needs an additional multiplication. Without FIXED, logits may be near
+    the end of the range of float32, and units of log 2 would overflow.
     """
     if FIXED:
         gain = tl.load(constants + 1)
@@ -121,7 +121,7 @@ def gain_of(constants, FIXED: tl.constexpr):
 
 @triton.jit
 def bounds_at(bounds, tile, tiles):
-    """Return the smallest and the largest label of a tile of rows, and the same of the rows' own numbers."""
+    """Return the smallest and largest ``label`` of a tile of rows, and the smallest and largest ``itself``."""
     label_low = tl.load(bounds + tile)
     label_high = tl.load(bounds + tiles + tile)
     self_low = tl.load(bounds + 2 * tiles + tile)
@@ -131,7 +131,7 @@ def bounds_at(bounds, tile, tiles):
 
 @triton.jit
 def needs_mask(bounds, tile, tiles, label_low, label_high, self_low, self_high, m, BN: tl.constexpr):
-    """Whether tiles of BN columns may hold a positive of some rows, or one of these itself, or reach past the end."""
+    """Return whether tiles of BN columns may hold a positive or a self pair of some rows, or reach past the end."""
     first_label, last_label, first_self, last_self = bounds_at(bounds, tile, tiles)
     labels = (first_label <= label_high) & (last_label >= label_low)
     selves = (first_self <= self_high) & (last_self >= self_low)
@@ -153,10 +153,10 @@ def next_marked(
     GROUP: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    """Return the next tile of BN columns behind ``after`` and before ``end`` that is to be visited, or NEVER.
+    """Return the next tile of BN columns to visit, after ``after`` and before ``end``, or NEVER if there is none.
 
-    It is the next of ALL, or that lies in a tile of GROUP columns which needs a mask: what one kernel hides and what
-    another visits must be the same columns.
+    Under ALL every tile is visited, otherwise each tile inside a tile of GROUP columns that needs a mask. GROUP is the
+    tile size of the plain kernel: this kernel must visit exactly the columns that the plain kernel hides.
     """
     if ALL:
         found = tl.where(after + 1 < end, after + 1, NEVER)
@@ -185,7 +185,7 @@ def positives_of(
     m,
     MARKS: tl.constexpr,
 ):
-    """Return which pairs are positives, or a row with itself, by labels or by a mask of bytes."""
+    """Return which pairs are positives, by labels or by a mask of bytes; self pairs are not excluded."""
     if MARKS == "labels":
         found = label[:, None] == columns_label[None, :]
     else:
@@ -196,7 +196,7 @@ def positives_of(
 
 @triton.jit
 def walk(place, cursor, stop, marks, columns, limit, BM: tl.constexpr, BN: tl.constexpr):
-    """Return which of some columns before ``limit`` are listed for each row, and how far the lists were read."""
+    """Return which columns before ``limit`` are listed for each row, and the new positions in the lists."""
     listed = tl.zeros((BM, BN), tl.int1)
     while tl.max((place < limit).to(tl.int32), 0) != 0:
         listed = listed | (columns[None, :] == place[:, None])
@@ -207,7 +207,7 @@ def walk(place, cursor, stop, marks, columns, limit, BM: tl.constexpr, BN: tl.co
 
 @triton.jit
 def begin_walk(ends, marks, rows, n, first):
-    """Return each row's first listed column from ``first`` on, its place in the list, and where the list stops."""
+    """Return each row's first listed column from ``first`` on, its position in the list, and the end of the list."""
     cursor = tl.load(ends + rows, mask=rows < n, other=0)
     stop = tl.load(ends + rows + 1, mask=rows < n, other=0)
     place = tl.load(marks + cursor, mask=cursor < stop, other=NEVER)
@@ -219,7 +219,7 @@ def begin_walk(ends, marks, rows, n, first):
 
 @triton.jit
 def series_of_log1p(e):
-    """Return log(1 + e) for 0 <= e <= 1, right to a few ulp: 2 artanh z, z = e / (2 + e), as a series."""
+    """Return log(1 + e) for 0 <= e <= 1, within a few ulp, from the series of 2 artanh z with z = e / (2 + e)."""
     z = e / (2.0 + e)
     s = z * z
     series = 1 / 13 + s * (1 / 15)
@@ -248,5 +248,5 @@ def sigmoid(t):
 def log1p(x):
     """Return log(1 + x) for x >= 0."""
     u = 1.0 + x
-    # The logarithm of the rounded sum, and what rounding left out of it.
+    # The logarithm of the rounded sum, plus a correction for the rounding.
     return tl.log(u) + (x - (u - 1.0)) / u

@@ -1,12 +1,13 @@
-"""Time tiles around the committed table on the device at hand, and write the best of them as a file.
+"""Time tiles near those of the committed table on this device, and write the fastest to a file.
 
     python -m pairproof.fast.kernels.tune --rows 65536 --columns 128 --dtype bfloat16 --output tiles.json
     PAIRPROOF_KERNEL_TABLE=tiles.json python train.py
 
-Each kernel is timed within the whole pass that it belongs to, candidates in turn, round after round, and the median
-counts: a device that slows down slows all of them alike. An existing output file is extended.
+Each kernel is timed within the complete pass that contains it. Candidates are timed in turn over several rounds and
+compared by their medians, so that a device that slows down affects all of them alike. An existing output file is
+extended.
 
-Exit code: 0 done; 2 wrong usage; 3 no CUDA device that the kernels run on.
+Exit codes: 0, done; 2, wrong usage; 3, no CUDA device on which the kernels run.
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ from .table import (
 )
 
 Timer = Callable[[Key, Sequence[Launch]], list[float | None]]
-"""Gives the milliseconds of each tile of one kernel, None for one that does not run."""
+"""Return the milliseconds of each tile of one kernel, None for a tile that does not run."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CLEARLY = 0.98
-"""A tile takes another's place where it needs at most this share of its time: less is noise."""
+"""A tile replaces another if it takes at most this fraction of its time; smaller differences are noise."""
 STEPS = 3
-"""How often the search goes on from the best so far."""
+"""How many times the search continues from the best tile so far."""
 MASK_ROWS = 16384
-"""Rows of a batch with a mask, at most: it is one byte for each pair."""
+"""Largest number of rows of a batch with a mask, which takes one byte per pair."""
 
 
 class Timed(NamedTuple):
-    """A tile, and the milliseconds of the pass with it and with the one that the table had."""
+    """A tile, the milliseconds of the pass with it, and the milliseconds with the table's tile."""
 
     launch: Launch
     milliseconds: float
@@ -62,9 +63,9 @@ class Timed(NamedTuple):
 
 
 def candidates(key: Key, launch: Launch) -> list[Launch]:
-    """Return a tile and those that differ from it by a factor of two, one stage, or rows and warps together.
+    """Return a tile and those that differ from it by a factor of two, by one stage, or in rows and warps together.
 
-    The rules of the table hold for each; the tiles of a pass fit each other as its plain kernel is tuned first.
+    All obey the rules of the table. The tiles of a pass fit together because its plain kernel is tuned first.
     """
     found = [launch]
     for name in ("rows", "columns", "part", "out", "warps"):
@@ -82,7 +83,7 @@ def candidates(key: Key, launch: Launch) -> list[Launch]:
 
 
 def _fits(key: Key, launch: Launch) -> bool:
-    """Whether a tile fits those that the other kernels of its pass have now."""
+    """Return whether a tile fits the current tiles of the other kernels of its pass."""
     if key.kernel in PLAIN:
         return not disagreements(key.kernel, launch, _now(key._replace(kernel=PLAIN[key.kernel])))
     return not any(
@@ -97,11 +98,11 @@ def _now(key: Key) -> Launch:
 
 
 def best_of(key: Key, timer: Timer) -> Timed:
-    """Search one kernel's tiles from where the table stands.
+    """Search for the fastest tile of one kernel, starting from its current tile.
 
     Args:
-        key: which kernel, on what.
-        timer: as described at `Timer`.
+        key: the kernel, and what its tile depends on.
+        timer: see `Timer`.
 
     Raises:
         RuntimeError: the table's own tile does not run.
@@ -123,14 +124,14 @@ def best_of(key: Key, timer: Timer) -> Timed:
 
 
 def tune(kernels: Sequence[Kernel], kind: Kind, dim: int, capability: int, timer: Timer) -> dict[Key, Timed]:
-    """Search the tiles of some kernels, each with the best tiles of those before it.
+    """Search for the fastest tiles of some kernels, one after the other; each uses the tiles found before.
 
     Args:
-        kernels: which, in any order: plain kernels come first.
+        kernels: the kernels, in any order; plain kernels are tuned first.
         kind: how rows are multiplied.
-        dim: padded length of a row.
+        dim: the padded length of a row.
         capability: the compute capability times ten.
-        timer: as described at `Timer`.
+        timer: see `Timer`.
     """
     found: dict[Key, Timed] = {}
     for kernel in sorted(kernels, key=lambda kernel: (kernel in PLAIN, KERNELS.index(kernel))):
@@ -142,15 +143,15 @@ def tune(kernels: Sequence[Kernel], kind: Kind, dim: int, capability: int, timer
 
 @dataclass(frozen=True)
 class EventTimer:
-    """Times passes of a synthetic batch between events on the current stream.
+    """Times passes over a synthetic batch with events on the current stream.
 
     Attributes:
-        rows: N; with a mask, `MASK_ROWS` at most.
+        rows: N; at most `MASK_ROWS` with a mask.
         columns: D.
-        dtype: of the embeddings.
+        dtype: the dtype of the embeddings.
         tf32: whether float32 rows are multiplied in TF32.
-        rounds: in which every candidate has its turn.
-        device: that it is timed on.
+        rounds: how many times each candidate is timed.
+        device: the device.
     """
 
     rows: int
@@ -161,7 +162,7 @@ class EventTimer:
     device: str = "cuda"
 
     def __call__(self, key: Key, launches: Sequence[Launch]) -> list[float | None]:
-        """Time each tile; one that the compiler or the device refuses is None."""
+        """Return the median time of each tile in milliseconds; None for a tile that does not compile or run."""
         step = self.pass_with(key.kernel)
         times: list[list[float] | None] = []
         for launch in launches:
@@ -189,7 +190,7 @@ class EventTimer:
         return [None if taken is None else statistics.median(taken) for taken in times]
 
     def pass_with(self, kernel: Kernel) -> Callable[[], object]:
-        """Return what runs the pass that a kernel belongs to, on a batch where it has most to do."""
+        """Return a function that runs the pass of a kernel, on a batch where that kernel does most of the work."""
         marked = kernel in PLAIN
         rows = min(self.rows, MASK_ROWS) if marked else self.rows
         embeddings = torch.randn(rows, self.columns, device=self.device).to(self.dtype)
@@ -222,12 +223,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str], timer: Timer | None = None, capability: int | None = None) -> int:
-    """Tune what the command line asks for, and print it.
+    """Tune the kernels that the command line requests, and print the results.
 
     Args:
         arguments: the command line.
-        timer: in the place of CUDA events.
-        capability: in the place of the device's, with a timer.
+        timer: replaces the timer of CUDA events.
+        capability: replaces the device's compute capability; needed with a timer.
+
+    Returns:
+        The exit code.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -267,7 +271,7 @@ def main(arguments: Sequence[str], timer: Timer | None = None, capability: int |
 
 
 def _unusable(dtype: torch.dtype) -> str | None:
-    """Return why nothing can be timed here, or None."""
+    """Return why this device cannot time kernels, or None if it can."""
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no CUDA device here, and there is nothing to time without one"
     return refusal(torch.empty((1, 1), dtype=dtype, device="cuda"))
