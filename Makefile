@@ -17,6 +17,8 @@ OLD_TRITON := 3.6.0
 OLD_TRITON_STAMP := .peers/.installed-triton-$(OLD_TRITON)
 OLD_TRITON_FOLDER := .peers/triton-3.6
 export PAIRPROOF_PEERS := $(CURDIR)/.peers
+# The tests start many processes, and each starts faster from bytecode that is on disk.
+unexport PYTHONDONTWRITEBYTECODE
 # What JAX compiled for one batch size is kept for the next run, and shared among processes.
 export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.peers/jax-cache
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0
@@ -24,7 +26,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv peers verify test kernels kernels-3.6 kernels-long kernels-golden kernels-golden-all mutants bench bench-quick lint format types fixtures fixtures-check wheel clean
+.PHONY: help venv peers verify test test-all kernels kernels-3.6 kernels-long kernels-golden kernels-golden-all mutants bench bench-quick lint format types fixtures fixtures-check wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
@@ -72,10 +74,16 @@ verify: $(VENV_STAMP) $(PEERS_STAMP) ## judge every printed figure and every imp
 	@echo "verify: every implementation against every case, pytorch-metric-learning and the original SupCon code included"
 	@$(BIN)/pairproof verify --require pml,supcontrast $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
-# One thread per worker: the workers already share the cores out.
-test: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests (ARGS=... goes to pytest)
-	@echo "test: pytest on tests/ but for tests/kernels, one worker per core"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --ignore=tests/kernels $(ARGS) tests
+# One worker per core, each with one thread. A worker starts with consecutive tests, which share what they compute.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+test: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests except the slow ones (ARGS=... goes to pytest)
+	@echo "test: pytest on tests/ without tests/kernels and without slow tests; three minutes on two cores"
+	@$(PYTEST) --ignore=tests/kernels $(ARGS) tests
+
+test-all: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, the slow ones too
+	@echo "test-all: pytest on tests/ without tests/kernels; eight minutes on two cores"
+	@$(PYTEST) --ignore=tests/kernels -m "" $(ARGS) tests
 
 kernels: $(VENV_STAMP) ## compile every GPU kernel in every form and check what came out; needs no GPU (ARGS=--help)
 	@echo "kernels: compiled for sm_80, sm_90 and sm_100; four to five minutes on two cores"
@@ -90,7 +98,7 @@ kernels-long: $(VENV_STAMP) ## the same for sm_89, more lengths of rows and more
 	@$(BIN)/python tools/compile_kernels.py --long $(ARGS)
 
 # Whether kernels are interpreted or compiled is decided when triton is imported: a run of its own.
-KERNEL_TESTS := TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+KERNEL_TESTS := TRITON_INTERPRET=1 $(PYTEST)
 
 kernels-golden: $(VENV_STAMP) ## run the GPU kernels on golden cases in triton's interpreter; needs no GPU
 	@echo "kernels-golden: pytest on tests/kernels, in triton's interpreter; about four minutes on two cores"

@@ -25,6 +25,7 @@ FLAGS_FORMAT = "pairproof-golden-flags/1"
 ERRORS_FORMAT = "pairproof-golden-errors/1"
 FOLDER = "golden"
 FLAGS = f"{FOLDER}/flags.json"
+SCHEMA = "schema/golden.schema.json"
 ERRORS = f"{FOLDER}/errors.json"
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 EXACT_INTEGERS = 2**53
@@ -127,14 +128,28 @@ def load_golden(root: Path | None = None) -> list[GoldenCase]:
     flags = read_flags(root)
     loaded: list[GoldenCase] = []
     for name in golden_files(root):
-        data = read_checked(root, name, FORMAT, thinned)
-        for k, (case, raw) in enumerate(zip(inputs_of(name, data, flags), data["cases"], strict=True)):
-            path = f"{name}: $.cases[{k}]"
-            held, stored = _dtypes(case), raw["dtypes"]
-            wanted = f"expected {held}, the dtypes that hold the embeddings"
-            require(stored == held, f"{path}.dtypes", f"{wanted}, got {stored}")
-            expected = _expected(f"{path}.expected", case, raw["expected"])
-            loaded.append(GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(held), expected))
+        sources = (root / file for file in (name, FLAGS, SCHEMA))
+        key = (name, *(path.read_bytes() for path in sources if path.is_file()))
+        if key not in _loaded:
+            _loaded[key] = _load_file(root, name, flags)
+        loaded += _loaded[key]
+    return loaded
+
+
+_loaded: dict[tuple[str | bytes, ...], list[GoldenCase]] = {}
+"""The cases of each file by its name and content, the flags and the schema: a process checks the same content once."""
+
+
+def _load_file(root: Path, name: str, flags: Mapping[str, Flag]) -> list[GoldenCase]:
+    data = read_checked(root, name, FORMAT, thinned)
+    loaded: list[GoldenCase] = []
+    for k, (case, raw) in enumerate(zip(inputs_of(name, data, flags), data["cases"], strict=True)):
+        path = f"{name}: $.cases[{k}]"
+        held, stored = _dtypes(case), raw["dtypes"]
+        wanted = f"expected {held}, the dtypes that hold the embeddings"
+        require(stored == held, f"{path}.dtypes", f"{wanted}, got {stored}")
+        expected = _expected(f"{path}.expected", case, raw["expected"])
+        loaded.append(GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(held), expected))
     return loaded
 
 
