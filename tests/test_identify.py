@@ -1,4 +1,4 @@
-"""The identification of black boxes: ours, those of others, wrong ones, and functions that are no such loss at all."""
+"""Identification of right and wrong losses, of peers, and of functions that are not contrastive losses."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from pairproof import conformance, fast, reference
 from pairproof.conformance.diagnose.explain_failure import explain_failure
 from pairproof.conformance.diagnose.identify import identify, name_faults
-from pairproof.conformance.diagnose.positives import POSITIVES, batch_setting
+from pairproof.conformance.diagnose.positives import POSITIVES, STACKED, batch_setting
 from pairproof.conformance.diagnose.search import PROBES, Search, drawn, known_losses
-from pairproof.conformance.diagnose.variants import Evaluation, reduce_anchors, temperings, variations
+from pairproof.conformance.diagnose.variants import Evaluation, temperings, variations
 from pairproof.conformance.faults import FAULTS
 from pairproof.conformance.implementations.base import Unavailable
 from pairproof.conformance.implementations.callable import Batch, External, Target
@@ -81,7 +81,7 @@ CALLS = {name: CALLED[loss.positives_by] for name, loss in LOSSES.items()}
 
 
 @pytest.mark.parametrize("loss", list(LOSSES))
-def test_every_loss_as_a_variant_agrees_with_the_reference_in_value_and_gradient(loss):
+def test_variant_of_every_loss_has_the_value_and_gradient_of_the_reference(loss):
     call = CALLS.get(loss, "labels")
     n = {"views": 10, "pairs": 9, "labels": 9}[call]
     leaf = drawn(5, [k % 4 for k in range(n)], 0.4).requires_grad_()
@@ -97,31 +97,30 @@ def test_every_loss_as_a_variant_agrees_with_the_reference_in_value_and_gradient
     policies = LOSSES[loss].choices.get("no_positive", ("",))
     for known in [variant for variant in known_losses(call) if variant.loss == loss]:
         for reduction, policy in product(LOSSES[loss].choices["reduction"], policies):
-            # The mean over pairs is of the pairs' own sum.
+            # The mean over pairs averages the sums over the pairs.
             variant = replace(known, form="sum") if reduction == "mean_pairs" else known
             setting = POSITIVES[variant.positives].change(batch_setting(batch))
             for temperature in (0.07, 0.5):
                 options = {**dict(variant.options), "reduction": reduction}
                 case = case_of(loss, call, options | ({"no_positive": policy} if policy else {}), temperature, leaf)
                 true = truth(case)
-                each = Evaluation(setting, torch.tensor([temperature], dtype=torch.float64)).anchors(variant)[0]
-                value = reduce_anchors(setting, each, reduction, policy).reshape(-1)
+                value = Evaluation(setting, temperature).loss(variant, reduction, policy)
                 np.testing.assert_allclose(value.detach().numpy(), true.values, rtol=1e-11)
                 if true.gradient is not None:
                     (gradient,) = torch.autograd.grad(value.sum(), leaf, retain_graph=True)
                     right = np.concatenate([true.gradient, *true.other_gradients.values()])
-                    # The epsilon's logarithms are of sums that are taken apart again.
+                    # With an epsilon, logarithms of sums are computed from logarithms, which loses digits.
                     allowed = 1e-8 if loss == "supcon_epsilon" else 1e-10
                     assert np.linalg.norm(gradient.numpy() - right) <= allowed * np.linalg.norm(right)
                 compared += 1
     assert compared >= 12
 
 
-def test_wrong_variants_have_words():
+def test_wrong_variants_have_descriptions():
     for call in {probes.call for probes in PROBES}:
         for right in known_losses(call):
             wrong = [*variations(right, call), *temperings(right)]
-            # What is wrong with the parts of a loss can be varied only where parts describe it.
+            # The parts of a loss can be varied only if parts describe it.
             assert len(wrong) > (30 if right.in_parts else 20)
             for variant in wrong:
                 # The epsilon of supcon_epsilon is right for a loss of the catalogue.
@@ -129,9 +128,9 @@ def test_wrong_variants_have_words():
                 assert len(variant.words()) == len(right.words()) + (not known)
 
 
-def test_positives_that_a_batch_does_not_have_are_none():
+def test_positives_that_cannot_be_read_from_a_batch_are_none():
     batch = Batch("odd", "labels", drawn(1, LABELS, 0.5), LABELS)
-    assert POSITIVES["stacked partners"].change(batch_setting(batch)) is None
+    assert POSITIVES[STACKED].change(batch_setting(batch)) is None
 
 
 # The catalogue
@@ -193,17 +192,17 @@ VARIANTS = [
 
 
 def same_name(identification, loss, options):
-    """Supcon with a denominator of one positive is pairwise NT-Xent: either name will do."""
-    told = {key: value for key, value in identification.options.items() if value is not None}
+    """Whether the answer is right; supcon with the denominator one_positive is also called pairwise NT-Xent."""
+    options_found = {key: value for key, value in identification.options.items() if value is not None}
     wanted = {key: str(value) for key, value in options.items()}
     if loss == "supcon" and wanted.get("denominator") == "one_positive":
         loss = "nt_xent_pairwise"
         del wanted["denominator"]
-    return identification.verdict == "match" and (identification.loss, told) == (loss, wanted)
+    return identification.verdict == "match" and (identification.loss, options_found) == (loss, wanted)
 
 
 @pytest.mark.parametrize(("loss", "options"), VARIANTS, ids=str)
-def test_every_loss_of_the_fast_room_is_identified_with_its_options(loss, options):
+def test_every_fast_loss_is_identified_with_its_options(loss, options):
     function = with_temperature(in_fast(loss, **options))
     identification = found(function, call=CALLS.get(loss, "labels"), arrays="torch")
     assert same_name(identification, loss, options), identification.lines()
@@ -212,7 +211,7 @@ def test_every_loss_of_the_fast_room_is_identified_with_its_options(loss, option
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_every_loss_of_the_reference_is_identified_by_its_values(loss):
+def test_every_reference_loss_is_identified_by_its_values(loss):
     function = with_temperature(in_reference(loss))
     identification = found(function, call=CALLS.get(loss, "labels"), arrays="numpy")
     assert same_name(identification, loss, {}), identification.lines()
@@ -221,7 +220,7 @@ def test_every_loss_of_the_reference_is_identified_by_its_values(loss):
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_temperature_that_is_built_in_is_recovered(loss, temperature):
+def test_built_in_temperature_is_recovered(loss, temperature):
     for function, arrays in ((in_fast(loss), "torch"), (in_reference(loss), "numpy")):
         hidden = built_in(function, temperature)
         identification = found(hidden, call=CALLS.get(loss, "labels"), arrays=arrays)
@@ -229,17 +228,17 @@ def test_a_temperature_that_is_built_in_is_recovered(loss, temperature):
         assert same_name(identification, loss, {}), identification.lines()
 
 
-def test_an_instance_is_identified_whatever_its_attributes_say():
+def test_instance_is_identified_by_its_values():
     identification = found(fast.SupConLoss(temperature=0.2), call="labels")
     assert (identification.loss, identification.temperature) == ("supcon", pytest.approx(0.2))
 
 
-def test_an_external_target_is_asked_as_it_is_called():
+def test_external_target_keeps_its_call():
     external = External(in_fast("nt_xent"), loss="nt_xent", call="views", temperature=0.2)
     assert found(external).loss == "nt_xent"
 
 
-def test_answers_in_float32_are_taken_for_what_they_are():
+def test_float32_answers_have_a_float32_tolerance():
     function = in_fast("supcon")
     single = found(lambda e, y: function(e.float(), y, temperature=0.1), call="labels", arrays="torch")
     assert (single.verdict, single.loss) == ("match", "supcon")
@@ -247,10 +246,10 @@ def test_answers_in_float32_are_taken_for_what_they_are():
     assert any("float32" in line for line in single.evidence)
 
 
-# What others wrote
+# Peers
 
 
-def test_pytorch_metric_learning():
+def test_pytorch_metric_learning_is_identified():
     losses = pytest.importorskip("pytorch_metric_learning.losses")
     reducers = importlib.import_module("pytorch_metric_learning.reducers")
     supcon = found(losses.SupConLoss(temperature=0.1), call="labels")
@@ -264,7 +263,7 @@ def test_pytorch_metric_learning():
     assert (anchors.loss, anchors.options) == ("nt_xent_pairwise", {})
 
 
-def test_the_original_supcon_code():
+def test_original_supcon_code_is_identified():
     path = Path(os.environ.get("PAIRPROOF_PEERS", ".peers")) / next(iter(SupContrast.files))
     if not path.is_file():
         pytest.skip(f"no {path}: make peers installs it")
@@ -273,14 +272,14 @@ def test_the_original_supcon_code():
     assert (hidden.call, hidden.verdict, hidden.loss) == ("features", "match", "supcon")
     assert hidden.options == {"similarity": "dot", "no_positive": "nan", "base_temperature": "0.07"}
     assert hidden.temperature == pytest.approx(0.1)
-    assert any("anchor itself" in remark for remark in hidden.remarks)
+    assert any("includes the self pair" in remark for remark in hidden.remarks)
     passed = found(module.SupConLoss)
     assert (passed.options, passed.temperature) == (hidden.options, None)
     first = found(module.SupConLoss(temperature=0.1, base_temperature=0.1, contrast_mode="one"))
-    assert any("first view" in words for words in first.wrong)
+    assert "only rows of the first view are anchors" in first.wrong
 
 
-def test_info_nce_pytorch():
+def test_info_nce_pytorch_is_identified():
     package = pytest.importorskip("info_nce")
     for target, temperature in ((package.InfoNCE(), 0.1), (package.InfoNCE(temperature=0.5), 0.5)):
         identification = found(target)
@@ -288,7 +287,7 @@ def test_info_nce_pytorch():
         assert identification.temperature == pytest.approx(temperature)
 
 
-def test_wrappers_of_pytorch_metric_learning():
+def test_wrappers_of_pytorch_metric_learning_are_identified():
     losses = pytest.importorskip("pytorch_metric_learning.losses")
     for symmetric, loss, options in ((True, "nt_xent", {}), (False, "info_nce", {"direction": "a_to_b"})):
         wrapped = losses.SelfSupervisedLoss(losses.NTXentLoss(temperature=0.1), symmetric=symmetric)
@@ -312,31 +311,31 @@ def peer_of(kind):
         pytest.skip(str(error))
 
 
-def test_setfit():
+def test_setfit_is_identified():
     loss = peer_of(SetFit).loss(lambda rows: {"sentence_embedding": rows}, temperature=0.1)
 
-    def asked(embeddings, labels):
+    def adapted(embeddings, labels):
         return loss([embeddings], labels=labels)
 
-    identification = found(asked)
+    identification = found(adapted)
     assert identification.loss == "supcon"
     assert identification.options == {"no_positive": "nan", "base_temperature": "0.07"}
     assert identification.temperature == pytest.approx(0.1)
 
 
-def test_open_clip_whose_scale_is_one_over_the_temperature():
+def test_open_clip_is_identified_by_its_logit_scale():
     identification = found(peer_of(OpenClip).loss)
     assert (identification.call, identification.verdict, identification.loss) == ("views", "match", "info_nce")
     assert (identification.options, identification.temperature) == ({"similarity": "dot"}, None)
 
 
-def test_lightly():
+def test_lightly_is_identified():
     identification = found(peer_of(Lightly).loss(temperature=0.1))
     assert (identification.verdict, identification.loss, identification.options) == ("match", "nt_xent", {})
     assert identification.temperature == pytest.approx(0.1)
 
 
-def test_infonce():
+def test_infonce_is_identified():
     package = pytest.importorskip("infonce", reason="infonce is not installed: make peers")
     stacked = found(package.InfoNCE(0.1), call="stacked")
     assert (stacked.call, stacked.verdict, stacked.loss) == ("stacked", "match", "nt_xent")
@@ -346,19 +345,19 @@ def test_infonce():
     assert "exp(0) of the diagonal leaks into the denominator" in supervised.wrong
 
 
-def test_optax_with_its_gradient():
-    """In a process of its own: JAX has threads, and tests after this one may fork."""
+def test_optax_is_identified_with_its_gradient():
+    """Runs in a separate process: JAX starts threads, and later tests may fork."""
     if importlib.util.find_spec("optax") is None or importlib.util.find_spec("jax") is None:
         pytest.skip("optax or jax is not installed: make peers")
     command = [sys.executable, "-m", "pairproof.conformance.cli", "identify", "optax.losses:ntxent"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "computes nt_xent_pairwise with reduction=mean_pairs, temperature passed\n" in done.stdout
-    assert "gradients, the worst off by" in done.stdout
+    assert "the largest relative error of their gradients is" in done.stdout
     assert "out of range: exponentials underflow" in done.stdout
 
 
-def test_lines_of_cross_entropy():
+def test_cross_entropy_implementations_are_identified():
     def clip(image_features, text_features):
         logits = F.normalize(image_features, dim=1) @ F.normalize(text_features, dim=1).T / 0.05
         own = torch.arange(len(logits))
@@ -377,7 +376,7 @@ def test_lines_of_cross_entropy():
     assert views.wrong == ["the values are 2 times those of the loss"]
 
 
-# Wrong ones
+# Wrong losses
 
 
 def parts(embeddings, labels, temperature, *, unit=True):
@@ -459,8 +458,8 @@ WRONG = [
     (divides_twice, "divided by their number twice"),
     (forgets_the_positive, "temperature is not applied to the numerator"),
     (squares_the_temperature, "the temperature is applied twice"),
-    (takes_columns, "norms are taken over the batch"),
-    (takes_one_positive, "first positive alone"),
+    (takes_columns, "rows are divided by norms over the batch"),
+    (takes_one_positive, "only the first positive of each anchor is used"),
     (adds_epsilon, "epsilon of 1e-04 is added to the ratio"),
     (detaches_the_others, "no gradient flows into the rows that anchors are contrasted with"),
     (mixes_up_the_sign, "-1 times"),
@@ -468,25 +467,25 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("function", "words"), WRONG, ids=lambda x: getattr(x, "__name__", ""))
-def test_what_is_wrong_is_reported_without_known_faults(function, words):
+def test_mistake_is_reported_without_known_faults(function, words):
     identification = found(function, call="labels")
     assert identification.verdict == "wrong"
-    assert any(words in said for said in identification.wrong), identification.lines()
+    assert any(words in line for line in identification.wrong), identification.lines()
     assert identification.exit_code == 0
 
 
 @pytest.mark.parametrize("function", [keeps_itself, leaks_one, divides_twice], ids=lambda f: f.__name__)
-def test_the_built_in_temperature_of_a_wrong_loss_is_recovered(function):
+def test_built_in_temperature_of_a_wrong_loss_is_recovered(function):
     identification = found(lambda e, y: function(e, y, 0.2), call="labels", arrays="torch")
     assert identification.verdict == "wrong"
     assert identification.temperature == pytest.approx(0.2, rel=1e-6)
 
 
 def is_another_loss(identification, fault):
-    """Whether what is found is a right loss, and not the one that the fault claims to be."""
-    told = {key: str(value) for key, value in identification.options.items()}
+    """Whether the answer is a loss of the catalogue, but not the one that the fault claims to be."""
+    options = {key: str(value) for key, value in identification.options.items()}
     claimed = {key: str(value) for key, value in fault.settings.items()}
-    return identification.verdict == "match" and (identification.loss, told) != (fault.loss, claimed)
+    return identification.verdict == "match" and (identification.loss, options) != (fault.loss, claimed)
 
 
 def test_known_faults_are_named_or_reported_as_another_loss():
@@ -500,13 +499,13 @@ def test_known_faults_are_named_or_reported_as_another_loss():
     assert len(missed) <= 0.2 * len(chosen), missed
 
 
-def test_the_public_function_names_known_faults():
+def test_public_identify_names_known_faults():
     (fault,) = [fault for fault in FAULTS if fault.name == "supcon/self-kept"]
     assert conformance.identify(fault.function, call=fault.call).faults == [f"{fault.name}: {fault.words}"]
     assert identify(fault.function, call=fault.call).faults == []
 
 
-NOT_ASKED_FOR = (
+NOT_DISTINGUISHED = (
     "supcon/base-temperature-inverted",
     "supcon/base-temperature-ignored",
     "supcon/no-shift",
@@ -533,23 +532,23 @@ NOT_ASKED_FOR = (
     "info_nce/queue-ignored",
     "info_nce/queue-detached",
 )
-"""Faults that show in lost digits, at the end of the range, with a base temperature or a queue: none is asked about."""
+"""Faults that no probe shows: lost digits, the ends of the range, a base temperature, or a queue."""
 
 
-def test_no_right_loss_is_taken_for_a_fault():
+def test_right_losses_are_not_named_as_faults():
     for loss in LOSSES:
         call, function = CALLS.get(loss, "labels"), with_temperature(in_fast(loss))
         identification = found(function, call=call, arrays="torch", faults=FAULTS)
         assert identification.faults == []
-        # As if it differed somewhere, so that it is compared with the faults.
+        # A remark on a difference makes it compare the target with the faults.
         identification.remarks.append("differs on something")
         name_faults(identification, Search(Target(function, call, "torch")), FAULTS)
         alike = [fault for fault in FAULTS if any(n.startswith(f"{fault.name}:") for n in identification.faults)]
-        wrongly = [f.name for f in alike if not is_another_loss(identification, f) and f.name not in NOT_ASKED_FOR]
+        wrongly = [f.name for f in alike if not is_another_loss(identification, f) and f.name not in NOT_DISTINGUISHED]
         assert wrongly == []
 
 
-# What is none of them
+# Functions that are not contrastive losses
 
 
 def triplet(embeddings, labels):
@@ -587,12 +586,12 @@ def mean_square(x1, x2):
 
 
 @pytest.mark.parametrize("function", [byol, simsiam, cosine_embedding, mean_square], ids=lambda f: f.__name__)
-def test_similarity_without_contrast_is_none(function):
-    """Sums of exponentials that one term outweighs give the same at many temperatures, so they tell none."""
+def test_similarity_without_contrast_is_reported_as_unknown(function):
+    """A sum of exponentials with one dominant term is the same at many temperatures, so it determines none."""
     identification = found(function)
     assert (identification.verdict, identification.exit_code) == ("none", 1)
     assert identification.temperature is None
-    assert "the answers do not depend on it, and the loss contrasts nothing" in identification.nearest
+    assert "the answers do not depend on it, so the loss contrasts nothing" in identification.nearest
 
 
 def supcon_through_a_mask(embeddings, labels):
@@ -606,16 +605,16 @@ def supcon_through_a_mask(embeddings, labels):
     return (logs.sum(1) / positive.sum(1).clamp(min=1)).mean()
 
 
-def test_a_gradient_that_is_no_number():
+def test_gradient_that_is_not_finite_is_reported():
     identification = found(supcon_through_a_mask, call="labels", arrays="torch")
     assert (identification.verdict, identification.loss) == ("wrong", "supcon")
-    assert identification.wrong == ["the gradient is NaN or infinite, though the value is a number"]
+    assert identification.wrong == ["the gradient is NaN or infinite, although the value is finite"]
     assert identification.faults == []
-    assert "values alone: no gradient could be compared" in identification.evidence
+    assert "only values were compared: no gradient could be compared" in identification.evidence
 
 
-def test_a_value_times_what_depends_on_the_temperature():
-    for power, words in ((-1, "1/temperature"), (2, "the square of the temperature")):
+def test_factor_that_depends_on_the_temperature_is_reported():
+    for power, words in ((-1, "1/temperature"), (2, "temperature^2")):
         identification = found(
             lambda e, y, temperature, power=power: fast.supcon_loss(e, y, temperature=temperature) * temperature**power,
             call="labels",
@@ -635,19 +634,19 @@ def test_a_value_times_what_depends_on_the_temperature():
 
 
 @pytest.mark.parametrize("factor", [0.1 / 0.3, 5.0, 10.0, 0.3])
-def test_a_factor_is_not_taken_for_a_base_temperature(factor):
+def test_ordinary_factor_is_not_reported_as_a_base_temperature(factor):
     identification = found(lambda e, y: factor * fast.supcon_loss(e, y, temperature=0.1), call="labels", arrays="torch")
     assert (identification.verdict, identification.options) == ("wrong", {})
     assert identification.wrong[0].startswith("the values are ")
 
 
-def test_a_sum_divided_by_what_no_loss_divides_by():
+def test_unusual_divisor_of_the_sum_is_reported():
     identification = found(
         lambda e, y: fast.supcon_loss(e, y, temperature=0.1, reduction="sum") / (len(y) - 1),
         call="labels",
         arrays="torch",
     )
-    assert identification.wrong == ["reduction: the sum over the anchors divided by their number less 1"]
+    assert identification.wrong == ["reduction: the sum over the anchors is divided by their number minus 1"]
 
 
 class Counting:
@@ -658,12 +657,12 @@ class Counting:
         return fast.supcon_loss(embeddings, labels, temperature=0.1 * self.calls)
 
 
-def test_a_class_is_said_to_be_constructed_anew():
-    assert any("constructed anew for each probe" in note for note in found(Counting, call="labels").notes)
-    assert any("it is random, or remembers" in said for said in found(Counting(), call="labels").remarks)
+def test_new_instances_and_state_are_reported():
+    assert any("a new instance is constructed for each probe" in note for note in found(Counting, call="labels").notes)
+    assert any("it is random, or keeps state" in remark for remark in found(Counting(), call="labels").remarks)
 
 
-def test_what_was_guessed_is_reported_if_the_target_cannot_be_called():
+def test_guesses_are_reported_if_the_target_cannot_be_called():
     def three(features, labels=None):
         rows, _views, _columns = features.shape
         return features.sum() * rows
@@ -676,12 +675,12 @@ def test_what_was_guessed_is_reported_if_the_target_cannot_be_called():
 def test_unknown_loss_is_reported_as_unknown(function):
     identification = found(function, call="labels")
     assert (identification.verdict, identification.exit_code) == ("none", 1)
-    assert any("none of the losses" in line for line in identification.lines())
+    assert any("computes no loss of the catalogue" in line for line in identification.lines())
     if function in (triplet, spread):
         assert "differs on" in identification.nearest
 
 
-def test_a_target_that_fails_is_an_error():
+def test_failing_target_raises_an_error():
     def breaks(embeddings, labels):
         raise RuntimeError("no such luck")
 
@@ -691,11 +690,11 @@ def test_a_target_that_fails_is_an_error():
         identify(lambda e, y: (e.sum(), y), call="labels", arrays="torch")
 
 
-# A loss that is new to the catalogue
+# A loss that is registered by a user
 
 
 def pulled_baseline(logits, member, positive, *, sharpness="soft"):
-    """Softplus of the negatives' mean logit less the positives': of no published loss."""
+    """Softplus of the mean logit of the negatives minus that of the positives; not a published loss."""
     near = (logits * positive).sum(1) / positive.sum(1).clamp(min=1)
     negative = member & ~positive
     gap = (logits * negative).sum(1) / negative.sum(1).clamp(min=1) - near
@@ -720,7 +719,7 @@ PULLED = Loss(
 )
 
 
-def test_a_new_loss_is_identified_with_its_options():
+def test_registered_loss_is_identified_with_its_options():
     assert found(pulled_loss, call="labels", arrays="torch").verdict == "none"
     with registered(PULLED):
         for options in ({}, {"sharpness": "hard"}, {"similarity": "dot"}, {"reduction": "sum"}):
@@ -741,10 +740,10 @@ def test_a_new_loss_is_identified_with_its_options():
         ({"similarity": "dot"}, "similarities are raw dot products"),
         ({"temperature": 0.16}, "the temperature is applied twice (0.4)"),
         ({"reduction": "sum"}, "the sum over 8 anchors is not divided by their number"),
-        ({"sharpness": "hard"}, "sharpness=hard is computed, not sharpness=soft"),
+        ({"sharpness": "hard"}, "sharpness=hard is computed instead of sharpness=soft"),
     ],
 )
-def test_a_failure_of_a_new_loss_is_explained(options, words):
+def test_failure_of_a_registered_loss_is_explained(options, words):
     labels = (0, 0, 0, 1, 1, 1, 1, 2)
     rows = drawn(17, [0] * len(labels), 0.0).requires_grad_()
 
@@ -759,7 +758,7 @@ def test_a_failure_of_a_new_loss_is_explained(options, words):
         assert words in explain_failure(case, Outcome(*values_of(**options)), true)
 
 
-# Diagnosis of failing checks
+# Explanations of failing checks
 
 
 def diagnosis(wrong, *, loss="supcon", keywords=None, values_only=False, labels=(0, 0, 0, 1, 1, 1, 1, 2), **given):
@@ -786,14 +785,14 @@ def ours(loss, **options):
     [
         (ours("nt_xent_pairwise"), {}, "the denominator of anchor 0 lacks the other positives: 6 terms instead of 7"),
         (ours("supcon", denominator="only_negatives"), {}, "the denominator of anchor 0 lacks the positives: 5 terms"),
-        (lambda e, y: keeps_itself(e, y, 0.4), {}, "the denominator of anchor 0 holds the anchor itself: 8 terms"),
+        (lambda e, y: keeps_itself(e, y, 0.4), {}, "the denominator of anchor 0 contains the anchor itself: 8 terms"),
         (lambda e, y: leaks_one(e, y, 0.4), {}, "leaks into the denominator of anchor 0: 8 terms instead of 7"),
-        (ours("supcon"), {"denominator": "one_positive"}, "holds the other positives: 7 terms instead of 6"),
+        (ours("supcon"), {"denominator": "one_positive"}, "contains the other positives: 7 terms instead of 6"),
         (ours("supcon", reduction="sum"), {}, "the sum over 8 anchors is not divided by their number"),
-        (ours("supcon", no_positive="drop"), {}, "anchor 7 has no positive and was left out of the mean"),
-        (ours("supcon"), {"no_positive": "drop"}, "anchor 7 has no positive and was counted"),
+        (ours("supcon", no_positive="drop"), {}, "anchor 7 has no positives and was left out of the mean"),
+        (ours("supcon"), {"no_positive": "drop"}, "anchor 7 has no positives and was counted"),
         (ours("supcon_in"), {}, "the mean over the positives is taken inside the logarithm, not outside it"),
-        (ours("supcon", similarity="dot"), {}, "similarities are raw dot products: rows are not brought to norm 1"),
+        (ours("supcon", similarity="dot"), {}, "similarities are raw dot products: rows are not normalised"),
         (lambda e, y: 2 * ours("supcon")(e, y), {}, "values are 2 times too large"),
         (lambda e, y: squares_the_temperature(e, y, 0.4), {}, "the temperature is applied twice (0.4)"),
         (lambda e, y: forgets_to_divide(e, y, 0.4), {}, "is not divided by their number (anchor 0 has 2)"),
@@ -801,70 +800,78 @@ def ours(loss, **options):
         (lambda e, y: ours("supcon")(e, y) * 0.4 / 0.07, {}, "multiplied by temperature/0.07"),
     ],
 )
-def test_a_failing_check_is_diagnosed(wrong, keywords, words):
-    said = diagnosis(wrong, keywords=keywords)
-    assert said is not None
-    assert words in said, said
+def test_failing_check_is_explained(wrong, keywords, words):
+    explanation = diagnosis(wrong, keywords=keywords)
+    assert explanation is not None
+    assert words in explanation, explanation
 
 
-def test_the_mean_over_pairs_is_counted():
-    said = diagnosis(ours("nt_xent_pairwise", reduction="mean_pairs"), loss="nt_xent_pairwise")
-    assert said == "the mean is over 18 pairs, not over 8 anchors"
+def test_mean_over_pairs_is_explained_with_counts():
+    explanation = diagnosis(ours("nt_xent_pairwise", reduction="mean_pairs"), loss="nt_xent_pairwise")
+    assert explanation == "the mean is over 18 pairs, not over 8 anchors"
 
 
-def test_values_alone_are_diagnosed_more_carefully():
+def test_values_without_gradients_need_a_closer_match():
     assert "lacks the other positives" in diagnosis(ours("nt_xent_pairwise"), values_only=True)
     assert diagnosis(lambda e, y: ours("supcon")(e, y) * 1.0317, values_only=True) is None
+    scaled = diagnosis(lambda e, y: ours("supcon")(e, y) * 0.4 / 0.07, values_only=True)
+    assert "multiplied by temperature/0.07" in scaled
+    averaged = ours("supcon", no_positive="drop")
+    explanation = diagnosis(averaged, keywords={"reduction": "sum", "no_positive": "drop"}, values_only=True)
+    assert explanation == "the sum over 7 anchors is divided by their number, but the sum is required"
 
 
-def test_an_anchor_is_named_where_each_has_a_value():
+def test_first_wrong_anchor_is_named_if_anchors_have_values():
     labels = (0, 0, 1, 1, 1, 2, 2)
-    said = diagnosis(
+    explanation = diagnosis(
         ours("supcon", reduction="none", denominator="one_positive"), keywords={"reduction": "none"}, labels=labels
     )
-    assert said == "the denominator of anchor 2 lacks the other positives: 5 terms instead of 6"
+    assert explanation == "the denominator of anchor 2 lacks the other positives: 5 terms instead of 6"
 
 
-def test_what_nothing_explains_is_left_alone():
+def test_unknown_mistake_has_no_explanation():
     assert diagnosis(lambda e, y: ours("supcon")(e, y) + (e**3).sum() * 0.01) is None
 
 
-def test_no_number_is_explained_by_what_makes_it():
+def test_nan_and_infinity_are_explained():
     labels = (0, 0, 1, 2)
     case = Case("mine", "supcon", drawn(3, [0] * 4, 0.0).numpy(), {"labels": list(labels)}, {"temperature": 0.1})
-    said = explain_failure(case, Outcome([float("nan")]), truth(case))
-    assert said.startswith("anchors 2 and 3 have no positive, and the loss becomes NaN")
+    explanation = explain_failure(case, Outcome([float("nan")]), truth(case))
+    assert explanation.startswith("anchors 2 and 3 have no positives, and the loss becomes NaN")
     steep = Case("mine", "supcon", case.embeddings, {"labels": [0, 0, 1, 1]}, {"temperature": 0.001})
     assert "overflows" in explain_failure(steep, Outcome([float("inf")]), truth(steep))
 
 
-def test_overflow_is_said_beside_an_anchor_without_positive():
+def test_overflow_is_reported_beside_an_anchor_without_positives():
     steep = Case("mine", "supcon", drawn(3, [0] * 4, 0.0).numpy(), {"labels": [0, 0, 1, 2]}, {"temperature": 0.001})
-    said = explain_failure(steep, Outcome([float("nan")]), truth(steep))
-    assert "no positive" in said
-    assert "exponential overflows" in said
+    explanation = explain_failure(steep, Outcome([float("nan")]), truth(steep))
+    assert "no positives" in explanation
+    assert "exponential overflows" in explanation
 
 
-def test_a_gradient_that_is_no_number_is_not_lost_digits():
+def test_gradient_that_is_not_finite_is_explained():
     def spoilt(e, y):
         value = ours("supcon")(e, y)
         return value + (e[2, 0] * 0).sqrt() * 0
 
-    said = diagnosis(spoilt)
-    assert said.startswith("the value is right, and the gradient is NaN or infinite in 1 of 8 rows of embeddings")
+    explanation = diagnosis(spoilt)
+    assert explanation.startswith(
+        "the value is right, but the gradient is NaN or infinite in 1 of 8 rows of embeddings"
+    )
 
 
-def test_a_simple_factor_is_not_explained_by_a_coincidence_alone():
-    said = diagnosis(lambda e, y: 0.5 * ours("supcon")(e, y), labels=(0, 0, 0, 1, 1, 1))
-    assert said.startswith("values are 2 times too small; it may be that the sum over 6 anchors is divided by 12")
+def test_cause_of_a_simple_factor_is_reported_as_possible():
+    explanation = diagnosis(lambda e, y: 0.5 * ours("supcon")(e, y), labels=(0, 0, 0, 1, 1, 1))
+    expected = "values are 2 times too small, possibly because the sum over 6 anchors is divided by 12"
+    assert explanation.startswith(expected)
 
 
-def test_a_case_too_large_is_left_alone():
+def test_large_case_has_no_explanation():
     large = SimpleNamespace(size=1000, anchors=lambda: [0])
     assert explain_failure(large, Outcome([1.0]), None) is None
 
 
-def test_the_command_prints_what_it_found_and_exits_accordingly(tmp_path):
+def test_command_prints_the_identification_and_sets_the_exit_code(tmp_path):
     from typer.testing import CliRunner
 
     from pairproof.conformance.cli import app

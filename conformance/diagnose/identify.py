@@ -1,10 +1,11 @@
 """Identify which loss a black box computes, from small batches on which the catalogue's losses differ.
 
 The target is called with probes: batches with classes of unequal size, rows of unequal norm, views, duplicates.
-``search`` finds the variant that explains all answers, with the temperature that is built in. How anchors without
-positives and batches at the end of the range are treated is tested afterwards, and reported.
+``search`` finds the variant that explains all answers, with the temperature that is built in. Probes with anchors
+without positives, and probes near the ends of the range, then show how the target treats these.
 
-What no variant explains is compared with known faults; then the nearest variant is reported, and where it differs.
+If no variant explains the answers, the target is compared with known faults. If no fault does either, the nearest
+variant is reported, with a probe on which it differs.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from .search import CLEARLY, CLOSE, EXACT, GRID, Match, Probe, Search, call_with
 from .variants import POLICIES, words_of
 
 PUBLISHED_BASE = 0.07
-"""The base temperature of the original SupCon code: any factor is some temperature/base, so no other is assumed."""
+"""The base temperature of the original SupCon code; another one cannot be told from an ordinary factor."""
 
 ROUNDING = 1e-12
-"""A difference of values at the edge that is rounding alone."""
+"""Largest difference of values that counts as rounding on the probes for policies and ranges."""
 
 
 @dataclass
@@ -39,22 +40,22 @@ class Identification:
     """What a target computes.
 
     Attributes:
-        title: of the target.
+        title: name of the target in the report.
         call: how it was called.
-        verdict: "match", "wrong" (recognised, and not a loss of the catalogue) or "none".
-        loss: the catalogue's short name, where it is one or comes from one.
+        verdict: "match", "wrong" (recognised as a modification of a loss of the catalogue) or "none".
+        loss: the catalogue's short name of the loss that it computes or modifies; "" if unknown.
         options: its options that are not at their default.
-        temperature: the one that is built in, as recovered; None where it is passed or nothing was recognised.
-        factor: what the loss is multiplied with.
-        wrong: what no loss of the catalogue does, in words.
-        faults: names of the known faults that return the same.
-        remarks: how it treats what is at the edge, and what else is to be reported.
-        evidence: how closely, on how many probes.
+        temperature: the built-in temperature, as recovered; None if it is passed or nothing was recognised.
+        factor: what the loss is multiplied by.
+        wrong: the differences from the loss, in words.
+        faults: names of the known faults that return the same values.
+        remarks: policies, behaviour near the ends of the range, and other observations.
+        evidence: how closely the answers agree, and on how many probes.
         equals: other names for the same function.
-        nearest: for "none", what comes nearest, and where it differs.
+        nearest: for "none", the nearest variant, and a probe on which it differs.
         notes: what was guessed.
         match: the explanation.
-        seconds: how long it took.
+        seconds: duration of the identification.
     """
 
     title: str
@@ -76,7 +77,7 @@ class Identification:
 
     @property
     def exit_code(self) -> int:
-        """0 for something that is recognised, 1 for nothing that is known."""
+        """0 if the target is recognised, 1 if not."""
         return int(self.verdict == "none")
 
     def lines(self) -> list[str]:
@@ -85,7 +86,7 @@ class Identification:
         options = ", ".join(f"{key}={value}" for key, value in self.options.items())
         computes = f"computes {self.loss}{options and f' with {options}'}, temperature {at}"
         if self.verdict == "none":
-            computes = "computes none of the losses that are known here, nor a known fault"
+            computes = "computes no loss of the catalogue and no known fault"
         found = {"nearest: ": [self.nearest], "but ": self.wrong, "known as the fault ": self.faults, "": self.remarks}
         found |= {"the same function: ": self.equals, "evidence: ": self.evidence}
         details = [f"  {prefix}{line}" for prefix, lines in found.items() for line in lines if line]
@@ -93,10 +94,8 @@ class Identification:
 
 
 def _short(value: float) -> str:
-    """A number with as few digits as give it to 1e-8."""
-    texts = (f"{value:.{digits}g}" for digits in range(1, 11))
-    text = next((text for text in texts if math.isclose(float(text), value, rel_tol=1e-8)), repr(value))
-    return f"{float(text):g}" if "e+" in text else text
+    """A number with up to 8 significant digits."""
+    return f"{value:.8g}"
 
 
 def identify(
@@ -115,27 +114,27 @@ def identify(
         call: how it is called, one of "labels", "features", "views", "stacked", "pairs"; guessed from its parameters
             when None.
         arrays: "torch", "numpy" or "jax"; guessed when None.
-        limit: seconds that one answer may take.
-        title: what the target is called in the report.
-        faults: wrong implementations that a target which is not a loss is compared with, as
-            ``pairproof.conformance.faults.FAULTS``.
+        limit: seconds that one answer may take; None for no limit.
+        title: name of the target in the report.
+        faults: wrong implementations, such as ``pairproof.conformance.faults.FAULTS``, with which a target that is not
+            exactly a loss of the catalogue is compared.
 
     Returns:
         What it computes, as data.
 
     Raises:
-        TargetError: it cannot be called, or returns nothing that can be used.
+        TargetError: it cannot be called, or does not return a loss.
     """
     start = time.perf_counter()
     if isinstance(target, External):
         call, arrays = call or target.claim.call, arrays or target.claim.arrays
         target = target.target.thing if target.target else target
     if call == "command":
-        raise TargetError("a command needs the name of the loss that it computes: check it with pairproof check")
+        raise TargetError("identify cannot run a command: use pairproof check, with the name of its loss")
     called = Target(target, call, arrays)
     found = Identification(title or called.__name__, called.call, notes=list(called.notes))
     if called.constructs:
-        found.notes.append("a class: constructed anew for each probe, so what it remembers is not seen")
+        found.notes.append("a class: a new instance is constructed for each probe, so state is not kept between probes")
     try:
         search = Search(called, limit)
     except TargetError as error:
@@ -155,7 +154,7 @@ def identify(
 
 
 def _unusable(search: Search) -> str:
-    """Why nothing can be concluded from the answers, or nothing."""
+    """Return why nothing can be concluded from the answers, or ""."""
     totals = [search.answers[probe].total for probe in search.ordinary]
     if not any(math.isfinite(total) for total in totals):
         return "it returns NaN or infinity for every batch"
@@ -164,11 +163,11 @@ def _unusable(search: Search) -> str:
     first = search.ordinary[0]
     failure = search.ask([first.batch], [first.temperature])
     if failure:
-        return f"called with the same batch again, it fails: {failure}"
+        return f"it fails when it is called with the same batch again: {failure}"
     again = search.answers[first].total
     if relative(totals[0], again) > search.close:
-        made = ", or is random when it is constructed, as it is for each probe" if search.target.constructs else ""
-        return f"it returns {totals[0]:.6g} and {again:.6g} for the same batch: it is random, or remembers{made}"
+        new = ", or a new instance is random" if search.target.constructs else ""
+        return f"it returns {totals[0]:.6g} and {again:.6g} for the same batch: it is random, or keeps state{new}"
     return ""
 
 
@@ -192,8 +191,8 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     _report_factor(found, match)
     _report_gradient(found, search, match)
     if match.error > EXACT and not search.single:
-        words = "close, but not the same to the last digits: something is added or cut off that changes values by"
-        found.remarks.append(f"{words} {match.error:.0e} of their size")
+        words = "close, but not exact: something is added or clamped that changes the values by a relative"
+        found.remarks.append(f"{words} {match.error:.0e}")
     found.verdict = "wrong" if found.wrong else "match"
     _report_evidence(found, search, match)
     standing = len(match.words()), match.plainness[0]
@@ -215,19 +214,18 @@ def _preference(match: Match, search: Search) -> tuple[Any, ...]:
 
 def _report_temperature(found: Identification, match: Match) -> None:
     passed, used = zip(*match.temperatures.items(), strict=True)
-    if None in passed:
+    constant = np.ptp(used) <= CLOSE * used[0]
+    if None in passed or constant:
         found.temperature = used[0]
-    elif not np.allclose(passed, used, rtol=CLOSE, atol=0):
-        if np.ptp(used) <= CLOSE * used[0]:
-            found.temperature = used[0]
-            found.wrong.append(f"the temperature that is passed has no effect: it is always {_short(used[0])}")
-        else:
-            changed = ", ".join(f"{_short(value)} for {at:g}" for at, value in match.temperatures.items())
-            found.wrong.append(f"the temperature that it uses is {changed}")
+    if None in passed or np.allclose(passed, used, rtol=CLOSE, atol=0):
+        return
+    changed = ", ".join(f"{_short(value)} for {at:g}" for at, value in match.temperatures.items())
+    ignored = f"the temperature that is passed has no effect: {_short(used[0])} is always used"
+    found.wrong.append(ignored if constant else f"the effective temperature is {changed}")
 
 
 def _report_factor(found: Identification, match: Match) -> None:
-    """What the loss is multiplied by: a base temperature, another power of the temperature, or a number."""
+    """Report what the loss is multiplied by: a base temperature, another power of the temperature, or a number."""
     if match.scale is None:
         factors = ", ".join(f"{_short(factor)} at {passed:g}" for passed, factor in match.factor.items())
         found.wrong.append(f"the loss is multiplied by {factors}")
@@ -243,9 +241,8 @@ def _report_factor(found: Identification, match: Match) -> None:
         found.options["base_temperature"] = text
         found.remarks.append(f"the loss is multiplied by {'the temperature' if text == '1' else f'temperature/{text}'}")
     elif power:
-        square = f"{'' if times == '1' else f'{times} times '}the square of the temperature"
-        powers = {2: square, -1: f"{times}/temperature", -2: f"{times}/temperature^2"}
-        found.wrong.append(f"the loss is multiplied by {powers[power]}")
+        powers = {2: "temperature^2", -1: "1/temperature", -2: "1/temperature^2"}
+        found.wrong.append(f"the loss is multiplied by {'' if times == '1' else f'{times} * '}{powers[power]}")
     elif share != 1:
         words = f"the values are {times} times those of the loss"
         if math.isclose(float(f"{base:.2g}"), base, rel_tol=CLOSE) and base > 0 and share not in (2, 0.5, 4, 0.25):
@@ -254,67 +251,59 @@ def _report_factor(found: Identification, match: Match) -> None:
 
 
 def _report_gradient(found: Identification, search: Search, match: Match) -> None:
-    """A gradient that is not that of the value, is not finite, or is missing."""
+    """Report a gradient that differs from that of the value, is not finite, or is missing."""
     if match.gradient_factor != 1:
         found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times that of the value")
     elif match.gradient_error is not None and match.gradient_error > search.close:
-        found.wrong.append(f"the gradient is not that of the value: off by {match.gradient_error:.2g} of its size")
+        found.wrong.append(f"the gradient is not that of the value: the relative error is {match.gradient_error:.2g}")
     finite = [(probe, answer) for probe, answer in search.answers.items() if math.isfinite(answer.total)]
     broken = [probe.batch.name for probe, answer in finite if bool(_gradient(answer).isnan().any())]
-    if len(broken) == len(search.answers):
-        found.wrong.append("the gradient is NaN or infinite, though the value is a number")
-    elif broken:
-        found.wrong.append(f"the gradient is NaN or infinite on {', '.join(dict.fromkeys(broken))}")
+    if broken:
+        where = f" on {', '.join(dict.fromkeys(broken))}" if len(broken) < len(search.answers) else ""
+        found.wrong.append(f"the gradient is NaN or infinite{where}, although the value is finite")
     if search.target.arrays == "torch" and not search.gives_gradient:
         found.wrong.append("no gradient flows back to the embeddings")
 
 
 def _report_evidence(found: Identification, search: Search, match: Match) -> None:
-    values, batches = len(search.ordinary), len(search.batches)
-    found.evidence.append(f"{values} values on {batches} batches, the worst off by {match.error:.1e} of its size")
-    gradients = "values alone: no gradient could be compared"
-    if match.gradient_error is not None:
-        gradients = f"as many gradients, the worst off by {match.gradient_error:.1e} of its norm"
-    found.evidence.append(gradients if search.gives_gradient else "values alone: it gives no gradient")
+    values, batches, gradient = len(search.ordinary), len(search.batches), match.gradient_error
+    found.evidence.append(f"the largest relative error of {values} values on {batches} batches is {match.error:.1e}")
+    reason = "no gradient could be compared" if search.gives_gradient else "the target gives no gradient"
+    compared = "" if gradient is None else f"the largest relative error of their gradients is {gradient:.1e}"
+    found.evidence.append(compared or f"only values were compared: {reason}")
     if search.single:
-        found.evidence.append(f"it answers in float32, so {search.close:g} is allowed in place of {CLOSE:g}")
+        found.evidence.append(f"the target answers in float32: the tolerance is {search.close:g} instead of {CLOSE:g}")
 
 
-# The edges
+# Policies, and the ends of the range
 
 
 def _policy(found: Identification, search: Search, match: Match) -> str:
-    """The policy for anchors without positives; and remarks on what no policy explains."""
+    """Find the policy for anchors without positives; add remarks on differences that no policy explains."""
     edges = [probe for probe in search.answers if probe.batch in search.probes.edges]
     judged = not match.over_pairs and not match.variant.binary
-    alone = [probe for probe in edges if judged and _some_alone(match, probe)]
-    fitting = [p for p in POLICIES if not any(_difference(search, match, probe, p) for probe in alone)]
+    settings = ((probe, read_as(probe.batch, match.variant.positives)) for probe in edges if judged)
+    counts = [(probe, setting.counts > 0) for probe, setting in settings if setting is not None]
+    mixed = [probe for probe, some in counts if bool(some.any()) and not bool(some.all())]
+    fitting = [p for p in POLICIES if not any(_difference(search, match, probe, p) for probe in mixed)]
     chosen = fitting[0] if fitting else "zero"
     if not fitting:
-        found.wrong.append(_difference(search, match, alone[0], chosen))
-    elif alone:
+        found.wrong.append(_difference(search, match, mixed[0], chosen))
+    elif mixed:
         words = {"zero": "counts as 0", "drop": "is left out of the mean", "nan": "makes the loss NaN"}
-        found.remarks.append(f"an anchor without positive {words[chosen]}")
-    remarks = [_difference(search, match, probe, chosen) for probe in edges if probe not in alone]
+        found.remarks.append(f"an anchor without positives {words[chosen]}")
+    remarks = [_difference(search, match, probe, chosen) for probe in edges if probe not in mixed]
     found.remarks += dict.fromkeys(filter(None, remarks))
     return chosen
 
 
-def _some_alone(match: Match, probe: Probe) -> bool:
-    """Whether some anchors of a probe have positives and others have none."""
-    setting = read_as(probe.batch, match.variant.positives)
-    return setting is not None and 0 < int((setting.counts > 0).sum()) < len(setting.counts)
-
-
 def _difference(search: Search, match: Match, probe: Probe, policy: str) -> str:
-    """How the target differs from a match on a probe, in words; "" where it does not, or nothing is expected."""
+    """Describe how the target differs from a match on a probe; "" if it does not, or if nothing is expected."""
     expected = match.predict(probe, policy)
-    if expected is None:
+    value, given = math.nan if expected is None else float(expected.sum()), search.answers[probe].total
+    if expected is None or relative(value, given) <= search.close or abs(value - given) <= ROUNDING:
         return ""
-    value, given = float(expected.sum()), search.answers[probe].total
-    if relative(value, given) <= search.close or abs(value - given) <= ROUNDING:
-        return ""
-    return f"differs on {probe.name}: {given:.6g} where the loss is {value:.6g}"
+    return f"differs on {probe.name}: it returns {given:.6g} instead of {value:.6g}"
 
 
 STEEP: Mapping[str, tuple[str, float, tuple[tuple[float, ...], ...]]] = {
@@ -324,24 +313,24 @@ STEEP: Mapping[str, tuple[str, float, tuple[tuple[float, ...], ...]]] = {
         ((1, 1.1, 1, 0.9), (1.1, 1, 0.9, 1), (0.9, 1, 1.1, 1), (1, 0.9, 1, 1.1), (1, 1, 0.9, 1.1), (1.1, 0.9, 1, 1)),
     ),
     "rows far apart at a low temperature": (
-        "the row's maximum is taken with the anchor itself in it: all others underflow, and the logarithm is of 0",
+        "the row's maximum includes the self pair: all other exponentials underflow, and the logarithm of 0 is taken",
         1 / 700,
         ((1, 1, 1), (1, -1, -1.01), (-1, 1.02, -1), (-1.03, -1, 1)),
     ),
-    "a positive far away and a negative near, at a low temperature": (
-        "exponentials underflow before the logarithm is taken: a pair that costs hundreds is lost",
+    "a distant positive and a close negative at a low temperature": (
+        "exponentials underflow before the logarithm is taken: a large cost of a pair becomes infinite",
         1 / 1000,
         ((1, 0, 0.1), (0, 1, 0.1), (0.1, 0.1, 1), (0.1, 1, 0), (0, 0.1, 1.1), (1, 0.1, 0)),
     ),
 }
-"""Batches whose logits reach 700 or 1000: what it means if the answer is not finite, the temperature, and the rows."""
+"""Batches with logits of about 700 or 1000: the cause if the answer is not finite, the temperature, and the rows."""
 
 
 def _probe_range(found: Identification, search: Search, match: Match) -> None:
-    """What becomes of the loss at the end of the range: overflow, or logarithms of 0."""
+    """Add remarks on overflow and on logarithms of 0 near the ends of the range."""
     passed = search.target.takes_temperature
     for name, (words, temperature, rows) in STEEP.items():
-        # Logits are steep by the temperature that is passed, or by the norms of dot products.
+        # Logits are large because of the temperature that is passed, or of the norms if they are dot products.
         if match.temperature_for(temperature) != temperature if passed else match.variant.similarity != "dot":
             continue
         n, scale = len(rows), 1.0 if passed else math.sqrt(match.temperature_for(None) / temperature)
@@ -363,10 +352,10 @@ def _probe_range(found: Identification, search: Search, match: Match) -> None:
 
 
 def _report_nearest(found: Identification, search: Search, matches: list[Match]) -> None:
-    """What comes nearest; before that, what explains the answers at any temperature: similarities without contrast."""
+    """Report the nearest variant; first of all one that explains the answers at any temperature."""
     if search.undetermined:
         match = min(search.undetermined, key=lambda match: (len(match.variant.words()), match.plainness))
-        why = "the answers do not depend on it, and the loss contrasts nothing"
+        why = "the answers do not depend on it, so the loss contrasts nothing"
         found.nearest = f"{match.variant.describe()}, which gives the same at more than one temperature: {why}"
     elif matches:
         nearest = min(matches, key=lambda match: (match.distance, len(match.variant.words())))
@@ -377,14 +366,14 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
 
 
 def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:
-    """Name the faults that return what the target does for every probe, where the right loss does not."""
+    """Name the faults that return the same as the target for every probe, unless the target is exactly a loss."""
     exact = found.match is not None and (found.match.error <= EXACT or search.single)
     odd = any(remark.startswith(("differs", "out of range", "breaks")) for remark in found.remarks)
     if found.verdict == "match" and exact and not odd:
         return
     close = search.close if found.match is None or exact else min(search.close, found.match.error / CLEARLY)
     for fault in faults:
-        # A fault may break on a batch, and then differs from the target.
+        # A fault that raises an error on a batch differs from the target.
         with suppress(Exception):
             if fault.call == search.call and _same_answers(search, fault.function, found, close):
                 found.faults.append(f"{fault.name}: {fault.words}")
@@ -399,7 +388,7 @@ def _same_answers(search: Search, function: Any, found: Identification, close: f
         other = call_with(fault, Probe(probe.batch, probe.temperature or built_in))
         if len(other.values) != len(answer.values) or relative(other.total, answer.total) > close:
             return False
-        # A target that is not called with torch may give no gradient.
+        # Without torch, a target may give no gradient.
         judged = answer.gradient is not None or search.target.arrays == "torch"
         if judged and relative(_gradient(other), _gradient(answer), 1e-12 * abs(answer.total)) > 10 * search.close:
             return False
@@ -408,13 +397,13 @@ def _same_answers(search: Search, function: Any, found: Identification, close: f
 
 
 def _gradient(answer: Answer) -> torch.Tensor:
-    """[K], or one number: infinity for a gradient that is missing, NaN for one that is not finite."""
+    """[K], or one number: infinity if the gradient is missing, NaN if it is not finite."""
     flat = torch.tensor([math.inf]) if answer.gradient is None else answer.gradient.flatten()
     return flat if answer.gradient is None or bool(flat.isfinite().all()) else torch.tensor([math.nan])
 
 
 def _solved(search: Search, fault: Target) -> float:
-    """The temperature at which a fault returns the target's value for one probe, and near enough for the next.
+    """Return the temperature at which a fault returns the target's values for two probes.
 
     Raises:
         TargetError: there is none.
@@ -429,4 +418,4 @@ def _solved(search: Search, fault: Target) -> float:
         root = crossing(off, low, high) if -math.inf < a * b <= 0 else None
         if root is not None and relative(call_with(fault, Probe(second, root)).total, other) <= search.close:
             return root
-    raise TargetError("it returns the target's values at no temperature")
+    raise TargetError("no temperature gives the target's values")

@@ -1,7 +1,7 @@
-"""Positives: how the arguments of a loss say which rows are positives, and how they are misread.
+"""How the arguments of a loss say which rows are positives, and the ways in which implementations misread them.
 
 A ``Setting`` is what a target makes of the arguments: rows, the rows that each anchor is compared with, and which of
-those are its positives. ``POSITIVES`` are the ways to read (and to misread) them.
+those are its positives. ``POSITIVES`` lists the right and the wrong ways to read them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Rows, which of them are compared, and which are positives.
+    """Rows, which of them are compared with each other, and which are positives.
 
     Attributes:
-        rows: [M, D], every row that takes part, as anchor or as contrast.
+        rows: [M, D], every row that is an anchor or is contrasted with one.
         member: bool [M, M], A(i).
-        positive: bool [M, M], P(i); within A(i) unless it is misread.
-        own: bool [M, M], the column that is the anchor itself.
+        positive: bool [M, M], P(i); within A(i) unless the positives are misread.
+        own: bool [M, M], the self pairs: the column that is the anchor's own row.
         anchors: bool [M].
         items: [M], the item that a row is a view of.
         n_views: number of views of each item; the views are stacked.
@@ -48,12 +48,12 @@ class Setting:
 
     @cached_property
     def counts(self) -> Tensor:
-        """|P(i)| of every row, 0 for rows that are not anchors."""
+        """|P(i)| of every row; 0 for rows that are not anchors."""
         return (self.positive & self.anchors[:, None]).sum(dim=1)
 
     @property
     def view(self) -> Tensor:
-        """[M], the view of the item that a row is."""
+        """[M], which view of its item each row is."""
         return torch.arange(len(self.rows)) // (len(self.rows) // self.n_views)
 
 
@@ -63,27 +63,31 @@ def same(labels: Tensor) -> Tensor:
 
 
 def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
-    """The setting of a batch, its positives read rightly; of other rows in place of the batch's where given."""
+    """Return the setting of a batch, its positives read correctly.
+
+    Args:
+        batch: the batch.
+        rows: [N, D], used in place of the batch's embeddings.
+    """
     rows = batch.embeddings if rows is None else rows
     n = len(rows)
-    items = torch.arange(n // batch.n_views).repeat(batch.n_views)
+    items, own = torch.arange(n // batch.n_views).repeat(batch.n_views), torch.eye(n, dtype=torch.bool)
     if batch.call == "pairs":
         positive = torch.zeros(n, n, dtype=torch.bool)
         positive[tuple(torch.tensor(batch.positive_pairs or ()).reshape(-1, 2).T)] = True
     else:
         positive = same(items if batch.labels is None else torch.tensor(batch.labels)[items])
-    own = torch.eye(n, dtype=torch.bool)
     return Setting(rows, ~own, positive & ~own, own, own.any(dim=1), items, batch.n_views)
 
 
 def matrix_rows(case: Case) -> dict[str, list[int]]:
-    """The rows of each matrix of a case when all are joined into one block of rows."""
+    """Return the rows of each matrix of a case when all matrices are concatenated."""
     rows = iter(range(sum(map(len, case.matrices.values()))))
     return {name: [next(rows) for _ in matrix] for name, matrix in case.matrices.items()}
 
 
 def similarity_rows(case: Case) -> list[tuple[int, list[int]]]:
-    """For every row of the case's similarities: its row in the block of joined matrices, and those of its columns."""
+    """For every row of the case's similarities, return its row and its columns among the concatenated matrices."""
     rows = matrix_rows(case)
     columns: dict[str, list[int]] = defaultdict(list)
     for block in case.blocks():
@@ -92,7 +96,7 @@ def similarity_rows(case: Case) -> list[tuple[int, list[int]]]:
 
 
 def case_setting(case: Case, rows: Tensor) -> Setting:
-    """The setting of a case, its matrices joined into one block of rows.
+    """Return the setting of a case.
 
     Args:
         case: the case.
@@ -105,15 +109,15 @@ def case_setting(case: Case, rows: Tensor) -> Setting:
     for i in case.anchors():
         row, columns = places[i]
         anchors[row] = True
-        member[row, [columns[j] for j in members[i]]] = True
-        positive[row, [columns[j] for j in positives[i]]] = True
+        for mask, chosen in ((member, members), (positive, positives)):
+            mask[row, [columns[j] for j in chosen[i]]] = True
         if "ref_embeddings" in case.others:
             own[row] = False
             own[row, columns] = ~member[row, columns]
     return Setting(rows, member, positive, own, anchors, torch.arange(m))
 
 
-# From the right positives to others
+# Ways to read the positives
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,8 @@ class Positives:
     """One way to read the positives from the arguments.
 
     Attributes:
-        calls: the calls whose arguments may be read so; "case" for what a golden case passes.
-        change: the setting as it is read so, from the right one; None where it cannot be read so.
+        calls: the calls whose arguments may be read in this way; "case" stands for the arguments of a golden case.
+        change: returns the setting read in this way, given the correct one; None if it cannot be read in this way.
     """
 
     calls: tuple[str, ...]
@@ -135,7 +139,7 @@ _ANY = (*_SEVERAL, VIEWS)
 
 
 def _chosen(choose: Callable[[Setting], Tensor], *calls: str) -> Positives:
-    """Other positives among the same members."""
+    """Choose other positives among the same members."""
     return Positives(calls or _ANY, lambda s: replace(s, positive=choose(s)))
 
 
@@ -146,8 +150,8 @@ def _some(words: str, choose: Callable[[Setting], Tensor], *calls: str) -> dict[
         return replace(s, positive=choose(s), member=s.member & (choose(s) | ~s.positive))
 
     return {
-        f"{words}; other positives are negatives": _chosen(choose, *(calls or _SEVERAL)),
-        f"{words}; other positives are left out": Positives(calls or _SEVERAL, without),
+        f"{words}; the other positives are treated as negatives": _chosen(choose, *(calls or _SEVERAL)),
+        f"{words}; the other positives are left out": Positives(calls or _SEVERAL, without),
     }
 
 
@@ -159,7 +163,7 @@ def _other_view(s: Setting) -> Tensor:
     return s.positive & ~same(s.view) if s.n_views > 1 else s.positive
 
 
-def _side_by_side(s: Setting) -> Tensor:
+def _adjacent(s: Setting) -> Tensor:
     return same(torch.arange(len(s.rows)) // 2) & s.member
 
 
@@ -173,7 +177,7 @@ def _same_item(s: Setting) -> Tensor:
 
 
 def _towers(direction: str, *calls: str) -> Positives:
-    """Two views: rows of one are contrasted with the rows of the other and with nothing else."""
+    """Contrast the rows of one of two views only with the rows of the other."""
 
     def change(s: Setting) -> Setting | None:
         anchors = {"both": s.anchors, "a_to_b": s.view == 0, "b_to_a": s.view == 1}[direction]
@@ -184,7 +188,7 @@ def _towers(direction: str, *calls: str) -> Positives:
 
 
 def _one_view(rows: Callable[[Tensor], Tensor]) -> Positives:
-    """One row for each item, ``rows(views [V, B, D])``, and the items' labels."""
+    """Use one row for each item, ``rows(views [V, B, D])``, with the items' labels."""
 
     def change(s: Setting) -> Setting | None:
         b = len(s.rows) // s.n_views
@@ -200,19 +204,18 @@ def _first_anchors(s: Setting) -> Setting | None:
 
 
 def _interleaved_labels(s: Setting) -> Tensor:
-    """Labels repeated side by side, of rows that are stacked."""
+    """Repeat each label for adjacent rows, although the views are stacked."""
     rows = torch.arange(len(s.rows)) // s.n_views
     return (s.positive | s.own)[rows][:, rows] & s.member
 
 
-_WHATEVER = "whatever the labels or partners are"
+STACKED, ADJACENT = (
+    f"rows {rows} are treated as partners, whatever labels or partners are passed"
+    for rows in ("k and k + N/2", "2k and 2k + 1")
+)
 
-NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("meant", "views", "towers", "towers a_to_b", "towers b_to_a"), ""),
-    "stacked partners": f"row k of the first half and row k of the second are partners, {_WHATEVER}",
-    "neighbours": f"rows 2k and 2k + 1 are partners, {_WHATEVER}",
-}
-"""The readings that have a short name: what is wrong about each, in words; "" if it is right for some loss."""
+RIGHT_POSITIVES = ("meant", "views", "towers", "towers a_to_b", "towers b_to_a")
+"""The readings that are right for some loss."""
 
 POSITIVES: Mapping[str, Positives] = {
     "meant": Positives(_ANY, lambda s: s),
@@ -220,31 +223,31 @@ POSITIVES: Mapping[str, Positives] = {
     "towers": _towers("both"),
     "towers a_to_b": _towers("a_to_b"),
     "towers b_to_a": _towers("b_to_a"),
-    "rows of the first view are compared with the second view alone": _towers("a_to_b", VIEWS),
-    "only the first view's rows are anchors": Positives((FEATURES, VIEWS), _first_anchors),
-    "stacked partners": Positives((LABELS, CASE), _in_halves),
-    "rows 2k and 2k + 1 are taken for partners: interleaved views are read where stacked ones are passed": (
-        _chosen(_side_by_side, VIEWS, FEATURES)
+    "rows of the first view are contrasted only with rows of the second view": _towers("a_to_b", VIEWS),
+    "only rows of the first view are anchors": Positives((FEATURES, VIEWS), _first_anchors),
+    STACKED: Positives((LABELS, CASE), _in_halves),
+    "rows 2k and 2k + 1 are treated as partners, as if views were interleaved; they are stacked": (
+        _chosen(_adjacent, VIEWS, FEATURES)
     ),
-    "neighbours": _chosen(_side_by_side, LABELS, CASE),
-    "labels are repeated side by side (interleaved) where the rows of the views are stacked": (
+    ADJACENT: _chosen(_adjacent, LABELS, CASE),
+    "labels are repeated for adjacent rows, as if views were interleaved; they are stacked": (
         _chosen(_interleaved_labels, FEATURES)
     ),
-    **_some("each anchor has its first positive alone", lambda s: _first(s.positive)),
-    **_some("each anchor has its last positive alone", lambda s: _first(s.positive.flip(1)).flip(1)),
+    **_some("only the first positive of each anchor is used", lambda s: _first(s.positive)),
+    **_some("only the last positive of each anchor is used", lambda s: _first(s.positive.flip(1)).flip(1)),
     **_some("each positive pair is counted in one direction only, as (i, j) with i < j", lambda s: s.positive.triu()),
     **_some("only rows of another view are positives", _other_view, FEATURES),
     "only pairs (i, j) with i < j are compared, positives and negatives alike": (
         Positives(_ANY, lambda s: replace(s, positive=s.positive.triu(), member=s.member.triu()))
     ),
-    "positives and negatives are mixed up": _chosen(lambda s: s.negative),
+    "positives and negatives are swapped": _chosen(lambda s: s.negative),
     "the anchor itself is counted among its positives": _chosen(lambda s: s.positive | (s.own & s.anchors[:, None])),
     "only the first view is used": _one_view(lambda views: views[0]),
     "the views of an item are averaged first": _one_view(lambda views: views.mean(dim=0)),
     "the labels are ignored: only views of one item are positives": _chosen(_same_item, FEATURES),
-    "a pair (i, j) makes i a positive of j too": (
+    "a pair (i, j) also makes i a positive of j": (
         _chosen(lambda s: (s.positive | s.positive.T) & s.member, PAIRS, CASE)
     ),
     "a pair (i, j) is read as (j, i)": _chosen(lambda s: s.positive.T & s.member, PAIRS, CASE),
 }
-"""Ways to read the positives, each by its short name (``NAMES``), or else by what is wrong about it, in words."""
+"""Ways to read the positives, each by a short name (``RIGHT_POSITIVES``) or by a description of what is wrong."""

@@ -1,10 +1,10 @@
-"""The search for what explains a target's answers: probes, variants, temperatures, and what a sum is divided by.
+"""Search for the variant, the temperature and the divisor that explain a target's answers.
 
-A target is called with probes, small batches that tell the catalogue's losses and options apart. Each variant
-predicts the sum over the anchors for every probe; what that is divided by or multiplied with is a factor, found
-afterwards. A built-in temperature is found from the ratio of the answers to two probes of one structure, in which every
-such factor cancels: the ratio is scanned over the logarithm of the temperature, and its crossings are refined.
-What fits is then compared with all other probes, the gradient included.
+A target is called with probes: small batches on which the catalogue's losses and options differ. Each variant predicts
+the sum over the anchors for every probe; the divisor and the factor of that sum are found afterwards. A built-in
+temperature is found from the ratio of the answers to two probes of the same structure, in which every such factor
+cancels: the ratio is scanned over the logarithm of the temperature, and its crossings are refined. Variants that fit
+are then compared with the target on all other probes, gradients included.
 """
 
 from __future__ import annotations
@@ -23,54 +23,54 @@ from scipy.optimize import brentq
 from ..implementations.callable import Answer, Batch, Target
 from ..implementations.sandbox import TargetError, within
 from ..suite.catalogue import LOSSES
-from .positives import FEATURES, LABELS, PAIRS, POSITIVES, VIEWS, Setting, batch_setting
-from .variants import COUNTS, FLOWS, REDUCED_BY, Evaluation, Variant, reduce_anchors, temperings, variant_of, variations
+from .positives import ADJACENT, FEATURES, LABELS, PAIRS, POSITIVES, STACKED, VIEWS, Setting, batch_setting
+from .variants import COUNTS, FLOWS, REDUCED_BY, Evaluation, Variant, temperings, variant_of, variations
 
 Tensor = torch.Tensor
 Array = np.ndarray[Any, Any]
 
 CLOSE = 1e-6
-"""Relative difference up to which a value or a gradient in float64 is taken for equal."""
+"""Relative difference up to which values and gradients in float64 count as equal."""
 
 CLOSE_SINGLE = 2e-5
-"""The same where the target answers in float32."""
+"""The same for a target that answers in float32."""
 
 EXACT = 1e-10
-"""Relative difference above which an explanation that is close is not the whole truth, in float64."""
+"""Relative difference in float64 above which a close explanation is reported as incomplete."""
 
 CLEARLY = 1e3
-"""How many times closer one explanation must be than another that is close too, to be preferred for it alone."""
+"""Factor by which one of two close explanations must be closer to be preferred for that reason."""
 
 GRID: list[float] = (torch.logspace(-3, 2, 80, dtype=torch.float64) * 1.0001).tolist()
-"""Temperatures at which crossings are searched; none of them is one that people write."""
+"""Temperatures between which crossings are searched; none of them is a number that people choose."""
 
 PASSED = (0.5, 0.2)
-"""Temperatures that are passed to a target which takes one."""
+"""Temperatures that are passed to a target that takes one."""
 
 NEAR = 0.05
-"""How far the answers may be from a variant's values, interpolated between two temperatures of the grid."""
+"""Largest distance of the answers from a variant's values, interpolated between two temperatures of the grid."""
 
 TIED = 12
-"""Decimals of how far off a variant is: those that differ by rounding alone are tried in the catalogue's order."""
+"""Decimals to which distances are compared: variants that differ only by rounding keep the catalogue's order."""
 
 POWERS = (0, 1, -1, 2, -2)
-"""Of the temperature, which a factor may be a multiple of."""
+"""Powers of the temperature that a factor may be a multiple of."""
 
 ANOTHER = (0.5, 2.0)
-"""Shares of a temperature that was found, at which the answers must not be explained as well."""
+"""Multiples of a temperature that was found at which the variant must not explain the answers too."""
 
 REFINED = 40
-"""How many crossings are refined: the most promising ones."""
+"""Number of crossings that are refined: the most promising ones."""
 
 SHORTLIST = 400
-"""How many variants at temperatures that are passed are compared with more than two probes."""
+"""Number of variants that are compared with more than two probes when the temperature is passed."""
 
 
 # Probes
 
 
 def drawn(seed: int, labels: Sequence[int], pull: float, columns: int = 5) -> Tensor:
-    """[N, D] around their class's centre, of norms from 0.6 to 1.5 that do not depend on the class."""
+    """Draw rows [N, D] around the centres of their classes, with norms from 0.6 to 1.5 drawn independently."""
     draw: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
     centres = torch.randn(max(labels) + 1, columns, **draw)
     rows = pull * centres[torch.tensor(labels)] + torch.randn(len(labels), columns, **draw)
@@ -83,10 +83,11 @@ class Probes:
     """The batches that a target is called with.
 
     Attributes:
-        call: how they are given.
-        alike: of one structure, in which all counts are equal; the rows of a class lie nearer and nearer to each other.
-        further: other ordinary ones, of other sizes.
-        edges: batches that show policies.
+        call: how the target is called.
+        alike: batches of one structure, so that all counts are equal; the rows of a class get closer from batch to
+            batch.
+        further: other ordinary batches, of other sizes.
+        edges: batches on which policies differ.
     """
 
     call: str
@@ -96,18 +97,18 @@ class Probes:
 
 
 def _batch(call: str, name: str, seed: int, items: str | Sequence[int], pull: float = 0.8, **given: Any) -> Batch:
-    """A batch of the table.
+    """Make a batch of the table.
 
     Args:
-        call: how it is given.
-        name: what it is for.
+        call: how the target is called.
+        name: describes the batch.
         seed: of its rows.
-        items: the class of every item, a digit each; labels are passed for "labels", and for "features" where two
-            items share a class.
-        pull: how near to each other the rows of a class lie.
-        given: ``n_views`` that is not the usual of the call; ``pairs``, each as anchor>positive; ``labels`` that are
-            passed in place of the classes; ``scale``, what rows are multiplied with; ``duplicates``, where two rows of
-            different classes, and two of one class, are made equal.
+        items: the class of every item, one digit each. Labels are passed for the call "labels", and for "features" if
+            two items share a class.
+        pull: weight of the class's centre: the larger, the closer the rows of a class are.
+        given: ``n_views``, if not the default of the call; ``pairs``, each as anchor>positive; ``labels`` to pass in
+            place of the classes; ``scale``, a factor for the rows; ``duplicates``, to make two rows of different
+            classes equal, and two of one class.
     """
     classes, n_views = [int(item) for item in items], given.get("n_views", 2 if call in (FEATURES, VIEWS) else 1)
     rows = drawn(seed, classes * n_views, pull) * given.get("scale", 1.0)
@@ -119,10 +120,10 @@ def _batch(call: str, name: str, seed: int, items: str | Sequence[int], pull: fl
 
 
 def _probes(*table: tuple[Any, ...]) -> list[Probes]:
-    """Probes from a table of batches with their call, role, name, seed, items, and what else ``_batch`` takes.
+    """Make probes from a table of batches: call, role, name, seed, items, and other arguments of ``_batch``.
 
-    The role "alike" begins new probes: it stands for batches from rows that do not depend on the class to classes far
-    apart.
+    The role "alike" begins new probes. It stands for several batches, from rows that do not depend on the class to
+    classes that are far apart.
     """
     found: list[Probes] = []
     for call, role, name, seed, items, *others in table:
@@ -138,7 +139,7 @@ def _probes(*table: tuple[Any, ...]) -> list[Probes]:
 
 UNBALANCED, TWO_ALONE, TWINS = "010210210", "0102033", "012345012345"
 FAR_APART = (0, 256, 2**32, 2**24, 2**24 + 1, -1) * 2
-"""Labels that are one where they are narrowed to fewer bits, or to float32."""
+"""Labels that become equal if they are narrowed to fewer bits, or to float32."""
 
 NINE_ROWS = "0>2 2>0 1>4 4>1 3>6 5>0 6>8 7>2 8>3 0>5 0>8 2>5 6>3"
 TWELVE_ROWS = "0>1 1>0 2>3 3>4 4>2 5>9 6>0 7>8 8>7 9>5 10>11 11>1 0>7 2>9 2>10 5>6 9>10 9>11"
@@ -184,19 +185,19 @@ PROBES = _probes(
     (PAIRS, "edges", "a row without negatives", 81, "0120", {"pairs": "0>1 0>2 0>3 1>0 2>1 3>0"}),
     (PAIRS, "edges", "a diagonal entry listed", 82, "012012", {"pairs": "0>1 1>0 2>3 3>2 4>5 5>4 2>2"}),
 )
-"""The probes of every call in the order of preference: the first that the target accepts are used."""
+"""The probes of every call, in order of preference: the first that the target accepts are used."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A batch, and the temperature that is passed with it where the target takes one."""
+    """A batch, and the temperature that is passed with it if the target takes one."""
 
     batch: Batch
     temperature: float | None
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Its description in reports."""
         return self.batch.name + ("" if self.temperature is None else f", temperature {self.temperature:g}")
 
 
@@ -206,7 +207,7 @@ def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answe
     Args:
         target: the target.
         probe: the probe.
-        limit: seconds that the answer may take.
+        limit: seconds that the answer may take; None for no limit.
 
     Raises:
         TargetError: it raised an error, was too slow, or did not return a loss.
@@ -223,23 +224,23 @@ def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answe
 
 @lru_cache(maxsize=10_000)
 def read_as(batch: Batch, positives: str) -> Setting | None:
-    """A batch with its positives read so; None where it cannot be."""
+    """The setting of a batch with its positives read in one way; None if they cannot be read in this way."""
     return POSITIVES[positives].change(batch_setting(batch))
 
 
-# What is searched
+# Variants to try
 
 READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "labels": dict.fromkeys((LABELS, FEATURES, PAIRS), ("meant",)),
-    "partners": {VIEWS: ("meant",), FEATURES: ("views",), LABELS: ("stacked partners", "neighbours")},
+    "partners": {VIEWS: ("meant",), FEATURES: ("views",), LABELS: (STACKED, ADJACENT)},
     "pairs": dict.fromkeys((LABELS, FEATURES, VIEWS, PAIRS), ("meant",)),
     "towers": dict.fromkeys((VIEWS, FEATURES), ("towers",)),
 }
-"""How a loss's positives may be read from the arguments of a call: by ``Loss.positives_by`` and the call."""
+"""How a loss's positives may be read from the arguments of a call, by ``Loss.positives_by`` and the call."""
 
 
 def known_losses(call: str) -> list[Variant]:
-    """Every loss of the catalogue that a call can express, with its options."""
+    """Return every loss of the catalogue that a call can express, with each of its options."""
     found = []
     for loss in LOSSES.values():
         choices = {name: values for name, values in loss.choices.items() if name not in REDUCED_BY}
@@ -252,9 +253,9 @@ def known_losses(call: str) -> list[Variant]:
 
 
 def _levels(call: str) -> Iterator[list[Variant]]:
-    """Variants in the order in which they are tried: right ones, those wrong in one part, and those wrong in two."""
+    """Yield variants in the order in which they are tried: right ones, then those with one mistake, then with two."""
     known = known_losses(call)
-    # The mean over pairs is of the pairs' own sum.
+    # The mean over pairs averages the sums over the pairs.
     yield [*known, *(replace(variant, form="sum") for variant in known if variant.over_pairs)]
     yield _unique(wrong for variant in known for wrong in variations(variant, call))
     yield _unique(
@@ -269,7 +270,7 @@ def _levels(call: str) -> Iterator[list[Variant]]:
 
 
 def _unique(variants: Iterable[Variant]) -> list[Variant]:
-    """The first of the variants that have the same parts."""
+    """Return the variants, but of those with the same parts only the first."""
     first: dict[Variant, Variant] = {}
     for variant in variants:
         first.setdefault(replace(variant, loss="", options=()) if variant.in_parts else variant, variant)
@@ -281,16 +282,16 @@ class Match:
     """An explanation, compared with every ordinary probe.
 
     Attributes:
-        variant: the loss that it is, or comes from, and its parts.
-        temperatures: the temperature found for each that was passed, or for None.
+        variant: the loss that is computed, or is modified, and its parts.
+        temperatures: the effective temperature, by the temperature that was passed (None if none is passed).
         count: what the sum over the anchors is divided by, a name of ``COUNTS``.
-        factor: what it is multiplied with, for each temperature that was passed.
+        factor: what the loss is multiplied by, by the temperature that was passed.
         error: the largest relative difference of a value.
         worst: the probe of ``error``, the value expected there, and the value returned.
         distance: of all values from the answers, relative to the answers.
         vector: whether it gives one value per anchor.
-        gradient_error: the largest relative difference of a gradient; None where there is none.
-        gradient_factor: what gradients are multiplied with beside it.
+        gradient_error: the largest relative difference of a gradient; None if none was compared.
+        gradient_factor: what gradients are multiplied by besides ``factor``.
     """
 
     variant: Variant
@@ -311,12 +312,12 @@ class Match:
 
     @property
     def plainness(self) -> tuple[int, int]:
-        """How little there is to report about factor and count: less is better."""
+        """A key that is smaller if there is less to report about factor and count."""
         scaled = any(factor != 1 for factor in self.factor.values())
         return scaled + (self.count not in ("mean", "sum", "drop", "mean_pairs")), list(COUNTS).index(self.count)
 
     def words(self) -> list[str]:
-        """What no loss of the catalogue does."""
+        """What is wrong: the parts that no loss of the catalogue has."""
         of_pairs = self.over_pairs and not self.variant.over_pairs
         return self._plain.words() + ["the mean is over the positive pairs, not over the anchors"] * of_pairs
 
@@ -327,21 +328,26 @@ class Match:
 
     @property
     def _plain(self) -> Variant:
-        """The variant; the mean over pairs is a mean, though it is of their own sum."""
+        """The variant as it is reported: the mean over pairs is the form "mean"."""
         return replace(self.variant, form="mean") if self.over_pairs else self.variant
 
     def predict(self, probe: Probe, policy: str = "zero", rows: Tensor | None = None) -> Tensor | None:
-        """The value, or one per anchor, or None where the batch cannot be read so or the factor is not known there."""
+        """[K], the loss; None if the batch cannot be read in this way, or if the factor is not known there.
+
+        Args:
+            probe: the batch and the temperature that is passed.
+            policy: one of ``POLICIES``.
+            rows: [N, D], used in place of the batch's embeddings.
+        """
         setting = POSITIVES[self.variant.positives].change(batch_setting(probe.batch, rows))
         factor = self.factor_for(probe.temperature)
         if setting is None or factor is None:
             return None
-        at = torch.tensor([self.temperature_for(probe.temperature)], dtype=torch.float64)
-        each = Evaluation(setting, at).anchors(self.variant)[0]
-        return reduce_anchors(setting, each, "none" if self.vector else self.count, policy) * factor
+        evaluation = Evaluation(setting, self.temperature_for(probe.temperature))
+        return evaluation.loss(self.variant, "none" if self.vector else self.count, policy) * factor
 
     def temperature_for(self, passed: float | None) -> float:
-        """The effective temperature where this one is passed, which may be another than those tried."""
+        """The effective temperature if ``passed`` is passed, which need not be one of those that were tried."""
         if passed is None or passed in self.temperatures:
             return self.temperatures[passed]
         tried, used = zip(*self.temperatures.items(), strict=True)
@@ -349,7 +355,7 @@ class Match:
 
     @property
     def scale(self) -> tuple[float, int] | None:
-        """(c, p) if the factor is c times the temperature to the power of p for all that were passed, else None."""
+        """(c, p) if the factor is c times the p-th power of every temperature that was passed; otherwise None."""
         for power in POWERS:
             shares = [factor / (passed or 1.0) ** power for passed, factor in self.factor.items()]
             if np.ptp(shares) <= 1e-6 * abs(shares[0]):
@@ -357,7 +363,7 @@ class Match:
         return None
 
     def factor_for(self, passed: float | None) -> float | None:
-        """The factor where this temperature is passed; None where those known are not multiples of a power of it."""
+        """The factor if ``passed`` is passed; None if it is not known, because ``scale`` is None."""
         if passed is None or passed in self.factor:
             return self.factor[passed]
         return self.scale and self.scale[0] * passed ** self.scale[1]
@@ -369,17 +375,17 @@ class Search:
     Attributes:
         target: the target.
         limit: seconds that one answer may take.
-        call: how it is called, as the probes are.
-        passed: the temperatures that are passed; None alone where the target takes none.
+        call: the call of the probes.
+        passed: the temperatures that are passed; only None if the target takes none.
         answers: what it returned for each probe.
-        broken: the batches that it does not accept, and why.
+        broken: the reason for each batch that it does not accept, by the name of the batch.
         probes: the probes that it accepts.
-        batches: the ordinary ones, alike and further, that it accepts at every temperature.
-        ordinary: their probes.
+        batches: the ordinary batches, alike and further, that it accepts at every temperature.
+        ordinary: the probes of ``batches``.
         vector: whether the target returns one value per anchor.
         gives_gradient: whether it gives any gradient.
         single: whether it answers in float32.
-        close: relative difference up to which its answers are taken for equal.
+        close: relative difference up to which its answers count as equal.
         undetermined: explanations that hold at any temperature.
 
     Raises:
@@ -404,7 +410,7 @@ class Search:
         self.close = CLOSE_SINGLE if self.single else CLOSE
 
     def _choose(self) -> Probes:
-        """The first probes that the target accepts, and its answers to those that are alike."""
+        """Return the first probes that the target accepts; keep its answers to those that are alike."""
         failures = []
         for probes in (probes for probes in PROBES if probes.call == self.call):
             failures.append(self.ask(probes.alike, self.passed))
@@ -413,7 +419,7 @@ class Search:
         raise TargetError(f"it cannot be called with any probe: {'; '.join(dict.fromkeys(failures))}")
 
     def ask(self, batches: Iterable[Batch], passed: Sequence[float | None]) -> str:
-        """Call the target, and keep the answers; return why it does not accept a batch, or nothing."""
+        """Call the target and keep the answers; return why it does not accept a batch, or ""."""
         try:
             for probe in (Probe(batch, at) for batch in batches for at in passed):
                 self.answers[probe] = call_with(self.target, probe, self.limit)
@@ -422,12 +428,12 @@ class Search:
         return ""
 
     def given(self, batches: Iterable[Batch], passed: Iterable[float | None]) -> Array:
-        """[B, 1, P], the sum of the target's values."""
+        """[B, 1, P], the sum of the values that the target returned."""
         return np.array([[[self.answers[Probe(batch, at)].total for at in passed]] for batch in batches])
 
     @torch.no_grad()
     def totals(self, tried: Sequence[Variant], batches: Sequence[Batch], temperatures: Sequence[float]) -> Array:
-        """[B, V, T], the sum over the anchors as each variant predicts it; NaN where it cannot."""
+        """[B, V, T], the sum over the anchors that each variant predicts; NaN if it cannot read the batch."""
         at = torch.tensor(temperatures, dtype=torch.float64)
         found = np.full((len(batches), len(tried), len(at)), np.nan)
         for batch, sums in zip(batches, found, strict=True):
@@ -439,13 +445,13 @@ class Search:
         return found
 
     def fitting(self, matches: Iterable[Match]) -> list[Match]:
-        """Those that are close enough to be explanations."""
+        """Return the matches that are close enough to be explanations."""
         return [match for match in matches if match.error <= self.close]
 
     # Candidates
 
     def matches(self) -> list[Match]:
-        """Explanations, the good ones where there are any; else the nearest that were found."""
+        """Return explanations; if none is close enough, the nearest that were found."""
         near: list[Match] = []
         for level, tried in enumerate(_levels(self.call)):
             if self.target.takes_temperature:
@@ -454,13 +460,13 @@ class Search:
             if not self.target.takes_temperature or (level == 0 and not self.fitting(near)):
                 near += self._solved(tried)
             good = self.fitting(near)
-            # What is close and not exact is accepted once every variant with one wrong part was tried: an epsilon.
+            # Variants with one mistake, such as an epsilon, are tried before a close but inexact match is accepted.
             if good and (level > 0 or min(match.error for match in good) < EXACT or self.single):
                 break
         return near
 
     def _as_passed(self, tried: Sequence[Variant]) -> Iterator[Match]:
-        """Explanations in which the temperature that is passed is used."""
+        """Yield explanations that use the temperature that is passed."""
         first, *inner, last = self.probes.alike
         for batches, most in (((first, last), SHORTLIST), ((first, last, *inner), REFINED)):
             off = disproportion(self.totals(tried, batches, PASSED), self.given(batches, PASSED)).max(axis=1)
@@ -469,10 +475,10 @@ class Search:
             yield from self.explain(variant, {passed: passed for passed in PASSED})
 
     def _solved(self, tried: Sequence[Variant]) -> Iterator[Match]:
-        """Explanations with a temperature of their own, whatever is passed.
+        """Yield explanations with a temperature of their own, whatever is passed.
 
-        Where exponentials saturate, or are not summed, the temperature is a factor of the value and nothing else. What
-        another temperature explains as well is kept apart: the answers do not determine it.
+        If exponentials saturate, or are not summed, the temperature is only a factor of the value. An explanation that
+        another temperature gives too is kept in ``undetermined``: the answers do not determine the temperature.
         """
         first, *others = self.passed
         for variant, at in self.crossings(tried, first):
@@ -488,10 +494,11 @@ class Search:
 
     @np.errstate(all="ignore")
     def crossings(self, tried: Sequence[Variant], passed: float | None) -> list[tuple[Variant, float]]:
-        """Variants that may explain the answers, the most promising first, each with its temperature.
+        """Return variants that may explain the answers, the most promising first, each with its temperature.
 
-        The probes are of one structure, so any factor cancels from V_a t_b - V_b t_a. That is followed over the grid
-        for the two probes that differ most; at its crossings the others must be near, too.
+        The probes have one structure, so any factor cancels from V_a t_b - V_b t_a, where V is the variant's value and
+        t the target's. This difference is evaluated on the grid for the two probes that differ most. Where it crosses
+        0, the other probes must be near too.
         """
         ends = self.probes.alike[0], self.probes.alike[-1]
         given, values = self.given(self.probes.alike, [passed])[:, :, 0], self.totals(tried, self.probes.alike, GRID)
@@ -514,9 +521,9 @@ class Search:
 
     @np.errstate(all="ignore")
     def explain(self, variant: Variant, temperatures: Mapping[float | None, float]) -> list[Match]:
-        """The variant at these temperatures compared with every ordinary probe, with the factor that fits best.
+        """Compare a variant at these temperatures with every ordinary probe; return the match of the best factor.
 
-        Nothing where a temperature is missing, or no probe can be read so.
+        The list is empty if a temperature is missing, or if the variant cannot read the probes.
         """
         settings = {batch: setting for batch in self.batches if (setting := read_as(batch, variant.positives))}
         at = [temperatures.get(passed, math.nan) for passed in self.passed]
@@ -540,7 +547,7 @@ class Search:
         return (fitting or sorted(matches, key=lambda match: match.error))[:1]
 
     def with_gradient(self, match: Match) -> Match:
-        """The match with its gradient compared, or with what the gradient flows through instead."""
+        """Return the match with its gradient compared, and with the flow or the factor that explains the gradient."""
         error, factor = self._compare_gradient(match)
         flows = (replace(match, variant=replace(match.variant, flow=flow)) for flow in FLOWS)
         for other in (*flows, replace(match, gradient_factor=factor)):
@@ -550,14 +557,14 @@ class Search:
         return replace(match, gradient_error=error)
 
     def _compare_gradient(self, match: Match) -> tuple[float | None, float]:
-        """The largest relative difference of a gradient, None where there is none; and how many times too large it is.
+        """Return the largest relative difference of a gradient (None if none was compared), and a factor to explain it.
 
-        A gradient that is not finite is reported apart.
+        A gradient that is not finite is reported separately.
         """
         errors, ratios = [], []
         for probe in self.ordinary:
             given, embeddings = self.answers[probe].gradient, probe.batch.embeddings
-            # Where two rows share a maximum, its derivative is not one number.
+            # The derivative of a maximum that two rows share is not unique.
             shared_maximum = match.variant.guard and len(torch.unique(embeddings, dim=0)) < len(embeddings)
             rows = embeddings.clone().requires_grad_()
             value = None if given is None or shared_maximum else match.predict(probe, rows=rows)
@@ -566,7 +573,7 @@ class Search:
             given = given.flatten()
             expected = torch.autograd.grad(value.sum(), rows)[0].flatten() * match.gradient_factor
             if bool((given + expected).isfinite().all()):
-                # A gradient that vanishes is all rounding.
+                # A gradient that vanishes consists of rounding errors.
                 nothing = 1e-12 * abs(self.answers[probe].total) / float(embeddings.norm())
                 errors.append(float(relative(expected, given, nothing)))
                 ratios.append(float(given @ expected / (expected @ expected)))
@@ -574,7 +581,7 @@ class Search:
 
 
 def crossing(function: Callable[[float], float], low: float, high: float) -> float | None:
-    """The temperature between two at which a function crosses 0; None where it is not found."""
+    """Return the temperature between two others at which a function crosses 0; None if none is found."""
     ends = math.log(low) - 1e-9, math.log(high) + 1e-9
     try:
         return math.exp(float(brentq(lambda logarithm: function(math.exp(logarithm)), *ends, xtol=1e-15, rtol=1e-14)))
@@ -584,7 +591,7 @@ def crossing(function: Callable[[float], float], low: float, high: float) -> flo
 
 @np.errstate(all="ignore")
 def disproportion(values: Array, given: Array) -> Array:
-    """How far vectors [B, ...] are from being proportional to others, relative to these; infinite for no number."""
+    """Relative distance of vectors [B, ...] from multiples of others; infinite if it is not a number."""
     values, given = (x / np.abs(x).max(axis=0) for x in (values, given))
     values, given = (x / np.linalg.norm(x, axis=0) for x in (values, given))
     away = np.linalg.norm((values * given).sum(axis=0) * values - given, axis=0)
@@ -593,9 +600,9 @@ def disproportion(values: Array, given: Array) -> Array:
 
 @np.errstate(all="ignore")
 def relative(expected: Any, given: Any, floor: float = 0.0) -> Array:
-    """How far numbers, or vectors [..., K], are apart, relative to the larger.
+    """Distance of vectors [..., K], relative to the larger of them.
 
-    0 for what is the same, NaN included, or no larger than ``floor``; infinite where only one is finite.
+    It is 0 if they are the same, NaN included, or no larger than ``floor``, and infinite if only one of them is finite.
     """
     expected, given = np.atleast_1d(expected), np.atleast_1d(given)
     same = np.isclose(expected, given, rtol=0, atol=0, equal_nan=True).all(axis=-1)
@@ -605,6 +612,6 @@ def relative(expected: Any, given: Any, floor: float = 0.0) -> Array:
 
 
 def _rounded(factor: Any, close: float) -> float:
-    """A factor as the simple number that it is within rounding of."""
+    """Return the simple number that a factor equals up to rounding, or the factor."""
     simple = (1.0, 2.0, 0.5, -1.0, 4.0, 0.25)
     return next((number for number in simple if math.isclose(factor, number, rel_tol=close)), float(factor))

@@ -1,18 +1,18 @@
-"""The parts of which losses are made, right ones and wrong ones, each with words for what is wrong about it.
+"""The parts of which losses are made, right and wrong ones, each with a description of what is wrong about it.
 
-A variant names its parts: how positives are read, the similarity, what happens to the temperature, the terms of the
-denominator, what guards the logarithm, how an anchor's pairs become its value, and what the gradient flows through.
-They are torch code of this module's own over the logits, in float64; ``reference`` and ``fast`` are not used, so that
-agreement with them is evidence. Over the rows z of a batch, with s_ij a logit, A(i) the members and P(i) the positives,
+A variant names its parts: how positives are read, the similarity, how the temperature is applied, the terms of the
+denominator, the guard of the logarithm, how an anchor's pairs become its value, and where the gradient flows.
+The parts are implemented here in torch, over the logits, in float64. ``reference`` and ``fast`` are not used, so that
+agreement with them is evidence. Over the rows z of a batch, with logits s_ij, members A(i) and positives P(i),
 
-    v_ip = log D_ip - s_ip                  the cost of a pair; D_ip as ``denominator`` says
-    L_i  = mean over p in P(i) of v_ip      or what ``form`` says
-    L    = sum over anchors of L_i, over a count (``COUNTS``), times a factor
+    v_ip = log D_ip - s_ip                  the cost of a pair; ``denominator`` defines D_ip
+    L_i  = mean over p in P(i) of v_ip      or another ``form``
+    L    = sum over anchors of L_i, divided by a count (``COUNTS``), times a factor
 
-A loss whose catalogue entry names no parts is evaluated by the entry's baseline in place of v_ip and L_i.
+If a loss's catalogue entry names no parts, the entry's baseline is evaluated in place of v_ip and L_i.
 
-In the tables, a part that code refers to has a short name, and ``NAMES`` has its words; any other part is wrong, and
-its name is what is wrong about it, in words.
+In the tables, a part that code refers to has a short name, and ``NAMES`` describes it; the name of any other part is
+itself the description of what is wrong.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from typing import Any
 import torch
 
 from ..suite.catalogue import LOSSES, Loss
-from . import positives as reading
-from .positives import POSITIVES, Setting
+from .positives import POSITIVES, RIGHT_POSITIVES, Setting, same
 
 Tensor = torch.Tensor
 
 Table = Mapping[str, Callable[..., Any]]
-"""The choices for one part, each with how it is computed."""
+"""The choices for one part, each with its implementation."""
 
 
 # Similarities of the rows a and b: [M, M] of (a, b, setting)
@@ -44,8 +43,8 @@ def _unit(rows: Tensor, p: int = 2) -> Tensor:
 
 
 def _over_views(a: Tensor, b: Tensor, setting: Setting) -> Tensor:
-    """Dot products of rows divided by the norm that is taken over the views of an item, column by column."""
-    alike = reading.same(setting.items).to(a.dtype)
+    """Dot products of rows divided, column by column, by the norm over the views of an item."""
+    alike = same(setting.items).to(a.dtype)
     return (a / (alike @ a**2).sqrt()) @ (b / (alike @ b**2).sqrt()).T
 
 
@@ -60,23 +59,21 @@ def _dot_after(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, 
 SIMILARITIES: Table = {
     "cosine": _dot_after(_unit),
     "dot": lambda a, b, s: a @ b.T,
-    "norms are taken over the batch, not over each row": _dot_after(lambda z: z / z.norm(dim=0)),
-    "norms are taken over the views of an item, not over each row": _over_views,
-    "only the anchor's row is brought to norm 1": lambda a, b, s: _unit(a) @ b.T,
-    "only the other row is brought to norm 1": lambda a, b, s: a @ _unit(b).T,
-    "rows are divided by the square of their norm": _dot_after(lambda z: z / (z**2).sum(dim=1, keepdim=True)),
-    "one norm is taken over the whole batch, not over each row": _dot_after(lambda z: z / z.norm()),
-    "rows are divided by the sum of their absolute values, not by their norm": _dot_after(partial(_unit, p=1)),
-    "rows are put through a softmax": _dot_after(lambda z: _unit(z.softmax(dim=1))),
-    "a distance is taken for the similarity: similar rows repel each other": lambda a, b, s: -(_unit(a) @ _unit(b).T),
+    "rows are divided by norms over the batch (dim 0), not by their own norms": _dot_after(lambda z: z / z.norm(dim=0)),
+    "rows are divided by norms over the views of an item, not by their own norms": _over_views,
+    "only the anchor's row is normalised": lambda a, b, s: _unit(a) @ b.T,
+    "only the row that the anchor is compared with is normalised": lambda a, b, s: a @ _unit(b).T,
+    "rows are divided by their squared norm": _dot_after(lambda z: z / (z**2).sum(dim=1, keepdim=True)),
+    "all rows are divided by one norm, that of the whole batch": _dot_after(lambda z: z / z.norm()),
+    "rows are divided by their L1 norm, not by their L2 norm": _dot_after(partial(_unit, p=1)),
+    "a softmax is applied to the rows": _dot_after(lambda z: _unit(z.softmax(dim=1))),
+    "the sign of the cosine is wrong: similar rows repel each other": lambda a, b, s: -(_unit(a) @ _unit(b).T),
     "the sign of the dot products is wrong": lambda a, b, s: -(a @ b.T),
-    "the sign of the cosine is lost": lambda a, b, s: (_unit(a) @ _unit(b).T).abs(),
-    "negative cosines count as 0": lambda a, b, s: (_unit(a) @ _unit(b).T).clamp(min=0),
+    "the absolute value of the cosine is used": lambda a, b, s: (_unit(a) @ _unit(b).T).abs(),
+    "negative cosines are set to 0": lambda a, b, s: (_unit(a) @ _unit(b).T).clamp(min=0),
     "the cosine is squared": lambda a, b, s: (_unit(a) @ _unit(b).T).square(),
     "the similarity is minus the Euclidean distance": lambda a, b, s: -_distances(a, b),
-    "the similarity is minus the Euclidean distance of the normalised rows": (
-        lambda a, b, s: -_distances(_unit(a), _unit(b))
-    ),
+    "the similarity is minus the distance of the normalised rows": lambda a, b, s: -_distances(_unit(a), _unit(b)),
     "the similarity is minus the squared Euclidean distance": lambda a, b, s: -(_distances(a, b) ** 2),
 }
 
@@ -89,7 +86,7 @@ TEMPERINGS: Table = {
     "logits are divided by twice the temperature": lambda t: t * 2,
     "the temperature has no effect": torch.ones_like,
 }
-"""What the similarities are divided by, of (temperature)."""
+"""The divisor of the similarities, as a function of the temperature."""
 
 _UNTEMPERED = "the temperature is not applied to the positive"
 _UNTEMPERED_ABOVE = "the temperature is not applied to the numerator"
@@ -101,14 +98,14 @@ NUMERATORS: Table = {
     "the temperature is not applied in the denominator": lambda z, s, t: (s, z),
     "the temperature is applied twice to the positive": lambda z, s, t: (s / t, s),
 }
-"""The logarithm of the numerator, and what the denominator sums, of (similarities, logits, what divides them)."""
+"""The logarithm of the numerator, and the logits of the denominator, of (similarities, logits, divisor)."""
 
 
 # Denominators: the logarithm of a sum of exponentials, of (logits, columns, setting, divisor)
 
 
 def log_sum(s: Tensor, columns: Tensor, *_: Any) -> Tensor:
-    """[T, M, 1] logarithm of the sum of exponentials over the columns; -inf over none."""
+    """[T, M, 1] logarithm of the sum of exponentials over the columns; -inf if there are none."""
     some = columns.any(dim=1, keepdim=True)
     inner = s.masked_fill(~columns & some, -math.inf)
     return torch.logsumexp(inner, dim=2, keepdim=True).masked_fill(~some, -math.inf)
@@ -129,7 +126,7 @@ def _largest(s: Tensor, columns: Tensor, *_: Any) -> Tensor:
 
 
 def _log_mean(s: Tensor, columns: Tensor, *_: Any) -> Tensor:
-    return log_sum(s, columns) - columns.sum(dim=1).clamp(min=1).to(torch.float64).log()[:, None]
+    return log_sum(s, columns) - columns.sum(dim=1).clamp(min=1).double().log()[:, None]
 
 
 def _less_one(s: Tensor, columns: Tensor, setting: Setting, divisor: Tensor) -> Tensor:
@@ -144,9 +141,9 @@ class Denominator:
     Attributes:
         words: what is wrong about it; empty for those of the catalogue.
         columns: bool [M, M], the columns summed.
-        with_positive: 1 where e^s_ip is added to them, -1 where it is taken out, 0 otherwise.
+        with_positive: 1 if e^s_ip is added to them, -1 if it is removed, 0 otherwise.
         own: whether the self pair is added to them.
-        leaks: how many times exp(0) is added to it, by row.
+        leaks: for every row, how many terms exp(0) are added.
         combine: the logarithm of their sum, or what is computed instead.
     """
 
@@ -162,12 +159,10 @@ class Denominator:
         columns = self.columns(setting)
         return columns | setting.own if self.own else columns
 
-    def terms(self, setting: Setting, anchor: int) -> int:
-        """How many exponentials are summed for an anchor and one of its positives."""
-        if self.combine is _largest:
-            return 1 + self.with_positive
-        found = int(self.summed(setting)[anchor].sum()) + self.with_positive
-        return found + (0 if self.leaks is None else int(self.leaks(setting)[anchor]))
+    def terms(self, setting: Setting) -> Tensor:
+        """[M], the number of exponentials summed for each anchor and one of its positives."""
+        summed = 1 if self.combine is _largest else self.summed(setting).sum(dim=1)
+        return summed + self.with_positive + (self.leaks(setting) if self.leaks else torch.zeros(len(setting.rows)))
 
 
 _member, _negative = attrgetter("member"), attrgetter("negative")
@@ -178,9 +173,9 @@ def _one(s: Setting) -> Tensor:
 
 
 def _modified(name: str, right: Denominator) -> dict[str, Denominator]:
-    """A denominator of the catalogue, and the same with one mistake that each of them may have."""
+    """A denominator of the catalogue, and variants of it with one mistake each."""
     leak = "exp(0) of {} leaks into the denominator"
-    mean = "holds the mean of the negatives, not their sum" if right.with_positive else "is a mean, not a sum"
+    mean = "contains the mean of the negatives, not their sum" if right.with_positive else "is a mean, not a sum"
     found = {
         name: right,
         f"{name}, self": replace(right, words="the anchor itself is kept in the denominator", own=True),
@@ -188,13 +183,13 @@ def _modified(name: str, right: Denominator) -> dict[str, Denominator]:
         f"{name}, mean": replace(right, words=f"the denominator {mean}", combine=_log_mean),
     }
     if right.columns is _negative:
-        words = leak.format("every entry that is masked")
+        words = leak.format("every masked entry")
         found[f"{name}, leaks"] = replace(right, words=words, leaks=lambda s: (~s.negative).sum(dim=1).double())
     return found
 
 
 RIGHT_DENOMINATORS = ("all", "one_positive", "only_negatives")
-"""Those of the catalogue."""
+"""The denominators of the catalogue."""
 
 DENOMINATORS: Mapping[str, Denominator] = {
     **_modified("all", Denominator("", _member)),
@@ -203,24 +198,19 @@ DENOMINATORS: Mapping[str, Denominator] = {
     "all, again": Denominator("the positive is in the denominator twice", _member, 1),
     "all, decoupled": Denominator("the positive is missing from its own denominator", _member, -1),
     "positives": Denominator("the negatives are missing from the denominator", lambda s: s.positive),
-    "everything": Denominator(
-        "the denominator sums over the whole batch, the anchor and rows that are not compared included",
-        lambda s: torch.ones_like(s.member),
-    ),
-    "axis": Denominator(
-        "the softmax is taken over the wrong axis: over the anchors of a column", _member, combine=_over_the_anchors
-    ),
-    "batch": Denominator("the denominator sums over the comparisons of every anchor", _member, combine=_over_the_batch),
+    "everything": Denominator("the denominator sums over every row of the batch", lambda s: torch.ones_like(s.member)),
+    "axis": Denominator("the softmax is taken over the anchors, the wrong axis", _member, combine=_over_the_anchors),
+    "batch": Denominator("the denominator sums over the pairs of all anchors", _member, combine=_over_the_batch),
     "batch, negatives": Denominator(
-        "the denominator sums over the negatives of every anchor", _negative, 1, combine=_over_the_batch
+        "the denominator sums over the negatives of all anchors", _negative, 1, combine=_over_the_batch
     ),
     "subtract": Denominator(
-        "the anchor itself is removed by subtracting e^(1/temperature) from the sum", _member, 0, True, None, _less_one
+        "e^(1/temperature) is subtracted to remove the anchor from the denominator", _member, 0, True, None, _less_one
     ),
     "largest": Denominator("only the hardest negative is in the denominator", _negative, 1, combine=_largest),
     "one": Denominator("there is no denominator", lambda s: torch.zeros_like(s.member), leaks=_one),
 }
-"""Denominators by the catalogue's name, with a comma and the mistake where one is added to it, or by a name."""
+"""Denominators by short name: the catalogue's, the catalogue's with a comma and a mistake, and others."""
 
 
 # Guards of the logarithm
@@ -228,9 +218,9 @@ DENOMINATORS: Mapping[str, Denominator] = {
 _GUARDED = {
     "ratio": "to the ratio within the logarithm",
     "below": "to the denominator",
-    "shifted": "to the denominator after the row's maximum, itself included, is subtracted",
+    "shifted": "to the denominator after the row's maximum, self pair included, is subtracted",
     "others": "to the denominator after the row's maximum is subtracted",
-    "above": "to the numerator after the row's maximum, itself included, is subtracted",
+    "above": "to the numerator after the row's maximum, self pair included, is subtracted",
     "each": "to every exponential",
     "twice": "to the denominator and again to the ratio",
 }
@@ -239,7 +229,7 @@ _EPSILONS = ("1e-12", "1e-10", "1e-08", "1e-07", "1e-06", "1e-05", "1e-04", "1e-
 GUARDS: Mapping[str, str] = {
     f"{kind} {size}": f"an epsilon of {size} is added {where}" for kind, where in _GUARDED.items() for size in _EPSILONS
 }
-"""What is added against a logarithm of 0, and where, in words."""
+"""What is added to avoid a logarithm of 0, and where, in words."""
 
 
 # Forms: how the pairs of an anchor become its value, [T, M] of (pairs)
@@ -251,18 +241,16 @@ _OUTSIDE: Table = {
     "sum": lambda x: x.sum,
     "the sum over the positives is divided by their number twice": lambda x: x.sum / x.n**2,
     "the sum over the positives is divided by their number plus 1": lambda x: x.sum / (x.n + 1),
-    "the sum over the positives is divided by the number of all other rows, not of positives": (
-        lambda x: x.sum / x.members
-    ),
+    "the sum over the positives is divided by the number of other rows": lambda x: x.sum / x.members,
     "the values of the pairs are multiplied, not averaged": lambda x: x.cost.where(x.positive, 1.0).prod(dim=2),
     "the logarithm of the denominator is counted once, not once per positive": (
         lambda x: x.total(x.below) / x.n**2 - x.total(x.above) / x.n
     ),
-    "only the hardest positive counts": lambda x: x.cost.masked_fill(~x.positive, -math.inf).amax(dim=2),
-    "only the easiest positive counts": lambda x: x.cost.masked_fill(~x.positive, math.inf).amin(dim=2),
+    "only the hardest positive is used": lambda x: x.cost.masked_fill(~x.positive, -math.inf).amax(dim=2),
+    "only the easiest positive is used": lambda x: x.cost.masked_fill(~x.positive, math.inf).amin(dim=2),
     "the sum over the positives is multiplied by their number": lambda x: x.sum * x.n,
-    "the denominator is missing: only similarities of the positives are averaged": lambda x: -x.total(x.above) / x.n,
-    "the sum runs over all other rows, positives and negatives alike": (
+    "only the similarities of the positives are averaged; there is no denominator": lambda x: -x.total(x.above) / x.n,
+    "the sum runs over all other rows, not only over the positives": (
         lambda x: x.total(x.cost, x.setting.member) / x.members
     ),
 }
@@ -278,14 +266,14 @@ _INSIDE: Table = {
 _BINARY: Table = {
     "binary": lambda x: x.attract / (x.p + 1) + x.repel / x.q,
     "the diagonal is not counted among the positives": lambda x: x.attract / x.p.clamp(min=1) + x.repel / x.q,
-    "the diagonal is counted as a positive with a loss of its own, not of 0": (
+    "the diagonal is a positive with a loss of its own, not of 0": (
         lambda x: (x.attract + x.softplus(-x.above, x.setting.own)) / (x.p + 1) + x.repel / x.q
     ),
-    "the diagonal is taken for a negative": lambda x: (
+    "the diagonal is counted among the negatives": lambda x: (
         x.attract / x.p.clamp(min=1) + (x.repel + x.softplus(x.above, x.setting.own)) / (x.negatives + 1)
     ),
-    "positives and negatives are summed, not averaged apart": lambda x: x.attract + x.repel,
-    "positives and negatives are averaged together, not apart": (
+    "positives and negatives are summed, not averaged separately": lambda x: x.attract + x.repel,
+    "positives and negatives are averaged together, not separately": (
         lambda x: (x.attract + x.repel) / (x.p + x.negatives).clamp(min=1)
     ),
     "the negatives are missing": lambda x: x.attract / (x.p + 1),
@@ -315,15 +303,14 @@ FLOWS: Mapping[str, str] = {
 }
 
 NAMES: Mapping[str, str] = {
-    **reading.NAMES,
     **GUARDS,
     **FLOWS,
-    **dict.fromkeys(("cosine", "dot", "divided", "same", "mean", "inside", "binary"), ""),
+    **dict.fromkeys((*RIGHT_POSITIVES, "cosine", "dot", "divided", "same", "mean", "inside", "binary"), ""),
     "sum": "the sum over the positives is not divided by their number",
-    "mean_pairs": "the mean over the positive pairs",
+    "mean_pairs": "the mean is over the positive pairs",
     "pooled": "minus the logarithm of the mean over all anchors, not the mean of minus the logarithm",
 }
-"""Parts that have a short name: what is wrong about each, in words; "" if a loss of the catalogue has it."""
+"""What is wrong about the parts that have a short name; "" if a loss of the catalogue has the part."""
 
 
 def words_of(part: str) -> str:
@@ -332,7 +319,7 @@ def words_of(part: str) -> str:
 
 
 REDUCED_BY = ("reduction", "no_positive", "no_negative")
-"""Options that are not part of a variant: what is done with the values of the anchors."""
+"""Options that are not part of a variant: how the values of the anchors become the loss."""
 
 
 @dataclass(frozen=True)
@@ -341,7 +328,7 @@ class Variant:
 
     Attributes:
         loss: its name in the catalogue.
-        options: those that are not at their default, ``REDUCED_BY`` apart.
+        options: those that are not at their default, except ``REDUCED_BY``.
     """
 
     loss: str
@@ -362,7 +349,7 @@ class Variant:
 
     @property
     def in_parts(self) -> bool:
-        """Whether numerator, denominator, guard and form describe the loss; else its baseline takes their place."""
+        """Whether numerator, denominator, guard and form describe the loss; otherwise its baseline is evaluated."""
         return bool(self.entry.variant)
 
     @property
@@ -390,7 +377,7 @@ class Variant:
 
 
 def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
-    """A loss of the catalogue with its options, as a variant.
+    """Return a loss of the catalogue with its options as a variant.
 
     Args:
         loss: the loss.
@@ -401,40 +388,57 @@ def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
     chosen = tuple((name, given[name]) for name in own if given[name] != loss.keywords[name])
     named = ("similarity", "denominator") if loss.variant else ("similarity",)
     parts: dict[str, Any] = {**loss.variant, **{name: given[name] for name in named if name in given}}
-    # The mean over pairs is of the pairs' own sum.
+    # The mean over pairs averages the sums over the pairs.
     if loss.variant and given["reduction"] == "mean_pairs":
         parts["form"] = "sum"
     return Variant(loss.name, chosen, **parts)
 
 
 class Evaluation:
-    """The values of variants in one setting, at one or more temperatures; what they share is computed once.
+    """The values of variants in one setting, at one or more temperatures; shared parts are computed once.
 
     Args:
-        setting: the setting, its positives as they are read or misread.
-        temperature: [T].
+        setting: the setting, after the positives are read or misread.
+        temperature: [T], or one number.
     """
 
-    def __init__(self, setting: Setting, temperature: Tensor) -> None:
+    def __init__(self, setting: Setting, temperature: Tensor | float) -> None:
         self.setting = setting
-        self.temperature = temperature.reshape(-1, 1, 1)
+        self.temperature = torch.as_tensor(temperature, dtype=torch.float64).reshape(-1, 1, 1)
         self._known: dict[tuple[str, ...], Tensor] = {}
 
     def once(self, make: Callable[[], Tensor], variant: Variant, *parts: str) -> Tensor:
-        """What depends on some parts of a variant alone."""
+        """Return a result that depends only on some parts of a variant, computed on the first call."""
         key = (make.__name__, *(getattr(variant, part) for part in parts))
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
 
     def anchors(self, variant: Variant) -> Tensor:
-        """[T, M], every anchor's value; 0 for rows that are not anchors, or that have no positive.
+        """[T, M], the value of every anchor; 0 for rows that are not anchors, or that have no positives.
 
-        For the form "pooled" the one value there is stands at the first anchor.
+        For the form "pooled" the only value is that of the first anchor.
         """
         pairs = Pairs(self, variant)
         each = FORMS[variant.form](pairs) if variant.in_parts else pairs.baseline()
         return torch.where(pairs.some, each, 0.0)
+
+    def loss(self, variant: Variant, reduction: str = "mean", policy: str = "zero") -> Tensor:
+        """[K], the loss at the first temperature: one value, or one per anchor for the reduction "none".
+
+        Args:
+            variant: the variant.
+            reduction: a name of ``COUNTS``, or "none".
+            policy: one of ``POLICIES``.
+        """
+        setting, each = self.setting, self.anchors(variant)[0]
+        alone = setting.anchors & (setting.counts == 0)
+        counted = setting.anchors & ~alone if policy == "drop" else setting.anchors
+        values = (each.masked_fill(alone, math.nan) if policy == "nan" else each)[counted]
+        if reduction == "none":
+            return values
+        number = counted.sum() if reduction == "mean" else COUNTS[reduction](setting)
+        return values.sum(dim=0, keepdim=True) / max(float(number), 1.0)
 
 
 class Pairs:
@@ -445,14 +449,15 @@ class Pairs:
         similarities: [M, M].
         logits: [T, M, M], similarities over temperature.
         above: [T, M, M], the logarithm of the numerator.
-        some: bool [M], the anchors that have a pair that counts; all anchors where rows without one have a value.
+        some: bool [M], the anchors that have a value: those with a pair that counts or, for some variants, all.
         positive: bool [M, M], the positive pairs that count.
         n: [M], the number of positives, at least 1.
         members: [M], the number of members, at least 1.
         p: [M], the number of positives.
-        negatives: [M], the number of negatives; q, the same, at least 1.
-        attract, repel: [T, M], the sums of the binary cross-entropies of the positives, and of the negatives; only
-            where every pair is classified.
+        negatives: [M], the number of negatives.
+        q: [M], the number of negatives, at least 1.
+        attract: [T, M], the sum of the binary cross-entropies of the positives, only if every pair is classified.
+        repel: [T, M], the same for the negatives.
     """
 
     def __init__(self, evaluation: Evaluation, variant: Variant) -> None:
@@ -487,7 +492,7 @@ class Pairs:
             kept = (torch.arange(len(left)) >= len(left) // 2) == (flow == "first view")
             left = right = torch.where(kept[:, None], left, left.detach())
         elif flow == "norm":
-            # Divided once more by the norm as it is: the value is 1 over it, the gradient that of the undivided rows.
+            # The norms are constants, so a cosine of the rows is a dot product of the divided rows.
             left = right = left / left.norm(dim=1, keepdim=True).detach()
             name = "dot" if name == "cosine" else name
         found: Tensor = SIMILARITIES[name](left, right, self.setting)
@@ -514,7 +519,7 @@ class Pairs:
 
     @cached_property
     def cost(self) -> Tensor:
-        """[T, M, M], what each pair costs: log D_ip less the logarithm of the numerator, guarded."""
+        """[T, M, M], the cost of each pair: log D_ip minus the logarithm of the numerator, guarded."""
         below, above = self.below, self.above
         kind, _, text = self.variant.guard.partition(" ")
         epsilon = float(text or 0)
@@ -525,17 +530,12 @@ class Pairs:
         if kind in ("shifted", "others", "above", "each"):
             columns = self.setting.member if kind == "others" else self.setting.member | self.setting.own
             top = _largest(self.logits, columns | ~columns.any(dim=1, keepdim=True))
-            # A maximum that is subtracted and added again has no gradient of its own.
+            # Subtracting a maximum and adding it again leaves no gradient through it.
             top = top if kind == "each" and self.variant.flow != "maximum" else top.detach()
             above = _plus(above, epsilon, top) if kind in ("above", "each") else above
-            terms = self._terms() if kind == "each" else 1.0
-            below = below if kind == "above" else _plus(below, epsilon * terms, top)
+            terms = DENOMINATORS[self.variant.denominator].terms(self.setting).clamp(min=1)[:, None]
+            below = below if kind == "above" else _plus(below, epsilon * (terms if kind == "each" else 1.0), top)
         return below.sub(above)
-
-    def _terms(self) -> Tensor:
-        """[M, 1], the number of terms in a denominator."""
-        kind = DENOMINATORS[self.variant.denominator]
-        return kind.summed(self.setting).sum(dim=1, keepdim=True).clamp(min=1).double() + kind.with_positive
 
     def total(self, values: Tensor, pairs: Tensor | None = None) -> Tensor:
         """[T, M], the sum over the positives, or over other pairs."""
@@ -547,23 +547,23 @@ class Pairs:
         return self.total(self.cost)
 
     def log_ratios(self, *, leak: bool = False) -> Tensor:
-        """[T, M], the logarithm of the sum of the positives' ratios; with that of the diagonal's exp(0) if it leaks."""
+        """[T, M], the logarithm of the sum of the positives' ratios, plus that of exp(0) if the diagonal leaks."""
         logs = torch.where(self.positive, -self.cost, 0.0).masked_fill(~self.positive & self.some[:, None], -math.inf)
         if leak:
             logs = torch.cat([logs, -self.below[..., :1]], dim=2)
         return torch.logsumexp(logs, dim=2)
 
     def pooled(self) -> Tensor:
-        """[T, M], minus the logarithm of the mean ratio of all anchors, as the value of the first of them."""
+        """[T, M], minus the logarithm of the mean ratio of all anchors, as the value of the first anchor."""
         value = -(self.log_ratios().exp() / self.n)[:, self.some].mean(dim=1).log()
         return value[:, None] * torch.nn.functional.one_hot(self.some.int().argmax(), len(self.some))
 
     def softplus(self, logits: Tensor, pairs: Tensor) -> Tensor:
-        """[T, M], the sum over pairs of log(1 + e^logit) to the last digit: torch's own is cut off above 20."""
+        """[T, M], the sum over pairs of log(1 + e^logit), accurate above 20 too, where torch's softplus is linear."""
         return self.total(torch.logaddexp(logits, torch.zeros_like(logits)), pairs)
 
     def baseline(self) -> Tensor:
-        """[T, M], the value of every row where no parts describe the loss."""
+        """[T, M], the value of every row for a loss that no parts describe."""
         entry = self.variant.entry
         given = {**entry.keywords, **dict(self.variant.options)}
         options = {name: given[name] for name in entry.formula_options}
@@ -572,11 +572,11 @@ class Pairs:
 
 
 def _less(a: Tensor, b: Tensor) -> Tensor:
-    """log(e^a - e^b), where b is no more than a; -inf where they are equal."""
+    """log(e^a - e^b) for b <= a; -inf if they are equal."""
     gap = torch.exp((b - a).clamp(max=0))
-    # At equality nothing is left; its derivative is kept out of the graph.
+    # Nothing remains if they are equal; the infinite derivative is kept out of the graph.
     left = gap < 1
-    return torch.where(left, a + torch.log1p(-torch.where(left, gap, torch.zeros_like(gap))), -math.inf)
+    return torch.where(left, a + torch.log1p(-torch.where(left, gap, 0.0)), -math.inf)
 
 
 def _plus(logarithm: Tensor, amount: Tensor | float, top: Tensor | float = 0.0) -> Tensor:
@@ -591,43 +591,32 @@ COUNTS: Table = {
     "sum": lambda s: 1,
     "drop": lambda s: (s.counts > 0).sum(),
     "mean_pairs": lambda s: s.counts.sum(),
-    "the sum over the anchors divided by the number of items": lambda s: len(s.items.unique()),
-    "the sum over the anchors divided by the number of classes": (
+    "the sum over the anchors is divided by the number of items": lambda s: len(s.items.unique()),
+    "the sum over the anchors is divided by the number of classes": (
         lambda s: len((s.positive | s.own)[s.anchors].unique(dim=0))
     ),
-    "the sum over the anchors divided by their number less 1": lambda s: s.anchors.sum() - 1,
-    "the sum over the anchors divided by the square of their number": lambda s: s.anchors.sum() ** 2,
-    "the sum over the anchors divided by the number of all comparisons": lambda s: s.member[s.anchors].sum(),
-    "the sum over the anchors divided by the number of negative pairs": lambda s: s.negative[s.anchors].sum(),
+    "the sum over the anchors is divided by their number minus 1": lambda s: s.anchors.sum() - 1,
+    "the sum over the anchors is divided by the square of their number": lambda s: s.anchors.sum() ** 2,
+    "the sum over the anchors is divided by the number of all pairs": lambda s: s.member[s.anchors].sum(),
+    "the sum over the anchors is divided by the number of negative pairs": lambda s: s.negative[s.anchors].sum(),
 }
-"""What the sum over the anchors may be divided by, of (setting)."""
+"""What the sum over the anchors may be divided by, as a function of the setting."""
 
 POLICIES = ("zero", "drop", "nan")
 """What an anchor without positives adds: 0, nothing (it is left out of the mean), or NaN."""
-
-
-def reduce_anchors(setting: Setting, each: Tensor, reduction: str, policy: str = "zero") -> Tensor:
-    """Every anchor's value [M] as a loss: over the count that ``reduction`` names, or one by one for "none"."""
-    alone = setting.anchors & (setting.counts == 0)
-    each = each.masked_fill(alone, math.nan) if policy == "nan" else each
-    counted = setting.anchors & ~alone if policy == "drop" else setting.anchors
-    if reduction == "none":
-        return each[counted]
-    number = counted.sum() if reduction == "mean" else COUNTS[reduction](setting)
-    return each[counted].sum() / max(float(number), 1.0)
 
 
 # Enumeration
 
 
 def variations(variant: Variant, call: str) -> Iterator[Variant]:
-    """Every variant that differs from this one in one part that no loss of the catalogue has."""
-    others: dict[str, Iterable[Any]] = {"similarity": SIMILARITIES}
+    """Yield every variant that differs from this one in one part that no loss of the catalogue has."""
+    others: dict[str, Iterable[str]] = {"similarity": SIMILARITIES}
     if variant.in_parts and not variant.binary:
         others["numerator"] = NUMERATORS
         stems = {name: name.partition(",")[0] for name in DENOMINATORS}
-        wrong = {*stems.values()} - {*RIGHT_DENOMINATORS}
-        others["denominator"] = [name for name, stem in stems.items() if stem in {*wrong, variant.denominator}]
+        right = {*RIGHT_DENOMINATORS} - {variant.denominator}
+        others["denominator"] = [name for name, stem in stems.items() if stem not in right]
         others["guard"] = () if variant.guard else GUARDS
         inside = [name for name in _INSIDE if name != _LEAK_SUM]
         others["form"] = _INSIDE if variant.form == "inside" else [*_OUTSIDE, *inside]
@@ -635,14 +624,10 @@ def variations(variant: Variant, call: str) -> Iterator[Variant]:
         others["form"] = _BINARY
     if variant.positives == "meant":
         others["positives"] = [name for name, part in POSITIVES.items() if call in part.calls]
-    for part, names in others.items():
-        for name in names:
-            if words_of(name):
-                yield replace(variant, **{part: name})
+    changes = ((part, name) for part, names in others.items() for name in names if words_of(name))
+    yield from (replace(variant, **{part: name}) for part, name in changes)
 
 
 def temperings(variant: Variant) -> Iterator[Variant]:
-    """The variant with every mistake in the temperature of all logits."""
-    for name in TEMPERINGS:
-        if name != variant.tempering:
-            yield replace(variant, tempering=name)
+    """Yield the variant with every mistake in the temperature of all logits."""
+    yield from (replace(variant, tempering=name) for name in TEMPERINGS if name != variant.tempering)

@@ -1,18 +1,19 @@
-"""Where an adopter's loss knowingly deviates: written down in their own project, with a reason, and held to.
+"""Declared deviations: a project states where its loss is meant to differ, with a reason; each must show.
 
-In ``pyproject.toml`` under ``[[tool.pairproof.deviations]]``, in any other TOML file under ``[[deviations]]``::
+They are in ``pyproject.toml`` under ``[[tool.pairproof.deviations]]``, or in another TOML file under
+``[[deviations]]``::
 
     [[tool.pairproof.deviations]]
     loss = "supcon"                                      # optional: only this loss
     target = "mylib.losses:MyLoss"                       # optional: only this target
     flag = "lonely-anchors"                              # or  case = "golden/supcon/..."; one, or a list
     dtype = "float32"                                    # optional: one, or a list
-    reason = "anchors without positive are not counted"
+    reason = "anchors without positives are not counted"
     link = "https://example.org/mylib/issues/7"
 
-A declaration is strict: every check that it names must fail, and one that names no check of a loss and a dtype that
-are judged is an error. One whose target, loss or dtype is not judged is no error, for it may be judged elsewhere. A
-crash is no deviation: it stays an error.
+A declaration is strict: every check that it names must fail, and it must name a check of the loss and the dtypes that
+are judged. A declaration for another target, loss or dtype is ignored, since another run may judge it. A target that
+raises an error does not deviate: the check stays an error.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TEXTS = ("loss", "target", "reason", "link")
 
 
 class DeclarationError(UsageError):
-    """A file of declarations is malformed or names what does not exist; the message names the file and the entry."""
+    """A file of declarations is malformed or names something unknown; the message names the file and the entry."""
 
 
 def _require(met: bool, place: str, message: str) -> None:
@@ -46,10 +47,10 @@ def _require(met: bool, place: str, message: str) -> None:
 
 
 def verdict(difference: str, declared: Sequence[Deviation]) -> tuple[Status, str]:
-    """How a check ends that was judged, and its message.
+    """Return the status and the message of a check.
 
     Args:
-        difference: the first differing term; empty if the result conforms.
+        difference: the first term that differs; "" if the result conforms.
         declared: the deviations that name this check.
     """
     if difference and declared:
@@ -62,7 +63,7 @@ def verdict(difference: str, declared: Sequence[Deviation]) -> tuple[Status, str
 
 
 def project_file(start: Path) -> Path | None:
-    """The nearest ``pyproject.toml`` from a folder upwards, if it has a table tool.pairproof.
+    """Return the nearest ``pyproject.toml`` in a folder or its parents, if it has a table tool.pairproof.
 
     Raises:
         DeclarationError: the file is not TOML.
@@ -72,7 +73,7 @@ def project_file(start: Path) -> Path | None:
 
 
 def _table(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """The table that holds a file's declarations, None where a project has none; and the prefix of its keys."""
+    """Return the table with a file's declarations (None if a project has none) and the prefix of its keys."""
     try:
         table, prefix = tomllib.loads(path.read_text(encoding="utf-8")), ""
     except OSError as error:
@@ -92,10 +93,10 @@ def read_declarations(path: Path) -> dict[str, dict[str, Any]]:
     """Read and validate the entries of a TOML file.
 
     Args:
-        path: a ``pyproject.toml``, whose table is tool.pairproof, or another file, which holds nothing else.
+        path: a ``pyproject.toml`` with the table tool.pairproof, or another file that contains only declarations.
 
     Returns:
-        The entries by their places, in their order; each has the keys of the file, with a tuple for every list. Empty
+        The entries in their order, by their places; each has the keys of the file, with a tuple for every list. Empty
         if a ``pyproject.toml`` has no such table.
 
     Raises:
@@ -122,19 +123,19 @@ def _entry(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
         _require(right, f"{place}: {name}", expected)
         found[name] = tuple(texts) if several else value
     for name in ("reason", "link"):
-        _require(name in found, place, f"{name} is missing: a deviation without it cannot be judged by others")
-    _require(("case" in found) != ("flag" in found), place, "expected a case (ids) or a flag, one of both")
+        _require(name in found, place, f"{name} is missing: every deviation needs a reason and a link")
+    _require(("case" in found) != ("flag" in found), place, "expected either case (one or more ids) or flag")
     return found
 
 
 def deviations(
     entries: Mapping[str, Mapping[str, Any]], cases: Mapping[Case, GoldenCase | None]
 ) -> tuple[Deviation, ...]:
-    """The deviations that the entries of a file declare.
+    """Return the deviations that the entries of a file declare.
 
     Args:
-        entries: as they were read, by place.
-        cases: every case of the suite, with its golden entry where it has one.
+        entries: the entries of ``read_declarations``, by place.
+        cases: every case of the suite, with its golden entry if it has one.
 
     Raises:
         DeclarationError: a loss, case, flag or dtype is unknown.
