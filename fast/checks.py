@@ -1,7 +1,7 @@
-"""Argument checks, shared by every loss: one line each, naming the argument, what is expected and what was got.
+"""Argument checks, shared by every loss. Each message is one line: the argument, what is expected and what was given.
 
-Types, dtypes, shapes, devices and options are checked always. Checks that read values cost an accelerator a
-synchronisation, so they run on the CPU, or where ``validate`` asks for them, and never while a graph is being compiled.
+Types, dtypes, shapes, devices and options are always checked. Checks that read values would synchronise with an
+accelerator, so they run on the CPU, and on other devices if ``validate`` is True; never while a graph is compiled.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ NO_POSITIVE = ("zero", "drop", "nan")
 NO_NEGATIVE = ("zero", "nan")
 DIRECTIONS = ("both", "a_to_b", "b_to_a")
 BACKENDS: tuple[str, ...] = get_args(Backend)
+VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
+"""Hint for embeddings that still have an axis of views."""
+ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
+"""Hint for partners of half the rows."""
+NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss or NTXentPairwiseLoss"
+"""Hint for partners that occur repeatedly, as class labels do."""
 
 
 def check_number(name: str, value: object) -> None:
     """Check that an option is a positive, finite number.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is zero, negative, NaN or infinite.
+        TypeError: the value is not a number.
+        ValueError: the value is zero, negative, NaN or infinite.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
@@ -44,13 +50,13 @@ def check_number(name: str, value: object) -> None:
 
 
 def check_temperature(value: object, *, validate: bool = False) -> None:
-    """Check that a temperature is a positive, finite number, or a floating tensor without dimension that holds one.
+    """Check that a temperature is a positive, finite number, or a 0-dimensional floating tensor that holds one.
 
-    A tensor's value is read as other values are: on the CPU, or where ``validate`` asks for it.
+    The value of a tensor is read on the CPU, and on other devices if ``validate`` is True.
 
     Raises:
-        TypeError: it is neither, or a tensor of another dtype.
-        ValueError: it has dimensions, or is zero, negative, NaN or infinite.
+        TypeError: the value is neither a number nor a floating tensor.
+        ValueError: the tensor has dimensions, or the number is zero, negative, NaN or infinite.
     """
     if not isinstance(value, Tensor):
         check_number("temperature", value)
@@ -64,13 +70,13 @@ def check_temperature(value: object, *, validate: bool = False) -> None:
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Check that an option is one of its allowed values.
+    """Check that an option has one of its allowed values.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it has not.
     """
     if not (isinstance(value, str) and value in choices):
-        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 
 
 def check_options(
@@ -82,10 +88,10 @@ def check_options(
     reductions: Sequence[str] = REDUCTIONS,
     direction: object = "both",
 ) -> None:
-    """Check the options of a loss; those that it lacks keep a valid default.
+    """Check the options of a loss. Options that the loss does not have keep a valid default.
 
     Raises:
-        TypeError: a temperature is no number.
+        TypeError: a temperature is not a number.
         ValueError: a temperature is not positive and finite, or an option has an unknown value.
     """
     if isinstance(rule.temperature, Tensor):
@@ -116,18 +122,18 @@ def check_embeddings(
     shape: str = "[N, D]",
     least: int = 2,
 ) -> Sizes | None:
-    """Check embeddings ``[N, D]``, D >= 1, real floating, and where values are read: finite, no zero row.
+    """Check embeddings: ``[N, D]`` with D >= 1, real and floating; if values are read, finite and without zero rows.
 
     Args:
         embeddings: the argument.
         similarity: "cosine" or "dot".
         validate: whether to read values on an accelerator too.
-        name: what the argument is called.
-        shape: how its shape is written.
-        least: the fewest rows allowed.
+        name: the argument's name, for messages.
+        shape: the expected shape, for messages.
+        least: the smallest allowed number of rows.
 
     Returns:
-        What the engine measured of the rows, where values were read.
+        The sizes of the rows as measured by the engine, or None if values were not read.
 
     Raises:
         TypeError: not a tensor, or not of a floating dtype.
@@ -138,14 +144,15 @@ def check_embeddings(
     if not embeddings.is_floating_point():
         raise TypeError(f"{name}: expected a floating dtype, got {embeddings.dtype}")
     if embeddings.ndim != 2:
-        raise ValueError(f"{name}: expected shape {shape}, got shape {_shape(embeddings)}")
+        hint = VIEWS if name == "embeddings" and embeddings.ndim == 3 else ""
+        raise ValueError(f"{name}: expected shape {shape}, got shape {_shape(embeddings)}{hint}")
     if embeddings.shape[0] < least:
         rows = "row" if least == 1 else "rows"
         raise ValueError(f"{name}: expected at least {least} {rows}, got shape {_shape(embeddings)}")
     if embeddings.shape[1] < 1:
         raise ValueError(f"{name}: expected at least 1 column, got shape {_shape(embeddings)}")
     sizes = measure(embeddings) if device.may_read(embeddings, validate) else None
-    # One number per row decides: NaN and infinity both survive it, and only a zero row gives zero.
+    # A row's size is NaN or infinite if any of its entries is, and zero only for a zero row.
     if sizes is not None and not sizes.high < math.inf:
         row = _first(~sizes.each.isfinite().view(-1))
         raise ValueError(f"{name}: expected finite values, got NaN or infinity in row {row}")
@@ -164,11 +171,11 @@ def check_references(
     similarity: str,
     validate: bool,
 ) -> References:
-    """Check references ``[M, D]``, and self_rows, integers ``[N]`` from -1 to M - 1 or None.
+    """Check references ``[M, D]``, and self_rows: integers ``[N]`` from -1 to M - 1, or None.
 
     Raises:
-        TypeError: not tensors, or of a wrong dtype.
-        ValueError: a wrong shape, value or device, or what belongs to references without them.
+        TypeError: an argument is not a tensor, or has the wrong dtype.
+        ValueError: a wrong shape, value or device, or ref_labels or self_rows without references.
     """
     if ref_embeddings is None:
         for name, value in (("ref_labels", ref_labels), ("self_rows", self_rows)):
@@ -192,11 +199,11 @@ def check_references(
 
 
 def check_alike(name: str, tensor: Tensor, other: str, model: Tensor) -> None:
-    """Check that rows ``[M, D]`` have the columns, dtype and device of other rows ``[N, D]``.
+    """Check that rows ``[M, D]`` have the number of columns, the dtype and the device of other rows ``[N, D]``.
 
     Raises:
-        TypeError: another dtype.
-        ValueError: another number of columns, or another device.
+        TypeError: the dtypes differ.
+        ValueError: the numbers of columns or the devices differ.
     """
     if tensor.shape[1] != model.shape[1]:
         raise ValueError(f"{name}: expected {model.shape[1]} columns as in {other}, got shape {_shape(tensor)}")
@@ -211,11 +218,11 @@ def check_labels_or_positives(
 ) -> Targets:
     """Check that exactly one of labels ``[N]`` and positives ``[N, M]`` is given, and ref_labels ``[M]`` with labels.
 
-    Without references M is N, and there are no ref_labels.
+    Without references M is N, and ref_labels must be None.
 
     Raises:
-        TypeError: not a tensor, labels not integers, or positives not bool.
-        ValueError: both or neither given, a wrong shape, or another device than the embeddings'.
+        TypeError: an argument is not a tensor, labels are not integers, or positives are not bool.
+        ValueError: both or neither are given, or a shape is wrong, or the device is not that of the embeddings.
     """
     rows = references.embeddings
     count = embeddings.shape[0]
@@ -241,7 +248,7 @@ def check_labels_or_positives(
 
 
 def _numbered(labels: Tensor, ref_labels: Tensor, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Number labels of which some are unsigned 64-bit integers anew: read as signed, the largest would be negative."""
+    """Renumber labels if only one side is uint64, whose largest values would become negative in int64."""
     both = [(own, labels.dtype == torch.uint64), (others, ref_labels.dtype == torch.uint64)]
     keys = [torch.stack((values, (values < 0) & unsigned), 1) for values, unsigned in both]
     numbers = torch.unique(torch.cat(keys), dim=0, return_inverse=True)[1]
@@ -252,20 +259,20 @@ def check_anchors(embeddings: Tensor, anchors: object) -> None:
     """Check anchors, bool ``[N]``.
 
     Raises:
-        TypeError: not a tensor, or not bool.
-        ValueError: a wrong shape, or another device than the embeddings'.
+        TypeError: anchors are not a tensor, or not bool.
+        ValueError: the shape is wrong, or the device is not that of the embeddings.
     """
     _given("anchors", anchors, embeddings, [embeddings.shape[0]], "one flag per embedding", "bool")
 
 
 def check_partners(embeddings: Tensor, partners: object, references: References, *, validate: bool) -> Targets:
-    """Check partners, integers ``[N]``, and where values are read: in range, never the row itself, mutual.
+    """Check partners: integers ``[N]``; if values are read, in range, never the row itself, and mutual.
 
-    With references they are rows of those, and need not be mutual.
+    With references, partners are rows of the references and need not be mutual.
 
     Raises:
-        TypeError: not a tensor, or not integers.
-        ValueError: a wrong shape, another device than the embeddings', or an impossible partner.
+        TypeError: partners are not a tensor, or not integers.
+        ValueError: the shape is wrong, the device is not that of the embeddings, or a partner is impossible.
     """
     count, rows = embeddings.shape[0], references.embeddings
     tensor = _given("partners", partners, embeddings, [count], "one partner per embedding")
@@ -278,36 +285,39 @@ def check_partners(embeddings: Tensor, partners: object, references: References,
 
 
 def _are_mutual(partners: Tensor, own: Tensor) -> bool:
-    """Whether partners ``[N]`` are right: in few operations, for they nearly always are."""
+    """Return whether partners ``[N]`` are valid, in as few operations as possible: they nearly always are."""
     try:
-        # A negative partner is no row's partner's partner, wherever it points.
+        # A negative partner indexes from the end, but no row's partner's partner can be negative.
         return torch.equal(partners[partners], own) and not bool((partners == own).any())
     except IndexError:
         return False
 
 
 def _refuse_partners(partners: Tensor, own: Tensor | None, columns: int, *, mutual: bool) -> None:
-    """Say what is wrong with partners ``[N]``, if anything is."""
+    """Raise an error that describes what is wrong with partners ``[N]``, if anything is."""
+    hint = NOT_LABELS if mutual and partners.unique().shape < partners.shape else ""
     row = _first((partners < 0) | (partners >= columns))
     if row is not None:
         value = int(partners[row])
-        raise ValueError(f"partners: expected rows in the range 0 to {columns - 1}, got {value} in row {row}")
+        raise ValueError(f"partners: expected rows in the range 0 to {columns - 1}, got {value} in row {row}{hint}")
     row = None if own is None else _first(torch.eq(partners, own))
     if row is not None:
-        raise ValueError(f"partners: expected another row as partner, got row {row} as partner of itself")
+        raise ValueError(f"partners: expected another row as partner, got row {row} as partner of itself{hint}")
     row = _first(torch.ne(partners[partners], own)) if mutual and own is not None else None
     if row is not None:
         other = int(partners[row])
         back = int(partners[other])
-        raise ValueError(f"partners: expected mutual partners, got {other} in row {row} but {back} in row {other}")
+        raise ValueError(
+            f"partners: expected mutual partners, got {other} in row {row} but {back} in row {other}{hint}"
+        )
 
 
 def check_positive_pairs(embeddings: Tensor, positive_pairs: object, *, validate: bool) -> Targets:
-    """Check positive pairs, integers ``[M, 2]``, and where values are read: in range.
+    """Check positive pairs: integers ``[M, 2]``; if values are read, in range.
 
     Raises:
-        TypeError: not a tensor, or not integers.
-        ValueError: a wrong shape, another device than the embeddings', or an entry out of range.
+        TypeError: positive_pairs are not a tensor, or not integers.
+        ValueError: the shape is wrong, the device is not that of the embeddings, or an entry is out of range.
     """
     count = embeddings.shape[0]
     tensor = _given("positive_pairs", positive_pairs, embeddings)
@@ -331,7 +341,19 @@ def _given(
     meaning: str = "",
     kind: str = "integer",
 ) -> Tensor:
-    """Check the dtype, shape and device of integers, of labels (integers or bool) or of flags ("bool")."""
+    """Check the dtype, shape and device of a tensor of integers, of labels (integers or bool) or of flags (bool).
+
+    Args:
+        name: the argument's name, for messages.
+        value: the argument.
+        embeddings: floating ``[N, D]``, on the expected device.
+        shape: the expected shape; None: any.
+        meaning: what the shape means, for messages.
+        kind: "integer", "label" or "bool".
+
+    Returns:
+        The tensor, as int64 unless it is bool flags.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
     is_bool = value.dtype == torch.bool
@@ -340,17 +362,18 @@ def _given(
     if value.is_floating_point() or value.is_complex() or (is_bool and kind == "integer"):
         raise TypeError(f"{name}: expected an integer dtype, got {value.dtype}")
     if shape is not None and list(value.shape) != shape:
-        raise ValueError(f"{name}: expected {meaning}, shape {shape}, got shape {_shape(value)}")
+        hint = ROWS_NOT_ITEMS if name == "partners" and _shape(value) == [shape[0] / 2] else ""
+        raise ValueError(f"{name}: expected {meaning}, shape {shape}, got shape {_shape(value)}{hint}")
     if value.device != embeddings.device:
         raise ValueError(f"{name}: expected the embeddings' device, {embeddings.device}, got {value.device}")
     if kind == "bool":
         return value
-    # Only equality of labels matters, and it survives reading unsigned 64-bit integers as signed ones.
+    # Reading uint64 as int64 keeps equality of labels, and only equality matters.
     return value.view(torch.int64) if value.dtype == torch.uint64 else value.to(torch.int64)
 
 
 def _first(flags: Tensor) -> int | None:
-    """Return the first true position of bool ``[K]``, or None."""
+    """Return the position of the first True in bool ``[K]``, or None."""
     return int(flags.int().argmax()) if bool(flags.any()) else None
 
 

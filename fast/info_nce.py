@@ -1,11 +1,12 @@
-"""InfoNCE of two towers: each row of one against the rows of the other, the row of its own number the one positive.
+"""InfoNCE: the cross-entropy of two towers; row k of one tower is the only positive of row k of the other.
 
-With s_ij the similarity of row i of one tower and row j of the other over the temperature, an anchor's value is
+Let s_ij be the similarity of row i of one tower and row j of the other, divided by the temperature. The loss of anchor
+i is
 
     info_nce                  -log(e^s_ii / sum over j of e^s_ij)
     info_nce with negatives   -log(e^s_ii / (e^s_ii + sum over n of e^s_in)), n the rows of ``negatives``
 
-where with ``direction="both"`` the rows of both towers are anchors.
+With ``direction="both"`` the rows of both towers are anchors.
 
 Sources: van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding", arXiv 1807.03748; both
 directions: Radford et al. 2021 (CLIP), arXiv 2103.00020; one positive and a queue: He et al. 2020 (MoCo), arXiv
@@ -55,28 +56,37 @@ def info_nce_loss(
     validate: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """InfoNCE of two towers, in one direction or both.
+    """InfoNCE of two towers: row k of one tower is the positive of row k of the other.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import info_nce_loss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> other = torch.tensor([[0.8, 0.6], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+        >>> loss = info_nce_loss(z, other, temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        1.0532
 
     Args:
         embeddings_a: floating ``[N, D]``, N >= 1.
-        embeddings_b: floating ``[N, D]``; row k is the positive of row k of ``embeddings_a``, and the other way round.
-        negatives: floating ``[K, D]``, K >= 1: every anchor's negatives, in place of the other tower's other rows.
-        direction: whose rows are anchors: "both", "a_to_b" (rows of a), "b_to_a" (rows of b).
-        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
-            require a gradient.
+        embeddings_b: floating ``[N, D]``, the other tower.
+        negatives: floating ``[K, D]``, K >= 1, the negatives of every anchor, instead of the other tower's other rows;
+            the same for both directions.
+        direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b).
+        temperature: positive number that similarities are divided by, or a 0-dimensional tensor, which may require a
+            gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        reduction: "mean" or "sum" over anchors, or "none": one value per anchor, the rows of a before those of b.
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
-            `pairproof.fast.engine`.
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, those of a before those of b.
+        validate: also check values on devices other than the CPU, which synchronises with the device.
+        backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: a wrong shape, value, device or option.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
 
     Source:
         arXiv 1807.03748; both directions: arXiv 2103.00020; negatives: arXiv 1911.05722, equation 1.
@@ -98,7 +108,7 @@ def info_nce_loss(
     storage, (returned, wide) = a.dtype, dtypes_of(a)
     computing = wide if backend == "exact" else returned
     if computing != storage:
-        # Both directions are added before they are rounded to a narrow dtype.
+        # The gradients of both directions are added before they are rounded to a narrow dtype.
         a, b, negatives = a.to(computing), b.to(computing), None if negatives is None else negatives.to(computing)
     if direction == "b_to_a":
         a, b, of_a, of_b = b, a, of_b, of_a

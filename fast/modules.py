@@ -1,7 +1,7 @@
-"""The losses as `torch.nn.Module`: options are fixed, and checked, when the module is made.
+"""The losses as `torch.nn.Module`: options are set, and checked, when the module is created.
 
-A module is a class that names its function and declares, as a dataclass does, the options that the function has beside
-those of every loss. The function documents these options, and the arguments of `forward`.
+The class of a module names its function, and declares as dataclass fields the options of the function that not every
+loss has. The documentation of the options and of the arguments of `forward` is taken from the function.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ Class = TypeVar("Class", bound="type[LossModule]")
 
 
 def _described(function: Loss, left_out: Container[str]) -> str:
-    """Return the documentation of a function without some of its arguments."""
+    """Return the documentation of a function without its example and without some of its arguments."""
     argument = re.compile(r"^    (\w+): .*\n(?:     .*\n)*", re.MULTILINE)
-    return argument.sub(lambda entry: "" if entry[1] in left_out else entry[0], inspect.getdoc(function) or "")
+    described = re.sub(r"^Example:\n(?:    .*\n)*\n", "", inspect.getdoc(function) or "", flags=re.MULTILINE)
+    return argument.sub(lambda entry: "" if entry[1] in left_out else entry[0], described)
 
 
 def _forward(function: Loss, options: Container[str]) -> Loss:
-    """Return the method that passes its arguments, and a module's options, to a function."""
+    """Return a `forward` method that calls a function with the method's arguments and the module's options."""
 
     def forward(self: LossModule, *args: Any, **kwargs: Any) -> Tensor:
         return function(*args, **kwargs, **self.options())
@@ -47,23 +48,24 @@ def _forward(function: Loss, options: Container[str]) -> Loss:
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
 def module_of(function: Loss | None = None) -> Callable[[Class], Class]:
-    """Return a decorator that makes a class the module of a function; without one, a base of such classes.
+    """Return a decorator that makes a class the module of a function.
 
     Args:
-        function: a loss; its keywords that the class and its bases declare are the module's options.
+        function: a loss. Its keywords that the class and its bases declare become the module's options. None: the class
+            is a base class of modules.
     """
 
     def made(cls: Class) -> Class:
         dataclass(kw_only=True, eq=False, repr=False)(cls)
         options = [field.name for field in fields(cls)]
         for name in vars(cls).keys() & options:
-            delattr(cls, name)  # a class attribute of that name would keep a parameter from being registered
+            delattr(cls, name)  # a class attribute of this name would prevent registration of a parameter
         if function is not None:
             forward = _forward(function, options)
             cls.function, cls.forward = staticmethod(function), forward
             described = _described(function, inspect.signature(forward).parameters)
             described = re.sub(r"^Returns:\n(?:    .*\n)*\n", "", described, flags=re.MULTILINE)
-            cls.__doc__ = f"{cls.__doc__}\n\n{described}"
+            cls.__doc__ = f"{inspect.getdoc(cls)}\n\n{described}"
         return cls
 
     return made
@@ -71,7 +73,10 @@ def module_of(function: Loss | None = None) -> Callable[[Class], Class]:
 
 @module_of()
 class LossModule(nn.Module):
-    """Options of every loss. A temperature that is a parameter is learned with the other parameters."""
+    """Base class of the loss modules, with the options that every loss has.
+
+    A temperature that is an `nn.Parameter` is learned with the other parameters.
+    """
 
     function: ClassVar[Loss]
 
@@ -82,13 +87,18 @@ class LossModule(nn.Module):
     backend: Backend = "auto"
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Make the module ready for its options, one of which may be a parameter."""
+        """Initialise `nn.Module` first, because one of the options may be a parameter."""
         module = super().__new__(cls)
         nn.Module.__init__(module)
         return module
 
     def __post_init__(self) -> None:
-        """Check the options."""
+        """Check the options.
+
+        Raises:
+            TypeError: a temperature is not a number.
+            ValueError: a temperature is not positive and finite, or an option has an unknown value.
+        """
         check_temperature(self.temperature, validate=self.validate)
         if self.base_temperature is not None:
             check_number("base_temperature", self.base_temperature)
@@ -97,18 +107,27 @@ class LossModule(nn.Module):
                 check_choice(name, getattr(self, name), get_args(hint))
 
     def options(self) -> dict[str, Any]:
-        """Return the keywords that the function is called with."""
+        """Return the options as keyword arguments of the function."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def extra_repr(self) -> str:
-        """Return the options as they would be written in a call; a tensor by its value."""
+        """Return the options as in a call, with the values of tensors."""
         options = {name: v.item() if isinstance(v, Tensor) else v for name, v in self.options().items()}
         return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
 @module_of(supcon_loss)
 class SupConLoss(LossModule):
-    """Module of `supcon_loss`."""
+    """The module of `supcon_loss`.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import SupConLoss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss_function = SupConLoss(temperature=0.5)
+        >>> print(f"{loss_function(z, torch.tensor([0, 0, 1, 1])):.4f}")
+        0.4302
+    """
 
     denominator: Denominator = "all"
     no_positive: NoPositive = "zero"
@@ -118,7 +137,16 @@ class SupConLoss(LossModule):
 
 @module_of(supcon_in_loss)
 class SupConInLoss(LossModule):
-    """Module of `supcon_in_loss`."""
+    """The module of `supcon_in_loss`.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import SupConInLoss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss_function = SupConInLoss(temperature=0.5)
+        >>> print(f"{loss_function(z, torch.tensor([0, 0, 0, 1])):.4f}")
+        0.7517
+    """
 
     denominator: Denominator = "all"
     no_positive: NoPositive = "zero"
@@ -128,7 +156,16 @@ class SupConInLoss(LossModule):
 
 @module_of(supcon_epsilon_loss)
 class SupConEpsilonLoss(LossModule):
-    """Module of `supcon_epsilon_loss`."""
+    """The module of `supcon_epsilon_loss`.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import SupConEpsilonLoss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss_function = SupConEpsilonLoss(temperature=0.5)
+        >>> print(f"{loss_function(z, torch.tensor([0, 0, 1, 1])):.4f}")
+        0.4302
+    """
 
     similarity: Similarity = "dot"
     no_positive: NoPositive = "zero"
@@ -137,14 +174,32 @@ class SupConEpsilonLoss(LossModule):
 
 @module_of(nt_xent_loss)
 class NTXentLoss(LossModule):
-    """Module of `nt_xent_loss`."""
+    """The module of `nt_xent_loss`.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import NTXentLoss, stacked_partners
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss_function = NTXentLoss(temperature=0.5)
+        >>> print(f"{loss_function(z, stacked_partners(4)):.4f}")
+        2.0302
+    """
 
     reduction: Reduction = "mean"
 
 
 @module_of(nt_xent_pairwise_loss)
 class NTXentPairwiseLoss(LossModule):
-    """Module of `nt_xent_pairwise_loss`."""
+    """The module of `nt_xent_pairwise_loss`.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import NTXentPairwiseLoss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss_function = NTXentPairwiseLoss(temperature=0.5)
+        >>> print(f"{loss_function(z, torch.tensor([0, 0, 0, 1])):.4f}")
+        0.4333
+    """
 
     no_positive: NoPositive = "zero"
     reduction: PairReduction = "mean"
@@ -152,7 +207,16 @@ class NTXentPairwiseLoss(LossModule):
 
 @module_of(nt_bxent_loss)
 class NTBXentLoss(LossModule):
-    """Module of `nt_bxent_loss`."""
+    """The module of `nt_bxent_loss`.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import NTBXentLoss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss_function = NTBXentLoss(temperature=0.5)
+        >>> print(f"{loss_function(z, torch.tensor([[0, 1], [1, 0], [2, 3]])):.4f}")
+        0.9560
+    """
 
     no_negative: NoNegative = "zero"
     reduction: Reduction = "mean"
@@ -160,7 +224,16 @@ class NTBXentLoss(LossModule):
 
 @module_of(info_nce_loss)
 class InfoNCELoss(LossModule):
-    """Module of `info_nce_loss`."""
+    """The module of `info_nce_loss`.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import InfoNCELoss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss_function = InfoNCELoss(temperature=0.5)
+        >>> print(f"{loss_function(z, z.flip(0)):.4f}")
+        2.7132
+    """
 
     direction: Direction = "both"
     reduction: Reduction = "mean"

@@ -1,13 +1,13 @@
-"""NT-BXent: the binary cross-entropy of every pair, for several positives per row.
+"""NT-BXent: the normalised, temperature-scaled binary cross-entropy of every pair of rows.
 
-With s_ij the similarity of rows i and j over the temperature, P(i) the positives of i and N(i) all other rows but i, an
-anchor's value is
+Let s_ij be the similarity of rows i and j divided by the temperature. P(i) is the set of positives of i among the other
+rows, and N(i) the rest of the other rows. The loss of anchor i is
 
     sum over p in P(i) of softplus(-s_ip) / (|P(i)| + 1) + sum over n in N(i) of softplus(s_in) / |N(i)|
 
-where the 1 stands for the diagonal, which counts as a positive of loss 0.
+The 1 counts the diagonal, a positive whose loss is 0.
 
-Source: the multi-label notebook, "NT-BXent", in its code's form (its formula in print differs and lacks a sign).
+Source: the code of the multi-label notebook, "NT-BXent". The notebook's formula differs from its code and lacks a sign.
 """
 
 from __future__ import annotations
@@ -36,29 +36,36 @@ def nt_bxent_loss(
     validate: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """NT-BXent: binary cross-entropy of every pair, positives and negatives averaged apart, per row.
+    """Binary cross-entropy of every pair, with separate means over the positives and the negatives of each row.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import nt_bxent_loss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss = nt_bxent_loss(z, torch.tensor([[0, 1], [1, 0], [2, 3]]), temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        0.9560
 
     Args:
         embeddings: floating ``[N, D]``, N >= 2.
-        positive_pairs: integers ``[M, 2]``, each an anchor and its positive (directed); duplicates count once, diagonal
-            entries are ignored, and there may be none at all.
-        anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
-            require a gradient.
+        positive_pairs: integers ``[M, 2]``: (i, j) makes j a positive of i, but not i a positive of j. Duplicates and
+            diagonal entries are allowed and have no effect; M may be 0.
+        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
+        temperature: positive number that similarities are divided by, or a 0-dimensional tensor, which may require a
+            gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        no_negative: what the negatives' part of a row without negatives adds: "zero" or "nan".
-        reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
-            `pairproof.fast.engine`.
+        no_negative: the negatives' part of a row without negatives: "zero" or "nan".
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
+        validate: also check values on devices other than the CPU, which synchronises with the device.
+        backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: a wrong shape, value, device or option.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
 
     Source:
         The multi-label notebook's NT-BXent loss.

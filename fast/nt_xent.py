@@ -1,13 +1,13 @@
-"""NT-Xent: normalised temperature-scaled cross-entropy, with one positive per row and with every positive pair apart.
+"""NT-Xent: the normalised, temperature-scaled cross-entropy, with one positive per anchor or for every positive pair.
 
-With s_ij the similarity of rows i and j over the temperature, A(i) every row but i, P(i) the positives of i and N(i)
-the rest of A(i), an anchor's value is
+Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is every row except i, P(i) the positives of
+i, and N(i) the rest of A(i). The loss of anchor i is
 
     nt_xent           -log(e^s_ip / sum over a in A(i) of e^s_ia), p the row's partner
     nt_xent_pairwise  mean over p in P(i) of -log(e^s_ip / (e^s_ip + sum over n in N(i) of e^s_in))
 
 Sources: Chen et al. 2020, "A Simple Framework for Contrastive Learning of Visual Representations" (SimCLR), arXiv
-2002.05709, equation 1; the pairwise form is pytorch-metric-learning's ``NTXentLoss``, see that project's issue 6.
+2002.05709, equation 1. The pairwise form is pytorch-metric-learning's ``NTXentLoss``; see issue 6 of that project.
 """
 
 from __future__ import annotations
@@ -46,31 +46,39 @@ def nt_xent_loss(
     validate: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """NT-Xent: the cross-entropy of every row against its one partner.
+    """NT-Xent with exactly one positive per anchor: the cross-entropy of each row of logits.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import nt_xent_loss, stacked_partners
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss = nt_xent_loss(z, stacked_partners(4), temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        2.0302
 
     Args:
         embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
-        partners: integers ``[N]``, each row's positive; mutual, never the row itself. `stacked_partners` and
-            `interleaved_partners` make them for two views. With references, a row of those, any but the anchor itself.
-        anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with in place of the batch: A(i) is every
-            reference but the anchor itself. None: the batch.
-        self_rows: integers ``[N]``, the reference that is the anchor itself, -1 where none is. None: none is.
-        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
-            require a gradient.
+        partners: integers ``[N]``, the row of each row's positive: mutual, never the row itself. `stacked_partners` and
+            `interleaved_partners` return them for two views per item. With references, any row of these except the
+            anchor itself; need not be mutual. For class labels use `nt_xent_pairwise_loss`.
+        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
+        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
+            a queue, or the gathered rows of all devices. None: the batch.
+        self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
+        temperature: positive number that similarities are divided by, or a 0-dimensional tensor, which may require a
+            gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
-            `pairproof.fast.engine`.
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
+        validate: also check values on devices other than the CPU, which synchronises with the device.
+        backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: a wrong shape, value, device or option.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
 
     Source:
         Chen et al. 2020, arXiv 2002.05709, equation 1.
@@ -104,38 +112,45 @@ def nt_xent_pairwise_loss(
     validate: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """NT-Xent over positive pairs: each against the anchor's negatives alone.
+    """NT-Xent of every positive pair: each denominator sums that one positive and the anchor's negatives.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import nt_xent_pairwise_loss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss = nt_xent_pairwise_loss(z, torch.tensor([0, 0, 0, 1]), temperature=0.5, reduction="mean_pairs")
+        >>> print(f"{loss:.4f}")
+        0.5777
 
     Args:
         embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
-        labels: integers ``[N]``; rows of equal label are each other's positives.
-        positives: bool ``[N, N]`` in place of labels, with references ``[N, M]``; may be asymmetric, and an anchor's
-            pair with itself is ignored.
-        anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with in place of the batch: A(i) is every
-            reference but the anchor itself. None: the batch.
-        ref_labels: integers ``[M]``, the references' labels.
-        self_rows: integers ``[N]``, the reference that is the anchor itself, -1 where none is. None: none is.
-        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
-            require a gradient.
+        labels: integers ``[N]``; rows with equal labels are positives of each other.
+        positives: bool ``[N, N]`` instead of labels, with references ``[N, M]``; may be asymmetric, and self pairs are
+            ignored.
+        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
+        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
+            a queue, or the gathered rows of all devices. None: the batch.
+        ref_labels: integers ``[M]``, the labels of the references.
+        self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
+        temperature: positive number that similarities are divided by, or a 0-dimensional tensor, which may require a
+            gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        no_positive: what an anchor without positive adds: "zero" (counted as 0), "drop" (left out), "nan".
-        reduction: "mean" or "sum" over anchors, "mean_pairs" over (anchor, positive) pairs, or "none": one value per
-            anchor, the mean over its pairs, in row order.
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
-            `pairproof.fast.engine`.
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order, where an anchor's
+            value is the mean over its pairs; or "mean_pairs", the mean over all pairs.
+        validate: also check values on devices other than the CPU, which synchronises with the device.
+        backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: a wrong shape, value, device or option.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
 
     Source:
-        pytorch-metric-learning's NTXentLoss (its "mean_pairs" mean), issue 6 of that project.
+        pytorch-metric-learning's NTXentLoss, with reduction "mean_pairs"; issue 6 of that project.
     """
     rule = Rule("out", similarity, temperature, "one_positive")
     policy = Policy(reduction, base_temperature, no_positive)

@@ -1,13 +1,13 @@
-"""Supervised contrastive losses: the mean outside the logarithm, inside it, and the tutorial's guarded variant.
+"""Supervised contrastive losses: SupCon outside the logarithm, inside the logarithm, and the batch tutorial's variant.
 
-With s_ij the similarity of rows i and j over the temperature, A(i) every row but i, P(i) the positives of i, N(i) the
-rest of A(i), and D_ip the denominator
+Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is every row except i, P(i) the positives of
+i, and N(i) the rest of A(i). The denominator D_ip is
 
     "all"             sum over a in A(i) of e^s_ia
     "one_positive"    e^s_ip + sum over n in N(i) of e^s_in
     "only_negatives"  sum over n in N(i) of e^s_in
 
-an anchor's value is
+and the loss of anchor i is
 
     supcon          mean over p in P(i) of -log(e^s_ip / D_ip)
     supcon_in       -log(mean over p in P(i) of e^s_ip / D_ip)
@@ -16,7 +16,7 @@ an anchor's value is
 
 Sources: Khosla et al. 2020, "Supervised Contrastive Learning", arXiv 2004.11362, equations 2 (L_out) and 3 (L_in); the
 three denominators are those of the authors' code (google-research, supcon/losses.py); supcon_epsilon is the batch
-tutorial's function of 31 January 2023, whose derivative here goes through the maximum.
+tutorial's function of 31 January 2023; here its derivative includes that of the maximum.
 """
 
 from __future__ import annotations
@@ -60,36 +60,43 @@ def supcon_loss(
     validate: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Supervised contrastive loss, L_out: the mean over positives of the log-probabilities.
+    """Supervised contrastive loss with the sum over positives outside the logarithm (L_out).
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import supcon_loss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss = supcon_loss(z, torch.tensor([0, 0, 1, 1]), temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        0.4302
 
     Args:
         embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
-        labels: integers ``[N]``; rows of equal label are each other's positives.
-        positives: bool ``[N, N]`` in place of labels, with references ``[N, M]``; may be asymmetric, and an anchor's
-            pair with itself is ignored.
-        anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with in place of the batch: A(i) is every
-            reference but the anchor itself. None: the batch.
-        ref_labels: integers ``[M]``, the references' labels.
-        self_rows: integers ``[N]``, the reference that is the anchor itself, -1 where none is. None: none is.
-        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
-            require a gradient.
+        labels: integers ``[N]``; rows with equal labels are positives of each other.
+        positives: bool ``[N, N]`` instead of labels, with references ``[N, M]``; may be asymmetric, and self pairs are
+            ignored.
+        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
+        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
+            a queue, or the gathered rows of all devices. None: the batch.
+        ref_labels: integers ``[M]``, the labels of the references.
+        self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
+        temperature: positive number that similarities are divided by, or a 0-dimensional tensor, which may require a
+            gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" or "only_negatives".
-        no_positive: what an anchor without positive adds: "zero" (counted as 0), "drop" (left out), "nan".
-        no_negative: what an anchor without negative adds under "only_negatives": "zero" or "nan".
-        reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
-            `pairproof.fast.engine`.
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        no_negative: the value of an anchor without negatives under "only_negatives": "zero" or "nan".
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
+        validate: also check values on devices other than the CPU, which synchronises with the device.
+        backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: a wrong shape, value, device or option.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
 
     Source:
         Khosla et al. 2020, arXiv 2004.11362, equation 2.
@@ -119,36 +126,44 @@ def supcon_in_loss(
     validate: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Supervised contrastive loss, L_in: the log of the mean over positives of the probabilities.
+    """Supervised contrastive loss with the sum over positives inside the logarithm (L_in).
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import supcon_in_loss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss = supcon_in_loss(z, torch.tensor([0, 0, 0, 1]), temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        0.7517
 
     Args:
         embeddings: floating ``[N, D]``, N >= 2, or with references N >= 1.
-        labels: integers ``[N]``; rows of equal label are each other's positives.
-        positives: bool ``[N, N]`` in place of labels, with references ``[N, M]``; may be asymmetric, and an anchor's
-            pair with itself is ignored.
-        anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with in place of the batch: A(i) is every
-            reference but the anchor itself. None: the batch.
-        ref_labels: integers ``[M]``, the references' labels.
-        self_rows: integers ``[N]``, the reference that is the anchor itself, -1 where none is. None: none is.
-        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
-            require a gradient.
+        labels: integers ``[N]``; rows with equal labels are positives of each other.
+        positives: bool ``[N, N]`` instead of labels, with references ``[N, M]``; may be asymmetric, and self pairs are
+            ignored.
+        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
+        ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
+            a queue, or the gathered rows of all devices. None: the batch.
+        ref_labels: integers ``[M]``, the labels of the references.
+        self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
+        temperature: positive number that similarities are divided by, or a 0-dimensional tensor, which may require a
+            gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        denominator: "all", "one_positive" (each numerator has its own) or "only_negatives".
-        no_positive: what an anchor without positive adds: "zero" (counted as 0), "drop" (left out), "nan".
-        no_negative: what an anchor without negative adds under "only_negatives": "zero" or "nan".
-        reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
-            `pairproof.fast.engine`.
+        denominator: "all", "one_positive" or "only_negatives". With "one_positive" each numerator has its own
+            denominator.
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        no_negative: the value of an anchor without negatives under "only_negatives": "zero" or "nan".
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
+        validate: also check values on devices other than the CPU, which synchronises with the device.
+        backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: a wrong shape, value, device or option.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
 
     Source:
         Khosla et al. 2020, arXiv 2004.11362, equation 3.
@@ -173,35 +188,43 @@ def supcon_epsilon_loss(
     validate: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Supervised contrastive loss as the batch tutorial guards it: epsilon added to every exponential and count.
+    """The batch tutorial's supervised contrastive loss, with an epsilon in every exponential and in the count.
 
-    The derivative is the true one, through the maximum. Where several logits attain a row's maximum the loss has a
-    kink, and the derivative is that of the first of them in row order (the row's own counted among them).
+    Logits are relative to the row's maximum, which includes the self-similarity. The derivative of this loss includes
+    that of the maximum; the tutorial detaches the maximum. If several logits of a row are equal to the maximum, the
+    derivative uses the first of them.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import supcon_epsilon_loss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss = supcon_epsilon_loss(z, torch.tensor([0, 0, 1, 1]), temperature=0.5)
+        >>> print(f"{loss:.4f}")
+        0.4302
 
     Args:
         embeddings: floating ``[N, D]``, N >= 2.
-        labels: integers ``[N]``; rows of equal label are each other's positives.
-        positives: bool ``[N, N]`` in place of labels; may be asymmetric, its diagonal is ignored.
-        anchors: bool ``[N]``, the rows that are anchors; all of them when None.
-        temperature: positive number that similarities are divided by, or a tensor without dimension, which may
-            require a gradient.
+        labels: integers ``[N]``; rows with equal labels are positives of each other.
+        positives: bool ``[N, N]`` instead of labels; may be asymmetric, and its diagonal is ignored.
+        anchors: bool ``[N]``, the rows that are anchors; None: all rows.
+        temperature: positive number that similarities are divided by, or a 0-dimensional tensor, which may require a
+            gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
-        no_positive: what an anchor without positive adds: "zero" (counted as 0), "drop" (left out), "nan".
-        reduction: "mean" or "sum" over anchors, or "none": one value per anchor, in row order.
-        validate: read values for checks on devices other than the CPU too.
-        backend: "auto", or how to evaluate: "dense", "tiled", "exact" or "triton", see
-            `pairproof.fast.engine`.
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
+        validate: also check values on devices other than the CPU, which synchronises with the device.
+        backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
     Returns:
         A scalar, or ``[anchors]`` under "none"; float64 for float64 embeddings, else float32.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: a wrong shape, value, device or option.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
 
     Source:
-        The batch tutorial of 31 January 2023, whose own code detaches the maximum.
+        The batch tutorial of 31 January 2023.
     """
     rule = Rule("epsilon", similarity, temperature)
     policy = Policy(reduction, base_temperature, no_positive)
@@ -225,17 +248,21 @@ def labelled_loss(
     Args:
         rule: the formula.
         policy: how the anchors' values are reduced.
-        embeddings: as for `supcon_loss`, like those that follow.
-        labels: in place of positives.
-        positives: in place of labels.
+        embeddings: see `supcon_loss`, as for the following arguments.
+        labels: instead of positives.
+        positives: instead of labels.
         anchors: the rows that are anchors.
         references: ref_embeddings, ref_labels and self_rows.
         validate: whether values on an accelerator are read.
         backend: how to evaluate.
-        reductions: the allowed ones.
+        reductions: the allowed reductions.
 
     Returns:
         A scalar, or ``[anchors]`` under "none".
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, or an option is unknown.
     """
     check_options(rule, policy, backend, validate=validate, reductions=reductions)
     ref_embeddings, ref_labels, self_rows = references

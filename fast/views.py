@@ -1,8 +1,8 @@
-"""Layouts of several views of one batch: which row is whose partner, and ``[batch, views, dim]`` to flat and back.
+"""Layouts of views: which row is which view of which item. Mixing them up is the most common mistake with these losses.
 
-"stacked" holds all first views, then all second views, as SupContrast's ``cat(unbind(features, dim=1))`` and the SimCLR
-paper's code do; "interleaved" holds the views of one item side by side, as SimCLR's equation numbers them. Mixing them
-up is the commonest mistake with these losses.
+In the layout "stacked", all first views come before all second views, as in SupContrast's
+``cat(unbind(features, dim=1))`` and in the SimCLR paper's code. In the layout "interleaved", the views of one item are
+adjacent, as SimCLR's equation numbers them.
 """
 
 from __future__ import annotations
@@ -19,77 +19,109 @@ LAYOUTS = ("stacked", "interleaved")
 
 
 def interleaved_partners(n: int, device: torch.device | str | None = None) -> Tensor:
-    """Return the partners 1, 0, 3, 2, ... of two views per item, side by side.
+    """Return the partner of each row, for two views per item in the layout "interleaved".
+
+    Rows 2k and 2k + 1 are partners: 1, 0, 3, 2, ...
+
+    Example:
+        >>> from pairproof.fast import interleaved_partners
+        >>> items = 3
+        >>> interleaved_partners(2 * items)
+        tensor([1, 0, 3, 2, 5, 4])
 
     Args:
-        n: number of rows, even, at least 2.
-        device: where the result lives.
+        n: number of rows, twice the number of items.
+        device: the device of the result.
 
     Returns:
         int64 ``[n]``.
 
     Raises:
-        TypeError: n is no integer.
-        ValueError: n is odd or smaller than 2.
+        TypeError: n is not an integer.
+        ValueError: n is odd or less than 2.
     """
     _check_even(n)
     return torch.arange(n, device=device) ^ 1
 
 
 def stacked_partners(n: int, device: torch.device | str | None = None) -> Tensor:
-    """Return the partners of two stacked views: row i goes with row i + n/2, modulo n.
+    """Return the partner of each row, for two views per item in the layout "stacked".
+
+    Rows i and i + n/2 are partners: n/2, n/2 + 1, ..., 0, 1, ...
+
+    Example:
+        >>> from pairproof.fast import stacked_partners
+        >>> items = 3
+        >>> stacked_partners(2 * items)
+        tensor([3, 4, 5, 0, 1, 2])
 
     Args:
-        n: number of rows, even, at least 2.
-        device: where the result lives.
+        n: number of rows, twice the number of items.
+        device: the device of the result.
 
     Returns:
         int64 ``[n]``.
 
     Raises:
-        TypeError: n is no integer.
-        ValueError: n is odd or smaller than 2.
+        TypeError: n is not an integer.
+        ValueError: n is odd or less than 2.
     """
     _check_even(n)
     return (torch.arange(n, device=device) + n // 2) % n
 
 
 def flatten_views(features: Tensor, layout: Layout = "stacked") -> Tensor:
-    """Flatten views ``[B, V, D]`` to embeddings ``[V * B, D]``.
+    """Lay out views as rows, as the losses take them.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import flatten_views
+        >>> features = torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])
+        >>> flatten_views(features).tolist()
+        [[1.0], [3.0], [2.0], [4.0]]
+        >>> flatten_views(features, "interleaved").tolist()
+        [[1.0], [2.0], [3.0], [4.0]]
 
     Args:
-        features: ``[B, V, D]``, view v of item b at ``[b, v]``.
-        layout: "stacked" puts it at row ``v * B + b``, "interleaved" at row ``b * V + v``.
+        features: ``[batch, views, dim]``, view v of item b at ``[b, v]``.
+        layout: "stacked" puts that view into row ``v * batch + b``, "interleaved" into row ``b * views + v``.
 
     Returns:
-        Embeddings ``[V * B, D]``.
+        Embeddings ``[views * batch, dim]``.
 
     Raises:
-        TypeError: features is no tensor.
-        ValueError: features has another rank, or the layout is unknown.
+        TypeError: features are not a tensor.
+        ValueError: features are not three-dimensional, or the layout is unknown.
     """
     check_choice("layout", layout, LAYOUTS)
-    _check_rank("features", features, 3, "[B, V, D]")
+    _check_rank("features", features, 3, "[batch, views, dim]")
     return (features.transpose(0, 1) if layout == "stacked" else features).reshape(-1, features.shape[2])
 
 
 def split_views(embeddings: Tensor, n_views: int, layout: Layout = "stacked") -> Tensor:
-    """Split embeddings ``[V * B, D]`` into views ``[B, V, D]``; the inverse of `flatten_views`.
+    """Return rows as views: the inverse of `flatten_views`.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import split_views
+        >>> split_views(torch.tensor([[1.0], [3.0], [2.0], [4.0]]), n_views=2).tolist()
+        [[[1.0], [2.0]], [[3.0], [4.0]]]
 
     Args:
-        embeddings: ``[V * B, D]``.
-        n_views: V, at least 1, a divisor of the number of rows.
-        layout: how the rows are ordered, see `flatten_views`.
+        embeddings: ``[views * batch, dim]``.
+        n_views: number of views per item.
+        layout: the layout of the rows, "stacked" or "interleaved".
 
     Returns:
-        Features ``[B, V, D]``.
+        Features ``[batch, views, dim]``.
 
     Raises:
-        TypeError: embeddings is no tensor, or n_views no integer.
-        ValueError: a wrong rank, n_views that does not divide the rows, or an unknown layout.
+        TypeError: embeddings are not a tensor, or n_views is not an integer.
+        ValueError: embeddings are not two-dimensional, n_views does not divide the number of rows, or the layout is
+            unknown.
     """
     check_choice("layout", layout, LAYOUTS)
-    _check_rank("embeddings", embeddings, 2, "[V * B, D]")
+    _check_rank("embeddings", embeddings, 2, "[views * batch, dim]")
     _check_views(n_views)
     rows, dim = embeddings.shape
     if rows % n_views:
@@ -101,22 +133,30 @@ def split_views(embeddings: Tensor, n_views: int, layout: Layout = "stacked") ->
 
 
 def repeat_labels(labels: Tensor, n_views: int, layout: Layout = "stacked") -> Tensor:
-    """Repeat labels ``[B]`` for every view, in the order that `flatten_views` gives the rows.
+    """Repeat the label of each item for each of its views, in the order in which `flatten_views` puts the rows.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import repeat_labels
+        >>> repeat_labels(torch.tensor([7, 8]), n_views=2)
+        tensor([7, 8, 7, 8])
+        >>> repeat_labels(torch.tensor([7, 8]), n_views=2, layout="interleaved")
+        tensor([7, 7, 8, 8])
 
     Args:
-        labels: ``[B]``.
-        n_views: V, at least 1.
-        layout: see `flatten_views`.
+        labels: ``[batch]``, the label of each item.
+        n_views: number of views per item.
+        layout: the layout of the rows, "stacked" or "interleaved".
 
     Returns:
-        Labels ``[V * B]``.
+        Labels ``[views * batch]``.
 
     Raises:
-        TypeError: labels is no tensor, or n_views no integer.
-        ValueError: a wrong rank, n_views below 1, or an unknown layout.
+        TypeError: labels are not a tensor, or n_views is not an integer.
+        ValueError: labels are not one-dimensional, n_views is less than 1, or the layout is unknown.
     """
     check_choice("layout", layout, LAYOUTS)
-    _check_rank("labels", labels, 1, "[B]")
+    _check_rank("labels", labels, 1, "[batch]")
     _check_views(n_views)
     return labels.repeat(n_views) if layout == "stacked" else labels.repeat_interleave(n_views)
 
@@ -125,7 +165,7 @@ def _check_even(n: int) -> None:
     if isinstance(n, bool) or not isinstance(n, int):
         raise TypeError(f"n: expected an integer, got {type(n).__name__}")
     if n < 2 or n % 2:
-        raise ValueError(f"n: expected an even number of rows, at least 2, got {n}")
+        raise ValueError(f"n: expected an even number of rows, two for each item, got {n}")
 
 
 def _check_views(n_views: int) -> None:

@@ -1,13 +1,13 @@
-"""Every loss in plain loops, term by term as the published worked examples spell it out. Nothing here is fast.
+"""Every loss in plain loops, term by term as in the published worked examples. Nothing here is fast.
 
-Each loss is a formula of one anchor's logits and sets, ``<name>_anchor(s, i, A, P, N)``, under its equation in the file
-of its family. ``batch`` turns arguments into logits and sets, and the anchors' losses into one. ``terms`` has the pairs
-that formulas are made of and the record that every function returns beside its loss. ``scipy_losses`` evaluates every
-loss once more and shares nothing with the loops.
+Each loss is a formula of one anchor's logits and sets, ``<name>_anchor(s, i, A, P, N)``, next to its equation in the
+module of its family. ``batch`` turns arguments into logits and sets, and the anchors' losses into one loss. ``terms``
+defines the pairs that formulas are built from, and the record that every function returns together with its loss.
+``scipy_losses`` is an independent evaluation of every loss; it shares no code with the loops.
 
-The loops use plain arithmetic alone (``+ - * /``, ``np.exp``, ``np.expm1``, ``np.log``, ``np.log1p``, ``np.sqrt`` of
-scalars), so they run unchanged on float64, on complex128 (the complex step yields gradients), on arrays of such
-scalars, and on the balls of ``python-flint``.
+The loops use only plain arithmetic (``+ - * /``, ``np.exp``, ``np.expm1``, ``np.log``, ``np.log1p``, ``np.sqrt`` of
+scalars). So they run unchanged on float64, on complex128 (the complex step gives gradients), on arrays of such scalars,
+and on the balls of ``python-flint``, which are intervals with proved bounds.
 """
 
 from .info_nce import info_nce_loss

@@ -1,15 +1,15 @@
-"""From the arguments of a loss to its formula and back.
+"""Evaluate a loss: prepare its arguments, apply its formula to every anchor, and reduce the results.
 
-The arguments become logits and, for every anchor i, the sets A(i), P(i) and N(i); a formula turns those of one anchor
-into its loss and terms; the reduction turns the anchors' losses into one. A formula is called as
+The arguments are turned into logits and, for every anchor i, the sets A(i), P(i) and N(i). The formula computes one
+anchor's loss and terms from them. The reduction combines the anchors' losses. A formula is called as
 
     formula(s, i, A, P, N, **options) -> (L_i, [Pair, ...])
 
-    s   the anchor's logits: its similarities over the temperature, one for each column
+    s   the anchor's logits: its similarities divided by the temperature, one per column
     i   the anchor's row
-    A   the columns that the anchor is contrasted with, in ascending order: within a batch every one but i
-    P   the positives among them
-    N   the rest of them
+    A   the columns that the anchor is contrasted with, in ascending order; within a batch, every column except i
+    P   the positives in A
+    N   the other columns of A
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .terms import Anchor, Columns, Result, Terms
 
 Formula = Callable[..., Anchor]
 ABSENT = object()
-"""The value of an argument that a loss does not have."""
+"""Stands for an argument that the loss does not have."""
 
 
 def evaluate(
@@ -45,10 +45,11 @@ def evaluate(
     more_reductions: Sequence[str] = (),
     **options: Any,
 ) -> Result:
-    """Check the arguments of a loss of one batch, with references or without, and evaluate its formula.
+    """Check the arguments of a loss over one batch, with or without references, and evaluate its formula.
 
-    A loss with ``partners`` or ``positive_pairs`` takes its positives from them. For any other, exactly one of
-    ``labels`` and ``positives`` must be given. Further options are those of evaluate_similarities and of the formula.
+    The positives come from ``partners`` or ``positive_pairs`` if the loss has such an argument. Otherwise exactly one
+    of ``labels`` and ``positives`` must be given. Further options are those of evaluate_similarities and of the
+    formula.
     """
     checks.check_options({**options, "similarity": similarity}, more_reductions)
     within = ref_embeddings is None
@@ -67,7 +68,7 @@ def evaluate(
         else:
             pairs = set(checks.check_positive_pairs(positive_pairs, n))
         is_positive = [[(i, j) in pairs for j in range(m)] for i in range(n)]
-    chosen = [True] * n if anchors is None else checks.check_mask("anchors", anchors, [n])
+    chosen = [True] * n if anchors is None else checks.check_mask("anchors", anchors, [n], per="embedding")
     return evaluate_similarities(
         formula,
         similarity_matrix(rows, similarity, references),
@@ -79,14 +80,14 @@ def evaluate(
 
 
 def _positives_mask(labels: object, positives: object, column_labels: object, n: int, m: int) -> list[list[bool]]:
-    """The mask [N][M] of positives, from labels or from the mask that was given."""
+    """Return the mask [N][M] of positives, from labels or from the given mask."""
     if (labels is None) == (positives is None):
         got = "neither" if labels is None else "both"
         raise ValueError(f"labels: expected exactly one of labels and positives, got {got}")
     if labels is None:
         if column_labels is not None:
             raise ValueError("ref_labels: expected labels with it, got positives")
-        mask: list[list[bool]] = checks.check_mask("positives", positives, [n, m]).tolist()
+        mask: list[list[bool]] = checks.check_mask("positives", positives, [n, m], per="pair").tolist()
         return mask
     rows = checks.check_labels(labels, n)
     columns = checks.check_labels(column_labels, m, name="ref_labels", per="reference")
@@ -103,10 +104,11 @@ def evaluate_towers(
     similarity: str,
     **options: Any,
 ) -> Result:
-    """Check the arguments of a loss of two towers and evaluate its formula: anchors of a, then those of b.
+    """Check the arguments of a loss over two towers and evaluate its formula.
 
-    The one positive of row k of a tower is row k of the other. The rest of A(i) are the other tower's other rows, or
-    the ``negatives`` where they are given. Further options are those of evaluate_similarities and of the formula.
+    Anchors are the rows of a, then those of b. The only positive of row k of a tower is row k of the other tower. The
+    other columns of A(i) are the other tower's other rows or, if given, the ``negatives``. Further options are those of
+    evaluate_similarities and of the formula.
     """
     checks.check_options({**options, "direction": direction, "similarity": similarity})
     a = checks.check_embeddings(embeddings_a, similarity, name="embeddings_a", least=1)
@@ -138,20 +140,20 @@ def evaluate_similarities(
     reduction: str = "mean",
     **options: Any,
 ) -> Result:
-    """Evaluate a formula for every anchor and reduce; the arguments are not checked.
+    """Evaluate a formula for every anchor and reduce the results; the arguments are not checked.
 
     Args:
-        formula: one anchor's loss and pairs.
-        similarity: [R][C] scalars: every row that may be an anchor with every row that anchors are contrasted with.
+        formula: computes one anchor's loss and pairs.
+        similarity: [R][C] scalars, the similarity of every row that may be an anchor with every column.
         is_positive: [R][C]; entries outside A(i) are ignored.
-        anchors: the rows that are anchors; all of them by default.
-        members: A(i) of every row, as columns in ascending order; by default every column but i.
-        temperature: positive; logits are similarities divided by it.
+        anchors: the rows that are anchors; all rows by default.
+        members: A(i) of every row, as columns in ascending order; by default every column except i.
+        temperature: positive number; logits are similarities divided by it.
         base_temperature: if given, every value is multiplied by temperature / base_temperature.
-        no_positive: what an anchor without positives adds: "zero", "drop" (it leaves the mean) or "nan". With None the
-            formula evaluates such an anchor too.
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". With None
+            the formula evaluates such an anchor too.
         reduction: "mean" over the anchors that count, "sum", "none" (a list), or "mean_pairs" over all pairs of an
-            anchor and its positive. A mean over nothing is 0.
+            anchor and its positive. The mean of an empty set is 0.
         options: further options of the formula.
 
     Returns:
@@ -159,7 +161,7 @@ def evaluate_similarities(
     """
 
     def scaled(value: Scalar) -> Scalar:
-        # Multiplied first: the quotient of the two temperatures would be rounded on its own.
+        # Multiply first: dividing the two temperatures first would add a rounding error.
         return value if base_temperature is None else value * float(temperature) / float(base_temperature)
 
     rows = range(len(similarity))

@@ -1,4 +1,7 @@
-"""Checks of arguments. Every message names the argument, what is expected and what was given."""
+"""Argument checks. Every message names the argument, what is expected and what was given.
+
+`pairproof.fast` has the same messages, so that an error means the same in both packages.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,12 @@ import numpy.typing as npt
 from .scalars import Scalar, order
 
 Matrix = list[list[Scalar]]
+VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
+"""Hint for embeddings that still have an axis of views."""
+ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
+"""Hint for partners of half the rows."""
+NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss or NTXentPairwiseLoss"
+"""Hint for partners that occur repeatedly, as class labels do."""
 
 CHOICES = {
     "denominator": ("all", "one_positive", "only_negatives"),
@@ -25,7 +34,7 @@ CHOICES = {
 
 
 def check_options(options: Mapping[str, object], more_reductions: Sequence[str] = ()) -> None:
-    """Refuse an option outside its list of values, and a temperature that is not positive."""
+    """Raise an error for an option with an unknown value, or a temperature that is not positive."""
     for name, allowed in CHOICES.items():
         if name in options:
             check_choice(name, options[name], [*allowed, *(more_reductions if name == "reduction" else ())])
@@ -35,13 +44,13 @@ def check_options(options: Mapping[str, object], more_reductions: Sequence[str] 
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse an option value outside the list of allowed ones."""
+    """Raise an error unless the value of an option is one of the allowed ones."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
 
 
 def check_temperature(name: str, value: object) -> None:
-    """Refuse anything but a positive finite number."""
+    """Raise an error unless the value is a positive finite number."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     try:
@@ -53,15 +62,15 @@ def check_temperature(name: str, value: object) -> None:
 
 
 def check_embeddings(embeddings: npt.ArrayLike, similarity: str, *, name: str = "embeddings", least: int = 2) -> Matrix:
-    """The embeddings, at least ``least`` rows of them, as nested lists of scalars, [N][D].
+    """Return embeddings of at least ``least`` rows as nested lists of scalars, [N][D].
 
-    Half and single precision become float64 exactly; complex and object scalars are taken as they are.
+    Half and single precision are converted to float64, which is exact. Complex and object scalars are kept.
     """
     return _scalars(name, _matrix(name, embeddings, "[N, D]", least), similarity)
 
 
 def check_second_tower(embeddings_b: npt.ArrayLike, similarity: str, a: Matrix) -> Matrix:
-    """The second tower as nested lists of scalars; it has the shape [N, D] of the first, ``a``."""
+    """Return the second tower as nested lists of scalars; it must have the shape [N, D] of the first, ``a``."""
     array = _matrix("embeddings_b", embeddings_b, "[N, D]", 1)
     shape = (len(a), len(a[0]))
     if array.shape != shape:
@@ -72,14 +81,17 @@ def check_second_tower(embeddings_b: npt.ArrayLike, similarity: str, a: Matrix) 
 
 
 def check_negatives(negatives: npt.ArrayLike, similarity: str, a: Matrix) -> Matrix:
-    """The negatives as nested lists of scalars, [K][D]: any number of rows, as wide as the first tower, ``a``."""
+    """Return the negatives as nested lists of scalars, [K][D], with the number of columns of the first tower, ``a``."""
     return _further_rows("negatives", negatives, similarity, "[K, D]", "embeddings_a", len(a[0]))
 
 
 def check_references(
     ref_embeddings: npt.ArrayLike | None, similarity: str, rows: Matrix, **described: object
 ) -> Matrix | None:
-    """The references as nested lists of scalars, [M][D]; or None, and then none of ``described`` may be given."""
+    """Return the references as nested lists of scalars, [M][D], or None if there are none.
+
+    Without references, none of the arguments in ``described`` may be given.
+    """
     if ref_embeddings is not None:
         return _further_rows("ref_embeddings", ref_embeddings, similarity, "[M, D]", "embeddings", len(rows[0]))
     for name, value in described.items():
@@ -100,7 +112,8 @@ def _matrix(name: str, values: npt.ArrayLike, shape: str, least: int) -> npt.NDA
     if array.dtype.kind not in "fcO":
         raise TypeError(f"{name}: expected a floating dtype, got {array.dtype}")
     if array.ndim != 2:
-        raise ValueError(f"{name}: expected shape {shape}, got {list(array.shape)}")
+        hint = VIEWS if name == "embeddings" and array.ndim == 3 else ""
+        raise ValueError(f"{name}: expected shape {shape}, got shape {list(array.shape)}{hint}")
     if array.shape[0] < least:
         rows = "1 row" if least == 1 else f"{least} rows"
         raise ValueError(f"{name}: expected at least {rows}, got shape {list(array.shape)}")
@@ -116,9 +129,9 @@ def _scalars(name: str, array: npt.NDArray[Any], similarity: str) -> Matrix:
             if isinstance(x, (bool, int, str)) or x is None:
                 raise TypeError(f"{name}: expected a floating dtype, got {type(x).__name__} in row {i}")
             if not (math.isfinite(order(x)) and np.isfinite(float(np.ravel(np.imag(x))[0]))):
-                raise ValueError(f"{name}: expected finite values, got {x} in row {i}")
+                raise ValueError(f"{name}: expected finite values, got NaN or infinity in row {i}")
         if similarity == "cosine" and all(order(x) == 0 for x in row):
-            raise ValueError(f"{name}: expected no zero vector under cosine similarity, got one in row {i}")
+            raise ValueError(f"{name}: expected no zero row under cosine similarity, got zeros in row {i}")
     return rows
 
 
@@ -131,14 +144,14 @@ def _array(name: str, values: object) -> npt.NDArray[Any]:
 
 def _integers(name: str, values: object, kinds: str = "iu") -> npt.NDArray[Any]:
     array = _array(name, values)
-    # An empty list has no dtype of its own; an empty array does.
+    # An empty list does not determine a dtype; an empty array does.
     if array.dtype.kind not in kinds and (array.size or isinstance(values, np.ndarray)):
-        raise TypeError(f"{name}: expected integers, got dtype {array.dtype}")
+        raise TypeError(f"{name}: expected an integer dtype, got {array.dtype}")
     return array
 
 
 def check_labels(labels: object, n: int, *, name: str = "labels", per: str = "embedding") -> list[int]:
-    """One integer (or bool) per embedding, or per reference."""
+    """Return labels as a list: one integer (or bool) per embedding, or per reference."""
     expected = f"{name}: expected one label per {per}, shape [{n}]"
     if labels is None:
         raise ValueError(f"{expected}, got none")
@@ -149,7 +162,10 @@ def check_labels(labels: object, n: int, *, name: str = "labels", per: str = "em
 
 
 def check_self_rows(self_rows: object, n: int, m: int) -> list[int]:
-    """For each of N embeddings the row of the M references that is the same embedding, or -1; -1 by default."""
+    """Return, for each of N embeddings, the row of the M references that is the same embedding, or -1.
+
+    The default, None, is -1 for every embedding.
+    """
     if self_rows is None:
         return [-1] * n
     array = _integers("self_rows", self_rows)
@@ -162,39 +178,48 @@ def check_self_rows(self_rows: object, n: int, m: int) -> list[int]:
     return rows
 
 
-def check_mask(name: str, mask: object, shape: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """A boolean array of the given shape."""
+def check_mask(name: str, mask: object, shape: Sequence[int], *, per: str) -> npt.NDArray[np.bool_]:
+    """Return a boolean array of the given shape: one flag per embedding, or per pair."""
     array = _array(name, mask)
     if array.dtype != np.bool_:
         raise TypeError(f"{name}: expected dtype bool, got {array.dtype}")
     if array.shape != tuple(shape):
-        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(array.shape)}")
+        raise ValueError(f"{name}: expected one flag per {per}, shape {list(shape)}, got shape {list(array.shape)}")
     return array
 
 
 def check_partners(partners: object, n: int, m: int, own: Sequence[int], *, mutual: bool) -> list[int]:
-    """One partner per row among M columns: in range, not the row's ``own`` column, and mutual if ``mutual``."""
+    """Return one partner per row: in the range of the M columns, not the row's ``own`` column, and mutual on request.
+
+    Checks are made in this order, each for all rows.
+    """
     array = _integers("partners", partners)
     if array.shape != (n,):
-        raise ValueError(f"partners: expected one partner per embedding, shape [{n}], got shape {list(array.shape)}")
+        hint = ROWS_NOT_ITEMS if array.shape == (n / 2,) else ""
+        raise ValueError(
+            f"partners: expected one partner per embedding, shape [{n}], got shape {list(array.shape)}{hint}"
+        )
     rows = [int(j) for j in array]
+    hint = NOT_LABELS if mutual and len(set(rows)) < n else ""
     for i, j in enumerate(rows):
         if not 0 <= j < m:
-            raise ValueError(f"partners: expected rows in the range 0 to {m - 1}, got {j} in row {i}")
+            raise ValueError(f"partners: expected rows in the range 0 to {m - 1}, got {j} in row {i}{hint}")
+    for i, j in enumerate(rows):
         if j == own[i]:
-            raise ValueError(f"partners: expected another row as partner, got row {i} as partner of itself")
+            raise ValueError(f"partners: expected another row as partner, got row {i} as partner of itself{hint}")
+    for i, j in enumerate(rows):
         if mutual and rows[j] != i:
-            raise ValueError(f"partners: expected mutual partners, but row {i} has {j} and row {j} has {rows[j]}")
+            raise ValueError(f"partners: expected mutual partners, got {j} in row {i} but {rows[j]} in row {j}{hint}")
     return rows
 
 
 def check_positive_pairs(positive_pairs: object, n: int) -> list[tuple[int, int]]:
-    """Directed pairs of rows, in range."""
+    """Return directed pairs of rows, each in the range of the N rows."""
     array = _integers("positive_pairs", positive_pairs)
     if array.ndim != 2 or array.shape[1] != 2:
-        raise ValueError(f"positive_pairs: expected shape [M, 2], got {list(array.shape)}")
+        raise ValueError(f"positive_pairs: expected shape [M, 2], got shape {list(array.shape)}")
     pairs = [(int(i), int(j)) for i, j in array]
     for k, (i, j) in enumerate(pairs):
         if not (0 <= i < n and 0 <= j < n):
-            raise ValueError(f"positive_pairs: expected rows in the range 0 to {n - 1}, got ({i}, {j}) at position {k}")
+            raise ValueError(f"positive_pairs: expected rows in the range 0 to {n - 1}, got [{i}, {j}] at position {k}")
     return pairs

@@ -1,15 +1,17 @@
-"""InfoNCE: the cross-entropy of two towers; row k of one is the one positive of row k of the other.
+"""InfoNCE: the cross-entropy of two towers; row k of one tower is the only positive of row k of the other.
 
-With s_ij = similarity(a_i, b_j) / temperature, row i of one tower is contrasted with the other tower, or with its
-positive and the negatives n_1 ... n_K where they are given:
+Let s_ij = similarity(a_i, b_j) / temperature. Row i of one tower is contrasted with the rows of the other tower or, if
+negatives n_1 ... n_K are given, with its positive and these negatives:
 
     info_nce_loss  L_i = -log( e^s_ii / Σ_j e^s_ij )
                    L_i = -log( e^s_ii / (e^s_ii + Σ_k e^(similarity(a_i, n_k) / temperature)) )
 
-This is NT-Xent's formula with other sets. The loss is the mean over the rows of the first tower, over those of the
-second (s_ji for s_ij), or over both. Sources: van den Oord et al., "Representation Learning with Contrastive Predictive
-Coding", arXiv 1807.03748; both directions are CLIP's, Radford et al., arXiv 2103.00020; one positive and a queue of
-negatives are MoCo's, He et al., arXiv 1911.05722, equation 1.
+The formula is that of NT-Xent with other sets. The loss is the mean over the rows of the first tower, over those of the
+second (with s_ji for s_ij), or over both.
+
+Sources: van den Oord et al., "Representation Learning with Contrastive Predictive Coding", arXiv 1807.03748; both
+directions are CLIP's, Radford et al., arXiv 2103.00020; one positive and a queue of negatives are MoCo's, He et al.,
+arXiv 1911.05722, equation 1.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def info_nce_loss(
     similarity: str = "cosine",
     reduction: str = "mean",
 ) -> Result:
-    """InfoNCE of two towers: row k of one is the positive of row k of the other.
+    """InfoNCE of two towers: row k of one tower is the positive of row k of the other.
 
     Example:
         >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
@@ -45,10 +47,10 @@ def info_nce_loss(
     Args:
         embeddings_a: [N, D] floats, complex numbers or balls.
         embeddings_b: [N, D], the other tower.
-        negatives: [K, D], what every anchor is contrasted with in place of the other rows of the other tower, the same
-            for both directions.
-        direction: whose rows are anchors: "both" (those of a, then those of b), "a_to_b" (those of a) or "b_to_a".
-        temperature: positive; logits are similarities divided by it.
+        negatives: [K, D], the negatives of every anchor, instead of the other tower's other rows; the same for both
+            directions.
+        direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b).
+        temperature: positive number; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor: 2N for "both").
@@ -57,8 +59,8 @@ def info_nce_loss(
         The loss and its terms.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: an argument of the wrong shape or value.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape or value.
 
     Source:
         arXiv 1807.03748; CLIP, arXiv 2103.00020; MoCo, arXiv 1911.05722, equation 1.

@@ -1,12 +1,12 @@
 """NT-BXent: the normalised, temperature-scaled binary cross-entropy of every pair of rows.
 
-With s_ij = similarity(z_i, z_j) / temperature, σ(x) = 1 / (1 + e^-x), P(i) the positives of i among the other rows and
-N(i) the rest of them, row i contributes
+Let s_ij = similarity(z_i, z_j) / temperature and σ(x) = 1 / (1 + e^-x). P(i) is the set of positives of i among the
+other rows, N(i) the rest of the other rows. The loss of row i is
 
     nt_bxent_loss  L_i = 1/(|P(i)| + 1) Σ_{p∈P(i)} -log σ(s_ip)  +  1/|N(i)| Σ_{n∈N(i)} -log(1 - σ(s_in))
 
-The 1 counts the diagonal, which is a positive whose loss is 0. Source: the multi-label notebook's *code*, cell 103. Its
-formula has σ((1 - s) / temperature) for negatives, which is another function, and lacks the minus sign.
+The 1 counts the diagonal, a positive whose loss is 0. Source: the *code* of the multi-label notebook, cell 103. The
+notebook's formula differs from its code: it has σ((1 - s) / temperature) for negatives, and lacks the minus sign.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def nt_bxent_loss(
     no_negative: str = "zero",
     reduction: str = "mean",
 ) -> Result:
-    """Binary cross-entropy of every pair, positives and negatives averaged apart in each row.
+    """Binary cross-entropy of every pair, with separate means over the positives and the negatives of each row.
 
     Example:
         >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
@@ -47,23 +47,23 @@ def nt_bxent_loss(
 
     Args:
         embeddings: [N, D] floats, complex numbers or balls.
-        positive_pairs: [M, 2] integers: (i, j) makes j a positive of i, not i one of j. Duplicates and diagonal
-            entries are allowed and change nothing.
-        anchors: bool [N], the rows that are summed; all of them by default.
-        temperature: positive; logits are similarities divided by it.
+        positive_pairs: [M, 2] integers: (i, j) makes j a positive of i, but not i a positive of j. Duplicates and
+            diagonal entries are allowed and have no effect.
+        anchors: bool [N], the rows that are anchors; all rows by default.
+        temperature: positive number; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        no_negative: what the negatives of a row without any add: "zero" or "nan".
+        no_negative: the negatives' part of a row without negatives: "zero" or "nan".
         reduction: "mean" over the rows, "sum", or "none" (a list, one value per row).
 
     Returns:
         The loss and its terms.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: an argument of the wrong shape or value.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape or value.
 
     Source:
-        The multi-label notebook, the notebook's cell 103.
+        The multi-label notebook, cell 103.
     """
     return evaluate(nt_bxent_anchor, **locals())

@@ -1,15 +1,17 @@
-"""NT-Xent: the normalised, temperature-scaled cross-entropy, of one positive and of every positive pair on its own.
+"""NT-Xent: the normalised, temperature-scaled cross-entropy, with one positive per anchor or for every positive pair.
 
-With s_ij = similarity(z_i, z_j) / temperature, A(i) every column but i (with references: every reference but the one
-that is i), P(i) the positives of i among A(i), N(i) the rest of A(i), anchor i contributes
+Let s_ij = similarity(z_i, z_j) / temperature. A(i) is every column except i (with references, every reference except
+the one that is i), P(i) the positives of i in A(i), and N(i) the rest of A(i). The loss of anchor i is
 
     nt_xent_loss           L_i = -log( e^s_ip / Σ_{a∈A(i)} e^s_ia ), P(i) = {p}
     nt_xent_pairwise_loss  L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / (e^s_ip + Σ_{n∈N(i)} e^s_in) )
 
-They agree when every anchor has one positive, and only then. The second has the terms of supcon_loss with denominator
-"one_positive". Sources: Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations" (SimCLR),
-arXiv 2002.05709, equation 1; the second is what pytorch-metric-learning's NTXentLoss computes (its issue 6), with the
-mean over pairs that is ``reduction="mean_pairs"`` here.
+They are the same function if every anchor has exactly one positive, and only then. The second has the terms of
+supcon_loss with denominator "one_positive".
+
+Sources: Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations" (SimCLR), arXiv
+2002.05709, equation 1. The second is what pytorch-metric-learning's NTXentLoss computes (issue 6 of that project), with
+the mean over pairs, ``reduction="mean_pairs"`` here.
 """
 
 from __future__ import annotations
@@ -56,14 +58,14 @@ def nt_xent_loss(
 
     Args:
         embeddings: [N, D] floats, complex numbers or balls.
-        partners: [N] integers, the row of each row's positive; mutual and never the row itself. The layouts have
-            names: interleaved_partners and stacked_partners. With ref_embeddings it is any row of those but
-            self_rows[i], and need not be mutual.
-        anchors: bool [N], the rows that are anchors; all of them by default.
-        ref_embeddings: [M, D], the rows that anchors are contrasted with in place of the batch itself: a memory bank,
-            a queue, the gathered rows of every device. N may then be 1.
-        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; by default none is.
-        temperature: positive; logits are similarities divided by it.
+        partners: [N] integers, the row of each row's positive: mutual, never the row itself. stacked_partners and
+            interleaved_partners return them for two views per item. With ref_embeddings, partners[i] is any row of
+            the references except self_rows[i], and need not be mutual. For class labels use nt_xent_pairwise_loss.
+        anchors: bool [N], the rows that are anchors; all rows by default.
+        ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
+            the gathered rows of all devices. N may then be 1.
+        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
+        temperature: positive number; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
@@ -72,8 +74,8 @@ def nt_xent_loss(
         The loss and its terms.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: an argument of the wrong shape or value.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape or value.
 
     Source:
         SimCLR, arXiv 2002.05709, equation 1; for references MoCo, arXiv 1911.05722.
@@ -96,7 +98,7 @@ def nt_xent_pairwise_loss(
     no_positive: str = "zero",
     reduction: str = "mean",
 ) -> Result:
-    """NT-Xent of every positive pair on its own: the denominator holds that one positive and the negatives.
+    """NT-Xent of every positive pair: each denominator sums that one positive and the anchor's negatives.
 
     Example:
         >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
@@ -106,29 +108,29 @@ def nt_xent_pairwise_loss(
 
     Args:
         embeddings: [N, D] floats, complex numbers or balls.
-        labels: [N] integers; rows of one label are each other's positives.
-        positives: bool [N, N] in place of labels; may be asymmetric, its diagonal is ignored. With ref_embeddings
-            bool [N, M], the entry at self_rows[i] ignored.
-        anchors: bool [N], the rows that are anchors; all of them by default.
-        ref_embeddings: [M, D], the rows that anchors are contrasted with in place of the batch itself: a memory bank,
-            a queue, the gathered rows of every device. N may then be 1.
-        ref_labels: [M] integers; reference a is a positive of anchor i where ref_labels[a] == labels[i].
-        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; by default none is.
-        temperature: positive; logits are similarities divided by it.
+        labels: [N] integers; rows with equal labels are positives of each other.
+        positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored. With ref_embeddings
+            bool [N, M], and the entry at self_rows[i] is ignored.
+        anchors: bool [N], the rows that are anchors; all rows by default.
+        ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
+            the gathered rows of all devices. N may then be 1.
+        ref_labels: [M] integers; reference a is a positive of anchor i if ref_labels[a] == labels[i].
+        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
+        temperature: positive number; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
-        no_positive: what an anchor without positives adds: "zero", "drop" (it leaves the mean) or "nan".
-        reduction: "mean" over the anchors of each anchor's mean, "sum" and "none" of the same, or "mean_pairs": the
-            mean over all pairs, which weighs large classes more.
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor), where an anchor's value is
+            the mean over its pairs; or "mean_pairs", the mean over all pairs, in which large classes weigh more.
 
     Returns:
         The loss and its terms.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: an argument of the wrong shape or value.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape or value.
 
     Source:
-        pytorch-metric-learning's NTXentLoss, with its ref_emb and ref_labels; its issue 6.
+        pytorch-metric-learning's NTXentLoss with ref_emb and ref_labels; issue 6 of that project.
     """
     return evaluate(nt_xent_pairwise_anchor, more_reductions=["mean_pairs"], **locals())

@@ -1,4 +1,4 @@
-"""Arithmetic that serves every number type: sums, means and logarithms that neither overflow nor cancel."""
+"""Arithmetic for every number type: sums, means and logarithms without overflow or cancellation."""
 
 from __future__ import annotations
 
@@ -14,49 +14,52 @@ Scalar = Any
 
 NAN = float("nan")
 EMPTY = {"zero": 0.0, "nan": NAN}
-"""The mean over nothing, by policy."""
+"""The mean of an empty set, by policy."""
 
 
 def order(value: Scalar) -> float:
-    """The real number by which values are compared: real part of a complex, midpoint of a ball, first of an array."""
+    """Return the float by which values are compared.
+
+    That is the real part of a complex number, the midpoint of a ball, or the first entry of an array.
+    """
     return float(np.ravel(np.real(value))[0])
 
 
 def zero_like(value: Scalar) -> Scalar:
-    """The number 0 of the value's type."""
+    """Return 0 in the type of the value."""
     return 0.0 + value * 0
 
 
 def total(values: Iterable[Scalar], start: Scalar = 0.0) -> Scalar:
-    """The sum from left to right. Python's own ``sum`` rounds floats differently from one version to the next."""
+    """Return the sum from left to right. The rounding of Python's ``sum`` differs between versions of Python."""
     return functools.reduce(operator.add, values, start)
 
 
 def mean(values: Sequence[Scalar], empty: str = "zero") -> Scalar:
-    """The mean; over nothing 0, or NaN if ``empty`` is "nan"."""
+    """Return the mean; for an empty sequence 0, or NaN if ``empty`` is "nan"."""
     return total(values) / len(values) if values else EMPTY[empty]
 
 
 def log_mean_exp(values: Sequence[Scalar], empty: str = "zero") -> Scalar:
-    """The logarithm of the mean of e^v; over nothing 0, or NaN if ``empty`` is "nan".
+    """Return the logarithm of the mean of e^v; for an empty sequence 0, or NaN if ``empty`` is "nan".
 
-    The exponentials are taken as differences from the largest, so that very small ones do not underflow and ones close
-    to 1 do not round to 1.
+    It is computed from e^(v - top) - 1, top the largest v, so that small exponentials do not underflow and those near 1
+    keep their digits.
     """
     top = max(values, key=order, default=0.0)
     return top + np.log1p(mean([np.expm1(v - top) for v in values], empty))
 
 
 def largest(values: Sequence[Scalar]) -> int:
-    """The position of the largest value (the first of equals)."""
+    """Return the position of the largest value; the first one on a tie."""
     return max(range(len(values)), key=lambda k: order(values[k]))
 
 
 def shifted_sum(logits: Sequence[Scalar]) -> tuple[Scalar, Scalar]:
-    """The sum of e^s, as (shift, rest) with sum = e^shift (1 + rest).
+    """Return the sum of e^s as (shift, rest), where the sum is e^shift (1 + rest).
 
-    The largest logit is the shift. Its own exponential is the 1, and the rest is kept apart from it, so that log1p sees
-    what a rounded sum would have lost: an anchor whose loss is 1e-30 keeps it.
+    The shift is the largest logit, whose exponential becomes the 1. The rest is kept separate so that log1p can use
+    digits that the rounded sum would lose: an anchor's loss of 1e-30 is not rounded to 0.
     """
     top = largest(logits)
     rest = (np.exp(s - logits[top]) for k, s in enumerate(logits) if k != top)
@@ -64,7 +67,7 @@ def shifted_sum(logits: Sequence[Scalar]) -> tuple[Scalar, Scalar]:
 
 
 def softplus(x: Scalar) -> Scalar:
-    """log(1 + e^x), without overflow."""
+    """Return log(1 + e^x), without overflow."""
     if order(x) > 0:
         return x + np.log1p(np.exp(-x))
     return np.log1p(np.exp(x))

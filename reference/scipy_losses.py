@@ -1,14 +1,14 @@
-"""Every loss once more, in whole arrays with scipy, as the notebooks write them: values only, no terms.
+"""An independent evaluation of every loss: whole arrays and scipy, as in the notebooks. Values only, no terms.
 
-This is an independent evaluation: it shares no code with the loops beside it, and no checks of arguments either. A
-wrong formula in the loops would be proved as arithmetic and would still differ from this file. The SupCon notebook has
+It shares no code with the loops in this package, and does not check arguments. If a formula in the loops were wrong,
+its value could be proved correct as arithmetic, but would differ from this file. The SupCon notebook has
 
     mat = 1 - cdist(z, z, "cosine");  np.fill_diagonal(mat, -np.inf);  softmax_mat = softmax(mat, axis=1)
     SupCon   -(log(softmax_mat[0, 3]) + log(softmax_mat[0, 6])) / 2, and so on for every row      (its In [24] to [26])
     NT-Xent  -(log(e^mat[0, 3] / (e^mat[0, 3] + Σ over the negatives n of e^mat[0, n])) + ...) / 2       (its In [27])
 
-This file has its expressions with ``mat`` divided by the temperature, masks for its indices, and the logarithm taken
-inside:
+This file uses the same expressions, with ``mat`` divided by the temperature, masks instead of indices, and the
+logarithm applied analytically:
 
     log(softmax(mat))            mat - max - logsumexp(mat - max)
     log(e^s / (e^s + e^r))       log_expit(s - r),  r = logsumexp over the negatives
@@ -17,13 +17,14 @@ inside:
     log(1 - sigmoid(s))          log_expit(-s)
 
 With references ``mat`` is [N, M], cdist(z, references), and the entries at self_rows are set to -inf. For two towers it
-is cdist(a, b), and no entry is.
+is cdist(a, b), without such entries.
 
-On the right, logits are subtracted before anything is exponentiated. Nothing overflows, and the error of an anchor
-whose loss is nearly 0 is a roundoff of 1, not of its logits. Sources: the SupCon notebook, In [12] to [27] (arXiv
-2004.11362, equations 2 and 3; SimCLR, arXiv 2002.05709, equation 1); the multi-label notebook, In [98] and [103]; the
-batch tutorial of 31 January 2023; for references and two towers MoCo, arXiv 1911.05722, equation 1, and CLIP, arXiv
-2103.00020, figure 3.
+On the right, logits are subtracted before they are exponentiated. So nothing overflows, and the error of an anchor
+whose loss is nearly 0 is a rounding error of 1, not of its logits.
+
+Sources: the SupCon notebook, In [12] to [27] (arXiv 2004.11362, equations 2 and 3; SimCLR, arXiv 2002.05709, equation
+1); the multi-label notebook, In [98] and [103]; the batch tutorial of 31 January 2023; for references and two towers
+MoCo, arXiv 1911.05722, equation 1, and CLIP, arXiv 2103.00020, figure 3.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Values(NamedTuple):
-    """``loss``, a float or one value per counted anchor; ``anchors``, every anchor's value."""
+    """The result: ``loss``, a float or one value per counted anchor, and ``anchors``, the value of every anchor."""
 
     loss: float | Array
     anchors: Array
@@ -49,18 +50,18 @@ class Values(NamedTuple):
 def _mat(
     embeddings: npt.ArrayLike, similarity: str, temperature: float, references: npt.ArrayLike | None = None
 ) -> Array:
-    """Similarities over the temperature: [N, N], the diagonal included, or [N, M] with references."""
+    """Return similarities divided by the temperature: [N, N] including the diagonal, or [N, M] with references."""
     z = np.asarray(embeddings, dtype=np.float64)
     r = z if references is None else np.asarray(references, dtype=np.float64)
     if similarity == "dot":
         return np.asarray(z @ r.T / temperature)
-    # A power of two changes no cosine; without it cdist squares 1e200.
+    # A power of two does not change a cosine; without it cdist could square 1e200.
     z, r = (np.ldexp(x, -np.frexp(np.abs(x).max(axis=1, keepdims=True))[1]) for x in (z, r))
     return np.asarray((1 - cdist(z, r, "cosine")) / temperature)
 
 
 def _others(mat: Array, referring: bool, self_rows: npt.ArrayLike | None = None) -> Mask:
-    """A as a mask of the shape of ``mat``: all but the diagonal, or all references but ``self_rows``."""
+    """Return A as a mask of the shape of ``mat``: all but the diagonal, or all references but ``self_rows``."""
     n, m = mat.shape
     own = np.full(n, -1) if self_rows is None else np.asarray(self_rows)
     return np.asarray(np.arange(m) != (own if referring else np.arange(n))[:, None])
@@ -69,7 +70,7 @@ def _others(mat: Array, referring: bool, self_rows: npt.ArrayLike | None = None)
 def _masks(
     others: Mask, labels: npt.ArrayLike | None, positives: npt.ArrayLike | None, ref_labels: npt.ArrayLike | None = None
 ) -> tuple[Mask, Mask]:
-    """P and N as masks [N, N] or [N, M]: the positives of every row among the others, and the negatives."""
+    """Return P and N as masks [N, N] or [N, M]: each row's positives among the others, and its negatives."""
     if labels is not None:
         mask = np.equal.outer(labels, labels if ref_labels is None else ref_labels)
     else:
@@ -78,20 +79,20 @@ def _masks(
 
 
 def _mean(values: Array, mask: Mask) -> Array:
-    """The mean of every row over a mask; 0 over nothing."""
+    """Return the mean of every row over a mask; 0 where the mask is empty."""
     return np.asarray(values.sum(axis=1, where=mask) / np.maximum(mask.sum(axis=1), 1))
 
 
 def _log_softmax(mat: Array, others: Mask) -> Array:
-    """Logarithm of every row's softmax over the others: ``scipy.special.log_softmax``, with log1p in its sum."""
-    # A row without others has no softmax: it keeps all its columns, and the result is not used.
+    """Return the log-softmax of every row over the others: ``scipy.special.log_softmax``, with log1p in its sum."""
+    # A row without others has no softmax: all its columns are kept, and the result is not used.
     mat = np.where(others | ~others.any(axis=1, keepdims=True), mat, -np.inf)
     mat = mat - mat.max(axis=1, keepdims=True)
     return np.asarray(mat - logsumexp(mat, axis=1, keepdims=True))
 
 
 def _log_ratios(mat: Array, others: Mask, negatives: Mask, denominator: str) -> Array:
-    """log(e^s_ij / D_ij) [N, N] or [N, M]; infinite where D_ij sums negatives alone and there are none."""
+    """Return log(e^s_ij / D_ij), [N, N] or [N, M]; infinite if D_ij sums only negatives and there are none."""
     if denominator == "all":
         return _log_softmax(mat, others)
     rest = logsumexp(np.where(negatives, mat, -np.inf), axis=1, keepdims=True)
@@ -108,10 +109,10 @@ def _values(
     unpaired: Any = False,
     pairs: Any = 1,
 ) -> Values:
-    """Apply the policy for anchors without positives to each row's value, scale, select the anchors and reduce.
+    """Apply the policy for anchors without positives, scale, select the anchors and reduce.
 
-    ``unpaired`` marks the rows without positives. ``pairs`` is how many positives a row has: "mean_pairs" weighs its
-    mean with it.
+    ``each`` holds each row's value, ``unpaired`` marks the rows without positives. ``pairs`` is the number of positives
+    of each row, the weight of its value under "mean_pairs".
     """
     each = np.where(unpaired, np.nan if no_positive == "nan" else 0.0, each)
     if base_temperature is not None:
@@ -121,7 +122,7 @@ def _values(
     if reduction == "none":
         return Values(counted, each[chosen])
     if reduction == "mean_pairs":
-        # An anchor without positives has no pair to weigh, but its NaN counts.
+        # An anchor without positives has weight 0, but a NaN of its policy must remain.
         total, number = np.sum(each * np.maximum(pairs, 1), where=chosen), np.sum(pairs, where=chosen)
     else:
         total, number = counted.sum(), len(counted) if reduction == "mean" else 1
@@ -180,7 +181,7 @@ def supcon_in_loss(
     is_positive, is_negative = _masks(others, labels, positives, ref_labels)
     unpaired = ~is_positive.any(axis=1)
     log_ratios = _log_ratios(mat, others, is_negative, denominator)
-    # Relative to the largest ratio: all ratios of a row may underflow.
+    # Ratios are taken relative to the row's largest, because all of them may underflow.
     top = log_ratios.max(axis=1, keepdims=True, initial=-np.inf, where=is_positive)
     usable = is_positive & np.isfinite(top)
     ratios = np.exp(np.subtract(log_ratios, top, where=usable, out=np.full_like(log_ratios, -np.inf)))
@@ -267,7 +268,7 @@ def info_nce_loss(
     similarity: str = "cosine",
     reduction: str = "mean",
 ) -> Values:
-    """-log(softmax_mat[i, i]) of mat and of its transpose; or of [mat[i, i], the row's negatives], the positive first.
+    """-log(softmax_mat[i, i]) of mat and of its transpose; with negatives, of [mat[i, i], the row's negatives].
 
     Source: arXiv 2103.00020, figure 3; arXiv 1911.05722, equation 1.
     """
@@ -295,9 +296,9 @@ def nt_bxent_loss(
     no_negative: str = "zero",
     reduction: str = "mean",
 ) -> Values:
-    """Row i: mean of -log(target ? sigmoid(s) : 1 - sigmoid(s)) over its targets, and over its others, added.
+    """-log(sigmoid(s)) of targets and -log(1 - sigmoid(s)) of other columns: the two means of a row, added.
 
-    Source: the multi-label notebook, In [103]: the diagonal of ``mat`` is infinite, a target of loss 0.
+    Source: the multi-label notebook, In [103], where the diagonal of ``mat`` is infinite, a target of loss 0.
     """
     mat = _mat(embeddings, similarity, temperature)
     np.fill_diagonal(mat, np.inf)

@@ -1,4 +1,4 @@
-"""The old name of scipy_losses: importing it warns. It goes with the next release."""
+"""The old name of scipy_losses; importing it gives a DeprecationWarning. The next release removes it."""
 
 import sys
 import warnings

@@ -11,19 +11,19 @@ from .scalars import Scalar, order, total
 
 
 def dot(a: Sequence[Scalar], b: Sequence[Scalar]) -> Scalar:
-    """Σ_d a_d b_d."""
+    """Return Σ_d a_d b_d."""
     return total(x * y for x, y in zip(a, b, strict=True))
 
 
 def scaled_row(row: Sequence[Scalar]) -> list[Scalar]:
-    """The row times the power of two that brings its largest entry to [1/2, 1): exact, so squares stay in range."""
+    """Return the row times a power of two, with its largest entry in [1/2, 1): exact, and squares stay in range."""
     exponent = math.frexp(max(abs(order(x)) for x in row))[1]
     half = exponent // 2
     return [x * 2.0**-half * 2.0 ** (half - exponent) for x in row]
 
 
 def cosine(a: Sequence[Scalar], b: Sequence[Scalar]) -> Scalar:
-    """Σ_d a_d b_d / (‖a‖ ‖b‖); the norms neither overflow nor underflow."""
+    """Return Σ_d a_d b_d / (‖a‖ ‖b‖); the norms neither overflow nor underflow."""
     a, b = scaled_row(a), scaled_row(b)
     return dot(a, b) / (np.sqrt(dot(a, a)) * np.sqrt(dot(b, b)))
 
@@ -31,12 +31,12 @@ def cosine(a: Sequence[Scalar], b: Sequence[Scalar]) -> Scalar:
 def similarity_matrix(
     rows: Sequence[Sequence[Scalar]], similarity: str, others: Sequence[Sequence[Scalar]] | None = None
 ) -> list[list[Scalar]]:
-    """[N][N] similarities of every row with every row, or [N][M] of every row with every other one.
+    """Return the similarity of every row with every row, [N][N], or with every row of ``others``, [N][M].
 
     Args:
         rows: [N][D] scalars.
         similarity: "cosine" or "dot".
-        others: [M][D] scalars; the rows themselves by default.
+        others: [M][D] scalars; ``rows`` by default.
     """
     measure = cosine if similarity == "cosine" else dot
     if others is not None:

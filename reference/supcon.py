@@ -1,14 +1,14 @@
 """Supervised contrastive losses: SupCon outside the logarithm, inside the logarithm, and the batch tutorial's variant.
 
-With s_ij = similarity(z_i, z_j) / temperature, A(i) every column but i (with references: every reference but the one
-that is i), P(i) the positives of i among A(i), N(i) the rest of A(i), anchor i contributes
+Let s_ij = similarity(z_i, z_j) / temperature. A(i) is every column except i (with references, every reference except
+the one that is i), P(i) the positives of i in A(i), and N(i) the rest of A(i). The loss of anchor i is
 
     supcon_loss          L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / D_ip )                           (L_out)
     supcon_in_loss       L_i = -log( 1/|P(i)| Σ_{p∈P(i)} e^s_ip / D_ip )                           (L_in)
     supcon_epsilon_loss  L_i = 1/(|P(i)| + ε) Σ_{p∈P(i)} -log( e_ip / Σ_{a∈A(i)} e_ia )
                          with e_ij = exp( s_ij - max_k s_ik ) + ε, where k may be i, and ε = 1e-8
 
-and D_ip is, by ``denominator`` (the names are those of the authors' TensorFlow code),
+The argument ``denominator`` selects D_ip (the names are those of the authors' TensorFlow code):
 
     "all"             Σ_{a∈A(i)} e^s_ia
     "one_positive"    e^s_ip + Σ_{n∈N(i)} e^s_in
@@ -31,12 +31,12 @@ EPSILON = 1e-8
 
 
 def denominator_members(denominator: str, p: int, A: Columns, N: Columns) -> Columns:
-    """The columns whose exponentials D_ip sums."""
+    """Return the columns whose exponentials are summed in D_ip."""
     return {"all": A, "one_positive": sorted([p, *N]), "only_negatives": N}[denominator]
 
 
 def cross_entropies(s: Row, i: int, A: Columns, P: Columns, N: Columns, denominator: str) -> list[Pair]:
-    """-log( e^s_ip / D_ip ) of every p in P(i); none of them where D_ip has no members."""
+    """Return the pairs with values -log( e^s_ip / D_ip ), for every p in P(i) whose D_ip has members."""
     members = {p: denominator_members(denominator, p, A, N) for p in P}
     return [cross_entropy(s, i, p, members[p]) for p in P if members[p]]
 
@@ -92,28 +92,28 @@ def supcon_loss(
 
     Args:
         embeddings: [N, D] floats, complex numbers or balls.
-        labels: [N] integers; rows of one label are each other's positives.
-        positives: bool [N, N] in place of labels; may be asymmetric, its diagonal is ignored. With ref_embeddings
-            bool [N, M], the entry at self_rows[i] ignored.
-        anchors: bool [N], the rows that are anchors; all of them by default.
-        ref_embeddings: [M, D], the rows that anchors are contrasted with in place of the batch itself: a memory bank,
-            a queue, the gathered rows of every device. N may then be 1.
-        ref_labels: [M] integers; reference a is a positive of anchor i where ref_labels[a] == labels[i].
-        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; by default none is.
-        temperature: positive; logits are similarities divided by it.
+        labels: [N] integers; rows with equal labels are positives of each other.
+        positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored. With ref_embeddings
+            bool [N, M], and the entry at self_rows[i] is ignored.
+        anchors: bool [N], the rows that are anchors; all rows by default.
+        ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
+            the gathered rows of all devices. N may then be 1.
+        ref_labels: [M] integers; reference a is a positive of anchor i if ref_labels[a] == labels[i].
+        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
+        temperature: positive number; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" or "only_negatives".
-        no_positive: what an anchor without positives adds: "zero", "drop" (it leaves the mean) or "nan".
-        no_negative: what an anchor without negatives adds with denominator "only_negatives": "zero" or "nan".
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        no_negative: the value of an anchor without negatives under denominator "only_negatives": "zero" or "nan".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
 
     Returns:
         The loss and its terms.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: an argument of the wrong shape or value.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape or value.
 
     Source:
         SupCon paper, arXiv 2004.11362, equation 2; for references MoCo, arXiv 1911.05722, and cross-batch memory,
@@ -141,14 +141,37 @@ def supcon_in_loss(
 ) -> Result:
     """Supervised contrastive loss with the sum over positives inside the logarithm (L_in).
 
-    Arguments, errors and result are those of supcon_loss. With denominator "one_positive" each numerator has its own
-    denominator.
-
     Example:
         >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
         >>> loss, terms = supcon_in_loss(z, [0, 0, 0, 1], temperature=0.5)
         >>> print(f"{loss:.4f}")
         0.7517
+
+    Args:
+        embeddings: [N, D] floats, complex numbers or balls.
+        labels: [N] integers; rows with equal labels are positives of each other.
+        positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored. With ref_embeddings
+            bool [N, M], and the entry at self_rows[i] is ignored.
+        anchors: bool [N], the rows that are anchors; all rows by default.
+        ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
+            the gathered rows of all devices. N may then be 1.
+        ref_labels: [M] integers; reference a is a positive of anchor i if ref_labels[a] == labels[i].
+        self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
+        temperature: positive number; logits are similarities divided by it.
+        base_temperature: if given, the loss is multiplied by temperature / base_temperature.
+        similarity: "cosine" or "dot".
+        denominator: "all", "one_positive" or "only_negatives". With "one_positive" each numerator has its own
+            denominator.
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        no_negative: the value of an anchor without negatives under denominator "only_negatives": "zero" or "nan".
+        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
+
+    Returns:
+        The loss and its terms.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape or value.
 
     Source:
         SupCon paper, arXiv 2004.11362, equation 3.
@@ -168,16 +191,34 @@ def supcon_epsilon_loss(
     no_positive: str = "zero",
     reduction: str = "mean",
 ) -> Result:
-    """The batch tutorial's loss: dot products, the row's maximum with the self-similarity in it, and an epsilon.
+    """The batch tutorial's supervised contrastive loss, with an epsilon in every exponential and in the count.
 
-    Arguments, errors and result are those of supcon_loss, without references: the maximum is over the batch. The
-    derivative of this loss goes through the maximum; the tutorial detaches it.
+    Logits are relative to the row's maximum, which includes the self-similarity. The derivative of this loss includes
+    that of the maximum; the tutorial detaches the maximum.
 
     Example:
         >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
         >>> loss, terms = supcon_epsilon_loss(z, [0, 0, 1, 1], temperature=0.5)
         >>> print(f"{loss:.4f}")
         0.4302
+
+    Args:
+        embeddings: [N, D] floats, complex numbers or balls.
+        labels: [N] integers; rows with equal labels are positives of each other.
+        positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored.
+        anchors: bool [N], the rows that are anchors; all rows by default.
+        temperature: positive number; logits are similarities divided by it.
+        base_temperature: if given, the loss is multiplied by temperature / base_temperature.
+        similarity: "cosine" or "dot".
+        no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
+        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
+
+    Returns:
+        The loss and its terms.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape or value.
 
     Source:
         The batch tutorial, 31 January 2023.

@@ -1,9 +1,8 @@
-"""The record of named terms that every loss returns beside its value, and the terms of one pair.
+"""The terms of one pair, and the record of named terms that every loss returns together with its value.
 
-A formula is built from three kinds of pair: cross_entropy, cross_entropy_of_exponentials and binary_cross_entropy. Each
-evaluates the pair and returns all its terms; no other code spells a numerator or a denominator. They are kept relative
-to ``e^shift`` and as logarithms, because at a temperature of 1e-3 the exponentials themselves leave the range of
-float64.
+A formula is built from three kinds of pairs: cross_entropy, cross_entropy_of_exponentials and binary_cross_entropy.
+Each evaluates a pair and returns all its terms; no other code computes a numerator or a denominator. Both are stored
+relative to ``e^shift`` and as logarithms, because at a temperature of 1e-3 the exponentials leave the range of float64.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ Columns = Sequence[int]
 
 @dataclass(frozen=True)
 class Pair:
-    """One pair (anchor, other) and what it contributes.
+    """One pair (anchor, other) and its contribution to the loss.
 
     Attributes:
-        anchor: row of the anchor.
-        other: column of the other member (a row of the batch, of the references, of the other tower), a positive unless
-            ``positive`` is false (binary cross-entropy also sums over the negatives).
-        positive: whether ``other`` is a positive of ``anchor``.
-        members: the columns whose exponentials the denominator sums (empty for binary cross-entropy).
-        shift: the logit by which numerator and denominator are scaled.
+        anchor: the anchor's row.
+        other: the column of the other member: a row of the batch, of the references or of the other tower.
+        positive: whether ``other`` is a positive of ``anchor``. Only binary cross-entropy has pairs of negatives.
+        members: the columns whose exponentials are summed in the denominator; empty for binary cross-entropy.
+        shift: the logit relative to which numerator and denominator are stored.
         numerator: e^(s_io - shift); ``log_numerator`` is s_io itself.
         denominator: Σ over the members a of e^(s_ia - shift); ``log_denominator`` is its logarithm plus ``shift``.
         value: -log(numerator / denominator), or the pair's softplus for binary cross-entropy.
@@ -51,13 +49,13 @@ class Pair:
 
 
 Anchor = tuple[Scalar, list[Pair]]
-"""What a formula returns: the anchor's loss L_i and the pairs it is made of."""
+"""The result of a formula: the anchor's loss L_i, and the pairs that contribute to it."""
 
 
 def cross_entropy(s: Row, i: int, p: int, members: Columns) -> Pair:
-    """-log( e^s_ip / Σ_{a∈members} e^s_ia ), the softmax cross-entropy of one positive."""
+    """Return -log( e^s_ip / Σ_{a∈members} e^s_ia ), the softmax cross-entropy of one positive."""
     top, rest = shifted_sum([s[a] for a in members])
-    # The positive may not be among the members, and may exceed them all.
+    # The positive need not be one of the members, and its logit may be larger than all of theirs.
     shift = top if order(top) >= order(s[p]) else s[p]
     return Pair(
         anchor=i,
@@ -74,7 +72,7 @@ def cross_entropy(s: Row, i: int, p: int, members: Columns) -> Pair:
 
 
 def cross_entropy_of_exponentials(e: Row, i: int, p: int, members: Columns, *, shift: Scalar) -> Pair:
-    """-log( e_ip / Σ_{a∈members} e_ia ), where p is a member and e is relative to e^shift."""
+    """Return -log( e_ip / Σ_{a∈members} e_ia ), where p is a member and e is relative to e^shift."""
     denominator = total(e[a] for a in members)
     rest = total((e[a] for a in members if a != p), start=zero_like(e[p]))
     return Pair(
@@ -87,13 +85,13 @@ def cross_entropy_of_exponentials(e: Row, i: int, p: int, members: Columns, *, s
         denominator=denominator,
         log_numerator=shift + np.log(e[p]),
         log_denominator=shift + np.log(denominator),
-        # e_ip is taken out of the sum, so that a small loss keeps its digits.
+        # The sum is divided by e_ip, whose quotient is the 1 of log1p: a small loss keeps its digits.
         value=np.log1p(rest / e[p]),
     )
 
 
 def binary_cross_entropy(s: Row, i: int, j: int, *, positive: bool) -> Pair:
-    """-log σ(s_ij) for a positive, -log(1 - σ(s_ij)) for a negative; σ(x) = 1 / (1 + e^-x)."""
+    """Return -log σ(s_ij) for a positive, -log(1 - σ(s_ij)) for a negative; σ(x) = 1 / (1 + e^-x)."""
     x = -s[j] if positive else s[j]
     zero = zero_like(x)
     shift = x if order(x) > 0 else zero
@@ -113,20 +111,20 @@ def binary_cross_entropy(s: Row, i: int, j: int, *, positive: bool) -> Pair:
 
 @dataclass(frozen=True)
 class Terms:
-    """Everything a loss is made of, by name.
+    """The intermediate values of a loss, by name.
 
     Attributes:
-        similarity: cosine or dot product of every row that may be an anchor with every row that anchors are contrasted
-            with: [N][N] within a batch (the diagonal too), [N][M] with references. For info_nce the rows are the first
-            tower's and then the second's (with one direction, those of its tower), the columns the N rows of the other
-            tower and then the K negatives.
-        logits: of the same shape, similarity / temperature.
+        similarity: the cosine or dot product of every row that may be an anchor with every column: [N][N] within a
+            batch, including the diagonal, [N][M] with references. For info_nce the rows are those of the first tower,
+            then those of the second (for one direction, those of its tower); the columns are the N rows of the other
+            tower, then the K negatives.
+        logits: similarity / temperature, in the same shape.
         positives: for each row i the sorted columns P(i).
         negatives: for each row i the sorted columns N(i).
         pairs: the pairs that were summed, by (anchor, other).
-        anchor_losses: the value of every anchor, by row; no_positive="drop" leaves none of them out.
+        anchor_losses: the value of every anchor, by row, including anchors that no_positive="drop" leaves out.
         counted: the anchors that enter the mean, in row order.
-        scale: what every value was multiplied by: temperature / base_temperature, or 1.
+        scale: the factor of every value: temperature / base_temperature, or 1.
     """
 
     similarity: list[list[Scalar]]

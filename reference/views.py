@@ -1,7 +1,7 @@
 """Layouts of views: which row is which view of which item. Mixing them up is the most common mistake with these losses.
 
-Stacked (SimCLR's reference code, SupContrast, SiT): all first views, then all second views. Interleaved (the pair
-notebook): the views of one item side by side.
+In the layout "stacked", all first views come before all second views (SimCLR's reference code, SupContrast, SiT). In
+the layout "interleaved", the views of one item are adjacent (the pair notebook).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ LAYOUTS = ("stacked", "interleaved")
 
 def _check_integer(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name}: expected an integer, got {value!r} of type {type(value).__name__}")
+        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
 
 
 def _check_pairs(n: int) -> None:
     _check_integer("n", n)
     if n < 2 or n % 2:
-        raise ValueError(f"n: expected an even number of rows, at least 2, got {n}")
+        raise ValueError(f"n: expected an even number of rows, two for each item, got {n}")
 
 
 def _check_layout(layout: str) -> None:
@@ -31,14 +31,27 @@ def _check_layout(layout: str) -> None:
         raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}")
 
 
-def _check_views(count: int, n_views: int) -> None:
+def _check_views(n_views: int) -> None:
     _check_integer("n_views", n_views)
-    if n_views < 1 or count % n_views:
-        raise ValueError(f"n_views: expected a divisor of the number of rows, {count}, got {n_views}")
+    if n_views < 1:
+        raise ValueError(f"n_views: expected at least 1, got {n_views}")
 
 
 def interleaved_partners(n: int) -> npt.NDArray[np.int64]:
-    """Partners [N] when two views lie side by side: 1, 0, 3, 2, ...
+    """Return the partner of each row, for two views per item in the layout "interleaved".
+
+    Rows 2k and 2k + 1 are partners: 1, 0, 3, 2, ...
+
+    Example:
+        >>> items = 3
+        >>> interleaved_partners(2 * items).tolist()
+        [1, 0, 3, 2, 5, 4]
+
+    Args:
+        n: number of rows, twice the number of items.
+
+    Returns:
+        [n] integers.
 
     Raises:
         TypeError: n is not an integer.
@@ -49,7 +62,20 @@ def interleaved_partners(n: int) -> npt.NDArray[np.int64]:
 
 
 def stacked_partners(n: int) -> npt.NDArray[np.int64]:
-    """Partners [N] when all first views come before all second views: n/2, n/2 + 1, ..., 0, 1, ...
+    """Return the partner of each row, for two views per item in the layout "stacked".
+
+    Rows i and i + n/2 are partners: n/2, n/2 + 1, ..., 0, 1, ...
+
+    Example:
+        >>> items = 3
+        >>> stacked_partners(2 * items).tolist()
+        [3, 4, 5, 0, 1, 2]
+
+    Args:
+        n: number of rows, twice the number of items.
+
+    Returns:
+        [n] integers.
 
     Raises:
         TypeError: n is not an integer.
@@ -60,15 +86,29 @@ def stacked_partners(n: int) -> npt.NDArray[np.int64]:
 
 
 def flatten_views(features: npt.ArrayLike, layout: str = "stacked") -> npt.NDArray[Any]:
-    """Features [batch, views, dim] as embeddings [views * batch, dim].
+    """Lay out views as rows, as the losses take them.
+
+    Example:
+        >>> features = [[[1.0], [2.0]], [[3.0], [4.0]]]
+        >>> flatten_views(features).tolist()
+        [[1.0], [3.0], [2.0], [4.0]]
+        >>> flatten_views(features, "interleaved").tolist()
+        [[1.0], [2.0], [3.0], [4.0]]
+
+    Args:
+        features: [batch, views, dim], view v of item b at [b, v].
+        layout: "stacked" puts that view into row v * batch + b, "interleaved" into row b * views + v.
+
+    Returns:
+        Embeddings [views * batch, dim].
 
     Raises:
-        ValueError: features are not three-dimensional; the layout is unknown.
+        ValueError: features are not three-dimensional, or the layout is unknown.
     """
     _check_layout(layout)
     array = np.asarray(features)
     if array.ndim != 3:
-        raise ValueError(f"features: expected shape [batch, views, dim], got {list(array.shape)}")
+        raise ValueError(f"features: expected shape [batch, views, dim], got shape {list(array.shape)}")
     batch, views, _ = array.shape
     if layout == "stacked":
         rows = [array[b, v] for v in range(views) for b in range(batch)]
@@ -78,16 +118,32 @@ def flatten_views(features: npt.ArrayLike, layout: str = "stacked") -> npt.NDArr
 
 
 def split_views(embeddings: npt.ArrayLike, n_views: int, layout: str = "stacked") -> npt.NDArray[Any]:
-    """Embeddings [views * batch, dim] as features [batch, views, dim]: the inverse of flatten_views.
+    """Return rows as views: the inverse of flatten_views.
+
+    Example:
+        >>> split_views([[1.0], [3.0], [2.0], [4.0]], n_views=2).tolist()
+        [[[1.0], [2.0]], [[3.0], [4.0]]]
+
+    Args:
+        embeddings: [views * batch, dim].
+        n_views: number of views per item.
+        layout: the layout of the rows, "stacked" or "interleaved".
+
+    Returns:
+        Features [batch, views, dim].
 
     Raises:
-        ValueError: embeddings are not two-dimensional; n_views does not divide their number; the layout is unknown.
+        TypeError: n_views is not an integer.
+        ValueError: embeddings are not two-dimensional, n_views does not divide the number of rows, or the layout is
+            unknown.
     """
     _check_layout(layout)
     array = np.asarray(embeddings)
     if array.ndim != 2:
-        raise ValueError(f"embeddings: expected shape [N, D], got {list(array.shape)}")
-    _check_views(len(array), n_views)
+        raise ValueError(f"embeddings: expected shape [views * batch, dim], got shape {list(array.shape)}")
+    _check_views(n_views)
+    if len(array) % n_views:
+        raise ValueError(f"n_views: expected a divisor of the number of rows, {len(array)}, got {n_views}")
     batch = len(array) // n_views
     features = np.empty((batch, n_views, array.shape[1]), dtype=array.dtype)
     for b in range(batch):
@@ -97,19 +153,31 @@ def split_views(embeddings: npt.ArrayLike, n_views: int, layout: str = "stacked"
 
 
 def repeat_labels(labels: Sequence[int] | npt.NDArray[Any], n_views: int, layout: str = "stacked") -> npt.NDArray[Any]:
-    """Labels [batch] of items as labels [views * batch] of their views.
+    """Repeat the label of each item for each of its views, in the order in which flatten_views puts the rows.
+
+    Example:
+        >>> repeat_labels([7, 8], n_views=2).tolist()
+        [7, 8, 7, 8]
+        >>> repeat_labels([7, 8], n_views=2, layout="interleaved").tolist()
+        [7, 7, 8, 8]
+
+    Args:
+        labels: [batch], the label of each item.
+        n_views: number of views per item.
+        layout: the layout of the rows, "stacked" or "interleaved".
+
+    Returns:
+        Labels [views * batch].
 
     Raises:
         TypeError: n_views is not an integer.
-        ValueError: labels are not one-dimensional; n_views is less than 1; the layout is unknown.
+        ValueError: labels are not one-dimensional, n_views is less than 1, or the layout is unknown.
     """
     _check_layout(layout)
-    _check_integer("n_views", n_views)
-    if n_views < 1:
-        raise ValueError(f"n_views: expected at least 1, got {n_views}")
+    _check_views(n_views)
     array = np.asarray(labels)
     if array.ndim != 1:
-        raise ValueError(f"labels: expected shape [batch], got {list(array.shape)}")
+        raise ValueError(f"labels: expected shape [batch], got shape {list(array.shape)}")
     if layout == "stacked":
         repeated = [label for _ in range(n_views) for label in array]
     else:

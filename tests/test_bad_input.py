@@ -1,4 +1,4 @@
-"""Bad input gives one clear error, the same in both rooms, and never a silent NaN."""
+"""Bad input gives one clear error, the same in both packages, and never a silent NaN."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pairproof import fast, reference
 from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss
 
-ROOMS = {"reference": reference, "fast": fast}
+PACKAGES = {"reference": reference, "fast": fast}
 EMBEDDINGS = np.array([[1.0, 0.5, -0.25], [0.75, 0.5, 0.125], [-0.5, 1.0, 0.25], [0.25, -1.0, 0.5]])
 MATRICES = {
     "embeddings": EMBEDDINGS,
@@ -39,16 +39,16 @@ SELF_ROWS = np.array([3, -1, 0, -1])
 REF_PARTNERS = np.array([0, 4, 1, 1])
 REF_POSITIVES = np.array([[1, 0, 0, 1, 0], [1, 0, 0, 1, 0], [0, 1, 1, 0, 0], [0, 1, 1, 0, 0]], dtype=bool)
 BATCH_TENSORS = (*TARGETS, "positives", "anchors", "ref_labels", "self_rows")
-"""What belongs to one batch, beside its matrices; every other keyword is an option, which a module is made with."""
+"""Arguments that belong to one batch, in addition to its matrices; all other keywords are options of a module."""
 
 
 def forms(loss: Loss) -> tuple[str, ...]:
-    """The ways to call the loss: "plain", and by each matrix that anchors may be contrasted with instead."""
+    """Return the forms of a call: "plain", and one per matrix that anchors may be contrasted with instead."""
     return ("plain", *loss.matrices)
 
 
 def good_arguments(loss: Loss, form: str) -> dict[str, np.ndarray]:
-    """Good arguments of the loss in the form, every array of it but the masks."""
+    """Return valid arguments of the loss in this form: every array except the masks."""
     names = [*loss.embeddings, *([loss.targets] if loss.targets else [])]
     good: dict[str, np.ndarray] = {name: {**MATRICES, **TARGETS}[name] for name in names}
     if form in MATRICES:
@@ -61,23 +61,22 @@ def good_arguments(loss: Loss, form: str) -> dict[str, np.ndarray]:
 
 
 def good_masks(loss: Loss, form: str) -> dict[str, np.ndarray]:
-    """Good masks of the loss in the form."""
+    """Return valid masks of the loss in this form."""
     masks = {"positives": REF_POSITIVES if form == "ref_embeddings" else POSITIVES, "anchors": ANCHORS}
     return {name: value for name, value in masks.items() if name in loss.keywords}
 
 
 def arguments_of(loss: Loss) -> set[str]:
-    """The name of every argument that both rooms' functions take."""
+    """Return the names of the arguments that the functions of both packages take."""
     return {*loss.embeddings, *loss.keywords, *([loss.targets] if loss.targets else [])}
 
 
 @dataclasses.dataclass(frozen=True)
 class Bad:
-    """One bad call: what is put in place of good arguments, and the error it must give.
+    """One bad call: the arguments that replace valid ones, and the error that it must give.
 
-    The message is ``<argument>: expected <expected>``, as the reference words it; ``arguments`` replace those of a good
-    call (None takes the target away); ``losses`` limits the row to some losses, ``forms`` to some forms and ``rooms``
-    to one room, where the argument alone does not.
+    The message is ``<argument>: expected <expected>``, as in the reference. ``arguments`` replace those of a valid call
+    (None removes the target). ``losses``, ``forms`` and ``packages`` limit the row to some losses, forms or packages.
     """
 
     title: str
@@ -87,41 +86,34 @@ class Bad:
     expected: str
     losses: Callable[[Loss], bool] = lambda _: True
     forms: Sequence[str] = ("plain", "ref_embeddings", "negatives")
-    rooms: Sequence[str] = ("reference", "fast")
+    packages: Sequence[str] = ("reference", "fast")
 
     def applies(self, loss: Loss, form: str) -> bool:
-        names = arguments_of(loss) | (set() if "reference" in self.rooms else set(FAST_ONLY_KEYWORDS))
+        names = arguments_of(loss) | (set() if "reference" in self.packages else set(FAST_ONLY_KEYWORDS))
         return (
             form in self.forms
             and names.issuperset(self.arguments)
             and self.argument in names
-            # To put a matrix into a form that has none would make a call of another form.
+            # Adding a matrix to a form without it would make a call of another form.
             and (self.argument not in MATRICES or self.argument in good_arguments(loss, form))
             and self.losses(loss)
         )
 
-    def message(self, room: str) -> str:
-        """The whole message of the error in a room."""
+    def message(self, package: str) -> str:
+        """Return the complete message of the error in a package."""
         message = f"{self.argument}: expected {self.expected}"
-        for pattern, wording in FAST_WORDING.items() if room == "fast" else ():
+        for pattern, wording in FAST_WORDING.items() if package == "fast" else ():
             message = re.sub(pattern, wording, message)
         return message
 
 
-FAST_WORDING: dict[str, Any] = {
-    "integers, got dtype object": "a tensor, got NoneType",
-    "integers, got dtype": "an integer dtype, got",
+FAST_WORDING = {
+    "an integer dtype, got object": "a tensor, got NoneType",
     r"(dtype\b.* got )(\w+)$": r"\1torch.\2",
-    r"got \[": "got shape [",
-    "^anchors: expected shape": "anchors: expected one flag per embedding, shape",
-    "^positives: expected shape": "positives: expected one flag per pair, shape",
-    "got (nan|-?inf) in": "got NaN or infinity in",
-    "vector under cosine similarity, got one": "row under cosine similarity, got zeros",
-    r"but row (\d) has (\d) and row (\d) has (\d)": r"got \2 in row \1 but \4 in row \3",
-    r"\((.*)\) at": r"[\1] at",
-    "expected one of (.*), got": lambda found: f"expected one of {', '.join(map(repr, found[1].split(', ')))}, got",
 }
-"""How ``fast`` words what the reference words otherwise: patterns, and what takes their place."""
+"""The only differences between the messages of the packages: the types of arrays, and the names of dtypes."""
+NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss or NTXentPairwiseLoss"
+ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
 PLAIN = ("plain",)
 REFERENCES = ("ref_embeddings",)
 
@@ -137,30 +129,34 @@ def only(*names: str) -> Callable[[Loss], bool]:
 
 
 def bad_values(argument: str, *rows: tuple[str, Any, type[Exception], str], **limits: Any) -> list[Bad]:
-    """One row for each bad value of the argument: its title, the value, the error and what is expected."""
+    """Return one row for each bad value of the argument: its title, the value, the error and what is expected."""
     return [Bad(title, argument, {argument: value}, error, text, **limits) for title, value, error, text in rows]
 
 
 def matrices() -> list[Bad]:
-    """What no matrix may be: each of them has the same rules, and says so under its own name."""
+    """Return bad matrices: all matrices have the same rules, and each message names its own matrix."""
     rows = []
     for name, good in MATRICES.items():
         n, d = good.shape
         shape = {"ref_embeddings": "[M, D]", "negatives": "[K, D]"}.get(name, "[N, D]")
+        views = "; flatten_views lays out [batch, views, dim] as rows" if name == "embeddings" else ""
         rows += bad_values(
             name,
-            ("rank 1", good[0], ValueError, f"shape {shape}, got [3]"),
-            ("rank 3", good[None], ValueError, f"shape {shape}, got [1, {n}, 3]"),
-            ("rank 0", np.array(1.0), ValueError, f"shape {shape}, got []"),
+            ("rank 1", good[0], ValueError, f"shape {shape}, got shape [3]"),
+            ("rank 3", good[None], ValueError, f"shape {shape}, got shape [1, {n}, 3]{views}"),
+            ("rank 4", good[None, None], ValueError, f"shape {shape}, got shape [1, 1, {n}, 3]"),
+            ("rank 0", np.array(1.0), ValueError, f"shape {shape}, got shape []"),
             ("no columns", np.zeros((n, 0)), ValueError, f"at least 1 column, got shape [{n}, 0]"),
             ("integers", np.ones((n, d), dtype=np.int64), TypeError, "a floating dtype, got int64"),
             ("booleans", np.ones((n, d), dtype=bool), TypeError, "a floating dtype, got bool"),
         )
         for row, column, value in ((2, 1, math.nan), (3, 0, math.inf), (0, 2, -math.inf), (n - 1, 2, math.nan)):
-            text = f"finite values, got {value} in row {row}"
-            rows += bad_values(name, (text, with_value(good, (row, column), value), ValueError, text))
+            text = f"finite values, got NaN or infinity in row {row}"
+            rows += bad_values(
+                name, (f"{value} in row {row}", with_value(good, (row, column), value), ValueError, text)
+            )
         for row, value in ((2, 0.0), (1, -0.0), (n - 1, 0.0)):
-            text = f"no zero vector under cosine similarity, got one in row {row}"
+            text = f"no zero row under cosine similarity, got zeros in row {row}"
             arguments = {name: with_value(good, (row,), value), "similarity": "cosine"}
             rows.append(Bad(text, name, arguments, ValueError, text))
         least = [(PLAIN, "2 rows"), (REFERENCES, "1 row")] if name == "embeddings" else [(Bad.forms, "1 row")]
@@ -194,7 +190,7 @@ def temperatures(name: str) -> list[Bad]:
 
 
 def tensor_temperatures() -> list[Bad]:
-    """A temperature may be a tensor in ``fast`` alone, there without dimension; a base temperature may be in none."""
+    """Return bad tensors: only the temperature of ``fast`` may be a tensor, and it must be 0-dimensional."""
     scalar = "a number or a tensor without dimension, got shape"
     rows = bad_values(
         "temperature",
@@ -214,17 +210,17 @@ def tensor_temperatures() -> list[Bad]:
             )
         ),
         forms=PLAIN,
-        rooms=("fast",),
+        packages=("fast",),
     )
     for value in (torch.tensor(0.07), torch.full((2, 2), 0.07)):
-        for name, rooms in (("temperature", ("reference",)), ("base_temperature", Bad.rooms)):
+        for name, packages in (("temperature", ("reference",)), ("base_temperature", Bad.packages)):
             row = (f"{value.ndim}-D tensor", value, TypeError, "a number, got Tensor")
-            rows += bad_values(name, row, forms=PLAIN, rooms=rooms)
+            rows += bad_values(name, row, forms=PLAIN, packages=packages)
     return rows
 
 
 def options() -> list[Bad]:
-    """An unknown value of every option, and a value of the wrong type."""
+    """Return an unknown value of every option, and a value of the wrong type."""
     rows = []
     for loss in LOSSES.values():
         for keyword, allowed in loss.choices.items():
@@ -233,7 +229,7 @@ def options() -> list[Bad]:
                 rows += bad_values(keyword, (text, value, ValueError, text), losses=only(loss.name), forms=PLAIN)
     for value in ("mystery", "AUTO", None):
         text = f"one of auto, dense, tiled, exact, triton, got {value!r}"
-        rows += bad_values("backend", (text, value, ValueError, text), rooms=("fast",))
+        rows += bad_values("backend", (text, value, ValueError, text), packages=("fast",))
     rows += bad_values("no_negative", ("drop", "drop", ValueError, "one of zero, nan, got 'drop'"))
     text = "one of mean, sum, none, got 'mean_pairs'"
     losses = only(*(name for name in LOSSES if name != "nt_xent_pairwise"))
@@ -241,7 +237,7 @@ def options() -> list[Bad]:
 
 
 def targets() -> list[Bad]:
-    """Labels, positives, partners and pairs, in the batch and among references."""
+    """Return bad labels, positives, partners and pairs, with and without references."""
     labels, partners, pairs = TARGETS.values()
     label, partner = "one label per embedding, shape [4], got", "one partner per embedding, shape [4], got"
     both, mask = "exactly one of labels and positives, got", {"labels": None, "positives": POSITIVES}
@@ -255,7 +251,7 @@ def targets() -> list[Bad]:
             ("one row", labels[None], ValueError, f"{label} shape [1, 4]"),
             ("one column", labels[:, None], ValueError, f"{label} shape [4, 1]"),
             ("one-hot", np.eye(4, dtype=np.int64), ValueError, f"{label} shape [4, 4]"),
-            ("floats", labels.astype(float), TypeError, "integers, got dtype float64"),
+            ("floats", labels.astype(float), TypeError, "an integer dtype, got float64"),
             ("neither", None, ValueError, f"{both} neither"),
         ),
         Bad("both", "labels", mask | {"labels": labels}, ValueError, f"{both} both", forms=PLAIN),
@@ -263,16 +259,35 @@ def targets() -> list[Bad]:
         *bad_values(
             "partners",
             ("too few", partners[:3], ValueError, f"{partner} shape [3]"),
+            ("one per item", np.array([1, 0]), ValueError, f"{partner} shape [2]{ROWS_NOT_ITEMS}"),
             ("2-D", partners[None], ValueError, f"{partner} shape [1, 4]"),
-            ("floats", partners.astype(float), TypeError, "integers, got dtype float64"),
-            ("booleans", partners.astype(bool), TypeError, "integers, got dtype bool"),
-            ("None", None, TypeError, "integers, got dtype object"),
+            ("floats", partners.astype(float), TypeError, "an integer dtype, got float64"),
+            ("booleans", partners.astype(bool), TypeError, "an integer dtype, got bool"),
+            ("None", None, TypeError, "an integer dtype, got object"),
         ),
         *bad_values(
             "partners",
             ("itself", np.array([1, 0, 2, 3]), ValueError, itself.format(2)),
-            ("not mutual", np.array([1, 2, 3, 0]), ValueError, "mutual partners, but row 0 has 1 and row 1 has 2"),
-            ("shared", np.array([1, 0, 0, 0]), ValueError, "mutual partners, but row 2 has 0 and row 0 has 1"),
+            ("not mutual", np.array([1, 2, 3, 0]), ValueError, "mutual partners, got 1 in row 0 but 2 in row 1"),
+            (
+                "shared",
+                np.array([1, 0, 0, 0]),
+                ValueError,
+                f"mutual partners, got 0 in row 2 but 1 in row 0{NOT_LABELS}",
+            ),
+            ("labels", np.array([0, 0, 1, 1]), ValueError, f"{itself.format(0)}{NOT_LABELS}"),
+            (
+                "labels of views",
+                np.array([1, 0, 1, 0]),
+                ValueError,
+                f"mutual partners, got 1 in row 2 but 0 in row 1{NOT_LABELS}",
+            ),
+            (
+                "labels out of range",
+                np.array([7, 7, 8, 8]),
+                ValueError,
+                f"rows in the range 0 to 3, got 7 in row 0{NOT_LABELS}",
+            ),
             forms=PLAIN,
         ),
         *bad_values(
@@ -283,23 +298,28 @@ def targets() -> list[Bad]:
         ),
         *bad_values(
             "positive_pairs",
-            ("1-D", np.array([0, 1]), ValueError, "shape [M, 2], got [2]"),
-            ("triples", np.array([[0, 1, 2]]), ValueError, "shape [M, 2], got [1, 3]"),
-            ("floats", pairs.astype(float), TypeError, "integers, got dtype float64"),
-            ("booleans", np.eye(2, dtype=bool), TypeError, "integers, got dtype bool"),
-            ("None", None, TypeError, "integers, got dtype object"),
+            ("1-D", np.array([0, 1]), ValueError, "shape [M, 2], got shape [2]"),
+            ("triples", np.array([[0, 1, 2]]), ValueError, "shape [M, 2], got shape [1, 3]"),
+            ("floats", pairs.astype(float), TypeError, "an integer dtype, got float64"),
+            ("booleans", np.eye(2, dtype=bool), TypeError, "an integer dtype, got bool"),
+            ("None", None, TypeError, "an integer dtype, got object"),
         ),
     ]
     for forms, last, good in ((PLAIN, 3, partners), (REFERENCES, 4, REF_PARTNERS)):
         for row, value in ((2, 97), (0, -1), (2, last + 1)):
             text = f"rows in the range 0 to {last}, got {value} in row {row}"
             rows += bad_values("partners", (text, with_value(good, (row,), value), ValueError, text), forms=forms)
-    for column, value, got in ((1, 97, "(1, 97)"), (0, -1, "(-1, 0)")):
+    for column, value, got in ((1, 97, "[1, 97]"), (0, -1, "[-1, 0]")):
         text = f"rows in the range 0 to 3, got {got} at position 5"
         rows += bad_values("positive_pairs", (text, with_value(pairs, (5, column), value), ValueError, text))
     for forms, shape, good, others in (
-        (PLAIN, "shape [4, 4], got", POSITIVES, (POSITIVES[:3], POSITIVES[0], REF_POSITIVES)),
-        (REFERENCES, "shape [4, 5], got", REF_POSITIVES, (POSITIVES, REF_POSITIVES.T, REF_POSITIVES[0])),
+        (PLAIN, "one flag per pair, shape [4, 4], got shape", POSITIVES, (POSITIVES[:3], POSITIVES[0], REF_POSITIVES)),
+        (
+            REFERENCES,
+            "one flag per pair, shape [4, 5], got shape",
+            REF_POSITIVES,
+            (POSITIVES, REF_POSITIVES.T, REF_POSITIVES[0]),
+        ),
     ):
         without: dict[str, Any] = {"labels": None} | ({} if forms == PLAIN else {"ref_labels": None})
         given = [(value, ValueError, f"{shape} {list(value.shape)}") for value in others]
@@ -331,7 +351,7 @@ TABLE = [
         ("too many", np.arange(6), ValueError, f"{REF_LABEL} shape [6]"),
         ("2-D", REF_LABELS[None], ValueError, f"{REF_LABEL} shape [1, 5]"),
         ("none at all", REF_LABELS[:0], ValueError, f"{REF_LABEL} shape [0]"),
-        ("floats", REF_LABELS.astype(float), TypeError, "integers, got dtype float64"),
+        ("floats", REF_LABELS.astype(float), TypeError, "an integer dtype, got float64"),
         forms=REFERENCES,
     ),
     Bad(
@@ -348,7 +368,7 @@ TABLE = [
         ValueError,
         f"{REF_LABEL} shape [6]",
         forms=REFERENCES,
-        rooms=("reference",),
+        packages=("reference",),
     ),
     Bad(
         "with positives",
@@ -364,8 +384,8 @@ TABLE = [
         ("one per reference", np.arange(5), ValueError, f"{SELF_ROW} shape [5]"),
         ("2-D", SELF_ROWS[None], ValueError, f"{SELF_ROW} shape [1, 4]"),
         ("one for all", np.array(-1), ValueError, f"{SELF_ROW} shape []"),
-        ("floats", SELF_ROWS.astype(float), TypeError, "integers, got dtype float64"),
-        ("booleans", np.zeros(4, dtype=bool), TypeError, "integers, got dtype bool"),
+        ("floats", SELF_ROWS.astype(float), TypeError, "an integer dtype, got float64"),
+        ("booleans", np.zeros(4, dtype=bool), TypeError, "an integer dtype, got bool"),
         ("too large", with_value(SELF_ROWS, (1,), 5), ValueError, "rows in the range -1 to 4, got 5 in row 1"),
         ("negative", with_value(SELF_ROWS, (3,), -2), ValueError, "rows in the range -1 to 4, got -2 in row 3"),
         forms=REFERENCES,
@@ -373,9 +393,9 @@ TABLE = [
     *targets(),
     *bad_values(
         "anchors",
-        ("too few", ANCHORS[:3], ValueError, "shape [4], got [3]"),
-        ("one row", ANCHORS[None], ValueError, "shape [4], got [1, 4]"),
-        ("one column", ANCHORS[:, None], ValueError, "shape [4], got [4, 1]"),
+        ("too few", ANCHORS[:3], ValueError, "one flag per embedding, shape [4], got shape [3]"),
+        ("one row", ANCHORS[None], ValueError, "one flag per embedding, shape [4], got shape [1, 4]"),
+        ("one column", ANCHORS[:, None], ValueError, "one flag per embedding, shape [4], got shape [4, 1]"),
         ("row numbers", np.array([0, 2, 3, 1]), TypeError, "dtype bool, got int64"),
         ("floats", np.ones(4), TypeError, "dtype bool, got float64"),
     ),
@@ -392,24 +412,24 @@ BAD_CALLS = [
     if bad.applies(loss, form)
 ]
 ROWS = [
-    pytest.param(room, *row, id=f"{row[1].name}-{row[2]}-{row[0].argument}: {row[0].title}-{room}")
+    pytest.param(package, *row, id=f"{row[1].name}-{row[2]}-{row[0].argument}: {row[0].title}-{package}")
     for row in BAD_CALLS
-    for room in row[0].rooms
+    for package in row[0].packages
 ]
 FORMS = [pytest.param(loss, form, id=f"{loss.name}-{form}") for loss in LOSSES.values() for form in forms(loss)]
 WITH_ANCHORS = [row for row in FORMS if "anchors" in row.values[0].keywords]
 
 
-def for_room(room: str, value: Any) -> Any:
-    """The value as the room takes it: numpy arrays become tensors for ``fast``."""
-    return torch.from_numpy(value.copy()) if room == "fast" and isinstance(value, np.ndarray) else value
+def for_package(package: str, value: Any) -> Any:
+    """Return the value as the package takes it: numpy arrays become tensors for ``fast``."""
+    return torch.from_numpy(value.copy()) if package == "fast" and isinstance(value, np.ndarray) else value
 
 
-def call(room: str, loss: Loss, form: str = "plain", **changes: Any) -> Any:
-    """Call the loss in a room with good arguments of the form, ``changes`` put in their place."""
-    arguments = {name: for_room(room, value) for name, value in (good_arguments(loss, form) | changes).items()}
-    result = getattr(ROOMS[room], loss.function)(**arguments)
-    return result.loss if room == "reference" else result
+def call(package: str, loss: Loss, form: str = "plain", **changes: Any) -> Any:
+    """Call the loss of a package with valid arguments of the form, some of them replaced by ``changes``."""
+    arguments = {name: for_package(package, value) for name, value in (good_arguments(loss, form) | changes).items()}
+    result = getattr(PACKAGES[package], loss.function)(**arguments)
+    return result.loss if package == "reference" else result
 
 
 def assert_message(error: BaseException, argument: str, phrases: Sequence[str]) -> None:
@@ -420,73 +440,73 @@ def assert_message(error: BaseException, argument: str, phrases: Sequence[str]) 
         assert phrase in message, f"{phrase!r} is not in: {message}"
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(("loss", "form"), FORMS)
-def test_the_good_calls_are_good(room: str, loss: Loss, form: str) -> None:
-    """Every row of the table is bad for what it changes alone."""
+def test_good_calls_are_accepted(package: str, loss: Loss, form: str) -> None:
+    """A row of the table is bad only because of the arguments that it changes."""
     masks = good_masks(loss, form)
     anchors = {name: mask for name, mask in masks.items() if name == "anchors"}
-    assert math.isfinite(float(call(room, loss, form, **anchors)))
+    assert math.isfinite(float(call(package, loss, form, **anchors)))
     if "positives" in masks:
         labels = {name: None for name in good_arguments(loss, form) if "labels" in name}
-        assert math.isfinite(float(call(room, loss, form, **labels, **masks)))
+        assert math.isfinite(float(call(package, loss, form, **labels, **masks)))
 
 
-@pytest.mark.parametrize(("room", "bad", "loss", "form"), ROWS)
-def test_one_clear_error(room: str, bad: Bad, loss: Loss, form: str) -> None:
+@pytest.mark.parametrize(("package", "bad", "loss", "form"), ROWS)
+def test_bad_call_gives_one_clear_error(package: str, bad: Bad, loss: Loss, form: str) -> None:
     with pytest.raises(bad.error) as caught:
-        call(room, loss, form, **bad.arguments)
+        call(package, loss, form, **bad.arguments)
     assert type(caught.value) is bad.error
-    assert str(caught.value) == bad.message(room)
+    assert str(caught.value) == bad.message(package)
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(("loss", "form"), FORMS)
-def test_a_zero_row_is_accepted_under_dot(room: str, loss: Loss, form: str) -> None:
+def test_zero_row_is_accepted_under_dot(package: str, loss: Loss, form: str) -> None:
     for name in matrices_of(loss, form):
-        matrix = for_room(room, with_value(MATRICES[name], (1,), 0.0))
-        if room == "reference":
-            assert math.isfinite(call(room, loss, form, similarity="dot", **{name: matrix}))
+        matrix = for_package(package, with_value(MATRICES[name], (1,), 0.0))
+        if package == "reference":
+            assert math.isfinite(call(package, loss, form, similarity="dot", **{name: matrix}))
         else:
-            value = call(room, loss, form, similarity="dot", **{name: matrix.requires_grad_()})
+            value = call(package, loss, form, similarity="dot", **{name: matrix.requires_grad_()})
             value.backward()
             assert bool(value.isfinite())
             assert bool(matrix.grad.isfinite().all())
 
 
 @pytest.mark.parametrize("argument", sorted({"backend"}.union(*(arguments_of(loss) for loss in LOSSES.values()))))
-def test_the_table_reaches_every_loss_that_takes_the_argument(argument: str) -> None:
+def test_table_covers_every_loss_that_has_the_argument(argument: str) -> None:
     takes = {loss.name for loss in LOSSES.values() if argument in {*arguments_of(loss), *FAST_ONLY_KEYWORDS}}
     assert takes
     assert {loss.name for bad, loss, _ in BAD_CALLS if bad.argument == argument} == takes
 
 
 @pytest.mark.parametrize(("loss", "form"), FORMS)
-def test_the_table_reaches_every_array_in_every_form(loss: Loss, form: str) -> None:
+def test_table_covers_every_array_in_every_form(loss: Loss, form: str) -> None:
     arrays = {*good_arguments(loss, form), *good_masks(loss, form)}
     assert arrays <= {bad.argument for bad, where, how in BAD_CALLS if (where, how) == (loss, form)}
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_the_keywords_of_other_losses_are_refused(room: str, loss: Loss) -> None:
+def test_keywords_of_other_losses_are_rejected(package: str, loss: Loss) -> None:
     every = set(FAST_ONLY_KEYWORDS).union(*(other.keywords for other in LOSSES.values()))
-    unknown = every - arguments_of(loss) - (set(FAST_ONLY_KEYWORDS) if room == "fast" else set())
+    unknown = every - arguments_of(loss) - (set(FAST_ONLY_KEYWORDS) if package == "fast" else set())
     assert unknown
     for name in sorted(unknown):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-            call(room, loss, **{name: None})
+            call(package, loss, **{name: None})
 
 
 def good_tensor_arguments(loss: Loss, form: str, name: str) -> dict[str, Any]:
-    """Good arguments of the form as tensors, ``name`` among them."""
+    """Return valid arguments of the form as tensors, including ``name``."""
     good = good_arguments(loss, form)
     masks = good_masks(loss, form)
     if name in masks:
         good[name] = masks[name]
     if name == "positives":
         good = {key: value for key, value in good.items() if key not in ("labels", "ref_labels")}
-    return {key: for_room("fast", value) for key, value in good.items()}
+    return {key: for_package("fast", value) for key, value in good.items()}
 
 
 def matrices_of(loss: Loss, form: str) -> list[str]:
@@ -507,7 +527,7 @@ def tensors_of(loss: Loss, form: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("loss", "form", "name"), tensor_rows(tensors_of))
-def test_fast_refuses_what_is_not_a_tensor(loss: Loss, form: str, name: str) -> None:
+def test_fast_rejects_non_tensors(loss: Loss, form: str, name: str) -> None:
     arguments = good_tensor_arguments(loss, form, name)
     for value in (arguments[name].tolist(), arguments[name].numpy()):
         with pytest.raises(TypeError) as caught:
@@ -516,7 +536,7 @@ def test_fast_refuses_what_is_not_a_tensor(loss: Loss, form: str, name: str) -> 
 
 
 @pytest.mark.parametrize(("loss", "form", "name"), tensor_rows(lambda loss, form: tensors_of(loss, form)[1:]))
-def test_fast_refuses_mixed_devices(loss: Loss, form: str, name: str) -> None:
+def test_fast_rejects_mixed_devices(loss: Loss, form: str, name: str) -> None:
     arguments = good_tensor_arguments(loss, form, name)
     with pytest.raises(ValueError, match="device") as caught:
         getattr(fast, loss.function)(**arguments | {name: arguments[name].to("meta")})
@@ -525,7 +545,7 @@ def test_fast_refuses_mixed_devices(loss: Loss, form: str, name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("loss", "form", "name"), tensor_rows(lambda loss, form: matrices_of(loss, form)[1:]))
-def test_fast_refuses_mixed_dtypes(loss: Loss, form: str, name: str, dtype: torch.dtype) -> None:
+def test_fast_rejects_mixed_dtypes(loss: Loss, form: str, name: str, dtype: torch.dtype) -> None:
     arguments = good_tensor_arguments(loss, form, name)
     with pytest.raises(TypeError) as caught:
         getattr(fast, loss.function)(**arguments | {name: arguments[name].to(dtype)})
@@ -533,7 +553,7 @@ def test_fast_refuses_mixed_dtypes(loss: Loss, form: str, name: str, dtype: torc
 
 
 @pytest.mark.parametrize(("loss", "form", "name"), tensor_rows(matrices_of))
-def test_fast_refuses_complex_embeddings(loss: Loss, form: str, name: str) -> None:
+def test_fast_rejects_complex_embeddings(loss: Loss, form: str, name: str) -> None:
     with pytest.raises(TypeError) as caught:
         call("fast", loss, form, **{name: MATRICES[name].astype(np.complex128)})
     assert_message(caught.value, name, ("floating", "complex128"))
@@ -541,9 +561,7 @@ def test_fast_refuses_complex_embeddings(loss: Loss, form: str, name: str) -> No
 
 @pytest.mark.parametrize(("loss", "form", "name"), tensor_rows(matrices_of))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_fast_refuses_values_that_are_not_finite_in_every_dtype(
-    loss: Loss, form: str, name: str, dtype: torch.dtype
-) -> None:
+def test_fast_rejects_non_finite_values_in_every_dtype(loss: Loss, form: str, name: str, dtype: torch.dtype) -> None:
     arguments = good_tensor_arguments(loss, form, name)
     matrices = {key: arguments[key].to(dtype) for key in matrices_of(loss, form)}
     matrices[name][1, 0] = math.inf
@@ -553,15 +571,15 @@ def test_fast_refuses_values_that_are_not_finite_in_every_dtype(
 
 
 @pytest.mark.parametrize(("loss", "form"), FORMS)
-def test_modules_refuse_what_their_functions_refuse(loss: Loss, form: str) -> None:
-    """With the same words; and a bad option when they are made, before there is any batch."""
-    rows = [bad for bad, where, how in BAD_CALLS if (where, how) == (loss, form) and "fast" in bad.rooms]
+def test_modules_reject_what_their_functions_reject(loss: Loss, form: str) -> None:
+    """The messages are the same. A bad option is rejected when the module is created, before any batch."""
+    rows = [bad for bad, where, how in BAD_CALLS if (where, how) == (loss, form) and "fast" in bad.packages]
     assert rows
     for bad in rows:
         with pytest.raises(bad.error) as from_function:
             call("fast", loss, form, **bad.arguments)
         arguments = {
-            key: for_room("fast", value) for key, value in (good_arguments(loss, form) | bad.arguments).items()
+            key: for_package("fast", value) for key, value in (good_arguments(loss, form) | bad.arguments).items()
         }
         batch = {key: value for key, value in arguments.items() if key in MATRICES or key in BATCH_TENSORS}
         options = {key: value for key, value in arguments.items() if key not in batch}
@@ -577,11 +595,11 @@ def test_modules_refuse_what_their_functions_refuse(loss: Loss, form: str) -> No
 
 
 LAYOUT_TABLE: list[tuple[str, tuple[Any, ...], type[Exception], str, tuple[str, ...]]] = [
-    ("interleaved_partners", (5,), ValueError, "n", ("even", "5")),
+    ("interleaved_partners", (5,), ValueError, "n", ("even number of rows, two for each item", "5")),
     ("interleaved_partners", (0,), ValueError, "n", ("even", "0")),
     ("interleaved_partners", (-2,), ValueError, "n", ("even", "-2")),
     ("interleaved_partners", (4.0,), TypeError, "n", ("integer", "float")),
-    ("stacked_partners", (5,), ValueError, "n", ("even", "5")),
+    ("stacked_partners", (5,), ValueError, "n", ("even number of rows, two for each item", "5")),
     ("stacked_partners", (1,), ValueError, "n", ("even", "1")),
     ("stacked_partners", (0,), ValueError, "n", ("even", "0")),
     ("stacked_partners", (4.0,), TypeError, "n", ("integer", "float")),
@@ -599,18 +617,28 @@ LAYOUT_TABLE: list[tuple[str, tuple[Any, ...], type[Exception], str, tuple[str, 
 ]
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(
     ("function", "arguments", "error", "name", "phrases"),
     [pytest.param(*row, id=f"{k}-{row[0]}-{row[3]}") for k, row in enumerate(LAYOUT_TABLE)],
 )
-def test_layout_helpers_refuse(
-    room: str, function: str, arguments: tuple[Any, ...], error: type[Exception], name: str, phrases: tuple[str, ...]
+def test_layout_helpers_reject_bad_arguments(
+    package: str, function: str, arguments: tuple[Any, ...], error: type[Exception], name: str, phrases: tuple[str, ...]
 ) -> None:
-    helper = getattr(ROOMS[room], function)
+    helper = getattr(PACKAGES[package], function)
     with pytest.raises(error, match=f"^{name}: ") as caught:
-        helper(*(for_room(room, argument) for argument in arguments))
+        helper(*(for_package(package, argument) for argument in arguments))
     assert_message(caught.value, name, phrases)
+
+
+@pytest.mark.parametrize(("function", "arguments"), [row[:2] for row in LAYOUT_TABLE])
+def test_layout_helpers_of_both_packages_give_the_same_message(function: str, arguments: tuple[Any, ...]) -> None:
+    messages = []
+    for package, module in PACKAGES.items():
+        with pytest.raises((TypeError, ValueError)) as caught:
+            getattr(module, function)(*(for_package(package, argument) for argument in arguments))
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize(
@@ -621,7 +649,7 @@ def test_layout_helpers_refuse(
         ("repeat_labels", TARGETS["labels"], "labels"),
     ],
 )
-def test_layout_helpers_of_fast_refuse_what_is_not_a_tensor(function: str, value: np.ndarray, name: str) -> None:
+def test_layout_helpers_of_fast_reject_non_tensors(function: str, value: np.ndarray, name: str) -> None:
     arguments = [value] if function == "flatten_views" else [value, 2]
     with pytest.raises(TypeError) as caught:
         getattr(fast, function)(*arguments)
@@ -630,10 +658,10 @@ def test_layout_helpers_of_fast_refuse_what_is_not_a_tensor(function: str, value
 
 @pytest.mark.parametrize(("loss", "form", "name"), tensor_rows(matrices_of))
 @pytest.mark.parametrize("scalar", [1, True, "1.0", None], ids=repr)
-def test_reference_refuses_objects_that_are_no_floating_scalars(
+def test_reference_rejects_objects_that_are_not_floating_scalars(
     loss: Loss, form: str, name: str, scalar: object
 ) -> None:
-    """Balls and other number types come as objects, so an object array is looked into."""
+    """Balls and other number types are passed as objects, so the entries of an object array are checked."""
     matrix = MATRICES[name].astype(object)
     matrix[2, 1] = scalar
     with pytest.raises(TypeError) as caught:
@@ -652,8 +680,8 @@ HARD_TARGETS = {
     "labels": {
         "as given": TARGETS["labels"],
         "one class": np.zeros(4, dtype=np.int64),
-        "one lonely anchor": np.array([0, 0, 0, 1]),
-        "all anchors lonely": np.arange(4),
+        "one anchor without positives": np.array([0, 0, 0, 1]),
+        "no anchor with positives": np.arange(4),
         "bool": np.array([True, True, False, False]),
         "uint8": np.array([0, 255, 0, 255], dtype=np.uint8),
         "uint64": np.array([2**63, 2**63, 0, 2**64 - 1], dtype=np.uint64),
@@ -670,7 +698,7 @@ HARD_ANCHORS = {"all": None, "some": ANCHORS, "none": np.zeros(4, dtype=bool)}
 
 
 def hard_batches(loss: Loss, embeddings: np.ndarray) -> list[tuple[str, dict[str, Any]]]:
-    """Good arguments on the edge of what is allowed, from four hard rows: every form of the loss, with names."""
+    """Return valid arguments at the limits of what is allowed, from four hard rows, for every form of the loss."""
     if loss.targets:
         batches = [
             (f"{title}, anchors {which}", {"embeddings": embeddings, loss.targets: targets, "anchors": anchors})
@@ -708,7 +736,7 @@ def ordinary(embeddings: np.ndarray) -> np.ndarray:
 
 
 def hard_references(loss: Loss, embeddings: np.ndarray) -> list[tuple[str, dict[str, Any]]]:
-    """References that are the batch, one row, the anchor alone, of another size or dtype; positives by any road."""
+    """Return references: the batch, one row, only the anchor, of another size or dtype; positives in every form."""
     own, one = np.arange(4), embeddings[:1]
     if loss.targets == "partners":
         found: list[tuple[str, dict[str, Any]]] = [
@@ -734,20 +762,20 @@ def hard_references(loss: Loss, embeddings: np.ndarray) -> list[tuple[str, dict[
                 },
             ),
             ("one anchor", {"embeddings": one, "ref_embeddings": embeddings, "labels": zeros[:1], "ref_labels": own}),
-            ("only itself by mask", {"ref_embeddings": embeddings, "positives": mask, "self_rows": own}),
+            ("only the self pair by mask", {"ref_embeddings": embeddings, "positives": mask, "self_rows": own}),
             ("all by mask", {"ref_embeddings": embeddings, "positives": mask | True, "anchors": ANCHORS}),
         ]
     return [(f"references: {title}", {"embeddings": embeddings, **batch}) for title, batch in found]
 
 
 def option_values(loss: Loss) -> list[dict[str, str]]:
-    """Every combination of the loss's options, but the policy that asks for NaN."""
+    """Return every combination of the loss's options, except policies that return NaN."""
     values = {name: [value for value in allowed if value != "nan"] for name, allowed in loss.choices.items()}
     return [dict(zip(values, choice, strict=True)) for choice in itertools.product(*values.values())]
 
 
 def hard_calls(loss: Loss, embeddings: np.ndarray) -> list[tuple[str, dict[str, Any], dict[str, str]]]:
-    """Every hard batch with every combination of options; a sum over references is what is summed of "none"."""
+    """Return every hard batch with every combination of options, except "sum" with references (covered by "none")."""
     return [
         (title, batch, options)
         for (title, batch), options in itertools.product(hard_batches(loss, embeddings), option_values(loss))
@@ -755,27 +783,29 @@ def hard_calls(loss: Loss, embeddings: np.ndarray) -> list[tuple[str, dict[str, 
     ]
 
 
-def evaluate(room: str, loss: Loss, arguments: Mapping[str, Any]) -> Any:
-    """Call the loss in a room with these arguments alone."""
-    result = getattr(ROOMS[room], loss.function)(**{name: for_room(room, value) for name, value in arguments.items()})
-    return result.loss if room == "reference" else result
+def evaluate(package: str, loss: Loss, arguments: Mapping[str, Any]) -> Any:
+    """Call the loss of a package with exactly these arguments."""
+    result = getattr(PACKAGES[package], loss.function)(
+        **{name: for_package(package, value) for name, value in arguments.items()}
+    )
+    return result.loss if package == "reference" else result
 
 
-# Without the slow tests, every seventh call: 7 divides no number of choices, so that each choice of an option occurs.
+# The fast run tests every seventh call. 7 divides no number of choices, so every choice of an option still occurs.
 part_or_all = pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 
 
 @part_or_all
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("temperature", [1e-3, 0.07, 1e3])
 @pytest.mark.parametrize("name", HARD_EMBEDDINGS)
-def test_good_input_gives_no_nan(room: str, loss: Loss, temperature: float, name: str, step: int) -> None:
-    """No choice of options but "nan" makes a NaN of finite input; a dot product out of range may be infinite."""
+def test_good_input_gives_no_nan(package: str, loss: Loss, temperature: float, name: str, step: int) -> None:
+    """Only the policy "nan" gives NaN for finite input; a dot product out of range may be infinite."""
     for title, batch, options in hard_calls(loss, HARD_EMBEDDINGS[name])[::step]:
         if options["similarity"] == "dot" and name == "largest numbers":
             continue
-        loss_value = evaluate(room, loss, {**batch, "temperature": temperature, **options})
+        loss_value = evaluate(package, loss, {**batch, "temperature": temperature, **options})
         values = np.asarray(loss_value, dtype=np.float64)
         assert np.isfinite(values).all(), (title, options, values)
 
@@ -786,7 +816,7 @@ def test_good_input_gives_no_nan(room: str, loss: Loss, temperature: float, name
 @pytest.mark.parametrize("name", ["plain", "all rows equal", "opposite rows"])
 def test_good_input_gives_no_nan_in_the_gradient(loss: Loss, temperature: float, name: str, step: int) -> None:
     for title, batch, options in hard_calls(loss, HARD_EMBEDDINGS[name])[::step]:
-        leaves = {key: for_room("fast", batch[key]).requires_grad_() for key in batch if key in MATRICES}
+        leaves = {key: for_package("fast", batch[key]).requires_grad_() for key in batch if key in MATRICES}
         evaluate("fast", loss, {**batch, **leaves, "temperature": temperature, **options}).sum().backward()
         for key, leaf in leaves.items():
             assert leaf.grad is not None, (title, key)
@@ -803,7 +833,7 @@ def test_good_input_gives_no_nan_in_the_gradient_of_the_temperature(
     for title, batch, options in hard_calls(loss, HARD_EMBEDDINGS[name])[::step]:
         if options["reduction"] != "mean":
             continue
-        leaves = {key: for_room("fast", batch[key]).requires_grad_() for key in batch if key in MATRICES}
+        leaves = {key: for_package("fast", batch[key]).requires_grad_() for key in batch if key in MATRICES}
         leaves["temperature"] = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
         evaluate("fast", loss, {**batch, **leaves, **options}).backward()
         for key, leaf in leaves.items():
@@ -812,9 +842,9 @@ def test_good_input_gives_no_nan_in_the_gradient_of_the_temperature(
 
 
 @pytest.mark.parametrize(("loss", "form"), FORMS)
-def test_a_learnable_temperature_gives_no_warning(loss: Loss, form: str) -> None:
+def test_learnable_temperature_gives_no_warning(loss: Loss, form: str) -> None:
     warns_always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)  # else torch warns once in a process, and only the first test would see it
+    torch.set_warn_always(True)  # otherwise torch warns only once per process
     try:
         temperature = torch.nn.Parameter(torch.tensor(0.07, dtype=torch.float64))
         call("fast", loss, form, temperature=temperature).backward()
@@ -828,7 +858,7 @@ def test_a_learnable_temperature_gives_no_warning(loss: Loss, form: str) -> None
     "loss", [loss for loss in LOSSES.values() if "ref_labels" in loss.keywords], ids=lambda x: x.name
 )
 def test_labels_of_two_dtypes_are_equal_by_value(loss: Loss) -> None:
-    """The largest unsigned label is no negative one, though the same bits say both."""
+    """The largest uint64 label differs from the int64 label -1, although their bits are equal."""
     changes = {"labels": np.array([2**64 - 1, 2**64 - 1, 0, 2**63], dtype=np.uint64)}
     for ref_labels in (np.array([-1, -1, 0, -(2**63), 0]), np.array([-1, 0, 0, 0, 1], dtype=np.int8)):
         expected = call("reference", loss, "ref_embeddings", ref_labels=ref_labels, reduction="none", **changes)
@@ -836,11 +866,11 @@ def test_labels_of_two_dtypes_are_equal_by_value(loss: Loss) -> None:
         np.testing.assert_allclose(found.numpy(), np.asarray(expected, dtype=np.float64), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(("loss", "form"), WITH_ANCHORS)
-def test_no_anchors_give_zero(room: str, loss: Loss, form: str) -> None:
+def test_no_anchors_give_zero(package: str, loss: Loss, form: str) -> None:
     for reduction in loss.choices["reduction"]:
-        value = call(room, loss, form, anchors=np.zeros(4, dtype=bool), reduction=reduction)
+        value = call(package, loss, form, anchors=np.zeros(4, dtype=bool), reduction=reduction)
         if reduction == "none":
             assert len(value) == 0
         else:
@@ -850,7 +880,7 @@ def test_no_anchors_give_zero(room: str, loss: Loss, form: str) -> None:
 @pytest.mark.parametrize(("loss", "form"), WITH_ANCHORS)
 def test_no_anchors_give_a_zero_gradient(loss: Loss, form: str) -> None:
     for reduction in loss.choices["reduction"]:
-        leaves = {name: for_room("fast", MATRICES[name]).requires_grad_() for name in matrices_of(loss, form)}
+        leaves = {name: for_package("fast", MATRICES[name]).requires_grad_() for name in matrices_of(loss, form)}
         call("fast", loss, form, **leaves, anchors=np.zeros(4, dtype=bool), reduction=reduction).sum().backward()
         for name, leaf in leaves.items():
             assert leaf.grad is not None, name
@@ -898,7 +928,7 @@ NAN_POLICIES: list[tuple[str, str, dict[str, Any], list[bool]]] = [
 ]
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(
     ("loss", "form", "policy", "changes", "expected"),
     [
@@ -908,14 +938,14 @@ NAN_POLICIES: list[tuple[str, str, dict[str, Any], list[bool]]] = [
         if row[0] in forms(loss) and arguments_of(loss).issuperset({row[1], *row[2]})
     ],
 )
-def test_nan_comes_where_it_was_asked_for(
-    room: str, loss: Loss, form: str, policy: str, changes: dict[str, Any], expected: list[bool]
+def test_nan_policies_give_nan_for_the_affected_anchors(
+    package: str, loss: Loss, form: str, policy: str, changes: dict[str, Any], expected: list[bool]
 ) -> None:
-    values = np.asarray(call(room, loss, form, reduction="none", **changes, **{policy: "nan"}), dtype=np.float64)
+    values = np.asarray(call(package, loss, form, reduction="none", **changes, **{policy: "nan"}), dtype=np.float64)
     assert np.isnan(values).tolist() == expected
     for reduction in loss.choices["reduction"]:
         if reduction != "none":
-            assert math.isnan(float(call(room, loss, form, reduction=reduction, **changes, **{policy: "nan"})))
+            assert math.isnan(float(call(package, loss, form, reduction=reduction, **changes, **{policy: "nan"})))
 
 
 SHAPES = st.one_of(
@@ -930,7 +960,7 @@ TEMPERATURES = st.sampled_from([0.07, 1, 1e-3, 1e3, 0, -1.0, math.nan, math.inf,
 
 @st.composite
 def arrays(draw: st.DrawFn, good: np.ndarray) -> np.ndarray:
-    """An array of some shape, dtype and values, often those of the good one."""
+    """Draw an array of some shape, dtype and values, often those of the valid one."""
     shape = draw(st.one_of(st.just(good.shape), SHAPES))
     dtype = draw(st.one_of(st.just(good.dtype), DTYPES))
     values = draw(st.lists(NUMBERS, min_size=math.prod(shape), max_size=math.prod(shape)))
@@ -941,7 +971,7 @@ def arrays(draw: st.DrawFn, good: np.ndarray) -> np.ndarray:
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[Loss, dict[str, Any]]:
-    """A loss and arguments of one of its forms, of which at most two may be bad, and some may be missing."""
+    """Draw a loss and arguments of one of its forms; at most two may be bad, and some may be missing."""
     loss, form = draw(st.sampled_from([(loss, form) for loss in LOSSES.values() for form in forms(loss)]))
     arrays_of = good_arguments(loss, form)
     arguments: dict[str, Any] = dict(arrays_of)
@@ -964,10 +994,10 @@ def calls(draw: st.DrawFn) -> tuple[Loss, dict[str, Any]]:
     return loss, arguments
 
 
-def outcome(room: str, loss: Loss, arguments: dict[str, Any]) -> str:
-    """Whether the call is refused; an error is checked to name an argument, a value to be no NaN."""
+def outcome(package: str, loss: Loss, arguments: dict[str, Any]) -> str:
+    """Return "accepted" or "refused"; check that a value is not NaN and that an error names an argument."""
     try:
-        values = evaluate(room, loss, arguments)
+        values = evaluate(package, loss, arguments)
     except (TypeError, ValueError) as error:
         refusal = error
     else:
@@ -985,8 +1015,8 @@ def mixed_dtypes(arguments: dict[str, Any]) -> bool:
 
 @settings(max_examples=1000, derandomize=True, deadline=None, database=None)
 @given(calls())
-def test_both_rooms_refuse_the_same_calls(drawn: tuple[Loss, dict[str, Any]]) -> None:
-    """But for matrices of several dtypes, which only ``fast`` refuses: it has one to calculate in."""
+def test_both_packages_reject_the_same_calls(drawn: tuple[Loss, dict[str, Any]]) -> None:
+    """Except matrices of different dtypes, which only ``fast`` rejects, because it computes in one dtype."""
     loss, arguments = drawn
     expected = outcome("reference", loss, arguments)
     if mixed_dtypes(arguments):

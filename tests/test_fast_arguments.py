@@ -1,4 +1,4 @@
-"""What the kernels of ``pairproof.fast`` refuse, keyword-only arguments, and devices without values."""
+"""Embeddings that the kernels of `pairproof.fast` reject, keyword-only arguments, and devices without values."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ def refused(loss: Loss, rows: Tensor, **arguments: Any) -> str:
 
 
 @pytest.mark.parametrize("loss", list(GOOD))
-def test_the_kernels_say_what_they_cannot_take(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each refusal is a ValueError that says what would be taken, whichever loss asks."""
+def test_kernels_report_which_embeddings_they_reject(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every loss the error is a ValueError that names the embeddings that the kernels accept."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    told = "it needs embeddings on a CUDA device, got cpu (with TRITON_INTERPRET=1 its interpreter takes those)"
-    assert refused(loss, Z, **GOOD[loss]) == told
+    expected = "it needs embeddings on a CUDA device, got cpu (with TRITON_INTERPRET=1 its interpreter takes those)"
+    assert refused(loss, Z, **GOOD[loss]) == expected
     assert "take float32, bfloat16 and float16, not float64" in refused(loss, Z.double(), **GOOD[loss])
     assert "take at most 1024 columns, got 1025" in refused(loss, torch.ones(4, 1025), **GOOD[loss])
     on_meta = {key: value.to("meta") if isinstance(value, Tensor) else value for key, value in GOOD[loss].items()}
     assert refused(loss, Z.to("meta"), **on_meta) == "it needs embeddings on a CUDA device, got meta"
 
 
-def test_the_kernels_need_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_triton_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(kernels, "_importable", lambda: False)
     assert refused(supcon_loss, Z, **GOOD[supcon_loss]) == "triton is not installed: pip install triton"
-    # Whoever asks for nothing is served without.
+    # The default backend does not need triton.
     assert bool(supcon_loss(Z, **GOOD[supcon_loss]).isfinite())
 
 
-def test_every_kind_of_refusal_names_what_would_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_chosen_only_on_request_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     given = (Z, Z.double(), Z.to(torch.float8_e4m3fn), torch.ones(4, 2000))
     assert all(kernels.refusal(rows) for rows in given)
@@ -64,12 +64,12 @@ def test_every_kind_of_refusal_names_what_would_be_taken(monkeypatch: pytest.Mon
     monkeypatch.setattr(kernels, "_importable", lambda: True)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert kernels.refusal(Z.to(dtype)) is None
-        # The interpreter serves tests: nobody is given it without asking.
+        # The interpreter is for tests, so "auto" does not choose it.
         assert not kernels.chosen(Z.to(dtype))
 
 
 @pytest.mark.parametrize("loss", list(GOOD))
-def test_everything_but_the_first_two_arguments_is_keyword_only(loss: Loss) -> None:
+def test_arguments_after_the_second_are_keyword_only(loss: Loss) -> None:
     with pytest.raises(TypeError, match="positional"):
         loss(Z, *GOOD[loss].values(), None)
 

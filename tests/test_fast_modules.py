@@ -1,8 +1,9 @@
-"""Module faces of ``pairproof.fast``: the same options, defaults and results as the functions."""
+"""The modules of `pairproof.fast`: the same options, defaults and results as the functions."""
 
 from __future__ import annotations
 
 import copy
+import doctest
 import importlib.util
 import inspect
 import pickle
@@ -70,7 +71,7 @@ def test_module_equals_function(
 
 
 @pytest.mark.parametrize(("module", "function", "targets", "extra"), PAIRS)
-def test_options_are_keywords_with_the_function_s_defaults(
+def test_options_are_keywords_with_the_defaults_of_the_function(
     module: type[torch.nn.Module], function: Callable[..., torch.Tensor], targets: torch.Tensor, extra: dict[str, Any]
 ) -> None:
     taken = dict(inspect.signature(module.__init__).parameters)
@@ -87,7 +88,7 @@ def test_options_are_keywords_with_the_function_s_defaults(
     assert set(extra) <= set(wanted)
 
 
-def test_modules_take_a_mask() -> None:
+def test_modules_accept_a_mask() -> None:
     mask = LABELS[:, None] == LABELS[None, :]
     for module in (SupConLoss, SupConInLoss, SupConEpsilonLoss, NTXentPairwiseLoss):
         torch.testing.assert_close(module()(Z, positives=mask), module()(Z, LABELS))
@@ -99,7 +100,7 @@ EVERY = [(module, function) for module, function, *_ in PAIRS] + [(InfoNCELoss, 
 
 
 @pytest.mark.parametrize(("module", "function"), EVERY)
-def test_types_and_documentation_are_the_function_s(
+def test_types_and_documentation_come_from_the_function(
     module: type[torch.nn.Module], function: Callable[..., torch.Tensor]
 ) -> None:
     assert module.__doc__ is not None
@@ -116,16 +117,17 @@ def test_types_and_documentation_are_the_function_s(
         else:
             assert where[name] == parameter
     assert "\nReturns:" not in module.__doc__
+    assert module.__doc__.count("\nExample:\n") == 1
     assert "\nSource:\n" in module.__doc__
 
 
 @pytest.mark.parametrize("module", [module for module, _ in EVERY])
-def test_an_unknown_option_is_refused_when_the_module_is_made(module: type[torch.nn.Module]) -> None:
+def test_unknown_option_is_rejected_when_the_module_is_created(module: type[torch.nn.Module]) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):
         module(temprature=1)
 
 
-def test_a_learned_temperature_is_a_parameter() -> None:
+def test_learned_temperature_is_a_parameter() -> None:
     made = SupConLoss(temperature=torch.nn.Parameter(torch.tensor(0.25)), no_positive="drop")
     assert list(made.state_dict()) == ["temperature"]
     assert "temperature=0.25, " in repr(made)
@@ -138,7 +140,7 @@ def test_a_learned_temperature_is_a_parameter() -> None:
         assert other(Z, LABELS).item() == supcon_loss(Z, LABELS, temperature=0.5, no_positive="drop").item()
 
 
-def test_a_module_may_be_derived_from() -> None:
+def test_module_can_be_subclassed() -> None:
     class Projected(NTXentLoss):
         def __init__(self) -> None:
             super().__init__(temperature=0.2)
@@ -170,7 +172,7 @@ MISTYPED = {
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed: pip install mypy")
-def test_mypy_refuses_wrong_options(tmp_path: Path) -> None:
+def test_mypy_rejects_wrong_options(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parent.parent
     package = tmp_path / "stubs" / "pairproof"
     package.mkdir(parents=True)
@@ -191,6 +193,12 @@ def test_mypy_refuses_wrong_options(tmp_path: Path) -> None:
         assert error.startswith(f"snippet.py:{number}: error: {message}")
 
 
-def test_everything_exported_is_there_and_described() -> None:
+def test_every_export_has_documentation() -> None:
     for name in fast.__all__:
         assert getattr(fast, name).__doc__
+
+
+@pytest.mark.parametrize("name", fast.__all__)
+def test_docstring_example_runs(name: str) -> None:
+    (example,) = (one for one in doctest.DocTestFinder(recurse=False).find(getattr(fast, name), name) if one.examples)
+    assert doctest.DocTestRunner().run(example).failed == 0

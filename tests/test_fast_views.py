@@ -1,4 +1,4 @@
-"""Layouts of views in ``pairproof.fast``."""
+"""Layouts of views in `pairproof.fast`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pairproof.fast import (
 FEATURES = torch.arange(3 * 2 * 4, dtype=torch.float32).reshape(3, 2, 4)
 
 
-def test_partners() -> None:
+def test_partners_follow_the_layout() -> None:
     assert interleaved_partners(6).tolist() == [1, 0, 3, 2, 5, 4]
     assert stacked_partners(6).tolist() == [3, 4, 5, 0, 1, 2]
     assert interleaved_partners(2).tolist() == stacked_partners(2).tolist() == [1, 0]
@@ -30,7 +30,7 @@ def test_partners() -> None:
 
 
 @pytest.mark.parametrize("partners", [interleaved_partners, stacked_partners])
-def test_partners_of_odd_batches(partners: Callable[[int], torch.Tensor]) -> None:
+def test_partners_reject_odd_numbers_of_rows(partners: Callable[[int], torch.Tensor]) -> None:
     for n in (7, 1, 0, -2):
         with pytest.raises(ValueError, match=rf"^n: .*even.*got {n}$"):
             partners(n)
@@ -39,7 +39,7 @@ def test_partners_of_odd_batches(partners: Callable[[int], torch.Tensor]) -> Non
             partners(wrong)  # type: ignore[arg-type]
 
 
-def test_flatten_and_split() -> None:
+def test_split_views_inverts_flatten_views() -> None:
     stacked = flatten_views(FEATURES)
     assert torch.equal(stacked, torch.cat(FEATURES.unbind(1)))
     interleaved = flatten_views(FEATURES, "interleaved")
@@ -51,13 +51,13 @@ def test_flatten_and_split() -> None:
     assert not torch.equal(split_views(interleaved, 2), FEATURES)
 
 
-def test_repeated_labels_follow_the_rows() -> None:
+def test_repeated_labels_follow_the_layout() -> None:
     labels = torch.tensor([7, 8, 9])
     assert repeat_labels(labels, 2).tolist() == [7, 8, 9, 7, 8, 9]
     assert repeat_labels(labels, 2, "interleaved").tolist() == [7, 7, 8, 8, 9, 9]
 
 
-def test_the_layouts_give_one_loss() -> None:
+def test_loss_is_the_same_in_both_layouts() -> None:
     features = torch.randn(5, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     stacked = nt_xent_loss(flatten_views(features), stacked_partners(10))
     interleaved = nt_xent_loss(flatten_views(features, "interleaved"), interleaved_partners(10))
@@ -73,27 +73,27 @@ def test_the_layouts_give_one_loss() -> None:
     )
 
 
-def test_gradients_reach_the_features() -> None:
+def test_gradients_flow_through_the_layouts() -> None:
     features = FEATURES.clone().requires_grad_()
     split_views(flatten_views(features, "interleaved") * 2, 2, "interleaved").sum().backward()
     assert features.grad is not None
     assert bool((features.grad == 2).all())
 
 
-def test_bad_layouts_and_shapes() -> None:
+def test_bad_layouts_and_shapes_are_rejected() -> None:
     labels = torch.tensor([0, 1])
     for call in (
         lambda: flatten_views(FEATURES, "side by side"),  # type: ignore[arg-type]
         lambda: split_views(FEATURES[0], 2, "side by side"),  # type: ignore[arg-type]
         lambda: repeat_labels(labels, 2, "side by side"),  # type: ignore[arg-type]
     ):
-        with pytest.raises(ValueError, match=r"^layout: .*'stacked', 'interleaved'.*'side by side'"):
+        with pytest.raises(ValueError, match=r"^layout: .*stacked, interleaved, got 'side by side'$"):
             call()
-    with pytest.raises(ValueError, match=r"^features: .*\[B, V, D\].*\[2, 4\]"):
+    with pytest.raises(ValueError, match=r"^features: .*\[batch, views, dim\].*\[2, 4\]"):
         flatten_views(FEATURES[0])
-    with pytest.raises(ValueError, match=r"^embeddings: .*\[V \* B, D\]"):
+    with pytest.raises(ValueError, match=r"^embeddings: .*\[views \* batch, dim\]"):
         split_views(FEATURES, 2)
-    with pytest.raises(ValueError, match=r"^labels: .*\[B\]"):
+    with pytest.raises(ValueError, match=r"^labels: .*\[batch\]"):
         repeat_labels(FEATURES[0], 2)
     with pytest.raises(ValueError, match=r"^n_views: .*divisor.*6, got 4"):
         split_views(flatten_views(FEATURES), 4)

@@ -1,4 +1,4 @@
-"""The harness's number types: balls of printed decimals, rounded arithmetic, the reverse tape."""
+"""The number types of the harness: balls of printed decimals, rounded arithmetic, and the reverse tape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ordinary = st.floats(min_value=-1e3, max_value=1e3, width=32)
 
 @given(ordinary, ordinary)
 @settings(derandomize=True, max_examples=300)
-def test_ieee_operations_are_exactly_those_of_numpy(a: float, b: float) -> None:
+def test_ieee_operations_equal_those_of_numpy(a: float, b: float) -> None:
     """With slack 0, + - * / and sqrt are the single number that IEEE arithmetic gives."""
     for dtype in (np.float32, np.float64):
         x, y = Rounded.number(a, dtype, 0), Rounded.number(b, dtype, 0)
@@ -35,8 +35,8 @@ def test_ieee_operations_are_exactly_those_of_numpy(a: float, b: float) -> None:
 
 @given(st.floats(min_value=-80, max_value=80, width=32))
 @settings(derandomize=True, max_examples=300)
-def test_slack_encloses_the_libraries_transcendentals(a: float) -> None:
-    """Torch's in float32, numpy's in float64: the arithmetics of the documents."""
+def test_slack_encloses_exp_and_log_of_the_libraries(a: float) -> None:
+    """Of torch in float32 and of numpy in float64, which the documents use."""
     for dtype, name in ((np.float32, torch.float32), (np.float64, torch.float64)):
         x = Rounded.number(a, dtype, 1)
         value = torch.tensor([a], dtype=name)
@@ -49,7 +49,7 @@ def test_slack_encloses_the_libraries_transcendentals(a: float) -> None:
                 assert float(np.exp(a)) in x.exp()
 
 
-def test_saturation_and_infinities() -> None:
+def test_saturation_and_infinities_are_enclosed() -> None:
     with precision():
         x = Rounded.number(98.0, np.float32, 1)
         sigmoid = 1 / (1 + (-x).exp())
@@ -61,7 +61,7 @@ def test_saturation_and_infinities() -> None:
         assert not touching_zero.log().is_bounded
 
 
-def test_balls_hold_what_prints_so() -> None:
+def test_ball_contains_the_numbers_that_print_as_its_decimal() -> None:
     with precision():
         printed = ball("-1.0192", 4)
         assert printed.contains(arb("-1.01915001"))
@@ -72,13 +72,13 @@ def test_balls_hold_what_prints_so() -> None:
             exact("inf")
 
 
-def test_inputs_are_rounded_to_the_format() -> None:
+def test_inputs_are_rounded_to_the_dtype() -> None:
     values = rounded_inputs(np.array([[0.1]]), np.float32, 0)
     assert values[0, 0].lower == float(np.float32(0.1))
 
 
 def _everything(x: Any, y: Any) -> Any:
-    """A function that uses every operation of the tape, on each side."""
+    """Return a function of x and y that uses every operation of the tape, with each argument on each side."""
     a = np.exp(x) * y - 2 / y + np.log(y) / 3
     return np.sqrt(a * a + 1) + np.log1p(y * y) - np.expm1(-x) + (1 - x) * (y - 5) + (-x) / y
 
@@ -102,6 +102,6 @@ def test_tape_over_balls_encloses_the_derivative() -> None:
         assert slope.rad() < arb(2) ** -200
 
 
-def test_a_variable_that_does_not_matter_has_slope_zero() -> None:
+def test_unused_variable_has_derivative_zero() -> None:
     ((x, y),) = tape.variables([[1.0, 2.0]])
     assert tape.gradient(x * 2, [[x, y]]) == [[2.0, 0.0]]

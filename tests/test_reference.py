@@ -1,4 +1,4 @@
-"""The reference by itself: closed forms, terms, layouts of views, number types, a gradient without a second formula."""
+"""The reference: closed forms, terms, layouts of views, number types, and gradients without a second formula."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ LABELS = [0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
-def test_identical_rows_cost_the_logarithm_of_the_others(n: int) -> None:
+def test_loss_of_identical_rows_is_the_logarithm_of_the_number_of_others(n: int) -> None:
     rows = np.ones((n, 3))
     for loss in (reference.supcon_loss, reference.supcon_in_loss):
         assert loss(rows, [7] * n, temperature=0.5).loss == pytest.approx(math.log(n - 1), abs=1e-15)
 
 
-def test_a_solved_anchor_keeps_its_tiny_loss() -> None:
+def test_tiny_loss_is_not_rounded_to_zero() -> None:
     rows = np.array([[1.0, 0], [1, 0], [-1, 0], [-1, 0]])
     loss = reference.nt_xent_loss(rows, [1, 0, 3, 2], temperature=0.05).loss
     assert loss == pytest.approx(2 * math.exp(-40), rel=1e-14)
 
 
-def test_numbers_out_of_the_range_of_squares() -> None:
+def test_loss_is_right_where_squares_leave_the_range() -> None:
     plain = reference.supcon_loss(ROWS, LABELS).loss
     for scale in (1e-200, 1e200, 5e-324 / 2.0**-40):
         assert reference.supcon_loss(ROWS * scale, LABELS).loss == pytest.approx(plain, rel=1e-12)
@@ -41,7 +41,7 @@ def test_numbers_out_of_the_range_of_squares() -> None:
     assert reference.supcon_loss(mixed, LABELS).loss == pytest.approx(plain, rel=1e-14)
 
 
-def test_terms_spell_the_loss() -> None:
+def test_terms_add_up_to_the_loss() -> None:
     result = reference.supcon_loss(ROWS, LABELS, temperature=0.5)
     terms = result.terms
     assert terms.positives[0] == [2, 4]
@@ -57,7 +57,7 @@ def test_terms_spell_the_loss() -> None:
     assert terms.counted == [0, 1, 2, 3, 4]
 
 
-def test_three_denominators_are_three_losses() -> None:
+def test_three_denominators_give_three_losses() -> None:
     values = {
         d: reference.supcon_loss(ROWS, LABELS, denominator=d).loss for d in ("all", "one_positive", "only_negatives")
     }
@@ -66,7 +66,7 @@ def test_three_denominators_are_three_losses() -> None:
     assert values["one_positive"] == pytest.approx(pairwise, rel=1e-15)
 
 
-def test_policies_for_lonely_anchors() -> None:
+def test_policies_for_anchors_without_positives() -> None:
     labels = [0, 0, 1, 2, 2]
     each = reference.supcon_loss(ROWS, labels, reduction="none").loss
     assert len(each) == 5
@@ -77,21 +77,21 @@ def test_policies_for_lonely_anchors() -> None:
     assert len(reference.supcon_loss(ROWS, labels, no_positive="drop", reduction="none").loss) == 4
 
 
-def test_nothing_to_average_is_zero() -> None:
+def test_mean_over_no_anchors_is_zero() -> None:
     for options in ({"anchors": np.zeros(5, dtype=bool)}, {"no_positive": "drop"}):
         labels = LABELS if "anchors" in options else [0, 1, 2, 3, 4]
         assert reference.supcon_loss(ROWS, labels, **options).loss == 0
     assert reference.nt_xent_pairwise_loss(ROWS, [0, 1, 2, 3, 4], reduction="mean_pairs").loss == 0
 
 
-def test_base_temperature_scales() -> None:
+def test_base_temperature_scales_the_loss() -> None:
     plain = reference.supcon_loss(ROWS, LABELS, temperature=0.1)
     scaled = reference.supcon_loss(ROWS, LABELS, temperature=0.1, base_temperature=0.07)
     assert scaled.loss == pytest.approx(plain.loss * 0.1 / 0.07, rel=1e-14)
     assert scaled.terms.anchor_losses[3] == pytest.approx(plain.terms.anchor_losses[3] * 0.1 / 0.07, rel=1e-14)
 
 
-def test_layouts_of_views() -> None:
+def test_layouts_of_views_give_the_same_loss() -> None:
     assert reference.interleaved_partners(6).tolist() == [1, 0, 3, 2, 5, 4]
     assert reference.stacked_partners(6).tolist() == [3, 4, 5, 0, 1, 2]
     features = np.arange(24.0).reshape(3, 2, 4)
@@ -133,7 +133,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.loss}-{c.id}")
-def test_complex_step_is_the_gradient_over_balls(case: Case) -> None:
+def test_complex_step_equals_the_gradient_over_balls(case: Case) -> None:
     true = truth(case)
     assert true.gradient is not None
     stepped = complex_step(case)
@@ -145,7 +145,7 @@ def test_complex_step_is_the_gradient_over_balls(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.loss}-{c.id}")
 def test_differences_approach_the_gradient(case: Case) -> None:
-    """A second road to the derivative, that shares no line with the tape."""
+    """An independent evaluation of the derivative, which shares no code with the tape."""
     true = truth(case)
     assert true.gradient is not None
     step = 1e-6
@@ -159,13 +159,15 @@ def test_differences_approach_the_gradient(case: Case) -> None:
         assert (value(step) - value(-step)) / (2 * step) == pytest.approx(true.gradient[i, d], rel=1e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize("module", [reference.supcon, reference.nt_xent, reference.nt_bxent, reference.info_nce])
-def test_examples_in_docstrings_print_what_they_show(module: Any) -> None:
+@pytest.mark.parametrize(
+    "module", [reference.supcon, reference.nt_xent, reference.nt_bxent, reference.info_nce, reference.views]
+)
+def test_docstring_examples_run(module: Any) -> None:
     failed, attempted = doctest.testmod(module)
     assert (failed, attempted > 0) == (0, True)
 
 
-def test_balls_stay_narrow() -> None:
+def test_balls_remain_narrow() -> None:
     rows: Any = np.array([[arb(x) for x in row] for row in ROWS.tolist()], dtype=object)
     loss = reference.supcon_loss(rows, LABELS).loss
     assert loss.rel_accuracy_bits() > 30
