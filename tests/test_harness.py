@@ -467,8 +467,7 @@ def rows_of_weights(case: Case, weights: np.ndarray, dtype: str | None) -> dict[
         found[name] += complete @ rows
 
     for block in case.blocks():
-        rows, columns = (len(case.matrices[name]) for name in (block.left, block.right))
-        part = weights[block.row : block.row + rows, block.column : block.column + columns]
+        part = weights[block.part]
         if block.left == block.right:
             gather(block.left, part + part.T, block.right)
         else:

@@ -1,9 +1,9 @@
-"""What the documents say in words, each statement computed.
+"""Check the claims that the documents make in words, each by computation.
 
-Two numbers of the reference are *the same* when their enclosures at 256 bits overlap, *different* when they are apart.
-A program in float64 is compared with them within a stated margin: far above rounding, far below what is told
-apart. A claim that holds only under a condition is tried where the condition is met and where it is not. The checks of
-a document are the methods of a class: a method computes the claim whose id is its name.
+Two values of the reference are *the same* if their enclosures at 256 bits overlap, and *different* if they do not. A
+float64 program is compared with the reference within a stated margin, far above its rounding errors and far below the
+differences between the losses. A claim that holds only under a condition is tested once with the condition met and once
+without. The checks of a document are the methods of a class; the name of a method is the id of its claim.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOLDS, FAILS = "holds", "does not hold"
 
 @dataclass(frozen=True)
 class ClaimJudgement:
-    """A claim, the verdict computed for it, and the numbers that decide it."""
+    """A claim, the computed verdict, and the numbers that determine it."""
 
     document: str
     claim: Claim
@@ -40,7 +40,7 @@ class ClaimJudgement:
 
     @property
     def case(self) -> str:
-        """The id by which the command line knows the claim."""
+        """The id of the claim on the command line."""
         return f"{self.document}/{self.claim.id}"
 
     @property
@@ -50,14 +50,14 @@ class ClaimJudgement:
 
 
 Finding = tuple[bool | str, str]
-"""Whether a claim holds, or its verdict in words; and the evidence."""
+"""Whether a claim holds, or the verdict in words; and the evidence."""
 
 Rows = np.ndarray[Any, Any]
 
 
 @dataclass
 class ClaimContext:
-    """The exact inputs of a document, and the reference over balls to compute with."""
+    """The base of all checks: the exact inputs of a document, and the reference in ball arithmetic."""
 
     document: ClassVar[str]
     fixture: WorkedFixture
@@ -67,17 +67,17 @@ class ClaimContext:
         return self.fixture.inputs[name].table(exact)
 
     def result(self, loss: str, rows: str | Rows, *target: Any, **options: Any) -> reference.Result:
-        """The reference's loss and terms on an input, by name or given; the temperature is 1 unless it is given."""
+        """The loss and the terms of the reference, on rows or on a named input. The default temperature is 1."""
         values = self.rows(rows) if isinstance(rows, str) else rows
         result: reference.Result = find_loss(loss).reference(values, *target, **{"temperature": 1, **options})
         return result
 
     def loss(self, *call: Any, **options: Any) -> Any:
-        """The reference's loss. Arguments as those of ``result``."""
+        """The loss of the reference. Same arguments as ``result``."""
         return self.result(*call, **options).loss
 
     def terms(self, *call: Any, **options: Any) -> reference.Terms:
-        """The reference's terms. Arguments as those of ``result``."""
+        """The terms of the reference. Same arguments as ``result``."""
         return self.result(*call, **options).terms
 
     def entries(self, figure: str) -> dict[tuple[int, ...], str | bool]:
@@ -85,22 +85,22 @@ class ClaimContext:
         return dict(next(found for found in self.fixture.figures if found.id == figure).entries())
 
     def printed(self, *figures: str) -> list[float]:
-        """Scalars as printed."""
+        """The printed values of scalar figures."""
         return [float(str(self.entries(name)[()])) for name in figures]
 
     def reproduced(self, *figures: str) -> bool:
-        """Whether these figures are what the reference's terms give."""
+        """Whether the reference reproduces these figures."""
         return all(j.passed for j in judge(self.fixture, figures))
 
     def of_call(self, name: str) -> reference.Result:
-        """The reference's loss and terms of a call of the document."""
+        """The loss and the terms of the reference for a call of the document."""
         call = self.fixture.calls[name]
         (target,) = call.arguments.values()
         return self.result(call.loss, call.input, target, temperature=float(call.keywords["temperature"]))
 
 
 def same(*values: arb) -> bool:
-    """Whether all enclosures overlap the first."""
+    """Whether every enclosure overlaps the first one."""
     return all(bool(values[0].overlaps(v)) for v in values[1:])
 
 
@@ -110,17 +110,24 @@ def apart(*values: arb) -> bool:
 
 
 def show(*values: arb) -> str:
-    """Values to six digits."""
+    """Format values with six digits."""
     return ", ".join(v.str(6, radius=False) for v in values)
 
 
 def contrasts_all(terms: reference.Terms) -> bool:
-    """Whether every denominator sums all rows but its anchor."""
+    """Whether every denominator is a sum over all rows except the anchor."""
     return all({*pair.members} == {*range(len(terms.logits))} - {i} for (i, _), pair in terms.pairs.items())
 
 
 def _only(phrase: str, met: bool, unmet: bool, evidence: str) -> Finding:
-    """A conditional claim: true where the condition is met, false where it is not."""
+    """The finding of a claim that may hold only under a condition.
+
+    Args:
+        phrase: the condition in words.
+        met: whether the claim holds with the condition met.
+        unmet: whether the claim holds without it.
+        evidence: the evidence.
+    """
     return f"holds only for {phrase}" if met and not unmet else met, evidence
 
 
@@ -214,8 +221,9 @@ class _PairNotebook(ClaimContext):
         """NT-BXent at temperature 1.
 
         Args:
-            shift: what is subtracted from the similarities of negative pairs; 1 in the formula's sigma((1 - s) / tau).
-            diagonal: how often the diagonal is counted among the positives of an anchor; once in the code.
+            shift: number subtracted from the similarities of negative pairs; 1 for sigma((1 - s) / tau), as in the
+                formula.
+            diagonal: number of times that the diagonal is counted as a positive of an anchor; 1 in the code.
         """
         terms, found = self.of_call("nt-bxent-1.0").terms, arb(0)
         for s, positives, negatives in zip(terms.logits, terms.positives, terms.negatives, strict=True):
@@ -293,7 +301,7 @@ class _PairNotebook(ClaimContext):
 
 
 class _VectorizedBatch(ClaimContext):
-    """The batch of the vectorized notebook, whose code is that of SiT's article."""
+    """The batch of the vectorized notebook, which has the same code as the SiT article."""
 
     batch = _balls([[1, 8, 2], [5, 10, 4], [0, 9, 9], [9, 2, 2], [6, 1, 3], [4, 8, 9]])
     partners = reference.stacked_partners(6)
@@ -302,7 +310,7 @@ class _VectorizedBatch(ClaimContext):
         return self.terms("nt_xent", self.batch, self.partners, temperature=0.5)
 
     def directions(self, batch: Rows) -> list[arb]:
-        """Formula (2): the mean over the first views, over the second; and the code's mean over both."""
+        """Formula (2): its mean over the first views, its mean over the second views, and the code's mean over both."""
         first = np.arange(6) < 3
         loss = partial(self.loss, "nt_xent", batch, self.partners, temperature=0.5)
         return [loss(anchors=anchors) for anchors in (first, ~first, None)]
@@ -312,7 +320,7 @@ class _SitArticle(_VectorizedBatch):
     document = "sit_article"
 
     def same_as_infonce(self) -> Finding:
-        # InfoNCE as published contrasts each first view with the second views alone.
+        # InfoNCE as published contrasts each first view only with the second views.
         terms = self.of_batch()
         term, s = terms.anchor_losses[0], terms.logits
         same_candidates = sum(s[0][a].exp() for a in range(1, 6)).log() - s[0][3]
@@ -343,7 +351,7 @@ class _SitArticle(_VectorizedBatch):
 
     def code_is_formula_2(self) -> Finding:
         one, other, both = self.directions(self.batch)
-        # Two views that are one and the same make the two directions one.
+        # If both views of every item are equal, the two directions are equal.
         alike = self.directions(np.tile(self.batch[:3], (2, 1)))
         unmet = same(both, one) or same(both, other)
         evidence = f"1/N over one direction {show(one)}, over the other {show(other)}; 1/2N over both {show(both)}"
@@ -355,7 +363,7 @@ class _BatchTutorial(ClaimContext):
     labels = (0, 1, 2, 1, 1)
     """D1 to D5 in the tutorial's table."""
     drawn = np.array([[np.sin(1.0 + 7.3 * i + 2.9 * d + 0.1 * i * d) * 1.4 for d in range(192)] for i in range(5)])
-    """Five rows of 192 numbers of about unit size, as the tutorial draws them."""
+    """Five rows of 192 numbers of order 1, as in the tutorial."""
 
     def positives_of_d2(self) -> Finding:
         terms = self.terms("supcon_epsilon", self.drawn, self.labels, temperature=0.07)
@@ -401,9 +409,8 @@ class _VectorizedNotebook(_VectorizedBatch):
 
     def mask_of_negatives(self) -> Finding:
         entries = self.entries("negatives-mask")
-        return all(
-            float(str(entries[pair])) != 1 for pair in enumerate(self.partners)
-        ), "its entry [0][3] is 1, and 3 is the positive of 0"
+        right = all(float(str(entries[pair])) != 1 for pair in enumerate(self.partners))
+        return right, "its entry [0][3] is 1, and 3 is the positive of 0"
 
 
 CHECKS: Mapping[str, type[ClaimContext]] = {
@@ -412,11 +419,15 @@ CHECKS: Mapping[str, type[ClaimContext]] = {
     for name, method in vars(kind).items()
     if callable(method) and not name.startswith("_")
 }
-"""The class that checks each claim."""
+"""For each claim, the class with its check."""
 
 
 def judge_claims(fixture: WorkedFixture) -> list[ClaimJudgement]:
-    """Judge every claim of a document; no fixture expects "unchecked" or "broken"."""
+    """Judge every claim of a document.
+
+    The verdict is "unchecked" for a claim without a check, and "broken" for a check that raises an exception. Both
+    differ from every verdict that a fixture may record.
+    """
     with precision():
         return [ClaimJudgement(fixture.document.id, claim, *_judge(fixture, claim)) for claim in fixture.claims]
 
@@ -427,6 +438,6 @@ def _judge(fixture: WorkedFixture, claim: Claim) -> tuple[str, str]:
         return "unchecked", "no check is written for it"
     try:
         found, evidence = getattr(kind(fixture), claim.id.replace("-", "_"))()
-    except Exception as error:  # what breaks one claim must not hide the others
+    except Exception as error:  # an error in one check must not hide the other claims
         return "broken", f"{type(error).__name__}: {error}"
     return found if isinstance(found, str) else HOLDS if found else FAILS, evidence

@@ -1,22 +1,22 @@
-"""Every printed figure judged: recomputed by the reference's own loops over balls, and compared with its rounding.
+"""Judge printed figures: recompute each with the reference in ball arithmetic, and compare it with the printed digits.
 
-A figure is *reproduced* when the interval that its inputs allow meets the interval of numbers that print as it does.
-No tolerance is chosen: the widths are those of the printed digits. A figure is computed in up to three ways, where the
-document allows them, and all must reproduce it:
+A figure is *reproduced* if the interval computed from its inputs overlaps the interval of numbers that round to the
+printed digits. The widths of both intervals follow from the printed digits; there is no tolerance. A figure is computed
+in up to three ways, depending on what the document gives, and every way must reproduce it:
 
-* ``printed inputs``: the embeddings as printed, each a ball of half a printed unit;
-* ``printed cosines``: from the cosine matrix where the document prints that to more digits;
-* ``exact inputs``: the embeddings themselves, where they are known.
+* ``printed inputs``: from the printed embeddings, each a ball of half a unit of the last printed place;
+* ``printed cosines``: from the printed cosine matrix, if it is printed with more digits than the embeddings;
+* ``exact inputs``: from the exact embeddings, if they are known.
 
-A figure printed to the full length of its format is judged against that format's own arithmetic instead of the exact
-value (``own arithmetic``). Anything else is an *artefact*, and its explanation is checked too.
+A figure printed with all digits of its dtype is compared with arithmetic in that dtype instead of the exact value
+(``own arithmetic``). Any other figure is an *artefact*, and its recorded explanation is checked.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import getitem
 from typing import Any
@@ -44,7 +44,7 @@ EXACT_INPUTS = "exact inputs"
 
 @dataclass(frozen=True)
 class Match:
-    """Whether a figure is what one way of computing it gives, and if not, the first entry that is not."""
+    """The result of comparing a figure with one way of computing it; ``message`` describes the first difference."""
 
     way: str
     met: bool
@@ -54,11 +54,15 @@ class Match:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One figure judged.
+    """The judgement of one figure.
 
-    ``verdict`` is the one computed here; ``passed`` says that it equals the fixture's and that no way of computing the
-    figure differs from it.
-    ``value`` is the exact value of a scalar, where its inputs are known.
+    Attributes:
+        document: id of the document.
+        figure: the figure.
+        verdict: the computed verdict; ``figure.verdict`` is the recorded one.
+        matches: the comparisons that were made.
+        value: the exact value of a scalar whose exact inputs are known, or None.
+        finding: an explanation of the verdict, or "".
     """
 
     document: str
@@ -70,17 +74,17 @@ class Judgement:
 
     @property
     def case(self) -> str:
-        """The id by which the command line knows the figure."""
+        """The id of the figure on the command line."""
         return f"{self.document}/{self.figure.id}"
 
     @property
     def passed(self) -> bool:
-        """Whether the computed verdict is the recorded one and nothing was missed on the way."""
+        """Whether the computed verdict is the recorded one and every comparison succeeded."""
         return self.verdict == self.figure.verdict and all(a.met for a in self.matches)
 
     @property
     def message(self) -> str:
-        """What went wrong, first things first; empty if nothing did."""
+        """The differences from what is recorded, or "" if there are none."""
         missed = [f"{a.way}: {a.message}" for a in self.matches if not a.met]
         if self.verdict != self.figure.verdict:
             missed.insert(0, f"recorded as {self.figure.verdict}, found to be {self.verdict}")
@@ -88,7 +92,7 @@ class Judgement:
 
 
 def judge(fixture: WorkedFixture, only: Collection[str] | None = None) -> Iterator[Judgement]:
-    """Judge every figure of a document, or those whose ids are given, in the order of the page."""
+    """Judge the figures of a document, or those with the given ids, in the order of the document."""
     for figure in fixture.figures:
         if only is None or figure.id in only:
             with precision():
@@ -98,14 +102,14 @@ def judge(fixture: WorkedFixture, only: Collection[str] | None = None) -> Iterat
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What a figure's quantity is computed from, in one of the ways.
+    """The data from which one way of computing a figure starts, and the quantities computed from them.
 
     Attributes:
         figure: the figure.
-        call: its call, or None if it depends on its input alone.
+        call: its call, or None if it depends only on its input.
         source: its input.
         way: ``PRINTED_INPUTS``, ``PRINTED_COSINES`` or ``EXACT_INPUTS``.
-        matrix: the printed cosines for that way, otherwise None.
+        matrix: the printed cosines for ``PRINTED_COSINES``, otherwise None.
     """
 
     figure: Figure
@@ -116,7 +120,7 @@ class Evaluation:
 
     @property
     def quantity(self) -> Any:
-        """What the figure shows: a scalar or nested sequences."""
+        """The quantity that the figure shows: a scalar or nested sequences."""
         return QUANTITIES[self.figure.quantity].compute(self)
 
     @property
@@ -133,26 +137,26 @@ class Evaluation:
 
     @property
     def units(self) -> list[list[arb]]:
-        """The rows, each over its norm."""
+        """The rows divided by their norms."""
         return [[x / similarity.dot(row, row).sqrt() for x in row] for row in self.rows.tolist()]
 
     @cached_property
     def case(self) -> Case:
-        """The case of the call; its embeddings are 0 where they are unknown."""
+        """The case of the call. Its embeddings are 0 if the exact inputs are unknown."""
         if self.call is None:
             raise ValueError(f"{self.figure.id}: {self.figure.quantity} needs a call")
         return case_of(self.figure.id, self.call, self.source)
 
     @cached_property
     def result(self) -> reference.Result:
-        """The reference's loss and terms, from the input or from the matrix of cosines."""
+        """The loss and the terms of the reference, from the input or from the matrix of cosines."""
         if self.matrix is not None:
             return reference_of_similarities(self.case, self.matrix)
         return call_reference(self.case, {self.case.first: self.rows})
 
     @property
     def terms(self) -> reference.Terms:
-        """The reference's terms."""
+        """The terms of the reference."""
         return self.result.terms
 
     @cached_property
@@ -164,12 +168,12 @@ class Evaluation:
 
     @property
     def logits(self) -> Any:
-        """The similarities over the temperature; without a call the similarities."""
+        """The similarities divided by the temperature; without a call, the similarities."""
         return self.cosines if self.call is None else self.terms.logits
 
     @cached_property
     def positive_pairs(self) -> list[tuple[int, int]]:
-        """Every anchor with each of its positives."""
+        """Every pair of an anchor and one of its positives."""
         return [(i, p) for i, positives in enumerate(self.terms.positives) for p in positives]
 
 
@@ -183,67 +187,65 @@ def _judge(fixture: WorkedFixture, figure: Figure) -> Judgement:
         matches, finding = _constant(figure, known.case)
         verdict = "artefact"
     else:
-        matches = [_compare(way.way, figure, way.quantity) for way in _ways(fixture, figure)]
+        matches = [_compare(way.way, figure, way.quantity) for way in _ways(fixture, known)]
         if figure.quantity == "loss" and source.exact is not None:
             value = float(known.quantity)
         if figure.length and known.call:
             own, verdict, finding = _own_arithmetic(known)
-            # The exact value is not expected of an artefact, only its explanation.
+            # An artefact need not have the exact value; only its explanation is checked.
             matches = own if verdict == "artefact" else [*matches, *own]
     if not all(match.met for match in matches):
         verdict = "artefact"
     return Judgement(fixture.document.id, figure, verdict, tuple(matches), value, finding)
 
 
-def _ways(fixture: WorkedFixture, figure: Figure) -> Iterator[Evaluation]:
-    """The evaluations of a figure that the document allows."""
-    call, source = fixture.call_of(figure), fixture.input_of(figure)
+def _ways(fixture: WorkedFixture, known: Evaluation) -> Iterator[Evaluation]:
+    """The ways of computing a figure that the document allows.
+
+    Args:
+        fixture: the document.
+        known: the evaluation of the figure from exact inputs, which may be unknown.
+    """
+    figure, source = known.figure, known.source
     if source.decimals is not None:
-        yield Evaluation(figure, call, source, PRINTED_INPUTS)
-    matrix = _precise_cosines(fixture, figure, source)
-    if matrix is not None:
-        yield Evaluation(figure, call, source, PRINTED_COSINES, matrix)
+        yield replace(known, way=PRINTED_INPUTS)
+        for other in (
+            fixture.figures if figure.quantity not in ("similarity", "normalised", "normalised_features") else ()
+        ):
+            printed = other.quantity == "similarity" and not other.cut and fixture.input_of(other) is source
+            if printed and (other.decimals or 0) > source.decimals:
+                entries, n = dict(other.entries()), range(known.n)
+                matrix = [[arb(1) if i == j else _printed(str(entries[i, j]), other.decimals) for j in n] for i in n]
+                yield replace(known, way=PRINTED_COSINES, matrix=matrix)
+                break
     if source.exact is not None and not figure.length:
-        yield Evaluation(figure, call, source)
-
-
-def _precise_cosines(fixture: WorkedFixture, figure: Figure, source: Input) -> list[list[arb]] | None:
-    """The cosine matrix that the document prints for this input, if to more digits than the input; not for itself."""
-    if figure.quantity in ("similarity", "normalised", "normalised_features") or source.decimals is None:
-        return None
-    for other in fixture.figures:
-        printed = other.quantity == "similarity" and not other.cut and fixture.input_of(other) is source
-        decimals = other.decimals or 0
-        if printed and decimals > source.decimals:
-            entries, n = dict(other.entries()), range(source.shape[0])
-            return [[arb(1) if i == j else ball(str(entries[i, j]), decimals) for j in n] for i in n]
-    return None
+        yield known
 
 
 def _compare(way: str, figure: Figure, quantity: Any) -> Match:
-    """Whether every printed entry is what is computed for it, up to the first that is not."""
+    """Compare every printed entry with the computed one, up to the first that differs."""
     entries = 0
     for entries, (index, entry) in enumerate(figure.entries(), 1):
         on_diagonal = len(index) == 2 and index[0] == index[1]
         difference = _difference(figure, on_diagonal, entry, reduce(getitem, index, quantity))
         if difference:
-            message = f"{figure.quantity}{place(index)} is printed {entry}{difference}"
-            return Match(way, False, message, entries)
+            return Match(way, False, f"{figure.quantity}{place(index)} is printed {entry}{difference}", entries)
     return Match(way, True, "", entries)
 
 
 def _difference(figure: Figure, on_diagonal: bool, entry: str | bool, value: Any) -> str:
-    """How a printed entry differs from the computed one: the end of a sentence, or "" where it does not.
+    """Describe how a printed entry differs from the computed one; "" if it does not.
 
-    A number's rounding interval must meet the enclosure computed for it; masks, indices and rearrangements are exact.
+    The interval of numbers that round to a printed number must overlap the computed enclosure. Masks, indices and
+    layouts must be equal.
     """
     if figure.kind != "number":
         found = float(entry) if figure.kind != "layout" and isinstance(entry, str) else entry
         return "" if found == value else f", not {value}"
     if entry in INFINITE:
-        return "" if on_diagonal and figure.diagonal == entry else ", which belongs on a diagonal alone"
+        return "" if on_diagonal and figure.diagonal == entry else ", which is only allowed on the diagonal"
     if on_diagonal and figure.diagonal in INFINITE and figure.quantity == "similarity":
-        return f" where {figure.diagonal} belongs"
+        return f", but the diagonal is {figure.diagonal}"
     computed = arb(value)
     if computed.overlaps(_printed(str(entry), figure.decimals)):
         return ""
@@ -257,29 +259,33 @@ def _printed(text: str, decimals: int | None) -> arb:
 
 
 def _show(value: arb) -> str:
-    return str(value.str(17)) if value.is_finite() else "something unbounded"
+    return str(value.str(17)) if value.is_finite() else "an unbounded interval"
 
 
 def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
-    """A figure printed in full against the arithmetic it was printed by.
+    """Compare a figure printed in full with the document's own arithmetic.
 
-    It must be a number of its format, printed as that number prints, and lie in the interval that the document's own
-    operations allow. If that interval is unbounded the arithmetic proves nothing (a sigmoid rounded to 1, whose
-    complement's logarithm is clamped): the figure is an artefact, and its explanation is checked instead.
+    The figure must be the shortest text of a number of its dtype, and that number must lie in the interval that the
+    document's operations can give. If the interval is unbounded, the arithmetic proves nothing; this happens if a
+    sigmoid rounds to 1 and the logarithm of its complement is clamped. The figure is then an artefact, and its
+    explanation is checked instead.
+
+    Returns:
+        The comparisons, the verdict and the finding.
     """
     figure, case, proper = known.figure, known.case, known.quantity
     text, true = str(figure.printed), proper.str(12, radius=False)
     number = np.dtype(figure.length).type(text)
     spelled = repr(float(number))
-    message = f"{text} is not a {figure.length} printed in full; the nearest is {spelled}"
+    message = f"{text} is not a {figure.length} in full; the nearest one is {spelled}"
     matches = [Match("printed in full", spelled == text, message)]
     allowed = own_loss(case, figure.arithmetic, slack=1)
     if not allowed.is_bounded:
         clamped = own_loss(case, figure.arithmetic, slack=1, clamp=True)
         here = _run_here(figure, case, clamped)
-        matches += [_inside("clamped arithmetic", text, clamped, "its operations with the clamp"), here]
-        matches.append(_instead(figure, proper))
-        matches.append(Match("differs", not proper.overlaps(exact(text)), f"{text} is the exact value after all"))
+        differs = Match("differs", not proper.overlaps(exact(text)), f"{text} is the exact value")
+        inside = _inside("clamped arithmetic", text, clamped, "its operations with the clamp")
+        matches += [inside, here, _instead(figure, proper), differs]
         because = figure.instead["because"] if figure.instead else ""
         return matches, "artefact", f"exactly {true}; {because} ({here.message})"
     matches.append(_inside("own arithmetic", text, allowed, "its own operations"))
@@ -289,8 +295,8 @@ def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
     digits = "the same digits" if replay == 0 else f"a value {replay:.0f} ulp away"
     finding = f"{away:.2g} ulp from the exact {true}; its own operations, correctly rounded, print {digits}"
     if figure.length == "float64":
-        # In float64 the same operations, correctly rounded, end in the very digits that were printed.
-        message = f"{text} is printed, {rounded!r} is what the same operations give, {replay:.0f} ulp away"
+        # In float64 the same operations, correctly rounded, must give exactly the printed digits.
+        message = f"{text} is printed, the same operations give {rounded!r}, {replay:.0f} ulp away"
         matches.append(Match("same operations", replay == 0, message))
     if figure.arithmetic == "float32":
         matches.append(_run_here(figure, case, allowed))
@@ -299,13 +305,13 @@ def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
 
 
 def _inside(way: str, text: str, interval: Rounded, operations: str) -> Match:
-    """Whether a printed number lies in the interval that operations allow."""
-    message = f"{text} lies outside [{interval.lower!r}, {interval.upper!r}], which {operations} allow"
+    """Check that a printed number lies in the interval that operations can give."""
+    message = f"{text} is outside [{interval.lower!r}, {interval.upper!r}], the values that {operations} can give"
     return Match(way, float(text) in interval and interval.is_bounded, message)
 
 
 def _run_here(figure: Figure, case: Case, allowed: Rounded) -> Match:
-    """The document's own function in float32 on this machine: the same digits, or at least within its own rounding."""
+    """Run the document's function in float32: it must give the printed digits, or a value in ``allowed``."""
     found = float(pair_notebook(case, torch.tensor(case.embeddings, dtype=torch.float32)))
     same = repr(found) == figure.printed
     message = f"run in float32 here, {'the same digits' if same else repr(found)}"
@@ -313,26 +319,24 @@ def _run_here(figure: Figure, case: Case, allowed: Rounded) -> Match:
 
 
 def _instead(figure: Figure, proper: arb) -> Match:
-    """The value that the fixture gives in an artefact's stead, against the enclosure of the true one."""
-    if figure.instead is None:
-        return Match("what it is instead", False, "the fixture does not say what the figure is instead")
-    text = figure.instead["value"]
-    met = bool(proper.overlaps(ball(text, len(text.partition(".")[2]))))
-    return Match("what it is instead", met, f"recorded as {text}, computed {_show(proper)}")
+    """Compare the recorded true value of an artefact with the computed enclosure."""
+    text = figure.instead["value"] if figure.instead else "nothing"
+    met = figure.instead is not None and bool(proper.overlaps(ball(text, len(text.partition(".")[2]))))
+    return Match("true value", met, f"recorded as {text}, computed {_show(proper)}")
 
 
 def _constant(figure: Figure, case: Case) -> tuple[list[Match], str]:
-    """The batch tutorial's 0.5545, whose input is not published, and need not be.
+    """Judge the batch tutorial's 0.5545, whose input is not published.
 
-    Where every off-diagonal logit lies at least ``gap`` below its row's maximum, each exponential of the reference's
-    loops is epsilon plus something in [0, e^-gap]. The loss is then the same for every such input; its derivative has
-    the factor e^-gap / epsilon.
+    If every off-diagonal logit is at least ``gap`` below the maximum of its row, each exponential in the loss is
+    epsilon plus a number in [0, e^-gap]. The loss is then the same for every such input, and its derivative has the
+    factor e^-gap / epsilon.
     """
     gap = 100
     below = arb(-(10**9)).union(arb(-gap))
     logits = [[arb(0) if i == j else below for j in range(case.n)] for i in range(case.n)]
     loss = evaluate_similarities(case.entry.formula, logits, case.positive_mask(), temperature=1.0).loss
     matches = [_compare("any input", figure, loss), _instead(figure, loss * (1 + arb(supcon.EPSILON)))]
-    finding = f"2 ln 4 / 5 for every input whose off-diagonal logits lie {gap} below the row's maximum;"
+    finding = f"2 ln 4 / 5 for every input whose off-diagonal logits are {gap} below the maximum of their row;"
     slope = math.exp(-gap) / supcon.EPSILON
-    return matches, f"{finding} no logit moves it by more than {slope:.0e} of itself, so nothing can be learnt from it"
+    return matches, f"{finding} its relative change per logit is at most {slope:.0e}, so nothing can be learnt from it"

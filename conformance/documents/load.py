@@ -1,8 +1,7 @@
-"""The published examples of ``fixtures/worked``, loaded and checked before anything computes with them.
+"""Load and check the published examples of ``fixtures/worked``.
 
-A figure passes three checks before it is used: the manifest's checksums (nothing altered, missing or extra), the JSON
-Schema (nothing of the wrong form) and the checks here (nothing that contradicts itself: shapes, precision, references,
-counts).
+Every file passes three checks: the checksums of the manifest (no file altered, missing or extra), the JSON Schema, and
+the checks of this module (shapes, precision, references between entries, counts).
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ import numpy as np
 
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
-from ..suite.store import check_ids, checked_root, dump_json, place, read_checked, require
+from ..suite.golden import check_arguments
+from ..suite.store import check_ids, checked_root, dump_json, expect, place, read_checked, require
 from .quantities import QUANTITIES
 
 FORMAT = "pairproof-worked/1"
 Printed: TypeAlias = "str | bool | tuple[Printed, ...]"
-"""One printed thing: a scalar as its text, a mask entry as a bool, an array as nested tuples of these."""
+"""A printed scalar as text, a printed mask entry as a bool, or a printed array as nested tuples of these."""
 
 INFINITE = ("inf", "-inf")
 COUNTED = ("number", "infinite", "mask", "index", "layout", "figures", "reproduced", "artefact")
@@ -32,7 +32,7 @@ COUNTED = ("number", "infinite", "mask", "index", "layout", "figures", "reproduc
 
 @dataclass(frozen=True)
 class Document:
-    """Where the figures were published. ``sha256`` is that of the text file they were read from."""
+    """A published document. ``sha256`` is the checksum of the text file from which the figures were read."""
 
     id: str
     title: str
@@ -44,10 +44,10 @@ class Document:
 
 @dataclass(frozen=True)
 class Input:
-    """Embeddings as the document gives them, ``shape`` [N, D].
+    """Embeddings of a document, of ``shape`` [N, D].
 
-    ``printed`` is None where the document never prints them; ``exact`` holds the values themselves, as the shortest
-    float64 texts, where they are known.
+    ``printed`` has the values as printed, or None if the document does not print them. ``exact`` has the exact values
+    as the shortest decimal texts of float64, or None if they are unknown.
     """
 
     place: str
@@ -59,14 +59,14 @@ class Input:
     exact_from: str
 
     def table(self, read: Callable[[str], Any], printed: bool = False) -> np.ndarray[Any, Any]:
-        """The exact or the printed values [N, D], each text read by a function."""
+        """The exact or the printed values [N, D], each converted from text by the function ``read``."""
         values: np.ndarray[Any, Any] = np.vectorize(read, otypes=[object])(self.printed if printed else self.exact)
         return values
 
 
 @dataclass(frozen=True)
 class Call:
-    """One evaluation of a loss of the catalogue on one input. A temperature is the text that the document writes."""
+    """One evaluation of a loss of the catalogue on one input. Temperatures are texts, as in the document."""
 
     loss: str
     input: str
@@ -79,7 +79,7 @@ class Call:
 class Figure:
     """One printed result, a scalar or an array, exactly as printed.
 
-    ``instead`` says of an artefact what it is in truth ("value"), and why the document printed something else
+    For an artefact, ``instead`` has the true value ("value") and the reason why the document prints another one
     ("because").
     """
 
@@ -103,16 +103,16 @@ class Figure:
     instead: Mapping[str, str] | None
 
     def entries(self) -> Iterator[tuple[tuple[int, ...], str | bool]]:
-        """Every printed entry with its index, in the order of the page; a scalar has the index ()."""
+        """Every printed entry with its index, in the order of the document; a scalar has the index ()."""
         return _entries(self.printed)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement that the document makes in words, judged.
+    """A statement of the document in words, and its verdict.
 
-    ``words`` are the document's own, or a translation where ``original`` holds the document's own. ``figures`` names
-    the figures that bear on it.
+    ``words`` quotes the document, or translates it if ``original`` has the quotation. ``figures`` lists the ids of
+    related figures.
     """
 
     id: str
@@ -126,9 +126,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class WorkedFixture:
-    """One document: its inputs, the losses it evaluates, every result it prints, what it claims.
+    """One document: its inputs, the losses it evaluates, every printed result, and its claims.
 
-    ``counts`` says how many printed entries there are of each kind, and how many figures of each verdict.
+    ``counts`` has the number of printed entries of each kind, and the number of figures with each verdict.
     """
 
     document: Document
@@ -143,7 +143,7 @@ class WorkedFixture:
         return self.calls[figure.call] if figure.call else None
 
     def input_of(self, figure: Figure) -> Input:
-        """The input a figure was computed from: its own, or its call's."""
+        """The input of a figure: that of its call, or the figure's own."""
         call = self.call_of(figure)
         return self.inputs[call.input if call else str(figure.input)]
 
@@ -158,7 +158,7 @@ def load_worked(root: Path | None = None) -> list[WorkedFixture]:
         One ``WorkedFixture`` per file of ``worked/``, checked.
 
     Raises:
-        FixtureError: a file is altered, missing or extra, or breaks the schema, or contradicts itself.
+        FixtureError: a file is altered, missing or extra, does not match the schema, or is inconsistent.
         ImportError: jsonschema is not installed.
     """
     root = checked_root(root)
@@ -169,17 +169,16 @@ def load_worked(root: Path | None = None) -> list[WorkedFixture]:
         fixture = _fixture(read_checked(root, name, FORMAT))
         _check(f"{name}: $", fixture)
         other = owner.setdefault(fixture.document.id, name)
-        taken = f"{fixture.document.id!r} is already the id of {other}"
-        require(other == name, f"{name}: $.document.id", taken)
+        require(other == name, f"{name}: $.document.id", f"{fixture.document.id!r} is already the id of {other}")
         loaded.append(fixture)
     return loaded
 
 
 def dump_worked(fixture: WorkedFixture | Mapping[str, Any]) -> str:
-    """The text of a worked fixture, the same for the same content: one line per matrix row, one per field.
+    """Serialise a worked example as JSON in a fixed layout: one line per field, and one per row of a matrix.
 
     Args:
-        fixture: a loaded fixture, or the JSON object itself.
+        fixture: a loaded worked example, or its JSON object.
 
     Returns:
         The text, ending in a newline.
@@ -188,12 +187,12 @@ def dump_worked(fixture: WorkedFixture | Mapping[str, Any]) -> str:
 
 
 def as_json(fixture: WorkedFixture) -> dict[str, Any]:
-    """A loaded fixture as the JSON object it was read from."""
+    """The JSON object of a loaded worked example."""
     return {"format": FORMAT, **_plain(fixture)}
 
 
 def _plain(value: Any) -> Any:
-    """Records as JSON objects in the order of their fields, without rows that a figure lacks."""
+    """Convert records to JSON objects in the order of their fields; ``row`` and ``rows`` are left out if None."""
     if is_dataclass(value):
         value = {key: item for key, item in vars(value).items() if item is not None or key not in ("row", "rows")}
     if isinstance(value, Mapping):
@@ -202,7 +201,7 @@ def _plain(value: Any) -> Any:
 
 
 def recount(figures: tuple[Figure, ...]) -> dict[str, int]:
-    """Count the printed entries by kind (infinities apart) and the figures by verdict."""
+    """Count the printed entries by kind, with infinities counted separately, and the figures by verdict."""
     tally = Counter(figure.verdict for figure in figures)
     tally["figures"] = len(figures)
     for figure in figures:
@@ -212,7 +211,7 @@ def recount(figures: tuple[Figure, ...]) -> dict[str, int]:
 
 
 def worked_cases(fixture: WorkedFixture) -> list[Case]:
-    """One case per call of a document whose inputs are known exactly."""
+    """The cases of a document: one for each call whose exact inputs are known."""
     return [
         case_of(f"{fixture.document.id}/{name}", call, fixture.inputs[call.input])
         for name, call in fixture.calls.items()
@@ -221,14 +220,14 @@ def worked_cases(fixture: WorkedFixture) -> list[Case]:
 
 
 def case_of(identity: str, call: Call, source: Input) -> Case:
-    """The case of one call; its embeddings are 0 where they are unknown."""
+    """The case of a call. Its embeddings are 0 if the exact inputs are unknown."""
     keywords = {key: float(v) if key.endswith("temperature") else v for key, v in call.keywords.items()}
     embeddings = np.zeros(source.shape) if source.exact is None else np.array(source.exact, dtype=np.float64)
     return Case(identity, call.loss, embeddings, call.arguments, keywords, why="a worked example")
 
 
 def _frozen(value: Any) -> Any:
-    """JSON arrays as tuples, JSON objects as read-only mappings."""
+    """Convert JSON arrays to tuples and JSON objects to read-only mappings."""
     if isinstance(value, list):
         return tuple(map(_frozen, value))
     return MappingProxyType({k: _frozen(v) for k, v in value.items()}) if isinstance(value, dict) else value
@@ -255,7 +254,7 @@ def _entries(printed: Printed, index: tuple[int, ...] = ()) -> Iterator[tuple[tu
 
 
 def _check(top: str, fixture: WorkedFixture) -> None:
-    """Everything that a schema cannot say. Raises FixtureError."""
+    """Check what a schema cannot express. Raises a FixtureError."""
     for key, value in fixture.inputs.items():
         _check_input(f"{top}.inputs.{key}", value)
     for key, call in fixture.calls.items():
@@ -267,63 +266,47 @@ def _check(top: str, fixture: WorkedFixture) -> None:
         _check_figure(f"{top}.figures[{k}]", figure, fixture)
     for k, claim in enumerate(fixture.claims):
         for j, reference in enumerate(claim.figures):
-            require(reference in figures, f"{top}.claims[{k}].figures[{j}]", f"no figure has the id {reference!r}")
+            require(reference in figures, f"{top}.claims[{k}].figures[{j}]", f"unknown figure {reference!r}")
     for key, found in recount(fixture.figures).items():
-        written = fixture.counts[key]
-        require(written == found, f"{top}.counts.{key}", f"says {written}, the figures give {found}")
+        expect(fixture.counts[key] == found, f"{top}.counts.{key}", f"{found}, counted", fixture.counts[key])
 
 
 def _check_input(path: str, value: Input) -> None:
     for key, table in (("printed", value.printed), ("exact", value.exact)):
         if table is not None:
             shape = _shape(f"{path}.{key}", table)
-            require(shape == value.shape, f"{path}.{key}", f"has shape {list(shape)}, the input {list(value.shape)}")
+            expect(shape == value.shape, f"{path}.{key}", f"shape {list(value.shape)}", list(shape))
     _check_decimals(f"{path}.printed", value.printed or (), value.decimals)
-    # An exact value must be the text of a number of its dtype, and round to what the document prints.
-    half = Fraction(1, 2 * 10**value.decimals) if value.decimals else Fraction(0)
-    printed = dict(_entries(value.printed or ()))
+    # An exact value must be the shortest text of a number of its dtype, and round to the printed value.
+    half, printed = Fraction(1, 2 * 10**value.decimals) if value.decimals else 0, dict(_entries(value.printed or ()))
     for index, text in _entries(value.exact or ()):
-        where = f"{path}.exact{place(index)}"
+        where, shown = f"{path}.exact{place(index)}", printed.get(index)
         _check_length(where, str(text), str(value.exact_dtype))
-        shown = printed.get(index)
         rounds = shown is None or abs(Fraction(float(text)) - Fraction(str(shown))) <= half
         require(rounds, where, f"{text} does not round to the printed {shown}")
 
 
 def _check_call(path: str, call: Call, inputs: Mapping[str, Input]) -> None:
-    require(call.loss in LOSSES, f"{path}.loss", f"expected one of {', '.join(LOSSES)}, got {call.loss!r}")
+    expect(call.loss in LOSSES, f"{path}.loss", f"one of {', '.join(LOSSES)}", repr(call.loss))
+    require(call.input in inputs, f"{path}.input", f"unknown input {call.input!r}")
     loss = LOSSES[call.loss]
-    require(call.input in inputs, f"{path}.input", f"no input is called {call.input!r}")
-    given = ", ".join(call.arguments)
-    require(given == loss.targets, f"{path}.arguments", f"expected {loss.targets!r} for {call.loss}, got {given}")
     for keyword in call.keywords:
         require(keyword in loss.keywords, f"{path}.keywords.{keyword}", f"{loss.function} has no such keyword")
-    where, target, count = f"{path}.arguments.{given}", call.arguments[given], inputs[call.input].shape[0]
-    if given == "positive_pairs":
-        for i, pair in enumerate(target):
-            require(max(pair) < count, f"{where}[{i}]", f"{list(pair)} is out of range for {count} embeddings")
-        return
-    require(len(target) == count, where, f"expected one per embedding, {count}, got {len(target)}")
-    for i, partner in enumerate(target if given == "partners" else ()):
-        mutual = partner < count and partner != i and target[partner] == i
-        require(mutual, f"{where}[{i}]", f"{partner} is out of range, itself, or not mutual")
+    check_arguments(path, loss, {loss.embeddings[0]: np.ones(inputs[call.input].shape), **call.arguments}, False)
 
 
 def _check_figure(path: str, figure: Figure, fixture: WorkedFixture) -> None:
-    require(figure.call in (None, *fixture.calls), f"{path}.call", f"no call has the id {figure.call!r}")
-    require(figure.input in (None, *fixture.inputs), f"{path}.input", f"no input is called {figure.input!r}")
+    require(figure.call in (None, *fixture.calls), f"{path}.call", f"unknown call {figure.call!r}")
+    require(figure.input in (None, *fixture.inputs), f"{path}.input", f"unknown input {figure.input!r}")
     kind, quantity, cut = figure.kind, QUANTITIES[figure.quantity], figure.cut is not None
-    wanted = f"expected {quantity.kind!r} for the quantity {figure.quantity!r}, got {kind!r}"
-    require(kind == quantity.kind, f"{path}.kind", wanted)
-
+    expect(kind == quantity.kind, f"{path}.kind", f"{quantity.kind!r} for {figure.quantity!r}", repr(kind))
     shape = _shape(f"{path}.printed", figure.printed, cut)
     expected = _expected_shape(figure, quantity.shape, shape, fixture)
     fits = shape[1:] == expected[1:] and shape[:1] <= expected[:1] if cut else shape == expected
-    wanted = f"expected {'the beginning of ' * cut}shape {list(expected)} for {figure.quantity!r}"
-    require(fits, f"{path}.printed", f"{wanted}, got {list(shape)}")
+    wanted = f"{'at most ' * cut}shape {list(expected)} for {figure.quantity!r}"
+    expect(fits, f"{path}.printed", wanted, list(shape))
     count = fixture.input_of(figure).shape[0]
-    require((figure.row or 0) < count, f"{path}.row", f"{figure.row} is not a row of the input")
-
+    require((figure.row or 0) < count, f"{path}.row", f"{figure.row} is out of range for {count} rows")
     for index, entry in figure.entries():
         where = f"{path}.printed{place(index)}"
         allowed = {"mask": entry in (True, False, "0", "1", "0.", "1."), "index": str(entry).isdigit()}
@@ -332,16 +315,16 @@ def _check_figure(path: str, figure: Figure, fixture: WorkedFixture) -> None:
         if figure.length is not None:
             _check_length(where, str(entry), figure.length)
         right = entry not in INFINITE or (figure.diagonal == entry and len(index) == 2 and index[0] == index[1])
-        require(right, where, f"{entry} is allowed only on a diagonal that the figure declares to hold it")
-    missing, wanted = (1, "exactly one") if kind in ("number", "layout") else (2, "neither")
-    right = [figure.decimals, figure.length].count(None) == missing
-    require(right, f"{path}.decimals", f"a figure of kind {kind!r} has {wanted} of decimals and length")
+        require(right, where, f"{entry} is allowed only on the diagonal of a figure whose diagonal is {entry}")
+    given = 2 - [figure.decimals, figure.length].count(None)
+    wanted = 1 if kind in ("number", "layout") else 0
+    expect(given == wanted, f"{path}.decimals", f"{wanted} of decimals and length for kind {kind!r}", given)
     if figure.decimals is not None:
         _check_decimals(f"{path}.printed", figure.printed, figure.decimals)
 
 
 def _shape(path: str, printed: Printed, cut: bool = False) -> tuple[int, ...]:
-    """The shape of nested tuples. Ragged is an error, except in the last row of a figure whose output is cut off."""
+    """The shape of nested tuples. Only the last row of an output that is cut off may be shorter than the others."""
     if not isinstance(printed, tuple):
         return ()
     last = len(printed) - 1
@@ -349,15 +332,14 @@ def _shape(path: str, printed: Printed, cut: bool = False) -> tuple[int, ...]:
     first = shapes[0]
     for i, shape in enumerate(shapes):
         shorter = cut and i == last and len(shape) == len(first) and shape <= first
-        message = f"has shape {list(shape)}, the entries before it {list(first)}"
-        require(shape == first or shorter, f"{path}[{i}]", message)
+        expect(shape == first or shorter, f"{path}[{i}]", f"shape {list(first)}, as before it", list(shape))
     return (len(printed), *first)
 
 
 def _expected_shape(figure: Figure, symbols: str, shape: tuple[int, ...], fixture: WorkedFixture) -> tuple[int, ...]:
     count, width = fixture.input_of(figure).shape
     call = fixture.call_of(figure)
-    # The number of views is that of the figure itself, if it divides the batch.
+    # The number of views is taken from the figure, if it divides the number of rows.
     views = shape[1] if len(shape) == 3 and count % shape[1] == 0 else 1
     pairs = len(call.arguments.get("positive_pairs", ())) if call else 0
     first, end = figure.rows or (0, count)
@@ -367,16 +349,16 @@ def _expected_shape(figure: Figure, symbols: str, shape: tuple[int, ...], fixtur
 
 
 def _check_decimals(path: str, printed: Printed, decimals: int | None) -> None:
-    """The precision belongs to the array: no entry may have more decimals than it says, and some entry has as many."""
-    said, most = decimals or 0, 0
+    """Check that the largest number of decimals of the entries is ``decimals``."""
+    declared, most = decimals or 0, 0
     for index, entry in _entries(printed):
         found = len(str(entry).partition(".")[2])
         most = max(most, found)
-        require(found <= said, f"{path}{place(index)}", f"{entry} has {found} decimals, the array {said}")
-    require(most == said, path, f"no entry has {said} decimals, the number that is declared")
+        expect(found <= declared, f"{path}{place(index)}", f"at most {declared} decimals", entry)
+    require(most == declared, path, f"no entry has {declared} decimals, the declared number")
 
 
 def _check_length(path: str, text: str, dtype: str) -> None:
-    """The text must be what Python prints for a value of that dtype, to its full length."""
+    """Check that a text is the shortest decimal that gives a value of the dtype, as Python prints it."""
     value = float(np.dtype(dtype).type(text))
-    require(repr(value) == text, path, f"{text} is not the full length of a {dtype}: expected {value!r}")
+    expect(repr(value) == text, path, f"{value!r}, a {dtype} in full", text)

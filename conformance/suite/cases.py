@@ -1,4 +1,4 @@
-"""Cases: one evaluation of one loss, with exact inputs; from the worked examples and from ``fixtures/options``."""
+"""Cases: a case is one evaluation of one loss on exact inputs."""
 
 from __future__ import annotations
 
@@ -18,30 +18,28 @@ from .catalogue import Loss, find_loss
 from .records import Matrix
 
 SIGNIFICAND = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-"""Bits of significand of each dtype, the hidden one counted."""
+"""Bits in the significand of each dtype, including the implicit bit."""
 
 MATRICES = ("embeddings_b", "negatives", "ref_embeddings")
-"""The float matrices that may go in beside the embeddings, by the names of their arguments."""
+"""The arguments that are float matrices, besides the embeddings."""
 
 COUNTED = {"negatives": "negatives", "ref_embeddings": "references"}
-"""What the rows of those are called whose number is their own."""
+"""The matrices with a number of rows of their own, and what their rows are called in messages."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the similarities: every row of one matrix against every row of another.
+    """A block of the similarity matrix: every row of one matrix against every row of another.
 
     Attributes:
         left: name of the matrix whose rows are anchors.
         right: name of the matrix whose rows they are contrasted with.
-        row: the similarity matrix's row where the block begins.
-        column: its column where the block begins.
+        part: the rows and columns of the block, as an index of the similarity matrix.
     """
 
     left: str
     right: str
-    row: int
-    column: int
+    part: tuple[slice, slice]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +51,9 @@ class Case:
         loss: short name in the catalogue.
         embeddings: [N, D] float64, the exact inputs; for info_nce the first tower, embeddings_a.
         arguments: labels, partners, positive_pairs or positives; ref_labels and self_rows.
-        keywords: the options that are not at their default.
-        why: what the case is for.
-        others: the further float matrices that go in, by argument: ref_embeddings [M, D], embeddings_b [N, D],
-            negatives [K, D].
+        keywords: the options that differ from their defaults.
+        why: the purpose of the case.
+        others: the other float matrices by argument: ref_embeddings [M, D], embeddings_b [N, D], negatives [K, D].
     """
 
     id: str
@@ -79,52 +76,53 @@ class Case:
 
     @property
     def first(self) -> str:
-        """The name of the argument that the embeddings are."""
+        """The name of the argument that takes the embeddings."""
         return self.entry.embeddings[0]
 
     @property
     def matrices(self) -> dict[str, Matrix]:
-        """Every float matrix that goes in, by the name of its argument, the embeddings first."""
+        """Every float matrix by the name of its argument, the embeddings first."""
         return {self.first: self.embeddings, **self.others}
 
     @property
     def size(self) -> int:
-        """The side of a square of as many similarities: how large the case is for whoever loops over them."""
+        """The square root of the number of similarities, rounded up: a measure of the cost of the loops."""
         return math.ceil(math.sqrt(math.prod(self.shape)))
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of the similarities: rows that may be anchors, and rows that they are contrasted with."""
+        """The shape of the similarity matrix: rows that may be anchors, and rows that they are contrasted with."""
         if self.entry.two_towers:
             rows = self.n * (2 if self.option("direction") == "both" else 1)
             return rows, self.n + len(self.others.get("negatives", ()))
         return self.n, len(self.others.get("ref_embeddings", self.embeddings))
 
     def blocks(self) -> list[Block]:
-        """The parts of the similarities by the matrices that they are of."""
+        """The blocks of the similarity matrix, one for each pair of matrices."""
+        n = self.n
         if not self.entry.two_towers:
-            return [Block(self.first, "ref_embeddings" if "ref_embeddings" in self.others else self.first, 0, 0)]
+            return [Block(self.first, "ref_embeddings" if "ref_embeddings" in self.others else self.first, np.s_[:, :])]
         towers = [("embeddings_a", "embeddings_b"), ("embeddings_b", "embeddings_a")]
         chosen = {"both": towers, "a_to_b": towers[:1], "b_to_a": towers[1:]}[self.option("direction")]
-        found = [Block(left, right, k * self.n, 0) for k, (left, right) in enumerate(chosen)]
+        found = [Block(*names, np.s_[k * n : (k + 1) * n, :n]) for k, names in enumerate(chosen)]
         if "negatives" in self.others:
-            found += [Block(block.left, "negatives", block.row, self.n) for block in found]
+            found += [Block(block.left, "negatives", np.s_[block.part[0], n:]) for block in found]
         return found
 
     def sizes(self) -> str:
-        """What goes in, in words: rows and their width, and how many of everything else."""
+        """The sizes of the matrices in words: rows and width of the embeddings, rows of the others."""
         rows, width = _count(self.n, "rows"), _count(self.embeddings.shape[1], "numbers")
         words = f"{rows} of {width}{' in each of two towers' * self.entry.two_towers}"
         counted = (_count(len(self.others[name]), what) for name, what in COUNTED.items() if name in self.others)
         return ", ".join([words, *counted])
 
     def option(self, name: str) -> Any:
-        """The value of a keyword: the case's, or the catalogue's default."""
+        """The value of a keyword: the value in the case, or the default of the catalogue."""
         return self.keywords.get(name, self.entry.keywords.get(name))
 
     @property
     def temperature(self) -> float:
-        """The temperature of the similarities."""
+        """The temperature."""
         return float(self.option("temperature"))
 
     def formula_options(self) -> dict[str, Any]:
@@ -132,7 +130,7 @@ class Case:
         return {name: self.option(name) for name in self.entry.formula_options}
 
     def holds_in(self, dtype: str) -> bool:
-        """Whether every input is a number of this dtype, so that nothing but the implementation's error is measured."""
+        """Whether every input is zero or a normal number of this dtype, so that converting to it does not round."""
         smallest = {"float16": -14, "bfloat16": -126, "float32": -126, "float64": -1022}[dtype]
         entries = np.concatenate([matrix.ravel() for matrix in self.matrices.values()])
         fraction, exponent = np.frexp(entries[entries != 0])
@@ -140,7 +138,7 @@ class Case:
         return bool((normal & (fraction * 2.0 ** SIGNIFICAND[dtype] % 1 == 0)).all())
 
     def members(self) -> list[list[int]]:
-        """A(i) of every row that may be an anchor: the columns that it is contrasted with."""
+        """A(i) of every row that may be an anchor: the columns that the row is contrasted with."""
         rows, columns = self.shape
         if "negatives" in self.others:
             return [[i % self.n, *range(self.n, columns)] for i in range(rows)]
@@ -155,7 +153,7 @@ class Case:
         return [[j for j in others if mask[i][j]] for i, others in enumerate(self.members())]
 
     def positive_mask(self) -> list[list[bool]]:
-        """The mask of positives, of the similarities' shape, whichever way the case gives them."""
+        """The mask of positives, of the case's ``shape``, from labels, positives, partners, pairs or towers."""
         rows, columns = self.shape
         if self.entry.two_towers:
             return [[j == i % self.n for j in range(columns)] for i in range(rows)]
@@ -175,21 +173,16 @@ class Case:
         return [i for i in range(self.shape[0]) if chosen is None or chosen[i]]
 
     def undefined(self) -> set[int]:
-        """The anchors whose value is NaN by a policy of the case; nothing else makes one NaN."""
-        positives, members = self.positives(), self.members()
-        policy = self.option("no_positive")
-        # Without a denominator to choose, the policy for anchors without negatives always matters.
-        matters = self.option("no_negative") == "nan" and self.option("denominator") in (None, "only_negatives")
-
-        def nan(i: int) -> bool:
-            if policy and not positives[i]:
-                return bool(policy == "nan")
-            return matters and len(positives[i]) == len(members[i])
-
-        return set(filter(nan, self.anchors()))
+        """The anchors whose value is NaN because of ``no_positive`` or ``no_negative``; no other value is NaN."""
+        positives, members, policy = self.positives(), self.members(), self.option("no_positive")
+        # A loss without the option ``denominator`` applies ``no_negative`` to every anchor.
+        applies = self.option("no_negative") == "nan" and self.option("denominator") in (None, "only_negatives")
+        without = {i for i in self.anchors() if policy and not positives[i]}
+        found = {i for i in self.anchors() if applies and len(positives[i]) == len(members[i])} - without
+        return found | without if policy == "nan" else found
 
     def counted(self) -> list[int]:
-        """The anchors that reduction "none" returns: all, but where they are dropped those without positives."""
+        """The anchors that reduction "none" returns: all, except those that ``no_positive="drop"`` leaves out."""
         positives = self.positives()
         return [i for i in self.anchors() if positives[i] or self.option("no_positive") != "drop"]
 
@@ -199,12 +192,15 @@ def _count(number: int, what: str) -> str:
 
 
 def call_reference(case: Case, rows: Mapping[str, npt.ArrayLike] | None = None, **changed: Any) -> reference.Result:
-    """The reference's loss and terms for a case, on its matrices or on other scalars in their place.
+    """Evaluate the reference on a case.
 
     Args:
         case: the case.
-        rows: every float matrix by the name of its argument, in place of the case's.
-        changed: arguments and keywords in place of the case's.
+        rows: matrices that replace those of the case, by argument; their scalars may be of any type.
+        changed: arguments and keywords that replace those of the case.
+
+    Returns:
+        The loss and its terms.
     """
     given = {**case.matrices, **(rows or {}), **case.arguments, **case.keywords, **changed}
     for name in ("positives", "anchors"):
@@ -217,22 +213,22 @@ def call_reference(case: Case, rows: Mapping[str, npt.ArrayLike] | None = None, 
 
 
 def similarities(case: Case, rows: Mapping[str, Sequence[Sequence[Any]]]) -> list[list[Any]]:
-    """The similarities of a case, of its ``shape``, over any scalars.
+    """The similarity matrix of a case, of the case's ``shape``, computed with scalars of any type.
 
     Args:
         case: the case.
         rows: every float matrix by the name of its argument.
     """
-    found: list[list[Any]] = [[None] * case.shape[1] for _ in range(case.shape[0])]
+    found = np.empty(case.shape, dtype=object)
     for block in case.blocks():
         others = None if block.left == block.right else rows[block.right]
-        for i, line in enumerate(similarity_matrix(rows[block.left], case.option("similarity"), others)):
-            found[block.row + i][block.column : block.column + len(line)] = line
-    return found
+        found[block.part] = similarity_matrix(rows[block.left], case.option("similarity"), others)
+    matrix: list[list[Any]] = found.tolist()
+    return matrix
 
 
 def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]]) -> reference.Result:
-    """The reference's loss and terms for a case whose similarities, of its ``shape``, are given."""
+    """Evaluate the reference on a case from its similarity matrix, of the case's ``shape``."""
     names = ("temperature", "base_temperature", "no_positive", "reduction", *case.entry.formula_options)
     options: dict[str, Any] = {name: case.option(name) for name in names}
     options |= {"anchors": case.anchors(), "members": case.members()}

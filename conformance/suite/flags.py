@@ -1,4 +1,4 @@
-"""The flags of golden cases that can be computed from a case, each with the condition that the case must meet."""
+"""The conditions that golden cases with certain flags must satisfy."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .cases import Case
 
 
 class Facts:
-    """The properties of a case that conditions refer to, each computed once.
+    """The properties of a case that conditions use, each computed once.
 
     Attributes:
         case: the case.
-        members: the number of columns that every row is contrasted with.
-        positives: the number of positives of every row.
-        negatives: the number of negatives of every row.
-        rows: the rows of every matrix.
+        members: for every row, the number of columns that it is contrasted with.
+        positives: for every row, the number of its positives.
+        negatives: for every row, the number of its negatives.
+        rows: the rows of all matrices, concatenated.
         norms: the norm of each of those rows.
-        given: every argument and keyword that is given.
+        given: the arguments, matrices and keywords of the case, by name.
     """
 
     def __init__(self, case: Case) -> None:
@@ -65,11 +65,11 @@ CONDITIONS: Mapping[str, Condition] = {
     "unbalanced-classes": _UNEQUAL,
     "unequal-positives": _UNEQUAL,
     "two-positives": ("a row has two positives", lambda facts: max(facts.positives) > 1),
-    "nothing-left": ("a row is contrasted with no other", lambda facts: 0 in facts.members),
+    "nothing-left": ("a row is contrasted with no column", lambda facts: 0 in facts.members),
     "diagonal-true": ("a row is given as its own positive", lambda facts: any(np.diagonal(facts.case.positive_mask()))),
     "repeated-pairs": ("a pair is given twice", lambda facts: _repeats(facts.given["positive_pairs"])),
     "anchor-subset": ("some rows are not anchors", lambda facts: not all(facts.given.get("anchors") or [True])),
-    "no-anchors": ("no anchor counts", lambda facts: not facts.case.counted()),
+    "no-anchors": ("no anchor is counted", lambda facts: not facts.case.counted()),
     "one-row": _ONE_ROW,
     "one-pair": _ONE_ROW,
     "two-rows": ("there are two rows", lambda facts: facts.case.n == 2),
@@ -80,10 +80,13 @@ CONDITIONS: Mapping[str, Condition] = {
         "a row is the negative of another",
         lambda facts: (facts.rows[:, None] == -facts.rows).all(axis=2).any(),
     ),
-    "orthogonal-embeddings": ("two rows are at right angles", lambda facts: (facts.rows @ facts.rows.T == 0).any()),
+    "orthogonal-embeddings": ("two rows are orthogonal", lambda facts: (facts.rows @ facts.rows.T == 0).any()),
     "zero-row": ("a row is zero", lambda facts: 0 in facts.norms),
     "unit-rows": ("every row has norm 1", lambda facts: set(facts.norms) == {1.0}),
-    "full-significand": ("8 bits do not hold every entry", lambda facts: (np.frexp(facts.rows)[0] * 256 % 1).any()),
+    "full-significand": (
+        "an entry needs more than 8 bits",
+        lambda facts: (np.frexp(facts.rows)[0] * 256 % 1).any(),
+    ),
     "labels-negative": (
         "a label is negative",
         lambda facts: min(*facts.given["labels"], *facts.given.get("ref_labels", ())) < 0,
@@ -95,7 +98,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "self-rows": _given("self_rows"),
     "one-reference": ("there is one reference", lambda facts: len(facts.given["ref_embeddings"]) == 1),
     "own-copy": ("a reference equals a row", lambda facts: _repeats(facts.rows)),
-    "rectangular": ("there are more rows than columns, or fewer", lambda facts: len(set(facts.case.shape)) > 1),
+    "rectangular": ("the similarity matrix is not square", lambda facts: len(set(facts.case.shape)) > 1),
     "two-towers": ("there are two towers", lambda facts: facts.case.entry.two_towers),
     "equal-towers": (
         "both towers are equal",
@@ -104,22 +107,25 @@ CONDITIONS: Mapping[str, Condition] = {
     "queue": _given("negatives"),
     "own-key-in-queue": ("one of the negatives equals a row", lambda facts: _repeats(facts.rows)),
 }
-"""By flag: the condition in words, and the condition. The other flags are judgements."""
+"""For each flag, the condition in words and as a function. Flags that are not listed cannot be checked."""
 
 
 def first_untrue(case: Case, flags: Sequence[str]) -> str | None:
-    """Return what the first flag that a case does not bear out requires of it; None if every flag is right.
+    """Check the flags of a case.
 
     Args:
         case: the case.
         flags: names of flags.
+
+    Returns:
+        A message about the first flag whose condition the case does not meet, or None if it meets all of them.
     """
     facts = Facts(case)
     for flag in flags:
         words, holds = CONDITIONS.get(flag, ("", lambda facts: True))
         try:
             right = holds(facts)
-        except KeyError:  # the condition is about an argument that the case does not have
+        except KeyError:  # the condition refers to an argument that the case does not have
             right = False
         if not right:
             return f"{case.id}: the flag {flag!r} needs a case in which {words}"

@@ -1,6 +1,7 @@
-"""The golden cases of ``fixtures/golden``: loaded and checked.
+"""Load and check the golden cases of ``fixtures/golden``.
 
-A case says what goes in and what must come out. Values are stored, never the seeds of a generator.
+A golden case stores the inputs and the expected results of one evaluation. Inputs are stored as values, never as the
+seed of a generator.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pairproof.reference import checks
+
 from .cases import Case
 from .catalogue import LOSSES, Loss
 from .flags import first_untrue
 from .records import Expected, Matrix
-from .store import FixtureError, check_ids, checked_root, place, read_checked, require
+from .store import FixtureError, check_ids, check_schema, checked_root, expect, place, read_checked, read_json, require
 
 FORMAT = "pairproof-golden/1"
 FLAGS_FORMAT = "pairproof-golden-flags/1"
@@ -29,15 +32,16 @@ SCHEMA = "schema/golden.schema.json"
 ERRORS = f"{FOLDER}/errors.json"
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 EXACT_INTEGERS = 2**53
-"""Integers of at least this size are written as strings: many JSON readers know only float64."""
+"""Integers of at least this size are written as strings, because many JSON readers convert numbers to float64."""
 
 TARGETS = ("labels", "positives", "partners", "positive_pairs")
-"""The arguments of which one says who is whose positive."""
+"""The arguments that give the positives; a case has exactly one of them, or none for two towers."""
 
 ARGUMENTS = (*TARGETS, "embeddings_b", "negatives", "ref_embeddings", "ref_labels", "self_rows")
-"""What stands among the arguments of a case, in this order, whether the functions take it by position or by keyword."""
+"""The fields of ``arguments`` in the file, in order; the functions take some of them by keyword."""
 
 COMPUTED_FIELDS = ("dtypes", "expected")
+"""The fields of a case that ``make fixtures`` computes."""
 
 SHAPES: Mapping[str, str] = {
     **dict.fromkeys(("embeddings", "embeddings_a", "embeddings_b"), "ND"),
@@ -48,14 +52,21 @@ SHAPES: Mapping[str, str] = {
     "ref_labels": "M",
     "negatives": "KD",
 }
-"""The shape of every array of a case, a letter for each axis. Without ref_embeddings M is N; K and P are free."""
+"""The shape of every array of a case, one letter per axis. Without ref_embeddings M equals N; K and P are arbitrary."""
 
 EXCEPTIONS: Mapping[str, type[Exception]] = {"type": TypeError, "value": ValueError}
 
 
 @dataclass(frozen=True)
 class Flag:
-    """Why cases of one kind exist: the mistake they hunt, what goes wrong with it, and where it was made."""
+    """The purpose of a group of cases.
+
+    Attributes:
+        name: the flag.
+        hunts: the mistake that these cases detect, or the property that they have.
+        effect: the effect of the mistake.
+        links: where the mistake was made or discussed.
+    """
 
     name: str
     hunts: str
@@ -68,11 +79,11 @@ class GoldenCase:
     """A case with its proved results.
 
     Attributes:
-        case: the evaluation; its id is "golden/" and the stable id of the file.
-        flags: why it exists, in names that ``load_flags`` explains.
-        note: what it shows, in a sentence.
-        dtypes: the dtypes that hold its embeddings and all other matrices exactly.
-        expected: what it must give.
+        case: the case; its id is "golden/" followed by the stable id in the file.
+        flags: names of flags, which ``load_flags`` explains.
+        note: the purpose of the case, in one sentence.
+        dtypes: the dtypes in which all its matrices are exactly representable.
+        expected: the expected results.
     """
 
     case: Case
@@ -89,16 +100,16 @@ class GoldenCase:
 
 @dataclass(frozen=True)
 class ErrorCase:
-    """A call that must be refused.
+    """A call that must raise an exception.
 
     Attributes:
         id: stable name.
         loss: short name in the catalogue.
-        arguments: every argument by name: arrays as numpy arrays, everything else as it is.
-        exception: what must be raised.
-        argument: the name with which the message must begin.
-        words: what the message must contain.
-        note: what the case is for.
+        arguments: every argument by name; arrays are numpy arrays.
+        exception: type of the exception.
+        argument: name of the argument with which the message must begin.
+        words: texts that the message must contain.
+        note: the purpose of the case.
     """
 
     id: str
@@ -120,8 +131,8 @@ def load_golden(root: Path | None = None) -> list[GoldenCase]:
         The cases, checked.
 
     Raises:
-        FixtureError: a file is altered, missing or extra, or breaks the schema, or contradicts itself. The message
-            names the file and the field.
+        FixtureError: a file is altered, missing or extra, does not match the schema, or is inconsistent. The
+            message names the file and the field.
         ImportError: jsonschema is not installed.
     """
     root = checked_root(root)
@@ -137,29 +148,26 @@ def load_golden(root: Path | None = None) -> list[GoldenCase]:
 
 
 _loaded: dict[tuple[str | bytes, ...], list[GoldenCase]] = {}
-"""The cases of each file by its name and content, the flags and the schema: a process checks the same content once."""
+"""The cases of every file that was loaded, by name and content of the file, the flags and the schema."""
 
 
 def _load_file(root: Path, name: str, flags: Mapping[str, Flag]) -> list[GoldenCase]:
-    data = read_checked(root, name, FORMAT, thinned)
-    loaded: list[GoldenCase] = []
+    data, loaded = read_checked(root, name, FORMAT), []
     for k, (case, raw) in enumerate(zip(inputs_of(name, data, flags), data["cases"], strict=True)):
-        path = f"{name}: $.cases[{k}]"
-        held, stored = _dtypes(case), raw["dtypes"]
-        wanted = f"expected {held}, the dtypes that hold the embeddings"
-        require(stored == held, f"{path}.dtypes", f"{wanted}, got {stored}")
+        path, held, stored = f"{name}: $.cases[{k}]", _dtypes(case), raw["dtypes"]
+        expect(stored == held, f"{path}.dtypes", f"{held}, the dtypes that represent the matrices exactly", stored)
         expected = _expected(f"{path}.expected", case, raw["expected"])
         loaded.append(GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(held), expected))
     return loaded
 
 
 def load_flags(root: Path | None = None) -> dict[str, Flag]:
-    """Load the explanation of every flag, by its name. Raises as load_golden does."""
+    """Load the explanation of every flag, by name. Raises the same errors as ``load_golden``."""
     return read_flags(checked_root(root))
 
 
 def load_errors(root: Path | None = None) -> list[ErrorCase]:
-    """Load every error case, once for each loss it applies to. Raises as load_golden does."""
+    """Load every error case, once for each of its losses. Raises the same errors as ``load_golden``."""
     data = read_checked(checked_root(root), ERRORS, ERRORS_FORMAT)
     good = data["good"]
     for loss in good:
@@ -168,27 +176,23 @@ def load_errors(root: Path | None = None) -> list[ErrorCase]:
     cases = []
     for k, raw in enumerate(data["cases"]):
         path, expected = f"{ERRORS}: $.cases[{k}]", raw["expected"]
+        error, argument, words = EXCEPTIONS[expected["error"]], expected["argument"], tuple(expected["words"])
         for loss in raw["losses"]:
             require(loss in good, path, f"$.good has no call of {loss}")
             known = (*LOSSES[loss].embeddings, LOSSES[loss].targets, *LOSSES[loss].keywords)
-            for name in (*raw["changes"], expected["argument"]):
+            for name in (*raw["changes"], argument):
                 require(name in known, path, f"{LOSSES[loss].function} has no argument {name!r}")
-            arguments = {
-                name: _typed(f"{path}.changes.{name}", value)
-                for name, value in {**good[loss], **raw["changes"]}.items()
-                if value["kind"] != "absent"
-            }
-            error, words = EXCEPTIONS[expected["error"]], tuple(expected["words"])
-            identity = f"{raw['id']}/{loss}"
-            cases.append(ErrorCase(identity, loss, arguments, error, expected["argument"], words, raw["note"]))
+            given = {name: x for name, x in {**good[loss], **raw["changes"]}.items() if x["kind"] != "absent"}
+            arguments = {name: _typed(f"{path}.changes.{name}", value) for name, value in given.items()}
+            cases.append(ErrorCase(f"{raw['id']}/{loss}", loss, arguments, error, argument, words, raw["note"]))
     return cases
 
 
 def golden_files(root: Path) -> list[str]:
-    """The files of cases, in the order of the catalogue. A loss without cases need not have one.
+    """The files of golden cases, in the order of the catalogue. A loss without cases may have no file.
 
     Raises:
-        FixtureError: the folder holds a file that belongs to no loss.
+        FixtureError: the folder has a file that belongs to no loss of the catalogue.
     """
     files = [loss.golden_file for loss in LOSSES.values()]
     found = sorted(path.relative_to(root).as_posix() for path in (root / FOLDER).glob("*.json"))
@@ -203,19 +207,19 @@ def file_of(loss: Loss, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Args:
         loss: the loss.
-        cases: its cases, as ``as_json`` makes them.
+        cases: its cases, as returned by ``as_json``.
     """
     return {"format": FORMAT, "loss": loss.name, "function": loss.function, "source": loss.source, "cases": list(cases)}
 
 
 def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> dict[str, Any]:
-    """A case and its results as the JSON object of a golden file.
+    """The JSON object of a golden case.
 
     Args:
         case: the case; its id begins with "golden/".
-        flags: names that ``flags.json`` explains.
-        note: what the case shows.
-        expected: its results.
+        flags: names of flags, which ``flags.json`` explains.
+        note: the purpose of the case.
+        expected: the expected results.
     """
     values = [_number(x) for x in expected.values]
     results = {
@@ -248,19 +252,8 @@ def _number(x: float) -> float | str:
     return x if math.isfinite(x) else repr(x)
 
 
-def thinned(value: Any) -> Any:
-    """JSON whose matrices of numbers have one row; the rest of them is checked faster than a schema does it."""
-    if isinstance(value, Mapping):
-        return {key: thinned(item) for key, item in value.items()}
-    if not isinstance(value, list):
-        return value
-    if all(isinstance(row, list) and all(type(x) in (int, float) for x in row) for row in value):
-        return value[:1]
-    return [thinned(item) for item in value]
-
-
 def read_inputs(root: Path, name: str) -> Any:
-    """The content of a golden file, of which what can be computed may be missing or wrong."""
+    """Read a golden file in which the computed fields may be missing or wrong. Raises as ``read_checked``."""
 
     def loosen(schema: Any) -> Any:
         case = schema["$defs"]["case"]
@@ -268,32 +261,36 @@ def read_inputs(root: Path, name: str) -> Any:
         case["properties"] |= dict.fromkeys(COMPUTED_FIELDS, True)
         return schema
 
-    return read_checked(root, name, FORMAT, thinned, loosen)
+    data = read_json(root, name)
+    check_schema(root, name, data, FORMAT, loosen)
+    return data
 
 
 def read_flags(root: Path) -> dict[str, Flag]:
-    """The explanation of every flag, by its name; the manifest is not checked."""
+    """Read the explanation of every flag, by name, without checking the manifest."""
     data = read_checked(root, FLAGS, FLAGS_FORMAT)
     return {name: Flag(name, **{**flag, "links": tuple(flag["links"])}) for name, flag in data["flags"].items()}
 
 
 def inputs_of(name: str, data: Any, flags: Mapping[str, Flag]) -> list[Case]:
-    """The cases of a file without their results, everything checked that a schema cannot say.
+    """The cases of a golden file without their results, with the checks that a schema cannot express.
 
     Args:
-        name: of the file.
-        data: its content, which the schema allows.
+        name: name of the file, relative to the folder of fixtures.
+        data: content of the file, valid by the schema.
         flags: the explanation of every flag.
+
+    Raises:
+        FixtureError: the content is inconsistent.
     """
     loss = LOSSES[Path(name).stem]
     for key, wanted in (("loss", loss.name), ("function", loss.function)):
-        require(data[key] == wanted, f"{name}: $.{key}", f"expected {wanted!r}, got {data[key]!r}")
+        expect(data[key] == wanted, f"{name}: $.{key}", repr(wanted), repr(data[key]))
     check_ids(f"{name}: $.cases", [raw["id"] for raw in data["cases"]])
     cases = []
     for k, raw in enumerate(data["cases"]):
-        path, identity = f"{name}: $.cases[{k}]", raw["id"]
-        right = identity.startswith(f"{loss.name}/")
-        require(right, f"{path}.id", f"expected {loss.name!r}, a slash and a name, got {identity!r}")
+        path, prefix = f"{name}: $.cases[{k}]", f"{loss.name}/"
+        expect(raw["id"].startswith(prefix), f"{path}.id", f"{prefix!r} and a name", repr(raw["id"]))
         cases.append(_case(path, loss, raw))
         for j, flag in enumerate(raw["flags"]):
             require(flag in flags, f"{path}.flags[{j}]", f"{FLAGS} does not explain {flag!r}")
@@ -303,45 +300,63 @@ def inputs_of(name: str, data: Any, flags: Mapping[str, Flag]) -> list[Case]:
 
 
 def _case(path: str, loss: Loss, raw: Mapping[str, Any]) -> Case:
-    """The case of an entry."""
+    """Build the case of an entry, without its results. Raises a FixtureError if the entry is inconsistent."""
     first = loss.embeddings[0]
-    given = {first: raw["embeddings"], **raw["arguments"]}
-    _check_arguments(f"{path}.arguments", loss, given)
     keywords = _keywords(f"{path}.keywords", loss, raw["keywords"])
-    n = len(given[first])
-    enough = n >= 2 or "ref_embeddings" in given or loss.two_towers
-    require(enough, f"{path}.embeddings", f"expected at least 2 rows, got {n}")
-    sizes = {"2": 2, "N": n, "M": len(given.get("ref_embeddings", given[first]))}
-    _array(f"{path}.keywords.anchors", "anchors", keywords.get("anchors", [True] * n), sizes)
     cosine = keywords.get("similarity", loss.keywords["similarity"]) == "cosine"
-    matrices: dict[str, Matrix] = {}
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    for name, value in given.items():
-        where = f"{path}.embeddings" if name == first else f"{path}.arguments.{name}"
-        array = _array(where, name, value, sizes)
-        (matrices if "D" in SHAPES[name] else arrays)[name] = array
-        for i in np.flatnonzero(~array.any(axis=1)) if cosine and name in matrices else ():
-            raise FixtureError(f"{where}[{i}]: a zero vector has no cosine")
-    _check_rows(f"{path}.arguments", arrays, n, sizes["M"], alone="ref_embeddings" not in given)
+    arrays = check_arguments(path, loss, {first: raw["embeddings"], **raw["arguments"]}, cosine)
+    matrices = {name: arrays.pop(name) for name in list(arrays) if "D" in SHAPES[name]}
+    n = len(matrices[first])
+    _array(f"{path}.keywords.anchors", "anchors", keywords.get("anchors", [True] * n), {"N": n})
     arguments = {name: array.tolist() for name, array in arrays.items()}
     return Case(f"golden/{raw['id']}", loss.name, matrices.pop(first), arguments, keywords, raw["note"], matrices)
 
 
-def _check_arguments(path: str, loss: Loss, given: Mapping[str, Any]) -> None:
-    """That a case has the arguments of its loss: the positives in one way, and what belongs to references with them."""
-    taken = (*loss.embeddings, loss.targets, *loss.keywords)
+def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: bool) -> dict[str, npt.NDArray[Any]]:
+    """Check the arguments of a loss in a fixture: their names, shapes, numbers and rows.
+
+    Args:
+        path: the file and the field of the case or call.
+        loss: the loss.
+        given: the embeddings and the other arguments, by name, as nested sequences.
+        cosine: whether to refuse zero vectors.
+
+    Returns:
+        The arguments as arrays.
+
+    Raises:
+        FixtureError: an argument is unknown, missing or invalid.
+    """
+    taken, first = (*loss.embeddings, loss.targets, *loss.keywords), loss.embeddings[0]
     for name in given:
-        require(name in taken, f"{path}.{name}", f"{loss.function} has no such argument")
-    targets = [name for name in TARGETS if name in given]
-    wanted = ", ".join(name for name in TARGETS if name in taken)
-    right = len(targets) == bool(loss.targets)
-    require(right, path, f"expected exactly one of {wanted}, got {', '.join(targets) or 'none'}")
-    references = "ref_embeddings" in given
-    labels = references and "labels" in given
-    for name, allowed in (("ref_labels", labels), ("self_rows", references)):
-        require(allowed or name not in given, f"{path}.{name}", "nothing that it belongs to is given")
-    for name in (*loss.embeddings, *["ref_labels"] * labels):
-        require(name in given, path, f"expected {name!r}, got none")
+        require(name in taken, f"{path}.arguments.{name}", f"{loss.function} has no such argument")
+    for name in loss.embeddings:
+        require(name in given, f"{path}.arguments", f"expected {name!r}, got none")
+    targets, known = ([name for name in TARGETS if name in names] for names in (given, taken))
+    wanted, got = f"exactly one of {', '.join(known)}", ", ".join(targets) or "none"
+    expect(len(targets) == bool(loss.targets), f"{path}.arguments", wanted, got)
+    within = "ref_embeddings" not in given
+    labels = "labels" in given and not within
+    require("self_rows" not in given or not within, f"{path}.arguments.self_rows", "expected ref_embeddings with it")
+    wanted = "expected if and only if labels and ref_embeddings are given"
+    require(("ref_labels" in given) == labels, f"{path}.arguments.ref_labels", wanted)
+    n, m = len(given[first]), len(given.get("ref_embeddings", given[first]))
+    expect(n >= 2 or not within or loss.two_towers, f"{path}.embeddings", "at least 2 rows", n)
+    sizes, arrays = {"2": 2, "N": n, "M": m}, {}
+    for name, value in given.items():
+        where = f"{path}.embeddings" if name == first else f"{path}.arguments.{name}"
+        arrays[name] = _array(where, name, value, sizes)
+        for i in np.flatnonzero(~arrays[name].any(axis=1)) if cosine and "D" in SHAPES[name] else ():
+            raise FixtureError(f"{where}[{i}]: a zero vector has no cosine similarity")
+    try:
+        own = list(range(n)) if within else checks.check_self_rows(arrays.get("self_rows"), n, m)
+        if "partners" in arrays:
+            checks.check_partners(arrays["partners"], n, m, own, mutual=within)
+        if "positive_pairs" in arrays:
+            checks.check_positive_pairs(arrays["positive_pairs"], n)
+    except (TypeError, ValueError) as error:
+        raise FixtureError(f"{path}.arguments.{error}") from error
+    return arrays
 
 
 def _keywords(path: str, loss: Loss, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -349,19 +364,18 @@ def _keywords(path: str, loss: Loss, raw: Mapping[str, Any]) -> dict[str, Any]:
         where, choices = f"{path}.{key}", loss.choices.get(key, ())
         require(key in loss.keywords and key not in ARGUMENTS, where, f"{loss.function} has no such keyword")
         wanted = f"one of {', '.join(choices)}" if choices else "a number"
-        right = value in choices if choices else not isinstance(value, str)
-        require(right, where, f"expected {wanted}, got {value!r}")
+        expect(value in choices if choices else not isinstance(value, str), where, wanted, repr(value))
         require(value != loss.keywords[key], where, f"{value!r} is the default, which is left out")
     return {key: float(value) if key.endswith("temperature") else value for key, value in raw.items()}
 
 
 def _array(path: str, name: str, value: Any, sizes: dict[str, int]) -> npt.NDArray[Any]:
-    """An array of a case, of the shape that ``SHAPES`` gives it; sizes that are new are entered."""
+    """Convert an argument to an array of the shape given by ``SHAPES``; axes not in ``sizes`` are added to it."""
     matrix = "D" in SHAPES[name]
     if name.endswith("labels"):
         value = [_label(f"{path}[{i}]", x) for i, x in enumerate(value)]
     try:
-        array: npt.NDArray[Any] = np.array(value, dtype=np.float64 if matrix else None)
+        array: npt.NDArray[Any] = np.array(value, dtype=np.float64 if matrix else None if len(value) else int)
         array = array if len(array) else array.reshape([0] + [sizes.get(axis, 0) for axis in SHAPES[name][1:]])
         for axis, size in zip(SHAPES[name], array.shape, strict=True):
             sizes.setdefault(axis, size)
@@ -370,51 +384,30 @@ def _array(path: str, name: str, value: Any, sizes: dict[str, int]) -> npt.NDArr
     for index in np.argwhere(~np.isfinite(array)) if matrix else ():
         raise FixtureError(f"{path}{place(index)}: expected a finite number")
     expected, found = [sizes[axis] for axis in SHAPES[name]], [*array.shape]
-    require(found == expected, path, f"expected shape {expected}, got {found}")
+    expect(found == expected, path, f"shape {expected}", found)
     return array
 
 
 def _label(path: str, value: Any) -> int:
-    """A label as an integer. Those that float64 cannot hold apart are written as strings."""
+    """Convert a label to an integer. Labels that float64 may round are strings in the file."""
     number = int(value)
     right = isinstance(value, str) == (abs(number) >= EXACT_INTEGERS) and -(2**63) <= number < 2**63
-    require(right, path, f"expected an integer below 2^53 or the digits of a larger int64, got {value!r}")
+    expect(right, path, "an integer below 2^53 or the digits of a larger int64", repr(value))
     return number
-
-
-def _check_rows(path: str, arrays: Mapping[str, npt.NDArray[Any]], n: int, columns: int, alone: bool) -> None:
-    """That partners, pairs and self_rows are rows, and that no row is its own partner; alone means no references."""
-    own = arrays.get("self_rows", np.arange(n) if alone else np.full(n, -1))
-    wrong: dict[str, Any] = {"self_rows": own >= columns}
-    if "positive_pairs" in arrays:
-        pairs = arrays["positive_pairs"]
-        wrong["positive_pairs"] = ((pairs < 0) | (pairs >= n)).any(axis=1)
-    if "partners" in arrays:
-        partners = arrays["partners"]
-        wrong["partners"] = (partners >= columns) | (partners == own)
-        if alone:
-            wrong["partners"] |= partners[partners % n] != own
-    for name, bad in wrong.items():
-        more = ", the row itself, or not mutual" if name == "partners" else ""
-        for i in np.flatnonzero(bad):
-            raise FixtureError(f"{path}.{name}[{i}]: {arrays[name][i].tolist()} is out of range{more}")
 
 
 def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
     counted, undefined = case.counted(), case.undefined()
     nan = [i in undefined for i in counted]
     loss, many = raw["loss"], case.option("reduction") == "none"
-    require(
-        isinstance(loss, list) == many, f"{path}.loss", f"expected {'a list' if many else 'one value'}, got {loss!r}"
-    )
+    expect(isinstance(loss, list) == many, f"{path}.loss", "a list" if many else "one value", repr(loss))
     values = _values(f"{path}.loss", loss if many else [loss], nan if many else [any(nan)])
     anchors = _values(f"{path}.anchors", raw["anchors"], nan)
     gradients: dict[str, Matrix] = {}
     if raw["gradient"] is not None:
         others = raw.get("gradients", {})
-        wanted, got = (", ".join(names) or "nothing" for names in (case.others, others))
-        right = others.keys() == case.others.keys()
-        require(right, f"{path}.gradients", f"expected the gradients by {wanted}, got by {got}")
+        wanted, got = (", ".join(names) or "no matrix" for names in (case.others, others))
+        expect(others.keys() == case.others.keys(), f"{path}.gradients", f"gradients for {wanted}", f"them for {got}")
         for name, rows in {case.first: raw["gradient"], **others}.items():
             where = f"{path}.gradient" if name == case.first else f"{path}.gradients.{name}"
             gradients[name] = _array(where, name, rows, dict(zip(SHAPES[name], case.matrices[name].shape, strict=True)))
@@ -424,21 +417,19 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
 
 
 def _values(path: str, entries: Sequence[Any], nan: Sequence[bool]) -> tuple[float, ...]:
-    """Results, finite except where they must be NaN."""
-    found = len(entries)
-    require(found == len(nan), path, f"expected a list of {len(nan)}, one value per counted anchor, got {found}")
+    """Convert results to numbers, which must be NaN exactly where ``nan`` is true and finite elsewhere."""
+    expect(len(entries) == len(nan), path, f"a list of {len(nan)}, one value per counted anchor", len(entries))
     for entry, undefined in zip(entries, nan, strict=True):
         right = math.isnan(float(entry)) if undefined else math.isfinite(float(entry))
-        require(right, path, f"expected {'nan' if undefined else 'a finite number'}, got {entry!r}")
+        expect(right, path, "nan" if undefined else "a finite number", repr(entry))
     return tuple(map(float, entries))
 
 
 def _typed(path: str, value: Mapping[str, Any]) -> Any:
-    """An argument of an error case."""
+    """Convert an argument of an error case."""
     if value["kind"] != "array":
         entry = value.get("value")
         return float(entry) if value["kind"] == "number" and isinstance(entry, str) else entry
     shape, entries = value["shape"], value["values"]
-    count = math.prod(shape)
-    require(len(entries) == count, path, f"expected {count} values for shape {shape}, got {len(entries)}")
+    expect(len(entries) == math.prod(shape), path, f"{math.prod(shape)} values for shape {shape}", len(entries))
     return np.array(entries, dtype=value["dtype"]).reshape(shape)

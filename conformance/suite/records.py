@@ -1,4 +1,4 @@
-"""What a case must give, what an implementation gave, and how far the two may differ."""
+"""Records: the expected results of a case, the results of an implementation, and the bounds on their difference."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ NAN_LOSS = "the loss is NaN"
 TIE = "two entries of a row are equal and its largest: the loss has a kink there"
 BY_CHOICE = "by choice: the batch is large"
 LEFT_OUT = (NAN_LOSS, TIE, BY_CHOICE)
-"""Every reason for which a gradient may be left out."""
+"""Every reason for leaving out a gradient."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a case must give, each number the float64 nearest to the true one.
+    """The expected results of a case, each the float64 nearest to the true value.
 
     Attributes:
         loss: the value, or one value per counted anchor for reduction "none".
         anchors: the value of every counted anchor, by row.
-        gradient: [N, D] of the loss (of the sum of its values for reduction "none"), or None.
+        gradient: [N, D], the gradient of the loss (of the sum of its values for reduction "none"), or None.
         gradient_left_out: why there is no gradient, or None.
-        other_gradients: the gradient by each further matrix, by its name; empty where there is no gradient.
+        other_gradients: the gradients with respect to the other matrices, by name; empty without ``gradient``.
     """
 
     loss: float | tuple[float, ...]
@@ -46,11 +46,12 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Truth(Expected):
-    """What a case must give, with what its conditioning is made of.
+    """The expected results of a case, with the quantities that determine its condition number.
 
     Attributes:
-        similarity: of the case's ``shape``, or None for a batch so large that it is not recomputed.
-        weights: of the case's ``shape``, the derivative of the loss by each similarity, both orders apart.
+        similarity: the similarity matrix, of the case's ``shape``; None for batches too large to recompute it.
+        weights: the derivative of the loss with respect to each similarity, of the case's ``shape``; s_ij and s_ji
+            are separate entries.
     """
 
     similarity: Matrix | None
@@ -59,14 +60,14 @@ class Truth(Expected):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an implementation gave for a case.
+    """The results of an implementation on a case.
 
     Attributes:
         values: the loss, or one value per counted anchor for reduction "none".
-        gradient: [N, D] by the embeddings, of the loss or of the sum of its values; None where it has none.
-        anchors: every anchor's value by row, if the implementation reports them.
-        terms: the reference's record.
-        other_gradients: by each further float matrix of the case, by its name; empty where it has no ``gradient``.
+        gradient: [N, D] with respect to the embeddings, of the loss or of the sum of its values; None if unavailable.
+        anchors: the value of every anchor by row, if the implementation reports them.
+        terms: the terms, if the implementation is the reference.
+        other_gradients: the gradients with respect to the other matrices, by name; empty without ``gradient``.
     """
 
     values: list[float]
@@ -78,11 +79,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far each quantity may be off: one number per value, anchor and row of a gradient.
+    """Bounds on the error of each quantity: one number per value, anchor and row of a gradient.
 
-    ``rows`` bounds the Euclidean norm of each row's error, by the name of the matrix, the embeddings first; the norm of
-    the whole error is bounded by the norm of a matrix's ``rows``. ``share_of_floor`` is how much of each bound no luck
-    takes away; see ``held_to``.
+    Attributes:
+        values: bounds on the error of each value of the loss.
+        anchors: bounds on the error of each anchor's value, by row.
+        rows: by the name of the matrix, the embeddings first: bounds on the Euclidean norm of the error of each row
+            of its gradient. The norm of ``rows`` bounds the norm of the error of the whole gradient.
+        share_of_floor: the fraction of each bound below which ``truth.tolerances.held_to`` does not tighten it.
+        similarity: bounds on the error of each similarity, of the case's ``shape``.
     """
 
     values: list[float]
@@ -92,18 +97,18 @@ class Bounds:
     similarity: Matrix
 
     def gradients(self, result: Expected | Outcome) -> dict[str, Matrix]:
-        """The gradients of a result by the names of ``rows``; empty where it has none."""
+        """The gradients of a result by the names of ``rows``; empty if it has none."""
         return {} if result.gradient is None else {next(iter(self.rows)): result.gradient, **result.other_gradients}
 
     def map_values(self, function: Callable[..., Matrix], *results: Expected | Outcome) -> Bounds:
-        """The bounds with those of values and anchors made anew, of each and of what the results have in its place."""
+        """Replace each bound on a value or anchor by a function of it and of the matching entries of the results."""
         anchors = ([(result.anchors or {}).get(i, math.nan) for i in self.anchors] for result in results)
         values = function(*map(np.array, (self.values, *(result.values for result in results)))).tolist()
         of_anchors = function(*map(np.array, (list(self.anchors.values()), *anchors))).tolist()
         return replace(self, values=values, anchors=dict(zip(self.anchors, of_anchors, strict=True)))
 
     def map_rows(self, function: Callable[..., Matrix], *results: Expected | Outcome) -> Bounds:
-        """The bounds with those of rows made anew, of each and of the results' gradients, where all have one."""
+        """Replace the bounds on rows by a function of them and of the results' gradients, where all have one."""
         found = [self.gradients(result) for result in results]
         common = [name for name in self.rows if all(name in gradients for gradients in found)]
         changed = {name: function(self.rows[name], *(gradients[name] for gradients in found)) for name in common}

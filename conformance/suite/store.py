@@ -1,4 +1,4 @@
-"""A folder of fixtures: its manifest of checksums, its JSON and schemas, and how files are written."""
+"""A folder of fixtures: the manifest of checksums, the JSON files and their schemas, and writing files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANIFEST = "manifest.json"
 
 
 class FixtureError(ValueError):
-    """A fixture that cannot be trusted: the message names the file, the field as a JSON path, and what is wrong."""
+    """A fixture is invalid. The message names the file, the field as a JSON path, and the problem."""
 
 
 _elsewhere: ContextVar[Path | None] = ContextVar("fixtures", default=None)
@@ -30,15 +30,27 @@ def require(met: bool, path: str, message: str) -> None:
     Args:
         met: the condition.
         path: the file and, after a colon, the field.
-        message: what is wrong where the condition is not met.
+        message: the problem if the condition is not met.
     """
     if not met:
         raise FixtureError(f"{path}: {message}")
 
 
+def expect(met: bool, path: str, expected: object, found: object) -> None:
+    """Raise a FixtureError that says what was expected and what was found, unless a condition is met.
+
+    Args:
+        met: the condition.
+        path: the file and, after a colon, the field.
+        expected: the expected value, or a description of it.
+        found: the value found, or a description of it.
+    """
+    require(met, path, f"expected {expected}, got {found}")
+
+
 @contextmanager
 def fixtures_at(root: Path) -> Iterator[None]:
-    """Let another folder stand for the installed one inside a ``with``.
+    """Use another folder of fixtures in place of the installed one inside a ``with`` statement.
 
     Args:
         root: a folder of fixtures.
@@ -51,7 +63,7 @@ def fixtures_at(root: Path) -> Iterator[None]:
 
 
 def fixtures_root() -> Path:
-    """The folder of the installed ``pairproof.fixtures``, or the one that ``fixtures_at`` names.
+    """The folder of the installed ``pairproof.fixtures``, or the folder given to ``fixtures_at``.
 
     Raises:
         FixtureError: the folder is not installed.
@@ -67,16 +79,20 @@ def fixtures_root() -> Path:
 
 
 def checked_root(root: Path | None) -> Path:
-    """A folder of fixtures, by default the installed one, held to its manifest. Raises as check_manifest does."""
+    """Check a folder of fixtures, by default the installed one, against its manifest, and return the folder.
+
+    Raises:
+        FixtureError: as ``check_manifest``.
+    """
     root = fixtures_root() if root is None else root
     check_manifest(root)
     return root
 
 
 def data_files(root: Path) -> list[str]:
-    """Every data file of a folder of fixtures, as sorted paths relative to it.
+    """The data files of a folder of fixtures, as sorted paths relative to it.
 
-    Data is everything but the manifest itself, the README, Python's own files, and files whose name begins with a dot.
+    Every file is data except the manifest, the README, Python files and caches, and files whose name begins with a dot.
     """
     files = {path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.suffix != ".py"}
     kept = (path for path in files if not any(part.startswith((".", "__pycache__")) for part in path.parts))
@@ -88,7 +104,7 @@ def _checksums(root: Path) -> dict[str, str]:
 
 
 def write_manifest(root: Path | None = None) -> Path:
-    """Write ``manifest.json``: the SHA-256 of every data file. Atomic: a reader sees the old one or the new one.
+    """Write ``manifest.json``, the SHA-256 of every data file, atomically.
 
     Args:
         root: a folder of fixtures; by default the installed one.
@@ -102,7 +118,7 @@ def write_manifest(root: Path | None = None) -> Path:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file whole: a reader sees the old text or the new one."""
+    """Replace the content of a file; other processes read either the old text or the new text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")
@@ -112,16 +128,15 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def check_manifest(root: Path) -> None:
-    """Hold every data file to the manifest.
+    """Compare the checksum of every data file with the manifest.
 
     Raises:
-        FixtureError: the manifest is missing or malformed, or a file is altered, missing or not listed.
+        FixtureError: the manifest is missing or malformed, or a data file is altered, missing or not listed.
     """
     manifest = read_json(root, MANIFEST)
     _check_format(MANIFEST, manifest, MANIFEST_FORMAT)
     listed = manifest.get("files")
-    wanted = "expected an object of path to SHA-256"
-    require(isinstance(listed, dict), f"{MANIFEST}: $.files", f"{wanted}, got {type(listed).__name__}")
+    expect(isinstance(listed, dict), f"{MANIFEST}: $.files", "an object of path to SHA-256", type(listed).__name__)
     present = _checksums(root)
     for name, actual in present.items():
         require(name in listed, name, f"not listed in {MANIFEST} (its SHA-256 is {actual})")
@@ -131,11 +146,11 @@ def check_manifest(root: Path) -> None:
 
 
 def dump_json(value: Any, longest: float = float("inf")) -> str:
-    """The text of a JSON value, the same for the same content: one line per field, one per row of a matrix.
+    """Serialise a value as JSON in a fixed layout: one line per field, and one per row of a matrix.
 
     Args:
-        value: what JSON can hold, tuples included.
-        longest: a list with a longer entry than this gets a line for each entry.
+        value: a JSON value; tuples are written as arrays.
+        longest: a list gets one line per entry if one of its entries is longer than this many characters.
 
     Returns:
         The text, ending in a newline.
@@ -155,16 +170,16 @@ def dump_json(value: Any, longest: float = float("inf")) -> str:
 
 
 def read_json(root: Path, name: str) -> Any:
-    """The content of one file of a folder of fixtures.
+    """Read a JSON file of a folder of fixtures.
 
     Raises:
-        FixtureError: the file cannot be read, is not JSON, or says one name twice in an object.
+        FixtureError: the file cannot be read or is not JSON, or an object has a duplicate name.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: dict[str, Any] = {}
         for key, value in pairs:
-            require(key not in seen, name, f"the name {key!r} stands twice in one object")
+            require(key not in seen, name, f"duplicate name {key!r} in an object")
             seen[key] = value
         return seen
 
@@ -178,30 +193,36 @@ def read_json(root: Path, name: str) -> Any:
         raise FixtureError(f"{name}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
 
 
-Change = Callable[[Any], Any]
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
 def _check_format(name: str, data: Any, expected: str) -> None:
     found = data.get("format") if isinstance(data, dict) else None
-    require(found == expected, f"{name}: $.format", f"expected {expected!r}, got {found!r}")
+    expect(found == expected, f"{name}: $.format", repr(expected), repr(found))
 
 
-def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Change = _same) -> None:
-    """Hold the content of a file to its format and to the format's schema.
+def _first_rows(value: Any) -> Any:
+    """JSON in which every matrix of numbers has only its first row."""
+    if isinstance(value, Mapping):
+        return {key: _first_rows(item) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    matrix = all(isinstance(row, list) and all(type(x) in (int, float) for x in row) for row in value)
+    return value[:1] if matrix else list(map(_first_rows, value))
+
+
+def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Callable[[Any], Any] = dict) -> None:
+    """Validate the content of a file against the schema of its format.
+
+    Validation is slow, so only the first row of a matrix of numbers is validated. Shapes and integers are checked by
+    the loaders.
 
     Args:
         root: a folder of fixtures. The schema of "pairproof-golden-flags/1" is its schema/golden_flags.schema.json.
-        name: of the file, for the message.
-        data: its content.
-        expected: its format.
-        loosen: makes another schema of the format's.
+        name: name of the file, for messages.
+        data: content of the file.
+        expected: format of the file.
+        loosen: function that is applied to the schema before validation; by default a copy.
 
     Raises:
-        FixtureError: the content is of another format or breaks the schema.
+        FixtureError: the content has another format or does not match the schema.
         ImportError: jsonschema is not installed.
     """
     _check_format(name, data, expected)
@@ -211,40 +232,39 @@ def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Change
         jsonschema: Any = importlib.import_module("jsonschema")
     except ImportError as error:
         raise ImportError('loading the fixtures needs jsonschema: pip install "pairproof[verify]"') from error
-    wrong = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(data))
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(_first_rows(data))
+    wrong = jsonschema.exceptions.best_match(errors)
     if wrong is not None:
         raise FixtureError(f"{name}: {wrong.json_path}: {wrong.message}")
 
 
-def read_checked(root: Path, name: str, expected: str, thin: Change = _same, loosen: Change = _same) -> Any:
-    """The content of one file of a folder of fixtures, of the format that it must have, held to its schema.
+def read_checked(root: Path, name: str, expected: str) -> Any:
+    """Read a JSON file of a folder of fixtures and validate it against its schema.
 
     Args:
         root: a folder of fixtures.
-        name: the file, relative to it.
-        expected: its format.
-        thin: leaves out what need not be held to the schema.
-        loosen: as in ``check_schema``.
+        name: path of the file, relative to ``root``.
+        expected: format of the file.
 
     Raises:
-        FixtureError: the file cannot be read, is of another format, or breaks the schema.
+        FixtureError: the file cannot be read, has another format, or does not match the schema.
     """
     data = read_json(root, name)
-    check_schema(root, name, thin(data), expected, loosen)
+    check_schema(root, name, data, expected)
     return data
 
 
 def place(index: Iterable[int]) -> str:
-    """An index as a message writes it after a name: [0][3]."""
+    """Format an index for a message: [0][3]."""
     return "".join(f"[{k}]" for k in index)
 
 
 def check_ids(path: str, ids: Sequence[str]) -> None:
-    """Raise a FixtureError where an id stands twice in a list of entries.
+    """Raise a FixtureError if two entries of a list have the same id.
 
     Args:
         path: the file and the list.
-        ids: of its entries.
+        ids: the ids of the entries.
     """
     for k, identity in enumerate(ids):
-        require(identity not in ids[:k], f"{path}[{k}].id", f"{identity!r} stands twice")
+        require(identity not in ids[:k], f"{path}[{k}].id", f"duplicate id {identity!r}")

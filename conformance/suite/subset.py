@@ -1,7 +1,7 @@
-"""A small set of cases in which everything that any case shows is shown by some case.
+"""Choose a small subset of cases that together have every trait of the whole set.
 
-For implementations that take long for each case: Triton's interpreter, a device behind a slow line. Choosing the least
-such set is hard; taking again and again the case that adds most is nearly as good, and the same on every machine.
+The subset is for implementations that are slow on every case, such as Triton's interpreter. Finding the smallest subset
+is a set cover problem, which is NP-hard; a greedy choice comes close and is the same on every machine.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from .catalogue import LOSSES
 from .golden import TARGETS, GoldenCase
 
 SIZES = (1, 2, 3, 16, 32, 64, 128)
-"""Numbers of rows at which something changes: no pair, one pair, one triple, then the tiles of the kernels."""
+"""Numbers of rows at which behaviour changes: no pair, one pair, three rows, then the tile sizes of the kernels."""
 
 
 def covering(cases: Mapping[Case, GoldenCase | None]) -> list[Case]:
-    """Choose cases, in their own order, that together have every trait which any of them has.
+    """Choose cases that together have every trait of the given ones.
 
     Args:
-        cases: to choose from, with their golden entries where they have them.
+        cases: the cases to choose from, each with its golden case, or None if it has none.
+
+    Returns:
+        The chosen cases, in the order of ``cases``.
     """
     traits = {case: traits_of(case, golden) for case, golden in cases.items()}
     missing: set[Hashable] = set().union(*traits.values())
     chosen: set[Case] = set()
     while missing:
-        # The most of what is missing, then the smallest, then the first.
+        # The case with the most missing traits; among equals the smallest, then the first.
         best = max(traits, key=lambda case: (len(traits[case] & missing), -case.size))
         chosen.add(best)
         missing -= traits[best]
@@ -39,7 +42,7 @@ def covering(cases: Mapping[Case, GoldenCase | None]) -> list[Case]:
 
 
 def traits_of(case: Case, golden: GoldenCase | None) -> set[Hashable]:
-    """What a case shows, each with its loss: flags, values of options, sizes, dtypes, and the kernels that it takes."""
+    """The traits of a case: flags, values of options, arguments, sizes, dtypes, and the kernels that evaluate it."""
     loss = case.loss
     found: set[Hashable] = {(loss, "flag", flag) for flag in (golden.flags if golden else ())}
     found |= {(loss, option, case.option(option)) for option in LOSSES[loss].choices}
@@ -52,7 +55,7 @@ def traits_of(case: Case, golden: GoldenCase | None) -> set[Hashable]:
 
 
 def _kernels(case: Case) -> tuple[Hashable, ...]:
-    """What decides which kernels a case takes: its formula, targets, references and anchors, and how steep it is."""
+    """The properties that select a kernel: formula, positives, references, anchors, and the size of the logits."""
     cosine = case.option("similarity") == "cosine"
     largest = 1 / float(case.option("temperature")) + math.log(max(case.shape))
     moderate = cosine and largest <= UNSHIFTED[torch.float32]

@@ -56,9 +56,9 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The similarities of the matrices, by the names of their arguments: of the case's shape."""
     if case.option("similarity") == "cosine":
         given = {name: z / z.norm(dim=1, keepdim=True) for name, z in given.items()}
-    bands: dict[int, list[torch.Tensor]] = {}
+    bands: dict[str, list[torch.Tensor]] = {}
     for block in case.blocks():
-        bands.setdefault(block.row, []).append(given[block.left] @ given[block.right].T)
+        bands.setdefault(block.left, []).append(given[block.left] @ given[block.right].T)
     return torch.cat([torch.cat(parts, dim=1) for parts in bands.values()])
 
 

@@ -8,9 +8,12 @@ so that the outcome encloses whatever a program using the same operations in tha
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from decimal import Decimal
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -19,8 +22,6 @@ try:
     from flint import arb, ctx
 except ImportError as error:  # pragma: no cover - the base install has no harness
     raise ImportError('the conformance harness needs python-flint: pip install "pairproof[verify]"') from error
-
-Operation = Callable[..., Any]
 
 PRECISION = 256
 """Bits of working precision: far more than the 53 of any figure, so that only the inputs' width remains."""
@@ -31,11 +32,6 @@ def precision(bits: int = PRECISION) -> Iterator[None]:
     """Work with this many bits inside the block."""
     with ctx.workprec(bits):
         yield
-
-
-def unit_of_last_place(decimals: int) -> arb:
-    """Ten to the power of minus ``decimals``."""
-    return arb(10) ** -decimals
 
 
 def exact(text: str) -> arb:
@@ -49,11 +45,11 @@ def exact(text: str) -> arb:
 
 def ball(text: str, decimals: int) -> arb:
     """All numbers that print as ``text`` with this many decimals: half a unit of the last place either side."""
-    half = unit_of_last_place(decimals) / 2
-    value = exact(text)
+    value, half = exact(text), arb(10) ** -decimals / 2
     return (value - half).union(value + half)
 
 
+@dataclass(slots=True, eq=False)
 class Rounded:
     """A real interval whose ends are numbers of a floating-point format, and the arithmetic of that format.
 
@@ -64,14 +60,11 @@ class Rounded:
     that touches 0 is unbounded (NaN); of the number 0 itself it is -inf.
     """
 
-    __slots__ = ("dtype", "lower", "slack", "upper")
     __array_ufunc__ = None
-
-    def __init__(self, lower: float, upper: float, dtype: type[np.floating[Any]], slack: int) -> None:
-        self.lower = lower
-        self.upper = upper
-        self.dtype = dtype
-        self.slack = slack
+    lower: float
+    upper: float
+    dtype: type[np.floating[Any]]
+    slack: int
 
     @classmethod
     def number(cls, value: float, dtype: type[np.floating[Any]], slack: int) -> Rounded:
@@ -94,11 +87,12 @@ class Rounded:
     def __contains__(self, value: float) -> bool:
         return self.lower <= value <= self.upper
 
-    def _apply(self, operation: Operation, *others: Rounded | float, slack: int = 0) -> Rounded:
+    def _apply(self, operation: Callable[..., Any], *others: Rounded | float, library: bool = False) -> Rounded:
         operands = [self, *(o if isinstance(o, Rounded) else Rounded.number(o, self.dtype, self.slack) for o in others)]
         if all(o.is_bounded for o in operands):
             value = operation(*(o.ball for o in operands))
             if value.is_finite():
+                slack = self.slack if library else 0
                 lower = _outward(value.lower(), self.dtype, -math.inf, slack)
                 upper = _outward(value.upper(), self.dtype, math.inf, slack)
                 return Rounded(lower, upper, self.dtype, self.slack)
@@ -109,27 +103,16 @@ class Rounded:
             return Rounded(result, result, self.dtype, self.slack)
         return Rounded(math.nan, math.nan, self.dtype, self.slack)
 
-    def __add__(self, other: Rounded | float) -> Rounded:
-        return self._apply(lambda a, b: a + b, other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Rounded | float) -> Rounded:
-        return self._apply(lambda a, b: a - b, other)
-
-    def __rsub__(self, other: Rounded | float) -> Rounded:
-        return self._apply(lambda a, b: b - a, other)
-
-    def __mul__(self, other: Rounded | float) -> Rounded:
-        return self._apply(lambda a, b: a * b, other)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Rounded | float) -> Rounded:
-        return self._apply(lambda a, b: a / b, other)
-
-    def __rtruediv__(self, other: Rounded | float) -> Rounded:
-        return self._apply(lambda a, b: b / a, other)
+    __add__ = __radd__ = partialmethod(_apply, operator.add)
+    __sub__ = partialmethod(_apply, operator.sub)
+    __rsub__ = partialmethod(_apply, lambda a, b: b - a)
+    __mul__ = __rmul__ = partialmethod(_apply, operator.mul)
+    __truediv__ = partialmethod(_apply, operator.truediv)
+    __rtruediv__ = partialmethod(_apply, lambda a, b: b / a)
+    sqrt = partialmethod(_apply, np.sqrt)
+    exp = partialmethod(_apply, np.exp, library=True)
+    log = partialmethod(_apply, np.log, library=True)
+    log1p = partialmethod(_apply, np.log1p, library=True)
 
     def __neg__(self) -> Rounded:
         return Rounded(-self.upper, -self.lower, self.dtype, self.slack)
@@ -141,22 +124,6 @@ class Rounded:
     def real(self) -> Rounded:
         """The number itself: it is real."""
         return self
-
-    def sqrt(self) -> Rounded:
-        """Square root, rounded to nearest."""
-        return self._apply(np.sqrt)
-
-    def exp(self) -> Rounded:
-        """Exponential, within ``slack`` units."""
-        return self._apply(np.exp, slack=self.slack)
-
-    def log(self) -> Rounded:
-        """Natural logarithm, within ``slack`` units."""
-        return self._apply(np.log, slack=self.slack)
-
-    def log1p(self) -> Rounded:
-        """log(1 + x), within ``slack`` units."""
-        return self._apply(np.log1p, slack=self.slack)
 
     def at_least(self, bound: float) -> Rounded:
         """The larger of the value and ``bound``, as a clamp computes it."""

@@ -52,7 +52,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..suite.cases import SIGNIFICAND, Block, Case
+from ..suite.cases import SIGNIFICAND, Case
 from ..suite.records import Bounds, Matrix, Outcome, Truth
 
 SIMILARITY_ULPS = 3.0
@@ -85,19 +85,15 @@ def accumulating(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
+@np.errstate(over="ignore")  # a bound beyond the range of float64 is inf
 def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     """The bounds of a case in a dtype.
 
     Args:
         case: the case.
         truth: its certified results.
-        dtype: of the inputs and of the gradient; the loss is returned in the accumulating dtype.
+        dtype: dtype of the inputs and of the gradient; the loss has the accumulating dtype.
     """
-    with np.errstate(over="ignore"):  # a bound beyond the range of float64 is no bound, and said so by inf
-        return _bounds(case, truth, dtype)
-
-
-def _bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     u = unit_roundoff(accumulating(dtype))
     tiny = SMALLEST_SUBNORMAL[accumulating(dtype)]
     dim = case.embeddings.shape[1]
@@ -126,19 +122,31 @@ def _bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     return _rounded_rows(Bounds(values, anchors, rows, floor, per_similarity), truth, dtype)
 
 
+@np.errstate(over="ignore")
 def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str) -> Bounds:
     """The bounds of an implementation that rounds its finished weights to the dtype of the rows.
 
     Args:
-        allowed: the bounds of one that does not.
+        allowed: the bounds of an implementation that does not round them.
         case: the case.
         truth: its certified results.
-        dtype: of the inputs; only the halves narrow.
+        dtype: dtype of the inputs; only bfloat16 and float16 change the bounds.
     """
     if dtype not in WEIGHTS_LIFTED:
         return allowed
-    with np.errstate(over="ignore"):
-        more = _narrowed(case, truth, dtype)
+    u, cosine = unit_roundoff(dtype), case.option("similarity") == "cosine"
+    share = _scale(case) / (case.temperature * _divisor(case))
+    least = share * SMALLEST_SUBNORMAL[dtype] / (2 * WEIGHTS_LIFTED[dtype])
+    lengths, more = _lengths(case), {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
+    for name, weights, other in _by_matrix(case, truth.weights):
+        # The rows that weights multiply. Under cosine a row is scaled by a power of two to a norm of about 1, and the
+        # rest of its norm is part of the weight.
+        met = case.matrices[other]
+        if cosine:
+            met = np.ldexp(met, 1 - np.frexp(np.abs(met).max(axis=1, keepdims=True))[1])
+        more[name] += u * np.abs(weights) @ lengths[other] + least * _norms(met).sum()
+    if cosine:
+        more = {name: found / _norms(case.matrices[name]) for name, found in more.items()}
     return replace(allowed, rows={name: rows + more[name] for name, rows in allowed.rows.items()})
 
 
@@ -158,26 +166,9 @@ def rounded_once(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
 def _rounded_rows(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
     """The bounds with the gradients' one rounding to the returned dtype, entry by entry."""
     u, tiny = unit_roundoff(dtype), SMALLEST_SUBNORMAL[dtype]
-
-    def rounded(rows: Matrix, gradient: Matrix) -> Matrix:
-        return np.asarray(rows + u * np.linalg.norm(gradient, axis=1) + tiny * math.sqrt(gradient.shape[1]))
-
-    return computed.map_rows(rounded, truth)
-
-
-def _narrowed(case: Case, truth: Truth, dtype: str) -> dict[str, Matrix]:
-    """By row of every matrix: how far narrowed weights may move its gradient."""
-    u, cosine = unit_roundoff(dtype), case.option("similarity") == "cosine"
-    share = _scale(case) / (case.temperature * _divisor(case))
-    least = share * SMALLEST_SUBNORMAL[dtype] / (2 * WEIGHTS_LIFTED[dtype])
-    lengths, sums = _lengths(case), {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
-    for name, weights, other in _by_matrix(case, truth.weights):
-        # What a weight meets: under cosine a row brought to ordinary size by a power of two, whose norm the weight has.
-        met = case.matrices[other]
-        if cosine:
-            met = np.ldexp(met, 1 - np.frexp(np.abs(met).max(axis=1, keepdims=True))[1])
-        sums[name] += u * np.abs(weights) @ lengths[other] + least * _norms(met).sum()
-    return {name: found / _norms(case.matrices[name]) if cosine else found for name, found in sums.items()}
+    return computed.map_rows(
+        lambda rows, found: rows + u * np.linalg.norm(found, axis=1) + tiny * math.sqrt(found.shape[1]), truth
+    )
 
 
 def _by_matrix(case: Case, pairs: Matrix) -> Iterator[tuple[str, Matrix, str]]:
@@ -186,7 +177,7 @@ def _by_matrix(case: Case, pairs: Matrix) -> Iterator[tuple[str, Matrix, str]]:
     Where it meets itself, the entries of both orders are added.
     """
     for block in case.blocks():
-        part = _part(pairs, block, case)
+        part = pairs[block.part]
         if block.left == block.right:
             yield block.left, part + part.T, block.right
         else:
@@ -204,12 +195,6 @@ def _lengths(case: Case) -> dict[str, Matrix]:
     return {name: np.ones(len(matrix)) if cosine else _norms(matrix) for name, matrix in case.matrices.items()}
 
 
-def _part(matrix: Matrix, block: Block, case: Case) -> Matrix:
-    """The entries of a matrix of the case's shape that belong to a block."""
-    rows, columns = len(case.matrices[block.left]), len(case.matrices[block.right])
-    return matrix[block.row : block.row + rows, block.column : block.column + columns]
-
-
 def _scale(case: Case) -> float:
     """By how much the base temperature multiplies the loss."""
     base = case.option("base_temperature")
@@ -222,7 +207,7 @@ def _products(case: Case) -> Matrix:
     if case.option("similarity") == "cosine":
         return products
     for block in case.blocks():
-        _part(products, block, case)[:] = np.abs(case.matrices[block.left]) @ np.abs(case.matrices[block.right]).T
+        products[block.part] = np.abs(case.matrices[block.left]) @ np.abs(case.matrices[block.right]).T
     return products
 
 
