@@ -304,7 +304,7 @@ def test_a_right_command_conforms(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("values", "conforms", ""),
         ("one", "does not conform", "loss: expected 1.98"),
-        ("null", "does not conform", "got nan, not a matter of rounding"),
+        ("null", "does not conform", "got nan, not a rounding error"),
         (
             "crash",
             "could not run",

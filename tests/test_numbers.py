@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pairproof.conformance.truth import autodiff as tape
-from pairproof.conformance.truth.intervals import Rounded, ball, exact, precision, rounded_inputs
+from pairproof.conformance.truth.intervals import Rounded, ball, exact, precision
 
 ordinary = st.floats(min_value=-1e3, max_value=1e3, width=32)
 
@@ -73,8 +73,8 @@ def test_ball_contains_the_numbers_that_print_as_its_decimal() -> None:
 
 
 def test_inputs_are_rounded_to_the_dtype() -> None:
-    values = rounded_inputs(np.array([[0.1]]), np.float32, 0)
-    assert values[0, 0].lower == float(np.float32(0.1))
+    number = Rounded.number(0.1, np.float32, 0)
+    assert number.lower == number.upper == float(np.float32(0.1))
 
 
 def _everything(x: Any, y: Any) -> Any:

@@ -154,27 +154,22 @@ class Evaluation:
             return reference_of_similarities(self.case, self.matrix)
         return call_reference(self.case, {self.case.first: self.rows})
 
-    @property
-    def terms(self) -> reference.Terms:
-        """The terms of the reference."""
-        return self.result.terms
-
     @cached_property
     def cosines(self) -> Any:
         """The similarities [N, N]."""
         if self.call is not None:
-            return self.terms.similarity
+            return self.result.terms.similarity
         return self.matrix or similarity.similarity_matrix(self.rows.tolist(), "cosine")
 
     @property
     def logits(self) -> Any:
         """The similarities divided by the temperature; without a call, the similarities."""
-        return self.cosines if self.call is None else self.terms.logits
+        return self.cosines if self.call is None else self.result.terms.logits
 
     @cached_property
     def positive_pairs(self) -> list[tuple[int, int]]:
         """Every pair of an anchor and one of its positives."""
-        return [(i, p) for i, positives in enumerate(self.terms.positives) for p in positives]
+        return [(i, p) for i, positives in enumerate(self.result.terms.positives) for p in positives]
 
 
 def _judge(fixture: WorkedFixture, figure: Figure) -> Judgement:

@@ -183,12 +183,8 @@ def dump_worked(fixture: WorkedFixture | Mapping[str, Any]) -> str:
     Returns:
         The text, ending in a newline.
     """
-    return dump_json(as_json(fixture) if isinstance(fixture, WorkedFixture) else fixture, longest=40)
-
-
-def as_json(fixture: WorkedFixture) -> dict[str, Any]:
-    """The JSON object of a loaded worked example."""
-    return {"format": FORMAT, **_plain(fixture)}
+    data = {"format": FORMAT, **_plain(fixture)} if isinstance(fixture, WorkedFixture) else fixture
+    return dump_json(data, longest=40)
 
 
 def _plain(value: Any) -> Any:
@@ -316,9 +312,8 @@ def _check_figure(path: str, figure: Figure, fixture: WorkedFixture) -> None:
             _check_length(where, str(entry), figure.length)
         right = entry not in INFINITE or (figure.diagonal == entry and len(index) == 2 and index[0] == index[1])
         require(right, where, f"{entry} is allowed only on the diagonal of a figure whose diagonal is {entry}")
-    given = 2 - [figure.decimals, figure.length].count(None)
-    wanted = 1 if kind in ("number", "layout") else 0
-    expect(given == wanted, f"{path}.decimals", f"{wanted} of decimals and length for kind {kind!r}", given)
+    needed, given = int(kind in ("number", "layout")), 2 - [figure.decimals, figure.length].count(None)
+    expect(given == needed, f"{path}.decimals", f"{needed} of decimals and length for kind {kind!r}", given)
     if figure.decimals is not None:
         _check_decimals(f"{path}.printed", figure.printed, figure.decimals)
 

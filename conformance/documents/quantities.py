@@ -1,4 +1,4 @@
-"""What a figure of a document may show: its kind, its shape, and how it is computed."""
+"""The quantities that figures show: kind, shape, and computation."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pairproof import reference
 from pairproof.reference import scalars
 
 Evaluation = Any
-"""A ``figures.Evaluation``; that module imports this one."""
+"""A ``figures.Evaluation``. It cannot be imported here, because that module imports this one."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One quantity.
+    """A quantity that figures show.
 
     Attributes:
         kind: "number", "mask", "index" or "layout".
         shape: axes separated by spaces, in terms of the input's N and D, of B items with V views (N = B V), and of the
             M pairs listed in the call; ``rows`` is N, or the rows that the figure's ``rows`` names.
-        compute: of an evaluation, a scalar or nested sequences.
+        compute: function from an evaluation to a scalar or nested sequences.
     """
 
     kind: str
@@ -35,17 +35,17 @@ def _softmax(row: Sequence[Any], i: int) -> list[Any]:
 
 
 def _split(e: Evaluation, rows: Any) -> Any:
-    """Rows [N, D] as [B, V, D], by the number of views of the figure itself."""
+    """Reshape rows [N, D] to [B, V, D], with the number of views V of the figure."""
     return reference.split_views(rows, 1 + max(index[1] for index, _ in e.figure.entries())).tolist()
 
 
 def _exponentials(e: Evaluation, name: str) -> list[Any]:
-    """Of the logarithm of this name of every pair."""
-    return [getattr(e.terms.pairs[pair], name).exp() for pair in e.positive_pairs]
+    """For every pair, the exponential of the term with this name."""
+    return [getattr(e.result.terms.pairs[pair], name).exp() for pair in e.positive_pairs]
 
 
 def _square(entry: Callable[[Evaluation, int, int], Any], kind: str = "mask") -> Quantity:
-    """A matrix [N, N] of entries."""
+    """A quantity of shape [N, N], given by a function for its entries."""
     return Quantity(kind, "N N", lambda e: [[entry(e, i, j) for j in range(e.n)] for i in range(e.n)])
 
 
@@ -66,7 +66,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "exp_positives": Quantity("number", "N", lambda e: _exponentials(e, "log_numerator")),
     "denominators": Quantity("number", "N", lambda e: _exponentials(e, "log_denominator")),
     "denominator": Quantity("number", "", lambda e: _exponentials(e, "log_denominator")[e.figure.row]),
-    "anchor_losses": Quantity("number", "N", lambda e: [e.terms.anchor_losses[i] for i in range(e.n)]),
+    "anchor_losses": Quantity("number", "N", lambda e: [e.result.terms.anchor_losses[i] for i in range(e.n)]),
     "loss": Quantity("number", "", lambda e: e.result.loss),
     "features": Quantity("layout", "B V D", lambda e: _split(e, e.source.table(str, printed=True))),
     "eye": _square(lambda e, i, j: i == j),

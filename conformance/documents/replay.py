@@ -1,7 +1,7 @@
-"""The documents' own operations in the format they used, step by step, over ``Rounded`` intervals.
+"""Repeat the documents' own operations in the dtype they used, step by step, on ``Rounded`` intervals.
 
-A figure printed to the full length of its format shows that format's rounding as well as the loss. It is judged against
-what the same operations can give in that format, whatever mathematical library rounds their exponentials.
+A figure printed with all digits of its dtype shows the rounding errors of that dtype. It is compared with the interval
+of values that the same operations can give in that dtype with any mathematical library.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from operator import add
 import numpy as np
 
 from ..suite.cases import Case
-from ..truth.intervals import Rounded, rounded_inputs
+from ..truth.intervals import Rounded
 
 Row = Sequence[Rounded]
 Matrix = Sequence[Row]
 
 
 def own_loss(case: Case, arithmetic: str, slack: int, *, clamp: bool = False) -> Rounded:
-    """The loss of a case as its document computes it.
+    """The loss of a case, computed with the operations of its document.
 
     Args:
-        case: the evaluation, whose inputs are known exactly.
-        arithmetic: "float32" (the pair notebook's torch) or "float64" (the SupCon notebook's numpy).
+        case: the case; its inputs must be exact.
+        arithmetic: "float32" (torch, in the pair notebook) or "float64" (numpy, in the SupCon notebook).
         slack: units in the last place by which exponentials and logarithms may differ from correct rounding.
-        clamp: bound logarithms below at -100, as torch's binary cross-entropy does.
+        clamp: clamp logarithms at -100 from below, as torch's binary cross-entropy does.
 
     Returns:
         The interval of values that this arithmetic can give.
+
+    Raises:
+        ValueError: no document computes this loss in this arithmetic.
     """
-    rows = rounded_inputs(case.embeddings, np.dtype(arithmetic).type, slack).tolist()
+    dtype = np.dtype(arithmetic).type
+    rows = [[Rounded.number(x, dtype, slack) for x in row] for row in case.embeddings.tolist()]
     if arithmetic == "float64":
         return _numpy_loss(case, _numpy_cosines(rows))
     if case.loss == "nt_xent":
@@ -47,7 +51,7 @@ def _sum(values: Iterable[Rounded]) -> Rounded:
 
 
 def _numpy_sum(values: Row) -> Rounded:
-    """The order of numpy's sums of fewer than 128: eight running sums, joined in pairs, then the rest."""
+    """Add in the order of numpy for fewer than 128 numbers: eight running sums, added in pairs, then the rest."""
     if len(values) < 8:
         return _sum(values)
     whole = len(values) // 8 * 8
@@ -62,20 +66,20 @@ def _dot(a: Row, b: Row) -> Rounded:
 
 
 def _numpy_cosines(rows: Matrix) -> Matrix:
-    """``1 - cdist(x, x, "cosine")``: scipy's distance is itself 1 - cosine."""
+    """``1 - cdist(x, x, "cosine")``, where the distance of scipy is 1 - cosine."""
     with_norms = [(row, _dot(row, row).sqrt()) for row in rows]
     return [[1 - (1 - _dot(a, b) / (x * y)) for b, y in with_norms] for a, x in with_norms]
 
 
 def _torch_cosines(rows: Matrix) -> Matrix:
-    """``F.cosine_similarity`` of all pairs: each row over its norm, then the sum of products."""
+    """``F.cosine_similarity`` of all pairs: divide each row by its norm, then add products."""
     norms = [_dot(row, row).sqrt() for row in rows]
     units = [[x / norm for x in row] for row, norm in zip(rows, norms, strict=True)]
     return [[_dot(u, v) for v in units] for u in units]
 
 
 def _softmax(row: Row, i: int) -> Row:
-    """``scipy.special.softmax`` of a row whose diagonal entry is -inf: e^(x - max) over its sum, 0 on the diagonal."""
+    """``scipy.special.softmax`` of a row whose diagonal entry is -inf, so that the softmax is 0 there."""
     maximum = max((x for a, x in enumerate(row) if a != i), key=float)
     exponentials = [maximum * 0 if a == i else (x - maximum).exp() for a, x in enumerate(row)]
     total = _numpy_sum(exponentials)
@@ -83,9 +87,9 @@ def _softmax(row: Row, i: int) -> Row:
 
 
 def _numpy_loss(case: Case, cosines: Matrix) -> Rounded:
-    """The hand-written sums of the SupCon notebook, in its order; its temperature is 1."""
+    """The sums of the SupCon notebook, in its order. Raises a ValueError if the temperature is not 1."""
     if case.temperature != 1:
-        raise ValueError(f"{case.id}: the notebook's sums are written for temperature 1, got {case.temperature}")
+        raise ValueError(f"{case.id}: the notebook's sums require temperature 1, got {case.temperature}")
     anchors = []
     for i, (row, positives) in enumerate(zip(cosines, case.positives(), strict=True)):
         if case.loss == "nt_xent_pairwise":
@@ -112,9 +116,9 @@ def _cross_entropy(case: Case, cosines: Matrix) -> Rounded:
 
 
 def _binary_cross_entropy(case: Case, cosines: Matrix, lowest: float) -> Rounded:
-    """The multi-label loss: sigmoid, then ``F.binary_cross_entropy``; the infinite diagonal adds a positive of 0.
+    """The multi-label loss: sigmoid, then ``F.binary_cross_entropy``; the diagonal is a positive with loss 0.
 
-    ``lowest`` bounds the logarithms below.
+    Logarithms are clamped at ``lowest`` from below.
     """
     rows = []
     for i, (row, positives) in enumerate(zip(cosines, case.positives(), strict=True)):

@@ -101,7 +101,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "rectangular": ("the similarity matrix is not square", lambda facts: len(set(facts.case.shape)) > 1),
     "two-towers": ("there are two towers", lambda facts: facts.case.entry.two_towers),
     "equal-towers": (
-        "both towers are equal",
+        "the towers are equal",
         lambda facts: (facts.case.embeddings == facts.given["embeddings_b"]).all(),
     ),
     "queue": _given("negatives"),

@@ -197,8 +197,7 @@ def golden_files(root: Path) -> list[str]:
     files = [loss.golden_file for loss in LOSSES.values()]
     found = sorted(path.relative_to(root).as_posix() for path in (root / FOLDER).glob("*.json"))
     for name in found:
-        known = name in (*files, FLAGS, ERRORS)
-        require(known, name, f"belongs to no loss of the catalogue ({', '.join(LOSSES)})")
+        require(name in (*files, FLAGS, ERRORS), name, f"belongs to no loss of the catalogue ({', '.join(LOSSES)})")
     return [name for name in files if name in found]
 
 

@@ -1,19 +1,30 @@
-"""Reverse-mode differentiation over any scalar: the gradient of the reference's own loops, over balls if need be.
+"""Reverse-mode automatic differentiation with scalars of any type, for the gradient of the reference's loops.
 
-A ``Var`` records what it was made of; ``gradient`` walks the record backwards. Over ``arb`` every entry comes with a
-proved enclosure. Kinks (the larger of two equal values) are not seen: the branch taken is differentiated.
+A ``Var`` records the operation that computed it; ``gradient`` goes through the record backwards. With ``arb`` scalars
+every entry of the gradient is a proved enclosure. At a kink, such as the maximum of two equal values, the branch that
+the loops take is differentiated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 
+def _elementary(function: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -> Callable[[Var], Var]:
+    """The method of ``Var`` for an elementary function y of x, with its derivative ``slope(x, y)``."""
+
+    def apply(self: Var) -> Var:
+        value = function(self.value)
+        return self._of(value, slope(self.value, value))
+
+    return apply
+
+
 class Var:
-    """A value and the partial derivatives by which it hangs on earlier ones."""
+    """A value, and its partial derivatives with respect to the variables from which it was computed."""
 
     __slots__ = ("index", "parents", "tape", "value")
 
@@ -25,7 +36,7 @@ class Var:
         tape.append(self)
 
     def _of(self, value: Any, slope: Any, other: Any = None, other_slope: Any = None) -> Var:
-        """What is made of this variable and, where it is one too, of another."""
+        """A variable computed from this one and, if ``other`` is a ``Var``, from another one."""
         parents = ((self, slope), (other, other_slope)) if isinstance(other, Var) else ((self, slope),)
         return Var(value, self.tape, parents)
 
@@ -62,30 +73,14 @@ class Var:
 
     @property
     def real(self) -> Any:
-        """The value itself, by which the loops compare."""
+        """The value, which the loops use in comparisons."""
         return self.value
 
-    def exp(self) -> Var:
-        """e^x."""
-        value = np.exp(self.value)
-        return self._of(value, value)
-
-    def expm1(self) -> Var:
-        """e^x - 1."""
-        return self._of(np.expm1(self.value), np.exp(self.value))
-
-    def log(self) -> Var:
-        """Natural logarithm."""
-        return self._of(np.log(self.value), 1 / self.value)
-
-    def log1p(self) -> Var:
-        """log(1 + x)."""
-        return self._of(np.log1p(self.value), 1 / (1 + self.value))
-
-    def sqrt(self) -> Var:
-        """Square root."""
-        value = np.sqrt(self.value)
-        return self._of(value, 1 / (2 * value))
+    exp = _elementary(np.exp, lambda x, y: y)
+    expm1 = _elementary(np.expm1, lambda x, y: np.exp(x))
+    log = _elementary(np.log, lambda x, y: 1 / x)
+    log1p = _elementary(np.log1p, lambda x, y: 1 / (1 + x))
+    sqrt = _elementary(np.sqrt, lambda x, y: 1 / (2 * y))
 
 
 def value_of(x: Any) -> Any:
@@ -94,13 +89,13 @@ def value_of(x: Any) -> Any:
 
 
 def variables(values: Sequence[Sequence[Any]]) -> list[list[Var]]:
-    """Independent variables [N][D] on one new tape."""
+    """Create independent variables [N][D] on one new tape."""
     tape: list[Var] = []
     return [[Var(x, tape) for x in row] for row in values]
 
 
 def gradient(result: Any, inputs: Sequence[Sequence[Var]]) -> list[list[Any]]:
-    """The derivatives [N][D] of ``result`` by each of ``inputs``; zeros where it is no ``Var``."""
+    """The derivatives [N][D] of ``result`` with respect to ``inputs``; zeros if it is not a ``Var``."""
     adjoints: dict[int, Any] = {result.index: 1} if isinstance(result, Var) else {}
     for node in reversed(result.tape[: result.index + 1]) if isinstance(result, Var) else ():
         adjoint = adjoints.get(node.index) if node.parents else None

@@ -1,9 +1,9 @@
-"""The straightforward torch implementation of every loss, the measure of what a dtype can give.
+"""The straightforward torch implementation of every loss, which measures the accuracy that a dtype allows.
 
-Normalise, multiply, divide, and the formula as the catalogue's baseline has it: what anyone would write, in the
-accumulating dtype, with no care for cancellation. ``fast`` may be at most twice as far from the truth as this (with a
-floor of a few units in the last place, for the plain one is sometimes exact by luck). The rule scales with the problem,
-as flash-attention's does.
+It normalises, multiplies, divides by the temperature and applies the catalogue's baseline formula, in the accumulating
+dtype, without precautions against cancellation. The error of ``fast`` may be at most twice the error of this
+implementation, with a minimum of a few units in the last place, because the straightforward result is sometimes exact
+by chance. As in flash-attention's tests, the tolerance scales with the problem.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..suite.records import Outcome
 
 
 def plain_outcome(case: Case, dtype: str) -> Outcome:
-    """Value, per-anchor values and gradient of a case, the straightforward way.
+    """The loss, the anchors' values and the gradients of a case by the straightforward implementation.
 
     Args:
         case: the case.
-        dtype: of the inputs and of the gradient; halves accumulate in float32.
+        dtype: dtype of the inputs and of the gradient; bfloat16 and float16 accumulate in float32.
     """
     given = {
         name: torch.tensor(matrix).to(getattr(torch, dtype)).requires_grad_() for name, matrix in case.matrices.items()
@@ -53,7 +53,7 @@ def plain_outcome(case: Case, dtype: str) -> Outcome:
 
 
 def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The similarities of the matrices, by the names of their arguments: of the case's shape."""
+    """The similarity matrix, of the case's ``shape``, from its matrices by the names of their arguments."""
     if case.option("similarity") == "cosine":
         given = {name: z / z.norm(dim=1, keepdim=True) for name, z in given.items()}
     bands: dict[str, list[torch.Tensor]] = {}
@@ -63,7 +63,7 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def anchor_values(case: Case, s: torch.Tensor) -> torch.Tensor:
-    """Every row's value, of the logits; 0 where it has nothing to sum."""
+    """The value of every row from the logits ``s``; 0 for a row without terms."""
     member = torch.zeros(case.shape, dtype=torch.bool)
     for i, columns in enumerate(case.members()):
         member[i, columns] = True

@@ -1,8 +1,8 @@
-"""Proof: every result of a case as the one float64 that is nearest to the true value.
+"""Certify results: prove that every result of a case is the float64 nearest to the true value.
 
-The reference's loops run over balls at 128 bits, then 256, 512 and so on, until both ends of every enclosure round to
-the same float64. What is stored is therefore known, not measured. A result that is truly 0 keeps a radius at every
-precision; it counts as proved once its enclosure lies within 2^-1076, where nothing but 0 is the nearest.
+The reference is evaluated in ball arithmetic with 128 bits, then 256, 512 and so on, until both ends of every enclosure
+round to the same float64. The enclosure of a result that is exactly 0 has a nonzero radius at every precision; the
+result is proved to be 0 if the enclosure lies within 2^-1076 of 0, because 0 is then the nearest float64.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .evaluate import enclosures
 from .intervals import PRECISION, precision
 
 PRECISIONS = (128, 256, 512, 1024, 2048, 4096, 8192)
-"""Bits tried in turn. An exact zero needs about 1100, more where it is a difference of large numbers."""
+"""Precisions in bits, tried in turn. An exact 0 needs about 1100 bits, and more if large numbers cancel."""
 
 ZERO = -1076
-"""An enclosure within 2^ZERO is 0: half the smallest float64 is 2^-1075."""
+"""A number below 2^ZERO rounds to 0, because half of the smallest positive float64 is 2^-1075."""
 
 NAN = float("nan")
 
 
 class CertificationError(ValueError):
-    """A result that could not be proved: the message names the case and the entry."""
+    """A result cannot be proved. The message names the case and the entry."""
 
 
 def certify(case: Case, *, gradient: bool = True) -> Expected:
@@ -37,14 +37,14 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
 
     Args:
         case: the case.
-        gradient: whether to prove the gradient as well; without it the reason given is ``BY_CHOICE``.
+        gradient: whether to prove the gradient too; otherwise it is left out with the reason ``BY_CHOICE``.
 
     Returns:
         The results, each the float64 nearest to its true value.
 
     Raises:
-        CertificationError: an enclosure still straddles two float64 at the last precision, or two entries that decide
-            a maximum cannot be told apart in float64 although they differ.
+        CertificationError: at the last precision an enclosure still contains numbers that round to different float64,
+            or two entries that determine a maximum differ but are equal in float64.
     """
     tie = maximum_is_tied(case)
     left_out = NAN_LOSS if case.undefined() else TIE if tie else None if gradient else BY_CHOICE
@@ -55,12 +55,12 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
 
 
 def maximum_is_tied(case: Case) -> bool:
-    """Whether the maximum of a loss with an epsilon has a kink: two equal largest dot products in an anchor's row.
+    """Whether a loss with an epsilon has a kink, because the largest dot product of an anchor's row occurs twice.
 
-    Under cosine the largest entry of a row is 1, its self-similarity, whatever the embeddings are: no kink.
+    Under cosine the largest entry of a row is always 1, its self-similarity, so there is no kink.
 
     Raises:
-        CertificationError: the loops, which compare in float64, would take the wrong entry for the largest.
+        CertificationError: the loops, which compare in float64, would choose the wrong entry as the largest.
     """
     if not case.entry.epsilon:
         return False
@@ -68,29 +68,27 @@ def maximum_is_tied(case: Case) -> bool:
     products = [[sum((x * y for x, y in zip(a, b, strict=True)), Fraction(0)) for b in rows] for a in rows]
     positives = case.positives()
     tied = False
-    for i in case.anchors():
-        if not positives[i]:
-            continue
+    for i in (i for i in case.anchors() if positives[i]):
         if case.option("similarity") == "cosine":
             for j in range(case.n):
                 most = products[i][i] * products[j][j]
                 if products[i][j] > 0 and most * _ALMOST < products[i][j] ** 2 != most:
-                    raise CertificationError(f"{case.id}: rows {i} and {j} are too nearly parallel to be told apart")
+                    raise CertificationError(f"{case.id}: rows {i} and {j} are too close to parallel")
             continue
         top = max(products[i])
         largest = [j for j in range(case.n) if products[i][j] == top]
         rounded = [j for j in range(case.n) if float(products[i][j]) == float(top)]
         if largest != rounded:
-            raise CertificationError(f"{case.id}: the largest products of row {i} are too near to be told apart")
+            raise CertificationError(f"{case.id}: the largest products of row {i} are equal in float64")
         tied = tied or len(largest) > 1
     return tied
 
 
 def nearest(value: arb) -> float | None:
-    """The float64 nearest to every number of an enclosure, or None while it holds numbers nearest to different ones."""
+    """The float64 nearest to every number of an enclosure, or None if they round to different float64."""
     if not value.is_finite():
         return None
-    # The ends of a ball are rounded outwards to the working precision, which must not be coarser than the ball.
+    # The ends of a ball are rounded outwards to the working precision, so it must be higher than that of the ball.
     with precision(max(PRECISION, value.bits() + 64)):
         if value.abs_upper() <= _ZERO_BALL:
             return 0.0
@@ -100,18 +98,18 @@ def nearest(value: arb) -> float | None:
         mantissa, exponent = (int(x) for x in end.man_exp())
         if not ZERO <= mantissa.bit_length() + exponent <= 1024 or mantissa == 0:
             return None
-        # Division of integers rounds once, subnormal results included.
+        # Division of integers rounds once, also to subnormal numbers.
         ends.append(float(mantissa * 2**exponent) if exponent >= 0 else mantissa / 2**-exponent)
     return ends[0] + 0.0 if ends[0] == ends[1] else None
 
 
 _ZERO_BALL = arb((1, ZERO))
 _ALMOST = 1 - Fraction(1, 2**51)
-"""Squared cosines up to here are of cosines that round to less than 1."""
+"""A cosine whose square is at most this rounds to less than 1."""
 
 
 def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
-    """The results. Raises a CertificationError that names the first entry that stays open."""
+    """Prove the results with this many bits. Raises a CertificationError that names the first unproved entry."""
     found, counted, undefined = enclosures(case, bits, gradient=left_out is None), case.counted(), case.undefined()
 
     def prove(value: arb, name: str) -> float:

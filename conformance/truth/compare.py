@@ -1,4 +1,4 @@
-"""Hold an outcome against the truth, and name the first term that differs."""
+"""Compare the results of an implementation with the truth, and name the first term that differs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from .tolerances import accumulating, unit_roundoff
 
 @dataclass(frozen=True)
 class Comparison:
-    """The worst error in units of its bound, the first term beyond it (or nothing), and the loss's error in ulp."""
+    """The result of a comparison.
+
+    Attributes:
+        ratio: the largest ratio of an error to its bound.
+        first: a message about the first term whose error exceeds its bound, or "".
+        ulps: the error of the loss in units in the last place.
+    """
 
     ratio: float
     first: str
@@ -25,14 +31,14 @@ class Comparison:
 
 
 def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: str = "float64") -> Comparison:
-    """Compare term by term, in the order in which the loss is built.
+    """Compare term by term, in the order in which the loss is computed.
 
     Args:
         case: the case.
         truth: its certified results.
-        outcome: what was found.
-        bounds: how far each may be off.
-        dtype: in whose accumulating dtype the loss's error is told in units of the last place.
+        outcome: the results of the implementation.
+        bounds: the bounds on their errors.
+        dtype: dtype of the inputs; the units in the last place are those of its accumulating dtype.
     """
     worst, first = 0.0, ""
     for name, expected, found, bound in _terms(case, truth, outcome, bounds):
@@ -44,7 +50,7 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
         return Comparison(math.inf, f"loss: expected {len(truth.values)} values, got {len(outcome.values)}")
     right, given = bounds.gradients(truth), bounds.gradients(outcome)
     for name, gradient in right.items() if given else ():
-        # A batch that is contrasted with itself has one gradient, which needs no name.
+        # Without references, towers or negatives there is one gradient, so messages do not name its matrix.
         what = "gradient" if len(right) == 1 else f"gradient of {name}"
         ratio, text = _gradient(what, gradient, given.get(name), bounds.rows[name])
         first = first or text
@@ -53,7 +59,7 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
 
 
 def _ulps(expected: Sequence[float], found: Sequence[float], dtype: str) -> float:
-    """The worst error of the loss in units of the last place of the true value."""
+    """The largest error of the loss in units in the last place of the true value."""
     number = np.dtype(dtype).type
     errors = [0.0]
     for e, f in zip(expected, found, strict=True):
@@ -64,7 +70,7 @@ def _ulps(expected: Sequence[float], found: Sequence[float], dtype: str) -> floa
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.3g} times the bound" if math.isfinite(ratio) else "not a matter of rounding"
+    return f"{ratio:.3g} times the bound" if math.isfinite(ratio) else "not a rounding error"
 
 
 def _ratio(expected: float, found: float, bound: float) -> float:
@@ -78,37 +84,33 @@ def _ratio(expected: float, found: float, bound: float) -> float:
 def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterator[tuple[str, float, float, float]]:
     if outcome.terms is not None and truth.similarity is not None:
         what = "rows" if len(case.matrices) == 1 else "anchor and column"
-        for i, j in np.ndindex(*truth.similarity.shape):
+        for (i, j), expected in np.ndenumerate(truth.similarity):
             found = float(outcome.terms.similarity[i][j])
-            allowed = float(bounds.similarity[i, j])
-            yield f"similarity of {what} {i} and {j}", float(truth.similarity[i, j]), found, allowed
+            yield f"similarity of {what} {i} and {j}", float(expected), found, float(bounds.similarity[i, j])
         yield from _pairs(outcome.terms)
     if outcome.anchors is not None:
         for i, expected in truth.anchors.items():
-            if i not in outcome.anchors:
-                yield f"value of anchor {i}", expected, math.nan, 1.0
-            else:
-                yield f"value of anchor {i}", expected, outcome.anchors[i], bounds.anchors[i]
+            yield f"value of anchor {i}", expected, outcome.anchors.get(i, math.nan), bounds.anchors[i]
     for k, (expected, found) in enumerate(zip(truth.values, outcome.values, strict=False)):
         name = "loss" if len(truth.values) == 1 else f"loss, value {k}"
         yield name, expected, found, bounds.values[k]
 
 
 def _pairs(terms: Terms) -> Iterator[tuple[str, float, float, float]]:
-    """That the recorded numerators and denominators, and their logarithms, are those of the values that were summed."""
+    """Terms that compare the recorded numerators and denominators, and their logarithms, with the values of pairs."""
     u = unit_roundoff("float64")
     for (i, j), pair in terms.pairs.items():
         value, above, below = float(pair.value), float(pair.log_numerator), float(pair.log_denominator)
-        room = 16 * u * (1 + abs(above) + abs(below))
-        yield f"logarithms of the numerator and the denominator of pair ({i}, {j})", value, below - above, room
+        bound = 16 * u * (1 + abs(above) + abs(below))
+        yield f"logarithms of the numerator and the denominator of pair ({i}, {j})", value, below - above, bound
         numerator, denominator = float(pair.numerator), float(pair.denominator)
         if numerator > 1e-300 and denominator > 1e-300:
             ratio = math.log(denominator) - math.log(numerator)
-            yield f"numerator and denominator of pair ({i}, {j})", value, ratio, room + 16 * u * abs(value)
+            yield f"numerator and denominator of pair ({i}, {j})", value, ratio, bound + 16 * u * abs(value)
 
 
 def _gradient(what: str, expected: Matrix, found: Matrix | None, rows: Matrix) -> tuple[float, str]:
-    """Worst row and whole norm, in units of their bounds; the first row beyond its own."""
+    """Compare a gradient: the largest ratio of an error to its bound, by row and overall, and a message or ""."""
     if found is None or found.shape != expected.shape:
         got = "none" if found is None else list(found.shape)
         return math.inf, f"{what}: expected shape {list(expected.shape)}, got {got}"

@@ -1,4 +1,4 @@
-"""What a case must give: the reference's loops over balls, so that nothing is rounded but the last digit."""
+"""Evaluate a case with the reference in ball arithmetic: enclosures of the true results."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from . import autodiff as tape
 from .intervals import PRECISION, precision
 
 PROVE_UP_TO = 40
-"""Rows up to which the loops are run anew for sensitivities, terms and complex steps."""
+"""The largest ``Case.size`` for which loops compute sensitivities, terms and complex steps."""
 
 
 @dataclass(frozen=True)
 class Enclosures:
-    """The true results of a case as balls, for whoever proves digits.
+    """Balls that enclose the true results of a case.
 
     Attributes:
-        values: the loss, alone in its list; or one per counted anchor for reduction "none".
-        anchors: every anchor's value, by row.
-        gradients: [N][D] by every matrix, of the sum of ``values``; empty where they were not asked for.
-        terms: the reference's record.
+        values: a list of the loss, or of one value per counted anchor for reduction "none".
+        anchors: the value of every anchor, by row.
+        gradients: [N][D] for every matrix, of the sum of ``values``; empty if they were not requested.
+        terms: the terms of the reference.
     """
 
     values: list[arb]
@@ -40,19 +40,19 @@ class Enclosures:
 
 
 def enclosures(case: Case, bits: int = PRECISION, *, gradient: bool = True) -> Enclosures:
-    """Evaluate a case over balls and round nothing."""
+    """Evaluate a case in ball arithmetic, with this many bits."""
     with precision(bits):
         given = _balls(case)
         if gradient:
-            # One record holds the rows of every matrix, so that one walk backwards differentiates by all of them.
+            # All matrices share one tape, so that one backward pass gives the gradients of all of them.
             variables = tape.variables([row for rows in given.values() for row in rows])
-            given = _apart(given, variables)
+            given = _split(given, variables)
         result = call_reference(case, {name: np.array(rows, dtype=object) for name, rows in given.items()})
         values = result.loss if isinstance(result.loss, list) else [result.loss]
         return Enclosures(
             values=[arb(tape.value_of(v)) for v in values],
             anchors={i: arb(tape.value_of(v)) for i, v in result.terms.anchor_losses.items()},
-            gradients=_apart(given, tape.gradient(sum(values), variables)) if gradient else {},
+            gradients=_split(given, tape.gradient(sum(values), variables)) if gradient else {},
             terms=result.terms,
         )
 
@@ -61,14 +61,14 @@ def _balls(case: Case) -> dict[str, Any]:
     return {name: [[arb(x) for x in row] for row in matrix.tolist()] for name, matrix in case.matrices.items()}
 
 
-def _apart(matrices: Mapping[str, Sequence[Any]], rows: Sequence[Any]) -> dict[str, Any]:
-    """Rows that stand one matrix after the other, given back to their matrices."""
+def _split(matrices: Mapping[str, Sequence[Any]], rows: Sequence[Any]) -> dict[str, Any]:
+    """Split a sequence of the rows of all matrices into the matrices."""
     left = iter(rows)
     return {name: list(islice(left, len(matrix))) for name, matrix in matrices.items()}
 
 
 def truth(case: Case, bits: int = PRECISION) -> Truth:
-    """Prove a case on the spot: value, terms, gradient, and sensitivity to each similarity."""
+    """Compute the truth of a case: values, similarities, gradients, and the sensitivity to each similarity."""
     found = enclosures(case, bits)
     with precision(bits):
         loss = tuple(float(v) for v in found.values)
@@ -85,11 +85,11 @@ def truth(case: Case, bits: int = PRECISION) -> Truth:
 
 
 def stored_truth(case: Case, expected: Expected) -> Truth:
-    """The truth of a golden case: its stored results, which were proved when the fixtures were made.
+    """The truth of a golden case from its stored results, which were proved when the fixtures were made.
 
     Args:
         case: the case.
-        expected: what its file holds.
+        expected: the results that are stored in its file.
     """
     similarity = None
     if case.size <= PROVE_UP_TO:
@@ -99,10 +99,10 @@ def stored_truth(case: Case, expected: Expected) -> Truth:
 
 
 def weights(case: Case) -> Matrix:
-    """How sensitive the loss is to each similarity: its derivative, of the case's ``shape``, both orders apart.
+    """The derivative of the loss with respect to each similarity, of the case's ``shape``.
 
-    They scale the tolerances, so float64 serves. Above ``PROVE_UP_TO`` rows the loops take too long, and each anchor
-    is given the most it can have, 2 / temperature, spread over its row.
+    They are only used to scale the tolerances, so they are computed in float64. For cases larger than ``PROVE_UP_TO``
+    the loops are too slow; each anchor then gets the largest possible sum, 2 / temperature, spread over its row.
     """
     if case.size > PROVE_UP_TO:
         anchors = case.anchors()

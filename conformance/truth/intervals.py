@@ -1,8 +1,8 @@
-"""Number types on which the loops run: balls with proved radii, and floating-point arithmetic seen as balls.
+"""Interval arithmetic: balls of arbitrary precision, and floating-point arithmetic on intervals.
 
-``ball`` makes an ``arb`` (a real interval of arbitrary precision) of a printed decimal, half a printed unit wide either
-side. ``Rounded`` is arithmetic in float32 or float64 over such balls: every result is rounded as that format rounds it,
-so that the outcome encloses whatever a program using the same operations in that format can print.
+``ball`` converts a printed decimal to an ``arb``, a real interval of arbitrary precision, with a radius of half a unit
+of the last printed place. ``Rounded`` is float32 or float64 arithmetic on intervals: every result is rounded to the
+dtype, so that it encloses all results that a program with the same operations in that dtype can have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -24,18 +23,18 @@ except ImportError as error:  # pragma: no cover - the base install has no harne
     raise ImportError('the conformance harness needs python-flint: pip install "pairproof[verify]"') from error
 
 PRECISION = 256
-"""Bits of working precision: far more than the 53 of any figure, so that only the inputs' width remains."""
+"""Working precision in bits, so high that the width of an enclosure is due only to the width of its inputs."""
 
 
 @contextmanager
 def precision(bits: int = PRECISION) -> Iterator[None]:
-    """Work with this many bits inside the block."""
+    """Set the working precision inside a ``with`` statement."""
     with ctx.workprec(bits):
         yield
 
 
 def exact(text: str) -> arb:
-    """The rational that a decimal text spells, to working precision."""
+    """Convert a decimal text to a ball, to working precision. Raises a ValueError if it is not finite."""
     sign, digits, exponent = Decimal(text).as_tuple()
     if not isinstance(exponent, int):
         raise ValueError(f"expected a finite decimal, got {text!r}")
@@ -44,20 +43,48 @@ def exact(text: str) -> arb:
 
 
 def ball(text: str, decimals: int) -> arb:
-    """All numbers that print as ``text`` with this many decimals: half a unit of the last place either side."""
+    """The ball of all numbers that round to ``text``: half a unit of the last of its ``decimals`` on either side."""
     value, half = exact(text), arb(10) ** -decimals / 2
     return (value - half).union(value + half)
 
 
+def _operation(operation: Callable[..., Any], library: bool = False) -> Callable[..., Rounded]:
+    """The method of ``Rounded`` for an operation; if ``library``, its result is widened by the slack."""
+
+    def apply(self: Rounded, *others: Rounded | float) -> Rounded:
+        operands = [self, *(o if isinstance(o, Rounded) else Rounded.number(o, self.dtype, self.slack) for o in others)]
+        if all(o.is_bounded for o in operands):
+            value = operation(*(o.ball for o in operands))
+            if value.is_finite():
+                slack = self.slack if library else 0
+                lower = _outward(value.lower(), self.dtype, -math.inf, slack)
+                upper = _outward(value.upper(), self.dtype, math.inf, slack)
+                return Rounded(lower, upper, self.dtype, self.slack)
+        if all(o.lower == o.upper for o in operands):
+            # IEEE 754 defines the result for single numbers that are infinite, and for the logarithm of 0.
+            with np.errstate(all="ignore"):
+                result = float(operation(*(self.dtype(o.lower) for o in operands)))
+            return Rounded(result, result, self.dtype, self.slack)
+        return Rounded(math.nan, math.nan, self.dtype, self.slack)
+
+    return apply
+
+
 @dataclass(slots=True, eq=False)
 class Rounded:
-    """A real interval whose ends are numbers of a floating-point format, and the arithmetic of that format.
+    """A real interval whose ends are floating-point numbers of a dtype, with the arithmetic of that dtype.
 
-    ``+ - * /`` and ``sqrt`` round the exact result to nearest, as IEEE 754 demands; rounding is monotone, so rounding
-    both ends encloses the rounded result. ``exp``, ``log`` and ``log1p`` are rounded likewise and then widened by
-    ``slack`` units in the last place either side, because mathematical libraries differ there. With slack 0 and exact
-    inputs the interval is a single number: the result of correctly rounded arithmetic. A logarithm of an interval
-    that touches 0 is unbounded (NaN); of the number 0 itself it is -inf.
+    ``+ - * /`` and ``sqrt`` round the exact result to nearest, as IEEE 754 requires. Rounding is monotone, so the
+    rounded ends enclose the rounded result. ``exp``, ``log`` and ``log1p`` are rounded in the same way and then widened
+    by ``slack`` units in the last place on either side, because mathematical libraries differ. With slack 0 and exact
+    inputs, the interval is a single number, the result of correctly rounded arithmetic. The logarithm of an interval
+    that contains 0 is unbounded (NaN); the logarithm of the single number 0 is -inf.
+
+    Attributes:
+        lower: the lower end.
+        upper: the upper end.
+        dtype: the floating-point dtype.
+        slack: units in the last place by which ``exp``, ``log`` and ``log1p`` are widened.
     """
 
     __array_ufunc__ = None
@@ -68,16 +95,14 @@ class Rounded:
 
     @classmethod
     def number(cls, value: float, dtype: type[np.floating[Any]], slack: int) -> Rounded:
-        """One number of the format."""
+        """A single number, rounded to the dtype."""
         rounded = float(dtype(value))
         return cls(rounded, rounded, dtype, slack)
 
     @property
     def ball(self) -> arb:
-        """The interval as a ball; NaN if it is unbounded."""
-        if not self.is_bounded:
-            return arb.nan()
-        return arb(self.lower).union(arb(self.upper))
+        """The interval as a ball, or NaN if it is unbounded."""
+        return arb(self.lower).union(arb(self.upper)) if self.is_bounded else arb.nan()
 
     @property
     def is_bounded(self) -> bool:
@@ -87,32 +112,16 @@ class Rounded:
     def __contains__(self, value: float) -> bool:
         return self.lower <= value <= self.upper
 
-    def _apply(self, operation: Callable[..., Any], *others: Rounded | float, library: bool = False) -> Rounded:
-        operands = [self, *(o if isinstance(o, Rounded) else Rounded.number(o, self.dtype, self.slack) for o in others)]
-        if all(o.is_bounded for o in operands):
-            value = operation(*(o.ball for o in operands))
-            if value.is_finite():
-                slack = self.slack if library else 0
-                lower = _outward(value.lower(), self.dtype, -math.inf, slack)
-                upper = _outward(value.upper(), self.dtype, math.inf, slack)
-                return Rounded(lower, upper, self.dtype, self.slack)
-        if all(o.lower == o.upper for o in operands):
-            # Infinities, and the logarithm of 0: IEEE arithmetic says what these single numbers give.
-            with np.errstate(all="ignore"):
-                result = float(operation(*(self.dtype(o.lower) for o in operands)))
-            return Rounded(result, result, self.dtype, self.slack)
-        return Rounded(math.nan, math.nan, self.dtype, self.slack)
-
-    __add__ = __radd__ = partialmethod(_apply, operator.add)
-    __sub__ = partialmethod(_apply, operator.sub)
-    __rsub__ = partialmethod(_apply, lambda a, b: b - a)
-    __mul__ = __rmul__ = partialmethod(_apply, operator.mul)
-    __truediv__ = partialmethod(_apply, operator.truediv)
-    __rtruediv__ = partialmethod(_apply, lambda a, b: b / a)
-    sqrt = partialmethod(_apply, np.sqrt)
-    exp = partialmethod(_apply, np.exp, library=True)
-    log = partialmethod(_apply, np.log, library=True)
-    log1p = partialmethod(_apply, np.log1p, library=True)
+    __add__ = __radd__ = _operation(operator.add)
+    __sub__ = _operation(operator.sub)
+    __rsub__ = _operation(lambda a, b: b - a)
+    __mul__ = __rmul__ = _operation(operator.mul)
+    __truediv__ = _operation(operator.truediv)
+    __rtruediv__ = _operation(lambda a, b: b / a)
+    sqrt = _operation(np.sqrt)
+    exp = _operation(np.exp, library=True)
+    log = _operation(np.log, library=True)
+    log1p = _operation(np.log1p, library=True)
 
     def __neg__(self) -> Rounded:
         return Rounded(-self.upper, -self.lower, self.dtype, self.slack)
@@ -122,32 +131,24 @@ class Rounded:
 
     @property
     def real(self) -> Rounded:
-        """The number itself: it is real."""
+        """The interval itself, which is real."""
         return self
 
     def at_least(self, bound: float) -> Rounded:
-        """The larger of the value and ``bound``, as a clamp computes it."""
+        """The maximum of the value and ``bound``, as computed by a clamp."""
         return Rounded(max(self.lower, bound), max(self.upper, bound), self.dtype, self.slack)
 
 
 def _outward(end: arb, dtype: type[np.floating[Any]], towards: float, slack: int) -> float:
-    """Round one end of an interval to the format, never inwards, and widen it by ``slack`` units."""
+    """Round one end of an interval to the dtype, and move it outwards by ``slack`` units in the last place."""
     once = float(end)
     if dtype is not np.float64 and once != end:
-        # Rounding twice, to float64 and then to the format, may go the other way at a tie: so the first goes outwards.
+        # Rounding first to float64 and then to the dtype may round a tie inwards, so the first rounding is outwards.
         once = float(np.nextafter(once, towards))
     with np.errstate(over="ignore"):
         rounded = dtype(once)
         if np.isfinite(rounded):
-            # What overflows by far overflows in every library.
+            # A result that overflows in correctly rounded arithmetic overflows in every library.
             for _ in range(slack):
                 rounded = np.nextafter(rounded, dtype(towards))
     return float(rounded)
-
-
-def rounded_inputs(
-    values: np.ndarray[Any, Any], dtype: type[np.floating[Any]], slack: int
-) -> np.ndarray[Any, np.dtype[np.object_]]:
-    """An array of the format's numbers as an object array of Rounded."""
-    rounded = [Rounded.number(float(x), dtype, slack) for x in values.flat]
-    return np.array(rounded, dtype=object).reshape(values.shape)

@@ -1,47 +1,46 @@
-"""The only home of tolerances: how far a right implementation may be from the truth, and why.
+"""Tolerances: how far a correct implementation may be from the truth, and why. All tolerances are defined here.
 
-Nothing here was raised until a test passed; every bound is the unit roundoff of the dtype that accumulates, times the
-conditioning of the case (taken from the certified terms), times a count of operations, plus one rounding of what is
-returned.
+Every bound is a product of three factors: the unit roundoff u of the accumulating dtype, the condition number of the
+case (computed from the certified terms), and a count of operations. One rounding of the returned result is added. No
+bound was raised to make a test pass.
 
-*Similarities.* A dot product of D products carries an error of at most about D u times the sum of its absolute
-products, a_ij; for rows brought to norm 1 that sum is at most 1, and norm and division add a few more roundings. The
-random walk of rounding errors makes the square root of D the honest figure: SIMILARITY_ULPS + sqrt(D) units u of a_ij.
+*Similarities.* The error of a dot product of D products is at most about D u times the sum of its absolute products,
+a_ij. For rows of norm 1 that sum is at most 1; the norms and the divisions add a few roundings. Rounding errors
+accumulate like a random walk, so the bound uses the square root of D: (SIMILARITY_ULPS + sqrt(D)) u a_ij.
 
-*The loss.* To first order an error in s_ij moves the loss by its derivative, so the loss inherits the sum over all
-pairs of |dL/ds_ij| a_ij. On top come its own operations: exponentials, a sum of at most N of them and a logarithm, each
-relative to quantities of size 1 per anchor (a logarithm of a sum relative to its largest term), and the subtraction of
-terms as large as the loss.
+*The loss.* To first order, an error in s_ij changes the loss by that error times the derivative of the loss with
+respect to s_ij. The loss therefore inherits the sum over all pairs of |dL/ds_ij| times the error of s_ij. Its own
+operations add to this: exponentials, a sum of at most N of them and a logarithm, each relative to quantities of size 1
+per anchor (the logarithm of a sum is relative to its largest term), and a difference of terms as large as the loss.
 
-The batch tutorial's loss takes logarithms of exponentials plus epsilon, each up to -log(epsilon) in size, and
-subtracts them: its own operations are rounded relative to that.
+The batch tutorial's loss subtracts logarithms of exponentials plus epsilon, each up to -log(epsilon) in size; its own
+operations are rounded relative to that size.
 
-*The gradient.* Row i is a sum over j of weights V_ij = dL/dS_ij + dL/dS_ji times rows, divided by the row's norm. A
-weight is a softmax entry minus a share of 1/|P|: exponentials amplify a logit's error by 1/temperature, and the
-difference keeps an absolute error of one unit of the share. The bound sums both over the row.
+*The gradient.* Row i of the gradient is a sum over j of weights V_ij = dL/dS_ij + dL/dS_ji times rows, divided by the
+norm of row i. A weight is a softmax entry minus a share of 1/|P|: exponentials amplify the error of a logit by
+1/temperature, and the difference has an absolute error of one unit of the share. The bound sums both over the row.
 
-Between two matrices (references in place of the batch, two towers, a queue) the same is said of each: an anchor's row
-is a sum over its pairs of weights times the rows on the other side, and so is the row of a reference or a negative,
-over the anchors that are contrasted with it. A weight's error is amplified by its anchor's logits, and a share falls
-on the anchor's own positives alone; a matrix that is on both sides (a tower, in both directions) has the sum of both.
+With references, two towers or a queue, the same holds for each matrix: the gradient of an anchor is a sum over its
+pairs of weights times the rows of the other matrix, and the gradient of a reference or a negative is such a sum over
+the anchors that are contrasted with it. The error of a weight is amplified by the logits of its anchor, and the share
+only applies to the anchor's positives. A matrix on both sides (a tower, in both directions) has the sum of both bounds.
 
-*Narrowed weights.* Fused kernels for bfloat16 and float16 rows hold a finished weight V_ij (of a batch against itself:
-of both orders, added) in float32 and round it once, to the dtype of the rows, because the tensor cores multiply numbers
-of one dtype. Row i's gradient is then off by at most the dtype's u times the sum over j of |V_ij| |y_j|, y_j the rows
-as they are multiplied (of norm 1 under cosine), divided by the row's own norm under cosine: nothing cancels, for the
-roundings know nothing of each other. In float16 a weight may be below the normal numbers, where rounding is no longer
-relative: its error is then at most half the smallest subnormal, of weights that were multiplied by WEIGHTS_LIFTED
-beforehand, with the largest upstream gradient brought to between 1 and 2. This belongs to implementations that declare
-`narrows_weights`, and to these dtypes: rows of float32 meet their weights in float32. It is added after the bounds are
-drawn in to the straightforward implementation, which rounds no weight.
+*Narrowed weights.* Fused kernels for bfloat16 and float16 compute a weight V_ij in float32 (in a batch without
+references, the sum of both orders) and round it once to the dtype of the rows, because tensor cores multiply numbers of
+one dtype. The error of row i of the gradient is then at most the dtype's u times the sum over j of |V_ij| |y_j|, where
+y_j are the rows as they are multiplied (of norm 1 under cosine), divided by the norm of row i under cosine. In float16
+a weight may be subnormal, where rounding is not relative: its error is then at most half the smallest subnormal number.
+The kernels scale weights by WEIGHTS_LIFTED before rounding, with the largest upstream gradient scaled to between 1 and
+2. These bounds apply to implementations that declare ``narrows_weights``, in these two dtypes: for rows of float32 the
+weights stay in float32. They are added after ``held_to``, because the straightforward implementation rounds no weights.
 
-*Wider sums.* An implementation that declares ``computes_in`` float64 converts narrower rows and rounds what it returns:
-its bounds are those of float64, plus one rounding of the loss to the accumulating dtype and of the gradient to the
-dtype of the rows. Thereby the golden cases tell ``backend="exact"`` from the other backends.
+*Wider sums.* An implementation that declares ``computes_in`` float64 converts narrower rows to float64 and rounds its
+results. Its bounds are those of float64, plus one rounding of the loss to the accumulating dtype and of the gradient to
+the dtype of the rows. With these bounds the golden cases distinguish ``backend="exact"`` from the other backends.
 
-Peers are held to these bounds. ``fast`` is held to more: never worse than twice what the straightforward torch
-implementation (``plain.py``) attains in the same dtype, with a floor of a few units in the last place. ``pairproof
-verify`` prints how the ratios of error to bound are distributed, so that slack is visible.
+Peers are judged by these bounds. The bounds for ``fast`` are tighter: at most twice the error of the straightforward
+torch implementation (``baseline.py``) in the same dtype, with a minimum of a few units in the last place. ``pairproof
+verify`` prints the distribution of the ratio of error to bound, which shows how tight the bounds are.
 """
 
 from __future__ import annotations
@@ -56,23 +55,23 @@ from ..suite.cases import SIGNIFICAND, Case
 from ..suite.records import Bounds, Matrix, Outcome, Truth
 
 SIMILARITY_ULPS = 3.0
-"""Roundings in a similarity beyond its sum: two norms, two divisions, the temperature, in units of u."""
+"""Roundings of a similarity apart from its sum, in units of u: two norms, two divisions, the temperature."""
 
 LOSS_ULPS = 2.0
 """Roundings of exponential, sum and logarithm, in units of u per anchor."""
 
 GRADIENT_ULPS = 4.0
-"""Roundings of a weight and of the sum over rows, the backward pass of the norm included, in units of u."""
+"""Roundings of a weight, of the sum over rows and of the backward pass of the norm, in units of u."""
 
 FLOOR_ULPS = 4.0
-"""Units in the last place of a similarity that are always allowed, however lucky the straightforward road was."""
+"""Units in the last place of a similarity that are always allowed, also if the straightforward result is exact."""
 
 SMALLEST_SUBNORMAL = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
 SMALLEST_NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126}
 
 WEIGHTS_LIFTED = {"bfloat16": 1.0, "float16": 2.0**12}
-"""By what narrowed weights are multiplied before they are rounded: in each dtype that they are narrowed to."""
+"""For each dtype to which weights are narrowed, the factor by which they are scaled before rounding."""
 
 
 def unit_roundoff(dtype: str) -> float:
@@ -81,7 +80,7 @@ def unit_roundoff(dtype: str) -> float:
 
 
 def accumulating(dtype: str) -> str:
-    """The dtype in which sums are held at least: float32 for the halves."""
+    """The accumulating dtype: float64 for float64, float32 for all narrower dtypes."""
     return "float64" if dtype == "float64" else "float32"
 
 
@@ -151,12 +150,12 @@ def with_narrowed_weights(allowed: Bounds, case: Case, truth: Truth, dtype: str)
 
 
 def rounded_once(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
-    """The bounds of an implementation that computes in a wider dtype and rounds what it returns, once.
+    """The bounds of an implementation that computes in a wider dtype and rounds its results once.
 
     Args:
         computed: its bounds in the dtype in which it computes.
         truth: the certified results.
-        dtype: of the inputs and of the gradient; the loss is returned in the accumulating dtype.
+        dtype: dtype of the inputs and of the gradient; the loss has the accumulating dtype.
     """
     u, tiny = unit_roundoff(accumulating(dtype)), SMALLEST_SUBNORMAL[accumulating(dtype)]
     rounded = computed.map_values(lambda bound, expected: bound + u * np.abs(expected) + tiny, truth)
@@ -164,7 +163,7 @@ def rounded_once(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
 
 
 def _rounded_rows(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
-    """The bounds with the gradients' one rounding to the returned dtype, entry by entry."""
+    """Add one rounding of every entry of the gradients to the bounds."""
     u, tiny = unit_roundoff(dtype), SMALLEST_SUBNORMAL[dtype]
     return computed.map_rows(
         lambda rows, found: rows + u * np.linalg.norm(found, axis=1) + tiny * math.sqrt(found.shape[1]), truth
@@ -172,9 +171,11 @@ def _rounded_rows(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
 
 
 def _by_matrix(case: Case, pairs: Matrix) -> Iterator[tuple[str, Matrix, str]]:
-    """What every matrix meets in which other one: its entries of a matrix of the case's shape.
+    """The blocks of a matrix of the case's ``shape``, seen from each float matrix of the case.
 
-    Where it meets itself, the entries of both orders are added.
+    Yields:
+        The name of a float matrix, the entries for its rows (rows of the other matrix as columns), and the name of the
+        other matrix. If both are the same matrix, the entries of both orders are added.
     """
     for block in case.blocks():
         part = pairs[block.part]
@@ -190,19 +191,19 @@ def _norms(matrix: Matrix) -> Matrix:
 
 
 def _lengths(case: Case) -> dict[str, Matrix]:
-    """The norms of the rows of every matrix as they are multiplied."""
+    """The norms of the rows of every matrix, or 1 under cosine, where rows are normalised before the product."""
     cosine = case.option("similarity") == "cosine"
     return {name: np.ones(len(matrix)) if cosine else _norms(matrix) for name, matrix in case.matrices.items()}
 
 
 def _scale(case: Case) -> float:
-    """By how much the base temperature multiplies the loss."""
+    """The factor temperature / base_temperature of the loss."""
     base = case.option("base_temperature")
     return 1.0 if base is None else case.temperature / float(base)
 
 
 def _products(case: Case) -> Matrix:
-    """The sums of absolute products of which the similarities are made; 1 under cosine."""
+    """The sum of the absolute products of every similarity, of the case's ``shape``; 1 under cosine."""
     products = np.ones(case.shape)
     if case.option("similarity") == "cosine":
         return products
@@ -212,20 +213,20 @@ def _products(case: Case) -> Matrix:
 
 
 def _amplified(case: Case, truth: Truth, share: float, amplified: Matrix, dtype: str) -> dict[str, Matrix]:
-    """By row of every matrix: what its gradient's error is u times, u the unit roundoff of the accumulating dtype."""
+    """For every row of every matrix: the error of its gradient in units of u, before the division by its norm."""
     lengths, positives, anchors = _lengths(case), case.positives(), case.anchors()
-    errors, alone = np.abs(truth.weights), len(case.matrices) == 1
-    if not alone:
-        # What an exponential below the normal numbers is rounded to is relative to nothing, and may be 0.
+    errors, within = np.abs(truth.weights), len(case.matrices) == 1
+    if not within:
+        # The rounding error of a subnormal exponential is absolute, and its result may be 0.
         errors = errors + share * (SMALLEST_NORMAL[dtype] / unit_roundoff(dtype))
         for i in anchors:
-            # Inside the logarithm a positive's share is its own part of all positives' exponentials: at most 1.
+            # With the mean inside the logarithm, a share is a positive's part of a sum of exponentials: at most 1.
             errors[i, positives[i]] += share / (max(len(positives[i]), 1) if case.entry.form == "mean" else 1)
         errors = errors * amplified[:, None]
     sums = {name: np.zeros(len(matrix)) for name, matrix in case.matrices.items()}
     for name, part, other in _by_matrix(case, errors):
         sums[name] += part @ lengths[other]
-    if alone:
+    if within:
         is_anchor, longest = np.isin(range(case.n), anchors).astype(float), lengths[case.first].max()
         shares = share * (is_anchor * longest + float(is_anchor.sum()) * longest / case.n)
         sums[case.first] = amplified * (sums[case.first] + shares)
@@ -233,29 +234,29 @@ def _amplified(case: Case, truth: Truth, share: float, amplified: Matrix, dtype:
 
 
 def held_to(allowed: Bounds, truth: Truth, plain: Outcome) -> Bounds:
-    """The bounds, drawn in to twice what the straightforward implementation attains in the same dtype.
+    """Tighten bounds to twice the error of the straightforward implementation in the same dtype.
 
-    It is sometimes exact by luck, so no bound falls below what FLOOR_ULPS units in the last place of every similarity
-    make of it: a similarity's two rows are rounded, and so are their product and its quotient by the temperature.
-    Where the straightforward implementation fails altogether the bounds stay as they are.
+    The straightforward result is sometimes exact by chance. Therefore no bound is made smaller than the effect of
+    FLOOR_ULPS units in the last place of every similarity: its two rows, their product and the quotient by the
+    temperature are all rounded. Bounds stay as they are where the straightforward result is not finite.
 
     Args:
         allowed: the a-priori bounds.
         truth: the certified results.
-        plain: what the straightforward implementation gave in the same dtype.
+        plain: the results of the straightforward implementation in the same dtype.
     """
 
-    def drawn_in(bound: Matrix, expected: Matrix, found: Matrix) -> Matrix:
+    def tightened(bound: Matrix, expected: Matrix, found: Matrix) -> Matrix:
         error = found - expected
         twice = 2 * (np.linalg.norm(error, axis=1) if error.ndim == 2 else np.abs(error))
         return np.where(np.isfinite(twice), np.minimum(bound, np.maximum(twice, allowed.share_of_floor * bound)), bound)
 
     with np.errstate(all="ignore"):
-        return allowed.map_values(drawn_in, truth, plain).map_rows(drawn_in, truth, plain)
+        return allowed.map_values(tightened, truth, plain).map_rows(tightened, truth, plain)
 
 
 def _divisor(case: Case) -> float:
-    """By how much the reduction divides each anchor's contribution."""
+    """The number by which the reduction divides the contribution of each anchor."""
     reduction = case.option("reduction")
     if reduction == "mean":
         return float(max(len(case.counted()), 1))
