@@ -84,9 +84,9 @@ def _ratio(expected: float, found: float, bound: float) -> float:
 def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterator[tuple[str, float, float, float]]:
     if outcome.terms is not None and truth.similarity is not None:
         what = "rows" if len(case.matrices) == 1 else "anchor and column"
-        for (i, j), expected in np.ndenumerate(truth.similarity):
+        for (i, j), similarity in np.ndenumerate(truth.similarity):
             found = float(outcome.terms.similarity[i][j])
-            yield f"similarity of {what} {i} and {j}", float(expected), found, float(bounds.similarity[i, j])
+            yield f"similarity of {what} {i} and {j}", float(similarity), found, float(bounds.similarity[i, j])
         yield from _pairs(outcome.terms)
     if outcome.anchors is not None:
         for i, expected in truth.anchors.items():
