@@ -140,19 +140,20 @@ def load_golden(root: Path | None = None) -> list[GoldenCase]:
     loaded: list[GoldenCase] = []
     for name in golden_files(root):
         sources = (root / file for file in (name, FLAGS, SCHEMA))
-        key = (name, *(path.read_bytes() for path in sources if path.is_file()))
+        key = (name.encode(), *(path.read_bytes() for path in sources if path.is_file()))
         if key not in _loaded:
             _loaded[key] = _load_file(root, name, flags)
         loaded += _loaded[key]
     return loaded
 
 
-_loaded: dict[tuple[str | bytes, ...], list[GoldenCase]] = {}
+_loaded: dict[tuple[bytes, ...], list[GoldenCase]] = {}
 """The cases of every file that was loaded, by name and content of the file, the flags and the schema."""
 
 
 def _load_file(root: Path, name: str, flags: Mapping[str, Flag]) -> list[GoldenCase]:
-    data, loaded = read_checked(root, name, FORMAT), []
+    data = read_checked(root, name, FORMAT)
+    loaded: list[GoldenCase] = []
     for k, (case, raw) in enumerate(zip(inputs_of(name, data, flags), data["cases"], strict=True)):
         path, held, stored = f"{name}: $.cases[{k}]", _dtypes(case), raw["dtypes"]
         expect(stored == held, f"{path}.dtypes", f"{held}, the dtypes that represent the matrices exactly", stored)
