@@ -1,4 +1,4 @@
-"""Derivatives of ``pairproof.fast``: first and second by differences, transforms, compilation, and memory."""
+"""Derivatives of `pairproof.fast`: first and second by differences, transforms, compilation and memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTNERS = torch.tensor([5, 2, 1, 4, 3, 0])
 PAIRS = torch.tensor([[0, 1], [2, 4], [4, 2], [1, 1], [0, 1], [3, 0], [3, 1], [3, 2]])
 ASYMMETRIC = torch.rand(7, 7, generator=torch.Generator().manual_seed(3)) < 0.4
 SIMILARITIES = ("cosine", "dot")
-# Rows short and long, so that under "dot" some rows' maximum is the self product and some rows' is not.
+# Short and long rows: under "dot" the maximum of some rows is the self product, of others it is not.
 LENGTHS = torch.tensor([0.3, 1.0, 1.4, 0.5, 1.2, 0.2, 1.0], dtype=torch.float64)
 
 
@@ -41,7 +41,7 @@ def leaf(rows: int = 7, dim: int = 4, seed: int = 11) -> Tensor:
 
 
 def supervised(function: Callable[..., Tensor], **extra: Iterable[object]) -> Iterable[tuple[str, int, Call]]:
-    """Every option of a loss over labels, one at a time, over every value of the options that change its formula."""
+    """Yield calls of a label loss: every value of the formula's options, with each kind of target."""
     targets: list[dict[str, Any]] = [
         {"labels": LABELS},
         {"labels": LABELS, "anchors": ANCHORS},
@@ -88,7 +88,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("rows", "call"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_first_and_second_derivatives(rows: int, call: Call) -> None:
+def test_first_and_second_derivatives_equal_differences(rows: int, call: Call) -> None:
     embeddings = leaf(rows, dim=3)
     assert gradcheck(call, embeddings, fast_mode=True)
     assert gradgradcheck(call, embeddings, fast_mode=True)
@@ -105,22 +105,22 @@ WHOLE: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("name", list(WHOLE))
-def test_whole_jacobians(name: str) -> None:
-    """Every entry of both derivatives, where the other test sees random projections."""
+def test_complete_jacobians_equal_differences(name: str) -> None:
+    """Every entry of both derivatives; the test above checks random projections."""
     embeddings = leaf(5, dim=2)
     assert gradcheck(WHOLE[name], embeddings)
     assert gradgradcheck(WHOLE[name], embeddings)
 
 
-def test_both_kinds_of_maximum_are_differentiated() -> None:
+def test_maximum_is_the_self_product_of_some_rows_only() -> None:
     logits = (leaf() @ leaf().T).detach()
     own = logits.argmax(1) == torch.arange(7)
     assert bool(own.any())
     assert not bool(own.all())
 
 
-def test_the_first_of_equal_maxima_is_differentiated() -> None:
-    """Rows 0 and 2 attain row 1's maximum: the derivative is the one of row 0."""
+def test_gradient_uses_the_first_of_equal_maxima() -> None:
+    """Rows 0 and 2 both attain row 1's maximum; the derivative uses row 0."""
     embeddings = torch.tensor([[2.0, 1.0], [1.0, 0.2], [2.0, 1.0], [-1.0, 0.5]], dtype=torch.float64)
     labels, anchors = torch.tensor([0, 1, 0, 1]), torch.tensor([False, True, False, False])
     found = torch.func.grad(lambda z: supcon_epsilon_loss(z, labels, anchors=anchors, temperature=0.3))(embeddings)
@@ -143,25 +143,25 @@ def test_functional_gradient_equals_backward(loss: Callable[..., Tensor], simila
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_forward_mode_is_refused_rather_than_zero() -> None:
+def test_forward_mode_raises_instead_of_giving_zero() -> None:
     embeddings = leaf().detach()
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
         supcon_loss(forward_ad.make_dual(embeddings, torch.ones_like(embeddings)), LABELS)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_no_anchor_gives_zero_with_zero_gradient(reduction: str) -> None:
-    nobody = torch.zeros(7, dtype=torch.bool)
+def test_loss_without_anchors_is_zero_with_zero_gradient(reduction: str) -> None:
+    no_anchors = torch.zeros(7, dtype=torch.bool)
     distinct = torch.arange(7)
     calls: list[Call] = [
-        lambda z: supcon_loss(z, LABELS, anchors=nobody, reduction=reduction),
-        lambda z: supcon_in_loss(z, LABELS, anchors=nobody, reduction=reduction, no_positive="nan"),
+        lambda z: supcon_loss(z, LABELS, anchors=no_anchors, reduction=reduction),
+        lambda z: supcon_in_loss(z, LABELS, anchors=no_anchors, reduction=reduction, no_positive="nan"),
         lambda z: supcon_loss(z, distinct, no_positive="drop", reduction=reduction),
         lambda z: supcon_epsilon_loss(z, distinct, no_positive="drop", reduction=reduction),
         lambda z: nt_xent_pairwise_loss(z, distinct, no_positive="drop", reduction="mean_pairs"),
         lambda z: nt_xent_pairwise_loss(z, distinct, reduction="mean_pairs"),
-        lambda z: nt_xent_loss(z[:6], PARTNERS, anchors=nobody[:6], reduction=reduction),
-        lambda z: nt_bxent_loss(z, PAIRS, anchors=nobody, reduction=reduction),
+        lambda z: nt_xent_loss(z[:6], PARTNERS, anchors=no_anchors[:6], reduction=reduction),
+        lambda z: nt_bxent_loss(z, PAIRS, anchors=no_anchors, reduction=reduction),
     ]
     for call in calls:
         embeddings = leaf()
@@ -189,14 +189,14 @@ def every_loss(labels: Tensor, partners: Tensor, pairs: Tensor, **options: Any) 
 @pytest.mark.parametrize("backend", ["auto", "dense", "tiled", "exact"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_dtypes_of_loss_and_gradient(dtype: torch.dtype, similarity: str, backend: str) -> None:
+def test_dtypes_and_accuracy_of_loss_and_gradient(dtype: torch.dtype, similarity: str, backend: str) -> None:
     temperature, rounded = 0.5, leaf(6).detach().to(dtype)
     options: dict[str, Any] = {"similarity": similarity, "temperature": temperature}
-    # "exact" computes in float64 and rounds what it returns. The others compute in float32: a logit is a sum of D
-    # products, each side of them rounded. Its error moves one anchor's value, of the N that are averaged, by as much.
+    # "exact" computes in float64 and rounds its results. The others compute in float32: a logit is a sum of D products
+    # of rounded factors. Its error changes the value of one anchor, of the N that are averaged, by the same amount.
     size = 1.0 if similarity == "cosine" else float((rounded.double() @ rounded.double().T).abs().max())
     logit = 2.0**-24 * (3 + rounded.shape[1] ** 0.5) * size / temperature
-    room = 0.0 if backend == "exact" or dtype == torch.float64 else logit
+    allowance = 0.0 if backend == "exact" or dtype == torch.float64 else logit
     length = 1.0 if similarity == "cosine" else float(rounded.double().norm(dim=1).max())
     truth = every_loss(LABELS[:6], PARTNERS, PAIRS, **options)
     for call, true_call in zip(every_loss(LABELS[:6], PARTNERS, PAIRS, backend=backend, **options), truth, strict=True):
@@ -209,12 +209,12 @@ def test_dtypes_of_loss_and_gradient(dtype: torch.dtype, similarity: str, backen
         assert embeddings.grad is not None
         assert exact.grad is not None
         assert embeddings.grad.dtype == dtype
-        torch.testing.assert_close(loss.double(), true, rtol=2.0**-23, atol=room / len(rounded))
+        torch.testing.assert_close(loss.double(), true, rtol=2.0**-23, atol=allowance / len(rounded))
         torch.testing.assert_close(
             embeddings.grad.double(),
             exact.grad,
             rtol=torch.finfo(dtype).eps,
-            atol=1e-7 + room * length / (temperature * len(rounded)),
+            atol=1e-7 + allowance * length / (temperature * len(rounded)),
         )
 
 
@@ -227,7 +227,7 @@ def test_autocast_changes_nothing() -> None:
 
 
 class _Largest(TorchDispatchMode):
-    """Records the most entries that any tensor has."""
+    """Records the largest number of entries of any tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,8 +290,8 @@ def test_permuting_the_batch_permutes_values_and_gradient(similarity: str) -> No
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiles_as_one_graph() -> None:
-    """Values are not read while compiling: compiled code trusts its caller, and returns NaN for a zero row."""
+def test_loss_compiles_as_one_graph() -> None:
+    """Values are not read during compilation, so compiled code does not check them and returns NaN for a zero row."""
     compiled: Callable[..., Tensor] = torch.compile(nt_xent_loss, fullgraph=True, backend="aot_eager")
     embeddings, same = leaf(6), leaf(6)
     loss, expected = compiled(embeddings, PARTNERS), nt_xent_loss(same, PARTNERS)

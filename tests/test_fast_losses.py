@@ -1,4 +1,4 @@
-"""Values of ``pairproof.fast``: each formula summed by hand in plain Python, its options and its policies."""
+"""Values of `pairproof.fast`: every formula in plain Python, its options and its policies."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ PAIRS = torch.tensor([[i, j] for i in range(6) for j in split(i)[0]])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("denominator", ["all", "one_positive", "only_negatives"])
 @pytest.mark.parametrize(("loss", "name"), [(supcon_loss, "out"), (supcon_in_loss, "in")])
-def test_supcon_by_hand(loss: Loss, name: str, denominator: str, similarity: str) -> None:
+def test_supcon_equals_the_formula_in_plain_python(loss: Loss, name: str, denominator: str, similarity: str) -> None:
     found = loss(
         EMBEDDINGS,
         torch.tensor(LABELS),
@@ -100,7 +100,7 @@ def test_supcon_by_hand(loss: Loss, name: str, denominator: str, similarity: str
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_the_other_losses_by_hand(similarity: str) -> None:
+def test_other_losses_equal_their_formulas_in_plain_python(similarity: str) -> None:
     options: dict[str, Any] = {"temperature": TAU, "similarity": similarity, "reduction": "none"}
     labels = torch.tensor(LABELS)
     pairwise = nt_xent_pairwise_loss(EMBEDDINGS, labels, **options)
@@ -120,7 +120,7 @@ def test_nt_xent_is_the_cross_entropy_of_each_row(similarity: str) -> None:
         torch.testing.assert_close(found, true, rtol=1e-10, atol=0)
 
 
-def test_defaults() -> None:
+def test_defaults_are_those_documented() -> None:
     labels = torch.tensor(LABELS)
     assert torch.equal(supcon_loss(EMBEDDINGS, labels), supcon_loss(EMBEDDINGS, labels, temperature=0.07))
     assert torch.equal(
@@ -132,7 +132,7 @@ SUPERVISED: list[Loss] = [supcon_loss, supcon_in_loss, supcon_epsilon_loss, nt_x
 
 
 @pytest.mark.parametrize("loss", SUPERVISED)
-def test_reductions_and_the_lonely_anchor(loss: Loss) -> None:
+def test_reductions_follow_the_policy_for_anchors_without_positives(loss: Loss) -> None:
     labels = torch.tensor(LABELS)
     each = loss(EMBEDDINGS, labels, temperature=TAU, reduction="none")
     assert each.shape == (6,)
@@ -147,7 +147,7 @@ def test_reductions_and_the_lonely_anchor(loss: Loss) -> None:
             torch.testing.assert_close(found, true, rtol=1e-14, atol=0, equal_nan=True)
 
 
-def test_mean_over_pairs() -> None:
+def test_mean_pairs_weighs_anchors_by_their_pairs() -> None:
     labels = torch.tensor(LABELS)
     each = nt_xent_pairwise_loss(EMBEDDINGS, labels, temperature=TAU, reduction="none")
     count = torch.tensor([2.0, 2, 1, 2, 1, 0], dtype=torch.float64)
@@ -164,7 +164,7 @@ def test_mean_over_pairs() -> None:
 
 
 @pytest.mark.parametrize("loss", SUPERVISED)
-def test_anchors_choose_rows_and_every_row_stays_a_contrast(loss: Loss) -> None:
+def test_anchors_select_rows_and_every_row_remains_a_contrast(loss: Loss) -> None:
     labels = torch.tensor(LABELS)
     each = loss(EMBEDDINGS, labels, temperature=TAU, reduction="none")
     anchors = torch.tensor([True, False, False, True, False, True])
@@ -174,20 +174,20 @@ def test_anchors_choose_rows_and_every_row_stays_a_contrast(loss: Loss) -> None:
     torch.testing.assert_close(mean, each[anchors].mean(), rtol=1e-14, atol=0)
     dropped = loss(EMBEDDINGS, labels, temperature=TAU, anchors=anchors, no_positive="drop")
     torch.testing.assert_close(dropped, each[[0, 3]].mean(), rtol=1e-14, atol=0)
-    # The lonely row 5 is no anchor here: its policy must not be asked.
+    # Row 5 has no positives, but is not an anchor here, so its policy must not apply.
     others = torch.tensor([True] * 5 + [False])
     assert bool(loss(EMBEDDINGS, labels, temperature=TAU, anchors=others, no_positive="nan").isfinite())
 
 
 @pytest.mark.parametrize("loss", [supcon_loss, supcon_in_loss])
-def test_rows_without_negatives(loss: Loss) -> None:
+def test_rows_without_negatives_follow_the_policy(loss: Loss) -> None:
     same = torch.zeros(6, dtype=torch.int64)
     for policy, true in (("zero", 0.0), ("nan", NAN)):
         found = loss(EMBEDDINGS, same, denominator="only_negatives", no_negative=policy, reduction="none")
         assert found.tolist() == pytest.approx([true] * 6, nan_ok=True)
     assert loss(EMBEDDINGS, same, denominator="one_positive", no_negative="nan", reduction="none").tolist() == [0.0] * 6
     assert bool((loss(EMBEDDINGS, same, denominator="all", no_negative="nan", reduction="none") > 0).all())
-    # Row 0 lacks negatives and still counts in the mean; row 1 has one, row 2 is lonely whatever it lacks.
+    # Row 0 has no negatives but counts in the mean, row 1 has one negative, and row 2 has no positives.
     positives = torch.tensor([[False, True, True], [True, False, False], [False, False, False]])
     few = EMBEDDINGS[:3]
     each = loss(few, positives=positives, denominator="only_negatives", reduction="none")
@@ -200,7 +200,7 @@ def test_rows_without_negatives(loss: Loss) -> None:
     assert pair == 0
 
 
-def test_no_negative_of_nt_bxent() -> None:
+def test_nt_bxent_without_negatives_follows_the_policy() -> None:
     everyone = torch.cartesian_prod(torch.arange(6), torch.arange(6))
     each = nt_bxent_loss(EMBEDDINGS, everyone, temperature=TAU, reduction="none")
     s = logits("cosine")
@@ -210,7 +210,7 @@ def test_no_negative_of_nt_bxent() -> None:
     assert not bool(nt_bxent_loss(EMBEDDINGS, PAIRS, no_negative="nan").isnan())
 
 
-def test_positive_pairs_are_directed_distinct_and_off_the_diagonal() -> None:
+def test_positive_pairs_are_directed_and_ignore_duplicates_and_the_diagonal() -> None:
     plain = nt_bxent_loss(EMBEDDINGS, torch.tensor([[0, 1], [2, 3]]), reduction="none")
     noisy = nt_bxent_loss(EMBEDDINGS, torch.tensor([[2, 3], [0, 1], [0, 1], [4, 4]]), reduction="none")
     assert torch.equal(plain, noisy)
@@ -234,7 +234,7 @@ def test_base_temperature_scales_the_result(reduction: str) -> None:
 
 
 @pytest.mark.parametrize("loss", SUPERVISED)
-def test_a_mask_of_equal_labels_is_the_labels(loss: Loss) -> None:
+def test_mask_of_equal_labels_gives_the_loss_of_the_labels(loss: Loss) -> None:
     labels = torch.tensor(LABELS)
     mask = labels[:, None] == labels[None, :]
     by_labels = loss(EMBEDDINGS, labels, reduction="none")
@@ -253,19 +253,19 @@ def test_a_mask_of_equal_labels_is_the_labels(loss: Loss) -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 )
-def test_labels_of_any_integer_dtype(dtype: torch.dtype) -> None:
+def test_labels_may_have_any_integer_dtype(dtype: torch.dtype) -> None:
     true = supcon_loss(EMBEDDINGS, torch.tensor(LABELS))
     low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     extremes = torch.tensor([[high, low, high - 1][label] for label in LABELS], dtype=dtype)
     assert torch.equal(supcon_loss(EMBEDDINGS, extremes), true)
 
 
-def test_bool_labels() -> None:
+def test_bool_labels_equal_integer_labels() -> None:
     flags = torch.tensor([True, True, False, True, False, False])
     assert torch.equal(supcon_loss(EMBEDDINGS, flags), supcon_loss(EMBEDDINGS, flags.int()))
 
 
-def test_nt_xent_is_supcon_with_one_positive_each() -> None:
+def test_nt_xent_equals_supcon_with_one_positive_per_anchor() -> None:
     by_labels = supcon_loss(EMBEDDINGS, torch.arange(6) // 2, reduction="none")
     by_partner = nt_xent_loss(EMBEDDINGS, interleaved_partners(6), reduction="none")
     torch.testing.assert_close(by_partner, by_labels, rtol=1e-15, atol=0)
@@ -274,13 +274,13 @@ def test_nt_xent_is_supcon_with_one_positive_each() -> None:
     )
 
 
-def test_a_collapsed_batch_has_the_loss_of_chance() -> None:
+def test_loss_of_a_collapsed_batch_is_the_logarithm_of_the_others() -> None:
     same = torch.tensor([[0.3, -0.4]]).repeat(8, 1)
     assert nt_xent_loss(same, stacked_partners(8)).item() == pytest.approx(math.log(7), rel=1e-6)
 
 
-def test_the_tutorials_constant() -> None:
-    """Unnormalised products far below the row's maximum give 2 ln 4 / 5 whatever the input."""
+def test_tutorial_loss_is_constant_for_unnormalised_rows() -> None:
+    """Unnormalised products far below the row's maximum give 2 ln 4 / 5 for every input."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(5, 200, generator=generator) * 3
     loss = supcon_epsilon_loss(rows, torch.tensor([0, 0, 1, 2, 3]))

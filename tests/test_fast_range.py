@@ -1,7 +1,7 @@
-"""The exact backend of ``pairproof.fast`` against an oracle in ball arithmetic, over the whole range that it promises.
+"""The exact backend of `pairproof.fast` against an oracle in ball arithmetic, over its whole guaranteed range.
 
-The oracle is a small reverse tape over python-flint's ``arb``, with each formula written out once more from its
-definition. It is exact to far more digits than any float has, so an error found here is the implementation's.
+The oracle is a small reverse tape over python-flint's ``arb``, with an independent implementation of each formula. Its
+precision is far beyond that of any float, so an error found here is an error of the backend.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BITS = 3600
 
 
 def exactly(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The backend that promises the whole range."""
+    """Return the function with the backend that guarantees the whole range."""
     bound = functools.partial(function, backend="exact")
     functools.update_wrapper(bound, function)
     return bound
@@ -37,7 +37,7 @@ supcon_loss = exactly(fast.supcon_loss)
 
 
 class Node:
-    """A number on the tape: its value, and for each parent the derivative with respect to it."""
+    """A number on the tape: its value, its parents, and its derivative with respect to each parent."""
 
     def __init__(self, value: arb, parents: Sequence[tuple[Node, arb]] = ()) -> None:
         self.value, self.parents, self.grad = value, parents, arb(0)
@@ -95,7 +95,7 @@ def backward(root: Node) -> None:
 
 @dataclass(frozen=True)
 class Loss:
-    """One loss: its call, and the value of anchor i from logits s[i][j], positives P and negatives N."""
+    """One loss: its function, and the value of anchor i computed from its logits, positives and negatives."""
 
     name: str
     call: Callable[..., Tensor]
@@ -172,7 +172,7 @@ def oracle(
     similarity: str,
     upstream: Sequence[float],
 ) -> Truth:
-    """Anchor values, and the gradient of their sum weighted by ``upstream``."""
+    """Return the anchors' values, and the gradient of their sum weighted by ``upstream``."""
     rows = [[Node(arb(x)) for x in row] for row in embeddings.double().tolist()]
     count = len(rows)
     vectors = rows
@@ -195,9 +195,9 @@ def oracle(
 
 
 def check(found: Tensor, truth: Sequence[arb], relative: float) -> float:
-    """Hold each entry to its true value: finite, not zero, right. Return the largest relative error.
+    """Check that each entry is finite, not zero, and close to its true value; return the largest relative error.
 
-    Entries beyond the dtype's largest number are left out; below its smallest, zero is right too.
+    Entries whose true value exceeds the dtype's largest number are skipped. Below its smallest, zero is right too.
     """
     info = torch.finfo(found.dtype)
     least = info.smallest_normal * info.eps
@@ -222,7 +222,7 @@ def check(found: Tensor, truth: Sequence[arb], relative: float) -> float:
 
 
 LOSS_BY_NAME = {loss.name: loss for loss in LOSSES}
-# One unit in the last place of the dtype returned; for float64 what logits of up to 2000 leave of its digits.
+# One unit in the last place of the returned dtype; for float64, the accuracy that logits of up to 2000 allow.
 RELATIVE = {torch.float64: 3e-12, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 
 
@@ -235,7 +235,7 @@ def _digits() -> Iterator[None]:
 
 
 def pairs_of(loss: Loss, labels: Sequence[int]) -> tuple[Tensor, list[list[int]]]:
-    """The loss's second argument for these labels, and the positives of every row."""
+    """Return the loss's second argument for these labels, and the positives of every row."""
     count = len(labels)
     if loss.targets == "partners":
         partners = torch.arange(count) ^ 1
@@ -256,7 +256,7 @@ def judge(
     upstream: Sequence[float] | None = None,
     relative: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compare per-anchor values and the gradient with the oracle; return both as found."""
+    """Compare the anchors' values and the gradient with the oracle; return both."""
     leaf = embeddings.clone().requires_grad_()
     targets, positive = pairs_of(loss, labels)
     values = loss.call(leaf, targets, temperature=temperature, similarity=similarity, reduction="none")
@@ -268,7 +268,7 @@ def judge(
     assert leaf.grad is not None
     assert leaf.grad.dtype == embeddings.dtype
     assert values.dtype == (torch.float64 if embeddings.dtype == torch.float64 else torch.float32)
-    # Nearly orthogonal rows, and rows of very different size, partly cancel under "dot".
+    # Under "dot", products of nearly orthogonal rows and of rows of very different size partly cancel.
     factor = 32 if similarity == "dot" and embeddings.dtype == torch.float64 else 1
     check(values.detach(), truth.values, relative or factor * RELATIVE[values.dtype])
     flat = [entry for row in truth.gradient for entry in row]
@@ -277,7 +277,7 @@ def judge(
 
 
 def batch(kind: str, labels: Sequence[int], dim: int, dtype: torch.dtype, exponents: Sequence[float]) -> Tensor:
-    """Unit rows at random, or close to a centre of their class ("solved"), scaled by powers of ten."""
+    """Return unit rows, random or close to the centre of their class ("solved"), scaled by powers of ten."""
     generator = torch.Generator().manual_seed(7)
     rows = torch.randn(len(labels), dim, dtype=torch.float64, generator=generator)
     if kind == "solved":
@@ -307,7 +307,9 @@ DOT_NORMS = {
 @pytest.mark.parametrize("temperature", [1e-3, 0.07, 1.0, 1e3])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
-def test_value_and_gradient_over_the_range(loss: Loss, similarity: str, temperature: float, dtype: torch.dtype) -> None:
+def test_value_and_gradient_are_right_over_the_range(
+    loss: Loss, similarity: str, temperature: float, dtype: torch.dtype
+) -> None:
     labels = [0, 0, 1, 1, 2, 2] if loss.targets == "partners" else [0, 1, 0, 1, 0, 1]
     norms = (COSINE_NORMS if similarity == "cosine" else DOT_NORMS)[dtype]
     for kind, exponents in [("random", norms[-1]), *(("solved", exponents) for exponents in norms)]:
@@ -317,12 +319,12 @@ def test_value_and_gradient_over_the_range(loss: Loss, similarity: str, temperat
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
-def test_upstream_gradients_go_through(loss: Loss, dtype: torch.dtype) -> None:
+def test_upstream_gradients_of_any_size_are_applied(loss: Loss, dtype: torch.dtype) -> None:
     labels = [0, 0, 1, 1, 2, 2] if loss.targets == "partners" else [0, 1, 0, 1, 0, 1]
     rows = batch("solved", labels, 3, dtype, [0, 1, -1, 2, -2, 0])
     for upstream in ([2.0**16] * 6, [1e-20] * 6, [1e30] * 6, [1e-44] * 6, [1.0, 0.0, 3.0, 2.0**16, 1e-3, 0.5]):
         judge(loss, rows, labels, temperature=0.07, similarity="cosine", upstream=upstream)
-    # Weights of e^-500 that the upstream gradient and the norms bring back into float64's range.
+    # Upstream gradient and norms bring weights of e^-500 back into the range of float64.
     if dtype == torch.float64:
         far = batch("solved", labels, 3, dtype, [-200] * 6)
         judge(loss, far, labels, temperature=1e-3, similarity="cosine", upstream=[1e250] * 6)
@@ -331,8 +333,8 @@ def test_upstream_gradients_go_through(loss: Loss, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "name", ["nt_xent", "supcon-all", "supcon_in-all", "nt_xent_pairwise", "supcon_in-one_positive"]
 )
-def test_a_solved_anchor_keeps_its_loss_and_gradient(name: str) -> None:
-    """Softmax of the positive rounds to 1 here, and 1 minus it to 0."""
+def test_tiny_loss_and_gradient_are_not_rounded_to_zero(name: str) -> None:
+    """The softmax of the positive rounds to 1 here, and 1 minus it to 0."""
     rows = torch.tensor([[1.0, 0.01], [0.999, 0.02], [0.02, 1.0], [0.01, 0.999]])
     values, gradient = judge(LOSS_BY_NAME[name], rows, [0, 0, 1, 1], temperature=0.014, similarity="cosine")
     assert float(values.max()) < 2e-29
@@ -342,20 +344,20 @@ def test_a_solved_anchor_keeps_its_loss_and_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["supcon-all", "supcon_epsilon"])
 @pytest.mark.parametrize("spread", [1e-3, 1e-6, 0.0])
-def test_nearly_equal_positives_far_from_the_negatives(name: str, spread: float) -> None:
-    """q - 1/|P| is the difference of nearly equal numbers, and what the negatives take is far below its rounding."""
+def test_gradient_of_nearly_equal_positives_is_accurate(name: str, spread: float) -> None:
+    """q - 1/|P| is a difference of nearly equal numbers, and the negatives' part is far below its rounding error."""
     offsets = torch.tensor([[0.0, 0.0], [1.0, -2.0], [-1.5, 0.5], [0.0, 0.0], [2.0, 1.0], [-1.0, -1.0]])
     rows = torch.tensor([[1.0, 0.0]] * 3 + [[-0.8, 0.6]] * 3, dtype=torch.float64) + spread * offsets.double()
     if spread:
         labels = [0, 0, 0, 1, 1, 1]
         judge(LOSS_BY_NAME[name], rows, labels, temperature=0.05, similarity="cosine", relative=1e-6)
         return
-    # Copies: the positives' part is exactly zero, and so is the tangent between them; only the negatives' is left.
+    # For copies, the positives' part of the gradient is exactly zero, and only the negatives' part remains.
     judge(LOSS_BY_NAME[name], rows[[0, 1, 3, 4]], [0, 0, 1, 1], temperature=0.05, similarity="cosine", relative=1e-6)
 
 
-def test_one_collapsed_class_without_negatives_keeps_its_gradient() -> None:
-    """Cosines that differ from 1 by 1e-18 are all 1 in float64; the gradient is made of what they differ in."""
+def test_collapsed_class_without_negatives_has_a_gradient() -> None:
+    """Cosines that differ from 1 by 1e-18 are all 1 in float64, but the gradient depends on these differences."""
     rows = torch.tensor(
         [[1.0, 1e-9, 0.0], [1.0, -2e-9, 1e-9], [1.0, 0.0, 3e-9], [1.0, 2e-9, 2e-9]], dtype=torch.float64
     )
@@ -365,8 +367,8 @@ def test_one_collapsed_class_without_negatives_keeps_its_gradient() -> None:
 
 
 @pytest.mark.parametrize("name", ["nt_xent", "supcon-all", "nt_xent_pairwise"])
-def test_weights_that_underflow_come_back_through_the_norm(name: str) -> None:
-    """e^-120 is zero in float32, e^-1200 in float64; times 1 / (temperature * norm) both are ordinary numbers."""
+def test_weights_that_underflow_are_recovered_by_small_norms(name: str) -> None:
+    """e^-120 is zero in float32, e^-1200 in float64; times 1 / (temperature * norm) both are representable."""
     near = torch.tensor([[1.0, 0.1], [1.0, 0.11], [-0.2, 1.0], [-0.21, 1.0]], dtype=torch.float64)
     single = (near * 1e-30).float()
     values, gradient = judge(LOSS_BY_NAME[name], single, [0, 0, 1, 1], temperature=0.009, similarity="cosine")
@@ -377,8 +379,8 @@ def test_weights_that_underflow_come_back_through_the_norm(name: str) -> None:
     assert bool((gradient != 0).all())
 
 
-def test_a_row_that_is_only_a_negative_is_scaled_by_its_column() -> None:
-    """The last row is no anchor and far from all: its gradient is made of weights about e^-1300 alone."""
+def test_gradient_of_a_row_that_is_only_a_negative_is_not_zero() -> None:
+    """The last row is not an anchor and far from all rows: its gradient has only weights of about e^-1300."""
     near = torch.tensor([[1.0, 0.1], [1.0, 0.11], [-1.0, 0.3]], dtype=torch.float64) * 1e-300
     leaf = near.clone().requires_grad_()
     supcon_loss(leaf, torch.tensor([0, 0, 1]), temperature=1.5e-3, reduction="sum").backward()
@@ -395,8 +397,8 @@ def test_a_row_that_is_only_a_negative_is_scaled_by_its_column() -> None:
     assert 0 < float(leaf.grad[2].abs().max()) < 1e-200
 
 
-def test_an_entry_along_the_only_large_axis_keeps_its_gradient() -> None:
-    """v - (v.u) u cancels to nothing in the large entry of a row like (1, 1e-20)."""
+def test_gradient_of_the_dominant_entry_is_not_lost_to_cancellation() -> None:
+    """v - (v.u) u cancels completely in the large entry of a row like (1, 1e-20)."""
     rows = torch.tensor([[1.0, 1e-20], [0.8, 0.6], [0.5, -1.0], [1e-25, -1.0]])
     _, gradient = judge(LOSS_BY_NAME["nt_xent"], rows, [0, 0, 1, 1], temperature=0.5, similarity="cosine")
     assert 0 < abs(float(gradient[0, 0])) < 1e-18
@@ -406,10 +408,10 @@ def test_an_entry_along_the_only_large_axis_keeps_its_gradient() -> None:
     ("dtype", "norm", "temperature", "cosines"),
     [(torch.float32, 1e-36, 5e-3, (0.5, 0.1)), (torch.float64, 1e-300, 1e-3, (0.5, -0.4))],
 )
-def test_contributions_of_very_different_size_meet_in_one_row(
+def test_contributions_of_very_different_size_add_up_in_one_row(
     dtype: torch.dtype, norm: float, temperature: float, cosines: tuple[float, float]
 ) -> None:
-    """Row 0's second and third entries come from one pair each, whose weights differ by e^80, or by e^900."""
+    """The second and third entries of row 0 come from one pair each; the weights differ by e^80 or e^900."""
     near, far = cosines
     rows = torch.tensor(
         [[1, 0, 0]] * 2 + [[near, math.sqrt(1 - near**2), 0]] * 2 + [[far, 0, math.sqrt(1 - far**2)]] * 2,
@@ -422,16 +424,16 @@ def test_contributions_of_very_different_size_meet_in_one_row(
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_the_guarded_loss_keeps_its_gradient_where_its_exponentials_underflow(similarity: str) -> None:
+def test_epsilon_loss_has_a_gradient_where_its_exponentials_underflow(similarity: str) -> None:
     rows = torch.tensor([[9.0, 1.0], [1.0, 8.0], [-7.0, 3.0], [2.0, -9.0]], dtype=torch.float64)
     values, gradient = judge(LOSS_BY_NAME["supcon_epsilon"], rows, [0, 1, 0, 1], temperature=0.2, similarity=similarity)
     if similarity == "dot":
-        # The tutorial's own constant: every e^(s - max) is far below epsilon, and its gradient rounded to zero.
+        # The tutorial's constant: every e^(s - max) is far below epsilon, and the tutorial's gradient rounds to zero.
         assert torch.allclose(values, torch.full_like(values, math.log(3)), rtol=1e-7)
     assert bool((gradient != 0).all())
 
 
-def test_binary_cross_entropy_at_logits_of_a_thousand() -> None:
+def test_binary_cross_entropy_is_right_at_logits_of_a_thousand() -> None:
     rows = torch.tensor([[1.0, 0.0], [1.0, 1e-3], [-1.0, 1e-3], [-1.0, 2e-3]], dtype=torch.float64)
     for labels in ([0, 0, 1, 1], [0, 1, 1, 0]):
         for scale in (1.0, 1e-250):
@@ -456,7 +458,7 @@ def test_products_may_overflow_before_the_temperature_divides_them() -> None:
     judge(LOSS_BY_NAME["supcon-all"], rows, [0, 0, 1, 1], temperature=1e3, similarity="dot", relative=1e-9)
 
 
-def test_a_mean_of_large_losses_does_not_overflow() -> None:
+def test_mean_of_large_losses_does_not_overflow() -> None:
     rows = torch.tensor([[1e154, 0.0], [-1e154, 1.0]], dtype=torch.float64).repeat(4, 1)
     leaf = rows.clone().requires_grad_()
     loss = nt_xent_loss(leaf, torch.arange(8) ^ 1, similarity="dot", temperature=1.25)
@@ -466,7 +468,7 @@ def test_a_mean_of_large_losses_does_not_overflow() -> None:
     assert bool(leaf.grad.isfinite().all())
 
 
-def test_the_smallest_losses_are_not_rounded_to_zero() -> None:
+def test_smallest_losses_are_not_rounded_to_zero() -> None:
     rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
     for temperature, size in ((0.0289, 1e-30), (0.0197, 1e-44)):
         loss = float(nt_xent_loss(rows, torch.tensor([1, 0, 3, 2]), temperature=temperature))
@@ -477,8 +479,8 @@ def test_the_smallest_losses_are_not_rounded_to_zero() -> None:
     assert 0 < loss < 1e-307
 
 
-def test_the_smallest_losses_without_positives_below_are_not_rounded_to_zero() -> None:
-    """Against the negatives alone the loss crosses zero: here it is a difference of logits of 1e-24."""
+def test_smallest_losses_with_only_negatives_are_not_rounded_to_zero() -> None:
+    """With only negatives in the denominator the loss can be zero; here it is a difference of logits of 1e-24."""
     rows = torch.tensor([[2e-12, 1e-12], [1e-12, -3e-12], [-1e-12, 2e-12], [3e-12, 4e-12]])
     for name in ("supcon-only_negatives", "supcon_in-only_negatives"):
         targets = torch.tensor([0, 0, 0, 1])

@@ -1,4 +1,4 @@
-"""The reference with references in place of the batch, and with two towers: equivalences and hand computation."""
+"""The reference with reference rows and with two towers: equivalences and hand computation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABEL_LOSSES = {name: getattr(reference, f"{name}_loss") for name in ("supcon", 
 
 
 def label_options(name: str) -> list[dict[str, Any]]:
-    """Every combination of the options that choose a formula, with the policies that could be told apart by it."""
+    """Return every combination of the options that select a formula, and of the policies."""
     reductions = ["mean", "sum", "none", *(["mean_pairs"] if name == "nt_xent_pairwise" else [])]
     choices: dict[str, list[Any]] = {
         "similarity": ["cosine", "dot"],
@@ -41,7 +41,7 @@ def label_options(name: str) -> list[dict[str, Any]]:
 
 
 def assert_same(found: reference.Result, expected: reference.Result) -> None:
-    """The same loss, anchor by anchor, of the same positives and negatives."""
+    """Assert the same loss, the same value of each anchor, and the same positives and negatives."""
     np.testing.assert_array_equal(np.array(found.loss), np.array(expected.loss))
     assert found.terms.anchor_losses.keys() == expected.terms.anchor_losses.keys()
     assert (found.terms.positives, found.terms.negatives) == (expected.terms.positives, expected.terms.negatives)
@@ -50,7 +50,7 @@ def assert_same(found: reference.Result, expected: reference.Result) -> None:
 
 @pytest.mark.parametrize("given", ["labels", "positives"])
 @pytest.mark.parametrize("name", LABEL_LOSSES)
-def test_the_batch_as_its_own_references_is_the_batch(name: str, given: str) -> None:
+def test_batch_as_its_own_references_gives_the_plain_loss(name: str, given: str) -> None:
     loss = LABEL_LOSSES[name]
     plain: dict[str, Any] = {"labels": LABELS} if given == "labels" else {"positives": MASK}
     refs = {"ref_embeddings": ROWS, "self_rows": np.arange(5)} | ({"ref_labels": LABELS} if given == "labels" else {})
@@ -59,7 +59,7 @@ def test_the_batch_as_its_own_references_is_the_batch(name: str, given: str) -> 
         assert_same(loss(ROWS, **plain, **refs, **options), loss(ROWS, **plain, **options))
 
 
-def test_the_batch_as_its_own_references_is_the_batch_for_partners() -> None:
+def test_batch_as_its_own_references_gives_the_plain_loss_of_partners() -> None:
     partners = [2, 3, 0, 1]
     refs = {"ref_embeddings": ROWS[:4], "self_rows": [0, 1, 2, 3]}
     for similarity, reduction, base in itertools.product(("cosine", "dot"), ("mean", "sum", "none"), (None, 0.25)):
@@ -69,7 +69,7 @@ def test_the_batch_as_its_own_references_is_the_batch_for_partners() -> None:
 
 
 def complex_step(loss: Callable[..., reference.Result], *matrices: np.ndarray) -> list[np.ndarray]:
-    """The gradient by each matrix: the imaginary part of the loss at x + 1e-200 i, over 1e-200."""
+    """Return the gradient with respect to each matrix: the imaginary part of the loss at x + 1e-200 i, over 1e-200."""
     gradients = []
     for k, matrix in enumerate(matrices):
         gradient = np.zeros_like(matrix)
@@ -82,7 +82,7 @@ def complex_step(loss: Callable[..., reference.Result], *matrices: np.ndarray) -
 
 
 def central_differences(loss: Callable[..., reference.Result], *matrices: np.ndarray) -> list[np.ndarray]:
-    """The gradient by each matrix: (f(x + h) - f(x - h)) / 2h."""
+    """Return the gradient with respect to each matrix: (f(x + h) - f(x - h)) / 2h."""
     gradients = []
     for k, matrix in enumerate(matrices):
         gradient = np.zeros_like(matrix)
@@ -98,7 +98,7 @@ def central_differences(loss: Callable[..., reference.Result], *matrices: np.nda
 
 
 def over_balls(loss: Callable[..., reference.Result], *matrices: np.ndarray) -> tuple[arb, list[np.ndarray]]:
-    """The loss over balls, and its gradient by each matrix by the reverse tape over balls."""
+    """Return the loss over balls, and its gradient with respect to each matrix from the tape over balls."""
     record: list[tape.Var] = []
     inputs = [[[tape.Var(arb(x), record) for x in row] for row in matrix.tolist()] for matrix in matrices]
     total = loss(*(np.array(rows, dtype=object) for rows in inputs)).loss
@@ -106,7 +106,7 @@ def over_balls(loss: Callable[..., reference.Result], *matrices: np.ndarray) -> 
     return total.value, gradients
 
 
-WAYS: dict[str, tuple[Callable[..., reference.Result], tuple[np.ndarray, ...]]] = {
+CALLS: dict[str, tuple[Callable[..., reference.Result], tuple[np.ndarray, ...]]] = {
     "supcon": (
         lambda z, r: reference.supcon_loss(
             z, LABELS, ref_embeddings=r, ref_labels=[0, 1, 1, 0, 0], self_rows=[-1, 2, -1, 0, 1], temperature=0.5
@@ -143,10 +143,10 @@ WAYS: dict[str, tuple[Callable[..., reference.Result], tuple[np.ndarray, ...]]] 
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_matrix_has_its_gradient(way: str) -> None:
-    """Three roads: the complex step, differences, and the tape over balls."""
-    loss, matrices = WAYS[way]
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_of_every_matrix_agree_across_three_methods(name: str) -> None:
+    """The methods are the complex step, central differences, and the tape over balls."""
+    loss, matrices = CALLS[name]
     value, proved = over_balls(loss, *matrices)
     plain = loss(*matrices).loss
     assert value.rel_accuracy_bits() > 30
@@ -160,8 +160,8 @@ def test_every_matrix_has_its_gradient(way: str) -> None:
 
 
 @pytest.mark.parametrize("name", LABEL_LOSSES)
-def test_the_batch_as_its_own_references_splits_the_gradient(name: str) -> None:
-    """As an anchor and as a reference: the plain gradient is their sum, and neither is all of it."""
+def test_gradients_of_anchors_and_references_add_up_to_the_plain_one(name: str) -> None:
+    """The plain gradient is the sum of both parts, and neither part is zero."""
     labels = [0, 1, 0, 1, 0]
 
     def referring(z: np.ndarray, r: np.ndarray) -> reference.Result:
@@ -179,8 +179,8 @@ BANK = np.array([[2.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
 E = math.e
 
 
-def test_references_by_hand() -> None:
-    """Under cosine the first row has similarities 1, 0, -1 with the bank, the second 0, 1, 0."""
+def test_supcon_with_references_equals_hand_computation() -> None:
+    """Under cosine the similarities with the bank are 1, 0, -1 for the first row and 0, 1, 0 for the second."""
 
     def values(**options: Any) -> list[float]:
         found = reference.supcon_loss(
@@ -191,7 +191,7 @@ def test_references_by_hand() -> None:
     first = [-math.log(E / (E + 1 + 1 / E)), -math.log(1 / (E + 1 + 1 / E))]
     second = -math.log(1 / (1 + E + 1))
     assert values() == pytest.approx([sum(first) / 2, second], rel=1e-14)
-    # The first row is the bank's first, the second none of them.
+    # The first row is row 0 of the bank; the second is not in the bank.
     assert values(self_rows=[0, -1]) == pytest.approx([-math.log(1 / (1 + 1 / E)), second], rel=1e-14)
     one = [-math.log(E / (E + 1 / E)), -math.log(1 / (1 + 1 / E))]
     assert values(denominator="one_positive") == pytest.approx([sum(one) / 2, second], rel=1e-14)
@@ -199,8 +199,8 @@ def test_references_by_hand() -> None:
     assert values(denominator="only_negatives") == pytest.approx([sum(only) / 2, -math.log(1 / (1 + E))], rel=1e-14)
 
 
-def test_the_other_losses_by_hand() -> None:
-    """The same similarities at temperature 1/2: logits 2, 0, -2 and 0, 2, 0."""
+def test_other_losses_with_references_equal_hand_computation() -> None:
+    """With the same similarities at temperature 1/2, logits are 2, 0, -2 and 0, 2, 0."""
     bank: dict[str, Any] = {"ref_embeddings": BANK, "temperature": 0.5, "reduction": "none"}
     squared = E**2
     inside = reference.supcon_in_loss(SIMPLE, [5, 7], ref_labels=[5, 5, 7], **bank).loss
@@ -217,8 +217,8 @@ def test_the_other_losses_by_hand() -> None:
     assert partners == pytest.approx([-math.log(1 / (squared + 1)), -math.log(squared / (squared + 1))], rel=1e-14)
 
 
-def test_towers_by_hand() -> None:
-    """Cosines [[1, 0], [0, 1]] of the towers; with the negative [-1, 0] they are -1 and 0."""
+def test_info_nce_equals_hand_computation() -> None:
+    """The cosines of the towers are [[1, 0], [0, 1]]; those with the negative [-1, 0] are -1 and 0."""
 
     def values(**options: Any) -> list[float]:
         found = reference.info_nce_loss(SIMPLE, BANK[:2], temperature=1.0, reduction="none", **options)
@@ -248,7 +248,7 @@ TOWER_OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("negatives", [None, QUEUE], ids=["batch", "queue"])
 @pytest.mark.parametrize("options", TOWER_OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
-def test_both_directions_are_two(options: dict[str, Any], negatives: np.ndarray | None) -> None:
+def test_both_directions_average_the_two_directions(options: dict[str, Any], negatives: np.ndarray | None) -> None:
     def loss(a: np.ndarray, b: np.ndarray, direction: str, reduction: str = "mean") -> Any:
         found = reference.info_nce_loss(a, b, negatives=negatives, direction=direction, reduction=reduction, **options)
         return found.loss
@@ -263,14 +263,14 @@ def test_both_directions_are_two(options: dict[str, Any], negatives: np.ndarray 
 
 
 @pytest.mark.parametrize("options", TOWER_OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
-def test_one_direction_is_nt_xent_with_references(options: dict[str, Any]) -> None:
+def test_one_direction_equals_nt_xent_with_references(options: dict[str, Any]) -> None:
     towers = reference.info_nce_loss(ROWS, OTHERS, direction="a_to_b", **options)
     assert_same(towers, reference.nt_xent_loss(ROWS, range(5), ref_embeddings=OTHERS, **options))
 
 
 @pytest.mark.parametrize("options", TOWER_OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
-def test_a_queue_is_supcon_over_its_columns(options: dict[str, Any]) -> None:
-    """Each anchor by itself, with references of its own: its positive and the queue."""
+def test_info_nce_with_negatives_equals_supcon_per_anchor(options: dict[str, Any]) -> None:
+    """Each anchor is evaluated separately, with its positive and the queue as references."""
     found = reference.info_nce_loss(ROWS, OTHERS, negatives=QUEUE, reduction="none", **options)
     pairs = [*zip(ROWS, OTHERS, strict=True), *zip(OTHERS, ROWS, strict=True)]
     alone = [
@@ -286,7 +286,7 @@ def test_a_queue_is_supcon_over_its_columns(options: dict[str, Any]) -> None:
     assert terms.pairs[6, 1].log_numerator == alone[6].terms.logits[0][0]
 
 
-def test_terms_of_towers() -> None:
+def test_terms_of_towers_cover_both_directions() -> None:
     terms = reference.info_nce_loss(ROWS, OTHERS, similarity="dot", temperature=0.5).terms
     np.testing.assert_allclose(terms.similarity, np.concatenate([ROWS @ OTHERS.T, OTHERS @ ROWS.T]), rtol=1e-14)
     np.testing.assert_allclose(terms.logits, 2 * np.array(terms.similarity))
@@ -297,7 +297,7 @@ def test_terms_of_towers() -> None:
     assert list(single.anchor_losses) == list(range(5))
 
 
-def test_terms_of_references() -> None:
+def test_terms_of_references_follow_labels_and_self_rows() -> None:
     found = reference.supcon_loss(
         ROWS, LABELS, ref_embeddings=QUEUE, ref_labels=[1, 0, 0], self_rows=[2, -1, -1, 0, -1], similarity="dot"
     )
@@ -307,7 +307,7 @@ def test_terms_of_references() -> None:
     assert found.terms.pairs[0, 1].members == (0, 1)
 
 
-def test_one_pair_costs_nothing() -> None:
+def test_loss_of_one_pair_is_zero() -> None:
     found = reference.info_nce_loss(ROWS[:1], OTHERS[:1])
     assert found.loss == 0
     assert found.terms.negatives == [[], []]
@@ -316,8 +316,8 @@ def test_one_pair_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", LABEL_LOSSES)
-def test_an_anchor_without_others_is_lonely(name: str) -> None:
-    """The one reference is the anchor itself."""
+def test_anchor_whose_only_reference_is_itself_has_no_positives(name: str) -> None:
+    """Its value follows the policy for anchors without positives."""
     call: dict[str, Any] = {"ref_embeddings": ROWS[:1], "ref_labels": [0], "self_rows": [0]}
     values = {
         (policy, reduction): LABEL_LOSSES[name](ROWS[:1], [0], no_positive=policy, reduction=reduction, **call).loss
@@ -330,7 +330,7 @@ def test_an_anchor_without_others_is_lonely(name: str) -> None:
     assert math.isnan(values["nan", "none"][0])
 
 
-def test_an_anchor_of_positives_alone_has_no_negatives() -> None:
+def test_anchor_with_only_positives_has_no_negatives() -> None:
     call: dict[str, Any] = {"ref_embeddings": QUEUE, "ref_labels": [0, 0, 1], "self_rows": [2, -1]}
     for loss in (reference.supcon_loss, reference.supcon_in_loss):
         each = loss(ROWS[:2], [0, 0], denominator="only_negatives", no_negative="nan", reduction="none", **call).loss
@@ -338,7 +338,7 @@ def test_an_anchor_of_positives_alone_has_no_negatives() -> None:
         assert loss(ROWS[:2], [0, 0], denominator="only_negatives", reduction="none", **call).loss[0] == 0
 
 
-def test_a_batch_may_share_a_reference_and_number_types_may_differ() -> None:
+def test_rows_may_share_a_reference_and_number_types_may_differ() -> None:
     shared = reference.supcon_loss(ROWS, LABELS, ref_embeddings=OTHERS, ref_labels=LABELS, self_rows=[1] * 5)
     left_out = np.delete(OTHERS, 1, axis=0)
     expected = reference.supcon_loss(ROWS, LABELS, ref_embeddings=left_out, ref_labels=np.delete(LABELS, 1))
@@ -350,8 +350,8 @@ def test_a_batch_may_share_a_reference_and_number_types_may_differ() -> None:
     assert single == reference.info_nce_loss(ROWS, OTHERS).loss
 
 
-def test_similarities_may_be_given_with_their_sets() -> None:
-    """Rows and columns of their own, and A(i) as lists."""
+def test_evaluate_similarities_accepts_sets_of_columns() -> None:
+    """Rows and columns differ, and A(i) is given as lists."""
     matrix = similarity_matrix(ROWS.tolist(), "cosine", QUEUE.tolist())
     assert matrix[4][2] == cosine(ROWS[4].tolist(), QUEUE[2].tolist())
     loss, terms = evaluate_similarities(

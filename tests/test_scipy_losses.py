@@ -1,4 +1,4 @@
-"""The evaluation in scipy: it gives the golden values, shares nothing with the loops, and finds a wrong formula."""
+"""The evaluation with scipy: it gives the golden values, is independent of the loops, and finds a wrong formula."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def golden() -> list[GoldenCase]:
 
 
 def ratio(case: Case, true: Truth) -> float:
-    """Worst error of the evaluation in scipy, in units of the bound."""
+    """Return the largest error of the evaluation with scipy, in units of the bound."""
     return compare(case, true, SCIPY.evaluate(case, "float64"), bounds(case, true, "float64")).ratio
 
 
 @pytest.mark.parametrize("loss", WRITTEN)
-def test_it_gives_every_golden_value(golden: list[GoldenCase], loss: str) -> None:
-    """The float64 bound holds as it stands: no logit is exponentiated before another is taken from it."""
+def test_golden_values_are_within_their_bounds(golden: list[GoldenCase], loss: str) -> None:
+    """The usual float64 bound holds, because logits are subtracted before they are exponentiated."""
     mine = [g for g in golden if g.case.loss == loss]
     assert len(mine) > (50 if loss == "info_nce" else 100)
     worst = {g.id: ratio(g.case, stored_truth(g.case, g.expected)) for g in mine}
     assert {name: r for name, r in worst.items() if not r <= 1} == {}
 
 
-def test_it_agrees_with_the_loops(golden: list[GoldenCase]) -> None:
-    """Both are within the bound of the truth, so they are within two bounds of each other."""
+def test_anchors_agree_with_the_loops(golden: list[GoldenCase]) -> None:
+    """Both are within one bound of the proved value, so they are within two bounds of each other."""
     for g in [g for g in golden if g.case.n <= PROVE_UP_TO][::7]:
         found, loops = SCIPY.evaluate(g.case, "float64"), call_reference(g.case)
         allowed = bounds(g.case, stored_truth(g.case, g.expected), "float64")
@@ -59,8 +59,8 @@ def test_it_agrees_with_the_loops(golden: list[GoldenCase]) -> None:
                 assert abs(value - found.anchors[i]) <= 2 * allowed.anchors.get(i, 0.0), (g.id, i)
 
 
-def test_it_prints_what_the_notebook_prints() -> None:
-    """Out[14], Out[26], Out[27] and their like: float64 results of the same scipy calls, printed to the last digit."""
+def test_figures_of_the_notebook_are_reproduced() -> None:
+    """Out[14], Out[26], Out[27] and others are float64 results of the same scipy calls, printed in full."""
     full_length = 0
     for fixture in load_worked():
         if fixture.document.id != "supcon_notebook":
@@ -76,12 +76,12 @@ def test_it_prints_what_the_notebook_prints() -> None:
 
 
 @pytest.mark.parametrize("loss", WRITTEN.values(), ids=list(WRITTEN))
-def test_its_signatures_are_the_catalogue_s(loss: Any) -> None:
+def test_signatures_equal_those_of_the_loops(loss: Any) -> None:
     found, loops = (inspect.signature(getattr(module, loss.function)) for module in (scipy_losses, reference))
     assert list(found.parameters.values()) == list(loops.parameters.values())
 
 
-def test_it_shares_nothing_with_the_loops() -> None:
+def test_module_imports_nothing_of_the_package() -> None:
     tree = ast.parse(Path(scipy_losses.__file__).read_text())
     imported = set()
     for node in ast.walk(tree):
@@ -93,7 +93,7 @@ def test_it_shares_nothing_with_the_loops() -> None:
     assert imported == {"__future__", "typing", "numpy", "scipy"}
 
 
-def test_it_runs_in_every_verification() -> None:
+def test_implementation_is_part_of_every_verification() -> None:
     assert ScipyLosses in ALL
     assert not ScipyLosses.deviations
 
@@ -110,15 +110,17 @@ CASE = Case("test/scipy", "supcon", ROWS, {"labels": [0, 1, 0, 1, 0]}, {"tempera
         ("inside", "mean", lambda values, empty: -scalars.log_mean_exp([-v for v in values], empty)),
     ],
 )
-def test_a_wrong_formula_is_found(monkeypatch: pytest.MonkeyPatch, place: str, name: str, mistake: Any) -> None:
-    """The proof runs the same loops and would prove the wrong number; the independent evaluation contradicts it."""
+def test_wrong_formula_in_the_loops_is_found(
+    monkeypatch: pytest.MonkeyPatch, place: str, name: str, mistake: Any
+) -> None:
+    """A proof runs the same loops and would prove a wrong value; the independent evaluation differs from it."""
     assert ratio(CASE, truth(CASE)) <= 1
     monkeypatch.setattr(supcon, name, mistake)
     assert ratio(CASE, truth(CASE)) > 1e6
 
 
 def drawn(rng: np.random.Generator, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call of a loss with references, or of one with two towers; every option is drawn."""
+    """Draw a call of a loss with references or with two towers; every option is drawn."""
     loss = LOSSES[name]
     n, m, dim = (int(rng.integers(1, most)) for most in (6, 8, 5))
     options: dict[str, Any] = {key: str(rng.choice(values)) for key, values in loss.choices.items()}
@@ -128,7 +130,7 @@ def drawn(rng: np.random.Generator, name: str) -> tuple[tuple[Any, ...], dict[st
     if name == "info_nce":
         return (rows, rng.standard_normal((n, dim))), options | {"negatives": None if rng.random() < 0.5 else others}
     options["anchors"] = None if rng.random() < 0.5 else rng.random(n) < 0.7
-    # A partner is another row than the anchor's own, so there must be one.
+    # A partner must not be the anchor itself, so another reference must exist.
     own = rng.integers(-1, 0 if name == "nt_xent" and m == 1 else m, n)
     options |= {"ref_embeddings": others, "self_rows": own}
     if name == "nt_xent":
@@ -141,8 +143,8 @@ def drawn(rng: np.random.Generator, name: str) -> tuple[tuple[Any, ...], dict[st
 
 
 @pytest.mark.parametrize("loss", [name for name, loss in WRITTEN.items() if loss.matrices])
-def test_it_agrees_on_drawn_references_and_towers(loss: str) -> None:
-    """A drawn logit is at most about 15 / 0.07 large: 1e-11 is beyond its roundoff, and far from another formula."""
+def test_random_references_and_towers_agree_with_the_loops(loss: str) -> None:
+    """Logits are at most about 15 / 0.07: 1e-11 exceeds their rounding error, but not the error of a wrong formula."""
     rng = np.random.default_rng(20260731)
     sizes = set()
     for _ in range(300):
@@ -156,13 +158,13 @@ def test_it_agrees_on_drawn_references_and_towers(loss: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
-def test_lengths_beyond_the_range_of_squares(scale: float) -> None:
+def test_loss_is_right_where_squares_leave_the_range(scale: float) -> None:
     plain, scaled = (scipy_losses.supcon_loss(rows, [0, 1, 0, 1, 0]).loss for rows in (ROWS, ROWS * scale))
     assert scaled == pytest.approx(plain, rel=1e-13)
 
 
-def test_a_solved_anchor_is_off_by_a_roundoff_of_one() -> None:
-    """At temperature 1e-3 logits are 1000: their own roundoff, 1e-13, must not be left in a loss of 0."""
+def test_error_of_a_loss_near_zero_is_a_rounding_error_of_one() -> None:
+    """At temperature 1e-3 logits are 1000; their rounding error, 1e-13, must not remain in a loss of 0."""
     rows = np.array([[1.0, 0.25], [1.0, 0.25], [-1.0, 0.5], [-1.0, 0.5]])
     for function in (scipy_losses.supcon_loss, scipy_losses.supcon_in_loss, scipy_losses.nt_xent_pairwise_loss):
         assert 0 <= function(rows, [0, 0, 1, 1], temperature=1e-3).loss <= 2.0**-53
