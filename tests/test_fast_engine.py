@@ -1,4 +1,4 @@
-"""The engine of ``pairproof.fast``: its forms agree with each other, with the exact one and with plain formulas."""
+"""The engine of `pairproof.fast`: its forms agree with each other, with the exact form and with plain formulas."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ ENGINES: dict[str, tuple[str, int | None]] = {
 }
 FORMS = [name for name in ENGINES if name != "exact"]
 SEAMS = ["dense", "tiled by 4", "exact"]
-"""One engine of each kind, where all of them would take too long."""
+"""One engine of each kind, for tests in which all engines would take too long."""
 
 
 @contextmanager
 def engine(name: str) -> Iterator[str]:
-    """Yield the backend of an engine, within tiles of its size."""
+    """Yield the backend of an engine; within the context, tiles have the size of that engine."""
     backend, rows = ENGINES[name]
     with nullcontext() if rows is None else tiles_of(rows):
         yield backend
@@ -69,26 +69,26 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def normal(rows: int, dim: int = 4, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Rows that float32 holds exactly, so that both dtypes may be compared."""
+    """Return random rows that float32 represents exactly, so that both dtypes can be compared."""
     return torch.randn(rows, dim, generator=seeded(seed)).to(dtype)
 
 
 def trained_like(rows: int, dim: int = 16, seed: int = 5) -> Tensor:
-    """Two stacked views whose cosine is about 0.95, while others' are about 0."""
+    """Return two stacked views; the cosine of a pair is about 0.95, other cosines are about 0."""
     base = F.normalize(torch.randn(rows // 2, dim, generator=seeded(seed), dtype=torch.float64))
     noise = torch.randn(rows, dim, generator=seeded(seed + 1), dtype=torch.float64) * (0.23 / dim**0.5)
     return (base.repeat(2, 1) + noise).float()
 
 
 def layouts(count: int) -> dict[str, Tensor]:
-    """Labels of every kind that takes another path: few classes, pairs, lonely rows, extremes."""
+    """Return labels for every code path: few classes, pairs, rows without positives, extreme values."""
     place = torch.arange(count)
     shuffle = torch.randperm(count, generator=seeded(count))
     names = torch.tensor([-(2**63), 2**63 - 1, 0, -7, 10**12])
     return {
         "balanced": place % 3,
         "unbalanced": (place >= count - 3) * (place - count + 4),
-        "one lonely": torch.where(place == count // 2, 9, place % 2),
+        "one without positives": torch.where(place == count // 2, 9, place % 2),
         "one class": torch.zeros_like(place),
         "distinct": shuffle,
         "stacked views": place % ((count + 1) // 2),
@@ -107,7 +107,7 @@ def shuffled_partners(count: int) -> Tensor:
 
 
 def pairs_of(labels: Tensor) -> Tensor:
-    """Pairs of equal label, the diagonal among them, some of them twice, and one that goes one way only."""
+    """Return the pairs of equal labels, with diagonal entries, duplicates, and one pair in one direction only."""
     pairs = (labels[:, None] == labels).nonzero()
     return torch.cat((pairs, pairs[::2], torch.tensor([[0, len(labels) - 1]])))
 
@@ -122,7 +122,7 @@ BY_MASK: dict[str, Call] = {name: lambda z, t, f=f, **o: f(z, positives=t, **o) 
 
 
 def cases(count: int) -> Iterator[tuple[str, Call, Tensor]]:
-    """Every loss with every layout of its targets: its name, the loss, its targets."""
+    """Yield every loss with every layout of its targets: a name, the loss, the targets."""
     for (layout, labels), (name, loss) in itertools.product(layouts(count).items(), LABELLED.items()):
         yield f"{name}, {layout}", loss, labels
     for layout, labels in layouts(count).items():
@@ -137,12 +137,12 @@ def cases(count: int) -> Iterator[tuple[str, Call, Tensor]]:
 
 
 def spread(count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Upstream gradients, none like another."""
+    """Return upstream gradients that are all different."""
     return torch.linspace(-1, 2, count, dtype=dtype) + 0.07
 
 
 def both(loss: Call, inputs: Tensor | tuple[Tensor, ...], *rest: Any, **options: Any) -> tuple[Tensor, ...]:
-    """Values per anchor, and the gradients of their weighted sum by the inputs."""
+    """Return the anchors' values, and the gradients of their weighted sum with respect to the inputs."""
     leaves = [t.detach().clone().requires_grad_() for t in (inputs if isinstance(inputs, tuple) else (inputs,))]
     values = loss(*leaves, *rest, reduction="none", **options)
     gradients = torch.autograd.grad(values, leaves, spread(len(values), values.dtype))
@@ -154,7 +154,7 @@ def largest_logit(z: Tensor, similarity: str, temperature: float) -> float:
 
 
 def slope(z: Tensor, similarity: str, temperature: float) -> float:
-    """The size of a logit's derivative by an entry of a row."""
+    """Return the size of a logit's derivative with respect to an entry of a row."""
     norms = z.double().norm(dim=1)
     return (1 / float(norms.amin()) if similarity == "cosine" else float(norms.amax())) / temperature
 
@@ -167,7 +167,7 @@ def assert_near(found: Tensor, true: Tensor, bound: float, what: str) -> None:
 def assert_agree(
     name: str, loss: Call, target: Tensor, z: Tensor, temperature: float, similarity: str, engines: dict[str, Any]
 ) -> None:
-    """Hold engines against the exact one: float64 to rounding, float32 to a few units of its own."""
+    """Check engines against the exact one: float64 up to rounding, float32 within a few units in the last place."""
     options: dict[str, Any] = {"temperature": temperature, "similarity": similarity}
     values, gradient = both(loss, z.double(), target, backend="exact", **options)
     assert bool(values.isfinite().all())
@@ -187,7 +187,7 @@ def assert_agree(
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_every_form_gives_the_exact_values_and_gradients(temperature: float, similarity: str) -> None:
+def test_every_form_agrees_with_the_exact_values_and_gradients(temperature: float, similarity: str) -> None:
     engines = {"float64": ["dense", "tiled by 4"], "float32": ["tiled by 6"]}
     if temperature == 0.1:
         engines = {"float64": FORMS, "float32": FORMS}
@@ -196,16 +196,16 @@ def test_every_form_gives_the_exact_values_and_gradients(temperature: float, sim
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 8, 9, 13])
-def test_sizes_about_the_tiles(count: int) -> None:
+def test_batch_sizes_near_the_tile_size_are_right(count: int) -> None:
     engines = {"float64": ["auto", "tiled by 4"], "float32": ["tiled by 6"]}
     chosen = [case for case in cases(count) if not case[0].endswith(("stacked views", "distinct", "unbalanced"))]
-    # A low temperature takes the shifted form, a moderate one the unshifted form; the sizes take turns.
+    # A low temperature selects the shifted form, a moderate one the unshifted form; sizes alternate between them.
     temperatures = itertools.islice(itertools.cycle((5e-4, 0.3)), count // 2, None)
     for temperature, (name, loss, target) in zip(temperatures, chosen, strict=False):
         assert_agree(name, loss, target, normal(count, 3), temperature, "cosine", engines)
 
 
-def test_one_dimension() -> None:
+def test_embeddings_of_one_column_are_right() -> None:
     engines = {"float64": ["auto", "tiled by 4"], "float32": ["dense", "tiled by 6"]}
     for (similarity, temperature), (name, loss, target) in itertools.product(
         (("cosine", 0.01), ("dot", 0.5)), cases(7)
@@ -213,18 +213,22 @@ def test_one_dimension() -> None:
         assert_agree(name, loss, target, normal(7, 1), temperature, similarity, engines)
 
 
-def test_sizes_beyond_the_tiles_of_every_day() -> None:
-    """One row more than a tile, than two, and than what is computed as one piece, with the tiles that users get."""
+def test_batches_larger_than_the_default_tiles_are_right() -> None:
+    """With the default tile size: one row more than one tile, than two tiles, and than the largest dense batch."""
     for count in (plan.TILE_ROWS + 1, plan.DENSE_UP_TO + 1, plan.NARROW_UP_TO + 1):
         z = normal(count, 6)
         labels = layouts(count)
-        few = [("balanced", "out one_positive"), ("interleaved views", "in all"), ("one lonely", "in one_positive")]
+        few = [
+            ("balanced", "out one_positive"),
+            ("interleaved views", "in all"),
+            ("one without positives", "in one_positive"),
+        ]
         for layout, name in few:
             assert_agree(name, LABELLED[name], labels[layout], z, 0.1, "cosine", {"float32": ["auto"]})
         assert_agree("epsilon", supcon_epsilon_loss, labels["balanced"], z, 1.0, "dot", {"float64": ["auto"]})
 
 
-def test_no_pair_is_split_between_tiles() -> None:
+def test_pairs_over_several_tiles_are_right() -> None:
     """Pairs whose rows fill several tiles of the default size."""
     for count in (plan.PAIRS_UP_TO + 2, plan.NARROW_UP_TO + 2):
         partners = shuffled_partners(count)
@@ -232,7 +236,7 @@ def test_no_pair_is_split_between_tiles() -> None:
 
 
 def plain_value(name: str, positive: Tensor, negative: Tensor, row: Tensor) -> Tensor:
-    """One anchor's value, from the logits of its positives and its negatives, and of all columns, itself included."""
+    """Return one anchor's value from the logits of its positives, of its negatives and of all columns."""
     terms, _, denominator = name.partition(" ")
     if terms == "binary":
         repel = F.softplus(negative).mean() if len(negative) else row.new_zeros(())
@@ -255,7 +259,7 @@ def plain_value(name: str, positive: Tensor, negative: Tensor, row: Tensor) -> T
 def plain(
     name: str, z: Tensor, columns: Tensor, mask: Tensor, own: list[int], *, temperature: float, similarity: str
 ) -> Tensor:
-    """Values per anchor ``[N]``, written as the formulas are, one anchor after the other."""
+    """Return the anchors' values ``[N]``, computed from the formulas one anchor after the other."""
     rows = (F.normalize(z), F.normalize(columns)) if similarity == "cosine" else (z, columns)
     logits = rows[0] @ rows[1].T / temperature
     others = torch.arange(len(columns)) != torch.tensor(own)[:, None]
@@ -268,7 +272,7 @@ def plain(
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_every_form_gives_what_plain_formulas_give(form: str) -> None:
+def test_every_form_equals_the_plain_formulas(form: str) -> None:
     z, weights, own = normal(9), spread(9), list(range(9))
     mask = torch.rand(9, 9, generator=seeded(4)) < 0.4
     mask[3] = False
@@ -284,7 +288,7 @@ def test_every_form_gives_what_plain_formulas_give(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_references_give_what_plain_formulas_give(form: str) -> None:
+def test_references_equal_the_plain_formulas(form: str) -> None:
     z, bank = normal(7), normal(11, seed=8)
     labels, ref_labels = torch.arange(7) % 3, torch.arange(11) * 5 % 4
     own = torch.tensor([3, -1, 0, 10, -1, 7, 3])
@@ -310,7 +314,7 @@ def test_references_give_what_plain_formulas_give(form: str) -> None:
         torch.testing.assert_close(found, (true.detach(), *pulls), rtol=1e-11, atol=1e-12)
 
 
-def test_references_at_every_temperature() -> None:
+def test_references_are_right_at_every_temperature() -> None:
     z, bank, labels, ref_labels = normal(5), normal(9, seed=8), torch.arange(5) % 2, torch.arange(9) % 3
     own = torch.tensor([8, -1, 1, 0, 3])
     for temperature, similarity, (name, loss) in itertools.product(TEMPERATURES, SIMILARITIES, LABELLED.items()):
@@ -336,7 +340,7 @@ def test_references_at_every_temperature() -> None:
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_the_batch_as_its_own_references_is_the_plain_loss(form: str) -> None:
+def test_batch_as_its_own_references_gives_the_plain_loss(form: str) -> None:
     z, labels, own, partners = normal(8), torch.tensor([4, 1, 4, 1, 1, 0, 4, 2]), torch.arange(8), shuffled_partners(8)
     losses: list[tuple[Call, dict[str, Any], dict[str, Any]]] = [
         (loss, {"labels": labels}, {"ref_labels": labels})
@@ -360,16 +364,16 @@ def test_the_batch_as_its_own_references_is_the_plain_loss(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_a_single_anchor_and_a_single_reference(form: str) -> None:
+def test_single_anchor_and_single_reference_are_right(form: str) -> None:
     z, bank, label = normal(1), normal(1, seed=8), torch.tensor([2])
     with engine(form) as backend:
         for loss, denominator in itertools.product((supcon_loss, supcon_in_loss), DENOMINATORS):
             call = lambda z, w, f=loss, d=denominator, **o: f(  # noqa: E731
                 z, label, ref_embeddings=w, ref_labels=label, denominator=d, backend=backend, **o
             )
-            # The one positive is everything there is: log 1 with it, nothing to be summed without it.
+            # The only reference is a positive: the loss is log 1 with it, and the sum is empty without it.
             assert all(not bool(t.any()) for t in both(call, (z, bank)))
-            # Without any contrast the anchor is lonely.
+            # Without any reference the anchor has no positives.
             assert all(not bool(t.any()) for t in both(call, (z, bank), self_rows=torch.tensor([0])))
             alone = call(z, bank, self_rows=torch.tensor([0]), no_positive="nan")
             assert bool(alone.isnan())
@@ -378,7 +382,7 @@ def test_a_single_anchor_and_a_single_reference(form: str) -> None:
 @pytest.mark.parametrize("direction", ["both", "a_to_b", "b_to_a"])
 @pytest.mark.parametrize("queue", [False, True])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_info_nce_is_cross_entropy(direction: str, queue: bool, similarity: str) -> None:
+def test_info_nce_equals_cross_entropy(direction: str, queue: bool, similarity: str) -> None:
     towers = (normal(7, seed=2), normal(7, seed=3)) + ((normal(5, seed=4),) if queue else ())
     keys = {"both": (0, 1), "a_to_b": (0,), "b_to_a": (1,)}[direction]
 
@@ -416,7 +420,7 @@ def test_info_nce_is_cross_entropy(direction: str, queue: bool, similarity: str)
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_info_nce_of_one_pair(form: str) -> None:
+def test_info_nce_of_one_pair_is_right(form: str) -> None:
     a, b, queue = normal(1, seed=2), normal(1, seed=3), normal(1, seed=4)
     with engine(form) as backend:
         assert all(not bool(t.any()) for t in both(info_nce_loss, (a, b), backend=backend))
@@ -430,8 +434,8 @@ REDUCTIONS = {"mean": lambda v: v.mean(), "sum": lambda v: v.sum(), "none": lamb
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_anchors_and_reductions(form: str) -> None:
-    """Choosing anchors chooses among the values of all, and the gradient is that of the chosen alone."""
+def test_anchors_and_reductions_select_values_and_gradients(form: str) -> None:
+    """Anchors select from the values of all rows, and the gradient is that of the selected values."""
     z, anchors = normal(10), torch.arange(10) % 3 != 1
     for dtype, (name, loss, target) in itertools.product((torch.float64, torch.float32), cases(10)):
         if not name.endswith(("balanced", "mask", "shuffled views", "shuffled_partners")):
@@ -451,9 +455,11 @@ def test_anchors_and_reductions(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_mean_over_pairs_and_the_policies(form: str) -> None:
+def test_mean_pairs_follows_the_policies(form: str) -> None:
     z = normal(10)
-    for policy, layout in itertools.product(("zero", "drop", "nan"), ("one lonely", "unbalanced", "one class")):
+    for policy, layout in itertools.product(
+        ("zero", "drop", "nan"), ("one without positives", "unbalanced", "one class")
+    ):
         labels = layouts(10)[layout]
         for loss, options in (
             (nt_xent_pairwise_loss, {"reduction": "mean_pairs"}),
@@ -488,7 +494,7 @@ def chosen(
     return plan.choose(Batch(embeddings, Targets(kind, given), rule, bank), backend)[0]
 
 
-def test_both_forms_are_reached() -> None:
+def test_plan_chooses_each_form_where_it_is_safe() -> None:
     z, narrow = normal(10), normal(10, dtype=torch.float32)
     for backend in ("auto", "dense", "tiled"):
         assert chosen(z, backend=backend).form == "symmetric"
@@ -511,11 +517,11 @@ def test_both_forms_are_reached() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_the_bound_of_the_unshifted_form_is_safe(dtype: torch.dtype) -> None:
-    """Just where exponentials still need no shift, a collapsed batch and a batch of opposites have their values."""
+def test_unshifted_form_is_right_at_its_bound(dtype: torch.dtype) -> None:
+    """At the largest logits for which exponentials need no shift, batches of equal and of opposite rows are right."""
     bound = plan.UNSHIFTED[dtype]
     bound = bound - math.log(6) - 1e-6
-    # Rows all alike, classes alike but opposite to each other, and one row of a class among the opposites.
+    # All rows equal; classes opposite to each other; one row of a class among the opposites.
     one = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     for signs in ([1, 1, 1, 1, 1, 1], [1, 1, 1, -1, -1, -1], [1, -1, 1, -1, 1, -1], [1, 1, -1, -1, -1, -1]):
         z = torch.tensor(signs, dtype=torch.float64)[:, None] * one + 1e-3 * normal(6, 2)
@@ -535,7 +541,7 @@ def test_the_bound_of_the_unshifted_form_is_safe(dtype: torch.dtype) -> None:
 
 
 class Products(TorchDispatchMode):
-    """Notes the entries of every product of matrices that is large in the number of rows."""
+    """Records the number of entries of every matrix product that grows with the number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -549,7 +555,7 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("temperature", "form"), [(0.1, "symmetric"), (1e-3, "rowwise")])
-def test_tiles_are_several(temperature: float, form: str) -> None:
+def test_tiled_uses_several_tiles(temperature: float, form: str) -> None:
     z, labels = normal(14, 1), torch.arange(14) % 3
     most = {"symmetric": 4 * 8, "rowwise": 4 * 14}[form]
     with tiles_of(4), Products() as tiled:
@@ -562,7 +568,7 @@ def test_tiles_are_several(temperature: float, form: str) -> None:
     assert max(tiled.entries) <= most
 
 
-def test_tiles_of_is_left_again() -> None:
+def test_tiles_of_restores_the_tile_size() -> None:
     before = plan.tile_size(5000)
     with tiles_of(4):
         with tiles_of(6):
@@ -574,8 +580,8 @@ def test_tiles_of_is_left_again() -> None:
     assert plan.tile_size(5000) == before
 
 
-def test_close_pairs_keep_their_digits() -> None:
-    """Where the loss is small its digits must not be those of a difference of large numbers."""
+def test_small_losses_keep_their_digits() -> None:
+    """A small loss must not be computed as a difference of large numbers."""
     z = trained_like(24)
     partners = stacked_partners(24)
     labels = torch.arange(24) % 12
@@ -595,7 +601,7 @@ def test_close_pairs_keep_their_digits() -> None:
             found.backward()
         assert exact.grad is not None
         assert rows.grad is not None
-        # The errors of the logits are relative errors here: two units of float32 at 1/temperature.
+        # Errors of logits become relative errors of the loss here: two units of float32 at 1/temperature.
         tight = 2 * torch.finfo(torch.float32).eps / temperature
         assert found.item() == pytest.approx(true.item(), rel=tight)
         assert float((rows.grad - exact.grad).norm() / exact.grad.norm()) < 2 * tight
@@ -648,7 +654,7 @@ WITH_REFERENCES: dict[str, tuple[Call, dict[str, Any]]] = {
 def by_everything(
     name: str, backend: str, temperature: float = 0.6, **options: Any
 ) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-    """A loss as a function of all that it has a derivative by, and these."""
+    """Return a loss as a function of all its differentiable inputs, and these inputs."""
     hot = torch.tensor(temperature, dtype=torch.float64)
     if name.startswith("info_nce"):
         towers = normal(3, 2, seed=5), normal(3, 2, seed=6), normal(2, 2, seed=7)
@@ -675,7 +681,7 @@ EVERYTHING = [*TARGETS, *WITH_REFERENCES, "info_nce", "info_nce queue"]
 
 @pytest.mark.parametrize("form", SEAMS)
 @pytest.mark.parametrize("name", EVERYTHING)
-def test_the_derivative_by_the_temperature(name: str, form: str) -> None:
+def test_gradient_of_the_temperature_is_right(name: str, form: str) -> None:
     for similarity, base in itertools.product(SIMILARITIES, (None, 0.3)):
         options = {"similarity": similarity, "base_temperature": base, "reduction": "none"}
         with engine(form) as backend:
@@ -685,19 +691,19 @@ def test_the_derivative_by_the_temperature(name: str, form: str) -> None:
                 hot = 4 * hot
             tight = {"eps": 1e-6 * float(hot), "rtol": 1e-4, "atol": 1e-5 / float(hot)}
             assert gradcheck(lambda t, call=call, rows=rows: call(*rows, t), hot.requires_grad_(), **tight)
-            # A number and a tensor of the same value are one loss.
+            # A number and a tensor with the same value give the same loss.
             number = call(*rows, hot.item())
             torch.testing.assert_close(call(*rows, hot).detach(), number, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", SEAMS)
 @pytest.mark.parametrize("name", EVERYTHING)
-def test_second_derivatives_by_everything(name: str, form: str) -> None:
-    """By rows, references and temperature at once; and once more where the first derivative saw it all."""
+def test_second_derivatives_with_respect_to_every_input_are_right(name: str, form: str) -> None:
+    """With respect to rows, references and temperature at once."""
     with engine(form) as backend:
         call, inputs = by_everything(name, backend, similarity="cosine", reduction="none")
         if float(inputs[-1]) < 0.1:
-            # Differences would see nothing of exponentials as steep as these: the exact form is the truth instead.
+            # Differences cannot resolve exponentials this steep, so the exact form is the reference.
             inputs = tuple(t.requires_grad_() for t in inputs)
             exact, _ = by_everything(name, "exact", similarity="cosine", reduction="none")
             seconds = []
@@ -713,7 +719,7 @@ def test_second_derivatives_by_everything(name: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", SEAMS)
-def test_second_derivatives_of_the_unnormalised(form: str) -> None:
+def test_second_derivatives_of_unnormalised_rows_are_right(form: str) -> None:
     with engine(form) as backend:
         for name in ("supcon", "supcon_in one_positive", "nt_xent", "supcon_epsilon", "supcon references"):
             call, inputs = by_everything(name, backend, temperature=2.0, similarity="dot", reduction="sum")
@@ -721,7 +727,7 @@ def test_second_derivatives_of_the_unnormalised(form: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_a_temperature_of_another_dtype(dtype: torch.dtype) -> None:
+def test_temperature_may_have_another_dtype(dtype: torch.dtype) -> None:
     z, labels = normal(8), torch.arange(8) % 3
     for form, rows in itertools.product(ENGINES, (z, z.float(), z.bfloat16())):
         hot = torch.tensor(0.25, dtype=dtype, requires_grad=True)
@@ -750,7 +756,7 @@ MODULES: list[tuple[type[torch.nn.Module], tuple[Tensor, ...]]] = [
 
 @pytest.mark.parametrize("backend", ["auto", "dense", "tiled", "exact"])
 @pytest.mark.parametrize(("module", "targets"), MODULES)
-def test_a_module_learns_its_temperature(
+def test_module_learns_its_temperature(
     module: type[torch.nn.Module], targets: tuple[Tensor, ...], backend: str
 ) -> None:
     made = module(temperature=torch.nn.Parameter(torch.tensor(0.5)), backend=backend)
@@ -777,7 +783,7 @@ KEPT: dict[str, tuple[Call, Tensor]] = {
 
 @pytest.mark.parametrize("form", list(ENGINES))
 @pytest.mark.parametrize("name", list(KEPT))
-def test_a_graph_that_is_retained_gives_its_gradient_again(name: str, form: str) -> None:
+def test_retained_graph_gives_the_same_gradient_again(name: str, form: str) -> None:
     loss, target = KEPT[name]
     z = normal(40).requires_grad_()
     with engine(form) as backend:
@@ -785,7 +791,7 @@ def test_a_graph_that_is_retained_gives_its_gradient_again(name: str, form: str)
         found = []
         for seed in range(3):
             found += torch.autograd.grad(values, z, spread(40), retain_graph=True)
-            # What the graph has given back serves others now.
+            # Other evaluations now use the buffers that the graph gave back.
             both(loss, normal(40, seed=seed + 5), target, backend=backend)
             loss(normal(40, seed=seed + 8).requires_grad_(), target, backend=backend)
         first, second, third = found
@@ -801,7 +807,7 @@ def test_a_graph_that_is_retained_gives_its_gradient_again(name: str, form: str)
 
 @pytest.mark.parametrize("form", list(ENGINES))
 @pytest.mark.parametrize("name", list(KEPT))
-def test_graphs_alive_at_once_do_not_disturb_each_other(name: str, form: str) -> None:
+def test_simultaneous_graphs_are_independent(name: str, form: str) -> None:
     loss, target = KEPT[name]
     batches = [normal(40, seed=seed) for seed in (1, 2, 3)]
     with engine(form) as backend:
@@ -810,7 +816,7 @@ def test_graphs_alive_at_once_do_not_disturb_each_other(name: str, form: str) ->
             leaves = [z.clone().requires_grad_() for z in batches]
             values = [loss(z, target, backend=backend, reduction="none") for z in leaves]
             for k in order:
-                # Evaluations without a graph, and graphs that are dropped, come between.
+                # Evaluations without a graph, and graphs that are discarded, happen in between.
                 loss(batches[0] * 3, target, backend=backend)
                 loss(leaves[0] * 2, target, backend=backend)
                 (pull,) = torch.autograd.grad(values[k], leaves[k], spread(40))
@@ -819,9 +825,9 @@ def test_graphs_alive_at_once_do_not_disturb_each_other(name: str, form: str) ->
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_what_the_graph_needs_may_not_be_changed(form: str) -> None:
+def test_changing_a_saved_tensor_in_place_raises(form: str) -> None:
     labels = torch.arange(10) % 3
-    # The exact form has made its masks of the labels already.
+    # The exact form has already converted the labels to masks.
     for changed in (0,) if form == "exact" else (0, 1):
         rows = normal(10).requires_grad_() * 1
         given = (rows, labels.clone())
@@ -834,7 +840,7 @@ def test_what_the_graph_needs_may_not_be_changed(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_two_threads_at_once(form: str) -> None:
+def test_two_threads_are_independent(form: str) -> None:
     loss, target = KEPT["classes"]
     batches = [normal(40, seed=seed) for seed in (1, 2)]
     with engine(form) as backend:
@@ -858,7 +864,7 @@ def test_two_threads_at_once(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_a_graph_of_one_thread_may_be_walked_by_another(form: str) -> None:
+def test_graph_of_one_thread_runs_backward_in_another(form: str) -> None:
     loss, target = KEPT["pairs"]
     z = normal(40).requires_grad_()
     with engine(form) as backend:
@@ -874,12 +880,12 @@ def test_a_graph_of_one_thread_may_be_walked_by_another(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_inference_mode_leaves_nothing_behind(form: str) -> None:
-    """Buffers that one evaluation made serve the next, whatever the mode of either."""
+def test_buffers_are_usable_inside_and_outside_inference_mode(form: str) -> None:
+    """Buffers are reused by the next evaluation, in whatever mode each of them runs."""
 
     def work(loss: Call, target: Tensor, z: Tensor) -> list[Tensor]:
         with torch.inference_mode():
-            # Larger than what comes after, so that this is where the buffers are made.
+            # Larger than later batches, so that the buffers are allocated here.
             loss(torch.cat((z, z.flip(0))), torch.cat((target, target + 40)), backend=backend)
             within = loss(z, target, backend=backend, reduction="none")
         outside = loss(z, target, backend=backend, reduction="none")
@@ -890,7 +896,7 @@ def test_inference_mode_leaves_nothing_behind(form: str) -> None:
         return [values, within, outside, again]
 
     for loss, target in KEPT.values():
-        # In a thread of its own no other test has made the buffers before.
+        # In a new thread, no other test has allocated the buffers before.
         with engine(form) as backend, ThreadPoolExecutor(1) as threads:
             values, *others = threads.submit(work, loss, target, normal(40)).result()
         assert all(torch.equal(values, other) for other in others)
@@ -902,7 +908,7 @@ STEEP = {"moderate": 0.1, "steep": 2e-3}
 @pytest.mark.parametrize("temperature", list(STEEP.values()), ids=list(STEEP))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_upstream_gradients_of_any_size(form: str, dtype: torch.dtype, temperature: float) -> None:
+def test_upstream_gradients_of_any_size_are_applied(form: str, dtype: torch.dtype, temperature: float) -> None:
     z = normal(10, dtype=dtype)
     sizes = (1e-30, 1e-36, 1e30, 1e36, 0.0) if dtype == torch.float32 else (1e-290, 1e290, 0.0)
     for name, loss, target in cases(10):
@@ -921,7 +927,7 @@ def test_upstream_gradients_of_any_size(form: str, dtype: torch.dtype, temperatu
                 assert not bool(found.any())
                 continue
             scale = float(true.abs().max())
-            # Results below the normal numbers have fewer digits.
+            # Subnormal results have fewer digits.
             smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / factor
             assert_near(
                 found.double() / factor, true, 50 * torch.finfo(dtype).eps * scale + smallest, f"{name}, {size}"
@@ -929,8 +935,8 @@ def test_upstream_gradients_of_any_size(form: str, dtype: torch.dtype, temperatu
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_what_reaches_no_anchor_changes_nothing(form: str) -> None:
-    """A row without a positive, or that is no anchor, has value 0: its upstream gradient is of no account."""
+def test_upstream_gradients_of_rows_that_do_not_count_are_ignored(form: str) -> None:
+    """A row without positives, or that is not an anchor, has value 0; its upstream gradient has no effect."""
     z, labels = normal(9, dtype=torch.float32), torch.tensor([0, 0, 1, 1, 5, 0, 1, 0, 1])
     anchors = torch.arange(9) != 7
     for strange in (math.nan, math.inf, 1e38, -1e38):
@@ -950,7 +956,7 @@ def test_what_reaches_no_anchor_changes_nothing(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_an_upstream_nan_is_never_hidden(form: str) -> None:
+def test_nan_in_the_upstream_gradient_is_propagated(form: str) -> None:
     for loss, target in KEPT.values():
         z = normal(40).requires_grad_()
         with engine(form) as backend:
@@ -959,13 +965,13 @@ def test_an_upstream_nan_is_never_hidden(form: str) -> None:
             upstream[11] = math.nan
             (found,) = torch.autograd.grad(values, z, upstream)
             assert bool(found[11].isnan().all())
-            # What was computed with NaN stays in no buffer.
+            # No buffer keeps values that were computed with NaN.
             assert bool(both(loss, z, target, backend=backend)[1].isfinite().all())
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_bit_for_bit_the_same_again(form: str, deterministic: bool) -> None:
+def test_results_are_bitwise_reproducible(form: str, deterministic: bool) -> None:
     before = torch.are_deterministic_algorithms_enabled()
     with engine(form) as backend:
         try:
@@ -979,7 +985,7 @@ def test_bit_for_bit_the_same_again(form: str, deterministic: bool) -> None:
                     first = torch.autograd.grad(values.sum(), leaves, create_graph=True)
                     second = torch.autograd.grad(sum((g * g).sum() for g in first), leaves)
                     found.append((values, *first, *second))
-                    # Other numbers in the buffers, and other places for what follows.
+                    # Change the contents of the buffers, and the addresses of later allocations.
                     both(supcon_loss, normal(23, dtype=dtype) * 1e3, torch.arange(23) % 4, backend=backend)
                 assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)), (name, dtype)
         finally:
@@ -994,8 +1000,8 @@ NORMS = {
 
 @pytest.mark.parametrize("temperature", list(STEEP.values()), ids=list(STEEP))
 @pytest.mark.parametrize("dtype", list(NORMS))
-def test_rows_of_extreme_norm(dtype: torch.dtype, temperature: float) -> None:
-    """The gradient of a row is that of its direction over its norm, however long or short it is."""
+def test_rows_of_extreme_norm_are_right(dtype: torch.dtype, temperature: float) -> None:
+    """The gradient of a row is that of its direction divided by its norm, for very long and very short rows."""
     lengths = torch.tensor(NORMS[dtype] + NORMS[dtype][:3], dtype=torch.float64)
     unit = F.normalize(normal(10))
     z = (unit * lengths[:, None]).to(dtype)
@@ -1009,13 +1015,13 @@ def test_rows_of_extreme_norm(dtype: torch.dtype, temperature: float) -> None:
             with engine(form) as backend:
                 found, pulled = both(loss, z, target, backend=backend, **options)
             assert_near(found, values, tight, f"values: {name}, {form}")
-            # Multiplied by the row's length, in steps that stay within the range.
+            # The gradient is multiplied by the row's length, in steps that stay within the range.
             root = lengths.sqrt()[:, None]
             assert_near(pulled.double() * root * root, pull, tight / temperature, f"gradient: {name}, {form}")
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_references_of_extreme_norm(form: str) -> None:
+def test_references_of_extreme_norm_are_right(form: str) -> None:
     z, bank, labels = normal(6), normal(9, seed=8), torch.arange(9) % 3
     lengths = torch.tensor([1e-30, 1e30, 1, 1e-18, 1e18, 3e37, 1, 1e30, 1e-30])[:, None]
     call = lambda z, w, **o: supcon_loss(z, labels[:6], ref_embeddings=w, ref_labels=labels, **o)  # noqa: E731
@@ -1029,8 +1035,8 @@ def test_references_of_extreme_norm(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
-def test_inputs_in_any_layout_of_memory(form: str) -> None:
-    """Transposed, strided and expanded inputs are as good as contiguous ones."""
+def test_inputs_may_have_any_memory_layout(form: str) -> None:
+    """Transposed, strided and expanded inputs give the same results as contiguous ones."""
     z, labels = normal(10), torch.arange(10) % 3
     mask = torch.rand(10, 10, generator=seeded(2)) < 0.4
     turned = z.T.contiguous().T
@@ -1049,7 +1055,7 @@ def test_inputs_in_any_layout_of_memory(form: str) -> None:
                 values = call(leaf, reduction="none", backend=backend)
                 (pull,) = torch.autograd.grad(values, leaf, spread(10))
                 torch.testing.assert_close((values.detach(), pull), true, rtol=1e-13, atol=1e-14)
-        # Rows that are one row in memory are alike: nothing attracts, nothing repels.
+        # Rows that share memory are equal, so all gradients are zero.
         alike = z[:1].expand(10, 4).requires_grad_()
         loss = supcon_loss(alike, labels, backend=backend)
         assert loss.item() == pytest.approx(math.log(9), rel=1e-13)

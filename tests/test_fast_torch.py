@@ -1,4 +1,4 @@
-"""``pairproof.fast`` within torch: compiled, transformed, under autocast, without reads, without large tensors."""
+"""`pairproof.fast` within torch: compilation, transforms, autocast, no reads of values, no large tensors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ HOT = torch.tensor(0.4)
 
 
 def losses(where: str = "cpu") -> dict[str, Call]:
-    """Every loss, and every way that the engine takes: pairs, sorted, whole rows, references, a temperature."""
+    """Return every loss, for every path of the engine: pairs, sorted rows, whole rows, references, a temperature."""
     labels, partners, pairs, mask, bank, ref_labels, own, hot = (
         t.to(where) for t in (LABELS, PARTNERS, PAIRS, MASK, BANK, BANK_LABELS, OWN, HOT)
     )
@@ -105,7 +105,7 @@ old_torch_warns = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 class Step:
-    """A linear layer, a loss, a backward pass and an update, in which the temperature may learn as well."""
+    """A linear layer, a loss, a backward pass and an update; the temperature may be learned too."""
 
     def __init__(self, loss: Callable[[Tensor], Tensor], backend: str | None) -> None:
         self.layer = torch.nn.Linear(5, 4)
@@ -139,7 +139,7 @@ def assert_same_step(loss: Callable[[Tensor], Tensor], backend: str) -> None:
 @old_torch_warns
 @pytest.mark.parametrize("backend", ["auto", "tiled"])
 @pytest.mark.parametrize("name", list(LOSSES))
-def test_a_training_step_compiles_as_one_graph(name: str, backend: str) -> None:
+def test_training_step_compiles_as_one_graph(name: str, backend: str) -> None:
     with tiles_of(4):
         assert_same_step(lambda z: LOSSES[name](z, backend=backend), "aot_eager")
 
@@ -147,14 +147,14 @@ def test_a_training_step_compiles_as_one_graph(name: str, backend: str) -> None:
 @compiles
 @old_torch_warns
 @pytest.mark.parametrize("name", ["supcon", "supcon_in one_positive", "nt_xent", "nt_bxent", "references", "info_nce"])
-def test_a_training_step_of_the_exact_backend_compiles_as_one_graph(name: str) -> None:
+def test_training_step_of_the_exact_backend_compiles_as_one_graph(name: str) -> None:
     assert_same_step(lambda z: LOSSES[name](z, backend="exact"), "aot_eager")
 
 
 @compiles
 @old_torch_warns
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_whole_step_with_its_gradient_is_one_graph(backend: str) -> None:
+def test_step_with_its_gradient_compiles_as_one_graph(backend: str) -> None:
     layer = torch.nn.Linear(5, 4)
     parameters = {name: p.detach() for name, p in layer.named_parameters()}
 
@@ -173,7 +173,7 @@ def test_a_whole_step_with_its_gradient_is_one_graph(backend: str) -> None:
 @compiles
 @old_torch_warns
 @pytest.mark.parametrize("module", [SupConLoss, NTXentLoss, InfoNCELoss])
-def test_a_module_that_learns_its_temperature_compiles(module: type[torch.nn.Module]) -> None:
+def test_module_with_a_learned_temperature_compiles(module: type[torch.nn.Module]) -> None:
     target = {SupConLoss: LABELS, NTXentLoss: PARTNERS, InfoNCELoss: normal(ROWS, seed=7)}[module]
     found = []
     for compiler in ("aot_eager", None):
@@ -215,7 +215,7 @@ def of_any_size(z: Tensor, backend: str, loss: str) -> Tensor:
 @old_torch_warns
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("loss", ["supcon", "nt_xent"])
-def test_another_batch_size_compiles(loss: str, backend: str) -> None:
+def test_compiled_loss_accepts_another_batch_size(loss: str, backend: str) -> None:
     compiled = torch.compile(of_any_size, fullgraph=True, backend="aot_eager")
     for count in (8, 14, 6):
         found = value_and_gradient(lambda z: compiled(z, backend, loss), normal(count))
@@ -226,7 +226,7 @@ def test_another_batch_size_compiles(loss: str, backend: str) -> None:
 @compiles
 @old_torch_warns
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_that_are_stored_by_columns_compile(backend: str) -> None:
+def test_rows_stored_by_columns_compile(backend: str) -> None:
     rows = normal(8).T.contiguous().T
     assert not rows.is_contiguous()
     for call in (
@@ -242,7 +242,7 @@ def test_rows_that_are_stored_by_columns_compile(backend: str) -> None:
 @old_torch_warns
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_graph_serves_every_batch_size(backend: str) -> None:
-    """More sizes than torch compiles one function for."""
+    """There are more batch sizes than torch allows recompilations."""
     compiled = torch.compile(of_any_size, fullgraph=True, backend="aot_eager")
     for count in range(6, 6 + 2 * (torch._dynamo.config.recompile_limit + 2), 2):
         _, gradient = value_and_gradient(lambda z: compiled(z, backend, "supcon"), normal(count))
@@ -253,7 +253,7 @@ def test_one_graph_serves_every_batch_size(backend: str) -> None:
 @old_torch_warns
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_an_evaluation_without_gradient_compiles(mode: Callable[[], Any], backend: str) -> None:
+def test_evaluation_without_gradient_compiles(mode: Callable[[], Any], backend: str) -> None:
     layer = torch.nn.Linear(4, 3).requires_grad_(mode is not torch.enable_grad)
     for name in ("supcon", "nt_xent", "shifted", "references", "info_nce queue", "nt_bxent"):
         torch._dynamo.reset()
@@ -270,12 +270,12 @@ COMPILER = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
 @old_torch_warns
 @pytest.mark.skipif(COMPILER is None, reason="inductor compiles C++ for a CPU, and there is no compiler here")
 @pytest.mark.parametrize("name", ["supcon", "nt_xent", "dot", "info_nce queue"])
-def test_a_training_step_with_the_default_compiler(name: str) -> None:
+def test_training_step_compiles_with_the_default_compiler(name: str) -> None:
     assert_same_step(LOSSES[name], "inductor")
 
 
 def operator_calls(call: Call, z: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
-    """Our operators, and what they were called with, in a compiled forward and backward pass."""
+    """Return our operators and their arguments in a compiled forward and backward pass."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
@@ -302,7 +302,7 @@ def operator_calls(call: Call, z: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
     "name",
     ["supcon", "supcon_in one_positive", "nt_xent", "nt_bxent", "mask", "shifted", "dot", "references", "temperature"],
 )
-def test_the_operators_are_what_they_say(name: str, dtype: torch.dtype) -> None:
+def test_operators_pass_the_checks_of_torch(name: str, dtype: torch.dtype) -> None:
     extra = {"anchors": ANCHORS} if name in ("mask", "supcon") else {}
     with tiles_of(4):
         calls = operator_calls(lambda z: LOSSES[name](z, backend="tiled", **extra), normal(ROWS, dtype=dtype))
@@ -317,7 +317,7 @@ def test_the_operators_are_what_they_say(name: str, dtype: torch.dtype) -> None:
 @compiles
 @old_torch_warns
 @pytest.mark.parametrize("name", ["supcon", "nt_xent", "dot", "references"])
-def test_the_operators_are_what_they_say_of_rows_stored_by_columns(name: str) -> None:
+def test_operators_pass_the_checks_of_torch_for_rows_stored_by_columns(name: str) -> None:
     rows = normal(ROWS).T.contiguous().T
     with tiles_of(4):
         calls = operator_calls(lambda z: LOSSES[name](z, backend="tiled"), rows)
@@ -346,7 +346,7 @@ def test_autocast_changes_nothing(backend: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_autocast_does_not_reach_the_second_derivative(backend: str) -> None:
+def test_autocast_does_not_change_the_second_derivative(backend: str) -> None:
     for name in ("supcon", "nt_xent", "shifted", "references"):
         found = []
         for enabled in (False, True):
@@ -359,7 +359,7 @@ def test_autocast_does_not_reach_the_second_derivative(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_functional_transforms_are_the_backward_passes(backend: str) -> None:
+def test_functional_transforms_equal_the_backward_pass(backend: str) -> None:
     z, direction = normal(ROWS, dtype=torch.float64), normal(ROWS, seed=2, dtype=torch.float64)
     with tiles_of(4):
         for name, loss in LOSSES.items():
@@ -375,13 +375,13 @@ def test_functional_transforms_are_the_backward_passes(backend: str) -> None:
             torch.testing.assert_close(back(torch.tensor(2.0, dtype=z.dtype))[0], 2 * first.detach(), **close)
             twice = torch.func.grad(lambda z, call=call: (torch.func.grad(call)(z) * direction).sum())(z)
             torch.testing.assert_close(twice, second, **close)
-            # A transform in which the rows are constants: the values are still there.
+            # In a transform where the rows are constants, values are still computed.
             constant = torch.func.grad(lambda w, call=call: call(z) * w)(torch.tensor(1.0, dtype=z.dtype))
             torch.testing.assert_close(constant, value.detach(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_functional_gradients_by_references_and_temperature(backend: str) -> None:
+def test_functional_gradients_of_references_and_temperature_are_right(backend: str) -> None:
     z, references = normal(ROWS, dtype=torch.float64), BANK.double()
     rest: dict[str, Any] = {"ref_labels": BANK_LABELS, "self_rows": OWN}
     hot = torch.tensor(0.4, dtype=torch.float64)
@@ -397,7 +397,7 @@ def test_functional_gradients_by_references_and_temperature(backend: str) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_functional_call_of_a_module(backend: str) -> None:
+def test_functional_call_of_a_module_gives_the_gradient(backend: str) -> None:
     made = SupConLoss(temperature=torch.nn.Parameter(torch.tensor(0.3)), backend=backend)
     z = normal(ROWS)
 
@@ -412,14 +412,14 @@ def test_functional_call_of_a_module(backend: str) -> None:
     torch.testing.assert_close(gradient, leaf.grad, rtol=1e-6, atol=0)
 
 
-REFUSED = (NotImplementedError, RuntimeError)
+UNSUPPORTED = (NotImplementedError, RuntimeError)
 
 
 @old_torch_warns
 @pytest.mark.parametrize("recording", [True, False])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_forward_mode_is_refused(backend: str, recording: bool) -> None:
-    """A tangent is never left out: not of the rows, not of the references, not of the temperature."""
+def test_forward_mode_raises(backend: str, recording: bool) -> None:
+    """No tangent is silently ignored: of the rows, of the references or of the temperature."""
     z = normal(ROWS)
     rest: dict[str, Any] = {"ref_labels": BANK_LABELS, "self_rows": OWN}
     calls: list[tuple[Call, Tensor]] = [(lambda z, f=f: f(z, backend=backend), z) for f in LOSSES.values()]
@@ -433,35 +433,35 @@ def test_forward_mode_is_refused(backend: str, recording: bool) -> None:
     for (call, primal), wanted in itertools.product(calls, (True, False)):
         with torch.set_grad_enabled(recording):
             leaf = primal.clone().requires_grad_(wanted)
-            with forward_ad.dual_level(), pytest.raises(REFUSED, match=r"jvp|forward"):
+            with forward_ad.dual_level(), pytest.raises(UNSUPPORTED, match=r"jvp|forward"):
                 call(forward_ad.make_dual(leaf, torch.ones_like(primal)))
-            with pytest.raises(REFUSED, match=r"jvp|forward"):
+            with pytest.raises(UNSUPPORTED, match=r"jvp|forward"):
                 torch.func.jvp(call, (leaf,), (torch.ones_like(primal),))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_batched_transforms_are_refused(backend: str) -> None:
+def test_batched_transforms_raise(backend: str) -> None:
     stack = torch.stack((normal(ROWS), normal(ROWS, seed=2), normal(ROWS, seed=3)))
     for loss in LOSSES.values():
         call = lambda z, f=loss: f(z, backend=backend)  # noqa: E731
         for transform in (call, torch.func.grad(call)):
-            with pytest.raises(REFUSED, match="vmap"):
+            with pytest.raises(UNSUPPORTED, match="vmap"):
                 torch.func.vmap(transform)(stack)
     each = lambda z: supcon_loss(z, LABELS, backend=backend, reduction="none")  # noqa: E731
     true = torch.autograd.functional.jacobian(each, stack[0])
     assert true.shape == (ROWS, ROWS, 4)
     if backend == "exact":
-        # Its backward pass is made of operations that torch knows how to batch.
+        # Its backward pass uses only operations that torch can batch.
         torch.testing.assert_close(torch.func.jacrev(each)(stack[0]), true)
         return
-    with pytest.raises(REFUSED, match="vmap"):
+    with pytest.raises(UNSUPPORTED, match="vmap"):
         torch.func.jacrev(each)(stack[0])
 
 
 class Watch(TorchDispatchMode):
-    """Raises on operations whose result or whose shape an accelerator would have to be waited for.
+    """Raises on operations that would synchronise with an accelerator, for their result or their shape.
 
-    With ``ordered`` it raises as well on those that add floats in whatever order they come.
+    With ``ordered`` it also raises on operations that add floats in no fixed order.
     """
 
     READING = (
@@ -517,9 +517,9 @@ class Watch(TorchDispatchMode):
 
 @pytest.fixture
 def _accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The paths that are taken where values are not to be read, on the CPU."""
+    """Use the code paths of an accelerator, where values may not be read, on the CPU."""
     monkeypatch.setattr(device, "may_read", lambda tensor, validate=False: validate)
-    # These read the CPU's memory without any operation.
+    # These functions read the CPU's memory without a torch operation.
     for name in ("tolist", "numpy", "__array__"):
         monkeypatch.setattr(torch.Tensor, name, _unreadable)
 
@@ -531,7 +531,7 @@ def _unreadable(*args: Any) -> None:
 unread = pytest.mark.usefixtures("_accelerator")
 
 
-def test_the_watch_sees_what_it_watches_for() -> None:
+def test_watch_detects_reads_and_unordered_additions() -> None:
     flags, floats = torch.tensor([True, False]), torch.ones(2)
     reading: list[Callable[[], Any]] = [
         lambda: float(floats[0]),
@@ -555,14 +555,14 @@ def test_the_watch_sees_what_it_watches_for() -> None:
     for operation in adding:
         with Watch(ordered=True), pytest.raises(AssertionError, match="any order"):
             operation()
-    # A CPU may be read, and is: what is forbidden below does happen where it is allowed.
+    # On the CPU values are read, so the operations that the tests below forbid do occur there.
     with Watch(), pytest.raises(AssertionError, match="reads values"):
         supcon_loss(normal(ROWS), LABELS)
 
 
 @unread
 @pytest.mark.parametrize("name", list(LOSSES))
-def test_nothing_is_read_where_reading_would_wait(name: str) -> None:
+def test_no_value_is_read_on_an_accelerator(name: str) -> None:
     z = normal(ROWS)
     with tiles_of(4):
         for backend, reduction in itertools.product(BACKENDS, ("mean", "sum", "none")):
@@ -579,7 +579,7 @@ def test_nothing_is_read_where_reading_would_wait(name: str) -> None:
 
 @unread
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_is_read_for_options_and_policies(backend: str) -> None:
+def test_options_and_policies_read_no_value(backend: str) -> None:
     z = normal(ROWS)
     for policy, anchors, base in itertools.product(("zero", "drop", "nan"), (None, ANCHORS), (None, 0.2)):
         options: dict[str, Any] = {"no_positive": policy, "anchors": anchors, "base_temperature": base}
@@ -603,8 +603,8 @@ def test_nothing_is_read_for_options_and_policies(backend: str) -> None:
 
 @unread
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_strange_sizes_need_no_reading(backend: str) -> None:
-    """Extreme rows, extreme upstream gradients, and what reaches a row that counts for nothing."""
+def test_extreme_sizes_read_no_value(backend: str) -> None:
+    """With extreme rows, extreme upstream gradients, and upstream gradients of rows that do not count."""
     lengths = torch.tensor([1e-30, 1e30, 1, 1e-18, 1e18, 3e37, 1e-34, 1])[:, None]
     for name in ("supcon", "nt_xent", "nt_bxent", "mask", "shifted"):
         z = normal(ROWS)
@@ -633,7 +633,7 @@ def test_strange_sizes_need_no_reading(backend: str) -> None:
 
 
 @unread
-def test_a_second_derivative_reads_nothing_either() -> None:
+def test_second_derivative_reads_no_value() -> None:
     for name, backend in itertools.product(("supcon", "nt_xent", "mask", "supcon_epsilon", "references"), BACKENDS):
         z = normal(ROWS).requires_grad_()
         with Watch():
@@ -643,8 +643,8 @@ def test_a_second_derivative_reads_nothing_either() -> None:
         assert bool(z.grad.isfinite().all())
 
 
-def test_values_are_checked_only_where_asked_for() -> None:
-    """``validate`` reads where reading would wait; without it a caller is trusted there, and gets NaN."""
+def test_values_on_an_accelerator_are_checked_only_with_validate() -> None:
+    """Without ``validate``, values on an accelerator are not checked, and bad ones give NaN."""
     z = normal(ROWS)
     z[3] = 0
     patch = pytest.MonkeyPatch()
@@ -658,9 +658,9 @@ def test_values_are_checked_only_where_asked_for() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Notes the entries of the largest tensor that any operation returns, and of the memory that it is part of.
+    """Records the size of the largest tensor that any operation returns, and of the largest storage.
 
-    What was given is left out.
+    The given tensors are not counted.
     """
 
     def __init__(self, *given: Tensor) -> None:
@@ -680,7 +680,7 @@ class Largest(TorchDispatchMode):
 
 
 def in_a_new_thread(function: Callable[[], None]) -> None:
-    """Run where no buffer of an earlier call is at hand."""
+    """Run a function in a new thread, where no buffer of an earlier call exists."""
     with ThreadPoolExecutor(1) as threads:
         threads.submit(function).result()
 
@@ -689,7 +689,7 @@ MANY, DIM = 2048, 16
 
 
 def large_calls(where: str = "cpu") -> dict[str, tuple[Call, list[Tensor]]]:
-    """Losses of many rows, and what is given to them that is large itself."""
+    """Return losses of many rows, and their large inputs."""
     place = torch.arange(MANY, device=where)
     labels, mask = place % 10, (place[:, None] % 10) == (place % 10)
     listed = torch.stack((place, (place * 7 + 1) % MANY), 1)
@@ -724,7 +724,7 @@ LARGE = large_calls()
 
 
 def most_entries(count: int) -> int:
-    """What one tensor may hold: a panel with a line to spare, a tile, or what is linear in the rows."""
+    """Return the allowed number of entries of a tensor: a panel and a line, a tile, or linear in the rows."""
     return max(plan.PANEL_ELEMENTS + count, plan.TILE_ROWS * plan.TILE_COLUMNS, 2 * count * DIM)
 
 
@@ -747,8 +747,10 @@ def test_no_tensor_grows_with_the_square_of_the_rows(name: str) -> None:
 
 @unread
 @pytest.mark.parametrize("name", ["nt_xent", "supcon_loss labels", "supcon_in_loss one_positive", "nt_bxent"])
-def test_nor_where_nothing_may_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With tiles as small as a CPU's: an accelerator's are larger than this batch."""
+def test_no_tensor_grows_with_the_square_of_the_rows_on_an_accelerator(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles have the size of those on a CPU; tiles on an accelerator are larger than this batch."""
     monkeypatch.setattr(plan, "ACCELERATOR_FACTOR", 1)
     largest = Largest()
 
@@ -772,7 +774,7 @@ def test_tiles_and_panels_of_an_accelerator_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("name", ["nt_xent", "supcon_loss labels", "references"])
-def test_nor_in_a_second_derivative(name: str) -> None:
+def test_no_tensor_of_a_second_derivative_grows_with_the_square_of_the_rows(name: str) -> None:
     loss, given = LARGE[name]
     z = normal(MANY, DIM).requires_grad_()
     largest = Largest(*given)
@@ -794,8 +796,8 @@ def test_buffers_of_other_devices_are_not_kept() -> None:
     in_a_new_thread(step)
 
 
-def test_a_matrix_would_be_seen_and_is_not_kept() -> None:
-    """The dense backend is free to hold one, while it needs it: the next call has its own size again."""
+def test_matrix_of_the_dense_backend_is_detected_and_not_kept() -> None:
+    """The dense backend may allocate a matrix, but must release it after the call."""
     largest, after = Largest(), Largest()
 
     def steps() -> None:
@@ -811,7 +813,7 @@ def test_a_matrix_would_be_seen_and_is_not_kept() -> None:
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is present")
 CUDA_BACKENDS = (*BACKENDS, "triton")
-"""There "auto" takes the kernels as well, for the dtypes that they have."""
+"""On CUDA "auto" uses the kernels for the dtypes that they support."""
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -824,7 +826,7 @@ def needs_kernels() -> None:
 @cuda
 @pytest.mark.parametrize("backend", CUDA_BACKENDS)
 @pytest.mark.parametrize("name", list(LOSSES))
-def test_cuda_gives_the_exact_values_and_gradients(name: str, backend: str) -> None:
+def test_cuda_agrees_with_the_exact_values_and_gradients(name: str, backend: str) -> None:
     loss = losses("cuda")[name]
     if backend == "triton":
         needs_kernels()
@@ -835,7 +837,7 @@ def test_cuda_gives_the_exact_values_and_gradients(name: str, backend: str) -> N
         unit = (500 if name == "shifted" else 20) * (1e-14 if dtype == torch.float64 else 1e-6)
         rounding = torch.finfo(dtype).eps
         torch.testing.assert_close(found[0].cpu().double(), true[0], rtol=unit, atol=unit)
-        # Kernels round the weights of the halves, which cancel in a sum, as well as what is returned.
+        # For half precision, kernels round the result and also the weights, which partly cancel in a sum.
         narrowed = 8 * rounding * float(true[1].abs().max()) if dtype in KERNEL_DTYPES[1:] else 0.0
         torch.testing.assert_close(
             found[1].cpu().double(), true[1], rtol=10 * unit + rounding, atol=10 * unit + narrowed
@@ -845,12 +847,12 @@ def test_cuda_gives_the_exact_values_and_gradients(name: str, backend: str) -> N
 @cuda
 @pytest.mark.parametrize("backend", CUDA_BACKENDS)
 @pytest.mark.parametrize("name", list(LOSSES))
-def test_cuda_is_never_waited_for(name: str, backend: str) -> None:
+def test_cuda_is_not_synchronised(name: str, backend: str) -> None:
     if backend == "triton":
         needs_kernels()
     loss = losses("cuda")[name]
     z = normal(ROWS).cuda().requires_grad_()
-    # Once beforehand: libraries are loaded and handles made, which may wait.
+    # Run once before: loading libraries and creating handles may synchronise.
     loss(z, backend=backend).backward()
     torch.cuda.synchronize()
     before = torch.cuda.get_sync_debug_mode()
@@ -896,14 +898,14 @@ def test_cuda_graphs_capture_a_step(name: str, backend: str) -> None:
 @cuda
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "tiled", "triton"])
-def test_cuda_gives_the_same_bits_again(backend: str, deterministic: bool) -> None:
+def test_cuda_results_are_bitwise_reproducible(backend: str, deterministic: bool) -> None:
     if backend == "triton":
         needs_kernels()
     before = torch.are_deterministic_algorithms_enabled()
     z = normal(MANY, DIM).cuda()
     for name, (loss, _) in large_calls("cuda").items():
         try:
-            # It raises where an operation has no deterministic form.
+            # torch raises an error if an operation has no deterministic implementation.
             torch.use_deterministic_algorithms(deterministic)
             first, second = (value_and_gradient(loss, z, backend=backend) for _ in range(2))
         finally:
@@ -913,7 +915,7 @@ def test_cuda_gives_the_same_bits_again(backend: str, deterministic: bool) -> No
 
 
 def small_large(where: str) -> dict[str, Call]:
-    """One of each kind of targets, of `MANY` rows."""
+    """Return one loss for each kind of targets, of `MANY` rows."""
     names = (
         "nt_xent",
         "nt_bxent",
@@ -928,14 +930,14 @@ def small_large(where: str) -> dict[str, Call]:
 @cuda
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES)
 @pytest.mark.parametrize("name", list(small_large("cpu")))
-def test_cuda_kernels_give_the_exact_values_of_many_rows(name: str, dtype: torch.dtype) -> None:
-    """Many panels, shares of columns and tiles without a positive, against float64 on whole matrices."""
+def test_cuda_kernels_are_right_for_many_rows(name: str, dtype: torch.dtype) -> None:
+    """With many panels, shares of columns and tiles without positives, compared with float64 on whole matrices."""
     needs_kernels()
     loss, z = small_large("cuda")[name], normal(MANY, DIM, dtype=dtype)
     wide = z.double().cuda()
 
     def in_float64(z: Tensor, **options: Any) -> Tensor:
-        # The references among the calls are float32: their own loss is asked on the same rows.
+        # Some calls have float32 references; these are evaluated in float32 on the same rows.
         return loss(z.float() if name == "references" else z, **options)
 
     narrow: Call = (lambda z, **o: loss(z.float(), **o)) if name == "references" else loss
@@ -949,7 +951,7 @@ def test_cuda_kernels_give_the_exact_values_of_many_rows(name: str, dtype: torch
 
 @cuda
 def test_cuda_kernels_work_on_every_stream() -> None:
-    """Steps queued on streams of their own, at once, each with buffers of its own."""
+    """Steps run at the same time on separate streams, each with separate buffers."""
     needs_kernels()
     labels = torch.arange(MANY, device="cuda") % 10
     batches = [normal(MANY, DIM, seed=seed).cuda() for seed in range(4)]
@@ -986,8 +988,8 @@ def test_cuda_kernels_work_on_a_device_that_is_not_the_current_one(backend: str)
 
 @cuda
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES)
-def test_cuda_kernels_take_memory_that_is_linear_in_the_rows(dtype: torch.dtype) -> None:
-    """No N x N tensor, nor one of N rows by a tile's columns for each tile: at 32768 rows these would be gigabytes."""
+def test_memory_of_cuda_kernels_is_linear_in_the_rows(dtype: torch.dtype) -> None:
+    """At 32768 rows an N x N tensor, or a buffer for every tile, would take gigabytes."""
     needs_kernels()
     peaks = []
     for count in (16384, 32768):
@@ -1002,13 +1004,13 @@ def test_cuda_kernels_take_memory_that_is_linear_in_the_rows(dtype: torch.dtype)
         torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[1] < 2.2 * peaks[0]
-    # Sixteen shares of the columns at most, of each of two kernels, beside the rows themselves.
+    # At most sixteen shares of the columns for each of two kernels, in addition to the rows.
     assert peaks[1] < 32768 * 64 * 4 * (2 * 16 + 8)
 
 
 @cuda
-def test_cuda_takes_the_kernels_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is asked for, and for the dtypes that they have."""
+def test_cuda_uses_the_kernels_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a ``backend`` argument, for the dtypes that the kernels support."""
     needs_kernels()
     from pairproof.fast.kernels import launch
 
