@@ -1,7 +1,7 @@
-"""Speed, memory and accuracy of `pairproof.fast` beside its peers, measured by one protocol: ``python -m bench``.
+"""Benchmark `pairproof.fast` and its peers: time, memory and errors, with ``python -m bench``.
 
-Every figure comes from a fresh process with one thread. Implementations alternate, and what is reported is the median
-of the ratios of neighbouring samples, which repeats where two sequential timings would not. An implementation is timed
-only after it gave the true value of the same batch in float64. On a GPU the clock is the device's own events, and peak
-memory is the allocator's.
+Every figure is measured in a fresh process with one thread. Samples of different implementations alternate, and the
+reported ratio is the median over pairs of neighbouring samples; this is more reproducible than two separate timings.
+An implementation is timed only if its float64 value on the same batch is right. On a GPU, times are measured with CUDA
+events, and peak memory is reported by the allocator.
 """

@@ -1,6 +1,6 @@
 """The command line: ``python -m bench``, from the repository root.
 
-Exit codes: 0 measured; 1 with --floors, a floor is missed; 2 the command was misused; 3 it could not run.
+Exit codes: 0 measured; 1 with --floors, a floor is missed; 2 the command line is wrong; 3 the command could not run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ try:
     import typer
     from rich.console import Console
     from rich.progress import Progress
-except ImportError as error:  # the base install has the losses alone
+except ImportError as error:  # the base install does not include the command line
     sys.exit(f'bench: the command needs {error.name}: pip install "pairproof[verify,bench]"')
 
 from . import cuda, goals, jobs, measure, report
@@ -26,16 +26,16 @@ from .peers import CAPTURED, Unavailable
 MISSED, COULD_NOT_RUN = 1, 3
 
 MORE_PROCESSES = 14
-"""For a floor that seems missed."""
+"""Number of additional processes that measure a floor that is missed."""
 
 FILE_WIDTH = 180
-"""Columns where the output goes to no terminal."""
+"""Width of the output in columns if it is not written to a terminal."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
 def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
-    """Do every job of a plan. On standard error: a progress bar on a terminal, else a line for each job."""
+    """Run every job of a plan and return the report. Progress goes to stderr: a bar on a terminal, else lines."""
     console = Console(stderr=True)
     found: dict[str, Any] = {
         "format": report.FORMAT,
@@ -64,7 +64,7 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
                     console.print(jobs.describe(job), markup=False, highlight=False)
                 found[table] += jobs.attempt(job)
                 progress.advance(task)
-    if not plan.on_cpu:  # the peaks came with the timings
+    if not plan.on_cpu:  # the jobs of the timings also measured the peaks
         names = (*jobs.SHAPE, "implementation", "status", "reason")
         for row in found["timings"]:
             if row["implementation"] != CAPTURED:
@@ -76,9 +76,9 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
 
 
 def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Console) -> list[goals.Goal]:
-    """Time what seems to miss a floor in more processes, and judge the median of them all.
+    """Time jobs that miss a floor in more processes, and judge the median of all processes.
 
-    How costly fresh memory is to a peer is drawn once per process: more rounds in one process would not tell.
+    The time that a peer spends on fresh memory varies between processes, so more rounds in one process do not help.
     """
 
     def shape(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -87,7 +87,7 @@ def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Con
     missed = {shape(goal) for goal in goals.floors(found, fraction) if goal["met"] is False and "loss" in goal}
     for job in plan.timings():
         if shape(job) in missed:
-            console.print(f"below a floor, measured in {MORE_PROCESSES} more processes: {jobs.describe(job)}")
+            console.print(f"below a floor, measuring in {MORE_PROCESSES} more processes: {jobs.describe(job)}")
             runs = [[row for row in found["timings"] if shape(row) == shape(job)]]
             runs += [jobs.attempt(job) for _ in range(MORE_PROCESSES)]
             others = [row for row in found["timings"] if shape(row) != shape(job)]
@@ -96,25 +96,25 @@ def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Con
 
 
 def _several(*flags: str, only: str) -> Any:
-    """An option that takes several values."""
-    return typer.Option(*flags, help=f"{only} (repeatable, or a,b).")
+    """Return an option that takes several values."""
+    return typer.Option(*flags, help=f"{only} (repeatable, or separated by commas).")
 
 
 LOSS = _several("--loss", "-l", only=f"Only these losses, of {', '.join(LOSSES)}")
 SIZE = _several("--size", "-n", only="Only these N")
 COLUMNS = _several("--columns", "-d", only="On cuda: only these D")
-DTYPE = _several("--dtype", only=f"On cuda: only these dtypes, of {', '.join(DTYPES)}; tf32 is float32 with TF32")
+DTYPE = _several("--dtype", only=f"On cuda: only these dtypes, of {', '.join(DTYPES)}; tf32 allows TF32 products")
 FLOORS = typer.Option(
     min=0.01,
     max=1.0,
-    help="For CI: a quick run that fails (exit code 1) where a ratio is below this fraction of its goal or the"
-    " memory above its goal divided by it. What seems to fail is timed in more processes; their median counts.",
+    help="For CI: a quick run that fails (exit code 1) if a ratio is below this fraction of its goal, or the memory"
+    " above its goal divided by this fraction. A ratio below is measured in more processes, and their median judged.",
 )
-OUTPUT = typer.Option(help="Folder for the JSON and the plot. Default: bench/results, for a full run of everything.")
-QUICK = typer.Option("--quick", help="N = 256 and 1024, default allocator, fewer rounds, writes nothing.")
+OUTPUT = typer.Option(help="Folder for the JSON and the plot. Default: bench/results for a full run, else none.")
+QUICK = typer.Option("--quick", help="Only N = 256 and 1024, the default allocator and fewer rounds; writes nothing.")
 
 
-@app.command(epilog="Exit codes: 0 measured; 1 with --floors, one is missed; 2 misused; 3 could not run.")
+@app.command(epilog="Exit codes: 0 measured; 1 a floor is missed; 2 wrong command line; 3 could not run.")
 def bench(
     quick: Annotated[bool, QUICK] = False,
     floors: Annotated[float | None, FLOORS] = None,
@@ -122,20 +122,20 @@ def bench(
     loss: Annotated[list[str] | None, LOSS] = None,
     size: Annotated[list[str] | None, SIZE] = None,
     columns: Annotated[list[str] | None, COLUMNS] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds at every size, in place of the protocol's.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds at every size.")] = None,
     backend: Annotated[str, typer.Option(help="Backend of pairproof.fast.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, or cuda: events on the same alternation, N up to 262144.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu or cuda; on cuda N is up to 262144.")] = "cpu",
     dtype: Annotated[list[str] | None, DTYPE] = None,
-    date: Annotated[str | None, typer.Option(help="Written into the report as it is.")] = None,
+    date: Annotated[str | None, typer.Option(help="Date to write into the report.")] = None,
 ) -> None:
-    """Measure pairproof.fast beside its peers: times, errors, memory.
+    """Measure time, errors and memory of pairproof.fast and its peers.
 
-    Every size, allocator and loss runs in its own process on one thread. Implementations alternate, each is timed only
-    after its float64 value was found right on the same batch, and ratios are medians over neighbouring samples. A full
-    run takes about 25 minutes, a quick one under two.
+    Every combination of size, allocator and loss runs in its own process with one thread. Samples of different
+    implementations alternate, and ratios are medians over neighbouring samples. An implementation is timed only if its
+    float64 value on the same batch is right. A full run takes about 25 minutes, a quick run less than two.
 
-    With --device cuda the same on a GPU, with its own sizes, columns and dtypes, in one process for each of these and
-    each loss. Peers whose matrices would not fit its memory are refused beforehand.
+    With --device cuda, a GPU is measured, with other sizes, columns and dtypes. Every combination of these and a loss
+    runs in its own process. Peers whose matrices do not fit into the memory of the GPU are not measured.
 
     python -m bench --quick
 
@@ -152,7 +152,7 @@ def bench(
         if not plan.on_cpu:
             cuda.require(device)
         if folder is not None:
-            report.pyplot()  # fails before half an hour of measuring, not after
+            report.pyplot()  # fail now if matplotlib is missing, not after the measurements
         (trial,) = jobs.run(plan.trial())
         if trial["status"] != "measured":
             raise Unavailable(f"pairproof.fast fails on a small batch: {trial['reason']}")
@@ -170,7 +170,7 @@ def bench(
         if False in met:
             raise typer.Exit(MISSED)
         if met != {True}:
-            console.print("bench: a floor could not be judged: see what is not measured", style="red")
+            console.print("bench: a floor could not be judged; its figures were not measured", style="red")
             raise typer.Exit(COULD_NOT_RUN)
 
 
@@ -179,7 +179,7 @@ def _misused(option: str, expected: str, got: str | None = None) -> NoReturn:
 
 
 def _names(given: list[str], option: str, choices: Iterable[str], expected: str) -> tuple[str, ...]:
-    """The choices that are given, in their own order."""
+    """Return the given names in the order of the choices."""
     for name in given:
         if name not in choices:
             _misused(option, expected, name)
@@ -194,7 +194,7 @@ def _numbers(given: list[str], option: str, least: int) -> tuple[int, ...]:
 
 
 def _plan(quick: bool, floors: float | None, device: str, rounds: int | None, **several: list[str] | None) -> jobs.Plan:
-    """The plan that the options describe.
+    """Return the plan for the given options.
 
     Raises:
         typer.BadParameter: an option's value is not one of its choices.
@@ -206,9 +206,9 @@ def _plan(quick: bool, floors: float | None, device: str, rounds: int | None, **
     if not on_cpu and device.partition(":")[0] != "cuda":
         _misused("--device", "cpu or cuda", device)
     if floors is not None and not on_cpu:
-        _misused("--floors", "--device cpu with it: the goals are a CPU's")
+        _misused("--floors", "--device cpu: the goals are for a CPU")
     if given["columns"] and on_cpu:
-        _misused("--columns", f"--device cuda with it: a CPU's is {jobs.COLUMNS}")
+        _misused("--columns", f"--device cuda; on a CPU D is {jobs.COLUMNS}")
     plan = (jobs.QUICK if quick else jobs.FULL) if on_cpu else (jobs.DEVICE_QUICK if quick else jobs.DEVICE)
     plan = replace(jobs.FLOORS if floors is not None else plan, device=device)
     sizes = _numbers(given["size"], "--size", 32)

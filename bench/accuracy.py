@@ -1,4 +1,4 @@
-"""Errors against float64 over temperatures, on random and on trained-like batches, ours beside the peers'."""
+"""Errors against float64 at several temperatures, on random and trained-like batches, for all implementations."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .peers import PEERS, SLOWEST, load, names_for
 TEMPERATURES = (0.01, 0.02, 0.05, 0.07, 0.1, 0.5, 1.0)
 ROWS = 256
 ACCELERATOR_ROWS = 1024
-"""More rows, since small batches are evaluated in another way than large ones."""
+"""Number of rows on a GPU. Small batches are evaluated differently from large ones."""
 BATCHES = 20
 LOSSES = ("nt_xent", "supcon", "pairwise_classes")
 
 
 def error_rows(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """One job of kind "accuracy": one loss at one temperature.
+    """Run a job of kind "accuracy": one loss at one temperature.
 
     Args:
-        job: loss, n, d, temperature, batches (how many), backend, device, dtype.
+        job: loss, n, d, temperature, batches (their number), backend, device, dtype.
 
     Returns:
         One row per kind of batch and implementation, in the format that `bench.report` describes.
@@ -38,7 +38,7 @@ def error_rows(job: dict[str, Any]) -> list[dict[str, Any]]:
         batches = [(batch, truth.loss_and_gradient(batch, temperature)) for batch in made]
         smallest = min(expected[0] for _, expected in batches)
         for name in names_for(loss, job["device"], job["dtype"]):
-            # Not what takes seconds a step, or minutes to compile for one figure, or rows in another dtype than ours.
+            # Leave out what takes seconds per step or minutes to compile, and what runs in another dtype.
             if name == SLOWEST or PEERS[name].compiled or PEERS[name].tf32:
                 continue
             row: dict[str, Any] = {"kind": kind, "implementation": name, "smallest_loss": smallest}

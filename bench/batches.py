@@ -1,4 +1,4 @@
-"""The batches that are measured: five losses, random and trained-like embeddings."""
+"""The batches for the measurements: five losses, with random and trained-like embeddings."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ LOSSES = {
     "pairwise_classes": "pairwise NT-Xent, 10 classes",
     "info_nce": "InfoNCE, two towers, one way",
 }
-"""Name in options and in the report, and what it is. Losses are means: over pairs for the pairwise forms."""
+"""Names in options and in the report, with descriptions. The losses are means, over pairs for the pairwise losses."""
 
 KINDS = ("random", "trained")
-"""Independent normal rows; rows that lie around their class's centre with a cosine of about 0.9 between them."""
+"""Independent normal rows; rows around the centre of their class, with a cosine of about 0.9 between them."""
 
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
-"""Name in options and in the report, and the embeddings' dtype. Under "tf32" float32 products may round to TF32."""
+"""Names in options and in the report, with the dtype of the embeddings. With "tf32", products may round to TF32."""
 
 CLASSES = 10
 NOISE = 1 / 3
-"""Of a row against its centre. The cosine of two rows of one class is then 1 / (1 + 1/9) = 0.9."""
+"""Standard deviation of a row around its centre: the cosine of two rows of a class is 1 / (1 + 1/9) = 0.9."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Batch:
 
     Attributes:
         loss: a name of `LOSSES`.
-        embeddings: floating ``[N, D]``, not normalised. For info_nce one tower's rows, then the other's.
-        labels: integers ``[N]``; with two rows per class, row k and row k + N/2 share one.
-        partners: integers ``[N]``: row k + N/2 for row k and back.
+        embeddings: floating ``[N, D]``, not normalised. For info_nce the rows of one tower, then those of the other.
+        labels: integers ``[N]``; with two rows per class, rows k and k + N/2 have the same label.
+        partners: integers ``[N]``: k + N/2 for row k, and k for row k + N/2.
     """
 
     loss: str
@@ -49,20 +49,20 @@ class Batch:
         return len(self.embeddings)
 
     def to(self, dtype: torch.dtype) -> Batch:
-        """The same rows in another dtype."""
+        """Return the batch with embeddings in another dtype."""
         return replace(self, embeddings=self.embeddings.to(dtype))
 
 
 def make_batch(loss: str, n: int, d: int, kind: str = "random", *, seed: int = 0, device: str = "cpu") -> Batch:
-    """A float32 batch in which every anchor has a positive.
+    """Make a float32 batch in which every anchor has a positive.
 
     Args:
         loss: a name of `LOSSES`.
-        n: rows, an even number.
-        d: columns.
+        n: number of rows, even.
+        d: number of columns.
         kind: a name of `KINDS`.
-        seed: of torch's generator on the CPU; the same rows on every device.
-        device: where the batch goes.
+        seed: seed of torch's CPU generator, so that the rows are the same on every device.
+        device: device of the batch.
 
     Returns:
         The batch.

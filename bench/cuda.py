@@ -1,4 +1,4 @@
-"""The same measurements on a CUDA device: events on the same alternation, and the allocator's own peak."""
+"""Measurements on a CUDA device: times from CUDA events, peak memory from the allocator."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .measure import Clock, Shapes
 from .peers import Step, Unavailable
 
 SPARE = 0.1
-"""Of the free memory, left for what the allocator cannot give out in one piece."""
+"""Share of the free memory that is kept in reserve, because of fragmentation."""
 
 WARMING_STEPS = 3
-"""Before a capture, on another stream: they load code and let the libraries make their workspaces."""
+"""Number of steps on another stream before a capture; they load code and allocate the workspaces of libraries."""
 
 
 def require(device: str) -> None:
-    """Hold to a usable device.
+    """Check that a CUDA device can be used.
 
     Raises:
-        Unavailable: there is none.
+        Unavailable: the device does not exist.
     """
     if not torch.cuda.is_available():
         raise Unavailable(f"--device {device}: torch {torch.__version__} finds no CUDA device here")
@@ -32,29 +32,29 @@ def require(device: str) -> None:
 
 
 class EventClock(Clock):
-    """Time between events on the current stream: the device's own, without waiting in between.
+    """Measures the time between events on the current stream, without synchronising in between.
 
     Args:
-        device: whose memory bounds what is tried.
+        device: the device, whose free memory limits what is measured.
     """
 
     products: ClassVar[Shapes] = {"mm": (8192, 8192, None), "square": (8192, 8192, 8192)}
     on_device = True
     slow_seconds = 1.0
-    # A symmetric backward does not pay where blocks run at once: forward 2, the tile again 2, its gradient 2.
+    # On a GPU, symmetry does not help the backward pass: forward 2, recomputing the tile 2, its gradient 2.
     flops = (2, 6)
 
     def __init__(self, device: str = "cuda") -> None:
         self.device = torch.device(device)
 
     def mark(self) -> Any:
-        """An event on the current stream."""
+        """Record an event on the current stream."""
         event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """The device's own time between two events."""
+        """Return the time of the device between two events."""
         return float(start.elapsed_time(end)) / 1e3
 
     def wait(self) -> None:
@@ -62,12 +62,12 @@ class EventClock(Clock):
         torch.cuda.synchronize(self.device)
 
     def available(self) -> int | None:
-        """What is free on the device, but for a spare part: others may be using it too."""
+        """Return the free memory of the device, less a reserve; other processes may use the device too."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return int((1 - SPARE) * free)
 
     def peak(self, step: Step, embeddings: Tensor) -> int:
-        """By the allocator, the gradient of the embeddings included; what was loaded and allocated before is not."""
+        """Return the peak of the allocator during one step, with the gradient, beyond what was allocated before."""
         embeddings.grad = None
         gc.collect()
         self.wait()
@@ -78,7 +78,7 @@ class EventClock(Clock):
         return int(torch.cuda.max_memory_allocated(self.device) - before)
 
     def capture(self, step: Step, embeddings: Tensor) -> tuple[Callable[[], object], Tensor]:
-        """A CUDA graph of forward and backward, and the loss and gradient tensors that each replay overwrites."""
+        """Capture forward and backward as a CUDA graph; return its replay, and the loss that each replay overwrites."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
@@ -87,7 +87,7 @@ class EventClock(Clock):
                 embeddings.grad = None
                 step(embeddings).backward()  # type: ignore[no-untyped-call]
         current.wait_stream(stream)
-        embeddings.grad = None  # so that the graph makes one in its own memory
+        embeddings.grad = None  # so that the graph allocates one in its own memory
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             loss = step(embeddings)
@@ -96,7 +96,7 @@ class EventClock(Clock):
 
 
 def device_facts(device: str) -> dict[str, Any]:
-    """What the report says of the device."""
+    """Return the properties of the device for the report."""
     properties = torch.cuda.get_device_properties(torch.device(device))
     return {
         "name": properties.name,

@@ -1,7 +1,7 @@
-"""What the figures should reach on a CPU and on an H200, and whether they do.
+"""The goals for the figures on a CPU and on an H200, and whether they are met.
 
-A ratio is a peer's time over ours, the median of pairs; "best peer" is the one with the smallest ratio. A goal whose
-figures are missing is not met and not missed: ``met`` is None and ``reason`` says what is missing.
+A ratio is the time of a peer divided by that of pairproof, as the median over pairs. The "best" peer has the smallest
+ratio. If the figures of a goal are missing, ``met`` is None and ``reason`` says what is missing.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ RATIOS = (
     (256, "both", "pml_ntxent", ("pairwise_views",), 500.0, 500.0),
     (256, "both", "pml_ntxent", ("pairwise_classes",), 5000.0, 5000.0),
 )
-"""Rows, part of the step, peer, losses, and the goal under the default and under the tuned allocator."""
+"""Number of rows, part of the step, peer, losses, and the goals with the default and the tuned allocator."""
 
 SHARES = {4096: 0.60, 8192: 0.60}
-"""Of the same run's matrix product, forward+backward, by number of rows."""
+"""Goal for forward+backward as a share of the matrix product in the same run, by number of rows."""
 
 MEMORY = {4096: 12 * MIB, 8192: 20 * MIB}
 GROWTH = 2.5
-"""Peak at 8192 over peak at 4096: 2 is linear, 4 is quadratic."""
+"""Goal for the peak at 8192 rows divided by the peak at 4096: 2 is linear, 4 is quadratic."""
 
 LARGE_MEMORY = GIB
 ACCURACY_FACTOR = 2.0
 ACCURACY_FLOOR = 4 * ULP
 
 DEVICE_SHARES = {128: {"forward": 0.45, "both": 0.55}, 512: {"both": 0.65}}
-"""On an H200 in bfloat16, by number of columns: of the same run's matrix products."""
+"""Goals on an H200 in bfloat16 as shares of the matrix products in the same run, by number of columns."""
 DEVICE_PRODUCTS = {"share": "torch.mm at the tile's shape", "square_share": "a large square torch.mm"}
 DEVICE_LEAST_ROWS = 16384
-"""Below, starting kernels is what costs."""
+"""Number of rows below which launching kernels dominates."""
 EAGER_RATIO = 12.0
-"""In bfloat16 at 128 columns against cross_entropy in TF32, at the sizes where its matrices fit."""
+"""Goal in bfloat16 at 128 columns against cross_entropy in TF32, for sizes at which its matrices fit."""
 EAGER_ROWS = (16384, 65536)
 DEVICE_GROWTH = 1.25
-"""Peak per row at the most rows over peak per row at `DEVICE_LEAST_ROWS`: 1 is linear, 16 is quadratic."""
+"""Goal for the peak per row at the most rows divided by that at `DEVICE_LEAST_ROWS`: 1 is linear, 16 quadratic."""
 
 Goal = dict[str, Any]
 Row = dict[str, Any]
 
 
 def _goal(what: str, sense: str, goal: float, row: Row, key: str, unit: float = 1.0, **more: Any) -> Goal:
-    """Judge a figure of a row, or the median of its quartiles, in a unit."""
+    """Judge a figure of a row, or the median of its quartiles, in the given unit."""
     value = row.get(key)
     if value is not None:
         value = (value[1] if isinstance(value, list) else value) / unit
@@ -71,7 +71,7 @@ def _select(rows: list[Row], **wanted: Any) -> list[Row]:
 
 
 def _best(rows: list[Row], key: str) -> Row:
-    """The row with the smallest median ratio; if none was measured, a row that says why."""
+    """Return the row with the smallest median ratio; if none was measured, a row with the reason."""
     measured = [row for row in rows if key in row]
     if measured:
         return min(measured, key=lambda row: float(row[key][1]))
@@ -79,7 +79,7 @@ def _best(rows: list[Row], key: str) -> Row:
 
 
 def ratio_goals(report: Row, fraction: float = 1.0) -> list[Goal]:
-    """The goals on ratios for the sizes and regimes that were planned, each multiplied by a fraction."""
+    """Judge the goals on ratios for the measured sizes and regimes, each goal multiplied by a fraction."""
     goals = []
     for n, part, against, losses, *values in RATIOS:
         for loss, (regime, value) in product(losses, zip(("default", "tuned"), values, strict=True)):
@@ -104,14 +104,14 @@ def _growth_goal(what: str, goal: float, growth: float) -> Goal:
 
 
 def memory_goals(report: Row, fraction: float = 1.0) -> list[Goal]:
-    """The goals on peaks, each divided by a fraction, for the sizes that were planned."""
+    """Judge the goals on peaks for the measured sizes, each goal divided by a fraction."""
     goals = []
     for loss in TWO_VIEW:
         peaks = {row["n"]: row for row in _select(report["memory"], loss=loss, implementation=OURS)}
         goals += [_memory_goal(peaks[n], goal / fraction) for n, goal in MEMORY.items() if n in peaks]
         if all("bytes" in peaks.get(n, {}) for n in MEMORY):
             growth = peaks[8192]["bytes"] / peaks[4096]["bytes"]
-            goals.append(_growth_goal(f"{loss}: memory at 8192 over memory at 4096", GROWTH, growth))
+            goals.append(_growth_goal(f"{loss}: memory at 8192 divided by that at 4096", GROWTH, growth))
     return goals
 
 
@@ -120,7 +120,7 @@ def _ours(report: Row, **wanted: Any) -> list[Row]:
 
 
 def _share_goals(report: Row) -> list[Goal]:
-    what = "{loss}, N={n}, {regime} allocator: share of the same run's mm"
+    what = "{loss}, N={n}, {regime} allocator: share of mm in the same run"
     rows = [row for row in _ours(report) if row["n"] in SHARES]
     return [_goal(what.format_map(row), "at least", SHARES[row["n"]], row, "both_share") for row in rows]
 
@@ -134,7 +134,7 @@ def _accuracy_goals(report: Row) -> list[Goal]:
         named = f"{row['loss']}, temperature {row['temperature']}, {row['kind']}, {row.get('dtype', 'float32')}"
         for part in ("loss", "gradient"):
             what, key = f"{named}: error of the {part}", f"{part}_error"
-            goal, judged = ACCURACY_FLOOR, {"reason": "no peer beside it"}
+            goal, judged = ACCURACY_FLOOR, {"reason": "no peer was measured"}
             if peers:
                 best = min(peers, key=lambda peer: float(peer[key]))
                 goal, judged = max(ACCURACY_FACTOR * best[key], goal), {"reason": best["implementation"]} | row
@@ -143,27 +143,27 @@ def _accuracy_goals(report: Row) -> list[Goal]:
 
 
 def judge(report: Row) -> list[Goal]:
-    """Every goal that the run's plan covers.
+    """Judge every goal that the plan of the run covers.
 
     Args:
-        report: of `bench.report`, without its goals.
+        report: the report that `bench.report` describes, without its goals.
 
     Returns:
         Objects with ``what``, ``sense`` ("at least" or "at most"), ``goal``, ``value`` (None: not measured), ``met``
-        (None: not measured) and ``reason`` (the peer that was best, or what is missing); ``accuracy`` is true for
-        those of the accuracy table.
+        (None: not measured) and ``reason`` (the best peer, or what is missing); ``accuracy`` is true for goals of the
+        accuracy table.
     """
     large = [_memory_goal(report["large"], LARGE_MEMORY)] if report["large"] else []
     return ratio_goals(report) + _share_goals(report) + memory_goals(report) + large + _accuracy_goals(report)
 
 
 def floors(report: Row, fraction: float) -> list[Goal]:
-    """The goals on ratios and on memory, relaxed by a fraction: 0.5 halves a ratio and doubles a peak."""
+    """Judge the goals on ratios and memory, relaxed by a fraction: 0.5 halves a ratio and doubles a peak."""
     return ratio_goals(report, fraction) + memory_goals(report, fraction)
 
 
 def judge_device(report: Row) -> list[Goal]:
-    """Every goal of a GPU that the run's plan covers, as `judge` returns them. They were set for an H200."""
+    """Judge every goal for a GPU that the plan covers; returns what `judge` does. The goals are for an H200."""
     shares, ratios, growths = [], [], []
     for row in _ours(report, dtype="bfloat16"):
         named = "{loss}, N={n}, D={d}, {dtype}".format_map(row)
@@ -179,13 +179,13 @@ def judge_device(report: Row) -> list[Goal]:
     for (loss, d, dtype), peaks in per_row(report).items():
         most, least = max(peaks), DEVICE_LEAST_ROWS
         if most > least and least in peaks:
-            what = f"{loss}, D={d}, {dtype}: peak per row at {most} over that at {least}"
+            what = f"{loss}, D={d}, {dtype}: peak per row at {most} divided by that at {least}"
             growths.append(_growth_goal(what, DEVICE_GROWTH, peaks[most] / peaks[least]))
     return shares + ratios + growths + _accuracy_goals(report)
 
 
 def per_row(report: Row) -> dict[tuple[str, int, str], dict[int, float]]:
-    """Peaks of ours over the number of rows, in bytes, by loss, columns and dtype, then by rows."""
+    """Return the peaks of pairproof per row, in bytes, by loss, columns and dtype, then by number of rows."""
     found: dict[tuple[str, int, str], dict[int, float]] = {}
     for row in _select(report["memory"], implementation=OURS):
         if "bytes" in row:

@@ -1,4 +1,4 @@
-"""Jobs: what is measured in which process, and the starting of those processes."""
+"""Jobs: what is measured, each in its own process, and how the processes are started."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Job = dict[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
 
 TUNED = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "8589934592"}
-"""glibc keeps what is freed: big temporaries are not faulted in anew in every step."""
+"""Settings with which glibc keeps freed memory, so that large temporaries cause no page faults in every step."""
 
 REGIMES = {"default": {}, "tuned": TUNED}
-"""Of the allocator: the variables of its process's environment."""
+"""Regimes of the allocator: the environment variables of the process."""
 
 TEMPERATURE = 0.1
 COLUMNS = 128
 LARGE = 65536
-"""Rows above which, on a GPU, `GRADIENT_ROWS` rows of the gradient are compared with float64, not all."""
+"""Number of rows above which only `GRADIENT_ROWS` rows of the gradient are compared with float64."""
 
 GRADIENT_ROWS = 512
 CAPTURED_UP_TO = 4096
-"""Rows up to which a step on a GPU is also replayed as one graph: there, starting kernels costs as much as they do."""
+"""Number of rows up to which a step on a GPU is also replayed as a CUDA graph: launching kernels dominates there."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class Plan:
 
     Attributes:
         losses: names of `batches.LOSSES`.
-        sizes: of the timings.
-        memory_sizes: of the peaks.
-        regimes: of the allocator.
-        small: rows up to which `small_rounds` are taken.
-        small_rounds: at up to so many rows.
-        large_rounds: above.
-        temperatures: of the accuracy table.
-        large: whether the one large step is taken.
-        every_peer: whether peers that need half a minute a step are timed too, and the peaks of all peers measured.
-        columns: of the embeddings.
+        sizes: numbers of rows for the timings.
+        memory_sizes: numbers of rows for the peaks of memory.
+        regimes: names of `REGIMES`.
+        small: number of rows up to which `small_rounds` rounds are measured.
+        small_rounds: number of rounds up to `small` rows.
+        large_rounds: number of rounds above `small` rows.
+        temperatures: temperatures of the accuracy table.
+        large: whether to measure the one step with `LARGE` rows.
+        every_peer: whether to time peers that need half a minute per step, and to measure the memory of all peers.
+        columns: numbers of columns of the embeddings.
         dtypes: names of `batches.DTYPES`.
-        device: "cpu", or a CUDA device. There the peaks come with the timings, so `memory_sizes` is empty.
-        backend: of `pairproof.fast`.
+        device: "cpu" or a CUDA device. On CUDA, timings measure memory too, so `memory_sizes` is empty.
+        backend: backend of `pairproof.fast`.
     """
 
     losses: tuple[str, ...] = tuple(LOSSES)
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether its device is the CPU."""
+        """Whether the device is the CPU."""
         return self.device == "cpu"
 
     def _job(self, kind: str, loss: str, n: int, **more: Any) -> Job:
@@ -81,8 +81,8 @@ class Plan:
         return job | {"temperature": TEMPERATURE, "device": self.device, "backend": self.backend} | more
 
     def timings(self) -> list[Job]:
-        """One process per number of columns, dtype, size, loss and regime."""
-        slow = {} if self.every_peer else {SLOWEST: "takes half a minute a step: timed in the full run only"}
+        """Return the timing jobs: one per number of columns, dtype, size, loss and regime."""
+        slow = {} if self.every_peer else {SLOWEST: "takes half a minute per step; it is timed in the full run only"}
         found = []
         for d, dtype, n, loss, regime in product(self.columns, self.dtypes, self.sizes, self.losses, self.regimes):
             job = self._job("time", loss, n, d=d, dtype=dtype, regime=regime)
@@ -95,7 +95,7 @@ class Plan:
         return found
 
     def memories(self) -> list[Job]:
-        """One process per size, loss and implementation, under the default allocator."""
+        """Return the memory jobs: one per size, loss and implementation, with the default allocator."""
         return [
             self._job("memory", loss, n, implementation=name)
             for n, loss in product(self.memory_sizes, self.losses)
@@ -103,7 +103,7 @@ class Plan:
         ]
 
     def accuracies(self) -> list[Job]:
-        """One process per dtype, loss and temperature."""
+        """Return the accuracy jobs: one per dtype, loss and temperature."""
         rows = accuracy.ROWS if self.on_cpu else accuracy.ACCELERATOR_ROWS
         losses = [loss for loss in accuracy.LOSSES if loss in self.losses]
         return [
@@ -112,17 +112,17 @@ class Plan:
         ]
 
     def trial(self) -> Job:
-        """`pairproof.fast` on a small batch: what fails here would fail in every row."""
+        """Return a job that runs `pairproof.fast` on a small batch, to fail early."""
         rows = 64 if self.on_cpu else accuracy.ACCELERATOR_ROWS
         return self._job("memory", self.losses[0], rows, implementation=OURS)
 
     def larges(self) -> list[Job]:
-        """The one large step, if any."""
+        """Return the job of the step with `LARGE` rows, if the plan has it."""
         wanted = self.large and "pairwise_classes" in self.losses
         return [self._job("memory", "pairwise_classes", LARGE, implementation=OURS, anchors=512)] if wanted else []
 
     def work(self) -> dict[str, list[Job]]:
-        """All jobs, by the report's tables."""
+        """Return all jobs, by table of the report."""
         memory, accuracy = self.memories(), self.accuracies()
         return {"timings": self.timings(), "memory": memory, "accuracy": accuracy, "large": self.larges()}
 
@@ -151,7 +151,7 @@ DEVICE = Plan(
     dtypes=tuple(DTYPES),
     device="cuda",
 )
-"""On a GPU. The pairwise losses are measured when they are asked for."""
+"""The plan for a GPU. The pairwise losses are measured only if they are selected."""
 
 DEVICE_QUICK = replace(
     DEVICE, losses=("nt_xent", "supcon"), sizes=(4096, 16384), columns=(128,), small_rounds=7, temperatures=()
@@ -159,7 +159,7 @@ DEVICE_QUICK = replace(
 
 
 def describe(job: Job) -> str:
-    """A job as a few words."""
+    """Describe a job in a few words."""
     words = [LOSSES[job["loss"]], f"N={job['n']}"]
     if job["device"] != "cpu":
         words += [f"D={job['d']}", job["dtype"]]
@@ -173,16 +173,16 @@ def describe(job: Job) -> str:
 
 
 def run(job: Job) -> list[dict[str, Any]]:
-    """Do one job in a fresh process.
+    """Run one job in a fresh process.
 
     Args:
-        job: of a `Plan`.
+        job: a job of a `Plan`.
 
     Returns:
         The rows that the worker returned.
 
     Raises:
-        Unavailable: the process failed; its last words.
+        Unavailable: the process failed; the message has its last line on stderr.
     """
     environment = {k: v for k, v in os.environ.items() if k not in TUNED}
     environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **REGIMES[job["regime"]]}
@@ -200,17 +200,17 @@ def run(job: Job) -> list[dict[str, Any]]:
 
 SHAPE = ("loss", "n", "d", "dtype")
 KEYS = {"time": (*SHAPE, "regime"), "memory": SHAPE, "accuracy": ("loss", "d", "dtype", "temperature")}
-"""What the rows of each kind of job have in common."""
+"""By kind of job, the keys that all its rows share."""
 
 
 def attempt(job: Job) -> list[dict[str, Any]]:
-    """Do one job. Where its process fails, rows that say so take the place of its result.
+    """Run one job. If its process fails, return rows with the status "refused" and the reason.
 
     Args:
-        job: of a `Plan`.
+        job: a job of a `Plan`.
 
     Returns:
-        Its rows.
+        The rows of the job.
     """
     same = {key: job[key] for key in KEYS[job["kind"]]}
     try:

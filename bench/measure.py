@@ -1,9 +1,9 @@
-"""Times and memory of one loss at one size, on one thread: every implementation is checked, then alternated with ours.
+"""Time and memory of one loss at one size, with one thread.
 
-A round takes each peer in turn, with a sample of ours next to each of its own, before it or after it by turns. The
-ratio of the two samples of such a pair is what the machine's other business disturbs least. The same is done with
-``torch.mm`` at the shape of a tile: it says what the machine could do at best in that very run. On a GPU, where writing
-a tile of so few columns takes longer than multiplying it, a large square product stands beside it.
+Every implementation is checked first. In each round, every peer is sampled next to a sample of `pairproof.fast`, before
+or after it in turn. The ratio of such a pair depends least on other load of the machine. ``torch.mm`` at the shape of a
+tile is sampled in the same way: it shows the best possible throughput in the same run. On a GPU, writing such a product
+takes longer than computing it, so a large square product is measured as well.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ Samples = npt.NDArray[np.float64]
 Shapes = dict[str, tuple[int, int, int | None]]
 
 TARGET_SECONDS = 0.03
-"""Of one sample: short steps are repeated until they take as long, and the time is reported per call."""
+"""Duration of one sample: short steps are repeated, and the time is reported per call."""
 
 SLOW_ROUNDS = 5
-"""Of a peer whose step takes longer than its clock's `Clock.slow_seconds`."""
+"""Number of rounds for a peer whose step takes longer than `Clock.slow_seconds`."""
 
 ROWS_TO_CHECK = 8192
-"""Of the batch, at most, whose float64 value is compared with the true one; of a larger one another is checked."""
+"""Maximum number of rows for the comparison in float64. For a larger batch, a batch of this size is compared."""
 
 ROUGH = 0.05
-"""Relative error of the loss on random rows, in the dtype itself, above which it is wrong and not rounded."""
+"""Relative error of the loss on random rows, in the measured dtype, above which it is not a rounding error."""
 
 PARTS = ("forward", "both")
-"""Of a step: the forward half with the graph recorded, and all of it."""
+"""Parts of a step: the forward pass with autograd, and the whole step."""
 
 STATUS = "/proc/self/status"
 CLEAR = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""Written to clear_refs it sets the peak of the resident set back to what is resident now (proc(5))."""
+"""Written to clear_refs, it resets the peak of the resident set to the current size (see proc(5))."""
 
 
 def peak_beyond(function: Callable[[], object]) -> int:
-    """Bytes by which the resident set grew at its largest while a function ran.
+    """Return the peak growth of the resident set while a function runs.
 
     Args:
-        function: called once. What it keeps is counted, what was resident before is not.
+        function: called once.
 
     Returns:
-        Bytes, exact to a few pages per thread.
+        Number of bytes beyond those resident before the call, exact to a few pages per thread.
 
     Raises:
-        Unavailable: the kernel does not offer this figure.
+        Unavailable: the kernel does not report the peak.
     """
     gc.collect()
     try:
@@ -76,36 +76,36 @@ def peak_beyond(function: Callable[[], object]) -> int:
 
 
 class Clock:
-    """Takes samples: here CPU time of this process, in `bench.cuda` time between events of a GPU."""
+    """Takes samples. This class measures the CPU time of the process, `bench.cuda` the time between CUDA events."""
 
     products: ClassVar[Shapes] = {"mm": (384, 384, None)}
-    """Rows, columns and depth (None: the embeddings' columns) of the matrix products that ours is compared with."""
+    """Rows, columns and depth (None: the columns of the embeddings) of the matrix products for the comparison."""
 
     on_device: bool = False
-    """Whether a timing measures the peak of memory too; on a CPU that takes a process of its own."""
+    """Whether a timing job also measures peak memory; on a CPU, this needs a separate process."""
 
     flops: ClassVar[tuple[int, int]] = (1, 4)
-    """Times N*N*D: what `PARTS` need at least, each tile made anew for its gradient."""
+    """Minimum number of operations of `PARTS`, in units of N*N*D, if each tile is recomputed for its gradient."""
 
     slow_seconds: float = 5.0
-    """Of one step, above which `SLOW_ROUNDS` rounds do."""
+    """Duration of a step above which only `SLOW_ROUNDS` rounds are measured."""
 
     def mark(self) -> Any:
-        """This moment."""
+        """Return the current time."""
         return time.process_time()
 
     def seconds(self, start: Any, end: Any) -> float:
-        """The time between two moments."""
+        """Return the seconds between two times."""
         return float(end - start)
 
     def wait(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device has finished all work."""
 
     def step(self, step: Step, embeddings: Tensor, repeats: int) -> tuple[float, float]:
-        """Seconds per call of the forward half of a training step, the graph recorded, and of all of it.
+        """Return the seconds per call of the forward pass of a training step, with autograd, and of the whole step.
 
-        All calls are queued before the device is waited for, so that its own time is measured where it is slower. Where
-        the host is slower (small sizes on a GPU), the time between the moments is the host's, as it is in training.
+        All calls are queued before synchronising. If the device is slower than the host, this measures the time of the
+        device. If the host is slower (small sizes on a GPU), it measures the time of the host, as in training.
         """
         moments = []
         self.wait()
@@ -122,7 +122,7 @@ class Clock:
         return forward / repeats, both / repeats
 
     def call(self, function: Callable[[], object], repeats: int) -> float:
-        """Seconds per call of a function."""
+        """Return the seconds per call of a function."""
         self.wait()
         start = self.mark()
         for _ in range(repeats):
@@ -132,25 +132,25 @@ class Clock:
         return self.seconds(start, end) / repeats
 
     def available(self) -> int | None:
-        """Bytes that one step may take; None where the process itself is limited."""
+        """Return the maximum memory of one step in bytes; None if the limit of the process applies."""
         return None
 
     def peak(self, step: Step, embeddings: Tensor) -> int:
-        """Bytes that one step takes at its peak beyond what was there before."""
+        """Return the peak memory of one step in bytes, beyond what was allocated before."""
         return peak_beyond(lambda: step(embeddings).backward())  # type: ignore[no-untyped-call]
 
     def capture(self, step: Step, embeddings: Tensor) -> tuple[Callable[[], object], Tensor]:
-        """A training step as one call that does it again, whatever the embeddings now hold, and the loss it leaves.
+        """Capture a training step; return a function that replays it on the current embeddings, and the loss tensor.
 
         Raises:
-            Unavailable: there is no such thing on the device.
+            Unavailable: the device cannot capture steps.
         """
-        raise Unavailable("a CPU captures no graphs")
+        raise Unavailable("a CPU cannot capture graphs")
 
 
 @contextmanager
 def precision_of(implementation: Implementation) -> Iterator[None]:
-    """Within the context float32 products may round to TF32 if the implementation is measured so."""
+    """Allow TF32 products within the context if the implementation is measured with them."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     matmul.allow_tf32 = before or implementation.tf32
@@ -161,7 +161,7 @@ def precision_of(implementation: Implementation) -> Iterator[None]:
 
 
 def evaluate(step: Step, embeddings: Tensor) -> tuple[float, Tensor]:
-    """Loss and gradient of one training step."""
+    """Return the loss and the gradient of one training step."""
     z = embeddings.detach().clone().requires_grad_()
     loss = step(z)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -171,17 +171,17 @@ def evaluate(step: Step, embeddings: Tensor) -> tuple[float, Tensor]:
 
 @contextmanager
 def recorded(row: dict[str, Any]) -> Iterator[None]:
-    """Write into a row how the code within the context ended: "measured", or "refused" and the reason."""
+    """Set the status of a row to "measured", or to "refused" with the reason if the code within the context fails."""
     row["status"] = "refused"
     try:
         yield
         row["status"] = "measured"
     except Unavailable as error:
         row["reason"] = str(error)
-    except Exception as error:  # outside code may raise anything, and may run out of memory
+    except Exception as error:  # a peer may raise any exception, and may run out of memory
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         out_of_memory = isinstance(error, MemoryError) or "alloc" in line
-        row["reason"] = "does not fit the memory limit" if out_of_memory else f"{type(error).__name__}: {line}"
+        row["reason"] = "does not fit into the memory limit" if out_of_memory else f"{type(error).__name__}: {line}"
 
 
 def check_agreement(implementation: Implementation, batch: Batch, temperature: float, true: float) -> None:
@@ -189,9 +189,9 @@ def check_agreement(implementation: Implementation, batch: Batch, temperature: f
 
     Args:
         implementation: to check.
-        batch: that will be timed.
+        batch: the batch that will be timed.
         temperature: positive number.
-        true: the loss of the whole batch.
+        true: the true loss of the whole batch.
 
     Raises:
         Unavailable: the values differ, so it computes another loss.
@@ -204,46 +204,46 @@ def check_agreement(implementation: Implementation, batch: Batch, temperature: f
     with torch.no_grad():
         found = float(implementation.check_step(some, temperature)(some.embeddings))
     if not abs(found - expected) <= implementation.agreement * abs(expected):
-        raise Unavailable(f"computes another loss: {found!r} in float64, where {expected!r} is true")
+        raise Unavailable(f"computes another loss: {found!r} in float64, expected {expected!r}")
 
 
 def check_roughly(errors: dict[str, dict[str, float]]) -> None:
-    """Compare what was computed in the dtype itself with the truth, roughly: the float64 check ran other kernels.
+    """Check that the error in the measured dtype is not too large; the float64 check may have run other kernels.
 
     Args:
-        errors: by kind of batch; losses of trained-like rows may be too small for some dtypes and are not judged.
+        errors: by kind of batch. Only random rows are judged: losses of trained-like rows may be too small for a dtype.
 
     Raises:
         Unavailable: the loss is wrong.
     """
     error = errors.get("random", {}).get("loss", 0.0)
     if not error <= ROUGH:
-        raise Unavailable(f"its loss in this dtype is {error:.0%} off")
+        raise Unavailable(f"its loss in this dtype is wrong by {error:.0%}")
 
 
 def quartiles(values: Sequence[float] | Samples) -> list[float]:
-    """Lower quartile, median, upper quartile."""
+    """Return the lower quartile, the median and the upper quartile."""
     found: list[float] = np.percentile(values, [25, 50, 75]).tolist()
     return found
 
 
 def _quartiles_of_parts(key: str, figures: Samples) -> dict[str, list[float]]:
-    """The quartiles of figures ``[rounds, 2]``, by the name of each of `PARTS` with a key."""
+    """Return the quartiles of figures ``[rounds, 2]`` for each of `PARTS`, with a key as the suffix of the name."""
     return {f"{part}_{key}": quartiles(column) for part, column in zip(PARTS, figures.T, strict=True)}
 
 
 def _repeats(estimate: float) -> int:
-    """How many calls make one sample of something that takes so many seconds."""
+    """Return the number of calls for one sample, given the estimated seconds per call."""
     return max(1, math.ceil(TARGET_SECONDS / max(estimate, 1e-6)))
 
 
 class _Contender:
-    """An implementation that passed the checks, with its samples."""
+    """An implementation that has passed the checks, with its samples."""
 
     def __init__(self, implementation: Implementation, step: Step, embeddings: Tensor, clock: Clock) -> None:
         self.implementation, self.run, self.embeddings, self.clock = implementation, step, embeddings, clock
         self.samples: list[tuple[float, float]] = []
-        # The first call also loads code; a second one that would take long is not spent on the estimate.
+        # The first call also loads code, so a second one is timed unless it takes long.
         _, self.estimate = clock.step(step, embeddings, 1)
         if self.estimate < 1.0 or implementation.compiled:
             _, self.estimate = clock.step(step, embeddings, 1)
@@ -256,7 +256,7 @@ class _Contender:
         return self.samples[-1]
 
     def beside(self, sample: Callable[[], Any], number: int) -> tuple[tuple[float, float], Any]:
-        """A sample of this and one of something else, in an order that alternates with the number of the round."""
+        """Take a sample of this and one of something else; the order alternates with the number of the round."""
         if number % 2:
             other = sample()
             return self.sample(), other
@@ -264,12 +264,12 @@ class _Contender:
 
 
 class _Timing:
-    """One job: its batches, their truths, and the rows of what is measured."""
+    """A timing job: its batches and their true values."""
 
     def __init__(self, job: dict[str, Any], clock: Clock) -> None:
         self.job, self.clock, self.temperature = job, clock, float(job["temperature"])
         n, d, dtype = job["n"], job["d"], DTYPES[job["dtype"]]
-        # Rounded to the dtype at once: the truth is that of the rows which every implementation is given.
+        # Round to the dtype first: the true values are those of the rows that every implementation gets.
         self.batches = {kind: make_batch(job["loss"], n, d, kind, device=job["device"]).to(dtype) for kind in KINDS}
         self.batch = self.batches["random"]
         # The rows whose gradient is compared, spread over the batch.
@@ -309,10 +309,10 @@ class _Timing:
         return contender
 
     def captured(self, ours: _Contender, row: dict[str, Any]) -> None:
-        """Our step replayed as one graph: its errors, and its time alternated with that of the step itself."""
+        """Measure our step replayed as a CUDA graph: its errors, and its time next to that of the step."""
         embeddings = ours.embeddings.detach().clone().requires_grad_()
         replay, loss = self.clock.capture(ours.run, embeddings)
-        # The random rows last: they are the ones that are timed.
+        # The random rows come last, since they are timed.
         for kind in reversed(KINDS):
             with torch.no_grad():
                 embeddings.copy_(self.batches[kind].embeddings)
@@ -328,7 +328,7 @@ class _Timing:
         row["both_ratio"] = quartiles([theirs / mine for (_, mine), theirs in pairs])
 
     def product(self, shape: tuple[int, int, int]) -> Callable[[], float]:
-        """A sample of a matrix product of a shape (rows, columns, depth) in the embeddings' dtype."""
+        """Return a function that samples a matrix product of a shape (rows, columns, depth) in the measured dtype."""
         rows, columns, depth = shape
         a, b = (self.batch.embeddings.new_empty(size, depth).normal_() for size in (rows, columns))
         out = torch.mm(a, b.T)
@@ -341,13 +341,13 @@ class _Timing:
 
 
 def time_loss(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
-    """One job of kind "time".
+    """Run a job of kind "time".
 
     Args:
         job: loss, n, d, temperature, rounds, dtype, device, backend, errors (whether to compute them), skip (names
-            that are not measured, with the reason), gradient_rows (how many rows of the gradient are compared, None
-            for all) and captured (whether the step is replayed as a graph too).
-        clock: of the device.
+            that are not measured, with the reason), gradient_rows (number of rows of the gradient to compare, None
+            for all) and captured (whether to replay the step as a CUDA graph too).
+        clock: the clock of the device.
 
     Returns:
         One row per implementation, in the format that `bench.report` describes; on a GPU with ``bytes``.
@@ -362,7 +362,7 @@ def time_loss(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     ours = peers.pop(OURS, None)
     if ours is None:
         for name in peers:
-            rows[name] |= {"status": "refused", "reason": "ours could not be measured beside it"}
+            rows[name] |= {"status": "refused", "reason": "pairproof could not be measured next to it"}
         return list(rows.values())
     shapes = {name: (*shape[:2], shape[2] or job["d"]) for name, shape in clock.products.items()}
     products = {name: timing.product(shape) for name, shape in shapes.items()}
@@ -384,7 +384,7 @@ def time_loss(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     for name, shape in shapes.items():
         work, seconds = 2 * math.prod(shape), np.array([[second] for _, second in pairs[name]])
         rows[OURS][f"{name}_gflops"] = work / float(np.median(seconds)) / 1e9
-        if job["loss"] != "info_nce":  # its two towers are not counted in N*N*D
+        if job["loss"] != "info_nce":  # the operations of two towers are not N*N*D
             rates = np.array(clock.flops) * job["n"] ** 2 * job["d"] / np.array([mine for mine, _ in pairs[name]])
             key = "share" if name == "mm" else f"{name}_share"
             rows[OURS] |= _quartiles_of_parts(key, rates / (work / seconds))
@@ -400,12 +400,12 @@ def time_loss(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
 
 
 def step_memory(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
-    """One job of kind "memory": peak of forward and backward beyond the interpreter, its libraries and the inputs.
+    """Run a job of kind "memory": peak of forward and backward beyond the interpreter, its libraries and the inputs.
 
     Args:
-        job: implementation, loss, n, d, temperature, backend, dtype, device; of ours also anchors, if the values of so
-            many are compared with float64.
-        clock: of the device.
+        job: implementation, loss, n, d, temperature, backend, dtype, device; for pairproof optionally anchors, the
+            number of anchors whose values are compared with float64.
+        clock: the clock of the device.
 
     Returns:
         One row in the format that `bench.report` describes.
@@ -416,7 +416,7 @@ def step_memory(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
         implementation = load(job["implementation"], job["backend"])
         dtype = DTYPES[job["dtype"]]
         implementation.check_memory(loss, n, dtype, None)
-        # A small step first: it loads code and lets the libraries make their own buffers, which are not the loss's.
+        # A small step first, to load code and allocate the buffers of libraries, which do not belong to the loss.
         small, batch = (make_batch(loss, rows, job["d"], device=job["device"]).to(dtype) for rows in (64, n))
         evaluate(implementation.step(small, temperature), small.embeddings)
         step, embeddings = implementation.step(batch, temperature), batch.embeddings.requires_grad_()
@@ -435,14 +435,14 @@ def step_memory(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
 
 
 def median_of_processes(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The rows of one job that was done in several processes, as one row per implementation.
+    """Combine the rows of one job from several processes into one row per implementation.
 
     Args:
-        runs: the rows of each process, of the same implementations in the same order.
+        runs: the rows of each process, with the same implementations in the same order.
 
     Returns:
-        The rows of the first, where each figure of a time, a ratio or a share is the median of all processes'. A row
-        that one of the processes refused is that process's.
+        The rows of the first process, in which each time, ratio and share is the median over all processes. If a
+        process refused an implementation, its row is returned.
     """
     rows = []
     for same in zip(*runs, strict=True):

@@ -1,8 +1,8 @@
-"""What is measured: `pairproof.fast` and the peers, each as a function from embeddings to a scalar loss.
+"""The implementations that are measured, `pairproof.fast` and its peers, as functions from embeddings to a scalar loss.
 
-Packages are loaded by the adapters of `pairproof.conformance.implementations`. Two peers are written here, as one would
-write them today without a library: cross_entropy on the full matrix and the masked logsumexp. On a GPU the first
-is also measured compiled, and so is the logsumexp that FlexAttention returns.
+Packages are loaded by the adapters of `pairproof.conformance.implementations`. Two peers are defined here, as users
+write them without a library: cross_entropy on the full matrix, and the masked logsumexp. On a GPU, two compiled peers
+are measured as well: the first of these, and the logsumexp that FlexAttention returns.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ Step = Callable[[Tensor], Tensor]
 """From embeddings ``[N, D]`` to the loss, a scalar."""
 
 Make = Callable[..., Step]
-"""From what an implementation loads, a batch and a temperature to the loss of the batch's labels or partners.
+"""Makes a step from what an implementation loads, a batch and a temperature.
 
-It raises `Unavailable` where there is no such loss.
+It raises `Unavailable` if the implementation does not have the loss.
 """
 
 OURS = "pairproof"
 TILED = "pairproof_tiled"
 CAPTURED = "pairproof_captured"
-"""`pairproof.fast` on a GPU beside the "auto" backend: tiles in plain torch, and a step replayed as one graph."""
+"""Further ways to run `pairproof.fast` on a GPU: tiles in plain torch, and a step replayed as a CUDA graph."""
 
 SLOWEST = "pml_ntxent"
-"""The peer that needs seconds a step."""
+"""The peer that needs several seconds per step."""
 
 GIB = 1 << 30
 LIMIT = 8 * GIB
-"""Bytes that one step may take by its measured growth; the check in float64 takes twice that."""
+"""Maximum memory of one step in bytes, as estimated from its measured growth; the float64 check takes twice that."""
 
 
 class Unavailable(Exception):
@@ -54,23 +54,23 @@ class Implementation:
     """One implementation of some of the losses.
 
     Attributes:
-        name: in the report.
-        title: in tables and the plot.
-        colour: of its line in the plot.
+        name: name in the report.
+        title: name in tables and the plot.
+        colour: colour of its line in the plot.
         losses: names of `batches.LOSSES`.
-        make: its step.
-        load: returns what ``make`` is given.
-        version: from that to the version in the report.
+        make: makes its step.
+        load: returns the first argument of ``make``, such as an imported package.
+        version: returns the version for the report, from the result of ``load``.
         agreement: relative difference of float64 values above which it computes another loss.
-        rows_to_check: rows of a batch, at most, whose float64 value is compared, by loss.
-        matrices: N x N matrices that one step holds at its peak, as measured on a CPU at 4096 rows, or these by loss.
-        entry_bytes: least number of bytes of an entry of these, where it is not that of the embeddings.
-        growth: factor and power of N of its peak in bytes, where that grows faster, by loss.
+        rows_to_check: maximum number of rows whose float64 value is compared, by loss.
+        matrices: number of N x N matrices at the peak of one step, as measured on a CPU at 4096 rows; or by loss.
+        entry_bytes: minimum size of an entry of these matrices in bytes, if larger than that of the embeddings.
+        growth: factor and power of N of its peak in bytes, by loss, if it grows faster than N x N matrices.
         accelerator: whether it is measured on a GPU only.
-        tf32: whether it is measured in the bfloat16 jobs only, on float32 rows with TF32 products.
-        compiled: whether its step is timed compiled, of which the first is slow; in float64 the same code is checked,
-            not compiled.
-        loaded: what ``load`` returned.
+        tf32: whether it is measured in the bfloat16 jobs only, with float32 rows and TF32 products.
+        compiled: whether the timed step is compiled; the first call is then slow. The float64 check runs the same code
+            without compilation.
+        loaded: the result of ``load``.
     """
 
     name: str
@@ -91,24 +91,24 @@ class Implementation:
     loaded: Any = None
 
     def step(self, batch: Batch, temperature: float) -> Step:
-        """The step that is timed."""
+        """Return the step that is timed."""
         return self.make(self.loaded, batch, temperature, **({"compiled": True} if self.compiled else {}))
 
     def check_step(self, batch: Batch, temperature: float) -> Step:
-        """The step that is checked in float64."""
+        """Return the step that is checked in float64."""
         return self.make(self.loaded, batch, temperature)
 
     def check_memory(self, loss: str, n: int, dtype: torch.dtype, available: int | None) -> None:
-        """Estimate the memory of one step.
+        """Check that one step fits into memory, by an estimate.
 
         Args:
             loss: a name of `batches.LOSSES`.
-            n: rows.
-            dtype: of the embeddings.
-            available: bytes that one step may take; None if there is no limit beforehand.
+            n: number of rows.
+            dtype: dtype of the embeddings.
+            available: maximum memory of one step in bytes; None if it is not known.
 
         Raises:
-            Unavailable: it would not fit.
+            Unavailable: the step does not fit.
         """
         factor, power = self.growth.get(loss, (0.0, 0))
         if factor * n**power > LIMIT:
@@ -121,13 +121,13 @@ class Implementation:
 
 
 PEERS: dict[str, Implementation] = {}
-"""By name, `pairproof.fast` first."""
+"""All implementations by name, `pairproof.fast` first."""
 
 TWO_VIEW = ("nt_xent", "supcon")
 
 
 def _entry(name: str, title: str, colour: str, losses: tuple[str, ...], **facts: Any) -> Callable[[Make], Make]:
-    """Enter a function as the step of an implementation; the arguments are the attributes of `Implementation`."""
+    """Register a function as ``make`` of an implementation; the arguments are attributes of `Implementation`."""
 
     def enter(make: Make) -> Make:
         PEERS[name] = Implementation(name, title, colour, losses, make, **facts)
@@ -141,10 +141,10 @@ def _ours(backend: str) -> dict[str, Any]:
 
 
 def _adapted(adapter: str) -> dict[str, Any]:
-    """How to load a package by an adapter of the harness, given as module:class, and what its version is."""
+    """Return ``load`` and ``version`` for a package that has an adapter, given as module:class."""
 
     def load() -> Any:
-        # The harness and what it imports are loaded only in processes that need them.
+        # Import the adapters and their dependencies only in processes that need them.
         from pairproof.conformance.implementations.base import Unavailable as NotLoaded
 
         try:
@@ -161,7 +161,7 @@ def _adapted(adapter: str) -> dict[str, Any]:
 def ours(
     backend: str, batch: Batch, temperature: float, reduction: Literal["mean_pairs", "none"] = "mean_pairs"
 ) -> Step:
-    """The public function of the loss; the pairwise losses take the reduction."""
+    """Call the public function of the loss; the reduction applies to the pairwise losses."""
     options: dict[str, Any] = {"temperature": temperature} | ({} if backend == "auto" else {"backend": backend})
     labels, partners = batch.labels, batch.partners
     if batch.loss == "nt_xent":
@@ -184,7 +184,7 @@ TF32: dict[str, Any] = {"accelerator": True, "tf32": True, "entry_bytes": 4}
 @_entry("cross_entropy_tf32", "cross_entropy, float32 rows, TF32", "#004c78", TWO_VIEW, matrices=3.1, **TF32)
 @_entry("cross_entropy", "cross_entropy, full matrix", "#0072b2", (*TWO_VIEW, "pairwise_views"), matrices=3.1)
 def cross_entropy(_: None, batch: Batch, temperature: float) -> Step:
-    """NT-Xent as one call on the matrix of all logits: targets are the partners, -inf excludes the diagonal."""
+    """NT-Xent as cross-entropy on the matrix of all logits: the targets are the partners, the diagonal is -inf."""
     return lambda z: F.cross_entropy(_logits(z, temperature).fill_diagonal_(float("-inf")), batch.partners)
 
 
@@ -194,7 +194,7 @@ def _compiled(function: Any) -> Any:
 
 
 def _without_writing_in_place(z: Tensor, partners: Tensor, temperature: float) -> Tensor:
-    """The same, such that a compiler can fuse the mask of the diagonal."""
+    """Compute the same as `cross_entropy`, in a form that lets a compiler fuse the mask of the diagonal."""
     rows = torch.arange(len(z), device=z.device)
     logits = _logits(z, temperature).masked_fill(rows[:, None] == rows[None, :], float("-inf"))
     return F.cross_entropy(logits, partners)
@@ -210,21 +210,21 @@ def _fused(_: None, batch: Batch, temperature: float, compiled: bool = False) ->
 
 
 FLEX_WIDTH = 16
-"""Columns of the values: the fewest that a matrix product of FlexAttention's kernels takes."""
+"""Number of columns of the values: the minimum for matrix products in FlexAttention's kernels."""
 FLEX_BLOCK = 128
-"""Rows and columns of a block of its mask: the library's default."""
+"""Number of rows and columns of a block of its mask, the default of the library."""
 
 
 def different_rows(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Which pairs count, in the form that FlexAttention takes."""
+    """Return whether a pair counts, in the form that FlexAttention expects."""
     return row != column
 
 
 def mask_without_diagonal(flex: Any, n: int, device: torch.device) -> Any:
-    """FlexAttention's mask that excludes the diagonal. Only blocks on the diagonal evaluate single pairs.
+    """Return FlexAttention's mask that excludes the diagonal. Only blocks on the diagonal evaluate single pairs.
 
-    Where its blocks divide the rows it is written down block by block: the library would make it from N x N
-    booleans, 64 GiB of them at 262144 rows.
+    If the number of rows is a multiple of the block size, the mask is built block by block: the library would build
+    it from N x N booleans, which take 64 GiB at 262144 rows.
     """
     count, rest = divmod(n, FLEX_BLOCK)
     if rest or count == 1:
@@ -244,10 +244,10 @@ FLEX = {"load": lambda: importlib.import_module("torch.nn.attention.flex_attenti
 
 @_entry("flex_attention", "FlexAttention's logsumexp, compiled", "#f0e442", ("nt_xent",), **FLEX)
 def flex_attention(flex: Any, batch: Batch, temperature: float, compiled: bool = False) -> Step:
-    """NT-Xent by FlexAttention's logsumexp: attention of the rows over all other rows.
+    """NT-Xent with the logsumexp of FlexAttention: attention of each row over all other rows.
 
-    The attention's output is not used, so its values are as narrow as the kernels take them, and have no gradient.
-    The gradient flows through the logsumexp, by queries and by keys; on a CPU there is none.
+    The output of the attention is not used, so the values have the minimum number of columns and no gradient. The
+    gradient flows through the logsumexp to queries and keys. On a CPU, FlexAttention has no gradient.
     """
     if compiled and batch.embeddings.device.type == "cpu":
         raise Unavailable("FlexAttention has no backward on a CPU")
@@ -275,7 +275,7 @@ MASKED_LOSSES = {"supcon": 5.3, "pairwise_views": 9.6, "pairwise_classes": 9.6}
 
 @_entry("masked_logsumexp", "masked logsumexp", "#009e73", tuple(MASKED_LOSSES), matrices=MASKED_LOSSES)
 def masked_logsumexp(_: None, batch: Batch, temperature: float) -> Step:
-    """SupCon and pairwise NT-Xent by masks on all logits, made from the labels in every call, as in training."""
+    """SupCon and pairwise NT-Xent with masks on all logits, computed from the labels in every call as in training."""
     labels = batch.labels
 
     def loss(z: Tensor) -> Tensor:
@@ -291,13 +291,13 @@ def masked_logsumexp(_: None, batch: Batch, temperature: float) -> Step:
     return loss
 
 
-# Its masks are float32, and so are the products with them.
+# Its masks are float32, and so are products with the masks.
 SUPCONTRAST = {"matrices": 8.1, "entry_bytes": 4, **_adapted("supcontrast:SupContrast")}
 
 
 @_entry("supcontrast", "original SupCon code", "#d55e00", TWO_VIEW, **SUPCONTRAST)
 def _supcontrast(peer: Any, batch: Batch, temperature: float) -> Step:
-    """Two normalised views ``[N/2, 2, D]``: without labels for NT-Xent, with one label per item for SupCon."""
+    """Call the code with two normalised views ``[N/2, 2, D]``; for SupCon also with one label per item."""
     code = peer.loss(temperature=temperature, base_temperature=temperature)
     labels = batch.labels[: batch.n // 2] if batch.loss == "supcon" else None
     return lambda z: code(torch.stack(F.normalize(z, dim=1).chunk(2), dim=1), labels=labels)
@@ -305,7 +305,7 @@ def _supcontrast(peer: Any, batch: Batch, temperature: float) -> Step:
 
 PML = _adapted("pml:PytorchMetricLearning")
 GROWTH = {"nt_xent": (17, 3), "pairwise_views": (17, 3), "pairwise_classes": (1.5, 4)}
-"""Of PML's NTXentLoss, which makes a matrix of positive pairs by pairs."""
+"""Growth of PML's NTXentLoss, which makes a matrix with a row for each positive pair."""
 NT_XENT: dict[str, Any] = {"growth": GROWTH, "rows_to_check": {"pairwise_classes": 128}, **PML}
 
 
@@ -327,7 +327,7 @@ def _info_nce_pytorch(peer: Any, batch: Batch, temperature: float) -> Step:
 
 
 INF_CL_WIDTH = 256
-"""Columns that Inf-CL's kernels take at a time by default."""
+"""Number of columns that the kernels of Inf-CL process at a time by default."""
 
 
 def _load_inf_cl() -> Any:
@@ -340,10 +340,10 @@ def _load_inf_cl() -> Any:
 INF_CL: dict[str, Any] = {"load": _load_inf_cl, "version": lambda _: f"inf-cl {importlib.metadata.version('inf-cl')}"}
 
 
-# It has no float64: the check tells it from another loss, not from an inexact one.
+# It has no float64, so the check detects another loss but not an inexact one.
 @_entry("inf_cl", "Inf-CL", "#8c564b", ("info_nce",), agreement=1e-2, accelerator=True, **INF_CL)
 def _inf_cl(module: Any, batch: Batch, temperature: float) -> Step:
-    """Its function for one device (DAMO-NLP-SG/Inf-CLIP). Its Triton kernels round float32 to TF32 in every dtype."""
+    """Call the function for one device of DAMO-NLP-SG/Inf-CLIP. Its Triton kernels use TF32 for every dtype."""
     columns = batch.embeddings.shape[1]
     width = min(columns, INF_CL_WIDTH)
     if batch.embeddings.device.type != "cuda":
@@ -366,15 +366,15 @@ def _lightly(peer: Any, batch: Batch, temperature: float) -> Step:
 
 
 def names_for(loss: str, device: str = "cpu", dtype: str = "float32") -> list[str]:
-    """The implementations of a loss that are measured on a device in a dtype, `pairproof.fast` first."""
+    """Return the implementations of a loss that are measured on a device in a dtype, `pairproof.fast` first."""
     peers = [peer for peer in PEERS.values() if loss in peer.losses and not (peer.tf32 and dtype != "bfloat16")]
     return [peer.name for peer in peers if device != "cpu" or not peer.accelerator]
 
 
 def load(name: str, backend: str = "auto") -> Implementation:
-    """One implementation by name, with what it loads; `pairproof.fast` by a backend.
+    """Load an implementation by name; the backend applies to `pairproof.fast`.
 
     Raises:
-        Unavailable: it is not installed.
+        Unavailable: the implementation is not installed.
     """
     return replace(PEERS[name], loaded=backend if name == OURS else PEERS[name].load())

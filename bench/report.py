@@ -1,35 +1,35 @@
-"""The report: tables on the terminal, JSON, and a plot.
+"""Print the report as tables; write it as JSON and as a plot.
 
 ``cpu.json`` (``cuda.json`` on a GPU) is one object:
 
     format      "pairproof-bench/1"
-    date        what --date said, or null
-    protocol    device, dtypes, backend, temperature, columns (D), threads, rounds and the allocator's regimes
-    machine     cpu, cores, capability, memory, governor, system, libc, load_before; on a GPU also its own facts
-    versions    of Python, ours and the installed packages
-    timings     one row per loss, n, d (columns), dtype ("tf32": float32 whose products may round to TF32), regime and
+    date        the value of --date, or null
+    protocol    device, dtypes, backend, temperature, columns (D), threads, rounds and the regimes of the allocator
+    machine     cpu, cores, capability, memory, governor, system, libc, load_before; on a GPU also its properties
+    versions    of Python, pairproof and the installed packages
+    timings     one row per loss, n, d (columns), dtype ("tf32": float32, products may round to TF32), regime and
                 implementation:
-                  status        "measured" or "refused", then with a reason
+                  status        "measured", or "refused" with a reason
                   version       of the implementation
-                  rounds        pairs (for ours: the rounds), repeats: calls per sample
-                  forward_ms    [lower quartile, median, upper quartile] per call, the graph recorded
-                  both_ms       the same of forward and backward; alone where a step is replayed as one graph
-                  forward_ratio, both_ratio   quartiles of the pairs' ratios, the peer's time over ours (not of ours)
-                  errors        {"random": {"loss", "gradient"}, "trained": {...}}, relative, against float64; empty
-                                where another row of the same loss, n and implementation has them. On a GPU above
-                                65536 rows "gradient" is that of 512 rows, spread over the batch
-                  forward_gflops, both_gflops, mm_gflops   of ours, on N^2 D and 4 N^2 D operations (2 and 6 on a
-                                GPU), and of torch.mm
-                  forward_share, both_share   quartiles of the pairs' ratios of ours to mm
-                  square_gflops, forward_square_share, both_square_share   on a GPU, the same against a product of
+                  rounds        number of pairs (pairproof: of rounds); repeats: calls per sample
+                  forward_ms    [lower quartile, median, upper quartile] per call, with autograd
+                  both_ms       the same for forward and backward; a step replayed as a CUDA graph has only this
+                  forward_ratio, both_ratio   quartiles over the pairs: time of the peer divided by that of pairproof
+                  errors        {"random": {"loss", "gradient"}, "trained": {...}}, relative to float64; empty if
+                                another row of the same loss, n and implementation has them. On a GPU with more
+                                than 65536 rows, "gradient" is measured on 512 rows, spread over the batch
+                  forward_gflops, both_gflops, mm_gflops   of pairproof, counting N^2 D and 4 N^2 D operations
+                                (2 and 6 on a GPU), and of torch.mm
+                  forward_share, both_share   quartiles over the pairs: throughput of pairproof divided by that of mm
+                  square_gflops, forward_square_share, both_square_share   on a GPU, the same for a product of
                                 square matrices of 8192 rows in the same dtype
     memory      one row per loss, n, d, dtype and implementation: status, bytes (peak of forward and backward beyond
-                the interpreter, its libraries and the inputs; by the allocator on a GPU) and once_ms (that one step,
-                page faults included; absent on a GPU), or reason
-    accuracy    one row per loss, d, dtype, temperature, kind ("random", "trained") and implementation: the medians over
-                batches of the relative errors as loss_error and gradient_error, and smallest_loss among the true losses
-    large       null, or ours at 65536 rows in 10 classes: bytes, once_ms, worst_anchor_error, anchors_compared
-    goals       as `bench.goals.judge` gives them, on a GPU `bench.goals.judge_device`
+                the interpreter, its libraries and the inputs; on a GPU as reported by the allocator) and once_ms (time
+                of this step, with page faults; not on a GPU), or reason
+    accuracy    one row per loss, d, dtype, temperature, kind ("random", "trained") and implementation: loss_error and
+                gradient_error, the medians of the relative errors over the batches; smallest_loss, of the true losses
+    large       null, or pairproof at 65536 rows in 10 classes: bytes, once_ms, worst_anchor_error, anchors_compared
+    goals       the result of `bench.goals.judge`, on a GPU of `bench.goals.judge_device`
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from .peers import CAPTURED, OURS, PEERS, Unavailable
 FORMAT = "pairproof-bench/1"
 
 Group = tuple[str, int, str]
-"""Loss, columns and dtype of one table."""
+"""Loss, number of columns and dtype of a table."""
 
 
 def _number(value: float) -> str:
-    """Three significant digits, without an exponent where it is readable."""
+    """Format a number with three significant digits, without an exponent if possible."""
     if not math.isfinite(value):
         return "not finite"
     if value == 0 or 1e-3 <= abs(value) < 1e5:
@@ -65,7 +65,7 @@ def _number(value: float) -> str:
 
 
 def _pair(errors: Row | None, suffix: str = "") -> str:
-    """The errors of loss and gradient."""
+    """Format the errors of loss and gradient."""
     return " / ".join(_number(errors[part + suffix]) for part in ("loss", "gradient")) if errors else ""
 
 
@@ -82,7 +82,7 @@ def _titled(group: Group) -> str:
 
 
 def _ratio_or_shares(row: Row) -> str:
-    """Median and quartiles of a ratio; of ours the shares of the product at a tile's shape and of the square one."""
+    """Format the median and quartiles of a ratio; for pairproof, the shares of the two matrix products."""
     if "both_ratio" in row:
         low, middle, high = (_number(value) for value in row["both_ratio"])
         return f"{middle} ({low}-{high})"
@@ -92,7 +92,7 @@ def _ratio_or_shares(row: Row) -> str:
 
 
 def _table(title: str, left: Iterable[str], right: Iterable[str], caption: str | None = None) -> Table:
-    """An empty table with columns of words and columns of figures."""
+    """Return an empty table with text columns on the left and number columns on the right."""
     table = Table(title=title, caption=caption, box=box.SIMPLE)
     for column in left:
         table.add_column(column)
@@ -103,7 +103,7 @@ def _table(title: str, left: Iterable[str], right: Iterable[str], caption: str |
 
 def _timings(report: Row, group: Group) -> Table:
     errors = [f"error, {kind}:\nloss / gradient" for kind in KINDS]
-    title = f"{_titled(group)}: one step; a ratio is the peer's time over ours"
+    title = f"{_titled(group)}: one step; a ratio is the time of the peer divided by that of pairproof"
     figures = ["forward ms", "f+b ms", "forward ratio", "f+b ratio (quartiles)", *errors]
     table = _table(title, ["N", "allocator", "implementation"], figures)
     before = None
@@ -126,7 +126,7 @@ def _timings(report: Row, group: Group) -> Table:
 
 
 def _refusals(report: Row) -> list[str]:
-    """What was not timed and why, each reason once."""
+    """Return a line for each reason why something was not timed."""
     lines: dict[str, dict[str, None]] = {}
     for row in report["timings"]:
         if row["status"] != "measured":
@@ -136,7 +136,7 @@ def _refusals(report: Row) -> list[str]:
 
 
 def _crossed(title: str, left: Sequence[str], cells: Mapping[Any, str]) -> Table:
-    """A table of cells, given by the pair (words of its row, name of its column); "-" where there is none."""
+    """Return a table of cells, keyed by the row's labels and the column's name; a missing cell is "-"."""
     columns = list(dict.fromkeys(column for _, column in cells))
     table = _table(title, left, columns)
     for words in dict.fromkeys(words for words, _ in cells):
@@ -154,7 +154,7 @@ def _memory(report: Row) -> Table:
 
 
 def _per_row(report: Row) -> Table:
-    """Memory that is linear in N has the same figure in every column."""
+    """Return the table of memory per row. If memory is linear in N, all columns have the same number."""
     cells = {
         ((_named(group),), f"N={n}"): _number(peak / group[1])
         for group, peaks in per_row(report).items()
@@ -174,7 +174,7 @@ def _accuracy(report: Row) -> Table:
 
 
 def goals_table(goals: list[Goal], title: str) -> Table:
-    """Goals or floors, those that are not met first; goals on accuracy that are met are only counted."""
+    """Return a table of goals or floors, missed ones first; goals on accuracy that are met are only counted."""
     accuracy = [goal for goal in goals if goal.get("accuracy")]
     counted = [goal for goal in accuracy if goal["met"]]
     caption = f"accuracy: {len(counted)} of {len(accuracy)} goals met" if accuracy else None
@@ -190,7 +190,7 @@ def goals_table(goals: list[Goal], title: str) -> Table:
 
 
 def show(report: Row, console: Console) -> None:
-    """Print every table that has rows."""
+    """Print every table that is not empty."""
     machine, versions = report["machine"], report["versions"]
     device = f"{machine['gpu']['name']}; " if "gpu" in machine else ""
     described = ", ".join(f"{k} {v}" for k, v in versions.items())
@@ -209,16 +209,15 @@ def show(report: Row, console: Console) -> None:
         if large["status"] == "measured":
             figures = (large["bytes"] / MIB, large["once_ms"] / 1e3, large["worst_anchor_error"])
             size, seconds, error = map(_number, figures)
-            found = (
-                f"{size} MiB beyond the inputs, {seconds} s, worst of {large['anchors_compared']} anchors {error} off"
-            )
+            count = large["anchors_compared"]
+            found = f"{size} MiB beyond the inputs, {seconds} s, largest relative error of {count} anchors {error}"
         console.print(f"{LOSSES[large['loss']]}, N={large['n']}: {found}")
     if report["goals"]:
         console.print(goals_table(report["goals"], "Goals"))
 
 
 def write(report: Row, path: Path, console: Console) -> None:
-    """Write the report as JSON and its plot beside it; figures that are not finite become null."""
+    """Write the report as JSON, and the plot; numbers that are not finite become null."""
     finite = json.loads(json.dumps(report), parse_constant=lambda name: None)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text(json.dumps(finite, indent=1) + "\n", encoding="utf-8")
@@ -227,29 +226,29 @@ def write(report: Row, path: Path, console: Console) -> None:
 
 
 def pyplot() -> Any:
-    """The plotting library, for files, without a display.
+    """Import matplotlib with a backend that writes files.
 
     Raises:
-        Unavailable: it is not installed.
+        Unavailable: matplotlib is not installed.
     """
     try:
         matplotlib: Any = importlib.import_module("matplotlib")
     except ImportError as error:
         raise Unavailable(f'the plot needs matplotlib ({error}): pip install "pairproof[bench]"') from None
     matplotlib.use("Agg")
-    # Ids in the file come from a salt, not from chance: the same figures give the same file.
+    # With a fixed salt, the same figures give the same file.
     matplotlib.rcParams["svg.hashsalt"] = FORMAT
     return importlib.import_module("matplotlib.pyplot")
 
 
 def plot(report: Row, path: Path) -> None:
-    """Time and memory of one step against N, both axes logarithmic, one line per implementation.
+    """Plot time and memory of one step against N, with logarithmic axes and one line per implementation.
 
-    On a GPU one pair of axes for each loss and number of columns, in bfloat16 if the report has it, else per dtype.
+    There is one pair of plots for each loss, number of columns and dtype; only bfloat16 if the report has it.
 
     Args:
-        report: with timings.
-        path: of the file to write; its suffix is the format.
+        report: the report.
+        path: the file to write; its suffix is the format.
 
     Raises:
         Unavailable: matplotlib is not installed.

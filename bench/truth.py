@@ -1,8 +1,8 @@
-"""Loss and gradient in float64, by blocks of anchors, in forms that lose no digits where the loss is small.
+"""Loss and gradient in float64, by blocks of anchors, in a form that is accurate when the loss is small.
 
-With u_ip = (log of the sum of an anchor's negatives) - s_ip, one pair's loss is log(1 + e^u), and the factor in its
-derivative is 1 / (1 + e^-u): neither subtracts what nearly cancels. That is the pairwise loss, and with one positive
-per anchor NT-Xent and SupCon are the same.
+With u_ip = logsumexp of the negatives of anchor i - s_ip, the loss of the pair (i, p) is log(1 + e^u), and the factor
+in its derivative is 1 / (1 + e^-u). Neither has a cancelling difference. This is the pairwise loss; with one positive
+per anchor, NT-Xent and SupCon are equal to it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch.nn.functional import normalize
 from .batches import Batch
 
 BLOCK = 1 << 23
-"""Entries of a block of logits: 64 MiB of float64."""
+"""Number of entries of a block of logits: 64 MiB in float64."""
 
 ACCELERATOR_FACTOR = 4
 """Factor by which blocks are larger on an accelerator, so that it is not idle."""
 
 
 def _pair_losses(batch: Batch, y: Tensor, anchors: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The losses ``[b, M]`` of the pairs of some anchors, 0 where the pair is not positive, and the positives' mask."""
+    """Return the losses ``[b, M]`` of the pairs of some anchors, 0 for pairs that are not positive, and the mask."""
     columns = torch.arange(batch.n, device=y.device)[batch.n // 2 if batch.loss == "info_nce" else 0 :]
     logits = y[anchors] @ y[columns].T / temperature
     same = batch.labels[anchors][:, None] == batch.labels[columns][None, :]
@@ -34,13 +34,13 @@ def _pair_losses(batch: Batch, y: Tensor, anchors: Tensor, temperature: float) -
 
 
 def _blocks(anchors: Tensor, columns: int) -> Sequence[Tensor]:
-    """Anchors in runs whose logits are at most `BLOCK` entries."""
+    """Split anchors into runs with at most `BLOCK` logits each."""
     entries = BLOCK * (1 if anchors.device.type == "cpu" else ACCELERATOR_FACTOR)
     return torch.split(anchors, max(1, entries // columns))
 
 
 def _mean_over_pairs(batch: Batch, y: Tensor, temperature: float) -> tuple[float, int]:
-    """The mean over the pairs of all anchors, and their number. A ``y`` that requires a gradient gets the sum's."""
+    """Return the mean over the pairs of all anchors and the number of pairs; ``y.grad`` is the gradient of the sum."""
     total, pairs = y.new_zeros(()), 0
     anchors = torch.arange(batch.n // 2 if batch.loss == "info_nce" else batch.n, device=y.device)
     for some in _blocks(anchors, batch.n):
@@ -53,12 +53,12 @@ def _mean_over_pairs(batch: Batch, y: Tensor, temperature: float) -> tuple[float
 
 
 def loss_and_gradient(batch: Batch, temperature: float, rows: Tensor | None = None) -> tuple[float, Tensor]:
-    """The true mean over pairs and its gradient at the batch's own (rounded) embeddings.
+    """Return the true mean over pairs and its gradient at the rounded embeddings of the batch.
 
     Args:
-        batch: any loss; with one positive per anchor the mean over pairs is the mean over anchors.
+        batch: of any loss. With one positive per anchor, the mean over pairs is the mean over anchors.
         temperature: positive number.
-        rows: integers ``[R]``, the rows of the gradient; by default all of them.
+        rows: integers ``[R]``, the rows of the gradient; default all.
 
     Returns:
         The loss, and its gradient ``[R, D]`` in float64.
@@ -73,15 +73,15 @@ def loss_and_gradient(batch: Batch, temperature: float, rows: Tensor | None = No
 
 
 def loss_alone(batch: Batch, temperature: float) -> float:
-    """The true mean over pairs, without its gradient."""
+    """Return the true mean over pairs, without its gradient."""
     return _mean_over_pairs(batch, normalize(batch.embeddings.detach().to(torch.float64)), temperature)[0]
 
 
 def anchor_values(batch: Batch, temperature: float, rows: Tensor) -> Tensor:
-    """The true means over the pairs of some anchors.
+    """Return the true means over the pairs of some anchors.
 
     Args:
-        batch: any loss.
+        batch: of any loss.
         temperature: positive number.
         rows: integers ``[R]``, the anchors.
 
@@ -94,7 +94,7 @@ def anchor_values(batch: Batch, temperature: float, rows: Tensor) -> Tensor:
 
 
 def errors(loss: float, gradient: Tensor, truth: tuple[float, Tensor]) -> dict[str, float]:
-    """Relative errors of a loss and of the norm of its gradient's difference; infinite where either is not finite."""
+    """Return the relative error of the loss and that of the gradient in the 2-norm; NaN is reported as infinite."""
     true_loss, true_gradient = truth
     difference = (gradient.detach().to(torch.float64) - true_gradient).norm() / true_gradient.norm()
     found = {"loss": abs(loss - true_loss) / abs(true_loss), "gradient": float(difference)}

@@ -1,4 +1,4 @@
-"""The fresh process: reads one job as JSON from standard input, writes its result as JSON to standard output."""
+"""The process that runs one job: it reads the job as JSON from stdin and writes the rows as JSON to stdout."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from . import accuracy, cuda, measure
 from .machine import field_bytes
 
 MEMORY_LIMIT = 16 << 30
-"""Bytes of address space that an implementation may ask for."""
+"""Maximum address space of an implementation, in bytes."""
 
 
 def _limit_memory() -> None:
-    """At most `MEMORY_LIMIT`, and less where less is free: a peer that wants more gets an error, not the machine."""
+    """Limit the address space to `MEMORY_LIMIT` or the free memory, so that a peer cannot exhaust the machine."""
     available = field_bytes("/proc/meminfo", "MemAvailable")
     limit = MEMORY_LIMIT if available is None else min(MEMORY_LIMIT, int(0.85 * available))
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _prepare_device(job: dict[str, Any]) -> None:
-    """Make the job's device the current one, and its products as precise as the job says."""
+    """Select the device of the job, and allow TF32 products if the job uses them."""
     if ":" in job["device"]:
         torch.cuda.set_device(job["device"])
-    if job["dtype"] == "tf32":  # the switch that libraries look at
+    if job["dtype"] == "tf32":  # libraries read this switch
         torch.backends.cuda.matmul.allow_tf32 = True
 
 
 def main() -> None:
-    """Do the job of standard input on one thread: "time", "memory" or "accuracy"."""
+    """Run the job on stdin with one thread: "time", "memory" or "accuracy"."""
     job = json.load(sys.stdin)
-    # The result alone goes to standard output, whatever a peer prints.
+    # A peer may print: only the result may go to stdout.
     output, sys.stdout = sys.stdout, sys.stderr
     torch.set_num_threads(1)
     if job["device"] == "cpu":

@@ -431,7 +431,7 @@ def test_goals_of_a_device() -> None:
     faster = "forward+backward: times faster than cross_entropy in TF32"
     assert judged[f"{narrow}, {faster}"] == (12.0, 13.0, True, "")
     assert judged[f"supcon, N=65536, D=128, bfloat16, {faster}"] == (12.0, None, None, "needs about 50 GiB")
-    assert judged["supcon, D=128, bfloat16: peak per row at 65536 over that at 16384"] == (1.25, 2.0, False, "")
+    assert judged["supcon, D=128, bfloat16: peak per row at 65536 divided by that at 16384"] == (1.25, 2.0, False, "")
     assert not any("N=4096" in what for what in judged)
     assert len(judged) == 2 * 4 + 2 + 2 + 1
 
@@ -595,7 +595,7 @@ def test_floors_are_tried_again_and_fail(monkeypatch: pytest.MonkeyPatch) -> Non
     done = short_run(monkeypatch, 1.0)
     result = CliRunner().invoke(command.app, ["--floors", "0.5", "--loss", "supcon"])
     assert result.exit_code == 1, result.output
-    assert "measured in 14 more processes: SupCon, two per class, N=1024" in result.output
+    assert "measuring in 14 more processes: SupCon, two per class, N=1024" in result.output
     timed = [job["n"] for job in done if job["kind"] == "time"]
     assert timed == [256, 1024] + 14 * [1024]  # at 256 half of every goal is reached
     short_run(monkeypatch, 500.0)
@@ -606,7 +606,7 @@ def test_one_process_below_a_floor_is_one_among_others(monkeypatch: pytest.Monke
     short_run(monkeypatch, 5.0, first=1.0)
     result = CliRunner().invoke(command.app, ["--floors", "0.5", "--loss", "supcon"])
     assert result.exit_code == 0, result.output
-    assert "measured in 14 more processes: SupCon, two per class, N=1024" in result.output
+    assert "measuring in 14 more processes: SupCon, two per class, N=1024" in result.output
 
 
 def test_the_median_of_processes() -> None:
@@ -633,10 +633,10 @@ def test_the_median_of_processes() -> None:
         (["--size", "33"], 2, "expected even numbers from 32"),
         (["--dtype", "float16"], 2, "expected float32"),
         (["--device", "tpu"], 2, "expected cpu or cuda"),
-        (["--floors", "0.5", "--device", "cuda"], 2, "the goals are a CPU's"),
+        (["--floors", "0.5", "--device", "cuda"], 2, "the goals are for a CPU"),
         (["--dtype", "bfloat16"], 2, "or on cuda one of float32, tf32, bfloat16"),
         (["--device", "cuda", "--dtype", "float16"], 2, "got 'float16'"),
-        (["--columns", "512"], 2, "expected --device cuda with it"),
+        (["--columns", "512"], 2, "expected --device cuda; on a CPU D is 128"),
         (["--device", "cuda", "--columns", "8"], 2, "expected even numbers from 16"),
     ],
 )

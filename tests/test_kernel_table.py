@@ -385,7 +385,7 @@ def test_every_check_can_fail() -> None:
         ({"instructions": {**good.instructions, "local": 2}}, r"2 instructions on the stack \(LDL, STL\), at most 0"),
         ({"instructions": {**good.instructions, "products": 0}}, "no HGMMA, at least 1"),
         ({"instructions": {**good.instructions, "atomics": 1}}, "1 atomic instructions, at most 0"),
-        ({"exponentials": 2 * each}, f"{2 * each} exponentials of a thread per tile, expected {each}"),
+        ({"exponentials": 2 * each}, f"{2 * each} exponentials per thread and tile, expected {each}"),
         ({"error": "it broke"}, "did not compile: it broke"),
     ]:
         (line,) = tool.failures(job, good._replace(**change))
@@ -439,4 +439,4 @@ def test_the_tool_compiles_reports_and_fails(
     assert "bytes of shared memory, at most 16" in told
     with pytest.raises(SystemExit, match="2"):
         tool.main([*usual, "matmul"])
-    assert "--kernel: expected names of kernels that losses queue, got matmul" in capsys.readouterr().err
+    assert "--kernel: expected names of kernels that losses launch, got matmul" in capsys.readouterr().err

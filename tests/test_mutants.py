@@ -208,7 +208,7 @@ def test_problems_are_reported() -> None:
     for wrong, message in (
         ({alive.id: ("range", "?")}, f"{alive.id} is explained but is not a mutant: ?"),
         ({"0123456789": ("range", "?")}, "0123456789 is explained but is not a mutant: ?"),
-        ({dead.id: ("range", dead.change())}, f"{dead.id} is explained but killed by golden/supcon/x fast float64"),
+        ({dead.id: ("range", dead.change())}, f"{dead.id} is explained but was killed by golden/supcon/x fast float64"),
     ):
         assert tool.problems(verdicts, right | wrong)[1].startswith(message)
 
@@ -228,7 +228,7 @@ def test_explanations_are_read(tmp_path: Path) -> None:
     assert tool.explanations(path) == {"0123456789": ("speed", "fast/x.py: a becomes b")}
     for wrong in (entry + entry, entry.replace("speed", "luck"), entry.replace("slower", "")):
         path.write_text(wrong, encoding="utf-8")
-        with pytest.raises(ValueError, match="0123456789: expected one explanation, a kind of equivalent"):
+        with pytest.raises(ValueError, match="0123456789: expected one explanation with a kind of equivalent"):
             tool.explanations(path)
 
 

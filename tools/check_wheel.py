@@ -1,6 +1,7 @@
-"""Check that a wheel holds every file of our folders, and nothing else.
+"""Check that a wheel contains every file of the package folders, and nothing else.
 
-An editable install imports a subpackage that ``pyproject.toml`` forgot to list; a wheel lacks it, and only this shows.
+If ``pyproject.toml`` does not list a subpackage, an editable install can still import it, but a wheel does not contain
+it. This check detects that.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def expected_files(root: Path) -> set[str]:
-    """Name the files that the wheel must hold beside its metadata.
+    """Return the files that the wheel must contain, apart from its metadata.
 
     Args:
-        root: The repository, whose ``pyproject.toml`` maps import names to folders.
+        root: The repository. Its ``pyproject.toml`` maps import names to folders.
 
     Returns:
-        Their paths inside the wheel, such as ``pairproof/fast/supcon.py``; caches and hidden files are left out.
+        The paths in the wheel, such as ``pairproof/fast/supcon.py``, without caches and hidden files.
     """
     mapping: dict[str, str] = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     expected = set()
@@ -34,7 +35,7 @@ def expected_files(root: Path) -> set[str]:
 
 
 def differences(wheel: Path, root: Path) -> list[str]:
-    """List what the wheel lacks and what it should not hold, one line each; an empty list is a good wheel."""
+    """Return one line for each file that is missing from the wheel or does not belong in it."""
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if not PurePosixPath(name).parts[0].endswith(".dist-info")}
     expected = expected_files(root)
@@ -44,7 +45,7 @@ def differences(wheel: Path, root: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Check the one wheel named on the command line; return the exit code."""
+    """Check the wheel named on the command line; return the exit code."""
     if len(arguments) != 1:
         print(f"expected the path of one wheel, got {len(arguments)}: {' '.join(arguments)}", file=sys.stderr)
         return 2

@@ -1,15 +1,16 @@
-"""Compile every kernel that can be queued, for devices that need not be here, and check what came out.
+"""Compile every variant of every GPU kernel, without a GPU, and check the compiled code.
 
-What can be queued is found by a dry run: every loss is called with every choice that matters, on tensors without
-memory, and `pairproof.fast.kernels.launch` passes its kernels here instead of to a device. Triton says how it would
-specialise each for its arguments; each distinct form is compiled, and what the compiler made is read, not run:
+The variants are found by a dry run: every loss is called with every combination of the relevant arguments, on tensors
+without memory, and `pairproof.fast.kernels.launch` passes its kernels to this tool instead of to a device. Triton
+determines how it specialises each kernel for its arguments. Each distinct variant is compiled, and the compiled code is
+checked without running it:
 
-- it fits: shared memory (and on sm_100 tensor memory) within what a program can have, nothing spilled to the stack;
-- products are made by tensor cores;
-- the plain kernels with FIXED take one exponential per pair;
-- no atomic operation meets device memory: sums would depend on the order of arrival.
+- shared memory (on sm_100 also tensor memory) is within the limit, and no registers are spilled to the stack;
+- matrix products use tensor cores;
+- the plain kernels with FIXED compute one exponential per pair;
+- there are no atomic operations on device memory, since the result would depend on the order of the threads.
 
-Exit code: 0 all is well; 1 a check failed; 2 wrong usage; 3 triton or its cuobjdump is missing.
+Exit code: 0 all checks passed; 1 a check failed; 2 wrong usage; 3 triton or its cuobjdump is missing.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ from pairproof.fast.kernels.table import KINDS, PADDED, Kind
 
 DIMS = (64, 128, 256, 512)
 MORE_DIMS = (16, 32, 384, 768, 1024)
-"""Lengths whose tiles are derived from others'; every other length is like one of these."""
+"""Lengths whose tiles are derived from those of other lengths. Every further length behaves like one of these."""
 SMALL_DIM = 128
-"""At which the kernels without tiles are compiled: they walk along rows, whose length changes little."""
+"""Length for which kernels without tiles are compiled; their code depends little on the length."""
 DTYPES = dict(zip(KINDS, (torch.float32, torch.float32, torch.bfloat16, torch.float16), strict=True))
-"""By kind of rows, the dtype of embeddings."""
+"""Dtype of the embeddings by kind of product."""
 TENSOR_COLUMNS = 512
 
 
 class Device(NamedTuple):
-    """What a program may take, and how products look.
+    """Limits and instructions of a device.
 
     Attributes:
-        shared: bytes of shared memory, at most, of a program.
-        products: the instruction of its tensor cores, in the machine's code and in PTX; older ones would run as well.
+        shared: maximum shared memory of a program in bytes.
+        products: the instruction of its tensor cores in SASS and in PTX; instructions of older devices also run.
     """
 
     shared: int
@@ -72,21 +73,21 @@ DEVICES = {
 }
 
 Given = dict[str, Any]
-"""What a kernel is queued with, by name."""
+"""The arguments of a launch, by name."""
 
 
 class Job(NamedTuple):
     """One compilation.
 
     Attributes:
-        module: of the kernel.
-        kernel: its name.
-        arch: the architecture it is compiled for.
-        arguments: the name of each, its type ("constexpr" for what is known), and its value or "D" where 16 divides it.
-        options: ``num_warps`` and ``num_stages``, for kernels of tiles.
+        module: module of the kernel.
+        kernel: name of the kernel.
+        arch: architecture to compile for.
+        arguments: name, type ("constexpr" for constants) and value of each argument; "D" is a multiple of 16.
+        options: ``num_warps`` and ``num_stages``, for kernels with tiles.
         kind: how rows are multiplied.
         dim: padded length of a row.
-        machine: the machine's own code is read; otherwise the compiler's last step before it, which takes less time.
+        machine: whether to check the SASS; otherwise the PTX is checked, which takes less time.
     """
 
     module: str
@@ -100,7 +101,7 @@ class Job(NamedTuple):
 
     @property
     def constants(self) -> Given:
-        """What is known when the kernel is compiled, by name."""
+        """The compile-time constants, by name."""
         return {name: value for name, kind, value in self.arguments if kind == "constexpr"}
 
     def __str__(self) -> str:
@@ -109,12 +110,12 @@ class Job(NamedTuple):
 
 
 def calls(dtype: torch.dtype, where: str = "meta", *, wide: bool = False) -> list[Callable[[], torch.Tensor]]:
-    """List every loss with every choice that decides which kernels are queued; some of these calls are refused.
+    """Return calls of every loss with all arguments that affect which kernels are launched; some calls are invalid.
 
     Args:
-        dtype: of the embeddings.
-        where: the device of all tensors; "meta" has no memory.
-        wide: whether masks with strides beyond 32 bits are among the choices; on "meta" alone.
+        dtype: dtype of the embeddings.
+        where: device of all tensors; tensors on "meta" have no memory.
+        wide: whether to include masks with strides beyond 32 bits, which need "meta".
     """
     z, y = (torch.randn(6, 5).to(where, dtype).requires_grad_() for _ in range(2))
     place = torch.arange(6)
@@ -142,12 +143,12 @@ def calls(dtype: torch.dtype, where: str = "meta", *, wide: bool = False) -> lis
 
 @contextmanager
 def dry_run(kind: Kind, dim: int, arch: int) -> Iterator[list[tuple[Any, Given]]]:
-    """Within the context kernels are not queued, but listed with what they would be queued with.
+    """Record the launches of kernels within the context, with their arguments, instead of executing them.
 
     Args:
         kind: how rows are multiplied.
-        dim: the length that rows are padded to, whatever it is.
-        arch: the architecture of the device, whatever it is.
+        dim: padded length of a row to assume.
+        arch: architecture of the device to assume.
     """
     found: list[tuple[Any, Given]] = []
     with (
@@ -171,14 +172,14 @@ def _backend(arch: int) -> Any:
 
 @cache
 def _specialise(kernel: Any, arch: int) -> Any:
-    """Return the function that Triton applies to a kernel's arguments to choose its form."""
+    """Return the function with which Triton specialises a kernel for its arguments."""
     from triton.runtime.jit import create_function_from_signature
 
     return create_function_from_signature(kernel.signature, kernel.params, _backend(arch))
 
 
 def job_of(kernel: Any, given: Given, kind: Kind, dim: int, arch: int) -> Job:
-    """Return the compilation that a kernel needs for some arguments."""
+    """Return the compilation for a kernel with some arguments."""
     options = {name: given[name] for name in ("num_warps", "num_stages") if name in given}
     _, forms, _ = _specialise(kernel, arch)(*(given[name] for name in kernel.arg_names), **options)
     arguments = tuple((name, *form) for name, form in zip(kernel.arg_names, forms, strict=True))
@@ -188,18 +189,17 @@ def job_of(kernel: Any, given: Given, kind: Kind, dim: int, arch: int) -> Job:
 def jobs(
     archs: Iterable[int], dims: Sequence[int], kinds: Iterable[Kind], names: Collection[str] = (), *, long: bool = False
 ) -> list[Job]:
-    """List what is to be compiled, once each.
+    """Return the distinct compilations.
 
-    Which kernels a call queues, and with which flags, depends neither on the architecture nor on the length: calls that
-    queue nothing new for the first of these are left out for the others.
+    The kernels and flags of a call do not depend on the architecture or the length. Calls without a new variant for the
+    first architecture and length are therefore skipped for the others.
 
     Args:
         archs: the architectures.
         dims: the padded lengths.
         kinds: how rows are multiplied.
-        names: of kernels; all of them where none is named.
-        long: whether masks with strides beyond 32 bits are compiled for as well, and whether the machine's code is read
-            at every length.
+        names: names of kernels; empty for all.
+        long: whether to include masks with strides beyond 32 bits, and to check the SASS at every length.
     """
     found: dict[Any, Job] = {}
     untiled = SMALL_DIM if SMALL_DIM in dims else dims[0]
@@ -216,7 +216,7 @@ def jobs(
                     for kernel, given in queued:
                         if (not names or kernel.fn.__name__ in names) and (dim == untiled or "BN" in kernel.arg_names):
                             job = job_of(kernel, given, kind, dim, arch)
-                            # Exponentials are counted in a loop, and only the machine's code has loops in one piece.
+                            # Exponentials are counted per loop, which needs SASS: only there, a loop is contiguous.
                             machine = long or dim == untiled or job.constants.get("FIXED") is True
                             found.setdefault(job[:5], job._replace(machine=machine))
                     telling += [call] if len(found) > before else []
@@ -225,17 +225,17 @@ def jobs(
 
 
 class Found(NamedTuple):
-    """What the compiler made of a job.
+    """Properties of the compiled code of a job.
 
     Attributes:
-        registers: of a thread.
-        stack: bytes of a thread.
-        shared: bytes of a program.
-        tensor: columns of tensor memory of a program.
-        warps: of a program.
-        instructions: how many stand in the code, by the names of `PATTERNS`.
-        exponentials: in the shortest loop that holds products and exponentials; None where no loop holds both.
-        error: why there is nothing to say of it, or "".
+        registers: registers per thread.
+        stack: stack per thread in bytes.
+        shared: shared memory per program in bytes.
+        tensor: columns of tensor memory per program.
+        warps: warps per program.
+        instructions: number of instructions by name in `PATTERNS`.
+        exponentials: exponentials in the shortest loop with products and exponentials; None if there is no such loop.
+        error: the reason why the job could not be compiled or read, or "".
     """
 
     registers: int = 0
@@ -252,20 +252,20 @@ PATTERNS = {
     "products": r"HMMA|HGMMA|UTCHMMA|mma\.sync|wgmma\.mma_async|tcgen05\.mma",
     "exponentials": r"MUFU\.EX2|ex2\.approx",
     "local": r"LDL|STL|(?:ld|st)\.local",
-    # Shared memory's own counters apart, which hand out tensor memory.
+    # Except counters in shared memory, which are used to allocate tensor memory.
     "atomics": r"ATOMG?|REDG?|ATOMS(?!\.(?:OR|AND)\b)|atom|red",
 }
-"""How instructions begin, in the machine's code (SASS) and in the step before it (PTX)."""
+"""Patterns for the beginning of instructions in SASS (the machine code) and PTX (the step before it)."""
 
 
 def instructions_of(code: str) -> list[tuple[int, str]]:
-    """Return the address and the text, without its condition, of every instruction in what cuobjdump prints."""
+    """Return the address and the text, without a predicate, of every instruction in the output of cuobjdump."""
     found = re.finditer(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\d+\s+)?([^;]*);", code)
     return [(int(one[1], 16), one[2].strip()) for one in found]
 
 
 def steps_of(code: str) -> list[tuple[int, str]]:
-    """Return the same of PTX, numbered."""
+    """Return the number and the text, without a predicate, of every instruction in PTX."""
     found = re.finditer(r"^\s*(?:@!?%p\d+\s+)?([a-z][^;\n]*)", code, re.MULTILINE)
     return [(number, one[1].strip()) for number, one in enumerate(found)]
 
@@ -276,7 +276,7 @@ def count(instructions: Iterable[tuple[int, str]], pattern: str) -> int:
 
 
 def exponentials_of(instructions: Sequence[tuple[int, str]]) -> int | None:
-    """Count the exponentials of the shortest loop with products and exponentials; None where there is none."""
+    """Return the number of exponentials in the shortest loop with products and exponentials, or None."""
     loops = []
     for address, text in instructions:
         target = re.search(r"0x([0-9a-f]+)\s*$", text) if text.startswith("BRA") else None
@@ -289,7 +289,7 @@ def exponentials_of(instructions: Sequence[tuple[int, str]]) -> int | None:
 
 
 def failures(job: Job, found: Found) -> list[str]:
-    """List what is wrong with what came out, with the limit that it breaks; an empty list is as it should be."""
+    """Return one line for each check that fails, with the limit."""
     if found.error:
         return [f"did not compile: {found.error}"]
     device, constants, counted = DEVICES[job.arch], job.constants, found.instructions
@@ -303,23 +303,23 @@ def failures(job: Job, found: Found) -> list[str]:
     if "BN" in constants:
         limits += [
             (counted["local"] > 0, f"{counted['local']} instructions on the stack (LDL, STL), at most 0"),
-            (not counted["products"], f"no {product}, at least 1: products are not made by these tensor cores"),
+            (not counted["products"], f"no {product}, at least 1: products do not use these tensor cores"),
         ]
     if constants.get("FIXED") and "BN" in constants and job.machine:
         each, taken = constants["BM"] * constants["BN"] // (32 * found.warps), found.exponentials
-        limits.append((taken != each, f"{taken} exponentials of a thread per tile, expected {each}: one per pair"))
+        limits.append((taken != each, f"{taken} exponentials per thread and tile, expected {each}: one per pair"))
     return [line for broken, line in limits if broken]
 
 
 def cuobjdump() -> Path | None:
-    """Return the path of the disassembler that comes with triton, None where it is missing."""
+    """Return the path of the disassembler in the triton package, or None if it is missing."""
     spec = importlib.util.find_spec("triton")
     path = Path(spec.origin or "").parent / "backends" / "nvidia" / "bin" / "cuobjdump" if spec else Path()
     return path if path.is_file() and os.access(path, os.X_OK) else None
 
 
 def examine(job: Job) -> Found:
-    """Compile a job and read what came out."""
+    """Compile a job and read the compiled code."""
     import triton
     from triton.compiler import ASTSource
 
@@ -330,7 +330,7 @@ def examine(job: Job) -> Found:
     source = ASTSource(kernel, types, constexprs=job.constants, attrs=known)
     try:
         compiled = triton.compile(source, target=backend.target, options=dict(job.options))
-    except Exception as reason:  # whatever the compiler raises is what is to be told
+    except Exception as reason:  # report any exception of the compiler
         return Found(error=" ".join(f"{type(reason).__name__}: {reason}".split())[-400:])
     disassembled = "BN" in types and job.machine
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -340,7 +340,7 @@ def examine(job: Job) -> Found:
         shown = subprocess.run([str(cuobjdump()), *wanted], capture_output=True, text=True, check=True).stdout
     usage = re.search(r"REG:(\d+) STACK:(\d+)", shown)
     if usage is None:
-        return Found(error="cuobjdump names no registers")
+        return Found(error="cuobjdump prints no register usage")
     code = instructions_of(shown) if disassembled else steps_of(compiled.asm["ptx"])
     metadata, patterns = compiled.metadata, {**PATTERNS, "products": DEVICES[job.arch].products}
     counted = {name: count(code, pattern) for name, pattern in patterns.items()}
@@ -349,7 +349,7 @@ def examine(job: Job) -> Found:
 
 
 def compiled(work: Sequence[Job], processes: int) -> list[Found]:
-    """Compile jobs in fresh processes, with an empty cache: nothing that was compiled before is trusted."""
+    """Compile jobs in fresh processes with an empty cache, so that no earlier compilation is reused."""
     began, found = time.perf_counter(), []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -364,15 +364,15 @@ def compiled(work: Sequence[Job], processes: int) -> list[Found]:
 
 
 def main(arguments: list[str]) -> int:
-    """Compile what the command line asks for and check it; return the exit code."""
-    parser = argparse.ArgumentParser(description="Compile every kernel that can be queued and check what came out.")
+    """Compile and check the variants selected on the command line; return the exit code."""
+    parser = argparse.ArgumentParser(description="Compile every variant of every GPU kernel and check the code.")
     parser.add_argument("--arch", nargs="+", type=int, choices=DEVICES, help="default: 80 90 100")
     parser.add_argument("--dim", nargs="+", type=int, choices=PADDED, help="padded lengths; default: 64 128 256 512")
-    parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS, help="of rows; default: all")
-    parser.add_argument("--kernel", nargs="+", default=[], help="names; default: all")
+    parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS, help="kinds of products; default: all")
+    parser.add_argument("--kernel", nargs="+", default=[], help="names of kernels; default: all")
     parser.add_argument("--jobs", type=int, choices=range(1, 65), metavar="N", default=2, help="processes; default: 2")
-    parser.add_argument("--long", action="store_true", help="every architecture, more lengths and types of arguments")
-    parser.add_argument("--report", type=Path, help="write everything that was found here, as JSON")
+    parser.add_argument("--long", action="store_true", help="every architecture, more lengths and argument types")
+    parser.add_argument("--report", type=Path, help="write all results to this file as JSON")
     options = parser.parse_args(arguments)
     if cuobjdump() is None:
         print("triton, with its cuobjdump, is not installed: pip install triton (Linux only)", file=sys.stderr)
@@ -384,7 +384,7 @@ def main(arguments: list[str]) -> int:
     work = jobs(archs, dims, options.kind, options.kernel, long=options.long)
     unknown = set(options.kernel) - {job.kernel for job in work}
     if unknown:
-        parser.error(f"--kernel: expected names of kernels that losses queue, got {', '.join(sorted(unknown))}")
+        parser.error(f"--kernel: expected names of kernels that losses launch, got {', '.join(sorted(unknown))}")
     title = f"triton {triton.__version__}, torch {torch.__version__}"
     print(f"{len(work)} compilations for {', '.join(f'sm_{arch}' for arch in archs)}, {title}", flush=True)
     results = [(job, one, failures(job, one)) for job, one in zip(work, compiled(work, options.jobs), strict=True)]
@@ -393,7 +393,7 @@ def main(arguments: list[str]) -> int:
         options.report.write_text(json.dumps({"versions": title, "compiled": records}, indent=1) + "\n")
     lines = [f"{job}: {line}" for job, _, wrong in results for line in wrong]
     print("\n".join(lines), file=sys.stderr, end="\n" * bool(lines))
-    print(f"{len(work)} compilations:", f"{len(lines)} checks failed" if lines else "nothing spills, everything fits")
+    print(f"{len(work)} compilations:", f"{len(lines)} checks failed" if lines else "all checks passed")
     return 1 if lines else 0
 
 

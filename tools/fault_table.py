@@ -1,8 +1,8 @@
 """Write ``conformance/faults/README.md``: every fault, what is wrong with it, and which golden cases catch it.
 
-By default every fault is judged again and the last column is kept; ``--named`` also runs identify, and explains
-failures, which takes minutes (``--named 'nt_xent/*'`` for some of the faults); ``--check`` writes nothing, and exits 1
-if the file would change.
+By default, every fault is judged again and the last column is kept. ``--named`` also computes the last column with
+identify and the explanations of failures, which takes minutes; ``--named 'nt_xent/*'`` does so for some faults.
+``--check`` writes nothing and exits with 1 if the file would change.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ TABLE = ROOT / "conformance" / "faults" / "README.md"
 
 FLAGS_SHOWN = 4
 EXPLAINED = 12
-"""Number of the cases that catch a fault whose failures are explained, where identify finds nothing wrong."""
+"""Number of cases whose failures are explained if identify does not find the fault."""
 
 HEADINGS = ("fault", "call", "what is wrong", "seen or discussed in", "cases", "flags of the cases", "named as")
 
 
 def cells(line: str) -> list[str]:
-    """The cells of a row of a table; a bar within a cell stands behind a backslash."""
+    """Return the cells of a row of a table; a bar within a cell is escaped by a backslash."""
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
 
 
 def line_of(row: Sequence[str]) -> str:
-    """A row of a table."""
+    """Return a row of a table."""
     return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row) + " |"
 
 
 def row(fault: Fault, verdict: Verdict, named: str) -> str:
-    """The row of a fault.
+    """Return the row of a fault.
 
     Args:
         fault: the fault.
-        verdict: what the cases find.
-        named: what identify, or the explanation of a failure, says of it.
+        verdict: the results of the cases.
+        named: the description by identify, or the explanation of a failure.
     """
     caught, judged = len(verdict.caught), len(verdict.cases)
     flags = []
@@ -66,9 +66,9 @@ def row(fault: Fault, verdict: Verdict, named: str) -> str:
 
 
 def seen_in(link: str) -> str:
-    """A link in a table: a thread by its repository and number, a page by its name."""
+    """Return a link for the table: a GitHub thread by repository and number, a page by its name."""
     if not link:
-        return "a classic slip"
+        return "a common mistake"
     if not link.startswith("https://"):
         return f"[{Path(link).stem}](../../{link})"
     thread = re.fullmatch(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull)/(\d+)", link)
@@ -79,9 +79,9 @@ def seen_in(link: str) -> str:
 
 
 def _identified(fault: Fault) -> str:
-    """What identify finds wrong with a fault; "" if nothing."""
+    """Return what identify finds wrong with a fault; "" if nothing."""
     try:
-        # Known faults are not passed: each would be named after itself.
+        # The known faults are not passed, or identify would find each fault by its name.
         found = identify(target_of(fault), call=fault.call)
     except TargetError:
         return ""
@@ -95,13 +95,13 @@ def _identified(fault: Fault) -> str:
 
 
 def _explained(fault: Fault, verdict: Verdict) -> str:
-    """The explanation of a failure; "" if there is none."""
+    """Return the explanation of a failure of a fault; "" if there is none."""
     target, slight = target_of(fault), ""
     for golden in [golden for golden in small_cases() if golden.id in verdict.caught][:EXPLAINED]:
         for dtype in filter(golden.case.holds_in, ("float64", "float32")):
             try:
                 outcome = target.evaluate(golden.case, dtype)
-            except Exception as error:  # a fault may break
+            except Exception as error:  # a fault may raise any exception
                 return f"failure: {type(error).__name__}: {error}"
             words = explain_failure(golden.case, outcome, stored_truth(golden.case, golden.expected))
             if words and not words.startswith(SLIGHT):
@@ -111,34 +111,34 @@ def _explained(fault: Fault, verdict: Verdict) -> str:
 
 
 def as_written(text: str) -> dict[str, list[str]]:
-    """The cells of every fault's row in the file, by its name."""
+    """Return the cells of every fault's row in the file, by the fault's name."""
     rows = [cells(line) for line in text.splitlines() if line.startswith("| `")]
     return {found[0].strip("`"): found for found in rows}
 
 
 def table(verdicts: Mapping[str, Verdict], named: Mapping[str, str]) -> str:
-    """The whole file.
+    """Return the text of the file.
 
     Args:
-        verdicts: of every fault, by its name.
-        named: what every fault is named as.
+        verdicts: the verdict of every fault, by its name.
+        named: the last column of every fault, by its name.
     """
     linked = sum(bool(fault.link) for fault in FAULTS)
     once = ", ".join(f"`{fault.name}`" for fault in FAULTS if len(verdicts[fault.name].caught) == 1)
     text = f"""# Faults: what the suite must catch
 
-Written by `python tools/fault_table.py`; `tests/test_faults.py` holds it to what the tool would write.
+This file is written by `python tools/fault_table.py`; `tests/test_faults.py` checks that it is up to date.
 
-{len(FAULTS)} wrong implementations, {linked} of them seen or discussed in public. Each differs from a right
-loss in one thing, and the right loss passes every case under the same adapter. The golden cases of up to
-{LARGEST} rows that a fault's claim covers were run in float64 and float32; a case counts where an error is
-clearly beyond its bound. Behind a flag stands how many of its cases caught the fault, and of how many, where
-not of all that were judged.
+The table lists {len(FAULTS)} wrong implementations, {linked} of them seen or discussed in public. Each differs from a
+correct loss in one detail, and the correct loss passes every case with the same adapter. A fault is judged on
+the golden cases that it claims to support, with up to {LARGEST} rows, in float64 and float32. A case catches the
+fault if an error is clearly beyond its bound. The number after a flag is the number of its cases that catch the
+fault, followed by the number of its judged cases if these are more.
 
-Caught by one case only, which hints at a case that is missing: {once or "none"}.
+Faults that only one case catches, which may indicate a missing case: {once or "none"}.
 
-Of {sum(map(bool, named.values()))} the last column tells what `identify` found, without this list, or else the
-explanation of a failure; whether that names what is wrong is for the reader to judge.
+The last column has an entry for {sum(map(bool, named.values()))} faults: the result of `identify`, which does not know
+this list, or else the explanation of a failure. It is not checked whether the entry describes the fault.
 """
     families = Counter(fault.family for fault in FAULTS)
     counted = Counter(fault.loss for fault in FAULTS)
@@ -153,10 +153,10 @@ explanation of a failure; whether that names what is wrong is for the reader to 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the table, or check it; the exit code."""
+    """Write the table, or check it; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the file would change")
-    parser.add_argument("--named", nargs="*", metavar="PATTERN", help="explain again the faults of these names")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the file would change")
+    parser.add_argument("--named", nargs="*", metavar="PATTERN", help="compute the last column of these faults")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     verdicts: dict[str, Verdict] = {}
@@ -168,14 +168,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for fault in [fault for fault in FAULTS if any(fnmatchcase(fault.name, pattern) for pattern in patterns)]:
         try:
             named[fault.name] = _identified(fault) or _explained(fault, verdicts[fault.name])
-        except Exception as error:  # the others are explained all the same, and the exit code shows it
+        except Exception as error:  # continue with the others; the exit code reports it
             named[fault.name], broken = "", 1
             print(f"{fault.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         print(f"{fault.name}: {named[fault.name] or 'not named'}", flush=True)
     text, name = table(verdicts, named), TABLE.relative_to(ROOT)
     if text != before and not options.check:
         TABLE.write_text(text, encoding="utf-8", newline="\n")
-    changed = f"{name} would change: python tools/fault_table.py" if options.check else f"{name} written"
+    changed = f"{name} would change; run python tools/fault_table.py" if options.check else f"{name} written"
     print("unchanged" if text == before else changed)
     return 1 if text != before and options.check else broken
 

@@ -1,18 +1,18 @@
-"""Mutation testing: make one small mistake at a time in ``reference/`` or ``fast/``, and see whether a case fails.
+"""Mutation testing: make one small change at a time in ``reference/`` or ``fast/``, and check whether a case fails.
 
 A mutant is one change made by one operator of cosmic-ray: a number plus one, ``<`` for ``<=``, a negated condition, a
-loop that is skipped. These checks judge it: every golden and worked case with every adapter of the package, in every
-dtype; the error cases; for ``reference/`` also the recorded terms; for ``fast/`` also the first and second derivatives
-by the embeddings and the temperature, compared with differences of values. The tests in ``tests/`` are not run: a
-survivor is a mistake that an adopter could make unnoticed.
+loop that is skipped. A mutant is judged by these checks: every golden and worked case with every adapter of the package
+in every dtype; the error cases; for ``reference/`` also the recorded terms; for ``fast/`` also first and second
+derivatives with respect to embeddings and temperature, compared with finite differences. The tests in ``tests/`` are
+not run: a mutant that survives is a mistake that the cases would not find in another implementation either.
 
-All truths and bounds are computed once, from the unchanged code. Every check is then run once on that code, to record
-its time and the lines it executes. Each mutant gets a forked process, which imports the changed package and the
-adapters afresh and runs the checks that execute the changed statement, until one fails: covering cases first, then by
-time.
+All true values and bounds are computed once, from the unchanged code. Every check is run once on this code, to record
+its time and the lines that it executes. Each mutant is judged in a forked process. The process imports the changed
+package and the adapters again, and runs the checks that execute the changed statement until one fails: first the
+covering cases, then the others in order of time.
 
 Annotations, type aliases and strings are not mutated. The score is the share of mistakes that are killed. Survivors
-that ``mutants.toml`` explains as "equivalent", "speed" or "rounding" are no mistakes and do not count.
+that ``mutants.toml`` explains as "equivalent", "speed" or "rounding" are not mistakes and do not count.
 """
 
 from __future__ import annotations
@@ -57,35 +57,35 @@ EXPLAINED, RESULTS, REPORT = (ROOT / "tools" / f"mutants.{kind}" for kind in ("t
 
 COUNT = 660
 GOAL = 0.95
-"""Smallest share of mistakes that must be killed."""
+"""Minimum share of mistakes that must be killed."""
 
 PACKAGES = {"reference": ("reference", "scipy"), "fast": ("fast", "fast-dense", "fast-tiled", "fast-exact")}
 """The mutated packages, each with the implementations that run its code."""
 
 LEFT_OUT = ("*/views.py", "fast/modules.py", "fast/kernels/*")
-"""Files that hold no loss and no part of the engine. The kernels have tests of their own."""
+"""Files without a loss or a part of the engine. The kernels have separate tests."""
 
 KINDS = {
     "equivalent": "the same result for every input",
-    "speed": "the same results by another path, in other portions, or with more work",
-    "rounding": "the same numbers in other steps: a different rounding",
-    "accuracy": "fewer digits, but within every bound",
-    "range": "another result, but only beyond the documented range",
-    "message": "the same refusal in other words",
-    "elsewhere": "not visible to a case: other devices, and arguments that no case has; tests/ covers it",
+    "speed": "the same results by another path, with other block sizes, or with more work",
+    "rounding": "mathematically the same result with different rounding",
+    "accuracy": "less accurate, but within every bound",
+    "range": "a different result, but only outside the documented range",
+    "message": "the same exception with a different message",
+    "elsewhere": "cases cannot show it: other devices, or arguments that no case has; tests/ covers it",
     "missing": "a case is missing",
 }
-"""Why a mutant may survive."""
+"""Reasons why a mutant may survive."""
 
 HARMLESS = ("equivalent", "speed", "rounding")
-"""Kinds of survivors that are no mistakes: the score leaves them out."""
+"""Kinds of survivors that are not mistakes; they are excluded from the score."""
 
 
 # Making mutants.
 
 NAMES = ("Add Sub Mul Div FloorDiv Mod Pow", "BitOr BitAnd BitXor LShift RShift", "Eq NotEq Lt LtE Gt GtE", "Is IsNot")
 FAMILIES = [set(names.split()) for names in NAMES]
-"""An operator is replaced by one of its own family."""
+"""Families of operators; an operator is replaced only by another one of its family."""
 
 SUMS = ("arith_expr", "term", "power", "expr", "and_expr", "xor_expr", "shift_expr")
 STATEMENTS = ("simple_stmt", "if_stmt", "while_stmt", "for_stmt", "with_stmt", "try_stmt", "funcdef", "decorated")
@@ -93,16 +93,16 @@ STATEMENTS = ("simple_stmt", "if_stmt", "while_stmt", "for_stmt", "with_stmt", "
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change in one place.
+    """One change at one position.
 
     Attributes:
         file: path below the repository.
         operator: name of cosmic-ray's operator.
-        occurrence: index among the places that the operator finds in the file.
+        occurrence: index among the positions that the operator finds in the file.
         line: line number.
         text: the unchanged line, stripped.
-        turn: index among the mutants by this operator of lines with this text.
-        lines: a check executes the statement if it executes one of these; empty for code that runs at import.
+        turn: index among the mutants with this operator and the same line text.
+        lines: lines of the changed statement; empty for code that runs at import.
     """
 
     file: str
@@ -115,17 +115,17 @@ class Mutant:
 
     @property
     def id(self) -> str:
-        """A name that does not depend on other lines of the file."""
+        """An identifier that does not depend on other lines of the file."""
         return _hash("\0".join((self.file, self.operator, self.text, str(self.turn))))[:10]
 
     def source(self) -> str:
-        """The text of the whole file with the change."""
+        """Return the text of the file with the change."""
         operator = plugins.get_operator(f"core/{self.operator}")()
         text: str = mutating.mutate_code(source(self.file), operator, self.occurrence)
         return text
 
     def change(self) -> str:
-        """A description that stays the same while the line does."""
+        """Return a description that depends only on the text of the line."""
         lines = zip(source(self.file).splitlines(), self.source().splitlines(), strict=False)
         return f"{self.file}: {self.text} becomes {next(new.strip() for old, new in lines if old != new)}"
 
@@ -136,20 +136,20 @@ def _hash(text: str) -> str:
 
 @cache
 def source(file: str) -> str:
-    """The text of a file below the repository."""
+    """Return the text of a file, given by its path below the repository."""
     return (ROOT / file).read_text(encoding="utf-8")
 
 
 def files() -> list[str]:
-    """The files that are mutated."""
+    """Return the files that are mutated."""
     found = [path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     return [path.as_posix() for path in found if not any(path.match(pattern) for pattern in LEFT_OUT)]
 
 
 def operators() -> Iterator[tuple[str, Any]]:
-    """The operators of cosmic-ray in use, by name.
+    """Return the operators of cosmic-ray that are used, with their names.
 
-    Left out are operators with arguments, replacements across families, and a sign replaced by a sign.
+    Excluded are operators with arguments, replacements across families, and replacements of a sign by a sign.
     """
     for full in sorted(plugins.operator_names()):
         name = full.removeprefix("core/")
@@ -161,7 +161,7 @@ def operators() -> Iterator[tuple[str, Any]]:
 
 @cache
 def mutants(file: str) -> tuple[Mutant, ...]:
-    """All mutants of a file, in the order of their places."""
+    """Return all mutants of a file, in the order of their positions."""
     tree = get_ast(source(file))
     lines, nodes = source(file).splitlines(), list(ast_nodes(tree))
     found: list[tuple[tuple[int, int], str, int]] = []
@@ -172,7 +172,7 @@ def mutants(file: str) -> tuple[Mutant, ...]:
     turns: Counter[tuple[str, str]] = Counter()
     for (line, column), name, occurrence in sorted(found):
         text = lines[line - 1].strip()
-        path = [tree.get_leaf_for_position((line, column + 1))]  # at a boundary the leaf before it would be found
+        path = [tree.get_leaf_for_position((line, column + 1))]  # at a boundary, this finds the leaf after
         while path[-1].parent is not None:
             path.append(path[-1].parent)
         if not _is_ignored(name, path):
@@ -182,7 +182,7 @@ def mutants(file: str) -> tuple[Mutant, ...]:
 
 
 def _is_ignored(operator: str, path: Sequence[Any]) -> bool:
-    """Whether a place, given as its leaf and all nodes around it, is no code that a check could judge."""
+    """Return whether to ignore a position, given as its leaf and all enclosing nodes: no check can judge it."""
     leaf, *around = path
     types = [node.type for node in around]
     if "fstring" in types or leaf.value == "TYPE_CHECKING":
@@ -191,15 +191,15 @@ def _is_ignored(operator: str, path: Sequence[Any]) -> bool:
         annotated = {"annassign": 1, "tfpdef": 2}.get(parent.type)
         if child is (parent.children[annotated] if annotated else getattr(parent, "annotation", None)):
             return True
-    if operator.startswith("ReplaceBinaryOperator"):  # a star among parameters, or a type alias
+    if operator.startswith("ReplaceBinaryOperator"):  # a star in a parameter list, or a type alias
         return types[0] not in SUMS or ("BitOr" in operator and "funcdef" not in types)
     if operator.startswith("ReplaceComparisonOperator") and operator.endswith(("Lt", "LtE", "Gt", "GtE")):
-        return '"' in around[types.index("comparison")].get_code()  # the order of names has no meaning
+        return '"' in around[types.index("comparison")].get_code()  # comparing the order of strings has no meaning
     return False
 
 
 def _lines(path: Sequence[Any]) -> range:
-    """The lines of the statement around a place: its header if it has a body, the whole function for its defaults."""
+    """Return the lines of the statement at a position; only the header of a block, but all lines of a function."""
     for k, (child, parent) in enumerate(pairwise(path)):
         if parent.type in STATEMENTS:
             place = {"funcdef": parent, "decorated": parent.children[-1]}.get(parent.type, child)
@@ -209,7 +209,7 @@ def _lines(path: Sequence[Any]) -> range:
 
 
 def draw(chosen: Sequence[str], count: int) -> list[Mutant]:
-    """Draw mutants of files. Whether a mutant is drawn depends on its id; a longer draw contains a shorter one."""
+    """Draw mutants of files, in an order that depends on their ids; a larger draw contains a smaller one."""
     every = [mutant for file in chosen for mutant in mutants(file)]
     return sorted(every, key=lambda mutant: _hash(f"20261121 {mutant.id}"))[:count]
 
@@ -218,7 +218,7 @@ def draw(chosen: Sequence[str], count: int) -> list[Mutant]:
 
 
 class Loaded:
-    """A package and the adapters that run it, imported where they are not imported yet."""
+    """A package and the adapters that run it; they are imported if necessary."""
 
     def __init__(self, package: str) -> None:
         self.package: Any = importlib.import_module(f"pairproof.{package}")
@@ -232,9 +232,9 @@ class Check:
 
     Attributes:
         name: case, implementation and dtype.
-        run: returns what is wrong, or an empty string.
+        run: returns a description of the failure, or an empty string.
         covers: whether its case is one of the covering cases.
-        optional: whether it is dropped if the unchanged code does not pass it: the suite does not promise it.
+        optional: whether to drop the check if the unchanged code fails it.
         seconds: its time on the unchanged code.
     """
 
@@ -245,7 +245,7 @@ class Check:
     seconds: float = 0.0
 
     def failure(self, loaded: Loaded) -> str:
-        """What is wrong, on one line; an exception counts."""
+        """Return the failure on one line, or an empty string; an exception is a failure."""
         try:
             return self.run(loaded)
         except Exception as error:  # whatever the mutated code raises is a result
@@ -253,13 +253,13 @@ class Check:
 
 
 def _evaluated(case: Case, true: Truth, allowed: Bounds, dtype: str, name: str, loaded: Loaded) -> str:
-    """Check value and gradients of an implementation."""
+    """Check the value and the gradients of an implementation."""
     outcome = loaded.adapters[name].evaluate(case, dtype)
     return compare(case, true, outcome, allowed, dtype).first
 
 
 def _differentiated(case: Case, name: str, loaded: Loaded) -> str:
-    """Check the first and second derivatives, by a learned temperature too, against differences of values."""
+    """Check first and second derivatives, also with respect to the temperature, against finite differences."""
     adapter, names = loaded.adapters[name], [*case.matrices, "temperature"]
     temperature = torch.tensor(float(case.option("temperature")), dtype=torch.float64, requires_grad=True)
 
@@ -272,7 +272,7 @@ def _differentiated(case: Case, name: str, loaded: Loaded) -> str:
 
 
 def _recorded(case: Case, loaded: Loaded) -> str:
-    """Check the record of terms, beside the numbers that every case compares."""
+    """Check the recorded terms, which the comparison with the expected result does not cover."""
     terms = importlib.import_module("pairproof.conformance.suite.cases").call_reference(case).terms
     positives, members, pairs = case.positives(), case.members(), terms.pairs.items()
     negatives = [[j for j in row if j not in own] for row, own in zip(members, positives, strict=True)]
@@ -283,7 +283,7 @@ def _recorded(case: Case, loaded: Loaded) -> str:
 
 
 def _refused(error: golden.ErrorCase, loaded: Loaded) -> str:
-    """Check that a call is refused with the right exception and message."""
+    """Check that a call raises the right exception with the right message."""
     given = dict(error.arguments)
     if loaded.package.__name__.endswith("fast"):
         given = {k: torch.from_numpy(v.copy()) if isinstance(v, np.ndarray) else v for k, v in given.items()}
@@ -309,14 +309,14 @@ def _checks_of(case: Case, true: Truth, loaded: Loaded, covers: bool) -> Iterato
 
 
 class Judge:
-    """All checks of a package, with truths and bounds from the unchanged code."""
+    """All checks of a package, with true values and bounds from the unchanged code."""
 
     def __init__(self, package: str, takes: Callable[[str], bool] = lambda name: True) -> None:
-        """Compute truths and bounds.
+        """Compute true values and bounds.
 
         Args:
             package: "reference" or "fast".
-            takes: whether to use the case, error case or other check of this name.
+            takes: whether to use the case or error case of this name.
         """
         self.loaded, self.code = Loaded(package), digest()
         self.hits: dict[tuple[str, int], list[int]] = {}
@@ -330,7 +330,7 @@ class Judge:
                 self.checks.append(Check(f"golden/{error.id} {package}", partial(_refused, error), covers=True))
 
     def survey(self) -> None:
-        """Run every check on the unchanged code, record its time and its lines, and drop optional checks that fail.
+        """Run every check on the unchanged code, record its time and lines, and drop optional checks that fail.
 
         Raises:
             RuntimeError: another check fails.
@@ -366,26 +366,26 @@ class Judge:
         self.checks = kept
 
     def order(self, mutant: Mutant) -> list[Check]:
-        """The checks that execute a mutant's statement: covering cases first, then by time."""
+        """Return the checks that execute the statement of a mutant: first covering cases, then in order of time."""
         found = {k for number in mutant.lines for k in self.hits.get((mutant.file, number), ())}
         chosen = [self.checks[k] for k in found] if mutant.lines else self.checks
         return sorted(chosen, key=lambda check: (not check.covers, check.seconds))
 
 
-# Judging a mutant, in a process of its own.
+# Judging a mutant, in a separate process.
 
 PATIENCE = 10.0
-"""Time limit of an import and of a check, in seconds. A check gets 100 times its time on the unchanged code besides."""
+"""Time limit of an import in seconds. That of a check is longer by 100 times its time on the unchanged code."""
 
 MEMORY = 12 * 2**30
-"""Bytes that a process may allocate: a wrong size must not take the machine's memory."""
+"""Maximum memory of a process in bytes, in case a mutant allocates arrays of a wrong size."""
 
 
 class Verdict(NamedTuple):
     """The outcome for one mutant: "killed", "survived", or "unreached" if no check executes its statement.
 
-    ``check`` is the first check that failed, with its message, or the number of checks; ``code`` the digest of the code
-    that was judged; ``seconds`` the time of the whole process.
+    ``check`` is the first check that failed, with its message, or the number of checks. ``code`` is the digest of the
+    judged code, and ``seconds`` the time of the whole process.
     """
 
     file: str
@@ -399,7 +399,7 @@ class Verdict(NamedTuple):
 
 
 def load_mutated(mutant: Mutant) -> Loaded:
-    """Import the mutated package and its adapters afresh. The checks keep the modules that they were made from."""
+    """Import the mutated package and its adapters again. The checks keep the modules that they were made with."""
     package, text, path = mutant.file.partition("/")[0], mutant.source(), str(ROOT / mutant.file)
     original: Any = SourceFileLoader.get_code
 
@@ -414,7 +414,7 @@ def load_mutated(mutant: Mutant) -> Loaded:
 
 
 def _outcome(judge: Judge, mutant: Mutant) -> tuple[str, str]:
-    """How a mutant ends and by which check. Leaves this process unusable for anything else."""
+    """Return the outcome of a mutant and the deciding check. The process cannot be used for anything else after."""
     order = judge.order(mutant)
     signal.setitimer(signal.ITIMER_REAL, PATIENCE)
     try:
@@ -430,7 +430,7 @@ def _outcome(judge: Judge, mutant: Mutant) -> tuple[str, str]:
 
 
 def _answer(judge: Judge, mutant: Mutant, file: IO[str]) -> NoReturn:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills the process even in a loop inside torch
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills the process even in a loop within torch
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     warnings.simplefilter("ignore")
     try:
@@ -465,20 +465,20 @@ def judge_one(judge: Judge, mutant: Mutant) -> Verdict:
 
 
 Explained = Mapping[str, tuple[str, str]]
-"""By the mutant's id why it may survive: one of ``KINDS``; and the mutant's change, for the reader."""
+"""By id of a mutant: why it may survive, one of ``KINDS``, and a description of its change."""
 
 
 def explanations(path: Path = EXPLAINED) -> Explained:
-    """The explanations on file, by the mutant's id.
+    """Return the explanations in the file, by id of the mutant.
 
     Raises:
-        ValueError: an explanation has an unknown kind or no argument, or a mutant has two.
+        ValueError: an explanation has an unknown kind or no reason, or a mutant has two explanations.
     """
     found: dict[str, tuple[str, str]] = {}
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["explained"]:
         for name, _, change in (line.partition(" ") for line in entry["mutants"]):
             if name in found or entry["kind"] not in KINDS or not entry["why"]:
-                expected = f"expected one explanation, a kind of {', '.join(KINDS)}, and why"
+                expected = f"expected one explanation with a kind of {', '.join(KINDS)} and a reason"
                 raise ValueError(f"{path.name}: {name}: {expected}")
             found[name] = entry["kind"], change
     return found
@@ -488,8 +488,8 @@ def score(verdicts: Iterable[Verdict], explained: Explained) -> tuple[int, int, 
     """Count the mutants of a run.
 
     Returns:
-        Numbers of mutants that some check executes, of those killed, of those surviving harmlessly; and the share of
-        mistakes that is killed.
+        The number of mutants that a check executes, the number of these that are killed, the number that survive but
+        are not mistakes, and the share of mistakes that are killed.
     """
     judged = [one for one in verdicts if one.outcome != "unreached"]
     alive = [one.id for one in judged if one.outcome == "survived"]
@@ -499,7 +499,7 @@ def score(verdicts: Iterable[Verdict], explained: Explained) -> tuple[int, int, 
 
 
 def problems(verdicts: Sequence[Verdict], explained: Explained) -> list[str]:
-    """What is wrong with a run and with the explanations, one line each."""
+    """Return one line for each problem of a run and of the explanations."""
     *_, killed = score(verdicts, explained)
     found = [f"{killed:.1%} of the mistakes are killed, expected at least {GOAL:.0%}"] if killed < GOAL else []
     alive = [one for one in verdicts if one.outcome == "survived" and one.id not in explained]
@@ -510,21 +510,21 @@ def problems(verdicts: Sequence[Verdict], explained: Explained) -> list[str]:
         if name not in every or change != every[name].change():
             found.append(f"{name} is explained but is not a mutant: {change}")
         elif ended.get(name, ("survived",))[0] != "survived":
-            found.append(f"{name} is explained but {' by '.join(ended[name])}: {change}")
+            found.append(f"{name} is explained but was {' by '.join(ended[name])}: {change}")
     return found
 
 
 HEAD = """# Mutants
 
-`make mutants` writes this file. The top of `mutants.py` says what a mutant is and what judges it; results
-are in `mutants.jsonl`, the reasons of survivors in `mutants.toml`. A mutant is judged if a check runs it.
+`make mutants` writes this file. A mutant is a small change in the code. It is judged if a check executes the changed
+statement, and killed if a check fails. Results are in `mutants.jsonl`, reasons of survivors in `mutants.toml`.
 
-| file | judged | killed | survive, no mistake | killed of the mistakes |
+| file | judged | killed | survive, not mistakes | mistakes killed |
 |---|---|---|---|---|"""
 
 
 def report(verdicts: Sequence[Verdict], explained: Explained) -> str:
-    """The text of ``mutants.md``."""
+    """Return the text of ``mutants.md``."""
     lines = [HEAD]
     for name in ("", *files()):
         *counts, share = score([one for one in verdicts if one.file.startswith(name)], explained)
@@ -532,32 +532,32 @@ def report(verdicts: Sequence[Verdict], explained: Explained) -> str:
     kinds = Counter(explained[one.id][0] for one in verdicts if one.outcome == "survived" and one.id in explained)
     lines += ["", "Why mutants survive:", "", *(f"- {kind} ({kinds[kind]}): {KINDS[kind]}" for kind in KINDS), ""]
     unreached = [f"- line {one.line} of {one.change}" for one in verdicts if one.outcome == "unreached"]
-    return "\n".join([*lines, f"No check executes {len(unreached)}:", "", *unreached, ""])
+    return "\n".join([*lines, f"No check executes these {len(unreached)} mutants:", "", *unreached, ""])
 
 
 # The command.
 
 
 def digest() -> str:
-    """A checksum of everything that a verdict depends on."""
+    """Return a checksum of everything that a verdict depends on."""
     folders = [ROOT / folder for folder in ("conformance", "fast", "fixtures", "reference")]
     paths = sorted(path for folder in folders for path in folder.rglob("*.*") if path.suffix in (".py", ".json"))
     return _hash("\0".join(path.read_text(encoding="utf-8") for path in (Path(__file__), *paths)))[:12]
 
 
 def stored(path: Path) -> list[Verdict]:
-    """The verdicts in a file, one on each line."""
+    """Return the verdicts in a file with one verdict per line."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [Verdict(*json.loads(line)) for line in lines]
 
 
 def judge_all(package: str, work: Sequence[Mutant], processes: int) -> Iterator[Verdict]:
     """Judge mutants of one package, several at a time, and print the outcomes."""
-    print(f"{package}: computing truths and bounds, then running every check once", flush=True)
+    print(f"{package}: computing true values and bounds, then running every check once", flush=True)
     judge = Judge(package)
     judge.survey()
     print(f"{package}: {len(judge.checks)} checks, {len(work)} mutants", flush=True)
-    gc.freeze()  # a collection in a child would copy the pages of all loaded objects
+    gc.freeze()  # otherwise a garbage collection in a child would copy the pages of all objects
     with ThreadPoolExecutor(processes) as pool:
         for future in as_completed([pool.submit(judge_one, judge, mutant) for mutant in work]):
             one = future.result()
@@ -566,15 +566,15 @@ def judge_all(package: str, work: Sequence[Mutant], processes: int) -> Iterator[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw mutants and judge them; the exit code."""
+    """Draw mutants and judge them; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     many: dict[str, Any] = {"action": "append", "default": []}
     parser.add_argument("--count", type=int, default=COUNT, help="number of mutants to draw; default: %(default)s")
     parser.add_argument("--only", **many, metavar="FILE", help="mutate only this file; may be repeated; writes nothing")
     parser.add_argument("--id", **many, help="judge this mutant; may be repeated; writes nothing")
-    parser.add_argument("--processes", type=int, default=1, help="mutants to judge at a time; default: %(default)s")
-    parser.add_argument("--survivors", action="store_true", help="judge only mutants that the run on file did not kill")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep verdicts in FILE and reuse those in it")
+    parser.add_argument("--processes", type=int, default=1, help="mutants to judge in parallel; default: %(default)s")
+    parser.add_argument("--survivors", action="store_true", help="judge only mutants that the stored run did not kill")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="store verdicts in FILE, and reuse those in it")
     options = parser.parse_args(arguments)
     every = {mutant.id: mutant for file in files() for mutant in mutants(file)}
     unknown = {*options.only, *options.id} - {*files(), *every}
@@ -603,7 +603,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         REPORT.write_text(report(judged, explained), encoding="utf-8")
     wrong = problems(judged, explained)
     print(*wrong, sep="\n", file=sys.stderr)
-    print("{} judged, {} killed, {} no mistakes; {:.1%} of the mistakes killed".format(*score(judged, explained)))
+    print("{} judged, {} killed, {} not mistakes; {:.1%} of the mistakes killed".format(*score(judged, explained)))
     return 1 if wrong else 0
 
 

@@ -1,7 +1,7 @@
 """Write ``conformance/implementations/README.md``: what every peer computes, and where it deviates or is wrong.
 
-The counts follow from what the peers declare, which ``pairproof verify`` holds them to: no peer is run. The version of
-a peer that is not installed stays as the file has it. ``--check`` writes nothing, and exits 1 if the file would change.
+No peer is run: the counts follow from the peers' declarations, which ``pairproof verify`` checks. The version of a peer
+that is not installed is kept from the file. ``--check`` writes nothing and exits with 1 if the file would change.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "conformance" / "implementations" / "README.md"
 
 OURS = ("reference", "scipy_losses", "fast")
-"""The modules whose implementations are no peers."""
+"""The modules whose implementations belong to pairproof."""
 
 PEERS: tuple[type[Implementation], ...] = tuple(kind for kind in ALL if kind.__module__.rpartition(".")[2] not in OURS)
 INPUTS = ("labels", "positives", "ref_embeddings", "self_rows", "negatives", "anchors", "base_temperature")
 
 HEAD = """# Peers: what each computes
 
-Written by `python tools/peer_table.py`; `tests/test_peers.py` holds its counts to `fixtures/expected.json`.
+`python tools/peer_table.py` writes this file; `tests/test_peers.py` compares its counts with `fixtures/expected.json`.
 
-Every peer is judged on every case that it computes, value and gradient. *Conforms* is within the bounds
-of `truth/tolerances.py`. *Deviates* is another convention, declared beforehand with its condition;
-*wrong* is declared likewise, and no convention explains it. A declared difference that does not show is a
-failure, so these hold for the versions named. A case is a batch with its options; a check is a case in one
-dtype. Cases outside the domain of a peer are skipped: each reason is listed with its number of cases.
+A peer is a public implementation, a *case* is a batch with its options, and a *check* is a case in one dtype. Value and
+gradient of a peer are checked on every case that it supports. The check *conforms* if the errors are within the bounds
+of `truth/tolerances.py`. It *deviates* if the peer follows another convention, and is *wrong* if no convention explains
+the difference. Differences are declared beforehand with their conditions. A declared difference that does not occur is
+a failure, so the table holds for the versions given. Reasons for skipped cases are listed with the number of cases.
 """
 
 
 def outcomes(kind: type[Implementation], checks: Sequence[Check]) -> Counter[str]:
-    """How many checks conform, deviate, and are wrong."""
+    """Count the checks that conform, deviate and are wrong."""
     wrong = {one.name for one in kind.deviations if one.wrong}
     return Counter(
         "wrong" if wrong.intersection(one.declared) else "deviate" if one.declared else "conform" for one in checks
@@ -50,7 +50,7 @@ def outcomes(kind: type[Implementation], checks: Sequence[Check]) -> Counter[str
 
 
 def summary(counts: Counter[str]) -> str:
-    """The outcomes of one loss in a few words; empty if it was not judged."""
+    """Describe the outcomes of one loss in a few words; empty if the loss is not judged."""
     words = [f"{counts[word]} {word}" for word in ("deviate", "wrong") if counts[word]]
     if not words:
         return f"conforms ({counts['conform']})" if counts else ""
@@ -58,7 +58,7 @@ def summary(counts: Counter[str]) -> str:
 
 
 def options_of(loss: str, cases: Sequence[Case]) -> str:
-    """Which values of every option, and which inputs, cases of one loss have."""
+    """Describe the values of every option, and the inputs, that occur in the cases of one loss."""
     parts = []
     for option, choices in LOSSES[loss].choices.items():
         values = {case.option(option) for case in cases}
@@ -70,9 +70,9 @@ def options_of(loss: str, cases: Sequence[Case]) -> str:
 
 
 def section(kind: type[Implementation], version: str, checks: Sequence[Check], cases: Mapping[str, Case]) -> list[str]:
-    """The lines of one peer: a table of counts, what differs, and what is outside its domain."""
+    """Return the lines of one peer: a table of counts, the differences, and the reasons for skipped cases."""
     lines = ["", f"## {kind.name}", "", f"{kind.title} ({version}).", ""]
-    lines += [row("loss", "options and inputs it was judged with", "dtype", "conforms", "deviates", "wrong")]
+    lines += [row("loss", "options and inputs in the cases", "dtype", "conforms", "deviates", "wrong")]
     lines += [row(*["---"] * 6)]
     judged = list(judged_of(checks))
     for loss in LOSSES:
@@ -90,31 +90,31 @@ def section(kind: type[Implementation], version: str, checks: Sequence[Check], c
         differences += [f"- {text}. {numbers}."] if met else []
     refused = Counter(one.message for one in checks if not one.dtype and not re.fullmatch(r"has no \w+", one.message))
     reasons = [f"- {reason}: {n}" for reason, n in sorted(refused.items(), key=lambda item: (-item[1], item[0]))]
-    lines += ["", "What differs, and on how many checks:", "", *differences] if differences else []
-    return lines + (["", "Outside its domain, and how many cases:", "", *reasons] if reasons else [])
+    lines += ["", "Differences, and the number of checks:", "", *differences] if differences else []
+    return lines + (["", "Not supported, and the number of cases:", "", *reasons] if reasons else [])
 
 
 def judged_of(checks: Sequence[Check]) -> Iterator[Check]:
-    """The checks that are not skipped."""
+    """Return the checks that are not skipped."""
     return (one for one in checks if one.dtype and one.status != "skipped")
 
 
 def version_of(kind: type[Implementation], before: str) -> str:
-    """The version of a peer, or what the file says of one that is not installed."""
+    """Return the version of a peer; if it is not installed, the version in the file."""
     try:
-        return re.sub(r"\+\w+", "", kind({}, "cpu").version())  # how torch was built depends on this machine
+        return re.sub(r"\+\w+", "", kind({}, "cpu").version())  # drop the local version of torch, such as +cpu
     except Unavailable:
         found = re.search(rf"^{re.escape(kind.title)} \((.*)\)\.$", before, re.MULTILINE)
         return found[1] if found else "not installed"
 
 
 def row(*cells: str) -> str:
-    """A row of a table."""
+    """Return a row of a table."""
     return "| " + " | ".join(cells) + " |"
 
 
 def page(before: str) -> str:
-    """The whole file; ``before`` is its text so far."""
+    """Return the text of the file; ``before`` is its present text."""
     stored = load_cases(load_worked())
     cases, checks = {case.id: case for case in stored}, predicted(PEERS, stored)
     lines, sections = [HEAD, row("peer", *LOSSES), row(*["---"] * (1 + len(LOSSES)))], []
@@ -127,9 +127,9 @@ def page(before: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check it; the exit code."""
+    """Write the file, or check it; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the file would change")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the file would change")
     options = parser.parse_args(arguments)
     before = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
     text = page(before)

@@ -1,8 +1,8 @@
-"""Count the files and functions of `pairproof.fast` that a forward pass with gradients enters.
+"""Count the files and functions of `pairproof.fast` that a forward pass with autograd calls.
 
     python tools/trace_calls.py
 
-One line per function, in the order of their first calls, with the number of calls.
+Prints one line per function, in the order of the first calls, with the number of calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROWS, COLUMNS, CLASSES = 256, 128, 16
 
 
 def entered(labels: torch.Tensor) -> Counter[tuple[str, str]]:
-    """Return how often `supcon_loss` of random embeddings enters each file and function of the package.
+    """Count the calls of each function of the package by `supcon_loss` on random embeddings, by file and function.
 
     Args:
         labels: int64 ``[N]``.
@@ -44,7 +44,7 @@ def entered(labels: torch.Tensor) -> Counter[tuple[str, str]]:
 
 
 def main() -> None:
-    """Print the counts for labels of several classes, and for those of pairs."""
+    """Print the counts for labels with several classes, and for labels with two rows per class."""
     for name, labels in (("classes", torch.arange(ROWS) % CLASSES), ("pairs", torch.arange(ROWS) // 2)):
         found = entered(labels)
         print(f"{name}: {len({path for path, _ in found})} files, {len(found)} functions, {found.total()} calls")
