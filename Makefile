@@ -5,6 +5,7 @@ PYTHON ?= python3
 # Passed on: make verify DEVICE=cuda ARGS="--loss supcon", make test ARGS="-k bad_input"
 DEVICE ?=
 ARGS ?=
+REPORT ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +27,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := -1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv peers verify test test-all kernels kernels-3.6 kernels-long kernels-golden kernels-golden-all mutants bench bench-quick lint format types fixtures fixtures-check wheel clean
+.PHONY: help venv peers verify test test-all kernels kernels-covering kernels-3.6 kernels-long kernels-golden kernels-golden-slow kernels-golden-all mutants bench bench-quick lint format types fixtures fixtures-check peers-check wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
@@ -89,6 +90,10 @@ kernels: $(VENV_STAMP) ## compile every GPU kernel in every form and check what 
 	@echo "kernels: compiled for sm_80, sm_90 and sm_100; four to five minutes on two cores"
 	@$(BIN)/python tools/compile_kernels.py $(ARGS)
 
+kernels-covering: $(VENV_STAMP) ## the same for a choice: every form once, every kernel for every architecture and length
+	@echo "kernels-covering: compiled for sm_80, sm_90 and sm_100; a minute and a half on two cores"
+	@$(BIN)/python tools/compile_kernels.py --covering $(ARGS)
+
 kernels-3.6: $(VENV_STAMP) $(OLD_TRITON_STAMP) ## the same with triton 3.6
 	@echo "kernels-3.6: the same with triton $(OLD_TRITON)"
 	@PYTHONPATH=$(OLD_TRITON_FOLDER) $(BIN)/python tools/compile_kernels.py $(ARGS)
@@ -101,12 +106,16 @@ kernels-long: $(VENV_STAMP) ## the same for sm_89, more lengths of rows and more
 KERNEL_TESTS := TRITON_INTERPRET=1 $(PYTEST)
 
 kernels-golden: $(VENV_STAMP) ## run the GPU kernels on golden cases in triton's interpreter; needs no GPU
-	@echo "kernels-golden: pytest on tests/kernels, in triton's interpreter; about four minutes on two cores"
+	@echo "kernels-golden: pytest on tests/kernels without slow tests, in triton's interpreter; two minutes on two cores"
 	@$(KERNEL_TESTS) $(ARGS) tests/kernels
 
-kernels-golden-all: $(VENV_STAMP) ## the same on all golden cases
+kernels-golden-slow: $(VENV_STAMP) ## the same with the slow tests
+	@echo "kernels-golden-slow: pytest on tests/kernels, in triton's interpreter; four minutes on two cores"
+	@$(KERNEL_TESTS) -m "" $(ARGS) tests/kernels
+
+kernels-golden-all: $(VENV_STAMP) ## the same with the slow tests, on all golden cases
 	@echo "kernels-golden-all: pytest on tests/kernels with every golden case, in triton's interpreter"
-	@$(KERNEL_TESTS) --all-cases $(ARGS) tests/kernels
+	@$(KERNEL_TESTS) -m "" --all-cases $(ARGS) tests/kernels
 
 mutants: $(VENV_STAMP) ## make 660 mistakes in reference/ and fast/ and count those that the cases find (ARGS=--help)
 	@echo "mutants: 660 mutants, two at a time, judged by the conformance cases"
@@ -144,9 +153,13 @@ fixtures: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## rebuild fixtures/; 
 	@echo "fixtures: proving, counting and summing everything under fixtures/ anew"
 	@OMP_NUM_THREADS=1 $(BIN)/pairproof fixtures rebuild $(ARGS)
 
-fixtures-check: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## say what make fixtures would change; changes nothing
-	@echo "fixtures-check: the same in a copy, compared with fixtures/"
-	@OMP_NUM_THREADS=1 $(BIN)/pairproof fixtures check $(ARGS)
+fixtures-check: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## say what make fixtures would change (REPORT=... is verify's --json)
+	@echo "fixtures-check: the same in a copy, compared with fixtures/$(if $(REPORT),; the counts are those of $(REPORT))"
+	@OMP_NUM_THREADS=1 $(BIN)/$(if $(REPORT),python tools/check_fixtures.py $(REPORT),pairproof fixtures check $(ARGS))
+
+peers-check: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## check that the table of peers is up to date (REPORT=... as above)
+	@echo "peers-check: conformance/implementations/README.md"
+	@$(BIN)/python tools/peer_table.py --check $(if $(REPORT),--report $(REPORT))
 
 # What a former build left behind would be packed again, deleted modules included.
 wheel: $(VENV_STAMP) ## build the wheel from the source distribution and check what it holds

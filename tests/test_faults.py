@@ -25,7 +25,13 @@ def judged(loss: str) -> tuple[list[Verdict], list[Verdict]]:
 
 
 # One test for each loss, and not one for each fault: tests may be shared among processes, and verdicts are dear.
-@pytest.mark.parametrize("loss", dict.fromkeys(fault.loss for fault in FAULTS))
+@pytest.mark.parametrize(
+    "loss",
+    [
+        loss if loss in ("supcon_epsilon", "info_nce") else pytest.param(loss, marks=pytest.mark.slow)
+        for loss in dict.fromkeys(fault.loss for fault in FAULTS)
+    ],
+)
 def test_every_fault_is_caught_and_the_table_says_by_what(loss: str) -> None:
     faults, right = judged(loss)
     flags = load_flags()

@@ -300,6 +300,10 @@ def test_the_jobs() -> None:
         launch = launch_of(job.kernel, job.kind, job.dim, job.arch)
         assert (job.constants["BM"], job.constants["BN"], job.constants["BK"]) == launch[:3]
         assert dict(job.options) == {"num_warps": launch.warps, "num_stages": launch.stages}
+    chosen = tool.covering(every)
+    assert len(chosen) < len(every)
+    assert {job.form for job in chosen} == {job.form for job in every}
+    assert {(job.kernel, *job[5:7]) for job in chosen} == {(job.kernel, *job[5:7]) for job in every}
     longer = tool.jobs([90], [128], ["bfloat16"], ["sums_marked"], long=True)
     assert {job[:5] for job in every if job.kernel == "sums_marked" and job[5:7] == ("bfloat16", 128)} < {
         job[:5] for job in longer

@@ -34,6 +34,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 from unittest import mock
+from zlib import crc32
 
 import torch
 
@@ -72,6 +73,9 @@ DEVICES = {
     100: Device(232448, r"UTCHMMA|tcgen05\.mma"),
 }
 
+SIZES = ("BM", "BN", "BK", "OUT", "GROUP", "GROUP_ROWS", "DIM", "WIDTH")
+"""Names of the sizes of tiles and rows, which depend on the architecture and on the length of a row."""
+
 Given = dict[str, Any]
 """The arguments of a launch, by name."""
 
@@ -103,6 +107,11 @@ class Job(NamedTuple):
     def constants(self) -> Given:
         """The compile-time constants, by name."""
         return {name: value for name, kind, value in self.arguments if kind == "constexpr"}
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """The kernel and the types and flags of its arguments, without the sizes of tiles and rows."""
+        return self.kernel, *(one for one in self.arguments if one[1] != "constexpr" or one[0] not in SIZES)
 
     def __str__(self) -> str:
         given = (f"{name}={value}" for name, value in (*self.constants.items(), *self.options))
@@ -222,6 +231,21 @@ def jobs(
                     telling += [call] if len(found) > before else []
             chosen = telling or chosen
     return list(found.values())
+
+
+def covering(work: Iterable[Job]) -> list[Job]:
+    """Return a choice of jobs: every form of a kernel, and every kernel for each architecture, kind and length.
+
+    The order in which jobs are considered depends on their text only, so that the forms are spread over architectures.
+    """
+    spread, seen, kept = sorted(work, key=lambda job: crc32(str(job).encode())), set[Any](), []
+    for new in (2, 1):
+        for job in spread:
+            traits = {job.form, (job.kernel, job.arch, job.kind, job.dim)} - seen
+            if len(traits) >= new:
+                seen |= traits
+                kept.append(job)
+    return kept
 
 
 class Found(NamedTuple):
@@ -371,6 +395,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS, help="kinds of products; default: all")
     parser.add_argument("--kernel", nargs="+", default=[], help="names of kernels; default: all")
     parser.add_argument("--jobs", type=int, choices=range(1, 65), metavar="N", default=2, help="processes; default: 2")
+    parser.add_argument("--covering", action="store_true", help="every form once, every kernel for every device")
     parser.add_argument("--long", action="store_true", help="every architecture, more lengths and argument types")
     parser.add_argument("--report", type=Path, help="write all results to this file as JSON")
     options = parser.parse_args(arguments)
@@ -382,11 +407,13 @@ def main(arguments: list[str]) -> int:
     archs = options.arch or (list(DEVICES) if options.long else [80, 90, 100])
     dims = options.dim or [*DIMS, *(MORE_DIMS if options.long else ())]
     work = jobs(archs, dims, options.kind, options.kernel, long=options.long)
+    every = len(work)
+    work = covering(work) if options.covering else work
     unknown = set(options.kernel) - {job.kernel for job in work}
     if unknown:
         parser.error(f"--kernel: expected names of kernels that losses launch, got {', '.join(sorted(unknown))}")
     title = f"triton {triton.__version__}, torch {torch.__version__}"
-    print(f"{len(work)} compilations for {', '.join(f'sm_{arch}' for arch in archs)}, {title}", flush=True)
+    print(f"{len(work)} of {every} compilations for {', '.join(f'sm_{arch}' for arch in archs)}, {title}", flush=True)
     results = [(job, one, failures(job, one)) for job, one in zip(work, compiled(work, options.jobs), strict=True)]
     if options.report is not None:
         records = [{**job._asdict(), **one._asdict(), "failures": wrong} for job, one, wrong in results]

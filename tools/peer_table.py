@@ -1,7 +1,9 @@
 """Write ``conformance/implementations/README.md``: what every peer computes, and where it deviates or is wrong.
 
-No peer is run: the counts follow from the peers' declarations, which ``pairproof verify`` checks. The version of a peer
-that is not installed is kept from the file. ``--check`` writes nothing and exits with 1 if the file would change.
+The counts are those of ``--report``, a file that ``pairproof verify --json`` wrote. Without it, and for peers that are
+not installed, the counts follow from the peers' declarations, which ``pairproof verify`` checks, and no peer is run.
+The version of a peer that is not installed is kept from the file. ``--check`` writes nothing and exits with 1 if the
+file would change.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from run_report import read_report
 
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations import ALL, Implementation, Unavailable
@@ -113,10 +117,12 @@ def row(*cells: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def page(before: str) -> str:
-    """Return the text of the file; ``before`` is its present text."""
+def page(before: str, found: Sequence[Check] = ()) -> str:
+    """Return the text of the file; ``before`` is its present text, ``found`` the checks of a run."""
     stored = load_cases(load_worked())
-    cases, checks = {case.id: case for case in stored}, predicted(PEERS, stored)
+    run = {one.implementation for one in found}
+    checks = [*found, *predicted([kind for kind in PEERS if kind.name not in run], stored)]
+    cases = {case.id: case for case in stored}
     lines, sections = [HEAD, row("peer", *LOSSES), row(*["---"] * (1 + len(LOSSES)))], []
     for kind in PEERS:
         ours = [one for one in checks if one.implementation == kind.name]
@@ -130,9 +136,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the file, or check it; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the file would change")
+    parser.add_argument("--report", type=Path, help="take the counts from this file of pairproof verify --json")
     options = parser.parse_args(arguments)
+    found = read_report(options.report).checks if options.report else []
     before = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-    text = page(before)
+    text = page(before, found)
     if text != before and not options.check:
         PAGE.write_text(text, encoding="utf-8", newline="\n")
     name = PAGE.relative_to(ROOT)

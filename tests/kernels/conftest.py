@@ -222,11 +222,18 @@ def _calls() -> dict[str, Call]:
 
 
 CALLS = _calls()
+QUICK = (
+    *("pairwise", "epsilon mask", "interleaved", "partners in references", "pairs", "one direction", "queue"),
+    *("running", "anchors mask", "all alone", "supcon_loss all", "supcon_in_loss one_positive mask"),
+    "supcon_loss only_negatives references",
+)
+"""Calls with which every kernel and every kind of targets is run; the tests of the other calls are slow."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "call" in metafunc.fixturenames:
-        metafunc.parametrize("call", list(CALLS.values()), ids=list(CALLS))
+        marks = {name: () if name in QUICK else pytest.mark.slow for name in CALLS}
+        metafunc.parametrize("call", [pytest.param(call, id=name, marks=marks[name]) for name, call in CALLS.items()])
 
 
 @pytest.fixture

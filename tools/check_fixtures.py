@@ -1,0 +1,36 @@
+"""Say what ``make fixtures`` would change, without running the implementations a second time.
+
+Everything that the fixtures derive is made again in a copy; the counts of checks are those of the report that
+``pairproof verify --json`` wrote. Exit code: 0 nothing would change; 1 something would; 2 the report cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from run_report import read_report
+
+from pairproof.conformance.judge.options import UsageError
+from pairproof.conformance.maintain.rebuild import rebuild, shortened
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare the fixtures with a rebuild; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=Path, help="what pairproof verify --json wrote")
+    options = parser.parse_args(arguments)
+    try:
+        report = read_report(options.report)
+    except UsageError as error:
+        parser.error(str(error))
+    found = rebuild({}, keep=False, judge=lambda selection, progress: report)
+    print("\n".join([*shortened(found.changes), *shortened(found.notes)]))
+    print(f"fixtures: a rebuild makes {len(found.changes)} changes" if found.changes else "fixtures: nothing to change")
+    return int(bool(found.changes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
