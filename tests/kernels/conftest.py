@@ -1,6 +1,7 @@
 """Tests of the fused kernels in Triton's interpreter, which runs them on the CPU: no device is needed.
 
-A process either interprets or compiles, and decides so when triton is imported: these tests are a run of their own.
+A process either interprets or compiles kernels, and decides this when it imports triton. So these tests need a separate
+pytest process.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 
 def _quicken() -> None:
-    """Spare the interpreter a third of its time: names patched anew at every call of a function within a kernel."""
+    """Save a third of the interpreter's time, spent on patching names again at every call within a kernel."""
     interpreter = pytest.importorskip("triton.runtime.interpreter")
     if not all(hasattr(interpreter, name) for name in ("_patch_lang", "GridExecutor")):
         return
@@ -76,7 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """The tiles are small: more threads would only be in each other's way."""
+    """Use one thread: the tiles are small, so more threads would only add overhead."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -84,17 +85,17 @@ def _one_thread() -> Iterator[None]:
 
 
 ROWS = 37
-"""More than one tile of 32, and no multiple of anything."""
+"""More than one tile of 32 rows, and not a multiple of any tile size."""
 DIM = 5
 
 
 def normal(rows: int, dim: int = DIM, seed: int = 1) -> Tensor:
-    """Rows that every dtype holds."""
+    """Return random rows that every dtype represents exactly."""
     return torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed)).half().bfloat16().float()
 
 
 def labels_of(rows: int) -> Tensor:
-    """Unsorted, of unequal classes, with two rows that are alone."""
+    """Return unsorted labels of unequal classes, with two rows without positives."""
     place = torch.arange(rows)
     labels = (place * 7 + place // 3) % 5
     labels[rows // 2], labels[rows // 3] = 77, -3
@@ -102,7 +103,7 @@ def labels_of(rows: int) -> Tensor:
 
 
 def partners_of(rows: int) -> Tensor:
-    """Row k of the first half with some row of the second."""
+    """Return partners: each row of the first half is paired with a row of the second half."""
     half = rows // 2
     turned = (torch.arange(half) * 5 + 1) % half + half
     assert len(turned.unique()) == half
@@ -112,25 +113,25 @@ def partners_of(rows: int) -> Tensor:
 
 
 def pairs_of(rows: int) -> Tensor:
-    """Duplicates, rows with themselves, pairs of one direction, rows without any."""
+    """Return pairs with duplicates, self pairs, pairs in one direction only, and rows without pairs."""
     place = torch.arange(rows)
     pairs = torch.stack((place, (place * 5 + 2) % rows), 1)[place % 4 != 3]
     return torch.cat((pairs, pairs[::3], pairs[::2].flip(1), torch.tensor([[4, 4], [0, rows - 1]])))
 
 
 def mask_of(rows: int, columns: int) -> Tensor:
-    """Not symmetric, with marks on the diagonal, and stored by columns."""
+    """Return a mask that is not symmetric, has marks on the diagonal and is stored by columns."""
     return (torch.rand(columns, rows, generator=torch.Generator().manual_seed(rows)) < 0.2).T
 
 
 @dataclass(frozen=True)
 class Call:
-    """One way through the kernels.
+    """One call of a loss that the kernels evaluate.
 
     Attributes:
-        loss: takes the rows, the further matrices, and options.
-        rows: embeddings.
-        others: further float matrices, each of which has a gradient.
+        loss: takes the rows, the other matrices, and options.
+        rows: the embeddings.
+        others: the other float matrices, each of which has a gradient.
     """
 
     loss: Callable[..., Tensor]
@@ -145,13 +146,13 @@ class Call:
         upstream: Tensor | None = None,
         **options: Any,
     ) -> list[Tensor]:
-        """Values, and the gradients by all matrices.
+        """Return the values, and the gradients with respect to all matrices.
 
         Args:
-            dtype: of the matrices.
-            backend: that is asked for.
-            upstream: gradient by the values; 1 when None.
-            options: of the loss.
+            dtype: the dtype of the matrices.
+            backend: the backend.
+            upstream: the gradient of the values; None: 1.
+            options: options of the loss.
         """
         leaves = [given.to(dtype, copy=True).requires_grad_() for given in (self.rows, *self.others)]
         values = self.loss(*leaves, backend=backend, **options)
@@ -190,7 +191,7 @@ def _calls() -> dict[str, Call]:
         "anchors mask": Call(partial(supcon_in_loss, positives=mask, anchors=some), z),
         "anchors pairs": Call(partial(nt_bxent_loss, positive_pairs=pairs_of(ROWS), anchors=some), z),
         "one class": Call(partial(supcon_loss, labels=torch.zeros(ROWS, dtype=torch.int64)), z),
-        "all alone": Call(partial(supcon_loss, labels=torch.arange(ROWS).flip(0)), z),
+        "no positives": Call(partial(supcon_loss, labels=torch.arange(ROWS).flip(0)), z),
         "two views": Call(partial(supcon_in_loss, labels=torch.arange(even) % half), normal(even)),
     }
     place = torch.arange(ROWS)
@@ -212,11 +213,11 @@ def _calls() -> dict[str, Call]:
     }
     for loss in (supcon_loss, supcon_in_loss):
         for denominator in ("all", "one_positive", "only_negatives"):
-            name, told = f"{loss.__name__} {denominator}", partial(loss, denominator=denominator)
-            calls[name] = Call(partial(told, labels=labels), z)
-            calls[f"{name} mask"] = Call(partial(told, positives=mask), z)
+            name, bound = f"{loss.__name__} {denominator}", partial(loss, denominator=denominator)
+            calls[name] = Call(partial(bound, labels=labels), z)
+            calls[f"{name} mask"] = Call(partial(bound, positives=mask), z)
             calls[f"{name} references"] = Call(
-                lambda z, w, told=told, **o: told(z, labels, ref_embeddings=w, **of_bank, **o), z, (w,)
+                lambda z, w, bound=bound, **o: bound(z, labels, ref_embeddings=w, **of_bank, **o), z, (w,)
             )
     return calls
 
@@ -238,13 +239,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def calls() -> dict[str, Call]:
-    """Every way through the kernels, by its name; the fixture ``call`` is each of them in turn."""
+    """All calls by name; the fixture ``call`` is parametrized over them."""
     return CALLS
 
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles so small that a few rows lie in several, and columns in parts of which a row has several."""
+    """Use tiles so small that a few rows span several tiles, and a row spans several parts."""
     launch = pytest.importorskip("pairproof.fast.kernels.launch")
     table = pytest.importorskip("pairproof.fast.kernels.table")
 
@@ -257,7 +258,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def queued(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, dict[str, Any]]]:
-    """Kernels are noted, with the arguments that are passed, and not run."""
+    """Record kernels and their arguments instead of running them."""
     launch = pytest.importorskip("pairproof.fast.kernels.launch")
     found: list[tuple[Any, dict[str, Any]]] = []
     monkeypatch.setattr(launch, "run", lambda kernel, grid, given: found.append((kernel, given)))

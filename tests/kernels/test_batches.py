@@ -1,4 +1,4 @@
-"""The kernels on batches of several tiles and parts of a row, held to the exact engine by the suite's own bounds."""
+"""The kernels on batches of several tiles and row parts, compared with the exact form within the suite's bounds."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ pytestmark = pytest.mark.usefixtures("small_tiles")
 
 
 def rows_of(count: int, dim: int, dtype: str, seed: int = 1) -> Matrix:
-    """Numbers that the dtype holds, as float64."""
+    """Return random rows that the dtype represents exactly, as float64."""
     return held(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)), dtype)
 
 
 def held(rows: Tensor, dtype: str) -> Matrix:
-    """Rows rounded to a dtype, as float64; what is not normal in it becomes 0."""
+    """Return rows rounded to a dtype, as float64; subnormal numbers become 0."""
     kind = getattr(torch, dtype)
     rounded = rows.to(kind).double()
     return torch.where(rounded.abs() < torch.finfo(kind).tiny, 0.0, rounded).numpy()
 
 
 def truth_of(case: Case) -> Truth:
-    """What the exact engine gives in float64, with the derivative by each similarity of the straightforward formula."""
+    """Return the float64 result of the exact form, and the straightforward formula's derivative by each similarity."""
     found = FastExact({}, "cpu").evaluate(case, "float64")
     s = plain.similarities(case, {name: torch.tensor(matrix) for name, matrix in case.matrices.items()})
     s = s.detach().requires_grad_()
@@ -66,7 +66,7 @@ def truth_of(case: Case) -> Truth:
 
 
 class Kernels(FastTriton):
-    """The values once, not a second time for each anchor: these cases ask for one per anchor."""
+    """Evaluates the values once: these cases already have one value per anchor."""
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         given = self.tensors(case, dtype)
@@ -74,7 +74,7 @@ class Kernels(FastTriton):
 
 
 def allowed_of(case: Case, true: Truth, dtype: str) -> Bounds:
-    """The bounds of the suite, which count the sum of a few exponentials as one rounding: of many it is no longer."""
+    """Return the suite's bounds, enlarged because they count the sum of a few exponentials as one rounding."""
     found = with_narrowed_weights(bounds(case, true, dtype), case, true, dtype)
     more = math.sqrt(case.shape[1]) * unit_roundoff(accumulating(dtype))
     return replace(found, values=[bound + more for bound in found.values])
@@ -92,24 +92,24 @@ def assert_right(case: Case, *dtypes: str) -> None:
 
 
 def layouts(count: int) -> dict[str, list[int]]:
-    """Labels in every order that tiles may meet them in."""
+    """Return labels in every order that matters to tiles."""
     place = torch.arange(count)
     shuffle = torch.randperm(count, generator=torch.Generator().manual_seed(count))
     found = {
         "sorted": place // 9,
         "unsorted": (place * 7 + place // 3) % 4,
         "one class": torch.zeros_like(place),
-        "one alone": torch.where(place == count // 2, -5, place % 2 * 2**40),
+        "one without positives": torch.where(place == count // 2, -5, place % 2 * 2**40),
         "stacked views": place % ((count + 1) // 2),
         "interleaved views": place // 2,
-        "all alone": shuffle,
+        "no positives": shuffle,
     }
     return {name: labels.tolist() for name, labels in found.items()}
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A loss with options, and how a batch of it is made of its rows, its labels and a seed."""
+    """A loss with options, and a function that makes its arguments from rows, labels and a dtype."""
 
     loss: str
     options: dict[str, Any]
@@ -121,7 +121,7 @@ def by_labels(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, An
 
 
 def by_mask(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
-    """Not symmetric, with marks on the diagonal and rows without any."""
+    """Return a mask that is not symmetric, with marks on the diagonal and rows without marks."""
     marks = torch.rand(len(rows), len(rows), generator=torch.Generator().manual_seed(len(rows))) < 0.1
     marks[3] = False
     marks[5, 5] = True
@@ -129,14 +129,14 @@ def by_mask(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any]
 
 
 def by_pairs(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
-    """Duplicates, rows with themselves, one direction only."""
+    """Return pairs with duplicates and self pairs, in one direction only."""
     count = len(rows)
     pairs = [[i, (i * 5 + 2) % count] for i in range(count) if i % 4] + [[4, 4], [0, count - 1]]
     return {"positive_pairs": pairs + pairs[::3] + [[j, i] for i, j in pairs[::2]]}, {}
 
 
 def by_partners(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
-    """Stacked where half the rows are even in number, else interleaved."""
+    """Return stacked partners if half the number of rows is even, else interleaved partners."""
     count = len(rows)
     half = count // 2
     stacked = [*range(half, count), *range(half)]
@@ -144,7 +144,7 @@ def by_partners(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, 
 
 
 def by_references(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
-    """More or fewer references than rows, some of them the rows' own."""
+    """Return more or fewer references than rows; some of them are the rows themselves."""
     count, bank = len(rows), len(rows) + (11 if len(rows) % 2 else -9)
     own = [-1 if i % 3 == 0 else (i * 2 + 1) % bank for i in range(count)]
     given = {"labels": labels, "ref_labels": [labels[(k * 3) % count] for k in range(bank)], "self_rows": own}
@@ -176,13 +176,13 @@ FORMULAS = {
 }
 SHAPES = ((33, 1), (65, 63), (34, 100), (33, 130), (33, 300), (34, 513))
 LONG = ("out all", "in one_positive", "epsilon mask", "pairs", "queue")
-"""Formulas that are tried on the longest rows: the interpreter takes a second for each."""
+"""Formulas that are tested on the longest rows; the interpreter takes a second for each."""
 HOW = (("cosine", 0.1), ("cosine", 0.01), ("dot", 1.0), ("cosine", 100.0), ("cosine", 1e-3))
-"""Fixed exponentials, running maxima, norms of any size, and the ends of the range."""
+"""Unshifted exponentials, running maxima, norms of any size, and the ends of the range."""
 
 
 def batches() -> Iterator[Any]:
-    """Every formula with every shape; layouts, similarities and dtypes take turns, so that each meets each."""
+    """Yield every formula with every shape; layouts, similarities and dtypes alternate to cover the combinations."""
     for (f, name), (k, (count, dim)) in itertools.product(enumerate(FORMULAS), enumerate(SHAPES)):
         if dim > 300 and name not in LONG:
             continue
@@ -212,14 +212,14 @@ def case_of(
 
 
 @pytest.mark.parametrize(("name", "count", "dim", "layout", "similarity", "temperature", "dtype"), list(batches()))
-def test_batches_of_several_tiles(
+def test_batches_of_several_tiles_are_right(
     name: str, count: int, dim: int, layout: str, similarity: str, temperature: float, dtype: str
 ) -> None:
     assert_right(case_of(name, count, dim, layout, similarity, temperature, dtype), dtype)
 
 
-def test_every_formula_meets_every_layout_similarity_and_dtype() -> None:
-    """That the turns which are taken above leave out no shape, and few of the rest."""
+def test_batches_cover_formulas_shapes_layouts_and_dtypes() -> None:
+    """The batches above cover all shapes and most of the other combinations."""
     drawn = [p.values for p in batches()]
     assert {(v[0], v[2]) for v in drawn} == {
         (name, dim) for name in FORMULAS for _, dim in SHAPES if dim <= 300 or name in LONG
@@ -230,23 +230,23 @@ def test_every_formula_meets_every_layout_similarity_and_dtype() -> None:
 
 
 @pytest.mark.parametrize("name", ["out all", "in one_positive", "out mask", "pairs"])
-def test_more_rows_than_are_padded_to(name: str) -> None:
-    """129 rows: one more than the kernels pad to."""
+def test_one_row_more_than_the_padding_is_right(name: str) -> None:
+    """129 rows are one more than the kernels' padding."""
     assert_right(case_of(name, 129, 16, "unsorted", "cosine", 0.1, "bfloat16"), "bfloat16", "float32")
 
 
 @pytest.mark.parametrize("name", ["out all", "in only_negatives", "out mask", "pairs", "epsilon"])
 @pytest.mark.parametrize("temperature", [0.5, 0.01])
-def test_some_rows_are_anchors(name: str, temperature: float) -> None:
+def test_anchors_select_rows(name: str, temperature: float) -> None:
     for keep in ([i % 3 != 1 for i in range(40)], [i == 33 for i in range(40)]):
-        case = case_of(name, 40, 8, "one alone", "cosine", temperature, "float32", anchors=keep)
+        case = case_of(name, 40, 8, "one without positives", "cosine", temperature, "float32", anchors=keep)
         assert_right(case, "float32")
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", ["out all", "partners", "references", "pairs"])
-def test_rows_of_very_different_norms(name: str, dtype: str) -> None:
-    """Under cosine a row's norm matters to its own gradient alone, which it divides."""
+def test_rows_of_very_different_norms_are_right(name: str, dtype: str) -> None:
+    """Under cosine a row's norm affects only its own gradient, which is divided by it."""
     case = case_of(name, 34, 12, "unsorted", "cosine", 0.5, dtype, reduction="mean")
     sizes = 2.0 ** np.linspace(-13, 13, 34).round()
     rows = held(torch.tensor(case.embeddings * sizes[:, None]), dtype)
@@ -256,8 +256,8 @@ def test_rows_of_very_different_norms(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("denominator", DENOMINATORS)
 @pytest.mark.parametrize("loss", ["supcon", "supcon_in"])
-def test_batches_that_are_solved(loss: str, denominator: str, dtype: str) -> None:
-    """Weights of 1e-7 and less, which float16 holds only because they are multiplied beforehand."""
+def test_batches_with_tiny_weights_are_right(loss: str, denominator: str, dtype: str) -> None:
+    """Weights of 1e-7 and less are representable in float16 only because they are scaled."""
     count, dim = 40, 64
     centres, noise = rows_of(8, dim, "float32"), rows_of(count, dim, "float32", seed=2)
     labels = [i % 8 for i in range(count)]
@@ -277,7 +277,7 @@ def sizes(targets: Targets, references: References | None, rows: int, backend: A
 
 
 @pytest.mark.parametrize("layout", list(layouts(4)))
-def test_sizes_are_counted(layout: str) -> None:
+def test_numbers_of_positives_and_negatives_are_right(layout: str) -> None:
     count, bank = 41, 35
     labels = torch.tensor(layouts(count)[layout])
     mask = torch.tensor(by_mask(np.zeros((count, 1)), [], "")[0]["positives"])
@@ -300,7 +300,7 @@ def test_sizes_are_counted(layout: str) -> None:
         assert torch.equal(found[1], true[1]), targets.kind
 
 
-def test_no_row_listed_and_no_row_marked() -> None:
+def test_empty_pairs_and_empty_masks_are_right() -> None:
     none = np.zeros((0, 2)).tolist()
     rows = rows_of(35, 6, "float32")
     for similarity in ("cosine", "dot"):
@@ -311,8 +311,8 @@ def test_no_row_listed_and_no_row_marked() -> None:
 
 
 @pytest.mark.parametrize("kind", DTYPES)
-def test_what_stands_behind_the_strides(kind: str) -> None:
-    """Rows and masks that are views: transposed, cut out, every second."""
+def test_strided_rows_and_masks_are_right(kind: str) -> None:
+    """Rows and masks may be views: transposed, sliced, or with a step."""
     dtype = getattr(torch, kind)
     wide = torch.tensor(rows_of(7, 90, kind)).to(dtype)
     mask = torch.rand(80, 70, generator=torch.Generator().manual_seed(3)) < 0.2
@@ -328,12 +328,12 @@ def test_what_stands_behind_the_strides(kind: str) -> None:
 
 
 def strided(given: Tensor) -> Tensor:
-    """The same numbers, every second of what lies in memory."""
+    """Return the same numbers as a view with stride 2."""
     return torch.stack((given, given.flip(0)), 1)[:, 0]
 
 
-def test_labels_and_choices_behind_a_stride() -> None:
-    """``batch[:, 0]`` is everyday code."""
+def test_strided_labels_and_anchors_are_right() -> None:
+    """``batch[:, 0]`` is a common expression."""
     rows = torch.tensor(rows_of(40, 6, "float32")).float()
     references = rows[:36].flip(0).contiguous()
     numbers = torch.arange(40)
@@ -359,8 +359,8 @@ def test_labels_and_choices_behind_a_stride() -> None:
 
 
 @pytest.mark.parametrize("loss", [nt_bxent_loss, nt_xent_loss])
-def test_two_rows(loss: Callable[..., Tensor]) -> None:
-    """The least batch: a value, and a gradient that is 0 or not."""
+def test_batch_of_two_rows_is_right(loss: Callable[..., Tensor]) -> None:
+    """The smallest batch has a value and a gradient, which may be 0."""
     z = torch.tensor([[1.0, 2.0], [0.5, -1.0]])
     target = torch.tensor([1, 0]) if loss is nt_xent_loss else torch.tensor([[0, 1]])
     found, true = (loss(z, target, backend=backend, temperature=0.5) for backend in ("triton", "exact"))

@@ -1,7 +1,7 @@
-"""The kernels on the cases of the suite, held to the truth as ``pairproof verify`` holds them; ``--all-cases`` for all.
+"""The kernels on golden cases, judged as by ``pairproof verify``; ``--all-cases`` runs all of them.
 
-Every loss, flag and option is there, and every kernel: that the chosen cases launch whatever any case launches is
-tested below, without running them.
+The selected cases cover every loss, flag and option. Another test checks, without running kernels, that they launch
+every kernel form that any case launches.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case_id", list(cases()) if every else chosen())
 
 
-def test_the_kernels_give_the_truth(case_id: str) -> None:
+def test_kernels_agree_with_the_golden_case(case_id: str) -> None:
     case, golden = cases()[case_id]
     checks = judge_case(case, golden, [FastTriton({}, "cpu")], Selection())
     assert [check.dtype for check in checks] == list(FastTriton.dtypes)

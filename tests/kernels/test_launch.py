@@ -1,4 +1,4 @@
-"""How the kernels are queued: every variant is, buffers are linear and may hold anything, shares change no result."""
+"""How kernels are queued: every form runs, buffers are linear in size, and neither their contents nor shares matter."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ Tensor = torch.Tensor
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def test_the_kernels_are_interpreted() -> None:
+def test_kernels_run_in_the_interpreter() -> None:
     assert launch.interpreted()
 
 
 def poisoned(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """What memory may hold: NaN, or numbers that are no row's."""
+    """Return a buffer filled with NaN, or with integers that are not valid row numbers."""
     return torch.full(shape, float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max - 5, dtype=dtype)
 
 
-def test_memory_may_hold_anything(call: Any, calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uninitialised_memory_does_not_affect_results(
+    call: Any, calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     dtype = DTYPES[list(calls.values()).index(call) % len(DTYPES)]
     clean = call.results(dtype, reduction="none")
     monkeypatch.setattr(launch, "empty", poisoned)
@@ -47,7 +49,7 @@ def test_memory_may_hold_anything(call: Any, calls: dict[str, Any], monkeypatch:
         assert torch.equal(found, true)
 
 
-def test_the_poison_is_poison() -> None:
+def test_poisoned_buffers_hold_no_valid_numbers() -> None:
     like = torch.zeros(1)
     assert bool(poisoned((3,), like, torch.float32).isnan().all())
     assert int(poisoned((3,), like, torch.int32).min()) > 2**30
@@ -55,10 +57,10 @@ def test_the_poison_is_poison() -> None:
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("name", ["supcon_loss all", "supcon_in_loss one_positive", "epsilon", "pairs", "queue"])
-def test_shares_of_the_columns_change_nothing_but_rounding(
+def test_number_of_shares_changes_only_rounding(
     name: str, calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many programs share a panel's columns, and two runs of as many give the same bits."""
+    """Results do not depend on the number of programs per panel, and two equal runs are bitwise equal."""
 
     def shared(most: int) -> Callable[..., Any]:
         def split(tile: Any, x: Any, y: Any) -> Any:
@@ -90,7 +92,7 @@ def of_cases(cases: Iterable[Case]) -> None:
 
 
 def of_calls(calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call in every dtype, with temperatures that are moderate, steep and learned, of some rows or of all."""
+    """Run every call in every dtype, at moderate, low and learned temperatures, with some or all rows as anchors."""
     learned = torch.tensor(0.1, requires_grad=True)
     some = torch.arange(calls["supcon_loss all"].rows.shape[0]) % 3 != 0
     for call, dtype, temperature in itertools.product(calls.values(), DTYPES, (0.2, 0.01, learned)):
@@ -103,15 +105,15 @@ def of_calls(calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def form_of(kernel: Any, given: dict[str, Any]) -> str:
-    """A kernel with the flags that tell its forms apart: its tile does not, and in tiles neither does the dtype."""
+    """Return a kernel's name and the flags of its form, which the tile and the dtype of tiles do not change."""
     left_out = {"BM", "BN", "BK", "OUT", "GROUP", "GROUP_ROWS", "DIM", "WIDTH", "WIDEN"}
     left_out |= {"RAW", "PIECES", "REACH"} if "BN" in kernel.arg_names else set()
     flags = [f"{name}={given[name]}" for name in kernel.arg_names if name.isupper() and name not in left_out]
     return " ".join([kernel.fn.__name__, *flags])
 
 
-def test_every_form_is_run(queued: Queued, calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the dry run queues, and what the cases and the calls of these tests queue, is the same."""
+def test_every_kernel_form_is_run(queued: Queued, calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dry run queues the same kernel forms as the cases and calls of these tests."""
 
     def forms() -> set[str]:
         found = {form_of(kernel, given) for kernel, given in queued}
@@ -138,7 +140,7 @@ def test_every_form_is_run(queued: Queued, calls: dict[str, Any], monkeypatch: p
 
 
 def bytes_of(count: int, monkeypatch: pytest.MonkeyPatch, dim: int = 16) -> dict[str, list[int]]:
-    """Bytes of every buffer that a step of so many rows asks for, by the kind of its targets."""
+    """Return the bytes of every buffer that a step of ``count`` rows allocates, by the kind of targets."""
     place = torch.arange(count)
     asked: list[int] = []
     right = launch.empty
@@ -179,5 +181,5 @@ def test_memory_is_linear_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         totals = [sum(sizes[name]) for sizes in (small, middle, large)]
         assert 1.9 < totals[1] / totals[0] < 2.1, name
         assert 1.9 < totals[2] / totals[1] < 2.1, name
-        # The largest is what the shares of the columns leave: two of each kernel, of a row's length each.
+        # The largest buffer holds the results of the shares of the columns: two per kernel, of one row's length each.
         assert max(large[name]) <= 4 * (1024 + 128) * dim * 4, name

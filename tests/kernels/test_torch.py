@@ -1,4 +1,4 @@
-"""The kernels within torch: compiled, transformed, differentiated twice, under autocast, with a learned temperature."""
+"""The kernels within torch: compilation, transforms, second derivatives, autocast, learned temperatures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pairproof.fast.engine import device
 
 Tensor = torch.Tensor
 SOME = ("supcon_loss all", "supcon_in_loss one_positive mask", "epsilon", "pairs", "partners", "queue")
-"""One of each kernel that `torch` is to see."""
+"""One call for each kernel, for tests with `torch`."""
 SEVERAL = (*SOME, "supcon_loss only_negatives references", "anchors", "both directions")
 
 
@@ -40,7 +40,7 @@ def assert_close(found: list[Tensor], true: list[Tensor], unit: float = 2e-6) ->
 @compiles
 @old_torch_warns
 @pytest.mark.parametrize("name", SEVERAL)
-def test_a_step_compiles_as_one_graph(name: str, calls: dict[str, Any]) -> None:
+def test_step_compiles_as_one_graph(name: str, calls: dict[str, Any]) -> None:
     call = calls[name]
     given = [matrix.clone().requires_grad_() for matrix in (call.rows, *call.others)]
 
@@ -74,7 +74,7 @@ def test_one_graph_serves_every_batch_size() -> None:
 @old_torch_warns
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["supcon_loss all", "pairs", "supcon_in_loss one_positive references"])
-def test_the_operators_are_what_they_say(name: str, dtype: torch.dtype, calls: dict[str, Any]) -> None:
+def test_operators_pass_the_checks_of_torch(name: str, dtype: torch.dtype, calls: dict[str, Any]) -> None:
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
@@ -102,7 +102,7 @@ def test_the_operators_are_what_they_say(name: str, dtype: torch.dtype, calls: d
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_functional_transforms_are_the_backward_passes(name: str, calls: dict[str, Any]) -> None:
+def test_functional_transforms_equal_the_backward_pass(name: str, calls: dict[str, Any]) -> None:
     call = calls[name]
     given = (call.rows, *call.others)
     numbers = tuple(range(len(given)))
@@ -118,8 +118,8 @@ def test_functional_transforms_are_the_backward_passes(name: str, calls: dict[st
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_a_second_derivative(name: str, calls: dict[str, Any]) -> None:
-    """It is that of the exact engine, both ways of asking for it."""
+def test_second_derivative_equals_that_of_the_exact_backend(name: str, calls: dict[str, Any]) -> None:
+    """It is computed by `torch.func` and by autograd."""
     call = calls[name]
     given = (call.rows, *call.others)
     direction = torch.randn(call.rows.shape, generator=torch.Generator().manual_seed(8))
@@ -143,8 +143,8 @@ def test_a_second_derivative(name: str, calls: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.4, 0.02])
-def test_a_learned_temperature(temperature: float, call: Any) -> None:
-    """Its gradient, and the others beside it, are those of the exact engine; half of the calls at each temperature."""
+def test_gradient_of_a_learned_temperature_equals_the_exact_one(temperature: float, call: Any) -> None:
+    """The other gradients are compared too; each temperature is tested with half of the calls."""
     if (len(call.others) + call.rows.shape[0] + int(call.rows.abs().sum())) % 2 == (temperature < 0.1):
         temperature = 0.1
     found = []
@@ -153,11 +153,11 @@ def test_a_learned_temperature(temperature: float, call: Any) -> None:
         given = [matrix.to(dtype, copy=True).requires_grad_() for matrix in (call.rows, *call.others)]
         value = call.loss(*given, backend=backend, temperature=hot)
         found.append([value.detach(), *torch.autograd.grad(value, [*given, hot])])
-    # A logit is known to a few units of its size, and steep ones are the temperature's own doing.
+    # A logit is accurate to a few units in the last place, and low temperatures make logits large.
     assert_close(found[0], found[1], 4e-6 / temperature)
 
 
-def test_temperatures_of_any_dtype() -> None:
+def test_temperature_may_have_any_dtype() -> None:
     z, labels = torch.randn(9, 5), torch.arange(9) % 2
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         hot = torch.tensor(0.25, dtype=dtype, requires_grad=True)
@@ -169,7 +169,7 @@ def test_temperatures_of_any_dtype() -> None:
 
 
 @pytest.mark.parametrize("module", [SupConLoss, InfoNCELoss])
-def test_a_module_learns_its_temperature(module: type[torch.nn.Module]) -> None:
+def test_module_learns_its_temperature(module: type[torch.nn.Module]) -> None:
     z = torch.randn(10, 4)
     target = torch.arange(10) % 3 if module is SupConLoss else torch.randn(10, 4)
     gradients = []
@@ -191,7 +191,7 @@ def test_autocast_changes_nothing(dtype: torch.dtype, calls: dict[str, Any]) -> 
             assert torch.equal(one, other), name
 
 
-def test_a_backward_pass_twice_and_in_parts(calls: dict[str, Any]) -> None:
+def test_backward_pass_may_run_twice_and_in_parts(calls: dict[str, Any]) -> None:
     for name in SOME:
         call = calls[name]
         leaf = call.rows.clone().requires_grad_()
@@ -201,7 +201,7 @@ def test_a_backward_pass_twice_and_in_parts(calls: dict[str, Any]) -> None:
 
 
 @old_torch_warns
-def test_forward_mode_and_batches_are_refused(calls: dict[str, Any]) -> None:
+def test_forward_mode_and_vmap_raise(calls: dict[str, Any]) -> None:
     for name in SOME:
         call = calls[name]
 
@@ -214,8 +214,8 @@ def test_forward_mode_and_batches_are_refused(calls: dict[str, Any]) -> None:
             torch.func.vmap(loss)(torch.stack((call.rows, call.rows)))
 
 
-def test_tf32_is_taken_where_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are then rounded to ten bits behind the leading one; the interpreter multiplies them exactly."""
+def test_tf32_follows_the_setting_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under TF32 rows are rounded to ten fraction bits; the interpreter multiplies them exactly."""
     z, labels = torch.randn(40, 16, generator=torch.Generator().manual_seed(2)), torch.arange(40) % 4
     monkeypatch.setattr(device, "tf32_allowed", lambda: True)
     leaf = z.clone().requires_grad_()
@@ -230,7 +230,7 @@ def test_tf32_is_taken_where_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -
     assert 1e-6 < float(errors) < 2.0**-11 * 4 / 0.1
 
 
-def test_nothing_is_kept_of_a_batch_without_gradient() -> None:
+def test_batch_without_gradient_saves_no_tensor() -> None:
     z = torch.randn(12, 4)
     with torch.no_grad():
         value = nt_xent_loss(z.requires_grad_(), torch.arange(12) ^ 1, backend="triton")

@@ -1,4 +1,4 @@
-"""Values are not read on a device, so nothing is refused there: what cannot be computed must come out as no number."""
+"""Values are not read on a device, so bad rows are not rejected there: their results must be NaN or infinite."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BAD = 3
 
 @pytest.fixture(autouse=True)
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a device."""
+    """Disable reading of values, as on a device."""
     monkeypatch.setattr(device, "may_read", lambda tensor, validate=False: validate)
 
 
 def spoilt(call: Any, what: float) -> Any:
-    """The same call with one row that holds a NaN or an infinity, or nothing but zeros."""
+    """Return the same call with one row that contains NaN or an infinity, or only zeros."""
     rows = call.rows.clone()
     if what:
         rows[BAD, 1] = what
@@ -33,8 +33,8 @@ def spoilt(call: Any, what: float) -> Any:
 
 
 @pytest.mark.parametrize(("what", "temperature"), [(math.nan, 0.2), (math.inf, 0.01), (0.0, 0.2)])
-def test_what_is_no_number_elsewhere_is_none_here(call: Any, what: float, temperature: float) -> None:
-    """Each value and each row of a gradient that the plain engine cannot compute, the kernels do not invent."""
+def test_bad_rows_give_nan_as_in_the_torch_engine(call: Any, what: float, temperature: float) -> None:
+    """Where a value or a gradient row of the torch engine is not finite, that of the kernels is not finite either."""
     given = spoilt(call, what)
     options = {"reduction": "none", "temperature": temperature}
     found, plain = given.results(**options), given.results(backend="dense", **options)
@@ -43,5 +43,5 @@ def test_what_is_no_number_elsewhere_is_none_here(call: Any, what: float, temper
     assert zero_is_a_row or not bool(gradient[BAD].isfinite().all())
     for mine, other in zip(found, plain, strict=True):
         lost = ~(other if other.ndim == 1 else other.sum(1)).isfinite()
-        held = (mine if mine.ndim == 1 else mine.sum(1))[lost].isfinite()
-        assert not bool(held.any()), f"{int(held.sum())} of {int(lost.sum())} come out as numbers"
+        finite = (mine if mine.ndim == 1 else mine.sum(1))[lost].isfinite()
+        assert not bool(finite.any()), f"{int(finite.sum())} of {int(lost.sum())} are finite"

@@ -1,4 +1,4 @@
-"""Gradients that reach the kernels from above: of any size, and what must not be heard at all."""
+"""Upstream gradients of the kernels: of any size, and those that must be ignored."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pairproof.fast.engine import Batch, References, Rule, Targets
 Tensor = torch.Tensor
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
-"""Of a gradient's largest entry: in the halves two roundings of the dtype, of the weights and of what is returned."""
+"""Tolerances relative to a gradient's largest entry; in half precision, the weights and the result are rounded."""
 
 
 def upstream_of(count: int) -> Tensor:
-    """None like another, of both signs, some 0."""
+    """Return upstream gradients that are all different, of both signs, some of them 0."""
     return torch.where(torch.arange(count) % 5 == 4, 0.0, torch.linspace(-1, 2, count) + 0.07)
 
 
-def test_upstream_gradients_of_any_size(call: Any, calls: dict[str, Any]) -> None:
-    """A power of two as a factor is one in the result; any other factor is, to rounding; 0 gives 0."""
+def test_upstream_gradients_of_any_size_are_applied(call: Any, calls: dict[str, Any]) -> None:
+    """A factor of the upstream gradient is a factor of the result: exactly for powers of two, else up to rounding."""
     dtype = DTYPES[list(calls.values()).index(call) % len(DTYPES)]
     given = [matrix.to(dtype, copy=True).requires_grad_() for matrix in (call.rows, *call.others)]
     values = call.loss(*given, backend="triton", reduction="none", temperature=0.3)
@@ -39,7 +39,7 @@ def test_upstream_gradients_of_any_size(call: Any, calls: dict[str, Any]) -> Non
     for one, true in zip(found, exact[1:], strict=True):
         limit = ROUNDING[dtype] * float(true.abs().max()) + 1e-9
         torch.testing.assert_close(one.double(), true, rtol=0, atol=limit)
-    # What float16 holds of them, beside what bfloat16 and float32 do.
+    # For float16, only sizes that it can represent.
     sizes = (2.0**-3, 2.0**4) if dtype == torch.float16 else (2.0**-60, 2.0**90)
     for size in sizes:
         for one, other in zip(pulled(size), found, strict=True):
@@ -55,7 +55,7 @@ def test_upstream_gradients_of_any_size(call: Any, calls: dict[str, Any]) -> Non
 LABELS = torch.where(torch.arange(35) == 17, -5, torch.arange(35) % 2 * 2**40)
 SOME = torch.arange(35) != 7
 RULE = Rule("out", "cosine", 0.2)
-ALONE = {
+NOT_COUNTED = {
     "labels": (lambda z: supcon_loss(z, LABELS, reduction="none", backend="triton"), 17),
     "mask": (lambda z: supcon_in_loss(z, positives=LABELS[:, None] == LABELS, reduction="none", backend="triton"), 17),
     "own": (lambda z: supcon_in_loss(z, LABELS, denominator="one_positive", reduction="none", backend="triton"), 17),
@@ -76,19 +76,19 @@ ALONE = {
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", list(ALONE))
-def test_what_reaches_a_row_that_counts_for_nothing_is_not_heard(name: str, dtype: torch.dtype) -> None:
-    """It must not be multiplied by 0, for it may be infinite, nor set the scale, for the others would drown."""
-    loss, alone = ALONE[name]
+@pytest.mark.parametrize("name", list(NOT_COUNTED))
+def test_upstream_gradients_of_rows_that_do_not_count_are_ignored(name: str, dtype: torch.dtype) -> None:
+    """They may be infinite, so they must not be multiplied by 0, and they must not determine the scale."""
+    loss, row = NOT_COUNTED[name]
     leaf = torch.randn(35, 6, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
     values = loss(leaf)
-    assert not bool(values[alone])
+    assert not bool(values[row])
     ones = torch.ones_like(values)
-    ones[alone] = 0
+    ones[row] = 0
     (true,) = torch.autograd.grad(values, leaf, ones, retain_graph=True)
     assert bool(true.isfinite().all())
     assert bool(true.any())
     for strange in (1e30, float("inf"), float("nan")):
-        ones[alone] = strange
+        ones[row] = strange
         (found,) = torch.autograd.grad(values, leaf, ones, retain_graph=True)
         assert torch.equal(found, true), strange
