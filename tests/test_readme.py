@@ -173,6 +173,7 @@ def test_table_of_losses_has_the_signatures_and_the_keywords_of_the_code() -> No
             assert others == (", ".join(f"`{key}`" for key in keywords) or "none"), name
 
 
+@pytest.mark.slow
 def test_verdict_in_the_readme_is_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The failures of the sample, each as the command prints it for that case."""
     (tmp_path / "losses.py").write_text(EXAMPLES[0], encoding="utf-8")
@@ -186,3 +187,15 @@ def test_verdict_in_the_readme_is_what_the_command_prints(tmp_path: Path, monkey
     printed = done.output.rstrip().splitlines()[:-1]
     first = next(number for number, line in enumerate(printed) if line.startswith("failed "))
     assert [line for line in sample[sample.index("failed ") :].splitlines()[:-1] if line != "[...]"] == printed[first:]
+
+
+@pytest.mark.slow
+def test_masked_diagonal_fails_only_for_extreme_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    masked = EXAMPLES[0].replace("(rows @ rows.T / temperature)", "(rows @ rows.T / temperature).fill_diagonal_(-1e9)")
+    assert masked != EXAMPLES[0]
+    (tmp_path / "losses.py").write_text(masked, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["check", "losses.py:supcon", "--loss", "supcon", "--all"])
+    failures = re.findall(r"^failed golden/supcon/(\S+) ", done.output, re.MULTILINE)
+    assert 0 < len(failures) < 10
+    assert all(re.fullmatch(r"(tiny|huge|mixed)-norms-.*|near-largest-.*", name) for name in failures), failures
