@@ -1,4 +1,4 @@
-"""``pairproof check``: verdicts, exit codes, what is said, and what is written."""
+"""``pairproof check``: verdicts, exit codes, printed output and report files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ODD = "golden/supcon/lonely*"
 
 @pytest.fixture(autouse=True)
 def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cases are read once for all tests."""
+    """Load the cases once for all tests."""
     monkeypatch.setattr(checking, "load_cases", lambda fixtures: _cases())
     monkeypatch.setattr(checking, "load_worked", list)
 
@@ -49,16 +49,16 @@ def call(*arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
-def of(name: str, *cases: str, loss: str = "supcon", **said: object) -> CheckResult:
-    return check_loss(f"{LOSSES}:{name}", loss, cases=cases, **said)  # type: ignore[arg-type]
+def of(name: str, *cases: str, loss: str = "supcon", **options: object) -> CheckResult:
+    return check_loss(f"{LOSSES}:{name}", loss, cases=cases, **options)  # type: ignore[arg-type]
 
 
-def command(mode: str, case: str = SOME, **said: object) -> CheckResult:
+def command(mode: str, case: str = SOME, **options: object) -> CheckResult:
     line = f"{sys.executable} {FOLDER / 'command.py'} {mode}"
-    return check_loss(line, "supcon", call="command", cases=(case,), **said)  # type: ignore[arg-type]
+    return check_loss(line, "supcon", call="command", cases=(case,), **options)  # type: ignore[arg-type]
 
 
-def test_a_check_returns_its_results_as_data() -> None:
+def test_check_loss_returns_results_as_data() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -77,7 +77,7 @@ def test_a_check_returns_its_results_as_data() -> None:
         conformance.check_los  # noqa: B018 - reading it is the test
 
 
-def test_a_right_loss_conforms(capsys: pytest.CaptureFixture[str]) -> None:
+def test_right_loss_conforms(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("check", f"{LOSSES}:supcon", "--loss", "supcon") == 0
     text = capsys.readouterr().out
     assert f"{LOSSES}:supcon as supcon_loss" in text
@@ -91,7 +91,7 @@ def test_a_right_loss_conforms(capsys: pytest.CaptureFixture[str]) -> None:
     assert "failed " not in text.partition("Checks by flag")[2].partition("\n")[2].replace("   failed", "")
 
 
-def test_our_own_loss_is_judged_on_every_case() -> None:
+def test_fast_loss_is_judged_on_every_case() -> None:
     checked = check_loss("pairproof.fast:supcon_loss", "supcon", cases=("golden/supcon/*ref*", SOME))
     assert checked.verdict == "conforms"
     assert not checked.left_out
@@ -101,17 +101,17 @@ def test_our_own_loss_is_judged_on_every_case() -> None:
 
 
 @pytest.mark.parametrize("name", ["without_other_positives", "mean_over_pairs", "drops", "detached", "dot", "breaks"])
-def test_a_wrong_loss_does_not_conform(name: str) -> None:
+def test_wrong_loss_does_not_conform(name: str) -> None:
     checked = of(name, ODD, "supcon_notebook/*", "golden/supcon/unbalanced-classes")
     assert checked.verdict == "does not conform"
     assert checked.exit_code == 1
     assert checked.failures
     assert checked.advice == [] or name in ("drops", "dot")
-    # On the same cases the right one conforms.
+    # The right loss conforms on the same cases.
     assert of("supcon", ODD, "supcon_notebook/*", "golden/supcon/unbalanced-classes").verdict == "conforms"
 
 
-def test_a_failure_is_told_with_its_term_and_how_to_repeat_it(
+def test_failure_is_printed_with_its_term_and_a_command_to_repeat_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checking, "explain_failure", lambda case, outcome, true: f"{case.id} is explained")
@@ -129,7 +129,7 @@ def test_a_failure_is_told_with_its_term_and_how_to_repeat_it(
     assert "1 failed" in capsys.readouterr().out
 
 
-def test_the_repeating_line_says_all_that_was_said() -> None:
+def test_repeat_command_contains_all_options() -> None:
     request = Request(
         "./run it",
         "supcon",
@@ -146,7 +146,7 @@ def test_the_repeating_line_says_all_that_was_said() -> None:
     )
 
 
-def test_only_the_first_failures_are_shown_unless_all_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_failures_are_shown_and_option_all_shows_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["check", f"{LOSSES}:dot", "--loss", "supcon", "--case", "golden/supcon/*labels*"]
     arguments += ["--case", "golden/supcon/temperature*", "--case", "golden/supcon/lonely*"]
     assert call(*arguments) == 1
@@ -159,7 +159,7 @@ def test_only_the_first_failures_are_shown_unless_all_are_asked_for(capsys: pyte
     assert "more cases" not in text
 
 
-def test_without_an_explanation_the_failure_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_kept_if_its_explanation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     case = "supcon_notebook/supcon-3x3"
     monkeypatch.setattr(checking, "explain_failure", lambda *given: None)
     assert of("mean_over_pairs", "golden/supcon/unbalanced-classes").diagnoses == {}
@@ -173,17 +173,17 @@ def test_without_an_explanation_the_failure_stands(monkeypatch: pytest.MonkeyPat
     assert checked.verdict == "does not conform"
 
 
-def test_a_failure_that_the_straightforward_road_shares_is_told_apart() -> None:
+def test_failure_shared_with_the_baseline_is_reported_as_shared() -> None:
     checked = of("Module", "golden/supcon/duplicate-same-class")
     (failure,) = checked.failures
     assert checked.verdict == "does not conform"
     assert checked.shared == {(failure.case, "float64")}
     assert checked.diagnoses[failure.case, "float64"] == checking.SHARED
-    assert "1 failed (1 of them no worse than the straightforward implementation)" in checked.summary
+    assert "1 failed (1 of them no worse than a straightforward implementation)" in checked.summary
     assert of("mean_over_pairs", "golden/supcon/unbalanced-classes").shared == set()
 
 
-def test_settings_leave_their_cases_and_the_rest_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_select_cases_and_other_cases_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     checked = of("drops", ODD, settings={"no_positive": "drop"})
     assert checked.verdict == "conforms"
     assert checked.report.cases_chosen + checked.left_out.total() == checked.cases
@@ -197,7 +197,7 @@ def test_settings_leave_their_cases_and_the_rest_is_counted(capsys: pytest.Captu
     assert f"{checked.left_out['no_positive=zero is not claimed']} not judged: no_positive=zero is not claimed" in text
 
 
-def test_several_values_of_one_option_may_be_claimed() -> None:
+def test_several_values_of_one_option_can_be_claimed() -> None:
     assert read_settings(["reduction=mean", "reduction=sum", "reduction=none", "no_positive=drop"]) == {
         "reduction": ("mean", "sum", "none"),
         "no_positive": "drop",
@@ -207,7 +207,7 @@ def test_several_values_of_one_option_may_be_claimed() -> None:
     assert checked.verdict == "conforms"
 
 
-def test_a_built_in_temperature_is_said_and_its_cases_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_built_in_temperature_is_an_option_and_selects_cases(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["check", f"{LOSSES}:built_in", "--loss", "supcon"]
     assert call(*arguments) == 2
     error = capsys.readouterr().err
@@ -243,7 +243,7 @@ def test_misuse_exits_2(words: list[str], error: str, capsys: pytest.CaptureFixt
     assert error in capsys.readouterr().err
 
 
-def test_misuse_of_the_line_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misuse_of_the_command_line_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("check", f"{LOSSES}:supcon") == 2
     assert call("check", f"{LOSSES}:supcon", "--loss", "supcon", "--set", "reduction") == 2
     assert call("check", f"{LOSSES}:unclear", "--loss", "supcon") == 2
@@ -252,7 +252,7 @@ def test_misuse_of_the_line_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_what_cannot_run_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
+def test_target_that_cannot_run_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("check", "nowhere.py:supcon", "--loss", "supcon") == 3
     assert "could not run: no file nowhere.py" in capsys.readouterr().err
     assert call("check", f"{LOSSES}:supkon", "--loss", "supcon") == 3
@@ -264,7 +264,7 @@ def test_what_cannot_run_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
     number = sum(case.loss == "supcon" and fnmatchcase(case.id, SOME) for case in _cases())
     assert f"could not run: none of the {number} cases of supcon can be judged" in text
     assert f"{number} not judged: temperature other than 0.123 is not claimed" in text
-    # Nothing but errors.
+    # Every check is an error.
     assert call("check", f"{LOSSES}:returns_a_tuple", "--loss", "supcon", "--case", SOME) == 3
     text = capsys.readouterr().out
     assert "could not run: each of 6 checks ended in an error: returned a tuple where a tensor is expected" in text
@@ -274,7 +274,7 @@ def test_what_cannot_run_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
         check_loss("nowhere", "supcon")
 
 
-def test_a_target_that_breaks_on_some_cases_is_errored_there() -> None:
+def test_exception_is_an_error_of_its_case() -> None:
     checked = of("breaks", "supcon_notebook/supcon-3x3", SOME)
     assert checked.verdict == "does not conform"
     errored = [one for one in checked.failures if one.status is Status.ERRORED]
@@ -284,14 +284,14 @@ def test_a_target_that_breaks_on_some_cases_is_errored_there() -> None:
     assert any(one.status is Status.PASSED for one in checked.judged)
 
 
-def test_a_target_that_hangs_is_errored() -> None:
+def test_target_that_hangs_is_an_error() -> None:
     checked = of("hangs", "golden/supcon/temperature-1", limit=0.2)
     assert checked.exit_code == 3
     assert {one.message for one in checked.failures} == {"took longer than 0.2 s (--limit)"}
     assert of("leaves", "golden/supcon/temperature-1").failures[0].message == "wanted to end the process: SystemExit(5)"
 
 
-def test_a_right_command_conforms(capsys: pytest.CaptureFixture[str]) -> None:
+def test_right_command_conforms(capsys: pytest.CaptureFixture[str]) -> None:
     line = f"{sys.executable} {FOLDER / 'command.py'} right"
     assert call("check", line, "--call", "command", "--loss", "supcon", "--case", SOME, "--set", "reduction=*") == 0
     text = capsys.readouterr().out
@@ -317,36 +317,36 @@ def test_a_right_command_conforms(capsys: pytest.CaptureFixture[str]) -> None:
         ("hang", "could not run", "the command did not answer within 1 s (--limit) and was killed"),
     ],
 )
-def test_commands_end_in_a_verdict(mode: str, verdict: str, words: str) -> None:
+def test_command_gets_a_verdict(mode: str, verdict: str, words: str) -> None:
     checked = command(mode, limit=1.0 if mode == "hang" else 60.0)
     assert checked.verdict == verdict
     if verdict == "could not run":
         assert {one.status for one in checked.judged} == {Status.ERRORED}
         assert words in checked.summary
     else:
-        assert "by its values alone" in checked.summary
+        assert "values only" in checked.summary
     if words:
         assert words in checked.failures[0].message
 
 
-def test_a_command_that_hangs_once_spoils_that_case_alone() -> None:
+def test_command_that_hangs_once_fails_one_check() -> None:
     checked = command("hang-once", "golden/supcon/temperature-1", limit=5.0)
     assert checked.verdict == "does not conform"
     assert [one.status for one in checked.judged] == [Status.PASSED, Status.ERRORED]
 
 
-def test_numpy_is_judged_by_its_values_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_numpy_is_judged_by_values_only_and_the_report_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["check", f"{FOLDER / 'plain.py'}:supcon", "--loss", "supcon", "--case", SOME]
     assert call(*arguments) == 0
     text = capsys.readouterr().out
     assert "arrays: numpy, guessed from its annotations" in text
     assert "gradients were not judged: the target gives none" in text
-    assert "as supcon, by its values alone: 6 passed" in text
+    assert "as supcon, values only: 6 passed" in text
     nt_xent = ["check", f"{FOLDER / 'plain.py'}:nt_xent", "--loss", "nt_xent", "--case", "golden/nt_xent/temperature-1"]
     assert call(*nt_xent) == 0
 
 
-def test_what_a_dtype_leaves_out_is_counted_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cases_that_a_dtype_cannot_hold_are_counted_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     checked = of("supcon", "golden/supcon/huge-norms-float64", "golden/supcon/temperature-1", dtypes=("float32",))
     assert checked.report.cases_chosen == 1
     assert checked.left_out == {"inputs are not exactly representable in float32": 1}
@@ -357,7 +357,7 @@ def test_what_a_dtype_leaves_out_is_counted_with_its_reason(capsys: pytest.Captu
     assert "1 not judged: inputs are not exactly representable in float32" in text
 
 
-def test_a_pattern_that_matches_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pattern_without_a_match_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = ("--case", "golden/supcon/temperature-1"), ("--case", "golden/supcon/temprature-0-01")
     assert call("check", f"{LOSSES}:supcon", "--loss", "supcon", *good, *bad) == 2
     assert "no case of supcon matches golden/supcon/temprature-0-01" in capsys.readouterr().err
@@ -366,7 +366,7 @@ def test_a_pattern_that_matches_nothing_is_refused(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("option", ["--json", "--junit"])
-def test_a_report_that_cannot_be_written_is_refused_before_the_run(
+def test_report_path_is_validated_before_the_run(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -378,7 +378,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_run(
     assert Path("report").is_file()
 
 
-def test_advice_for_who_meant_it_otherwise() -> None:
+def test_advice_names_the_options_that_make_a_loss_conform() -> None:
     (advice,) = of("dot", SOME).advice
     assert "--normalised" in advice
     assert "--set similarity=dot" in advice
@@ -386,17 +386,17 @@ def test_advice_for_who_meant_it_otherwise() -> None:
     (advice,) = of("drops", ODD).advice
     assert "--set no_positive=drop" in advice
     (advice,) = of("per_anchor", SOME).advice
-    assert advice == "it returns one value per anchor: --set reduction=none says that it is meant to"
+    assert advice == "it returns one value per anchor: pass --set reduction=none if that is intended"
     assert of("per_anchor", SOME, settings={"reduction": "none"}).verdict == "conforms"
 
 
-def test_halves_are_judged_where_they_are_asked_for() -> None:
+def test_half_precision_is_judged_on_request() -> None:
     checked = check_loss("pairproof.fast:supcon_loss", "supcon", cases=(SOME,), dtypes=("bfloat16", "float16"))
     assert {one.dtype for one in checked.judged} <= {"bfloat16", "float16"}
     assert checked.verdict == "conforms"
 
 
-def test_the_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_report_has_all_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "report.json"
     arguments = ["check", f"{LOSSES}:mean_over_pairs", "--loss", "supcon", "--json", str(path)]
     arguments += ["--case", "golden/supcon/unbalanced-classes", "--case", "*2x2", "--case", "golden/supcon/reduction*"]
@@ -429,7 +429,7 @@ def test_the_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert failed[0]["repeat"].endswith("--case golden/supcon/unbalanced-classes --dtype float64")
 
 
-def test_the_junit_report(tmp_path: Path) -> None:
+def test_junit_report_counts_the_checks(tmp_path: Path) -> None:
     path = tmp_path / "report.xml"
     checked = of("breaks", "supcon_notebook/supcon-3x3", SOME, ODD)
     report.write_junit(checked, path)
@@ -453,7 +453,7 @@ def test_the_junit_report(tmp_path: Path) -> None:
     assert nothing.summary == str(next(suites["counts"].iter("failure")).get("message"))
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("check", "--help") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert '{"id": 7, "value": 1.25, "gradients":' in text
@@ -462,36 +462,38 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert "check" in capsys.readouterr().out
 
 
-def test_declared_deviations_must_show_and_be_met(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``drops`` leaves lonely anchors out of the mean: once that is said it conforms, but for what is said in vain."""
+def test_declared_deviations_must_show_and_match_a_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``drops`` excludes anchors without positives from the mean; it conforms if exactly this is declared."""
     path = tmp_path / "known.toml"
-    entry = '[[deviations]]\n{}\nreason = "lonely anchors are not counted"\nlink = "https://example.org/7"\n'
-    told = [f"{LOSSES}:drops", "--loss", "supcon", "--deviations", str(path)]
+    entry = '[[deviations]]\n{}\nreason = "anchors without positives are not counted"\nlink = "https://example.org/7"\n'
+    arguments = [f"{LOSSES}:drops", "--loss", "supcon", "--deviations", str(path)]
     wrong = of("drops", loss="supcon")
     failed = sorted({one.case for one in wrong.failures})
     assert failed
     path.write_text(entry.format(f"case = {json.dumps(failed)}"))
-    assert call("check", *told) == 0
+    assert call("check", *arguments) == 0
     text = capsys.readouterr().out
-    assert "declared: known.toml, deviations 1: lonely anchors are not counted (https://example.org/7)" in text
+    assert (
+        "declared: known.toml, deviations 1: anchors without positives are not counted (https://example.org/7)" in text
+    )
     assert f"{len(wrong.failures)} deviates" in text
     elsewhere = entry.format('case = "golden/nt_xent/one-positive-balanced"')
     elsewhere += entry.format('flag = "lonely-anchors"\ndtype = "float16"')
     path.write_text(entry.format(f"case = {json.dumps(failed)}") + elsewhere)
-    assert call("check", *told) == 0
+    assert call("check", *arguments) == 0
     unclaimed = entry.format('case = "golden/supcon/one-positive-balanced-dot"')
     path.write_text(entry.format(f"case = {json.dumps(failed)}") + elsewhere + unclaimed)
     capsys.readouterr()
-    assert call("check", *told) == 1
-    said = [line for line in capsys.readouterr().out.splitlines() if "meets no check" in line]
-    assert len(said) == 1
-    assert said[0].startswith("known.toml, deviations 4: meets no check of")
+    assert call("check", *arguments) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if "meets no check" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("known.toml, deviations 4: meets no check of")
     right = next(one.case for one in wrong.judged if one.status is Status.PASSED and one.case not in failed)
     path.write_text(entry.format(f"case = {json.dumps([*failed, right])}"))
-    assert call("check", *told, "--case", right) == 1
+    assert call("check", *arguments, "--case", right) == 1
     text = capsys.readouterr().out
     assert "declared to deviate (known.toml, deviations 1) but conforms" in text
     assert f"--deviations {path}" in text
     path.write_text("[[deviations]]")
-    assert call("check", *told) == 2
+    assert call("check", *arguments) == 2
     assert "known.toml, deviations 1: reason is missing" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Properties: both rooms satisfy every one, and every one is broken by some mistake."""
+"""Properties: ``reference`` and ``fast`` satisfy all of them, and each of them catches a mistake."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ ASKED = [(prop, loss) for prop in PROPERTIES for loss in prop.losses]
 
 @pytest.mark.parametrize("examples", [2, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("prop", "loss"), ASKED, ids=[f"{prop.name}-{loss}" for prop, loss in ASKED])
-def test_both_rooms_satisfy_it(prop: Property, loss: str, examples: int) -> None:
+def test_reference_and_fast_satisfy_the_property(prop: Property, loss: str, examples: int) -> None:
     found = hunt(prop, loss, OURS, examples=examples)
     assert found.violation is None, found.violation
-    # A draw may repeat itself where there is little to draw; nothing may pass by not being asked.
+    # Draws may repeat for small batches, but every subject must be tested on several.
     assert min(found.asked.values()) >= examples // 2
 
 
@@ -53,12 +53,12 @@ def honest(case: Case) -> Outcome:
 
 
 def changed(**changes: Callable[[Case], Any]) -> Evaluate:
-    """Right, but on a case of which fields were changed first."""
+    """The right loss on a case with changed fields."""
     return lambda case: honest(replace(case, **{name: change(case) for name, change in changes.items()}))
 
 
 def keyword(name: str, change: Callable[[Any], Any]) -> Evaluate:
-    """Right, but one keyword is changed first."""
+    """The right loss with one changed keyword."""
     return changed(keywords=lambda case: {**case.keywords, name: change(case.option(name))})
 
 
@@ -70,7 +70,7 @@ def one_direction(case: Case) -> Outcome:
 
 
 def anchors_alone(case: Case) -> Outcome:
-    """Rows that are no anchors leave the denominators as well."""
+    """Rows that are not anchors are missing from the denominators too."""
     kept = case.anchors()
     if len(kept) < 2:
         return honest(case)
@@ -95,7 +95,7 @@ def detached_norm(case: Case) -> Outcome:
 
 
 def detached_others(case: Case) -> Outcome:
-    """The gradient flows to the anchor alone: the gathered rows of a batch were detached."""
+    """The gradient flows only to the anchor: the gathered rows of the batch are detached."""
     rows = torch.tensor(case.embeddings, requires_grad=True)
     labels = torch.tensor(case.arguments["labels"])
     unit = torch.nn.functional.normalize(rows, dim=1) if case.option("similarity") == "cosine" else rows
@@ -109,7 +109,7 @@ def detached_others(case: Case) -> Outcome:
 
 
 def naive(case: Case, *, self_in_denominator: bool = False, keep_diagonal: bool = False) -> Outcome:
-    """L_out by numpy, value only, with the diagonal where it does not belong if so asked."""
+    """L_out in numpy, without a gradient; optionally with the diagonal in the denominator or among the positives."""
     s = np.array(call_reference(case).terms.logits)
     mask = np.array(case.positive_mask())
     diagonal = np.eye(case.n, dtype=bool)
@@ -123,7 +123,7 @@ def naive(case: Case, *, self_in_denominator: bool = False, keep_diagonal: bool 
 
 
 def doubled(case: Case) -> Outcome:
-    """Two directions added where their mean is meant; other losses are right."""
+    """The sum of two directions instead of their mean; other losses are right."""
     found = honest(case)
     if case.loss != "nt_xent":
         return found
@@ -134,12 +134,12 @@ def doubled(case: Case) -> Outcome:
 
 
 def upper_triangle(case: Case) -> Mapping[str, Any]:
-    """Each pair of positives is seen from its first row alone."""
+    """Each pair of positives is used only in one direction."""
     return {"positives": np.triu(np.array(case.positive_mask())).tolist()}
 
 
 def repeated_pairs_count(case: Case) -> Outcome:
-    """Pairs are added up as often as they are named."""
+    """Repeated pairs are counted repeatedly."""
     found = honest(case)
     extra = len(case.arguments["positive_pairs"]) - len({tuple(pair) for pair in case.arguments["positive_pairs"]})
     return replace(found, values=[v * (1 + extra) for v in found.values], anchors=None)
@@ -161,7 +161,7 @@ def detached_tower(case: Case) -> Outcome:
 
 
 def rows_beside_the_queue(case: Case) -> Outcome:
-    """With negatives, the rows of the second tower stay in the denominator, all but the first."""
+    """With explicit negatives, the rows of the second tower, except the first, stay in the denominator."""
     if "negatives" not in case.others:
         return honest(case)
     more = np.concatenate([case.others["negatives"], case.others["embeddings_b"][1:]])
@@ -174,18 +174,18 @@ DEFAULTS = dict.fromkeys(("anchors", "base_temperature"))
 PLAIN = {"denominator": "all", "reduction": "mean", "no_positive": "zero", "no_negative": "zero", **DEFAULTS}
 
 FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
-    "stacked partners, whatever is said": ("nt_xent", ("permutation", "view order"), changed(arguments=stacked)),
-    "labels in eight bits": (
+    "stacked partners instead of those passed": ("nt_xent", ("permutation", "view order"), changed(arguments=stacked)),
+    "labels narrowed to eight bits": (
         "supcon",
         ("relabelling",),
         changed(arguments=lambda case: {k: np.array(v).astype(np.int8).tolist() for k, v in case.arguments.items()}),
     ),
-    "the last coordinate counts twice": (
+    "the last column is doubled": (
         "supcon",
         ("rotation",),
         changed(embeddings=lambda case: case.embeddings * ([1.0] * (case.embeddings.shape[1] - 1) + [2.0])),
     ),
-    "one direction where both are meant": (
+    "one direction instead of both": (
         "info_nce",
         ("towers",),
         keyword("direction", lambda direction: "a_to_b" if direction == "both" else direction),
@@ -200,12 +200,12 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
     "the norm is detached": ("supcon", ("orthogonal gradient",), detached_norm),
     "the gathered rows are detached": ("supcon", ("no torque",), detached_others),
     "one direction": ("nt_xent", ("directions",), one_direction),
-    "the positive is seen from one side": (
+    "each positive pair in one direction": (
         "supcon_in",
         ("duplicates", "permutation"),
         changed(arguments=upper_triangle),
     ),
-    "only anchors are compared with": ("supcon", ("subset of anchors",), anchors_alone),
+    "only anchors are in the denominator": ("supcon", ("subset of anchors",), anchors_alone),
     "self in the denominator": (
         "supcon",
         ("identical rows", "hot"),
@@ -216,17 +216,17 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
     "logarithms inside and outside swapped": ("supcon", ("order",), changed(loss=swapped_logarithm)),
     "the mask's diagonal counts": ("supcon", ("never its own positive",), lambda case: naive(case, keep_diagonal=True)),
     "repeated pairs count": ("nt_bxent", ("never its own positive",), repeated_pairs_count),
-    "mean over pairs for mean over anchors": (
+    "mean over pairs instead of anchors": (
         "nt_xent_pairwise",
         ("reductions",),
         keyword("reduction", lambda x: "mean_pairs" if x == "mean" else x),
     ),
-    "lonely anchors always leave the mean": (
+    "anchors without positives are dropped": (
         "supcon",
         ("policies", "reductions", "identical rows"),
         keyword("no_positive", lambda _: "drop"),
     ),
-    "base temperature upside down": (
+    "base temperature inverted": (
         "supcon_epsilon",
         ("base temperature",),
         changed(
@@ -237,23 +237,23 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
             }
         ),
     ),
-    "nothing without negatives": ("nt_bxent", ("policies",), keyword("no_negative", lambda _: "zero")),
+    "the policy no_negative is ignored": ("nt_bxent", ("policies",), keyword("no_negative", lambda _: "zero")),
 }
 CAUGHT = [(fault, name) for fault, (_, names, _) in FAULTS.items() for name in names]
 VALUE_ONLY = ("self in the denominator", "the mask's diagonal counts", "the gathered rows are detached")
-"""Faults written for the defaults, one value and labels or a mask."""
+"""Faults that support only the defaults, one value, and labels or a mask."""
 
 
 def plain_only(case: Case) -> str | None:
     different = [name for name, value in PLAIN.items() if case.option(name) not in (value, None)]
-    return f"knows the default of {different[0]} alone" if different else None
+    return f"supports only the default of {different[0]}" if different else None
 
 
 NAIVE = Subject(naive, refuses=plain_only)
 
 
 @pytest.mark.parametrize(("fault", "name"), CAUGHT, ids=[f"{fault}-{name}" for fault, name in CAUGHT])
-def test_a_mistake_is_caught(fault: str, name: str) -> None:
+def test_property_catches_the_mistake(fault: str, name: str) -> None:
     loss, _, evaluate = FAULTS[fault]
     prop = BY_NAME[name]
     refuses = (lambda case: None) if fault not in VALUE_ONLY else plain_only
@@ -269,30 +269,30 @@ def test_a_mistake_is_caught(fault: str, name: str) -> None:
     assert set(json.loads(batch)) == {"embeddings", "arguments", "keywords"}
 
 
-def test_no_property_is_one_that_cannot_fail() -> None:
+def test_every_property_catches_a_mistake() -> None:
     assert {name for _, name in CAUGHT} == set(BY_NAME)
     assert {name for prop in PROPERTIES for name in prop.losses} == set(LOSSES)
     assert len(BY_NAME) == len(PROPERTIES)
 
 
 @pytest.mark.parametrize("prop", [p for p in PROPERTIES if "supcon" in p.losses], ids=lambda prop: prop.name)
-def test_without_its_mistakes_the_naive_one_passes(prop: Property) -> None:
+def test_naive_loss_without_mistakes_satisfies_the_properties(prop: Property) -> None:
     found = hunt(prop, "supcon", [NAIVE], options=PLAIN, examples=20)
     assert found.violation is None, found.violation
 
 
-def test_a_subject_may_have_values_alone() -> None:
-    road = Subject.of(ScipyLosses({}, "cpu"), "float64")
+def test_subject_without_gradients_is_supported() -> None:
+    subject = Subject.of(ScipyLosses({}, "cpu"), "float64")
     for prop in PROPERTIES:
-        found = hunt(prop, prop.losses[0], [road], examples=5)
+        found = hunt(prop, prop.losses[0], [subject], examples=5)
         assert found.violation is None, found.violation
-        assert found.asked[road.name]
+        assert found.asked[subject.name]
 
 
 CASE = Case("drawn/supcon", "supcon", np.array([[1.0, 2.0], [2.0, -1.0], [1.0, 1.0]]), {"labels": [0, 0, 1]}, {})
 
 
-def test_a_crash_and_a_wrong_count_are_violations() -> None:
+def test_exception_and_wrong_number_of_values_are_violations() -> None:
     def crash(case: Case) -> Outcome:
         raise RuntimeError("out of\norder")
 
@@ -310,7 +310,7 @@ def test_a_crash_and_a_wrong_count_are_violations() -> None:
     assert text is not None
 
 
-def test_a_subject_that_is_not_deterministic_is_said_to_be() -> None:
+def test_nondeterministic_subject_is_reported() -> None:
     noise = iter(range(10**6))
 
     def noisy(case: Case) -> Outcome:
@@ -322,7 +322,7 @@ def test_a_subject_that_is_not_deterministic_is_said_to_be() -> None:
     assert "not deterministic" in found.violation
 
 
-def test_a_refusal_is_no_pass() -> None:
+def test_refused_cases_are_not_counted() -> None:
     subject = Subject(honest, refuses=lambda case: "does nothing")
     with pytest.raises(Refused, match="does nothing"):
         BY_NAME["permutation"].violation(subject, CASE)
@@ -338,19 +338,19 @@ def test_a_refusal_is_no_pass() -> None:
     assert BY_NAME["one positive each"].violation(one_loss, paired) is None
 
 
-def test_a_property_says_for_which_cases_it_is() -> None:
+def test_property_applies_to_its_kind_of_case() -> None:
     assert not BY_NAME["one positive each"].applies(CASE)
     assert not BY_NAME["view order"].applies(CASE)
     assert not BY_NAME["directions"].applies(CASE)
     assert not BY_NAME["relabelling"].applies(replace(CASE, arguments={"positives": np.eye(3, dtype=bool).tolist()}))
     assert not BY_NAME["orthogonal gradient"].applies(replace(CASE, keywords={"similarity": "dot"}))
     assert not BY_NAME["never its own positive"].applies(replace(CASE, loss="nt_xent"))
-    with pytest.raises(ValueError, match="'one positive each' says nothing of the case drawn/supcon"):
+    with pytest.raises(ValueError, match="'one positive each' does not apply to the case drawn/supcon"):
         BY_NAME["one positive each"].violation(OURS[0], CASE)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_what_is_drawn_is_what_the_property_is_for(loss: str) -> None:
+def test_drawn_batches_are_of_the_kind_of_the_property(loss: str) -> None:
     def check(subject: Subject, case: Case) -> None:
         assert case.holds_in("bfloat16")
         assert case.holds_in("float16")
@@ -362,7 +362,7 @@ def test_what_is_drawn_is_what_the_property_is_for(loss: str) -> None:
             assert min(found.asked.values()) >= 5
 
 
-def test_the_simplest_batch_is_shown() -> None:
+def test_violation_shows_the_simplest_batch() -> None:
     subject = Subject(lambda case: naive(case, self_in_denominator=True))
     prop = replace(BY_NAME["identical rows"], kind="labelled")
     text = hunt(prop, "supcon", [subject], options=PLAIN, examples=20).violation
@@ -372,7 +372,7 @@ def test_the_simplest_batch_is_shown() -> None:
     assert simplest["arguments"] == {"labels": [0, 0]}
 
 
-def test_a_violation_can_become_a_golden_case() -> None:
+def test_violation_can_become_a_golden_case() -> None:
     text = BY_NAME["identical rows"].violation(Subject(lambda case: naive(case, self_in_denominator=True)), CASE)
     assert text is not None
     data = json.loads(text.split("\nthe case: ")[1])
@@ -380,12 +380,12 @@ def test_a_violation_can_become_a_golden_case() -> None:
     assert certify(case).loss == pytest.approx(call_reference(case).loss, rel=1e-14)
 
 
-def test_an_unknown_kind_is_refused() -> None:
+def test_unknown_kind_raises_an_error() -> None:
     with pytest.raises(ValueError, match="kind: expected one of any, labelled, views, paired, got 'odd'"):
         batches("supcon", "odd")
 
 
-def test_hypothesis_is_asked_for_only_where_batches_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hypothesis_is_imported_only_to_draw_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import sys, pairproof.conformance.judge.properties; print('hypothesis' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"

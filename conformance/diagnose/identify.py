@@ -161,8 +161,7 @@ def _unusable(search: Search) -> str:
     if len(set(totals)) == 1:
         return f"it returns {totals[0]:g} for every batch"
     first = search.ordinary[0]
-    failure = search.ask([first.batch], [first.temperature])
-    if failure:
+    if failure := search.ask([first.batch], [first.temperature]):
         return f"it fails when it is called with the same batch again: {failure}"
     again = search.answers[first].total
     if relative(totals[0], again) > search.close:
@@ -181,9 +180,9 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     found.match, found.loss, found.options = match, match.variant.loss, dict(match.variant.options)
     found.wrong += match.words()
     policy = _policy(found, search, match)
-    if match.vector or match.count == "sum" or (match.over_pairs and match.variant.over_pairs):
+    if match.vector or match.count in match.variant.entry.choices["reduction"][1:]:
         found.options["reduction"] = "none" if match.vector else match.count
-    elif match.count not in ("mean", "drop") and not match.over_pairs:
+    elif match.count not in ("mean", "drop", "mean_pairs"):
         found.wrong.append(f"reduction: {words_of(match.count)}")
     if "no_positive" in match.variant.entry.choices and policy != "zero":
         found.options["no_positive"] = policy
@@ -281,7 +280,7 @@ def _report_evidence(found: Identification, search: Search, match: Match) -> Non
 def _policy(found: Identification, search: Search, match: Match) -> str:
     """Find the policy for anchors without positives; add remarks on differences that no policy explains."""
     edges = [probe for probe in search.answers if probe.batch in search.probes.edges]
-    judged = not match.over_pairs and not match.variant.binary
+    judged = match.count != "mean_pairs" and not match.variant.binary
     settings = ((probe, read_as(probe.batch, match.variant.positives)) for probe in edges if judged)
     counts = [(probe, setting.counts > 0) for probe, setting in settings if setting is not None]
     mixed = [probe for probe, some in counts if bool(some.any()) and not bool(some.all())]
@@ -331,9 +330,9 @@ def _probe_range(found: Identification, search: Search, match: Match) -> None:
     passed = search.target.takes_temperature
     for name, (words, temperature, rows) in STEEP.items():
         # Logits are large because of the temperature that is passed, or of the norms if they are dot products.
-        if match.temperature_for(temperature) != temperature if passed else match.variant.similarity != "dot":
+        if not (match.as_passed if passed else match.variant.similarity == "dot"):
             continue
-        n, scale = len(rows), 1.0 if passed else math.sqrt(match.temperature_for(None) / temperature)
+        n, scale = len(rows), 1.0 if passed else math.sqrt(match.temperatures[None] / temperature)
         embeddings = scale * torch.nn.functional.normalize(torch.tensor(rows, dtype=torch.float64))
         labels = [k % 2 for k in range(n)] if search.call == LABELS else None
         pairs = [(k, (k + n // 2) % n) for k in range(n)]

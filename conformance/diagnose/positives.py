@@ -226,13 +226,9 @@ POSITIVES: Mapping[str, Positives] = {
     "rows of the first view are contrasted only with rows of the second view": _towers("a_to_b", VIEWS),
     "only rows of the first view are anchors": Positives((FEATURES, VIEWS), _first_anchors),
     STACKED: Positives((LABELS, CASE), _in_halves),
-    "rows 2k and 2k + 1 are treated as partners, as if views were interleaved; they are stacked": (
-        _chosen(_adjacent, VIEWS, FEATURES)
-    ),
+    "views are read as interleaved, but they are stacked": _chosen(_adjacent, VIEWS, FEATURES),
     ADJACENT: _chosen(_adjacent, LABELS, CASE),
-    "labels are repeated for adjacent rows, as if views were interleaved; they are stacked": (
-        _chosen(_interleaved_labels, FEATURES)
-    ),
+    "labels are repeated for interleaved views, but views are stacked": _chosen(_interleaved_labels, FEATURES),
     **_some("only the first positive of each anchor is used", lambda s: _first(s.positive)),
     **_some("only the last positive of each anchor is used", lambda s: _first(s.positive.flip(1)).flip(1)),
     **_some("each positive pair is counted in one direction only, as (i, j) with i < j", lambda s: s.positive.triu()),
@@ -245,9 +241,7 @@ POSITIVES: Mapping[str, Positives] = {
     "only the first view is used": _one_view(lambda views: views[0]),
     "the views of an item are averaged first": _one_view(lambda views: views.mean(dim=0)),
     "the labels are ignored: only views of one item are positives": _chosen(_same_item, FEATURES),
-    "a pair (i, j) also makes i a positive of j": (
-        _chosen(lambda s: (s.positive | s.positive.T) & s.member, PAIRS, CASE)
-    ),
+    "a pair (i, j) is also read as (j, i)": _chosen(lambda s: (s.positive | s.positive.T) & s.member, PAIRS, CASE),
     "a pair (i, j) is read as (j, i)": _chosen(lambda s: s.positive.T & s.member, PAIRS, CASE),
 }
 """Ways to read the positives, each by a short name (``RIGHT_POSITIVES``) or by a description of what is wrong."""

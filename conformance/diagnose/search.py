@@ -255,8 +255,9 @@ def known_losses(call: str) -> list[Variant]:
 def _levels(call: str) -> Iterator[list[Variant]]:
     """Yield variants in the order in which they are tried: right ones, then those with one mistake, then with two."""
     known = known_losses(call)
-    # The mean over pairs averages the sums over the pairs.
-    yield [*known, *(replace(variant, form="sum") for variant in known if variant.over_pairs)]
+    # The mean over pairs is found as a multiple of the sum over pairs.
+    pairwise = [variant for variant in known if "mean_pairs" in variant.entry.choices["reduction"]]
+    yield [*known, *(replace(variant, form="sum") for variant in pairwise)]
     yield _unique(wrong for variant in known for wrong in variations(variant, call))
     yield _unique(
         second
@@ -306,11 +307,6 @@ class Match:
     gradient_factor: float = 1.0
 
     @property
-    def over_pairs(self) -> bool:
-        """Whether it is a mean over the positive pairs."""
-        return self.variant.form == "sum" and self.count == "mean_pairs"
-
-    @property
     def plainness(self) -> tuple[int, int]:
         """A key that is smaller if there is less to report about factor and count."""
         scaled = any(factor != 1 for factor in self.factor.values())
@@ -318,18 +314,13 @@ class Match:
 
     def words(self) -> list[str]:
         """What is wrong: the parts that no loss of the catalogue has."""
-        of_pairs = self.over_pairs and not self.variant.over_pairs
-        return self._plain.words() + ["the mean is over the positive pairs, not over the anchors"] * of_pairs
+        of_pairs = self.count == "mean_pairs" and "mean_pairs" not in self.variant.entry.choices["reduction"]
+        return self.variant.words() + ["the mean is over the positive pairs, not over the anchors"] * of_pairs
 
     @property
     def name(self) -> str:
         """The loss, its options and what is wrong with it, in one line."""
-        return self._plain.describe("none" if self.vector else self.count)
-
-    @property
-    def _plain(self) -> Variant:
-        """The variant as it is reported: the mean over pairs is the form "mean"."""
-        return replace(self.variant, form="mean") if self.over_pairs else self.variant
+        return self.variant.describe("none" if self.vector else self.count)
 
     def predict(self, probe: Probe, policy: str = "zero", rows: Tensor | None = None) -> Tensor | None:
         """[K], the loss; None if the batch cannot be read in this way, or if the factor is not known there.
@@ -343,15 +334,13 @@ class Match:
         factor = self.factor_for(probe.temperature)
         if setting is None or factor is None:
             return None
-        evaluation = Evaluation(setting, self.temperature_for(probe.temperature))
+        evaluation = Evaluation(setting, self.temperatures.get(probe.temperature, probe.temperature or math.nan))
         return evaluation.loss(self.variant, "none" if self.vector else self.count, policy) * factor
 
-    def temperature_for(self, passed: float | None) -> float:
-        """The effective temperature if ``passed`` is passed, which need not be one of those that were tried."""
-        if passed is None or passed in self.temperatures:
-            return self.temperatures[passed]
-        tried, used = zip(*self.temperatures.items(), strict=True)
-        return passed if np.allclose(used, tried, rtol=1e-12, atol=0) else used[0]
+    @property
+    def as_passed(self) -> bool:
+        """Whether the temperature that is passed is used."""
+        return all(math.isclose(used, passed or math.nan, rel_tol=1e-12) for passed, used in self.temperatures.items())
 
     @property
     def scale(self) -> tuple[float, int] | None:
@@ -529,7 +518,8 @@ class Search:
         at = [temperatures.get(passed, math.nan) for passed in self.passed]
         value, given = self.totals([variant], list(settings), at)[:, 0], self.given(settings, self.passed)[:, 0]
         matches = []
-        for count in ["sum"] if variant.form == "pooled" else COUNTS:
+        counts = [count for count in COUNTS if variant.form == "sum" or count != "mean_pairs"]
+        for count in ["sum"] if variant.form == "pooled" else counts:
             number = np.array([[float(COUNTS[count](setting))] for setting in settings.values()])
             usable = (value != 0) & np.isfinite(value) & (number > 0)
             if not usable.any(axis=0).all():
@@ -541,8 +531,8 @@ class Search:
             p, b = np.unravel_index(errors.T.argmax(), errors.T.shape)
             worst = Probe(list(settings)[b], self.passed[p]).name, float(expected[b, p]), float(given[b, p])
             distance = math.hypot(*(expected - given).flat) / max(math.hypot(*given.flat), 1e-150)
-            error = float(errors.max())
-            matches.append(Match(variant, temperatures, count, factor, error, worst, distance, self.vector))
+            found, error = replace(variant, form="mean") if count == "mean_pairs" else variant, float(errors.max())
+            matches.append(Match(found, temperatures, count, factor, error, worst, distance, self.vector))
         fitting = sorted(self.fitting(matches), key=lambda match: match.plainness)
         return (fitting or sorted(matches, key=lambda match: match.error))[:1]
 

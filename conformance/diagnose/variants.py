@@ -116,7 +116,7 @@ def _over_the_anchors(s: Tensor, columns: Tensor, setting: Setting, divisor: Ten
     return log_sum(s.transpose(1, 2), columns).transpose(1, 2).expand_as(s)
 
 
-def _over_the_batch(s: Tensor, columns: Tensor, setting: Setting, divisor: Tensor) -> Tensor:
+def _pooled(s: Tensor, columns: Tensor, setting: Setting, divisor: Tensor) -> Tensor:
     columns = columns & setting.anchors[:, None]
     return torch.logsumexp(s.masked_fill(~columns, -math.inf).flatten(1), dim=1)[:, None, None]
 
@@ -200,13 +200,9 @@ DENOMINATORS: Mapping[str, Denominator] = {
     "positives": Denominator("the negatives are missing from the denominator", lambda s: s.positive),
     "everything": Denominator("the denominator sums over every row of the batch", lambda s: torch.ones_like(s.member)),
     "axis": Denominator("the softmax is taken over the anchors, the wrong axis", _member, combine=_over_the_anchors),
-    "batch": Denominator("the denominator sums over the pairs of all anchors", _member, combine=_over_the_batch),
-    "batch, negatives": Denominator(
-        "the denominator sums over the negatives of all anchors", _negative, 1, combine=_over_the_batch
-    ),
-    "subtract": Denominator(
-        "e^(1/temperature) is subtracted to remove the anchor from the denominator", _member, 0, True, None, _less_one
-    ),
+    "batch": Denominator("the denominator sums over the pairs of all anchors", _member, combine=_pooled),
+    "batch, negatives": Denominator("the denominator sums the negatives of all anchors", _negative, 1, combine=_pooled),
+    "subtract": Denominator("e^(1/temperature) is subtracted to remove the anchor", _member, 0, True, None, _less_one),
     "largest": Denominator("only the hardest negative is in the denominator", _negative, 1, combine=_largest),
     "one": Denominator("there is no denominator", lambda s: torch.zeros_like(s.member), leaks=_one),
 }
@@ -243,16 +239,12 @@ _OUTSIDE: Table = {
     "the sum over the positives is divided by their number plus 1": lambda x: x.sum / (x.n + 1),
     "the sum over the positives is divided by the number of other rows": lambda x: x.sum / x.members,
     "the values of the pairs are multiplied, not averaged": lambda x: x.cost.where(x.positive, 1.0).prod(dim=2),
-    "the logarithm of the denominator is counted once, not once per positive": (
-        lambda x: x.total(x.below) / x.n**2 - x.total(x.above) / x.n
-    ),
+    "the log of the denominator is counted only once": lambda x: x.total(x.below) / x.n**2 - x.total(x.above) / x.n,
     "only the hardest positive is used": lambda x: x.cost.masked_fill(~x.positive, -math.inf).amax(dim=2),
     "only the easiest positive is used": lambda x: x.cost.masked_fill(~x.positive, math.inf).amin(dim=2),
     "the sum over the positives is multiplied by their number": lambda x: x.sum * x.n,
     "only the similarities of the positives are averaged; there is no denominator": lambda x: -x.total(x.above) / x.n,
-    "the sum runs over all other rows, not only over the positives": (
-        lambda x: x.total(x.cost, x.setting.member) / x.members
-    ),
+    "the sum runs over all other rows, not over the positives": lambda x: x.total(x.cost, x.setting.member) / x.members,
 }
 _INSIDE: Table = {
     "inside": lambda x: x.n.log() - x.log_ratios(),
@@ -266,16 +258,12 @@ _INSIDE: Table = {
 _BINARY: Table = {
     "binary": lambda x: x.attract / (x.p + 1) + x.repel / x.q,
     "the diagonal is not counted among the positives": lambda x: x.attract / x.p.clamp(min=1) + x.repel / x.q,
-    "the diagonal is a positive with a loss of its own, not of 0": (
-        lambda x: (x.attract + x.softplus(-x.above, x.setting.own)) / (x.p + 1) + x.repel / x.q
-    ),
-    "the diagonal is counted among the negatives": lambda x: (
-        x.attract / x.p.clamp(min=1) + (x.repel + x.softplus(x.above, x.setting.own)) / (x.negatives + 1)
+    "the diagonal is a positive with a loss of its own": lambda x: (x.attract + x.own(-1)) / (x.p + 1) + x.repel / x.q,
+    "the diagonal is counted among the negatives": (
+        lambda x: x.attract / x.p.clamp(min=1) + (x.repel + x.own(1)) / (x.negatives + 1)
     ),
     "positives and negatives are summed, not averaged separately": lambda x: x.attract + x.repel,
-    "positives and negatives are averaged together, not separately": (
-        lambda x: (x.attract + x.repel) / (x.p + x.negatives).clamp(min=1)
-    ),
+    "positives and negatives are averaged together": lambda x: (x.attract + x.repel) / (x.p + x.negatives).clamp(min=1),
     "the negatives are missing": lambda x: x.attract / (x.p + 1),
     "the positives are missing": lambda x: x.repel / x.q,
     "the negatives are summed, not averaged": lambda x: x.attract / (x.p + 1) + x.repel,
@@ -283,8 +271,8 @@ _BINARY: Table = {
     "the negatives cost -log sigmoid((1 - similarity)/temperature), not -log(1 - sigmoid)": lambda x: (
         x.attract / (x.p + 1) + x.softplus((x.similarities - 1) / x.divisor, x.setting.negative) / x.q
     ),
-    "the sign of the logits is wrong": lambda x: (
-        x.softplus(x.above, x.positive) / (x.p + 1) + x.softplus(-x.above, x.setting.negative) / x.q
+    "the sign of the logits is wrong": (
+        lambda x: x.softplus(x.above, x.positive) / (x.p + 1) + x.softplus(-x.above, x.setting.negative) / x.q
     ),
 }
 FORMS: Table = {**_OUTSIDE, **_INSIDE, **_BINARY}
@@ -357,11 +345,6 @@ class Variant:
         """Whether every pair is classified, so that there are no numerators, denominators and guards."""
         return self.form in _BINARY
 
-    @property
-    def over_pairs(self) -> bool:
-        """Whether the mean over pairs is one of the loss's reductions."""
-        return "mean_pairs" in self.entry.choices["reduction"]
-
     def words(self) -> list[str]:
         """What is wrong, one sentence for each part that no loss of the catalogue has."""
         guard = "" if self.guard in [loss.variant.get("guard") for loss in LOSSES.values()] else self.guard
@@ -388,9 +371,6 @@ def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
     chosen = tuple((name, given[name]) for name in own if given[name] != loss.keywords[name])
     named = ("similarity", "denominator") if loss.variant else ("similarity",)
     parts: dict[str, Any] = {**loss.variant, **{name: given[name] for name in named if name in given}}
-    # The mean over pairs averages the sums over the pairs.
-    if loss.variant and given["reduction"] == "mean_pairs":
-        parts["form"] = "sum"
     return Variant(loss.name, chosen, **parts)
 
 
@@ -432,6 +412,8 @@ class Evaluation:
             policy: one of ``POLICIES``.
         """
         setting, each = self.setting, self.anchors(variant)[0]
+        # The mean over pairs weights the mean of each anchor by the number of its positives.
+        each = each * setting.counts if reduction == "mean_pairs" else each
         alone = setting.anchors & (setting.counts == 0)
         counted = setting.anchors & ~alone if policy == "drop" else setting.anchors
         values = (each.masked_fill(alone, math.nan) if policy == "nan" else each)[counted]
@@ -484,16 +466,15 @@ class Pairs:
             self.repel = self.softplus(self.above, setting.negative)
 
     def _similarities(self) -> Tensor:
-        name, flow = self.variant.similarity, self.variant.flow
-        left = right = self.setting.rows
-        if flow in ("columns", "anchors"):
-            left, right = (left, right.detach()) if flow == "columns" else (left.detach(), right)
-        elif flow in ("first view", "second view"):
-            kept = (torch.arange(len(left)) >= len(left) // 2) == (flow == "first view")
-            left = right = torch.where(kept[:, None], left, left.detach())
+        name, flow, rows = self.variant.similarity, self.variant.flow, self.setting.rows
+        still, first = rows.detach(), torch.arange(len(rows))[:, None] < len(rows) // 2
+        left = still if flow == "anchors" else rows
+        right = still if flow == "columns" else rows
+        if flow in ("first view", "second view"):
+            left = right = torch.where(first == (flow == "first view"), still, rows)
         elif flow == "norm":
             # The norms are constants, so a cosine of the rows is a dot product of the divided rows.
-            left = right = left / left.norm(dim=1, keepdim=True).detach()
+            left = right = rows / still.norm(dim=1, keepdim=True)
             name = "dot" if name == "cosine" else name
         found: Tensor = SIMILARITIES[name](left, right, self.setting)
         return torch.where(self.setting.negative, found.detach(), found) if flow == "negatives" else found
@@ -562,6 +543,10 @@ class Pairs:
         """[T, M], the sum over pairs of log(1 + e^logit), accurate above 20 too, where torch's softplus is linear."""
         return self.total(torch.logaddexp(logits, torch.zeros_like(logits)), pairs)
 
+    def own(self, sign: int) -> Tensor:
+        """[T, M], the cross-entropy of the self pair as a negative, or as a positive if the sign is -1."""
+        return self.softplus(sign * self.above, self.setting.own)
+
     def baseline(self) -> Tensor:
         """[T, M], the value of every row for a loss that no parts describe."""
         entry = self.variant.entry
@@ -591,6 +576,7 @@ COUNTS: Table = {
     "sum": lambda s: 1,
     "drop": lambda s: (s.counts > 0).sum(),
     "mean_pairs": lambda s: s.counts.sum(),
+    "the sum over the anchors is divided by the number of positive pairs": lambda s: s.counts.sum(),
     "the sum over the anchors is divided by the number of items": lambda s: len(s.items.unique()),
     "the sum over the anchors is divided by the number of classes": (
         lambda s: len((s.positive | s.own)[s.anchors].unique(dim=0))
@@ -611,7 +597,7 @@ POLICIES = ("zero", "drop", "nan")
 
 def variations(variant: Variant, call: str) -> Iterator[Variant]:
     """Yield every variant that differs from this one in one part that no loss of the catalogue has."""
-    others: dict[str, Iterable[str]] = {"similarity": SIMILARITIES}
+    others: dict[str, Iterable[Any]] = {"similarity": SIMILARITIES}
     if variant.in_parts and not variant.binary:
         others["numerator"] = NUMERATORS
         stems = {name: name.partition(",")[0] for name in DENOMINATORS}

@@ -1,6 +1,6 @@
-"""Judge anybody's loss on every case that its claim covers: :func:`check_loss` and ``pairproof check``.
+"""Judge a user's loss on every case that its claim covers: :func:`check_loss` and ``pairproof check``.
 
-It is judged as ``pairproof verify`` judges a peer: by the same cases, the same truth and the same bounds.
+The cases, the true values and the bounds are those with which ``pairproof verify`` judges a peer.
 """
 
 from __future__ import annotations
@@ -36,15 +36,13 @@ from .results import BAD, Check, Status, counted, grouped, unused
 from .verify import Report, check_device, check_names, judge_case, load_cases, truth_of
 
 SHOWN = 10
-"""Number of failing cases that are explained and shown by default."""
+"""Default number of failing cases that are explained and shown."""
 
 SHARED_WITHIN = 1000.0
-"""Error in units of its bound beyond which it is not a loss of digits, even if the baseline's is as large."""
+"""Error, in units of its bound, above which a failure is not attributed to lost digits."""
 
-SHARED = (
-    "the straightforward implementation (norms, products, logsumexp) is as far off in this dtype: digits are lost on"
-    " the way, and the formula need not be another"
-)
+SHARED = "digits are lost in this dtype: a straightforward implementation has as large an error"
+"""The explanation of a failure whose error is at most twice that of the baseline (norms, products, logsumexp)."""
 
 CONFORMS, DOES_NOT, COULD_NOT = "conforms", "does not conform", "could not run"
 EXIT_CODES = {CONFORMS: 0, DOES_NOT: 1, COULD_NOT: 3}
@@ -52,22 +50,22 @@ EXIT_CODES = {CONFORMS: 0, DOES_NOT: 1, COULD_NOT: 3}
 
 @dataclass
 class CheckResult:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        request: what was judged, and as what.
-        claim: what the target computes, as the request and its signature say.
-        notes: what was guessed, in words.
+        request: the target, the loss that it claims to compute, and the options.
+        claim: what the target computes, according to the request and its signature.
+        notes: what was guessed.
         report: every check, in the form of a run.
-        cases: how many cases of the loss were selected.
+        cases: number of cases of the loss that were selected.
         gradients_judged: whether the target gives gradients.
-        left_out: how many of the cases were not judged, by reason.
+        left_out: number of cases that were not judged, by reason.
         diagnoses: explanations of failures, by case and dtype.
-        advice: options to try if the verdict is a surprise.
-        declared: the declared deviations of this loss of this target.
-        unused: the problem of each of them that no check met.
-        aside: the declared deviations of this loss of another target.
-        explained: how many failing cases are explained and shown; None for all.
+        advice: options to try if the verdict is unexpected.
+        declared: the declared deviations for this loss and this target.
+        unused: one problem for each of them that no check met.
+        aside: the declared deviations for this loss and another target.
+        explained: number of failing cases that are explained and shown; None for all.
     """
 
     request: Request
@@ -86,7 +84,7 @@ class CheckResult:
 
     @property
     def checks(self) -> list[Check]:
-        """Every check, the skipped ones included."""
+        """All checks, including skipped ones."""
         return self.report.checks
 
     @property
@@ -101,12 +99,12 @@ class CheckResult:
 
     @property
     def counts(self) -> Counter[Status]:
-        """How many checks ended with each status."""
+        """Number of checks with each status."""
         return counted(self.checks)
 
     @property
     def shared(self) -> set[tuple[str, str]]:
-        """The failures, by case and dtype, that are at most twice as large as the baseline's."""
+        """The failures, by case and dtype, with an error at most twice that of the baseline."""
         return {name for name, words in self.diagnoses.items() if words == SHARED}
 
     @property
@@ -124,18 +122,17 @@ class CheckResult:
 
     @property
     def summary(self) -> str:
-        """The verdict with its numbers."""
+        """The verdict with the number of checks of each status, in one line."""
         loss, counts = self.request.loss, counted(self.judged)
         if not counts:
             return f"could not run: none of the {self.cases} cases of {loss} can be judged"
         if self.verdict == COULD_NOT:
             return f"could not run: each of {counts.total()} checks ended in an error: {self.failures[0].message}"
-        values = "" if self.gradients_judged else ", by its values alone"
+        values = "" if self.gradients_judged else ", values only"
         ends = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
-        said = f"{self.verdict}: {self.request.name} as {loss}{values}: {ends}"
-        if self.shared:
-            said += f" ({len(self.shared)} of them no worse than the straightforward implementation)"
-        return said + (f"; {len(self.unused)} declarations meet nothing" if self.unused else "")
+        shared = f" ({len(self.shared)} of them no worse than a straightforward implementation)" if self.shared else ""
+        idle = f"; {len(self.unused)} declarations match no check" if self.unused else ""
+        return f"{self.verdict}: {self.request.name} as {loss}{values}: {ends}{shared}{idle}"
 
     def worst(self) -> dict[str, float]:
         """Return the worst error in units of its bound, by dtype."""
@@ -143,7 +140,7 @@ class CheckResult:
         return {dtype: max(found) for dtype, found in ratios.items()}
 
     def flags(self) -> dict[str, Counter[Status]]:
-        """Return the counts of the statuses by flag; those with the most failures first."""
+        """Return the number of checks with each status by flag; flags with the most failures first."""
         statuses = grouped((flag, check.status) for check in self.judged for flag in check.flags)
         found = {flag: Counter(statuses[flag]) for flag in sorted(statuses)}
         return dict(sorted(found.items(), key=lambda item: -sum(item[1][status] for status in BAD)))
@@ -157,7 +154,7 @@ def check_loss(*target: Any, **options: Any) -> CheckResult:
     them.
 
     Returns:
-        Every check with its status, the counts, the verdict and a summary.
+        All checks with their status, the counts, the verdict and a summary.
 
     Raises:
         UsageError: an option is wrong or missing, or no case is selected.
@@ -171,12 +168,12 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     """Judge a target on every case that it claims.
 
     Args:
-        request: what is judged, and as what.
+        request: the target, the loss that it claims to compute, and the options.
         progress: called at each step.
-        explain: how many failing cases are explained; None for all.
+        explain: number of failing cases that are explained; None for all.
 
     Returns:
-        What was found.
+        The result of the check.
 
     Raises:
         UsageError: an option is wrong or missing, or no case is selected.
@@ -202,7 +199,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
                 result.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
             failed = [one for one in checks if one.status is Status.FAILED]
             for one in failed:
-                # A case that fails in several dtypes is explained once.
+                # A case that fails in several dtypes is explained only once.
                 first = one is failed[0] and (explain is None or len(failing) < explain)
                 outcome = target.outcomes[case.id, one.dtype] if first else None
                 if words := explanation(one, case, stored[case], outcome):
@@ -224,13 +221,13 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
 def judge_target(
     request: Request, target: External, case: Case, golden: GoldenCase | None, dtypes: Sequence[str]
 ) -> Iterator[Check]:
-    """Judge a target on one case; its ``outcomes`` are those of this case alone.
+    """Judge a target on one case; afterwards its ``outcomes`` are those of this case.
 
     Args:
-        request: what is judged, and as what.
-        target: as it was loaded.
+        request: the request of the check.
+        target: the target, as ``load_target`` returns it.
         case: the case.
-        golden: its golden entry, where it has one.
+        golden: its golden entry, if it has one.
         dtypes: of the inputs.
 
     Yields:
@@ -243,7 +240,7 @@ def judge_target(
 
 
 def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
-    """Check the options of a request that need no target, and return the cases that it selects.
+    """Validate the options of a request that do not depend on the target, and return the cases that it selects.
 
     Raises:
         UsageError: a loss, dtype or number is wrong, or one of its patterns matches no case.
@@ -261,11 +258,11 @@ def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
 
 
 def load_target(request: Request, declared: Sequence[Deviation]) -> External:
-    """Find the target of a request.
+    """Load the target of a request.
 
     Args:
-        request: what is judged, and as what.
-        declared: the declared deviations of any loss and target.
+        request: the request of the check.
+        declared: the declared deviations for any loss and target.
 
     Raises:
         UsageError: an option is wrong or missing.
@@ -286,17 +283,17 @@ def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Ou
     """Explain a failure.
 
     Args:
-        check: that failed.
-        case: that it judged.
-        golden: its golden entry, where it has one.
-        outcome: what the target returned; None to explain no more than a loss of digits.
+        check: the check that failed.
+        case: its case.
+        golden: the golden entry of the case, if it has one.
+        outcome: what the target returned; with None, only an error that the baseline has too is explained.
 
     Returns:
         A sentence, or "" if nothing explains it.
     """
     ratio = math.inf if check.ratio is None else check.ratio
     if ratio <= 1:
-        # It fails only because a deviation is declared.
+        # The check fails only because a deviation is declared.
         return ""
     true = truth_of(case, golden)
     if ratio <= SHARED_WITHIN:
@@ -312,30 +309,26 @@ def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Ou
 
 
 def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
-    """Yield options to try, from the cases that failed and what the target returned for them."""
+    """Yield options to try, derived from the cases that failed and the target's results."""
     claim = target.claim
-    said = {*claim.settings, *claim.passed}
-    if "reduction" not in said and any(len(o.values) == len(case.counted()) > 1 for case, o in failing):
-        yield "it returns one value per anchor: --set reduction=none says that it is meant to"
+    given = {*claim.settings, *claim.passed}
+    if "reduction" not in given and any(len(o.values) == len(case.counted()) > 1 for case, o in failing):
+        yield "it returns one value per anchor: pass --set reduction=none if that is intended"
     cosine = [case for case, _ in failing if case.option("similarity") == "cosine"]
     if cosine and not claim.normalised and "similarity" not in claim.passed and _depends_on_norms(target, cosine[0]):
-        yield (
-            "rows twice as long give another value, so it does not normalise them: --normalised says that its caller"
-            " does, --set similarity=dot that dot products are meant"
-        )
-    has_policy = "no_positive" in LOSSES[claim.loss].choices and "no_positive" not in said
+        words = "doubling the embeddings changes its value: pass --normalised if its caller normalises them"
+        yield f"{words}, or --set similarity=dot if it computes dot products"
+    has_policy = "no_positive" in LOSSES[claim.loss].choices and "no_positive" not in given
     if failing and has_policy and all(lacks_positives(case) for case, _ in failing):
-        yield (
-            "it fails only where an anchor has no positive: --set no_positive=drop or =nan says that it leaves such"
-            " anchors out, or gives NaN for them"
-        )
+        words = "it fails only if an anchor has no positives: pass --set no_positive=drop if it leaves them out"
+        yield f"{words} of the mean, or --set no_positive=nan if it returns NaN for them"
 
 
 def _depends_on_norms(target: External, case: Case) -> bool:
-    """Return whether rows of twice the length give another value."""
+    """Return whether doubling the embeddings changes the value."""
     doubled = replace(case, embeddings=2 * case.embeddings, others={k: 2 * z for k, z in case.others.items()})
     try:
         once, twice = (np.array(target.evaluate(one, "float64").values) for one in (case, doubled))
-    except Exception:  # outside code may raise anything
+    except Exception:  # external code may raise anything
         return False
     return once.shape != twice.shape or not np.allclose(twice, once, rtol=1e-6, atol=0, equal_nan=True)

@@ -147,10 +147,8 @@ def deviations(
         for what, names in known.items():
             given = entry.get(what, ())
             for name in [given] if isinstance(given, str) else given:
-                if name not in names:
-                    near = difflib.get_close_matches(name, names, 1)
-                    hint = f"; meant {near[0]}?" if near else ""
-                    raise DeclarationError(f"{place}: unknown {what} {name!r}{hint}")
+                near = [] if name in names else difflib.get_close_matches(name, names, 1)
+                _require(name in names, place, f"unknown {what} {name!r}{''.join(f'; meant {x}?' for x in near)}")
         named, flagged = entry.get("case", ()), entry.get("flag", ())
         chosen = {case.id: case.loss for case in cases if case.id in named or not flags[case].isdisjoint(flagged)}
         return Deviation(

@@ -1,25 +1,26 @@
-"""Properties: what must hold between the results of a loss on related batches, whatever the results are.
+"""Properties: relations that hold between the results of a loss on related batches.
 
-A property needs no expected value, so it can be asked of any implementation on any batch. Each takes a *subject* (an
+A property needs no expected values, so it applies to any implementation and any batch. It takes a *subject* (an
 implementation in one dtype) and a *case* (a drawn batch with its options), derives related cases whose inputs are exact
-again, and says how their results break the relation, or nothing. Batches are drawn with Hypothesis:
+again, and reports a violation if the results on these cases break the relation. Hypothesis draws the batches:
 
     subject = Subject.of(Fast({}, "cpu"), "float32")
     for prop in PROPERTIES:
         for loss in prop.losses:
             found = hunt(prop, loss, [subject])          # found.violation, found.asked
 
-An implementation refuses what it does not have; ``options={"reduction": "mean", "anchors": None}`` draws nothing else.
+A subject refuses the cases that it does not support. ``options={"reduction": "mean", "anchors": None}`` restricts what
+is drawn.
 
-*Results* are one table: the loss, the value of every anchor, the gradient of every row, each with its bound. A relation
-brings the tables of related cases to the same rows, and ``_agree`` compares what both have.
+*Results* are one table: the loss, the value of every anchor and the gradient of every row, each with its bound. A
+relation maps the tables of related cases to the same rows, and ``_agree`` compares their common entries.
 
-*Tolerances.* Every result is within its bound of the truth (``tolerances.bounds``), and of true results the relation
-holds exactly; so two results may miss it by the sum of their bounds, each times the factor with which it enters the
-relation, and by nothing else but the n - 1 roundings of a sum of n values, which is made here. Where the relation is a
-limit, what is left at a finite temperature is derived there.
+*Tolerances.* Every result is within its bound of the truth (``tolerances.bounds``), and the true results satisfy the
+relation exactly. So two results may differ by the sum of their bounds, each times the factor with which it enters the
+relation, plus the n - 1 roundings of any sum of n values computed here. If a relation is a limit, the difference at a
+finite temperature is derived there.
 
-A gradient is compared unless it does not exist: the loss is NaN, or has a kink there (``certify.maximum_is_tied``).
+Gradients are compared unless they do not exist: the loss is NaN, or has a kink there (``certify.maximum_is_tied``).
 """
 
 from __future__ import annotations
@@ -57,69 +58,69 @@ if TYPE_CHECKING:
     from ..implementations import Implementation
 
 Results = dict[tuple[str, int], tuple[Any, float]]
-"""A subject's results on a case, and how far each may be off.
+"""A subject's results on a case, each with the bound of its error.
 
-("loss", 0) is missing for reduction "none"; ("anchor", i) is the value of an anchor; ("gradient", k) is that of a row
-[D], as ``_rows`` counts them.
+("loss", 0) is missing for reduction "none"; ("anchor", i) is the value of an anchor; ("gradient", k) is the gradient
+[D] of row k of ``_rows``.
 """
 
 Claim = Callable[[Loss], bool]
 Relation = Callable[["Subject", Case], None]
 
 HOT = 2.0**30
-"""A temperature at which every logit is next to 0."""
+"""A temperature at which every logit is close to 0."""
 
 ROUNDING = 2.0**-53
-"""Of the float64 in which relations are computed."""
+"""Unit roundoff of float64, in which relations are computed."""
 
 KINDS = ("any", "labelled", "views", "paired")
 
 
 def _within(loss: Loss) -> bool:
-    """Whether the rows of one batch are anchors and columns at once.
+    """Whether the anchors and the columns are rows of the same batch.
 
-    Only then are there views, subsets of anchors, positives to choose and policies for what is missing.
+    Only such losses have views, subsets of anchors, a choice of positives, and policies for missing pairs.
     """
     return not loss.two_towers
 
 
 def _chooses_anchors(loss: Loss) -> bool:
-    """Whether some rows of a batch may be anchors and others not."""
+    """Whether the loss takes a subset of the rows as anchors."""
     return "anchors" in loss.keywords
 
 
 def _labelled(loss: Loss) -> bool:
-    """Whether the loss takes labels, and a mask of positives in place of them."""
+    """Whether the loss takes labels, or a mask of positives in place of them."""
     return loss.positives_by == "labels" and "positives" in loss.keywords
 
 
 def _ordered(loss: Loss) -> bool:
-    """Whether the loss is at least what each of its relatives gives, anchor by anchor."""
+    """Whether the loss is an upper bound of related losses, anchor by anchor."""
     return _labelled(loss) and loss.form == "mean" and "denominator" in loss.keywords
 
 
 def _coincides(loss: Loss) -> bool:
-    """Whether the loss is a plain cross-entropy where every anchor has one positive."""
+    """Whether the loss is a plain cross-entropy if every anchor has one positive."""
     plain = loss.form in ("mean", "inside") and not loss.epsilon
     return plain and _within(loss) and loss.variant.get("denominator", "all") != "only_negatives"
 
 
 class Refused(Exception):
-    """The subject does not take a case that the property needs; the message is its reason."""
+    """The subject does not support a case that the property needs; the message is the reason."""
 
 
 class _Broken(Exception):
-    """The relation does not hold; the message says where."""
+    """The relation does not hold; the message names the first result that breaks it."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is asked: an implementation in one dtype.
+    """What is tested: an implementation in one dtype.
 
     Attributes:
-        evaluate: gives value, anchors' values and gradient of a case, as far as it has them.
-        dtype: in which it works.
-        refuses: why a case is not for it, or None.
+        evaluate: returns the value of a case and, if it has them, the anchors' values and the gradient.
+        dtype: of the inputs.
+        refuses: returns the reason why it does not support a case, or None.
         name: for messages.
     """
 
@@ -130,7 +131,7 @@ class Subject:
 
     @classmethod
     def of(cls, implementation: Implementation, dtype: str) -> Subject:
-        """An adapter of ``peers`` in one of its dtypes."""
+        """Return an adapter of ``implementations`` in one of its dtypes as a subject."""
         name = f"{implementation.name} in {dtype}"
         return cls(lambda case: implementation.evaluate(case, dtype), dtype, implementation.refuses, name)
 
@@ -141,11 +142,11 @@ class Property:
 
     Attributes:
         name: short name.
-        claimed: whether it holds for a loss of the catalogue.
-        kind: of batch, as ``batches`` draws it: "any"; "labelled", its positives given by labels; "views", two views
-            of every item stacked; "paired", every label twice.
-        fixed: the options at which alone it holds.
-        relate: raises where the relation breaks; its docstring says the relation in words.
+        claimed: returns whether it holds for a loss of the catalogue.
+        kind: of batch, as ``batches`` draws it: "any"; "labelled", positives are given by labels; "views", two stacked
+            views of every item; "paired", every label occurs twice.
+        fixed: options without which it does not hold.
+        relate: raises an error if the relation does not hold; its docstring states the relation.
     """
 
     name: str
@@ -156,27 +157,27 @@ class Property:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """The losses for which it holds."""
+        """The names of the losses for which it holds."""
         return tuple(name for name, loss in LOSSES.items() if self.claimed(loss))
 
     def applies(self, case: Case) -> bool:
-        """Whether the relation is claimed for a case."""
+        """Return whether the relation must hold for a case."""
         as_fixed = all(case.option(name) == value for name, value in self.fixed.items() if name in case.entry.keywords)
         return self.claimed(case.entry) and _is_of_kind(case, self.kind) and as_fixed
 
     def violation(self, subject: Subject, case: Case) -> str | None:
-        """How the subject's results on a case and on its relatives break the relation; None if they do not.
+        """Describe how the subject's results on a case and on related cases break the relation; None if they do not.
 
         Args:
-            subject: what is asked.
-            case: a batch; the property must apply to it.
+            subject: what is tested.
+            case: a case to which the property applies.
 
         Raises:
-            Refused: the subject does not take the case or one that the relation needs.
+            Refused: the subject does not support the case, or a related case.
             ValueError: the property does not apply to the case.
         """
         if not self.applies(case):
-            raise ValueError(f"the property {self.name!r} says nothing of the case {case.id}")
+            raise ValueError(f"the property {self.name!r} does not apply to the case {case.id}")
         try:
             self.relate(subject, case)
         except _Broken as broken:
@@ -186,7 +187,7 @@ class Property:
 
 @dataclass(frozen=True)
 class Hunt:
-    """What a hunt found: a violation, if there is one, and how many batches each subject answered."""
+    """The result of ``hunt``: the first violation, or None; and the number of batches that each subject supported."""
 
     violation: str | None
     asked: Mapping[str, int]
@@ -201,16 +202,16 @@ def hunt(
     examples: int = 50,
     simplify: bool = True,
 ) -> Hunt:
-    """Draw batches, always the same ones, and ask every subject of each.
+    """Draw batches, the same ones in every run, and test every subject on each of them.
 
     Args:
         prop: the property.
         loss: one of its losses.
-        subjects: what is asked.
-        options: keywords that are not drawn, for subjects that have no such choice; those that the property fixes and
-            those that the loss lacks are passed over.
-        examples: how many batches are drawn.
-        simplify: look for the simplest batch that shows a violation, which takes seconds.
+        subjects: what is tested.
+        options: values of keywords that are not drawn, for subjects that support no others; keywords that the property
+            fixes or that the loss lacks are ignored.
+        examples: number of batches.
+        simplify: whether to look for the simplest batch with a violation, which takes seconds.
 
     Raises:
         ImportError: hypothesis is not installed.
@@ -218,7 +219,7 @@ def hunt(
     hypothesis = _hypothesis()
     asked = {subject.name: 0 for subject in subjects}
 
-    # The batches that are drawn depend on this function's text.
+    # Hypothesis derives its seed from the source of this function.
     def ask(case: Case) -> None:
         for subject in subjects:
             try:
@@ -243,15 +244,15 @@ def hunt(
     except _Broken as broken:
         violation = str(broken)
     except hypothesis.errors.Flaky:
-        violation = f"{', '.join(asked)}, {loss}: {prop.name}: broken once and not when asked again: not deterministic"
+        violation = f"{', '.join(asked)}, {loss}: {prop.name}: a violation was not repeated: not deterministic"
     return Hunt(violation, asked)
 
 
 def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProxyType({})) -> SearchStrategy[Case]:
-    """A Hypothesis strategy of cases with every option of a loss.
+    """Return a Hypothesis strategy that draws cases with every option of a loss.
 
-    Entries are integers up to 15 times a power of two, one per row: they, and what the properties make of them, are
-    numbers of every dtype.
+    Entries are integers of at most 15 times a power of two for each row. They, and the inputs that the properties
+    derive from them, are exactly representable in every dtype.
 
     Args:
         loss: short name in the catalogue.
@@ -303,7 +304,7 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
 
 
 def _targets(draw: Callable[[Any], Any], st: Any, name: str, kind: str, n: int) -> Any:
-    """Labels, partners or pairs of a batch of one kind."""
+    """Draw labels, partners or pairs for a batch of one kind."""
     if name == "positive_pairs" and kind == "any":
         return draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=2 * n))
     if name == "partners":
@@ -338,7 +339,7 @@ def _is_of_kind(case: Case, kind: str) -> bool:
 
 
 def _as_input(case: Case) -> str:
-    """The case as a golden file takes it: with an id, flags and a note it is one, once its results are proved."""
+    """The inputs of a case in the form of a golden file."""
     given = {name: np.asarray(value).tolist() for name, value in {**case.arguments, **case.others}.items()}
     return json.dumps({"embeddings": case.embeddings.tolist(), "arguments": given, "keywords": dict(case.keywords)})
 
@@ -347,7 +348,7 @@ _truth = lru_cache(maxsize=64)(truth)
 
 
 def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
-    """Evaluate a case, some of its keywords changed."""
+    """Return the results on a case, with some of its keywords changed."""
     if changed:
         case = _with(case, **changed)
     if (reason := subject.refuses(case)) is not None:
@@ -356,7 +357,7 @@ def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
         raise Refused(f"inputs are not exactly representable in {subject.dtype}")
     try:
         outcome = subject.evaluate(case)
-    except Exception as error:  # a crash of outside code is a result
+    except Exception as error:  # an error in external code is a violation
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         raise _Broken(f"{message} ({case.loss}, {dict(case.keywords)})") from error
     true = _truth(case)
@@ -377,7 +378,7 @@ def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
 
 
 def _agree(first: Results, second: Results) -> None:
-    """Compare what both have."""
+    """Compare the entries that both tables have."""
     for (what, k), (x, tolerance) in first.items():
         if (what, k) in second:
             y, more = second[what, k]
@@ -385,14 +386,14 @@ def _agree(first: Results, second: Results) -> None:
 
 
 def _near(what: str, first: Any, second: Any, tolerance: float) -> None:
-    """Compare two floats, which may both be NaN or infinite, or two vectors by their distance."""
+    """Compare two floats, which may both be NaN or infinite, or compare two vectors by their distance."""
     if np.ndim(first) == 0 and np.array_equal(first, second, equal_nan=True):
         return
     error = math.dist(np.atleast_1d(first), np.atleast_1d(second))
     if not error <= tolerance:
         times = f"{error / tolerance if tolerance else math.inf:.3g} times the tolerance {tolerance:.3g}"
-        found = f"{np.asarray(first).tolist()!r} against {np.asarray(second).tolist()!r}"
-        raise _Broken(f"{what}: {found}, apart by {times}")
+        found = f"{np.asarray(first).tolist()!r} and {np.asarray(second).tolist()!r}"
+        raise _Broken(f"{what}: {found} differ by {times}")
 
 
 def _only(results: Results, *what: str) -> Results:
@@ -400,7 +401,7 @@ def _only(results: Results, *what: str) -> Results:
 
 
 def _sum(first: Results, second: Results) -> Results:
-    """The loss and the gradient of two cases added up, as far as both have them, and the anchors that either has."""
+    """Add the losses and the gradients that both tables have, and join the values of the anchors."""
     either = _only(second | first, "anchor")
     both = {key: (*first[key], *second[key]) for key in first if key in second and key not in either}
     return either | {key: (x + y, tolerance + more) for key, (x, tolerance, y, more) in both.items()}
@@ -411,7 +412,7 @@ def _multiplied(results: Results, factor: float) -> Results:
 
 
 def _reduced(case: Case, each: Results) -> Results:
-    """Results that have the values of a case's anchors, and with them the loss, by the case's reduction."""
+    """Add the loss to results that have the anchors' values, computed from them by the case's reduction."""
     reduction, counted, positives = case.option("reduction"), case.counted(), case.positives()
     if reduction == "none":
         return each
@@ -423,32 +424,32 @@ def _reduced(case: Case, each: Results) -> Results:
 
 
 def _rows(case: Case) -> Matrix:
-    """The rows of every matrix that goes in, one matrix after the other."""
+    """The rows of all input matrices, concatenated."""
     return np.concatenate(list(case.matrices.values()))
 
 
 def _with_rows(case: Case, rows: Matrix) -> Case:
-    """The case with other rows, as ``_rows`` has them."""
+    """The case with other rows, in the order of ``_rows``."""
     ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]
     embeddings, *others = np.split(rows, ends)
     return replace(case, embeddings=embeddings, others=dict(zip(case.others, others, strict=True)))
 
 
 def _with(case: Case, **changed: Any) -> Case:
-    """The case with other keywords, those that its loss has."""
+    """The case with other keywords; keywords that its loss lacks are ignored."""
     changed = {name: value for name, value in changed.items() if name in case.entry.keywords}
     return replace(case, keywords={**case.keywords, **changed})
 
 
 def _with_mask(case: Case, mask: npt.NDArray[np.bool_]) -> Case:
-    """The case with its positives given by a mask, or by pairs where the loss takes those."""
+    """The case with its positives given by a mask, or by pairs if the loss takes pairs."""
     if case.entry.positives_by == "pairs":
         return replace(case, arguments={"positive_pairs": [(int(i), int(j)) for i, j in np.argwhere(mask)]})
     return replace(case, arguments={"positives": mask.tolist()})
 
 
 def _reordered(case: Case, order: list[int]) -> Case:
-    """The case whose row k is this one's row ``order[k]``, of every matrix."""
+    """The case whose row k is row ``order[k]`` of this case, for the rows of all matrices."""
     place = np.argsort(order)
     take: dict[str, Callable[[Any], Any]] = {
         "labels": lambda labels: np.array(labels)[order],
@@ -463,20 +464,21 @@ def _reordered(case: Case, order: list[int]) -> Case:
 
 
 def _ask_reordered(subject: Subject, case: Case, order: list[int], **changed: Any) -> Results:
-    """The results on ``_reordered``, some keywords changed, by the rows of the case."""
+    """Return the results on ``_reordered`` with some keywords changed, by the rows of the original case."""
     reordered = _with(_reordered(case, order), **changed)
-    # The anchors of one direction between two towers are counted from 0, whichever tower they are.
+    # With one direction between two towers, anchors are counted from 0 in either tower.
     place = {"loss": [0], "anchor": [i % reordered.shape[0] for i in order], "gradient": order}
     return {(what, place[what][k]): part for (what, k), part in _ask(subject, reordered).items()}
 
 
 def _hold_mapped(subject: Subject, case: Case, maps: Sequence[Matrix]) -> None:
-    """Hold the results on mapped rows against the case's own.
+    """Compare the results on mapped rows with those on the case.
 
     Args:
-        subject: what is asked.
+        subject: what is tested.
         case: the case.
-        maps: a multiple of a rotation or of a reflection for each row; of dot products, the same one.
+        maps: for each row, a multiple of a rotation or reflection; the same for all rows if similarities are dot
+            products.
     """
     moved = _with_rows(case, np.array([row @ turn for row, turn in zip(_rows(case), maps, strict=True)]))
     lengths = [math.hypot(*turn[0]) for turn in maps]
@@ -494,15 +496,15 @@ def _temperatures(case: Case) -> dict[str, float]:
 
 
 def _of_equal_logits(case: Case, logit: float, slack: float) -> Results:
-    """The loss and the anchors' values where every logit is the same, the diagonal's too, each to within a slack.
+    """Return the loss and the anchors' values if all logits, the diagonal included, are equal.
 
     Args:
-        case: for the sets, the options and the reduction.
+        case: the case whose sets, options and reduction are used.
         logit: the value of every logit.
-        slack: of an anchor's value, in units of 1 plus its size.
+        slack: tolerance of an anchor's value, relative to 1 plus its magnitude.
     """
     values = anchor_values(case, torch.full(case.shape, logit, dtype=torch.float64)).numpy()
-    if case.entry.form == "binary":  # torch's softplus leaves out what is below e^-20
+    if case.entry.form == "binary":  # torch's softplus is linear above 20
         positive, others = (np.array(list(map(len, sets))) for sets in (case.positives(), case.members()))
         attract, repel = np.logaddexp(0, (-logit, logit))
         values = positive / (positive + 1) * attract + np.where(others > positive, repel, 0.0)
@@ -513,12 +515,12 @@ def _of_equal_logits(case: Case, logit: float, slack: float) -> Results:
 def _of_other_losses(
     subject: Subject, case: Case, arguments: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[Loss, str, Results]]:
-    """The results of other losses on the same batch with each of their denominators, as far as the subject has them.
+    """Yield the results of other losses, with each of their denominators, that the subject supports on the batch.
 
     Args:
-        subject: what is asked.
-        case: for the batch and the options.
-        arguments: by loss, what gives it the same positives.
+        subject: what is tested.
+        case: the case whose batch and options are used.
+        arguments: for each loss, the arguments that give it the same positives.
     """
     keywords = {name: case.option(name) for name in (*COMMON, *case.keywords)}
     for name, given in arguments.items():
@@ -531,7 +533,7 @@ def _of_other_losses(
 
 
 def _chance(case: Case) -> random.Random:
-    """A generator of which the batch alone decides, so that a case repeats its violation."""
+    """A random generator seeded by the batch, so that the violation of a case can be repeated."""
     return random.Random(zlib.crc32(case.embeddings.tobytes()))
 
 
@@ -539,7 +541,7 @@ _PROPERTIES: list[Property] = []
 
 
 def _property(claimed: Claim = lambda loss: True, kind: str = "any", **fixed: Any) -> Callable[[Relation], Relation]:
-    """Enter a relation among the properties, by the words of its name."""
+    """Add a relation to the properties, named after the function."""
 
     def enter(relate: Relation) -> Relation:
         name = relate.__name__.strip("_").replace("_", " ")
@@ -551,10 +553,10 @@ def _property(claimed: Claim = lambda loss: True, kind: str = "any", **fixed: An
 
 @_property()
 def _permutation(subject: Subject, case: Case) -> None:
-    """Rows in another order: anchors and gradient move along, mean and sum stay."""
+    """Permuting the rows permutes the anchors' values and the gradient, and does not change mean and sum."""
     chance = _chance(case)
     order = chance.sample(range(case.n), case.n)
-    if case.entry.two_towers:  # Pairs stay pairs: both towers are reordered alike, and the negatives for themselves.
+    if case.entry.two_towers:  # Both towers have one permutation, so that pairs are kept.
         queue = range(2 * case.n, len(_rows(case)))
         order += [*(case.n + i for i in order), *chance.sample(queue, len(queue))]
     _agree(_ask(subject, case), _ask_reordered(subject, case, order))
@@ -562,7 +564,7 @@ def _permutation(subject: Subject, case: Case) -> None:
 
 @_property(_labelled, "labelled")
 def _relabelling(subject: Subject, case: Case) -> None:
-    """Only the equality of labels counts, and their mask says the same."""
+    """Only the equality of labels matters, and a mask of positives gives the same results."""
     found, labels = _ask(subject, case), case.arguments["labels"]
     names = _chance(case).sample((-(2**40), -1, 0, 1, 2, 8, 256, 65536, 2**40), 9)
     new = dict(zip(sorted(set(labels)), itertools.chain(names, itertools.count(10**6)), strict=False))
@@ -572,12 +574,12 @@ def _relabelling(subject: Subject, case: Case) -> None:
 
 @_property()
 def _rotation(subject: Subject, case: Case) -> None:
-    """Embeddings rotated or reflected: only angles and lengths count, and the gradient turns along."""
+    """Rotating or reflecting the embeddings does not change the loss, and rotates the gradient."""
     chance, dim = _chance(case), case.embeddings.shape[1]
     matrix = np.eye(dim)[chance.sample(range(dim), dim)] * [chance.choice((-1.0, 1.0)) for _ in range(dim)]
     exact = all(Fraction(x) * 25 == Fraction(x * 25) for x in _temperatures(case).values())
     if dim > 1 and (case.option("similarity") == "cosine" or exact):
-        # The triangle 3, 4, 5: a rotation by integers, which makes every row five times as long.
+        # The triangle 3, 4, 5 gives a rotation with integer entries, times five.
         turn = 5 * np.eye(dim)
         turn[:2, :2] = [[3, -4], [4, 3]]
         matrix = matrix @ turn
@@ -586,7 +588,7 @@ def _rotation(subject: Subject, case: Case) -> None:
 
 @_property()
 def _scale(subject: Subject, case: Case) -> None:
-    """Cosine: no row's length counts; dot: double rows at the fourfold temperature cost the same."""
+    """Cosine: scaling a row changes nothing; dot: doubled rows at four times the temperature have the same loss."""
     chance, cosine = _chance(case), case.option("similarity") == "cosine"
     factors = [chance.choice((0.25, 0.5, 2.0, 3.0, 5.0)) if cosine else 2.0 for _ in _rows(case)]
     _hold_mapped(subject, case, [factor * np.eye(case.embeddings.shape[1]) for factor in factors])
@@ -594,7 +596,7 @@ def _scale(subject: Subject, case: Case) -> None:
 
 @_property(_within, "views")
 def _view_order(subject: Subject, case: Case) -> None:
-    """Two views interleaved give what they give stacked."""
+    """Interleaved views give the same results as stacked views."""
     half = case.n // 2
     order = [row for item in range(half) for row in (item, half + item)]
     _agree(_ask(subject, case), _ask_reordered(subject, case, order))
@@ -602,7 +604,7 @@ def _view_order(subject: Subject, case: Case) -> None:
 
 @_property(_chooses_anchors, "views", anchors=None)
 def _directions(subject: Subject, case: Case) -> None:
-    """Two views swapped give the same loss, and what each view costs as anchors adds up to the whole."""
+    """Swapping two views does not change the loss, and the sums over the anchors of each view add up to the whole."""
     half = case.n // 2
     order = [*range(half, case.n), *range(half)]
     _agree(_ask(subject, case), _ask_reordered(subject, case, order))
@@ -613,7 +615,7 @@ def _directions(subject: Subject, case: Case) -> None:
 
 @_property(lambda loss: loss.two_towers)
 def _towers(subject: Subject, case: Case) -> None:
-    """Towers changed about give the same with the direction turned round, and both directions add up to the whole."""
+    """Swapping towers and direction does not change the loss, and both directions add up to the whole."""
     n = case.n
     order = [*range(n, 2 * n), *range(n), *range(2 * n, len(_rows(case)))]
     turned = {"both": "both", "a_to_b": "b_to_a", "b_to_a": "a_to_b"}
@@ -625,7 +627,7 @@ def _towers(subject: Subject, case: Case) -> None:
 
 @_property(_chooses_anchors, anchors=None)
 def _subset_of_anchors(subject: Subject, case: Case) -> None:
-    """An anchor's value does not depend on which other rows are anchors; sums over two parts of the anchors add up."""
+    """An anchor's value does not depend on the choice of other anchors; the sums over two parts of them add up."""
     chance = _chance(case)
     chosen = [chance.random() < 0.5 for _ in range(case.n)]
     chosen[0] = not all(chosen)
@@ -636,7 +638,7 @@ def _subset_of_anchors(subject: Subject, case: Case) -> None:
 
 @_property(similarity="cosine")
 def _orthogonal_gradient(subject: Subject, case: Case) -> None:
-    """Under cosine each row's gradient is orthogonal to the row."""
+    """With cosine similarity, the gradient of each row is orthogonal to the row."""
     rows = _rows(case)
     for (_, k), (gradient, tolerance) in _only(_ask(subject, case), "gradient").items():
         _near(f"gradient of row {k} along the row", 0.0, float(gradient @ rows[k]) / math.hypot(*rows[k]), tolerance)
@@ -644,7 +646,7 @@ def _orthogonal_gradient(subject: Subject, case: Case) -> None:
 
 @_property()
 def _no_torque(subject: Subject, case: Case) -> None:
-    """All rows turned together change nothing, so rows transposed times gradient is symmetric."""
+    """Rotating all rows together does not change the loss, so rows transposed times gradient is symmetric."""
     rows = _rows(case)
     products, tolerance = np.zeros((rows.shape[1],) * 2), 0.0
     for (_, k), (gradient, allowed) in _only(_ask(subject, case), "gradient").items():
@@ -655,11 +657,11 @@ def _no_torque(subject: Subject, case: Case) -> None:
 
 @_property()
 def _identical_rows(subject: Subject, case: Case) -> None:
-    """Equal logits have a known loss: ln(N - 1) where the denominator is all others."""
+    """Equal logits have a known loss: ln(N - 1) if the denominator sums over all other rows."""
     row, cosine = case.embeddings[0], case.option("similarity") == "cosine"
     same = _with(_with_rows(case, np.tile(row, (len(_rows(case)), 1))), base_temperature=None)
     logit = (1.0 if cosine else float(row @ row)) / case.temperature
-    # What it is held to is itself rounded, by a few units of what it adds up.
+    # The expected values are rounded too, by a few units in the last place of their terms.
     expected = _of_equal_logits(same, logit, 4 * ROUNDING * (1 + logit))
     if cosine:
         expected |= {("gradient", k): (np.zeros_like(row), 0.0) for k in range(len(_rows(case)))}
@@ -668,16 +670,16 @@ def _identical_rows(subject: Subject, case: Case) -> None:
 
 @_property()
 def _hot(subject: Subject, case: Case) -> None:
-    """As the temperature grows every logit goes to 0: the loss goes to that of equal logits."""
+    """As the temperature grows, every logit goes to 0 and the loss goes to that of equal logits."""
     hot = _with(case, temperature=HOT, base_temperature=None)
     longest = 1.0 if case.option("similarity") == "cosine" else float(np.linalg.norm(_rows(case), axis=1).max())
-    # Logits of at most S in size move each ratio of exponentials by a factor within e^(2S), each softplus by S.
+    # Logits of magnitude at most S change each ratio of exponentials by a factor of at most e^(2S), each softplus by S.
     _agree(_of_equal_logits(hot, 0.0, 2 * longest**2 / HOT + 4 * ROUNDING), _ask(subject, hot))
 
 
 @_property(_coincides, "paired", denominator="all")
 def _one_positive_each(subject: Subject, case: Case) -> None:
-    """With one positive per anchor and one class mate, supcon, supcon_in, nt_xent and the pairwise reading are one."""
+    """With one positive per anchor, supcon, supcon_in, nt_xent and nt_xent_pairwise are equal."""
     mates = [row[0] for row in case.positives()]
     pairs = list(enumerate(mates))
     given = {"labels": [min(pair) for pair in pairs], "partners": mates, "positive_pairs": pairs}
@@ -688,20 +690,20 @@ def _one_positive_each(subject: Subject, case: Case) -> None:
             answered += (loss.name, denominator) != (case.loss, "all")
             _agree(found, other)
     if not answered:
-        raise Refused("takes none of the losses that coincide")
+        raise Refused("takes none of the other losses that are equal here")
 
 
 @_property(_ordered, denominator="all", reduction="none", no_positive="zero")
 def _order(subject: Subject, case: Case) -> None:
     """Pairwise <= supcon, supcon_in <= supcon, and only_negatives <= one_positive <= all, anchor by anchor."""
     arguments = {name: case.arguments for name, loss in LOSSES.items() if _coincides(loss) and _labelled(loss)}
-    # Each denominator sums no more than the one before it.
+    # Each denominator sums a subset of the terms of the one before it.
     rank = CHOICES["denominator"].index
     pairs = itertools.permutations(_of_other_losses(subject, case, arguments), 2)
     chains = [(a, b) for a, b in pairs if a[0].form in ("inside", b[0].form) and rank(a[1]) >= rank(b[1])]
     if not chains:
-        raise Refused("takes one of the ordered losses alone")
-    # Without negatives their denominator is empty, and the anchor adds 0 by policy.
+        raise Refused("takes only one of the ordered losses")
+    # Without negatives, a denominator of negatives is empty, and the anchor adds 0 by policy.
     with_negatives = [i for i in case.anchors() if len(case.positives()[i]) < case.n - 1]
     for (less, denominator, lower), (more, other, higher) in chains:
         for i in with_negatives:
@@ -712,7 +714,7 @@ def _order(subject: Subject, case: Case) -> None:
 
 @_property(_within)
 def _duplicates(subject: Subject, case: Case) -> None:
-    """Two equal rows that are each other's positives and share all others cost and learn the same."""
+    """Equal rows that are positives of each other and have the same other positives have equal values and gradients."""
     first, second = _chance(case).sample(range(case.n), 2)
     if "partners" in case.arguments:
         second = case.arguments["partners"][first]
@@ -730,7 +732,7 @@ def _duplicates(subject: Subject, case: Case) -> None:
 
 @_property(lambda loss: _labelled(loss) or loss.positives_by == "pairs")
 def _never_its_own_positive(subject: Subject, case: Case) -> None:
-    """The diagonal of a mask, a pair of a row with itself, and a pair named twice mean nothing."""
+    """The diagonal of a mask, a pair of a row with itself, and a repeated pair have no effect."""
     mask, diagonal = np.array(case.positive_mask()), np.eye(case.n, dtype=bool)
     without, full = _with_mask(case, mask & ~diagonal), _with_mask(case, mask | diagonal)
     if case.entry.positives_by == "pairs":
@@ -741,7 +743,7 @@ def _never_its_own_positive(subject: Subject, case: Case) -> None:
 
 @_property()
 def _reductions(subject: Subject, case: Case) -> None:
-    """The sum is that of the anchors' values, the mean the sum over their number, gradients too."""
+    """The sum is the sum of the anchors' values, the mean is the sum divided by their number; so are the gradients."""
     each, total, mean = (_ask(subject, case, reduction=reduction) for reduction in ("none", "sum", "mean"))
     _agree(_reduced(_with(case, reduction="sum"), each), total)
     _agree(_multiplied(total, 1 / max(len(case.counted()), 1)) | _only(each, "anchor"), mean)
@@ -752,7 +754,7 @@ def _reductions(subject: Subject, case: Case) -> None:
 
 @_property()
 def _base_temperature(subject: Subject, case: Case) -> None:
-    """With a base temperature the loss is multiplied by temperature / base temperature."""
+    """A base temperature multiplies the loss by temperature / base temperature."""
     base = case.option("base_temperature") or 2 * case.temperature
     plain = _ask(subject, case, base_temperature=None)
     _agree(_ask(subject, case, base_temperature=base), _multiplied(plain, case.temperature / base))
@@ -760,7 +762,7 @@ def _base_temperature(subject: Subject, case: Case) -> None:
 
 @_property(_within)
 def _policies(subject: Subject, case: Case) -> None:
-    """A policy decides what anchors without positives or without negatives add, and touches no other."""
+    """A policy sets the values of anchors without positives or without negatives, and changes no others."""
     plain = _with(case, no_positive="zero", no_negative="zero", reduction="none")
     zero, known = _ask(subject, plain), case.entry.choices
     if "no_positive" in known:
