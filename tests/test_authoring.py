@@ -1,10 +1,11 @@
-"""Rebuilding, checking and extending the fixtures, on a small copy of them; an interrupted run leaves the old files."""
+"""Tests of `pairproof fixtures rebuild`, `check`, `add` and `show`, on a small copy of the fixtures."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from pairproof.conformance.explain import describe, find_golden
 from pairproof.conformance.implementations import Unavailable, supcontrast
 from pairproof.conformance.implementations.fast import Fast
 from pairproof.conformance.implementations.reference import Reference
-from pairproof.conformance.implementations.supcontrast import SupContrastToday
+from pairproof.conformance.implementations.supcontrast import SupContrastToday, sha256
 from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.options import Batch, UsageError
 from pairproof.conformance.maintain import add as authoring
@@ -46,10 +47,11 @@ KEPT = (
     "info_nce/queue-tau-half",
 )
 RECORDED = rebuild.RECORDED
-DEAREST = "supcon/one-positive-balanced-tau-half"
+FIRST = "supcon/one-positive-balanced-tau-half"
 
 
 def thin(name: str, key: str, of: str, write: Callable[[Any], str], root: Path) -> None:
+    """Keep only the entries of a file that belong to the cases of ``KEPT``."""
     data = json.loads((ROOT / name).read_text(encoding="utf-8"))
     data[key] = [entry for entry in data[key] if entry[of].removeprefix("golden/") in KEPT]
     (root / name).write_text(write(data), encoding="utf-8")
@@ -57,7 +59,7 @@ def thin(name: str, key: str, of: str, write: Callable[[Any], str], root: Path) 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clean folder of fixtures with a case or two of each loss and two documents, judged on our own rooms alone."""
+    """A clean folder of fixtures: one to three cases of each loss, two documents, three implementations."""
     root = Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("authoring") / "fixtures"))
     for path in (root / "worked").glob("*.json"):
         if path.stem not in ("batch_tutorial", "sit_article"):
@@ -67,12 +69,12 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     thin(RECORDED, "records", "case", rebuild.compact_json, root)
     write_manifest(root)
     with pytest.MonkeyPatch.context() as patch:
-        ours_alone(patch)
+        use_own_implementations(patch)
         rebuild.rebuild({}, root, processes=1)
     return root
 
 
-def ours_alone(patch: pytest.MonkeyPatch) -> None:
+def use_own_implementations(patch: pytest.MonkeyPatch) -> None:
     ours = (Reference, Fast, SupContrastToday)
     for module in (peers, rebuild, run):
         patch.setattr(module, "ALL", ours)
@@ -81,8 +83,8 @@ def ours_alone(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def root(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of its own for each test, in the place of the installed fixtures."""
-    ours_alone(monkeypatch)
+    """A copy for each test, which replaces the installed fixtures."""
+    use_own_implementations(monkeypatch)
     copy = Path(shutil.copytree(original, tmp_path / "fixtures"))
     with fixtures_at(copy):
         yield copy
@@ -97,7 +99,7 @@ def times(root: Path) -> dict[str, int]:
 
 
 def edit(root: Path, name: str, change: Callable[[Any], object], write: Callable[[Any], str] = dump_json) -> None:
-    """Change one file's content and leave the manifest behind."""
+    """Change the content of a file without updating the manifest."""
     data = json.loads((root / name).read_text(encoding="utf-8"))
     change(data)
     (root / name).write_text(write(data), encoding="utf-8")
@@ -110,7 +112,7 @@ def call(*arguments: str) -> int:
 
 
 def damage(root: Path) -> None:
-    """Everything that a rebuild can make good."""
+    """Make every kind of change that a rebuild can repair."""
 
     def forget(data: Any) -> None:
         del data["cases"][0]["expected"]
@@ -124,7 +126,7 @@ def damage(root: Path) -> None:
 # Rebuilding and checking.
 
 
-def test_a_clean_tree_stays_as_it_is(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rebuild_of_a_clean_tree_changes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, when = files(root), times(root)
     assert call("rebuild") == 0
     text = capsys.readouterr().out
@@ -136,29 +138,29 @@ def test_a_clean_tree_stays_as_it_is(root: Path, capsys: pytest.CaptureFixture[s
     assert times(root) == when
 
 
-def test_a_rebuild_makes_everything_good(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rebuild_repairs_damage(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = files(root)
     damage(root)
     (root / "manifest.json").unlink()
     damaged = files(root)
     assert call("check") == 1
-    said = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for line in (
         "manifest.json: missing or damaged",
-        f"golden/supcon.json: {DEAREST}: expected: nothing stored, ",
+        f"golden/supcon.json: {FIRST}: expected: nothing stored, ",
         "golden/supcon.json: supcon/lonely-nan: dtypes: 1 stored, 4 expected",
         "worked/batch_tutorial.json: the same content in another layout",
         "expected.json: fast/supcon: 1 passed",
         "fixtures: a rebuild would make 5 changes",
     ):
-        assert line in said
+        assert line in reported
     assert files(root) == damaged
     assert call("rebuild") == 0
-    assert capsys.readouterr().out.splitlines()[:5] == said.splitlines()[:5]
+    assert capsys.readouterr().out.splitlines()[:5] == reported.splitlines()[:5]
     assert files(root) == before
 
 
-def test_tampering_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_files_are_reported(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(root, "golden/supcon.json", lambda data: data["cases"][0].update(note="Another note."))
     (root / "worked" / "extra.json").write_bytes((root / "worked/sit_article.json").read_bytes())
     assert call("check") == 1
@@ -166,12 +168,14 @@ def test_tampering_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> No
     (root / "worked" / "extra.json").rename(root / "golden" / "extra.txt")
     assert call("check") == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "manifest.json: golden/extra.txt: not listed"
-    assert lines[1].startswith("manifest.json: golden/supcon.json: altered: SHA-256 ")
+    extra = sha256(root / "golden" / "extra.txt")
+    assert lines[0] == f"manifest.json: golden/extra.txt: SHA-256 listed: none; found: {extra}"
+    assert lines[1].startswith("manifest.json: golden/supcon.json: SHA-256 listed: ")
     (root / "golden" / "extra.txt").unlink()
     (root / "worked" / "sit_article.json").unlink()
     assert call("check") == 1
-    assert "manifest.json: worked/sit_article.json: listed, but there is no such file" in capsys.readouterr().out
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "worked/sit_article.json" in line]
+    assert re.fullmatch("manifest.json: .*: SHA-256 listed: [0-9a-f]{64}; found: no such file", line)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +184,7 @@ def test_tampering_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> No
         (
             "worked/batch_tutorial.json",
             lambda data: data["counts"].update(figures=7),
-            "worked/batch_tutorial.json: $.counts.figures: says 7, the figures give 1",
+            "worked/batch_tutorial.json: $.counts.figures: expected 1, counted, got 7",
         ),
         (
             RECORDED,
@@ -191,7 +195,7 @@ def test_tampering_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> No
         ("golden/errors.json", lambda data: data["cases"][0].update(why="x"), "golden/errors.json: $.cases[0]: "),
     ],
 )
-def test_what_no_rebuild_can_make_good(
+def test_an_invalid_file_is_reported_and_not_rebuilt(
     root: Path, name: str, change: Callable[[Any], object], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edit(root, name, change)
@@ -202,7 +206,7 @@ def test_what_no_rebuild_can_make_good(
     assert files(root) == before
 
 
-def test_damaged_counts_are_counted_anew(root: Path) -> None:
+def test_damaged_counts_are_replaced(root: Path) -> None:
     before = files(root)
     (root / "expected.json").write_text("{", encoding="utf-8")
     changes = rebuild.rebuild({}, root, processes=1, keep=False).changes
@@ -236,7 +240,7 @@ def test_an_interrupted_rebuild_leaves_the_old_files(
     else:
         where, what = {
             "prove": (prove, "certify"),
-            "run": (rebuild, "run"),
+            "run": (run, "run"),
             "count": (rebuild, "write_counts"),
             "manifest": (rebuild, "validate"),
             "copy": (shutil, "copyfile"),
@@ -247,7 +251,7 @@ def test_an_interrupted_rebuild_leaves_the_old_files(
     assert files(root) == before
 
 
-def test_a_file_changed_meanwhile_is_not_overwritten(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_changed_during_the_rebuild_is_not_overwritten(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     damage(root)
     right = rebuild.validate
 
@@ -257,9 +261,7 @@ def test_a_file_changed_meanwhile_is_not_overwritten(root: Path, monkeypatch: py
 
     monkeypatch.setattr(rebuild, "validate", meanwhile)
     supcon = (root / "golden/supcon.json").read_bytes()
-    with pytest.raises(
-        FixtureError, match=r"golden/flags\.json: changed by someone else meanwhile; nothing was written"
-    ):
+    with pytest.raises(FixtureError, match=r"golden/flags\.json: changed by another process; nothing was written"):
         rebuild.rebuild({}, root, processes=1)
     assert (root / "golden/flags.json").read_text(encoding="utf-8") == "{}"
     assert (root / "golden/supcon.json").read_bytes() == supcon
@@ -274,7 +276,7 @@ class Absent(Fast):
         raise Unavailable("not here: get it somewhere")
 
 
-def test_an_absent_implementation_is_counted_by_what_it_declares(
+def test_an_absent_implementation_is_counted_as_declared(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def as_absent(data: Any) -> None:
@@ -287,23 +289,34 @@ def test_an_absent_implementation_is_counted_by_what_it_declares(
         monkeypatch.setattr(module, "ALL", (Reference, Fast, SupContrastToday, Absent))
     assert call("rebuild") == 0
     text = capsys.readouterr().out
-    assert "absent: counted by what it declares, without running it: not here: get it somewhere" in text
+    assert "absent: not run, counted as it declares: not here: get it somewhere" in text
     assert json.loads(files(root)["expected.json"])["counts"] == json.loads(before["expected.json"])["counts"]
 
 
-def test_a_check_that_does_not_hold_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_check_is_reported_with_exit_code_1(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from pairproof import fast
 
     right = fast.nt_bxent_loss
     monkeypatch.setattr(fast, "nt_bxent_loss", lambda *a, **k: -right(*a, **k))
-    found = rebuild.rebuild({}, root, processes=1, keep=False)
-    assert any(change.startswith("expected.json: fast/nt_bxent: ") for change in found.changes)
-    (line, *_) = [note for note in found.notes if note.startswith("does not hold: ")]
-    assert line.startswith("does not hold: golden/nt_bxent/one-positive-balanced-tau-half, fast, float64: ")
-    assert "; repeat: pairproof verify --case golden/nt_bxent/" in line
+    before = files(root)
+    for command, words in (("check", "a rebuild would change nothing"), ("rebuild", "nothing changed")):
+        assert call(command) == 1
+        lines = capsys.readouterr().out.splitlines()
+        failed = [line for line in lines if line.startswith("failed: ")]
+        assert failed[0].startswith("failed: golden/nt_bxent/one-positive-balanced-tau-half, fast, float64: ")
+        assert all("; repeat: pairproof verify --case golden/nt_bxent/" in line for line in failed)
+        advice = "correct the implementations or declare the deviations, then run this command again"
+        assert lines[-2:] == [
+            f"fixtures: {words}",
+            f"fixtures: {len(failed)} checks failed, counted as declared; {advice}",
+        ]
+    # The counts are those of the corrected implementation.
+    assert files(root) == before
 
 
-# A peer whose behaviour changed.
+# A peer whose results changed.
 
 PEER = """
 import torch
@@ -334,7 +347,7 @@ def test_an_unknown_revision_is_compared_and_not_recorded(
         assert "not that of commit 66a8fe5" in text
         assert "nothing was changed" in text
         assert f"{RECORDED}: commit: {supcontrast.TODAY_COMMIT} -> nothing" in text
-        (line,) = [x for x in text.splitlines() if f"golden/{DEAREST}, float64: " in x]
+        (line,) = [x for x in text.splitlines() if f"golden/{FIRST}, float64: " in x]
         assert " value " in line
         assert "; gradient [0, 0] " in line
     assert files(root) == before
@@ -345,20 +358,25 @@ def test_a_new_revision_is_recorded_with_its_difference(
 ) -> None:
     path = peer(tmp_path, "return (features * 2).sum()")
     monkeypatch.setattr(supcontrast, "TODAY_SHA256", supcontrast.sha256(path))
-    assert call("rebuild", "--peer", f"supcontrast={tmp_path}") == 0
+    before = files(root)
+    # The new results are recorded; they are wrong, so that checks fail.
+    assert call("rebuild", "--peer", f"supcontrast={tmp_path}") == 1
     text = capsys.readouterr().out
     assert f"{RECORDED}: sha256: " in text
-    assert f"{RECORDED}: golden/{DEAREST}, float32: value " in text
-    assert "expected.json: supcontrast-today/supcon: " in text
+    assert f"{RECORDED}: golden/{FIRST}, float32: value " in text
+    assert f"failed: golden/{FIRST}, supcontrast-today, float32: " in text
+    assert "checks failed, counted as declared; correct the implementations or declare the deviations" in text
     after = files(root)
-    assert call("check", "--peer", f"supcontrast={tmp_path}") == 0
-    assert call("rebuild", "--peer", f"supcontrast={path}") == 0
+    assert {name for name in after if after[name] != before[name]} == {RECORDED, "manifest.json"}
+    for command, given in (("check", tmp_path), ("rebuild", path)):
+        assert call(command, "--peer", f"supcontrast={given}") == 1
+        assert "fixtures: nothing changed" in (text := capsys.readouterr().out) or "would change nothing" in text
     assert files(root) == after
 
 
-def test_what_is_recorded_does_not_depend_on_threads(root: Path, tmp_path: Path) -> None:
+def test_recorded_values_do_not_depend_on_the_number_of_threads(root: Path, tmp_path: Path) -> None:
     peer(tmp_path, "return (features * torch.get_num_threads()).sum()")
-    (case,) = [case.case for case in golden.load_golden(root) if case.id == f"golden/{DEAREST}"]
+    (case,) = [case.case for case in golden.load_golden(root) if case.id == f"golden/{FIRST}"]
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -370,7 +388,7 @@ def test_what_is_recorded_does_not_depend_on_threads(root: Path, tmp_path: Path)
     assert found["values"] == pytest.approx([rows.sum()], rel=1e-13)
 
 
-def test_a_peer_that_breaks_is_named(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_of_a_peer_is_reported(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = files(root)
     peer(tmp_path, "raise RuntimeError('out of paper')")
     assert call("rebuild", "--peer", f"supcontrast={tmp_path}") == 3
@@ -382,7 +400,7 @@ def test_a_peer_that_breaks_is_named(root: Path, tmp_path: Path, capsys: pytest.
     assert files(root) == before
 
 
-def test_a_difference_reads_as_one_line() -> None:
+def test_each_difference_is_one_line() -> None:
     def entry(case: str, value: float | str, gradient: list[list[float]]) -> dict[str, Any]:
         return {"case": case, "dtype": "float32", "values": [value], "gradient": gradient}
 
@@ -411,12 +429,12 @@ def test_a_difference_reads_as_one_line() -> None:
 
 EMBEDDINGS = np.array([[1.0, 0.5], [0.75, -0.25], [-1.0, 0.125], [0.5, 0.5], [-0.5, 2.0]])
 LABELS = np.array([7, 7, -3, -3, 9])
-ALWAYS = ("--flag", "trained-like", "--flag", "hard-negative", "--note", "Somebody's batch.")
+ALWAYS = ("--flag", "trained-like", "--flag", "hard-negative", "--note", "The batch of a user.")
 
 
 @pytest.fixture
 def batch(tmp_path: Path) -> Path:
-    """One batch in every format."""
+    """The folder of a batch as npy and csv."""
     folder = tmp_path / "batch"
     folder.mkdir()
     np.save(folder / "z.npy", EMBEDDINGS.astype(np.float32))
@@ -468,12 +486,13 @@ def test_add_appends_a_proved_case(root: Path, batch: Path, capsys: pytest.Captu
     np.testing.assert_allclose(list(added.expected.anchors.values()), right, rtol=1e-14)
     assert added.expected.loss == pytest.approx(right.mean(), rel=1e-14)
 
-    # The counts are those that a whole run takes.
+    # The counts equal those of a rebuild.
     assert rebuild.rebuild({}, root, processes=1, keep=False).changes == ()
     assert call(*arguments("supcon", batch / "z.npy", *options)) == 2
-    assert "--id: golden/supcon/mine exists" in capsys.readouterr().err
+    assert "--id: golden/supcon/mine exists; choose another id" in capsys.readouterr().err
     assert call(*arguments("supcon", batch / "z.npy", *options, name="golden/supcon/other")) == 2
-    assert "golden/supcon/mine is this very evaluation" in capsys.readouterr().err
+    same = "golden/supcon/mine has the same inputs and options; to see it: pairproof fixtures show golden/supcon/mine"
+    assert same in capsys.readouterr().err
     assert files(root) == after
 
 
@@ -492,7 +511,7 @@ def test_every_format_gives_the_same_case(batch: Path) -> None:
         assert case.embeddings.tolist() == EMBEDDINGS.tolist()
         assert case.arguments == cases[0].arguments == {"labels": [7, 7, -3, -3, 9]}
     for name in ("all.safetensors", "all.safetensors:x"):
-        with pytest.raises(Refused, match=r"no tensor .*all\.safetensors:TENSOR, where TENSOR is one of y, z"):
+        with pytest.raises(Refused, match=r"no such tensor; write .*all\.safetensors:TENSOR with one of y, z"):
             make_case(Batch("supcon", "mine", str(batch / name), str(batch / "y.npy")), "why")
     (batch / "bad.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(Refused, match="cannot be read as safetensors: "):
@@ -506,7 +525,7 @@ def test_without_safetensors_the_error_says_what_to_install(batch: Path, monkeyp
         read_array(f"{batch}/all.safetensors:z", "--embeddings", "embeddings")
 
 
-def test_every_kind_of_target_and_mask(root: Path, batch: Path) -> None:
+def test_add_takes_every_kind_of_target_and_mask(root: Path, batch: Path) -> None:
     four = batch / "four.npy"
     np.save(four, EMBEDDINGS[:4])
     (batch / "mask.csv").write_text("0,1,0,0\n0,0,1,0\ntrue,false,False,1\n0,0,0,0\n")
@@ -536,7 +555,7 @@ def test_every_kind_of_target_and_mask(root: Path, batch: Path) -> None:
     assert rebuild.rebuild({}, root, processes=1, keep=False).changes == ()
 
 
-def test_references_towers_and_negatives(root: Path, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_add_takes_references_towers_and_negatives(root: Path, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = files(root)
     references, second, queue = EMBEDDINGS[::-1] * 0.5, EMBEDDINGS * [1.0, -2.0], -EMBEDDINGS[1:4]
     np.save(batch / "references.npy", references[:3])
@@ -569,7 +588,7 @@ def test_references_towers_and_negatives(root: Path, batch: Path, capsys: pytest
     assert moco.case.others["negatives"].tolist() == queue.tolist()
     assert towers_found.case.keywords == {"direction": "b_to_a"}
 
-    # The value, written out anew: a row of the second tower against the first.
+    # The value by its formula: every row of the second tower is contrasted with the first tower.
     a, b = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (EMBEDDINGS, second))
     logits = b @ a.T / 0.07
     right = np.log(np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)) + logits.max(axis=1)
@@ -577,7 +596,7 @@ def test_references_towers_and_negatives(root: Path, batch: Path, capsys: pytest
 
     assert rebuild.rebuild({}, root, processes=1, keep=False).changes == ()
     assert call(*arguments("info_nce", batch / "z.npy", *towers, "--negatives", batch / "queue.npy", name="again")) == 2
-    assert "golden/info_nce/moco is this very evaluation" in capsys.readouterr().err
+    assert "golden/info_nce/moco has the same inputs and options" in capsys.readouterr().err
     for more in ((), ("--negatives", batch / "second.npy")):
         assert call(*arguments("info_nce", batch / "z.npy", *towers, *more, "--dry-run", name="another")) == 0
     assert set(files(root)) == set(before)
@@ -586,8 +605,8 @@ def test_references_towers_and_negatives(root: Path, batch: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("loss", "options", "message"),
     [
-        ("supcon", {"embeddings-b": "z.npy"}, "--embeddings-b: supcon_loss takes no embeddings_b"),
-        ("nt_bxent", {"ref-embeddings": "z.npy"}, "--ref-embeddings: nt_bxent_loss takes no ref_embeddings"),
+        ("supcon", {"embeddings-b": "z.npy"}, "--embeddings-b: supcon_loss has no argument embeddings_b"),
+        ("nt_bxent", {"ref-embeddings": "z.npy"}, "--ref-embeddings: nt_bxent_loss has no argument ref_embeddings"),
         ("supcon", {"labels": "y.npy", "self-rows": "y.npy"}, "self_rows: expected ref_embeddings with it, got none"),
         (
             "supcon",
@@ -599,15 +618,23 @@ def test_references_towers_and_negatives(root: Path, batch: Path, capsys: pytest
             {"labels": "y.npy", "ref-embeddings": "z.npy", "ref-labels": "y.npy", "self-rows": "y.npy"},
             "self_rows: expected rows in the range -1 to 4, got 7 in row 0",
         ),
-        ("nt_xent", {"partners": "y.npy", "ref-labels": "y.npy"}, "--ref-labels: nt_xent_loss takes no ref_labels"),
+        (
+            "nt_xent",
+            {"partners": "y.npy", "ref-labels": "y.npy"},
+            "--ref-labels: nt_xent_loss has no argument ref_labels",
+        ),
         (
             "supcon",
             {"labels": "y.npy", "ref-embeddings": "y.npy"},
             "ref_embeddings: expected a floating dtype, got int",
         ),
-        ("info_nce", {}, "info_nce takes --embeddings-b, got none"),
-        ("info_nce", {"embeddings-b": "z.npy", "labels": "y.npy"}, "info_nce takes no --labels: rows of one place are"),
-        ("info_nce", {"embeddings-b": "z.npy", "anchors": "y.npy"}, "--anchors: info_nce_loss takes no anchors"),
+        ("info_nce", {}, "info_nce needs --embeddings-b"),
+        (
+            "info_nce",
+            {"embeddings-b": "z.npy", "labels": "y.npy"},
+            "info_nce takes no labels or other targets, because row i of one tower belongs",
+        ),
+        ("info_nce", {"embeddings-b": "z.npy", "anchors": "y.npy"}, "--anchors: info_nce_loss has no argument anchors"),
         (
             "info_nce",
             {"embeddings-b": "z.npy", "set": "direction=up"},
@@ -616,12 +643,12 @@ def test_references_towers_and_negatives(root: Path, batch: Path, capsys: pytest
         (
             "info_nce",
             {"embeddings-b": "z.npy", "set": "negatives=1"},
-            "--set negatives: info_nce_loss has no such opti",
+            "--set negatives: info_nce_loss has no such option; its options: temperature, ",
         ),
         ("info_nce", {"embeddings-b": "z.npy", "negatives": "no.npy"}, "--negatives "),
     ],
 )
-def test_wrong_references_and_towers_are_refused_with_one_clear_line(
+def test_invalid_references_and_towers_are_reported_in_one_line(
     root: Path, batch: Path, loss: str, options: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(root)
@@ -642,7 +669,7 @@ def test_a_dry_run_prints_the_case_and_changes_nothing(
     assert call(*arguments("supcon_in", batch / "z.csv", "--labels", batch / "y.csv", "--dry-run")) == 0
     entry = json.loads(capsys.readouterr().out)
     assert entry["id"] == "supcon_in/mine"
-    assert entry["note"] == "Somebody's batch."
+    assert entry["note"] == "The batch of a user."
     assert entry["embeddings"] == EMBEDDINGS.tolist()
     assert math.isfinite(entry["expected"]["loss"])
     assert np.shape(entry["expected"]["gradient"]) == EMBEDDINGS.shape
@@ -667,10 +694,10 @@ def write(path: Path, content: object) -> Path:
         (1.0, [0, 0], "embeddings: expected shape [N, D], got shape []"),
         (EMBEDDINGS[:4], [0, 0, 1], "labels: expected one label per embedding, shape [4], got shape [3]"),
         (EMBEDDINGS[:4], [0.0, 0, 1, 1], "labels: expected an integer dtype, got float64"),
-        (EMBEDDINGS[:4], "0\n0\n1.5\n1\n", "line 3: expected an integer, got '1.5'"),
-        (EMBEDDINGS[:4], f"0\n0\n{2**63}\n1\n", "line 3: expected an integer of 64 bits"),
-        (EMBEDDINGS[:4], np.array([0, 0, 1, 2**63], dtype=np.uint64), "labels: expected integers of 64 bits with sign"),
-        (EMBEDDINGS[:2], "0,1\n0,1\n", "expected one line or one entry a line, got 2 lines of 2"),
+        (EMBEDDINGS[:4], "0\n0\n1.5\n1\n", "line 3: expected an integer of 64 bits, got '1.5'"),
+        (EMBEDDINGS[:4], f"0\n0\n{2**63}\n1\n", f"line 3: expected an integer of 64 bits, got '{2**63}'"),
+        (EMBEDDINGS[:4], np.array([0, 0, 1, 2**63], dtype=np.uint64), "labels: expected signed integers of 64 bits"),
+        (EMBEDDINGS[:2], "0,1\n0,1\n", "expected one line, or one entry per line, got shape (2, 2)"),
         ([[1.0, math.nan], [1.0, 1.0]], [0, 0], "embeddings: expected finite values, got NaN or infinity in row 0"),
         ([[1.0, 1.0], [0.0, 0.0]], [0, 0], "got zeros in row 1"),
         ([[1, 2], [3, 4]], [0, 0], "embeddings: expected a floating dtype, got int64"),
@@ -679,12 +706,12 @@ def write(path: Path, content: object) -> Path:
         (np.array([{}, 1]), [0, 0], "cannot be read as npy: Object arrays cannot be loaded"),
         (b"PK nothing", [0, 0], "cannot be read as npy: the magic string is not correct"),
         (b"\x93NUMPY\x01", [0, 0], "cannot be read as npy: "),
-        ("1,2\n3\n", [0, 0], "line 2: has 1 entries, the first line 2"),
+        ("1,2\n3\n", [0, 0], "line 2: expected as many entries as in the first line, 2, got 1"),
         ("a,b\n1,2\n3,4\n", [0, 0], "line 1: expected a number, got 'a'"),
         ("", [0, 0], "embeddings: expected at least 2 rows, got shape [0, 2]"),
     ],
 )
-def test_a_wrong_batch_is_refused_with_one_clear_line(
+def test_an_invalid_batch_is_reported_in_one_line(
     root: Path, tmp_path: Path, embeddings: object, labels: object, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(root)
@@ -701,27 +728,27 @@ def test_a_wrong_batch_is_refused_with_one_clear_line(
     ("changes", "message"),
     [
         ({"--loss": "supkon"}, "--loss: expected one of supcon, "),
-        ({"--id": "My Batch"}, "--id: expected words in small letters and digits joined by hyphens, got 'My Batch'"),
-        ({"--id": "nt_xent/mine"}, "--id: expected words"),
-        ({"--id": "lonely-nan"}, "--id: golden/supcon/lonely-nan exists; an id is never used for another case"),
+        ({"--id": "My Batch"}, "--id: expected lower-case words and digits joined by hyphens, got 'My Batch'"),
+        ({"--id": "nt_xent/mine"}, "--id: expected lower-case words"),
+        ({"--id": "lonely-nan"}, "--id: golden/supcon/lonely-nan exists; choose another id"),
         ({"--flag": "mystery"}, "--flag: unknown flag 'mystery'; known: every-anchor-paired, agreement, "),
         ({"--flag": "queue"}, "--flag: golden/supcon/mine: the flag 'queue' needs a case in which negatives is given"),
         ({"--note": " "}, "--note: expected one line that says what the case shows"),
         ({"--note": "two\nlines"}, "--note: expected one line"),
         ({"--embeddings": "nowhere.npy"}, "--embeddings nowhere.npy: there is no file nowhere.npy"),
         ({"--embeddings": __file__}, "expected X.npy, X.csv or X.safetensors:TENSOR, got '.py'"),
-        ({"--partners": "stacked"}, "supcon takes exactly one of --labels or --positives, got --labels, --partners"),
-        ({"--labels": None}, "supcon takes exactly one of --labels or --positives, got none"),
-        ({"--loss": "nt_xent"}, "nt_xent takes exactly one of --partners, got --labels"),
+        ({"--partners": "stacked"}, "supcon takes exactly one of --labels or --positives; got --labels, --partners"),
+        ({"--labels": None}, "supcon takes exactly one of --labels or --positives; got none"),
+        ({"--loss": "nt_xent"}, "nt_xent takes --partners; got --labels"),
         ({"--loss": "nt_xent", "--labels": None, "--partners": "stacked"}, "--partners stacked: n: expected an even"),
         ({"--temperature": "cold"}, "temperature: expected a number, got 'cold'"),
         ({"--temperature": "0"}, "temperature: expected a positive finite number, got 0.0"),
-        ({"--set": "margin=1"}, "--set margin: supcon_loss has no such option; it has temperature, "),
+        ({"--set": "margin=1"}, "--set margin: supcon_loss has no such option; its options: temperature, "),
         ({"--set": "denominator=none"}, "denominator: expected one of all, one_positive, only_negatives, got 'none'"),
         ({"--anchors": "y"}, "anchors: expected dtype bool, got int64"),
     ],
 )
-def test_wrong_options_are_refused_with_one_clear_line(
+def test_invalid_options_are_reported_in_one_line(
     root: Path, batch: Path, changes: dict[str, str | None], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(root)
@@ -743,7 +770,7 @@ def test_wrong_options_are_refused_with_one_clear_line(
     assert files(root) == before
 
 
-def test_add_says_who_does_not_hold_on_the_new_case(
+def test_add_reports_checks_that_fail_on_the_new_case(
     root: Path, batch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from pairproof import fast
@@ -751,7 +778,7 @@ def test_add_says_who_does_not_hold_on_the_new_case(
     monkeypatch.setattr(fast, "supcon_loss", lambda embeddings, *a, **k: embeddings.sum())
     assert call(*arguments("supcon", batch / "z.npy", "--labels", batch / "y.npy")) == 0
     text = capsys.readouterr().out
-    assert "does not hold: golden/supcon/mine, fast, float64: " in text
+    assert "failed: golden/supcon/mine, fast, float64: " in text
     assert "repeat: pairproof verify --case golden/supcon/mine --impl fast --dtype float64" in text
 
 
@@ -776,12 +803,12 @@ def test_add_needs_no_optional_peer(root: Path, batch: Path, monkeypatch: pytest
     added = authoring.add(
         Batch("supcon", "mine", str(batch / "z.npy"), str(batch / "y.npy")), ["trained-like"], "A note."
     )
-    assert added.notes == ("absent: counted by what it declares, without running it: not here: get it somewhere",)
+    assert added.notes == ("absent: not run, counted as it declares: not here: get it somewhere",)
     counts = json.loads((root / "expected.json").read_text())["counts"]
     assert counts["absent/supcon"] == {"passed": 4}
 
 
-def test_tampered_fixtures_are_not_added_to(root: Path, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_add_refuses_changed_fixtures(root: Path, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(root, "golden/supcon.json", lambda data: data["cases"][0].update(note="Another note."))
     assert call(*arguments("nt_xent", batch / "z.npy", "--labels", batch / "y.npy")) == 1
     assert "golden/supcon.json: altered: " in capsys.readouterr().err
@@ -824,19 +851,19 @@ def test_show_explains_a_case(root: Path, capsys: pytest.CaptureFixture[str]) ->
     ):
         assert line in text
     assert "negatives not given" not in text
-    case = find_golden(DEAREST)
-    assert call("show", DEAREST, "--no-terms") == 0
+    case = find_golden(FIRST)
+    assert call("show", FIRST, "--no-terms") == 0
     text = capsys.readouterr().out
     assert f"  loss {case.expected.loss!r}" in text
     assert f"  gradient of norm {np.linalg.norm(case.expected.gradient)}" in text
     assert "positives" not in text.partition("terms: ")[2]
-    assert call("show", DEAREST, "--terms") == 0
+    assert call("show", FIRST, "--terms") == 0
     text = capsys.readouterr().out
     assert f"  gradient by row 1: {case.expected.gradient.tolist()[1][0]!r}, " in text
     assert f"  row 0: {case.case.embeddings[0].tolist()[0]!r}, " in text
 
 
-def test_show_names_what_it_does_not_know(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_reports_unknown_and_ambiguous_names(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("show", "nobody") == 2
     assert "no golden case is called 'nobody'; see: pairproof list" in capsys.readouterr().err
     assert call("show", "one-positive-balanced-tau-half") == 2

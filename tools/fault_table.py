@@ -1,6 +1,7 @@
 """Write ``conformance/faults/README.md``: every fault, what is wrong with it, and which golden cases catch it.
 
-By default, every fault is judged again and the last column is kept. ``--named`` also computes the last column with
+By default, every fault is judged again and the last column is kept. ``--loss`` judges only the faults of one loss and
+keeps the rows of the others. ``--named`` also computes the last column with
 identify and the explanations of failures, which takes minutes; ``--named 'nt_xent/*'`` does so for some faults.
 ``--check`` writes nothing and exits with 1 if the file would change.
 """
@@ -116,15 +117,15 @@ def as_written(text: str) -> dict[str, list[str]]:
     return {found[0].strip("`"): found for found in rows}
 
 
-def table(verdicts: Mapping[str, Verdict], named: Mapping[str, str]) -> str:
+def table(rows: Mapping[str, str]) -> str:
     """Return the text of the file.
 
     Args:
-        verdicts: the verdict of every fault, by its name.
-        named: the last column of every fault, by its name.
+        rows: the row of every fault, by its name.
     """
     linked = sum(bool(fault.link) for fault in FAULTS)
-    once = ", ".join(f"`{fault.name}`" for fault in FAULTS if len(verdicts[fault.name].caught) == 1)
+    once = ", ".join(f"`{fault.name}`" for fault in FAULTS if cells(rows[fault.name])[4].startswith("**one**"))
+    named = sum(bool(cells(text)[-1]) for text in rows.values())
     text = f"""# Faults: what the suite must catch
 
 This file is written by `python tools/fault_table.py`; `tests/test_faults.py` checks that it is up to date.
@@ -137,17 +138,17 @@ fault, followed by the number of its judged cases if these are more.
 
 Faults that only one case catches, which may indicate a missing case: {once or "none"}.
 
-The last column has an entry for {sum(map(bool, named.values()))} faults: the result of `identify`, which does not know
+The last column has an entry for {named} faults: the result of `identify`, which does not know
 this list, or else the explanation of a failure. It is not checked whether the entry describes the fault.
 """
     families = Counter(fault.family for fault in FAULTS)
     counted = Counter(fault.loss for fault in FAULTS)
     losses = {loss: counted[loss] for loss in LOSSES if loss in counted}
     for what, counts in (("family", {name: families[name] for name in FAMILIES}), ("loss", losses)):
-        rows = ([what, *counts], ["---"] * (len(counts) + 1), ["faults", *map(str, counts.values())])
-        text += "\n" + "\n".join(map(line_of, rows)) + "\n"
+        summary = ([what, *counts], ["---"] * (len(counts) + 1), ["faults", *map(str, counts.values())])
+        text += "\n" + "\n".join(map(line_of, summary)) + "\n"
     for loss in losses:
-        lines = [row(f, verdicts[f.name], named.get(f.name, "")) for f in FAULTS if f.loss == loss]
+        lines = [rows[fault.name] for fault in FAULTS if fault.loss == loss]
         text += "\n".join(["", f"## {loss}", "", line_of(HEADINGS), line_of(["---"] * len(HEADINGS)), *lines, ""])
     return text
 
@@ -156,23 +157,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the table, or check it; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the file would change")
+    parser.add_argument("--loss", choices=[*LOSSES], help="judge only the faults of this loss; keep the other rows")
     parser.add_argument("--named", nargs="*", metavar="PATTERN", help="compute the last column of these faults")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    verdicts: dict[str, Verdict] = {}
-    for loss in {fault.loss for fault in FAULTS}:
-        verdicts |= {v.name: v for v in judge(loss, [fault for fault in FAULTS if fault.loss == loss])[0]}
     before = TABLE.read_text(encoding="utf-8") if TABLE.is_file() else ""
-    named = {name: found[-1].replace(r"\|", "|") for name, found in as_written(before).items()}
+    written = as_written(before)
+    suspects = [fault for fault in FAULTS if options.loss in (None, fault.loss)]
+    verdicts: dict[str, Verdict] = {}
+    for loss in {fault.loss for fault in suspects}:
+        verdicts |= {v.name: v for v in judge(loss, [fault for fault in suspects if fault.loss == loss])[0]}
+    named = {name: found[-1].replace(r"\|", "|") for name, found in written.items()}
     broken, patterns = 0, ["*"] if options.named == [] else options.named or []
-    for fault in [fault for fault in FAULTS if any(fnmatchcase(fault.name, pattern) for pattern in patterns)]:
+    for fault in [fault for fault in suspects if any(fnmatchcase(fault.name, pattern) for pattern in patterns)]:
         try:
             named[fault.name] = _identified(fault) or _explained(fault, verdicts[fault.name])
         except Exception as error:  # continue with the others; the exit code reports it
             named[fault.name], broken = "", 1
             print(f"{fault.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         print(f"{fault.name}: {named[fault.name] or 'not named'}", flush=True)
-    text, name = table(verdicts, named), TABLE.relative_to(ROOT)
+    rows = {fault.name: line_of(written[fault.name]) for fault in FAULTS if fault.name not in verdicts}
+    rows |= {fault.name: row(fault, verdicts[fault.name], named.get(fault.name, "")) for fault in suspects}
+    text, name = table(rows), TABLE.relative_to(ROOT)
     if text != before and not options.check:
         TABLE.write_text(text, encoding="utf-8", newline="\n")
     changed = f"{name} would change; run python tools/fault_table.py" if options.check else f"{name} written"

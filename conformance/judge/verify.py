@@ -391,14 +391,18 @@ def show_counts(counts: Mapping[str, int] | None) -> str:
 def expected_counts(report: Report, stored: Mapping[Case, GoldenCase | None]) -> dict[str, Any]:
     """The JSON object of ``fixtures/expected.json`` for a run.
 
-    Implementations that are absent are counted by what they declare. Those that need a device of their own are left
-    out.
+    Absent implementations and failed checks are counted as declared: passed, or deviates. Implementations that need a
+    device of their own are left out.
 
     Args:
-        report: of the run.
-        stored: its cases, with their golden entries where they have them.
+        report: the report of the run.
+        stored: the cases of the run, with their golden entries if they have one.
     """
     everywhere = {kind.name: kind for kind in ALL if kind.anywhere}
-    checks = [check for check in report.checks if check.implementation in everywhere]
+    checks = [
+        replace(check, status=Status.DEVIATES if check.declared else Status.PASSED) if check.status in BAD else check
+        for check in report.checks
+        if check.implementation in everywhere
+    ]
     checks += predicted([everywhere[name] for name in report.absent if name in everywhere], stored)
     return {"format": EXPECTED_FORMAT, "counts": tally(checks), "entries": report.entries()}

@@ -1,1 +1,1 @@
-"""Commands that change the fixtures: add a case, rebuild what is derived."""
+"""Commands that change the fixtures: add a case, add a loss, rebuild everything that is derived."""

@@ -1,7 +1,7 @@
-"""Rebuild all that the fixtures derive: golden results, counts, layout, recorded peers, checksums.
+"""Rebuild everything that is derived in the fixtures: golden results, counts, layout, recorded peers, checksums.
 
-Everything is made in a copy of the folder. Only when all of it is there do the files that differ take the place of the
-old ones, each whole; whatever fails or interrupts before that has changed nothing.
+The work is done in a copy of the folder. When it is complete, the files that differ replace the old ones. An error or
+an interruption before that leaves the folder unchanged.
 """
 
 from __future__ import annotations
@@ -21,40 +21,33 @@ import numpy as np
 from ..documents.load import dump_worked, load_worked
 from ..implementations import ALL
 from ..implementations.supcontrast import RECORDED, RECORDED_FORMAT, TODAY_COMMIT, TODAY_SHA256, record
-from ..judge.options import CouldNotRun, Selection, UsageError
+from ..judge import verify
+from ..judge.options import CouldNotRun, Selection
 from ..judge.results import BAD
-from ..judge.verify import EXPECTED, EXPECTED_FORMAT, Report, expected_counts, load_cases, run, show_counts
-from ..suite import golden
+from ..suite import golden, store
 from ..suite.progress import Progress
-from ..suite.store import (
-    MANIFEST,
-    FixtureError,
-    data_files,
-    fixtures_at,
-    fixtures_root,
-    read_checked,
-    read_json,
-    write_atomically,
-    write_manifest,
-)
+from ..suite.store import MANIFEST, FixtureError
 from .prove import prove_golden
 
-PEERS = ("supcontrast", "folder")
+Judge = Callable[[Selection, Progress | None], verify.Report]
+
 LONGEST_DIFF = 40
-"""Lines of a difference that are shown; the rest is counted."""
+"""Number of lines of a difference that are printed."""
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What a rebuild changes, or would.
+    """The result of a rebuild.
 
     Attributes:
-        changes: one line per change; empty on a clean tree.
-        notes: what was kept or left out, and what does not hold on the rebuilt fixtures.
+        changes: changes to the files, one line each; empty on a clean tree.
+        notes: what was kept or could not be run, one line each.
+        failed: checks that fail on the rebuilt fixtures, one line each.
     """
 
     changes: tuple[str, ...]
     notes: tuple[str, ...]
+    failed: tuple[str, ...]
 
 
 def rebuild(
@@ -64,55 +57,58 @@ def rebuild(
     processes: int | None = None,
     progress: Progress | None = None,
     keep: bool = True,
-    judge: Callable[[Selection, Progress | None], Report] | None = None,
+    judge: Judge | None = None,
 ) -> Rebuilt:
-    """Make everything anew and write what differs. On a clean tree this writes nothing.
+    """Derive everything again and write the files that differ. On a clean tree this writes nothing.
+
+    A check of an implementation that fails is counted as what its declarations say: passed, or deviates. The counts are
+    therefore right once the implementation or its declarations are corrected.
 
     Args:
-        peers: paths by peer name: with "supcontrast" its values are recorded anew, "folder" says where the others lie.
-        root: a folder of fixtures; by default the installed one.
-        processes: how many processes prove; by default one per core.
+        peers: paths by peer name. The values of "supcontrast" are recorded again; "folder" contains the other peers.
+        root: folder of fixtures; by default the installed one.
+        processes: number of processes for proofs; by default one per core.
         progress: called at each step.
-        keep: whether to write; otherwise only what would change is found.
-        judge: returns the report of a whole run; by default everything is run.
+        keep: whether to write; otherwise the changes are only reported.
+        judge: returns the report of a complete run; by default :func:`pairproof.conformance.judge.verify.run`.
 
     Returns:
-        What changed.
+        The changes, and the checks that fail.
 
     Raises:
-        FixtureError: a file cannot be read, breaks its schema or contradicts itself.
-        CertificationError: a result cannot be proved.
-        CouldNotRun: the peer is of a revision that is not the recorded one. The message says how it differs.
-        UsageError: a peer is unknown.
-        Unavailable: the path of a peer holds no such peer.
+        FixtureError: A file cannot be read, violates its schema or contradicts itself.
+        CertificationError: A result cannot be proved.
+        CouldNotRun: The peer's revision is not the recorded one. The message lists the differences.
+        UsageError: A peer is unknown.
+        Unavailable: The path of a peer does not contain this peer.
     """
-    for name in peers:
-        if name not in PEERS:
-            raise UsageError(f"unknown peer with a path {name!r}; known: {', '.join(PEERS)}")
-    root = fixtures_root() if root is None else root
+    verify.check_names(Selection(peers=peers))
+    root = store.fixtures_root() if root is None else root
     with staged(root) as (stage, before):
         notes: list[str] = []
         changes = _renew_manifest(stage)
         changes += _lay_out_worked(stage)
         recorded = _recorded(stage)
         changes += prove_golden(stage, processes=processes, progress=progress)
-        changes += _record(stage, recorded, peers.get(PEERS[0]), notes)
-        write_manifest(stage)
-        changes += _count(stage, peers, notes, progress, judge or run)
-        write_manifest(stage)
+        changes += _record(stage, recorded, peers.get("supcontrast"), notes)
+        store.write_manifest(stage)
+        report = _count(stage, peers, changes, progress, judge or verify.run)
+        store.write_manifest(stage)
         validate(stage)
         reported = {change.partition(": ")[0] for change in changes}
-        changes += [f"{name}: {said}" for name, said in _differing(stage, before) if name not in reported]
+        for name in _changed(stage, before):
+            if name not in reported:
+                changes.append(f"{name}: {'changed' if name in before else 'new'}")
         if keep:
             put_in_place(stage, root, before)
-    return Rebuilt(tuple(changes), tuple(notes))
+    return Rebuilt(tuple(changes), (*notes, *counted_without_running(report)), tuple(failures(report)))
 
 
 def validate(root: Path) -> None:
-    """Hold every file to the manifest, to its schema and to itself.
+    """Check every file against the manifest, its schema and itself.
 
     Raises:
-        FixtureError: the message names the file and the field.
+        FixtureError: A file is invalid. The message names the file and the field.
     """
     load_worked(root)
     golden.load_golden(root)
@@ -122,23 +118,28 @@ def validate(root: Path) -> None:
 
 
 def _recorded(root: Path) -> dict[str, Any]:
-    """What the peer returned, as recorded; empty where nothing is."""
-    return dict(read_checked(root, RECORDED, RECORDED_FORMAT)) if (root / RECORDED).is_file() else {}
+    """Return the recorded results of the peer; empty if there are none."""
+    return dict(store.read_checked(root, RECORDED, RECORDED_FORMAT)) if (root / RECORDED).is_file() else {}
 
 
 def read_expected(root: Path) -> dict[str, Any]:
-    """The counts on file.
+    """Return the stored counts.
 
     Raises:
-        FixtureError: they are missing, or are none.
+        FixtureError: The file is missing or invalid.
     """
-    return dict(read_checked(root, EXPECTED, EXPECTED_FORMAT))
+    return dict(store.read_checked(root, verify.EXPECTED, verify.EXPECTED_FORMAT))
+
+
+def _contents(root: Path) -> dict[str, bytes]:
+    """Return the content of every file of a folder of fixtures, the manifest last."""
+    return {name: (root / name).read_bytes() for name in [*store.data_files(root), MANIFEST] if (root / name).is_file()}
 
 
 @contextmanager
 def staged(root: Path) -> Iterator[tuple[Path, dict[str, bytes]]]:
-    """A copy of a folder of fixtures in which to work, and what every file held when it was made."""
-    before = {name: (root / name).read_bytes() for name in [*data_files(root), MANIFEST] if (root / name).is_file()}
+    """Copy a folder of fixtures to a temporary folder; yield the copy and the content of every file."""
+    before = _contents(root)
     with tempfile.TemporaryDirectory(prefix="pairproof-") as folder:
         stage = Path(folder) / "fixtures"
         for name, data in before.items():
@@ -148,32 +149,32 @@ def staged(root: Path) -> Iterator[tuple[Path, dict[str, bytes]]]:
 
 
 def put_in_place(stage: Path, root: Path, before: Mapping[str, bytes]) -> None:
-    """Let the files of a copy that differ take the place of the old ones: all of them, or none.
+    """Replace the files of a folder by those of a copy that differ: all of them, or none.
 
     Args:
         stage: the copy.
         root: the folder of fixtures.
-        before: what every file of ``root`` held when the copy was made.
+        before: content of every file of ``root`` when the copy was made.
 
     Raises:
-        FixtureError: a file of ``root`` was changed by someone else meanwhile.
+        FixtureError: A file of ``root`` was changed by another process.
     """
-    for name in [*data_files(root), MANIFEST]:
-        present = (root / name).read_bytes() if (root / name).is_file() else None
-        if present != before.get(name):
-            raise FixtureError(f"{name}: changed by someone else meanwhile; nothing was written")
-    names = [name for name, _ in _differing(stage, before)]
-    temporaries = {name: (root / name).with_name(f".{Path(name).name}.{os.getpid()}") for name in names}
-    begun: list[str] = []
+    now = _contents(root)
+    for name in {**before, **now}:
+        if now.get(name) != before.get(name):
+            raise FixtureError(f"{name}: changed by another process; nothing was written")
+    changed = _changed(stage, before)
+    temporaries = {name: (root / name).with_name(f".{Path(name).name}.{os.getpid()}") for name in changed}
+    replaced: list[str] = []
     try:
         for name, temporary in temporaries.items():
             temporary.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(stage / name, temporary)
         for name, temporary in temporaries.items():
-            begun.append(name)
+            replaced.append(name)
             temporary.replace(root / name)
     except BaseException:
-        for name in begun:
+        for name in replaced:
             if name in before:
                 temporaries[name].write_bytes(before[name])
                 temporaries[name].replace(root / name)
@@ -185,54 +186,49 @@ def put_in_place(stage: Path, root: Path, before: Mapping[str, bytes]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _differing(stage: Path, before: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
-    """The files of a copy that are not as they were, the manifest last: a reader must not trust it too early."""
-    for name in [*data_files(stage), MANIFEST]:
-        if (stage / name).read_bytes() != before.get(name):
-            yield name, "changed" if name in before else "new"
+def _changed(stage: Path, before: Mapping[str, bytes]) -> list[str]:
+    """Return the files of a copy that differ, the manifest last: it must not list files that are not yet written."""
+    return [name for name, data in _contents(stage).items() if data != before.get(name)]
 
 
 def _renew_manifest(stage: Path) -> list[str]:
-    """Renew the checksums, and say which files were not those that the manifest lists."""
+    """Update the checksums and report the files that did not match the manifest."""
     try:
-        listed = dict(read_json(stage, MANIFEST)["files"])
+        listed = dict(store.read_json(stage, MANIFEST)["files"])
     except (FixtureError, KeyError, TypeError, ValueError):
-        write_manifest(stage)
+        store.write_manifest(stage)
         return [f"{MANIFEST}: missing or damaged"]
-    write_manifest(stage)
-    present = read_json(stage, MANIFEST)["files"]
-    lines = []
-    for name in sorted({**listed, **present}):
-        if name not in present:
-            lines.append(f"{MANIFEST}: {name}: listed, but there is no such file")
-        elif listed.get(name) != present[name]:
-            altered = f"altered: SHA-256 {listed.get(name)} listed, {present[name]} found"
-            lines.append(f"{MANIFEST}: {name}: {altered if name in listed else 'not listed'}")
-    return lines
+    store.write_manifest(stage)
+    found = store.read_json(stage, MANIFEST)["files"]
+    return [
+        f"{MANIFEST}: {name}: SHA-256 listed: {listed.get(name, 'none')}; found: {found.get(name, 'no such file')}"
+        for name in sorted({**listed, **found})
+        if listed.get(name) != found.get(name)
+    ]
 
 
 def _lay_out_worked(stage: Path) -> list[str]:
-    """Write the worked examples in their one layout. Their counts are held to the figures by the loader."""
+    """Write the worked examples in the standard layout. The loader has checked their counts of figures."""
     changes = []
     for path, fixture in zip(sorted((stage / "worked").glob("*.json")), load_worked(stage), strict=True):
         text = dump_worked(fixture)
         if path.read_bytes() != text.encode():
-            write_atomically(path, text)
+            store.write_atomically(path, text)
             changes.append(f"worked/{path.name}: the same content in another layout")
-    write_manifest(stage)
+    store.write_manifest(stage)
     return changes
 
 
 def _record(stage: Path, old: Mapping[str, Any], path: str | None, notes: list[str]) -> list[str]:
-    """Record the peer whose path is given; without a path say what was kept."""
-    with fixtures_at(stage):
-        cases = list(load_cases(load_worked()))
+    """Record the results of the peer at a path and return the changes; without a path, note what is kept."""
+    with store.fixtures_at(stage):
+        cases = list(verify.load_cases(load_worked()))
     if path is None:
-        kept = f"kept as recorded with torch {old['torch']}" if old else "not there"
-        notes.append(f"{RECORDED}: {kept}; to record it anew: --peer supcontrast=PATH")
+        kept = f"kept as recorded with torch {old['torch']}" if old else "missing"
+        notes.append(f"{RECORDED}: {kept}; to record it again: --peer supcontrast=PATH")
         orphans = sorted({entry["case"] for entry in old.get("records", ())} - {case.id for case in cases})
         if orphans:
-            notes.append(f"{RECORDED}: no case is called {', '.join(orphans)}")
+            notes.append(f"{RECORDED}: there is no case {', '.join(orphans)}")
         return []
     new = record(cases, path)
     lines = [f"{RECORDED}: {line}" for line in differences(old, new)]
@@ -242,32 +238,30 @@ def _record(stage: Path, old: Mapping[str, Any], path: str | None, notes: list[s
             f" ({TODAY_SHA256}); nothing was changed. To record it, first put its commit and SHA-256 into"
             " conformance/implementations/supcontrast.py. It would change:\n" + "\n".join(shortened(lines))
         )
-    text = compact_json(new)
-    if lines or (stage / RECORDED).read_bytes() != text.encode():
-        (stage / RECORDED).parent.mkdir(exist_ok=True)
-        write_atomically(stage / RECORDED, text)
+    (stage / RECORDED).parent.mkdir(exist_ok=True)
+    store.write_atomically(stage / RECORDED, compact_json(new))
     return lines
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """How the recorded behaviour of a peer changed: one line per field, and one per case and dtype.
+    """Describe how the recorded results of a peer changed: one line per field, and one per case and dtype.
 
     Args:
-        old: the JSON object of a recorded peer, or an empty one.
-        new: the same peer, recorded anew.
+        old: JSON object of a recorded peer, or an empty one.
+        new: JSON object of the same peer, recorded again.
     """
     for key in new:
         if key != "records" and old.get(key) != new[key]:
             yield f"{key}: {_text(old.get(key))} -> {_text(new[key])}"
     before, after = ({(e["case"], e["dtype"]): e for e in each.get("records", ())} for each in (old, new))
     for place in {**before, **after}:
-        change = _changed(before.get(place), after.get(place))
+        change = _difference(before.get(place), after.get(place))
         if change:
             yield f"{', '.join(place)}: {change}"
 
 
-def _changed(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
-    """What one record became; empty if it is the same."""
+def _difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
+    """Describe how one record changed; empty if it did not."""
     if new is None:
         return "no longer recorded"
     values = ", ".join(map(_text, new["values"]))
@@ -290,60 +284,51 @@ def _text(value: Any) -> str:
 
 
 def shortened(lines: Sequence[str]) -> list[str]:
-    """The first ``LONGEST_DIFF`` lines, and how many more there are."""
+    """Return the first ``LONGEST_DIFF`` lines, and a line with the number of the others."""
     more = len(lines) - LONGEST_DIFF
     return [*lines[:LONGEST_DIFF], f"... and {more} more"] if more > 0 else list(lines)
 
 
 def _count(
-    stage: Path,
-    peers: Mapping[str, str],
-    notes: list[str],
-    progress: Progress | None,
-    judge: Callable[[Selection, Progress | None], Report],
-) -> list[str]:
-    """Run everything on the copy and write how many checks of each kind there are."""
-    changes: list[str] = []
+    stage: Path, peers: Mapping[str, str], changes: list[str], progress: Progress | None, judge: Judge
+) -> verify.Report:
+    """Run everything on the copy, write the counts of checks and add their changes; return the report of the run."""
+    stored = None
     try:
         stored = read_expected(stage)
     except FixtureError as error:
-        stored = {"counts": {}, "entries": {}}
         changes.append(str(error))
-    (stage / EXPECTED).unlink(missing_ok=True)
-    write_manifest(stage)
-    with fixtures_at(stage):
+    (stage / verify.EXPECTED).unlink(missing_ok=True)
+    store.write_manifest(stage)
+    with store.fixtures_at(stage):
         report = judge(Selection(peers={name: path for name, path in peers.items() if name == "folder"}), progress)
-        found = expected_counts(report, load_cases(load_worked()))
-    notes += counted_without_running(report)
-    if not changes:
-        was, now = ({**each["counts"], "printed entries": each["entries"]} for each in (stored, found))
-        for key in sorted({**was, **now}, key=lambda key: (key == "printed entries", key)):
-            if was.get(key) != now.get(key):
-                changes.append(f"{EXPECTED}: {key}: {show_counts(was.get(key))} -> {show_counts(now.get(key))}")
+        found = verify.expected_counts(report, verify.load_cases(load_worked()))
+    if stored:
+        was, now = ({**each["counts"], verify.PRINTED: each["entries"]} for each in (stored, found))
+        for key in {**was, **now}:
+            old, new = (verify.show_counts(each.get(key)) for each in (was, now))
+            changes += [f"{verify.EXPECTED}: {key}: {old} -> {new}"] if old != new else []
     write_counts(stage, found)
-    notes += failures(report)
-    return changes
+    return report
 
 
-def counted_without_running(report: Report) -> list[str]:
-    """One line per implementation whose counts follow from its declarations, because it is absent."""
+def counted_without_running(report: verify.Report) -> list[str]:
+    """Describe the implementations that are absent, whose counts follow from their declarations; one line each."""
     names = {kind.name for kind in ALL if kind.anywhere}
     return [
-        f"{name}: counted by what it declares, without running it: {reason}"
-        for name, reason in report.absent.items()
-        if name in names
+        f"{name}: not run, counted as it declares: {reason}" for name, reason in report.absent.items() if name in names
     ]
 
 
 def write_counts(stage: Path, counts: Mapping[str, Any]) -> None:
     """Write ``expected.json`` into a copy of the fixtures."""
-    write_atomically(stage / EXPECTED, json.dumps(counts, indent=1) + "\n")
+    store.write_atomically(stage / verify.EXPECTED, json.dumps(counts, indent=1) + "\n")
 
 
-def failures(report: Report) -> list[str]:
-    """One line per check of a run that does not hold, with the command that repeats it."""
+def failures(report: verify.Report) -> list[str]:
+    """Describe the checks of a run that failed, each with the command that repeats it; one line each."""
     return [
-        f"does not hold: {', '.join(filter(None, (check.case, check.implementation, check.dtype)))}: {check.message};"
+        f"failed: {', '.join(filter(None, (check.case, check.implementation, check.dtype)))}: {check.message};"
         f" repeat: {check.repeat}"
         for check in report.checks
         if check.status in BAD
@@ -351,7 +336,7 @@ def failures(report: Report) -> list[str]:
 
 
 def compact_json(data: Mapping[str, Any]) -> str:
-    """JSON with one line per record, so that a change of behaviour reads as a short diff."""
+    """Return JSON with one line per record, so that a diff shows the changed records."""
     lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in data.items() if key != "records"]
     records = ",\n".join("  " + json.dumps(entry) for entry in data["records"])
     return "{\n" + "\n".join(lines) + '\n "records": [\n' + records + "\n ]\n}\n"

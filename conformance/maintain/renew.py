@@ -1,4 +1,4 @@
-"""What a checkout derives from the cases outside ``fixtures/``: two generated tables, and the adopter's counts."""
+"""Update what a checkout derives from the cases outside ``fixtures/``: two tables, and the example project's counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from ..documents.load import load_worked
-from ..faults import FAULTS
 from ..implementations.callable import External
 from ..judge.verify import load_cases
 from ..suite.store import write_atomically
@@ -18,48 +17,44 @@ TABLES = {
     "tools/peer_table.py": "conformance/implementations/README.md",
     "tools/fault_table.py": "conformance/faults/README.md",
 }
-"""The scripts that write the tables, and what each writes."""
+"""The scripts that write tables, and the file that each of them writes."""
 
 ADOPTER = "examples/adopter"
+COUNTED = ("README.md", f"{ADOPTER}/tests/test_conformance.py", f"{ADOPTER}/.github/workflows/conformance.yml")
+"""The files that state how many checks the tests of the example project make."""
 ASSERTED = re.compile(r'parametrize\((\w+), loss="(\w+)", checks=(\d+)\)')
 
 
 def renew(top: Path, loss: str) -> list[str]:
-    """Write again what differs.
+    """Update the derived files after the cases of a loss have changed.
 
     Args:
-        top: the folder that holds ``fixtures/``; if it is not a checkout nothing is written.
-        loss: short name of the loss whose cases have changed.
+        top: folder that contains ``fixtures/``. If it is not a checkout, nothing is written.
+        loss: short name of the loss. Only faults of this loss are judged again.
 
     Returns:
-        The files that changed.
+        The files that changed, relative to ``top``.
     """
-    names = [*TABLES.values(), "README.md"]
-    names += [f"{ADOPTER}/{name}" for name in ("tests/test_conformance.py", ".github/workflows/conformance.yml")]
-    paths = [top / name for name in (*names, *TABLES)]
-    if not all(path.is_file() for path in paths):
+    names = [*TABLES.values(), *COUNTED]
+    if not all((top / name).is_file() for name in (*TABLES, *names)):
         return []
-    before = {name: (top / name).read_text(encoding="utf-8") for name in names}
-    for script in TABLES:
-        if script != "tools/fault_table.py" or any(fault.loss == loss for fault in FAULTS):
-            with redirect_stdout(io.StringIO()):
-                runpy.run_path(str(top / script))["main"]([])
-    _count(top, names[len(TABLES) :])
-    return [name for name, text in before.items() if (top / name).read_text(encoding="utf-8") != text]
+    before = {name: (top / name).read_bytes() for name in names}
+    for script, arguments in zip(TABLES, ([], ["--loss", loss]), strict=True):
+        with redirect_stdout(io.StringIO()):
+            runpy.run_path(str(top / script))["main"](arguments)
+    _count(top)
+    return [name for name, content in before.items() if (top / name).read_bytes() != content]
 
 
-def _count(top: Path, names: list[str]) -> None:
-    """Renew the numbers of checks that the adopter's tests assert, in each of these files."""
+def _count(top: Path) -> None:
+    """Update the numbers of checks in the files of ``COUNTED``."""
     cases = load_cases(load_worked())
-    texts = {name: (top / name).read_text(encoding="utf-8") for name in names}
+    texts = {name: (top / name).read_text(encoding="utf-8") for name in COUNTED}
     for attribute, loss, old in set(ASSERTED.findall("".join(texts.values()))):
         target = External(f"{top / ADOPTER}/mylib/losses.py:{attribute}", loss=loss)
-        taken = [case for case in cases if case.loss == loss and target.refuses(case) is None]
-        new = sum(case.holds_in(dtype) for case in taken for dtype in target.dtypes)
-        for name, text in texts.items():
-            for pattern in (f'loss="{loss}", checks=', f"--pairproof-loss={loss} --pairproof-checks="):
-                text = text.replace(f"{pattern}{old}", f"{pattern}{new}")
-            texts[name] = text
+        accepted = [case for case in cases if case.loss == loss and target.refuses(case) is None]
+        new = sum(case.holds_in(dtype) for case in accepted for dtype in target.dtypes)
+        stated = re.compile(f'(loss="{loss}", checks=|--pairproof-loss={loss} --pairproof-checks=){old}\\b')
+        texts = {name: stated.sub(rf"\g<1>{new}", text) for name, text in texts.items()}
     for name, text in texts.items():
-        if text != (top / name).read_text(encoding="utf-8"):
-            write_atomically(top / name, text)
+        write_atomically(top / name, text)
