@@ -38,9 +38,16 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         ValueError: ``backend="triton"`` cannot take these embeddings.
     """
     compiling = torch.compiler.is_compiling()
+    rows, others = batch.embeddings, batch.references.embeddings
+    temperature = batch.rule.temperature if isinstance(batch.rule.temperature, Tensor) else None
+    wanted = torch.is_grad_enabled() and (
+        rows.requires_grad
+        or (others is not None and others.requires_grad)
+        or (temperature is not None and temperature.requires_grad)
+    )
     plan = Plan(backend)
     if not compiling and backend != "exact":
-        plan, batch = choose(batch, backend)
+        plan, batch = choose(batch, backend, backward=wanted)
     references = batch.references
     if references.mutual and references.embeddings is not None and (compiling or plan.form != "triton"):
         # The kernels evaluate both directions together; the other forms, and compiled graphs, one after the other.
@@ -56,21 +63,16 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         return AnchorValues(*map(torch.cat, zip(*(anchor_values(side, backend) for side in sides), strict=True)))
     if backend == "exact":
         return exact.anchor_values(batch)
+    transformed = compiling or torch._C._are_functorch_transforms_active()
+    if not (transformed or wanted):
+        duals = [unpack_dual(t) for t in (rows, others, temperature) if t is not None]  # type: ignore[no-untyped-call]
+        if all(dual.tangent is None for dual in duals):
+            return evaluate(batch, plan)[0]
     tensors, plain = _flat(batch, plan)
-    rows, others, temperature = batch.embeddings, batch.references.embeddings, tensors[_TEMPERATURE]
-    wanted = torch.is_grad_enabled() and (
-        rows.requires_grad
-        or (others is not None and others.requires_grad)
-        or (temperature is not None and temperature.requires_grad)
-    )
-    if compiling:
-        evaluation: Any = _Traceable.apply if wanted else torch.ops.pairproof.anchor_values
+    if transformed:
+        evaluation: Any = torch.ops.pairproof.anchor_values if compiling and not wanted else _Traceable.apply
         return AnchorValues(*evaluation(*tensors, *plain)[:3])
-    if torch._C._are_functorch_transforms_active():
-        return AnchorValues(*_Traceable.apply(*tensors, *plain)[:3])  # type: ignore[no-untyped-call]
-    if wanted or any(unpack_dual(t).tangent is not None for t in (rows, others, temperature) if t is not None):  # type: ignore[no-untyped-call]
-        return AnchorValues(*_Values.apply(batch, plan, plain, *tensors))  # type: ignore[no-untyped-call]
-    return evaluate(batch, replace(plan, keep=False))[0]
+    return AnchorValues(*_Values.apply(batch, plan, plain, *tensors))  # type: ignore[no-untyped-call]
 
 
 _Evaluate = Callable[[Batch, Plan], tuple[AnchorValues, Saved]]

@@ -53,8 +53,13 @@ def tiles_of(rows: int) -> Iterator[None]:
         _Forced.rows = before
 
 
-def choose(batch: Batch, backend: Backend) -> tuple[Plan, Batch]:
+def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Plan, Batch]:
     """Choose a plan by size, device, dtype and formula; values are read only where that needs no synchronisation.
+
+    Args:
+        batch: the batch.
+        backend: any but "exact".
+        backward: whether a backward pass may follow: for it alone exponentials are kept.
 
     Returns:
         The plan and the batch. Labels that form pairs may have been replaced by partners.
@@ -73,7 +78,6 @@ def choose(batch: Batch, backend: Backend) -> tuple[Plan, Batch]:
     reads = device.may_read(embeddings)
     if others is None and targets.kind == "labels" and rule.terms in ("out", "in") and reads:
         targets = symmetric.read_labels(targets)
-        batch = replace(batch, targets=targets)
     paired = reads and (targets.paired or targets.kind == "partners")
     # The largest |s_ij|, or infinity if finding it would mean reading an accelerator's memory.
     largest, temperature = math.inf, rule.temperature
@@ -89,12 +93,12 @@ def choose(batch: Batch, backend: Backend) -> tuple[Plan, Batch]:
     if largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1) <= unshifted:
         few = backend == "dense" or (backend == "auto" and count <= PAIRS_UP_TO)
         if few and paired and rule.denominator != "only_negatives" and 2 * largest <= unshifted:
-            batch = replace(batch, targets=symmetric.as_partners(targets)) if targets.paired else batch
-            return Plan("pairs", count, count, True, reads), batch
+            targets = symmetric.as_partners(targets) if targets.paired else targets
+            return Plan("pairs", count, count, backward, reads), replace(batch, targets=targets)
         rows, wide = (count, count) if backend == "dense" else tile_size(count, 1 if reads else ACCELERATOR_FACTOR)
         # The tiles hold half of all entries, and both halves of the squares on the diagonal.
-        keep = backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS
-        return Plan("symmetric", rows, wide, keep, reads), batch
+        keep = backward and (backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS)
+        return Plan("symmetric", rows, wide, keep, reads), replace(batch, targets=targets)
     if targets.paired:
         batch = replace(batch, targets=symmetric.as_partners(targets))
     if backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO):

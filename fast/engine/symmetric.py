@@ -18,6 +18,7 @@ the matrix product.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple, cast
 
 import torch
@@ -84,18 +85,21 @@ def sort_rows(targets: Targets, plan: Plan) -> Classes:
 def read_labels(targets: Targets) -> Targets:
     """Return labels ``[N]`` with their sorted order and whether each occurs exactly twice. Values are read."""
     labels, order = torch.sort(targets.given, stable=True)
-    paired = False
-    if labels.shape[0] % 2 == 0:
-        first, second = labels.view(-1, 2).unbind(1)
-        paired = torch.equal(first, second) and not bool((first[1:] == first[:-1]).any())
+    paired = labels.shape[0] % 2 == 0 and torch.equal(labels[1:] != labels[:-1], _changes_of_pairs(labels.shape[0]))
     return Targets("labels", targets.given, None, order, paired)
+
+
+@lru_cache(maxsize=16)
+def _changes_of_pairs(count: int) -> Tensor:
+    """Return where sorted labels of pairs change from one place to the next: bool ``[count - 1]``, on the CPU."""
+    with torch.inference_mode(False):
+        return torch.arange(1, count) % 2 == 0
 
 
 def as_partners(targets: Targets) -> Targets:
     """Return the partner of each row, given labels that `read_labels` found to occur exactly twice each."""
-    order = cast(Tensor, targets.order).view(-1, 2)
-    partners = torch.empty_like(targets.given)
-    partners[order] = order.flip(1)
+    order = cast(Tensor, targets.order)
+    partners = torch.empty_like(order).scatter_(0, order, order.view(-1, 2).flip(1).view(-1))
     return Targets("partners", partners)
 
 
@@ -422,8 +426,9 @@ def evaluate_pairs(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     use = "kept" if plan.keep else "logits"
     buffer = borrow(use, rows, count * count)
     logits = torch.mm(rows, rows.T, out=buffer.as_strided((count, count), (count, 1)))
-    pos = logits.gather(1, column).view(-1).exp2_()
-    neg = _without_pairs(logits.exp2_(), column).sum(1)
+    exponentials = logits.exp2_()
+    pos = exponentials.gather(1, column).view(-1)
+    neg = _without_pairs(exponentials, column).sum(1)
     sums = Sums(neg, pos, *(neg.new_empty(0),) * 3)
     if not plan.keep:
         give_back(use, buffer)
