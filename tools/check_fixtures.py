@@ -1,7 +1,7 @@
-"""Say what ``make fixtures`` would change, without running the implementations a second time.
+"""Report what ``make fixtures`` would change, without running the implementations again.
 
-Everything that the fixtures derive is made again in a copy; the counts of checks are those of the report that
-``pairproof verify --json`` wrote. Exit code: 0 nothing would change; 1 something would; 2 the report cannot be used.
+Everything that is derived in the fixtures is recomputed in a copy. The counts of checks are taken from a report of
+``pairproof verify --json``. Exit code: 0 nothing would change; 1 something would change; 2 the report cannot be used.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pairproof.conformance.maintain.rebuild import rebuild, shortened
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare the fixtures with a rebuild; the exit code."""
+    """Compare the fixtures with a rebuild; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", type=Path, help="what pairproof verify --json wrote")
+    parser.add_argument("report", type=Path, help="file written by pairproof verify --json")
     options = parser.parse_args(arguments)
     try:
         report = read_report(options.report)

@@ -110,7 +110,7 @@ class Job(NamedTuple):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """The kernel and the types and flags of its arguments, without the sizes of tiles and rows."""
+        """The variant: the kernel, and types and flags of its arguments, without sizes of tiles and rows."""
         return self.kernel, *(one for one in self.arguments if one[1] != "constexpr" or one[0] not in SIZES)
 
     def __str__(self) -> str:
@@ -234,9 +234,9 @@ def jobs(
 
 
 def covering(work: Iterable[Job]) -> list[Job]:
-    """Return a choice of jobs: every form of a kernel, and every kernel for each architecture, kind and length.
+    """Select jobs that cover every variant of a kernel, and every kernel for each architecture, kind and length.
 
-    The order in which jobs are considered depends on their text only, so that the forms are spread over architectures.
+    Jobs are considered in an order given by a checksum of their text, so that variants are spread over architectures.
     """
     spread, seen, kept = sorted(work, key=lambda job: crc32(str(job).encode())), set[Any](), []
     for new in (2, 1):
@@ -395,7 +395,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS, help="kinds of products; default: all")
     parser.add_argument("--kernel", nargs="+", default=[], help="names of kernels; default: all")
     parser.add_argument("--jobs", type=int, choices=range(1, 65), metavar="N", default=2, help="processes; default: 2")
-    parser.add_argument("--covering", action="store_true", help="every form once, every kernel for every device")
+    parser.add_argument("--covering", action="store_true", help="every variant once, every kernel for every device")
     parser.add_argument("--long", action="store_true", help="every architecture, more lengths and argument types")
     parser.add_argument("--report", type=Path, help="write all results to this file as JSON")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""The report of ``pairproof verify --json``, read again: what it found need not be run a second time."""
+"""Read a report of ``pairproof verify --json``, so that its results can be used without a second run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ DEVIATIONS = {kind.name: kind.deviations for kind in ALL}
 
 
 class Recorded(Report):
-    """A whole run whose figures are not computed again."""
+    """A complete run, read from a report; its figures are not recomputed."""
 
     def entries(self) -> dict[str, int]:
-        """How many printed entries were judged, by kind: a whole run judges every one of them."""
+        """Return the number of judged printed entries by kind; a complete run judges all of them."""
         figures = [figure for fixture in load_worked() for figure in fixture.figures]
         counts = Counter("infinite" if entry in INFINITE else one.kind for one in figures for _, entry in one.entries())
         return dict(sorted(counts.items()))
 
 
 def read_report(path: Path) -> Recorded:
-    """Read a report of the fixtures that are installed.
+    """Read a report and check that it belongs to the installed fixtures.
 
     Raises:
-        UsageError: it is not the report of a whole run that passed, or something was changed since.
+        UsageError: the report is not from a complete run that passed, or a file was changed after the run.
     """
     data = json.loads(path.read_text(encoding="utf-8"))
     root = fixtures_root()
@@ -57,7 +57,7 @@ def read_report(path: Path) -> Recorded:
 
 
 def _check(entry: Mapping[str, Any]) -> Check:
-    """A check as it was, with the deviations that its message gives."""
+    """Return a check of the report, with the deviations that its message names."""
     _, _, reasons = entry["message"].partition(". Declared: ")
     declared = [
         one.name for one in DEVIATIONS.get(entry["implementation"], ()) if f"{one.reason} ({one.link})" in reasons
