@@ -1,4 +1,4 @@
-"""Both rooms hold to the catalogue, and neither leans on the other."""
+"""The catalogue matches ``reference`` and ``fast``; packages import only what they may."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss, find_loss, register, registered
 from pairproof.conformance.truth.baseline import plain_outcome
 
-ROOMS = {"reference": reference, "fast": fast}
+PACKAGES = {"reference": reference, "fast": fast}
 MAY_IMPORT = {"reference": {"numpy", "scipy"}, "fast": {"torch", "triton"}}
 TENSOR_KEYWORDS = {"positives", "anchors", "ref_embeddings", "ref_labels", "self_rows", "negatives"}
 LOSS_IDS = list(LOSSES)
@@ -37,20 +37,20 @@ def folder(package: ModuleType) -> Path:
     return Path(next(iter(package.__path__)))
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSS_IDS)
-def test_function_lives_in_the_module_of_its_family(room: str, loss: Loss) -> None:
-    module = importlib.import_module(f"pairproof.{room}.{loss.module}")
+def test_function_is_defined_in_the_module_of_the_catalogue(package: str, loss: Loss) -> None:
+    module = importlib.import_module(f"pairproof.{package}.{loss.module}")
     function = getattr(module, loss.function)
     assert function.__module__ == module.__name__
-    assert getattr(ROOMS[room], loss.function) is function
-    assert loss.function in ROOMS[room].__all__
+    assert getattr(PACKAGES[package], loss.function) is function
+    assert loss.function in PACKAGES[package].__all__
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSS_IDS)
-def test_signature_is_the_catalogue_s(room: str, loss: Loss) -> None:
-    parameters = list(inspect.signature(getattr(ROOMS[room], loss.function)).parameters.values())
+def test_signature_matches_the_catalogue(package: str, loss: Loss) -> None:
+    parameters = list(inspect.signature(getattr(PACKAGES[package], loss.function)).parameters.values())
     names = positional(loss)
     first, keywords = parameters[: len(names)], parameters[len(names) :]
     assert [parameter.name for parameter in first] == names
@@ -59,18 +59,21 @@ def test_signature_is_the_catalogue_s(room: str, loss: Loss) -> None:
     assert [parameter.name for parameter in first if parameter.default is None] == optional
     assert len([p for p in first if p.default is inspect.Parameter.empty]) == len(names) - len(optional)
     assert {parameter.kind for parameter in keywords} == {inspect.Parameter.KEYWORD_ONLY}
-    expected = dict(loss.keywords) | (dict(FAST_ONLY_KEYWORDS) if room == "fast" else {})
+    expected = dict(loss.keywords) | (dict(FAST_ONLY_KEYWORDS) if package == "fast" else {})
     assert {parameter.name: parameter.default for parameter in keywords} == expected
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSS_IDS)
-def test_keywords_stand_in_one_order_in_both_rooms(loss: Loss) -> None:
-    names = {room: list(inspect.signature(getattr(module, loss.function)).parameters) for room, module in ROOMS.items()}
+def test_keywords_have_the_same_order_in_reference_and_fast(loss: Loss) -> None:
+    names = {
+        package: list(inspect.signature(getattr(module, loss.function)).parameters)
+        for package, module in PACKAGES.items()
+    }
     assert [name for name in names["fast"] if name not in FAST_ONLY_KEYWORDS] == names["reference"]
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSS_IDS)
-def test_module_class_is_the_catalogue_s(loss: Loss) -> None:
+def test_module_class_matches_the_catalogue(loss: Loss) -> None:
     module_class = getattr(fast, loss.module_class)
     assert issubclass(module_class, torch.nn.Module)
     parameters = [p for name, p in inspect.signature(module_class.__init__).parameters.items() if name != "self"]
@@ -83,8 +86,8 @@ def test_module_class_is_the_catalogue_s(loss: Loss) -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSS_IDS)
-def test_the_float_matrices_of_a_loss_are_named(loss: Loss) -> None:
-    """What has a gradient: the positional matrices, and the keywords that the functions call [M, D] or [K, D]."""
+def test_catalogue_lists_the_float_matrices_of_every_loss(loss: Loss) -> None:
+    """Float matrices are positional, or keywords that are documented as [M, D] or [K, D]."""
     assert len(positional(loss)) == 2
     assert all(name.startswith("embeddings") for name in loss.embeddings)
     documented = inspect.getdoc(getattr(reference, loss.function)) or ""
@@ -94,20 +97,20 @@ def test_the_float_matrices_of_a_loss_are_named(loss: Loss) -> None:
     assert set(loss.matrices) == matrices
 
 
-def test_every_loss_function_of_the_rooms_is_in_the_catalogue() -> None:
+def test_every_exported_loss_is_in_the_catalogue() -> None:
     functions = {loss.function for loss in LOSSES.values()}
     assert {name for name in reference.__all__ if name.endswith("_loss")} == functions
     assert {name for name in fast.__all__ if name.endswith("_loss")} == functions
     assert {name for name in fast.__all__ if name.endswith("Loss")} == {loss.module_class for loss in LOSSES.values()}
 
 
-def test_the_catalogue_follows_registration() -> None:
+def test_registered_loss_is_in_the_catalogue() -> None:
     entry = dataclasses.replace(LOSSES["supcon"], name="margin", functions={"reference": len, "fast": max})
     with registered(entry):
         assert list(LOSSES)[-1] == "margin"
         assert find_loss("margin") is entry
         assert (entry.reference, entry.fast, entry.function) == (len, max, "margin_loss")
-        with pytest.raises(ValueError, match="margin: the catalogue has a loss of this name"):
+        with pytest.raises(ValueError, match="margin: the catalogue already has a loss of this name"):
             register(entry)
     with pytest.raises(ValueError, match="unknown loss 'margin'; known: supcon, supcon_in, nt_xent"):
         find_loss("margin")
@@ -115,29 +118,33 @@ def test_the_catalogue_follows_registration() -> None:
         plain_outcome(Case("test/margin", "margin", np.eye(2), {"labels": [0, 0]}, {}), "float64")
 
 
-def test_an_entry_that_contradicts_itself_is_refused() -> None:
+def test_inconsistent_entry_raises() -> None:
     with pytest.raises(ValueError, match="positives_by: expected one of labels, partners, pairs, towers, got 'rows'"):
         dataclasses.replace(LOSSES["supcon"], positives_by="rows")
     with pytest.raises(ValueError, match="keywords: temperature is missing"):
         dataclasses.replace(LOSSES["supcon"], keywords={"reduction": "mean"})
 
 
-def test_layout_helpers_have_the_same_parameters_in_both_rooms() -> None:
+def test_layout_helpers_have_the_same_parameters_in_reference_and_fast() -> None:
     helpers = ("interleaved_partners", "stacked_partners", "flatten_views", "split_views", "repeat_labels")
     for name in helpers:
-        rooms = {room: dict(inspect.signature(getattr(module, name)).parameters) for room, module in ROOMS.items()}
-        rooms["fast"].pop("device", None)
-        defaults = {room: {key: p.default for key, p in parameters.items()} for room, parameters in rooms.items()}
+        packages = {
+            package: dict(inspect.signature(getattr(module, name)).parameters) for package, module in PACKAGES.items()
+        }
+        packages["fast"].pop("device", None)
+        defaults = {
+            package: {key: p.default for key, p in parameters.items()} for package, parameters in packages.items()
+        }
         assert defaults["fast"] == defaults["reference"], name
 
 
 def foreign_imports(source: str, depth: int, allowed: set[str]) -> list[str]:
-    """Name what a module imports beyond the standard library, the allowed packages and its own room.
+    """Return the imports of a module other than the standard library, the allowed packages and its own package.
 
     Args:
-        source: The module's text.
-        depth: How many folders below its room the module lies; a relative import may climb that far and no further.
-        allowed: Top-level packages that it may import.
+        source: text of the module.
+        depth: number of folders between the module and its package; relative imports may go up this far.
+        allowed: other top-level packages that the module may import.
     """
     foreign = []
     for node in ast.walk(ast.parse(source)):
@@ -149,21 +156,21 @@ def foreign_imports(source: str, depth: int, allowed: set[str]) -> list[str]:
             case ast.ImportFrom(module=str(module)):
                 imported = [module]
             case ast.Name(id="__import__") | ast.Attribute(attr="import_module"):
-                imported = ["a name made at run time"]
+                imported = ["a name computed at run time"]
             case _:
                 continue
         foreign += [name for name in imported if name.split(".")[0] not in sys.stdlib_module_names | allowed]
     return foreign
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_nothing_but_its_own(room: str) -> None:
-    root = folder(ROOMS[room])
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_imports_only_what_it_may(package: str) -> None:
+    root = folder(PACKAGES[package])
     files = sorted(root.rglob("*.py"))
     assert len(files) > 3
     for path in files:
         depth = len(path.relative_to(root).parents) - 1
-        assert foreign_imports(path.read_text(), depth, MAY_IMPORT[room]) == [], path
+        assert foreign_imports(path.read_text(), depth, MAY_IMPORT[package]) == [], path
 
 
 @pytest.mark.parametrize(
@@ -175,8 +182,8 @@ def test_a_room_imports_nothing_but_its_own(room: str) -> None:
         ("from ..fast import supcon", 0, ["..fast"]),
         ("from ..checks import check", 1, []),
         ("from ...fast import supcon", 1, ["...fast"]),
-        ("import importlib\nimportlib.import_module('torch')", 0, ["a name made at run time"]),
-        ("__import__('torch')", 0, ["a name made at run time"]),
+        ("import importlib\nimportlib.import_module('torch')", 0, ["a name computed at run time"]),
+        ("__import__('torch')", 0, ["a name computed at run time"]),
         (
             "from . import terms\nfrom .terms import Pair\nimport math, numpy as np\nfrom scipy.special import expit",
             0,
@@ -184,19 +191,19 @@ def test_a_room_imports_nothing_but_its_own(room: str) -> None:
         ),
     ],
 )
-def test_foreign_imports_are_seen(source: str, depth: int, found: list[str]) -> None:
+def test_foreign_imports_are_found(source: str, depth: int, found: list[str]) -> None:
     assert foreign_imports(source, depth, MAY_IMPORT["reference"]) == found
 
 
 @pytest.mark.parametrize(
-    ("room", "absent"),
+    ("package", "absent"),
     [
         ("reference", ["torch", "pairproof.fast", "pairproof.conformance"]),
         ("fast", ["scipy", "flint", "pairproof.reference", "pairproof.conformance"]),
     ],
 )
-def test_importing_a_room_loads_no_other(room: str, absent: list[str]) -> None:
-    program = f"import sys, pairproof.{room}; print([name for name in {absent!r} if name in sys.modules])"
+def test_importing_a_package_loads_no_other_package(package: str, absent: list[str]) -> None:
+    program = f"import sys, pairproof.{package}; print([name for name in {absent!r} if name in sys.modules])"
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert finished.stdout.strip() == "[]"
 
@@ -212,11 +219,11 @@ LAYERS = (
     {"explain", "report"},
     {"cli", "pytest_plugin", "test_target", "__init__", "_moved"},
 )
-"""The parts of ``conformance/``: each imports parts of earlier layers alone."""
+"""The subpackages of ``conformance/`` in layers: each layer imports only from earlier layers."""
 
 
 def own_imports(root: Path) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
-    """The modules of a package, each with those of the package that it imports, as paths of names."""
+    """The modules of a package and, for each, the modules of the same package that it imports, as tuples of names."""
     files = {path.relative_to(root).with_suffix("").parts: path for path in root.rglob("*.py")}
     found: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for module, path in files.items():
@@ -230,7 +237,7 @@ def own_imports(root: Path) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
     return found
 
 
-def test_imports_of_the_harness_run_one_way() -> None:
+def test_conformance_imports_only_earlier_layers() -> None:
     layer = {part: k for k, parts in enumerate(LAYERS) for part in parts}
     imports = own_imports(folder(conformance))
     upwards = {
@@ -240,12 +247,12 @@ def test_imports_of_the_harness_run_one_way() -> None:
         if module[0] != other[0] and layer[other[0]] >= layer[module[0]] and layer[module[0]] < len(LAYERS) - 2
     }
     assert upwards == set()
-    # Packages gather their own modules, which is no dependency of one module on another.
+    # An import of a package itself is not counted as a dependency between modules.
     graph = {module: {other for other in others if other[-1] != "__init__"} for module, others in imports.items()}
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_no_module_of_ours_is_imported_behind_an_import_error() -> None:
+def test_no_module_of_pairproof_is_imported_in_a_try_with_import_error() -> None:
     for path in sorted(folder(conformance).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Try) or not any(
@@ -257,7 +264,7 @@ def test_no_module_of_ours_is_imported_behind_an_import_error() -> None:
                 assert "'pairproof." not in ast.unparse(part), f"{path}:{node.lineno}"
 
 
-def test_fixtures_are_data_only() -> None:
+def test_fixtures_contain_only_data() -> None:
     root = folder(fixtures)
     files = [path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {path.suffix for path in files} <= {".py", ".json", ".md"}
@@ -267,12 +274,12 @@ def test_fixtures_are_data_only() -> None:
     assert isinstance(statement.value, ast.Constant)
 
 
-def test_the_rooms_lie_in_one_copy() -> None:
+def test_all_packages_are_in_one_checkout() -> None:
     assert len({folder(package).parent for package in (conformance, fast, fixtures, reference)}) == 1
 
 
 @pytest.mark.parametrize(("old", "new"), _moved.MOVED.items())
-def test_an_old_module_path_warns_and_gives_the_new_module(old: str, new: str) -> None:
+def test_old_module_path_warns_and_gives_the_new_module(old: str, new: str) -> None:
     sys.modules.pop(f"pairproof.conformance.{old}", None)
     with pytest.warns(
         DeprecationWarning, match=rf"pairproof\.conformance\.{old} has moved to pairproof\.conformance\.{new}"

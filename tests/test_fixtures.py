@@ -1,4 +1,4 @@
-"""The loader of the published examples: what it accepts, and what it says about anything else."""
+"""The loader of the published examples: what it accepts, and its error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNTS = {
     "supcon_notebook": (425, 21, 0, 0, 105, 31, 31, 0),
     "vectorized_notebook": (137, 0, 36, 0, 0, 14, 14, 0),
 }
-"""number, infinite, mask, index, layout, figures, reproduced, artefact."""
+"""Numbers of entries (number, infinite, mask, index, layout) and of figures (all, reproduced, artefact)."""
 
 CLAIMS = {"batch_tutorial": 3, "pair_notebook": 11, "sit_article": 5, "supcon_notebook": 14, "vectorized_notebook": 5}
 
@@ -51,7 +51,7 @@ def error(root: Path) -> str:
 
 
 def edit(root: Path, name: str, change: Callable[[Any], object]) -> None:
-    """Change one fixture's content and renew the manifest, so that only the change itself is wrong."""
+    """Change the content of one file and renew the manifest, so that only this change is wrong."""
     path = root / "worked" / f"{name}.json"
     data = json.loads(path.read_text(encoding="utf-8"))
     change(data)
@@ -66,7 +66,7 @@ def test_loads_every_document(worked: dict[str, WorkedFixture]) -> None:
         assert len(fixture.claims) == CLAIMS[name], name
 
 
-def test_a_copy_loads_alike(copy: Path) -> None:
+def test_copy_loads_equal_examples(copy: Path) -> None:
     assert list(map(dump_worked, load_worked(copy))) == list(map(dump_worked, load_worked()))
 
 
@@ -78,7 +78,7 @@ def test_records_are_frozen(worked: dict[str, WorkedFixture]) -> None:
         fixture.calls["more"] = fixture.calls["nt-xent-1.0"]  # type: ignore[index]
 
 
-def test_text_is_kept_as_printed(worked: dict[str, WorkedFixture]) -> None:
+def test_entries_keep_the_printed_text(worked: dict[str, WorkedFixture]) -> None:
     figures = {figure.id: figure for figure in worked["supcon_notebook"].figures}
     first = dict(figures["out-12-similarity"].entries())
     assert (first[0, 0], first[0, 1], dict(figures["out-13-softmax"].entries())[0, 0]) == ("-inf", "0.8635144", "0.")
@@ -86,7 +86,7 @@ def test_text_is_kept_as_printed(worked: dict[str, WorkedFixture]) -> None:
     assert worked["pair_notebook"].calls["nt-bxent-0.01"].keywords["temperature"] == "0.01"
 
 
-def test_the_two_artefacts(worked: dict[str, WorkedFixture]) -> None:
+def test_artefacts_have_the_known_true_values(worked: dict[str, WorkedFixture]) -> None:
     found = {
         (name, figure.printed): figure.instead["value"]
         for name, fixture in worked.items()
@@ -99,7 +99,7 @@ def test_the_two_artefacts(worked: dict[str, WorkedFixture]) -> None:
     }
 
 
-def test_cut_outputs_say_so(worked: dict[str, WorkedFixture]) -> None:
+def test_incomplete_outputs_are_marked(worked: dict[str, WorkedFixture]) -> None:
     cut = {figure.id: len(list(figure.entries())) for figure in worked["pair_notebook"].figures if figure.cut}
     assert cut == {"in-101-sigmoid": 35, "in-102-negative-pairs": 51}
 
@@ -111,7 +111,7 @@ def test_input_of_a_figure(worked: dict[str, WorkedFixture]) -> None:
     assert fixture.input_of(figures["out-42-loss"]) is fixture.inputs["embeddings_2x2x2"]
 
 
-def test_written_as_read() -> None:
+def test_files_have_the_fixed_layout() -> None:
     for path in sorted((fixtures_root() / "worked").glob("*.json")):
         text = path.read_bytes().decode("utf-8")
         assert dump_worked(json.loads(text)) == text, path.name
@@ -120,26 +120,26 @@ def test_written_as_read() -> None:
         assert dump_worked(fixture).encode("utf-8") == path.read_bytes(), path.name
 
 
-def test_a_matrix_row_is_one_line() -> None:
+def test_matrix_row_is_one_line() -> None:
     text = (fixtures_root() / "worked" / "vectorized_notebook.json").read_text(encoding="utf-8")
     assert re.search(r'^ +\["1.0000", "0.9429", "0.8513", "0.3701", "0.3550", "0.8159"\],?$', text, re.MULTILINE)
 
 
-def test_manifest_written_as_read(copy: Path) -> None:
+def test_writing_the_manifest_again_changes_nothing(copy: Path) -> None:
     before = (copy / "manifest.json").read_bytes()
     assert write_manifest(copy) == copy / "manifest.json"
     assert (copy / "manifest.json").read_bytes() == before
     assert sorted(path.name for path in copy.iterdir()) == sorted(path.name for path in fixtures_root().iterdir())
 
 
-def test_manifest_leaves_out_what_is_no_data(copy: Path) -> None:
+def test_manifest_lists_only_data_files(copy: Path) -> None:
     (copy / ".hidden").write_text("x")
     (copy / "__init__.py").write_text("")
     check_manifest(copy)
     assert not {"README.md", "manifest.json", ".hidden", "__init__.py"} & set(data_files(copy))
 
 
-def test_flipped_digit(copy: Path) -> None:
+def test_altered_digit(copy: Path) -> None:
     path = copy / "worked" / "pair_notebook.json"
     old = hashlib.sha256(path.read_bytes()).hexdigest()
     path.write_bytes(path.read_bytes().replace(b'"0.6698"', b'"0.6699"', 1))
@@ -192,7 +192,7 @@ def test_not_utf8(copy: Path) -> None:
     assert error(copy).startswith("worked/sit_article.json: not UTF-8")
 
 
-def test_name_twice_in_one_object(copy: Path) -> None:
+def test_duplicate_name_in_an_object(copy: Path) -> None:
     (copy / "worked" / "sit_article.json").write_text('{"format": "a", "format": "b"}')
     write_manifest(copy)
     assert error(copy) == "worked/sit_article.json: duplicate name 'format' in an object"
@@ -240,37 +240,37 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
         lambda d: d["counts"].update(artefact=0),
         "$.counts.artefact: expected 1, counted, got 0",
     ),
-    "dangling call": (
+    "unknown call": (
         "vectorized_notebook",
         lambda d: d["figures"][13].update(call="nt-xent-2"),
         "$.figures[13].call: unknown call 'nt-xent-2'",
     ),
-    "dangling input": (
+    "unknown input": (
         "vectorized_notebook",
         lambda d: d["figures"][0].update(input="batch_3"),
         "$.figures[0].input: unknown input 'batch_3'",
     ),
-    "dangling input of a call": (
+    "unknown input of a call": (
         "vectorized_notebook",
         lambda d: d["calls"]["nt-xent"].update(input="batch_3"),
         "$.calls['nt-xent'].input: unknown input 'batch_3'",
     ),
-    "dangling figure of a claim": (
+    "unknown figure of a claim": (
         "vectorized_notebook",
         lambda d: d["claims"][0].update(figures=["x"]),
         "$.claims[0].figures[0]: unknown figure 'x'",
     ),
-    "figure id twice": (
+    "duplicate id of a figure": (
         "vectorized_notebook",
         lambda d: d["figures"][13].update(id="positives"),
         "$.figures[13].id: duplicate id 'positives'",
     ),
-    "claim id twice": (
+    "duplicate id of a claim": (
         "sit_article",
         lambda d: d["claims"].append(d["claims"][0]),
         "$.claims[5].id: duplicate id 'same-as-infonce'",
     ),
-    "document id twice": (
+    "duplicate id of a document": (
         "vectorized_notebook",
         lambda d: d["document"].update(id="sit_article"),
         "$.document.id: 'sit_article' is already the id of worked/sit_article.json",
@@ -287,7 +287,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
         lambda d: d["figures"][7].update(printed="2.855"),
         "$.figures[7].printed: no entry has 4 decimals",
     ),
-    "not the full length of its dtype": (
+    "not all digits of its dtype": (
         "pair_notebook",
         lambda d: d["figures"][8].update(printed="167.33396911621095"),
         "$.figures[8].printed: expected 167.33396911621094, a float32 in full, got 167.33396911621095",
@@ -297,12 +297,12 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
         lambda d: d["figures"][3]["printed"][0].reverse(),
         "$.figures[3].printed[0][7]: -inf is allowed only on the diagonal",
     ),
-    "kind and quantity at odds": (
+    "kind that does not match the quantity": (
         "pair_notebook",
         lambda d: d["figures"][2].update(kind="mask"),
         "$.figures[2].kind: expected 'number' for 'similarity', got 'mask'",
     ),
-    "no mask entry": (
+    "invalid mask entry": (
         "pair_notebook",
         lambda d: d["figures"][0]["printed"][0].__setitem__(0, "2."),
         "$.figures[0].printed[0][0]: '2.' is not a valid mask entry",
@@ -312,7 +312,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
         lambda d: d["inputs"]["x"]["printed"][0].__setitem__(0, "-0.2387"),
         "$.inputs.x.exact[0][0]: -0.2385765165090561 does not round to the printed -0.2387",
     ),
-    "exact value that is no float32": (
+    "exact value that is not a float32": (
         "pair_notebook",
         lambda d: d["inputs"]["x"]["exact"][0].__setitem__(0, "-0.2385765165090562"),
         "$.inputs.x.exact[0][0]: expected -0.2385765165090561, a float32 in full, got -0.2385765165090562",
@@ -322,17 +322,17 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
         lambda d: d["inputs"]["x"].update(shape=[8, 3]),
         "$.inputs.x.printed: expected shape [8, 3], got [8, 2]",
     ),
-    "another loss's argument": (
+    "argument of another loss": (
         "pair_notebook",
         lambda d: d["calls"]["nt-xent-1.0"].update(arguments={"labels": [0] * 8}),
         "$.calls['nt-xent-1.0'].arguments.labels: nt_xent_loss has no such argument",
     ),
-    "another loss's keyword": (
+    "keyword of another loss": (
         "pair_notebook",
         lambda d: d["calls"]["nt-xent-1.0"]["keywords"].update(denominator="all"),
         "$.calls['nt-xent-1.0'].keywords.denominator: nt_xent_loss has no such keyword",
     ),
-    "label count": (
+    "wrong number of labels": (
         "supcon_notebook",
         lambda d: d["calls"]["supcon-2x2"]["arguments"]["labels"].pop(),
         "$.calls['supcon-2x2'].arguments.labels: expected shape [4], got [3]",
@@ -340,12 +340,12 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
     "partners not mutual": (
         "vectorized_notebook",
         lambda d: d["calls"]["nt-xent"]["arguments"]["partners"].__setitem__(0, 4),
-        "$.calls['nt-xent'].arguments.partners: expected mutual partners, but row 0 has 4 and row 4 has 1",
+        "$.calls['nt-xent'].arguments.partners: expected mutual partners, got 4 in row 0 but 1 in row 4",
     ),
     "pair out of range": (
         "pair_notebook",
         lambda d: d["calls"]["nt-bxent-1.0"]["arguments"]["positive_pairs"].__setitem__(2, [0, 8]),
-        "$.calls['nt-bxent-1.0'].arguments.positive_pairs: expected rows in the range 0 to 7, got (0, 8) at position 2",
+        "$.calls['nt-bxent-1.0'].arguments.positive_pairs: expected rows in the range 0 to 7, got [0, 8] at position 2",
     ),
 }
 
@@ -365,18 +365,18 @@ def test_jsonschema_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, str]:
-    """The documents' texts by checksum."""
+    """The texts of the documents by checksum."""
     named = os.environ.get("PAIRPROOF_SEEDS")
     folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "seeds"
     if not named and not folder.is_dir():
-        pytest.skip("the source documents are not at hand: set PAIRPROOF_SEEDS to their folder")
+        pytest.skip("the source documents are not available: set PAIRPROOF_SEEDS to their folder")
     assert folder.is_dir(), f"PAIRPROOF_SEEDS: no such folder: {folder}"
     files = [path.read_bytes() for path in sorted(folder.glob("*.txt"))]
     return {hashlib.sha256(content).hexdigest(): content.decode("utf-8") for content in files}
 
 
 def _pattern(printed: Printed, last: bool = False) -> str:
-    """What the array looks like on the page. ``last``: its closing brackets are not on the page."""
+    """A regular expression for a printed array. With ``last``, its closing brackets are missing in the document."""
     if not isinstance(printed, tuple):
         return re.escape(str(printed)) + r"(?![\d.]*\d)"
     items = [_pattern(item, last and position == len(printed) - 1) for position, item in enumerate(printed)]
@@ -384,7 +384,7 @@ def _pattern(printed: Printed, last: bool = False) -> str:
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_every_printed_string_stands_in_the_document(
+def test_every_figure_is_printed_in_the_document(
     worked: dict[str, WorkedFixture], texts: dict[str, str], name: str
 ) -> None:
     fixture = worked[name]
@@ -393,7 +393,7 @@ def test_every_printed_string_stands_in_the_document(
     position = 0
     for figure in fixture.figures:
         found = re.compile(r"(?<![\d.-])" + _pattern(figure.printed, figure.cut is not None)).search(text, position)
-        assert found, f"{figure.id} does not stand in the document after the figure before it"
+        assert found, f"{figure.id} is not in the document after the previous figure"
         position = found.end()
     for key, value in fixture.inputs.items():
         if value.printed is not None and value.decimals is not None:
@@ -403,7 +403,7 @@ def test_every_printed_string_stands_in_the_document(
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_every_claim_is_quoted(worked: dict[str, WorkedFixture], texts: dict[str, str], name: str) -> None:
+def test_every_claim_is_in_the_document(worked: dict[str, WorkedFixture], texts: dict[str, str], name: str) -> None:
     fixture = worked[name]
     text = " ".join(texts[fixture.document.sha256].split())
     for claim in fixture.claims:

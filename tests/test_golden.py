@@ -1,5 +1,4 @@
-"""The golden cases: what the loader accepts and says, that the stored results are the proved ones, and that they agree
-with each other where theory says so."""
+"""Golden cases: what the loader accepts, error messages, proofs of the stored results, and identities between cases."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ SCHEMAS = sorted((ROOT / "schema").glob("golden*.json"))
 ERRORS = load_errors()
 COUNTS = Counter(case.case.loss for case in load_golden())
 COVERED = [loss for loss in LOSSES if COUNTS[loss] >= 60]
-"""The losses with cases for everything. A new loss begins with few cases, or none."""
+"""The losses with complete sets of cases. A new loss starts with few cases, or none."""
 
 KEPT = (
     "supcon/one-positive-balanced-tau-half",
@@ -63,7 +62,7 @@ KEPT = (
     "info_nce/two-towers-tau-half",
     "info_nce/queue-tau-half",
 )
-"""The cases of the small copy on which damage is tried."""
+"""The cases of the small copy of the fixtures that tests damage."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def cases() -> dict[str, GoldenCase]:
 
 @pytest.fixture(scope="module")
 def small_original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of fixtures that holds a few cases of each loss."""
+    """A folder of fixtures with a few cases of each loss."""
     root = tmp_path_factory.mktemp("golden") / "fixtures"
     (root / "golden").mkdir(parents=True)
     shutil.copytree(ROOT / "schema", root / "schema")
@@ -97,7 +96,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def edit(root: Path, name: str, change: Callable[[Any], object]) -> None:
-    """Change one file's content and renew the manifest, so that only the change itself is wrong."""
+    """Change the content of one file and renew the manifest, so that only this change is wrong."""
     path = root / "golden" / f"{name}.json"
     data = json.loads(path.read_text(encoding="utf-8"))
     change(data)
@@ -120,14 +119,14 @@ def test_every_loss_has_many_cases(cases: dict[str, GoldenCase]) -> None:
     assert len(COVERED) >= 7
 
 
-def test_ids_are_unique_and_begin_with_their_loss(cases: dict[str, GoldenCase]) -> None:
+def test_ids_are_unique_and_begin_with_the_loss(cases: dict[str, GoldenCase]) -> None:
     loaded = load_golden()
     assert len(loaded) == len(cases)
     for case in loaded:
         assert case.id.startswith(f"golden/{case.case.loss}/")
 
 
-def test_every_flag_is_explained_once_and_used(cases: dict[str, GoldenCase]) -> None:
+def test_every_flag_is_used_and_has_its_own_explanation(cases: dict[str, GoldenCase]) -> None:
     flags = load_flags()
     used = {flag for case in cases.values() for flag in case.flags}
     assert used == set(flags)
@@ -172,20 +171,20 @@ def test_references_and_towers_have_many_cases(cases: dict[str, GoldenCase]) -> 
     assert len(towers) == 3 * 3 * 2
 
 
-def test_most_cases_serve_every_dtype(cases: dict[str, GoldenCase]) -> None:
+def test_most_cases_are_exact_in_every_dtype(cases: dict[str, GoldenCase]) -> None:
     whole = [case for case in cases.values() if set(case.dtypes) == set(golden.DTYPES)]
     assert len(whole) > 0.85 * len(cases)
     assert all("float64" in case.dtypes for case in cases.values())
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "golden").glob("*.json")), ids=lambda path: path.stem)
-def test_written_as_read(path: Path) -> None:
+def test_file_has_the_fixed_layout(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert dump_json(json.loads(text)) == text
 
 
 @pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
-def test_schemas_refuse_what_they_do_not_know(path: Path) -> None:
+def test_schemas_define_additional_properties(path: Path) -> None:
     schema = json.loads(path.read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
 
@@ -202,7 +201,7 @@ def test_schemas_refuse_what_they_do_not_know(path: Path) -> None:
     walk(schema)
 
 
-def test_the_schema_knows_the_catalogue() -> None:
+def test_schema_matches_the_catalogue() -> None:
     schema = json.loads((ROOT / "schema/golden.schema.json").read_text(encoding="utf-8"))
     assert all(re.fullmatch(schema["properties"]["loss"]["pattern"], loss) for loss in LOSSES)
     properties = schema["$defs"]["case"]["properties"]
@@ -219,7 +218,7 @@ def test_the_schema_knows_the_catalogue() -> None:
     assert properties["expected"]["properties"]["gradient_left_out"]["enum"] == list(LEFT_OUT)
 
 
-def test_gradients_are_left_out_for_a_reason(cases: dict[str, GoldenCase]) -> None:
+def test_missing_gradient_has_a_reason(cases: dict[str, GoldenCase]) -> None:
     for case in cases.values():
         expected = case.expected
         undefined = any(math.isnan(value) for value in expected.values)
@@ -232,17 +231,17 @@ def test_gradients_are_left_out_for_a_reason(cases: dict[str, GoldenCase]) -> No
     assert left_out < 0.06 * len(cases)
 
 
-# What a damaged file says.
+# Messages about damaged files.
 
 
 def field_of(data: Any, path: str) -> tuple[Any, str | int]:
-    """What holds the field, and its key or its place there."""
+    """The container of a field, and the key or index of the field in it."""
     *way, last = [int(step) if step.isdigit() else step for step in path.split(".")]
     return reduce(getitem, way, data), last
 
 
 def put(path: str, value: Any) -> Callable[[Any], None]:
-    """Set one field of a file, by its path: cases.0.expected.loss."""
+    """Return a function that sets one field of a file, by its path: cases.0.expected.loss."""
 
     def change(data: Any) -> None:
         holder, last = field_of(data, path)
@@ -260,7 +259,7 @@ def remove(path: str) -> Callable[[Any], None]:
 
 
 def located(path: str) -> str:
-    """The path as messages write it: cases[0].expected.loss."""
+    """The path in the notation of messages: cases[0].expected.loss."""
     return re.sub(r"\.(\d+)", r"[\1]", path)
 
 
@@ -299,7 +298,7 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     ("supcon", "cases.0.expected.anchors", [1.0], "expected a list of 6, one value per"),
     ("supcon", "cases.0.expected.gradient", [[1.0]], "expected shape [6, 3], got [1, 1]"),
     ("supcon", "cases.0.expected.gradient.5.2", "nan", "'nan' is not of type 'number'"),
-    # Cases 4 of supcon, 2 of nt_xent and 3 of nt_xent_pairwise have references, both of info_nce a second tower.
+    # Case 4 of supcon, 1 of nt_xent and 2 of nt_xent_pairwise have references; case 1 of info_nce has negatives.
     ("supcon", "cases.4.arguments.ref_embeddings.1.0", "1.5", "'1.5' is not of type 'number'"),
     ("supcon", "cases.4.arguments.ref_embeddings.1", [0.0, -0.0, 0.0], "a zero vector has no cosine"),
     ("supcon", "cases.4.arguments.ref_embeddings", [[1.0, 2.0]], "expected shape [1, 3], got [1, 2]"),
@@ -324,7 +323,7 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     ("info_nce", "cases.0.keywords.direction", "both", "'both' is the default"),
     ("info_nce", "cases.0.keywords.anchors", [True] * 4, "info_nce_loss has no such"),
 ]
-"""Values of one field each, with what the message says of that field."""
+"""File, path of a field, wrong value, and the beginning of the message after the path."""
 DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     ("supcon", remove("format"), "$.format: expected 'pairproof-golden/1', got None"),
     ("supcon", put("author", "x"), "$: Additional properties are not allowed ('author' was unexpected)"),
@@ -375,7 +374,7 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     (
         "nt_xent",
         put("cases.0.arguments.partners.0", 2),
-        "$.cases[0].arguments.partners: expected mutual partners, but row 0 has 2 and row 2 has 3",
+        "$.cases[0].arguments.partners: expected mutual partners, got 2 in row 0 but 3 in row 2",
     ),
     (
         "nt_xent",
@@ -390,12 +389,12 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     (
         "nt_bxent",
         put("cases.0.arguments.positive_pairs.0", [0, 5]),
-        "$.cases[0].arguments.positive_pairs: expected rows in the range 0 to 4, got (0, 5) at position 0",
+        "$.cases[0].arguments.positive_pairs: expected rows in the range 0 to 4, got [0, 5] at position 0",
     ),
     (
         "nt_bxent",
         put("cases.0.arguments.positive_pairs.1", [1.5, 0]),
-        "$.cases[0].arguments.positive_pairs: expected integers, got dtype float64",
+        "$.cases[0].arguments.positive_pairs: expected an integer dtype, got float64",
     ),
     ("info_nce", remove("cases.0.arguments.embeddings_b"), "$.cases[0].arguments: {} should be non-empty"),
     ("info_nce", remove("cases.1.arguments.embeddings_b"), "$.cases[1].arguments: expected 'embeddings_b', got none"),
@@ -404,26 +403,26 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
         put("cases.1.arguments.negatives.1", [1.0]),
         "$.cases[1].arguments.negatives: expected a matrix, got rows of",
     ),
-    *((loss, put(path, value), f"$.{located(path)}: {said}") for loss, path, value, said in FIELDS),
+    *((loss, put(path, value), f"$.{located(path)}: {message}") for loss, path, value, message in FIELDS),
 ]
 
 
 @pytest.mark.parametrize(("loss", "change", "message"), DAMAGE, ids=[str(k) for k in range(len(DAMAGE))])
-def test_damage_is_named_with_file_and_field(
+def test_message_names_the_damaged_file_and_field(
     small: Path, loss: str, change: Callable[[Any], None], message: str
 ) -> None:
     edit(small, loss, change)
     assert error(small).startswith(f"golden/{loss}.json: {message}")
 
 
-def test_nan_is_expected_where_a_policy_makes_it(small: Path) -> None:
+def test_loss_must_be_nan_if_a_policy_makes_it_nan(small: Path) -> None:
     data = json.loads((small / "golden/supcon.json").read_text(encoding="utf-8"))
     position = next(k for k, raw in enumerate(data["cases"]) if raw["id"] == "supcon/lonely-nan")
     edit(small, "supcon", put(f"cases.{position}.expected.loss", 1.0))
     assert error(small) == f"golden/supcon.json: $.cases[{position}].expected.loss: expected nan, got 1.0"
 
 
-def test_a_truncated_file(small: Path) -> None:
+def test_truncated_file(small: Path) -> None:
     path = small / "golden/nt_xent.json"
     path.write_bytes(path.read_bytes()[:700])
     assert error(small).startswith("golden/nt_xent.json: altered: expected SHA-256")
@@ -431,7 +430,7 @@ def test_a_truncated_file(small: Path) -> None:
     assert error(small).startswith("golden/nt_xent.json: not JSON: ")
 
 
-def test_a_tampered_digit(small: Path) -> None:
+def test_altered_digit(small: Path) -> None:
     path = small / "golden/supcon.json"
     text = path.read_text(encoding="utf-8")
     assert text.count("2.0356476278275846") == 1
@@ -447,7 +446,7 @@ def test_a_tampered_digit(small: Path) -> None:
     )
 
 
-def test_missing_and_foreign_files(small: Path) -> None:
+def test_missing_and_unknown_files(small: Path) -> None:
     (small / "golden/margin.json").write_text("{}", encoding="utf-8")
     assert error(small).startswith("golden/margin.json: not listed in manifest.json")
     write_manifest(small)
@@ -459,7 +458,7 @@ def test_missing_and_foreign_files(small: Path) -> None:
 
 
 @pytest.mark.parametrize("empty", [True, False])
-def test_a_loss_may_have_no_cases(small: Path, empty: bool) -> None:
+def test_loss_without_cases(small: Path, empty: bool) -> None:
     edit(small, "nt_bxent", put("cases", []))
     if not empty:
         (small / "golden/nt_bxent.json").unlink()
@@ -484,7 +483,7 @@ def test_damaged_flags_and_errors(small: Path) -> None:
     assert error(small, load_errors).startswith("golden/errors.json: $.good: unknown loss 'margin'; known: supcon, ")
 
 
-def test_labels_beyond_float64_arrive_whole(cases: dict[str, GoldenCase]) -> None:
+def test_labels_above_2_53_are_exact(cases: dict[str, GoldenCase]) -> None:
     labels = cases["supcon/labels-huge"].case.arguments["labels"]
     assert sorted(set(labels)) == [2**53, 2**53 + 1, 2**53 + 2]
     assert all(type(label) is int for label in labels)
@@ -493,16 +492,16 @@ def test_labels_beyond_float64_arrive_whole(cases: dict[str, GoldenCase]) -> Non
 # Error cases.
 
 
-def for_room(room: str, value: Any) -> Any:
-    return torch.from_numpy(value.copy()) if room == "fast" and isinstance(value, np.ndarray) else value
+def argument_for(package: str, value: Any) -> Any:
+    return torch.from_numpy(value.copy()) if package == "fast" and isinstance(value, np.ndarray) else value
 
 
-@pytest.mark.parametrize("room", ["reference", "fast"])
+@pytest.mark.parametrize("package", ["reference", "fast"])
 @pytest.mark.parametrize("case", ERRORS, ids=[case.id for case in ERRORS])
-def test_error_cases_are_refused(room: str, case: golden.ErrorCase) -> None:
-    function = getattr({"reference": reference, "fast": fast}[room], LOSSES[case.loss].function)
+def test_error_case_raises(package: str, case: golden.ErrorCase) -> None:
+    function = getattr({"reference": reference, "fast": fast}[package], LOSSES[case.loss].function)
     with pytest.raises(case.exception) as caught:
-        function(**{name: for_room(room, value) for name, value in case.arguments.items()})
+        function(**{name: argument_for(package, value) for name, value in case.arguments.items()})
     assert type(caught.value) is case.exception
     message = str(caught.value)
     assert message.startswith(f"{case.argument}:")
@@ -511,10 +510,10 @@ def test_error_cases_are_refused(room: str, case: golden.ErrorCase) -> None:
         assert word in message
 
 
-def test_error_cases_reach_every_argument_of_every_loss() -> None:
+def test_error_cases_cover_every_argument_of_every_loss() -> None:
     for loss in map(LOSSES.__getitem__, COVERED):
-        blamed = {case.argument for case in ERRORS if case.loss == loss.name}
-        assert blamed == {*loss.embeddings, loss.targets, *loss.keywords} - {""}, loss.name
+        covered = {case.argument for case in ERRORS if case.loss == loss.name}
+        assert covered == {*loss.embeddings, loss.targets, *loss.keywords} - {""}, loss.name
 
 
 # Certification.
@@ -524,7 +523,7 @@ def small_enough(case: GoldenCase) -> bool:
     return case.case.embeddings.size <= 40
 
 
-def test_certified_anew(cases: dict[str, GoldenCase]) -> None:
+def test_certifying_gives_the_stored_results(cases: dict[str, GoldenCase]) -> None:
     sample = [case for case in cases.values() if small_enough(case)][::5]
     assert len(sample) > 100
     for case in sample:
@@ -534,7 +533,7 @@ def test_certified_anew(cases: dict[str, GoldenCase]) -> None:
         assert again == stored, case.id
 
 
-def test_the_reference_in_float64_is_near_the_proof(cases: dict[str, GoldenCase]) -> None:
+def test_reference_in_float64_is_close_to_the_proved_loss(cases: dict[str, GoldenCase]) -> None:
     for case in cases.values():
         if case.case.n <= 33 and case.case.loss != "supcon_epsilon":
             loss = call_reference(case.case).loss
@@ -576,7 +575,7 @@ def tiny(loss: str, rows: list[list[float]], labels: list[int], **keywords: Any)
     return Case("test/tiny", loss, np.array(rows), {"labels": labels}, keywords)
 
 
-def test_a_tie_leaves_the_gradient_out() -> None:
+def test_tie_leaves_out_the_gradient() -> None:
     tied = certify(tiny("supcon_epsilon", [[1.0, 0.5], [1.0, 0.5], [0.25, 1.0]], [0, 0, 0]))
     assert tied.gradient is None
     assert tied.gradient_left_out == TIE
@@ -586,7 +585,7 @@ def test_a_tie_leaves_the_gradient_out() -> None:
     assert cosine.gradient is not None
 
 
-def test_what_float64_cannot_order_is_not_certified() -> None:
+def test_maximum_that_float64_cannot_determine_is_not_certified() -> None:
     near = tiny("supcon_epsilon", [[1.0, 2.0**-30], [1.0, 0.0], [-1.0, 0.5]], [0, 0, 0])
     with pytest.raises(CertificationError, match=r"^test/tiny: the largest products of row 0 are equal in float64$"):
         certify(near)
@@ -595,18 +594,18 @@ def test_what_float64_cannot_order_is_not_certified() -> None:
         certify(parallel)
 
 
-def test_what_cannot_be_proved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_names_the_unproved_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pairproof.conformance.truth.certify.PRECISIONS", (128,))
     with pytest.raises(CertificationError, match=r"^test/tiny: the value of anchor 0 cannot be proved with 128 bits$"):
         certify(tiny("supcon", [[1.0, 0.5], [0.25, 1.0]], [0, 0]))
 
 
-# What theory says of the stored results: each is the float64 nearest to the truth, so equal truths are equal numbers.
+# Identities between stored results. Each is the float64 nearest to the true value, so equal values are equal numbers.
 
 
 @pytest.mark.parametrize("n", [3, 6, 7, 17])
 @pytest.mark.parametrize("loss", ["supcon", "supcon_in", "nt_xent"])
-def test_identical_embeddings_give_the_logarithm_of_the_rest(cases: dict[str, GoldenCase], loss: str, n: int) -> None:
+def test_identical_embeddings_give_log_of_n_minus_1(cases: dict[str, GoldenCase], loss: str, n: int) -> None:
     name = {3: "three", 6: "six", 7: "seven", 17: "seventeen"}[n]
     if loss == "nt_xent" and n != 6:
         assert f"{loss}/identical-{name}" not in cases
@@ -648,7 +647,7 @@ def test_closed_forms(cases: dict[str, GoldenCase], name: str, value: float) -> 
     assert cases[name].expected.loss == pytest.approx(value, rel=1e-14, abs=0)
 
 
-def test_three_losses_agree_where_each_anchor_has_one_class_mate(cases: dict[str, GoldenCase]) -> None:
+def test_supcon_nt_xent_and_pairwise_agree_if_every_anchor_has_one_positive(cases: dict[str, GoldenCase]) -> None:
     names = {name.partition("/")[2] for name, case in cases.items() if "agreement" in case.flags}
     assert len(names) >= 5
     for name in names:
@@ -672,7 +671,7 @@ SAME = [
 
 
 @pytest.mark.parametrize("loss", COVERED)
-def test_other_names_for_the_same_positives_change_nothing(cases: dict[str, GoldenCase], loss: str) -> None:
+def test_equivalent_positives_give_equal_results(cases: dict[str, GoldenCase], loss: str) -> None:
     for a, b in SAME:
         if f"{loss}/{a}" in cases and f"{loss}/{b}" in cases:
             one, other = cases[f"{loss}/{a}"].expected, cases[f"{loss}/{b}"].expected
@@ -682,7 +681,7 @@ def test_other_names_for_the_same_positives_change_nothing(cases: dict[str, Gold
 
 
 @pytest.mark.parametrize("loss", [name for name in COVERED if name != "info_nce"])
-def test_the_order_of_the_rows_does_not_matter(cases: dict[str, GoldenCase], loss: str) -> None:
+def test_loss_does_not_depend_on_the_order_of_rows(cases: dict[str, GoldenCase], loss: str) -> None:
     stacked, interleaved, swapped, permuted, mixed_up = (
         cases[f"{loss}/two-views-{name}"] for name in ("stacked", "interleaved", "swapped", "permuted", "mixed-up")
     )
@@ -694,7 +693,9 @@ def test_the_order_of_the_rows_does_not_matter(cases: dict[str, GoldenCase], los
 
 @pytest.mark.parametrize("loss", COVERED)
 @pytest.mark.parametrize("exponent", [("tiny", -12), ("huge", 12), ("tiny-float32", -100), ("huge-float64", 900)])
-def test_cosine_does_not_see_norms(cases: dict[str, GoldenCase], loss: str, exponent: tuple[str, int]) -> None:
+def test_norms_do_not_change_the_loss_under_cosine(
+    cases: dict[str, GoldenCase], loss: str, exponent: tuple[str, int]
+) -> None:
     size, power = exponent
     kind, _, suffix = size.partition("-")
     scaled = cases[f"{loss}/{kind}-norms" + (f"-{suffix}" if suffix else "")].expected
@@ -708,8 +709,8 @@ def test_cosine_does_not_see_norms(cases: dict[str, GoldenCase], loss: str, expo
 
 
 @pytest.mark.parametrize("loss", REFERENCED)
-def test_a_batch_that_is_its_own_references_is_a_batch(cases: dict[str, GoldenCase], loss: str) -> None:
-    """The value is the same number; the batch's gradient is the sum of the gradients by both."""
+def test_batch_as_its_own_references_gives_the_loss_of_the_batch(cases: dict[str, GoldenCase], loss: str) -> None:
+    """The losses are equal, and the gradient of the batch is the sum of both gradients."""
     name = "one-positive-balanced-tau-half" if loss == "nt_xent" else "unbalanced-classes"
     plain, referenced = cases[f"{loss}/{name}"], cases[f"{loss}/refs-self-all"]
     assert np.array_equal(referenced.case.others["ref_embeddings"], plain.case.embeddings)
@@ -719,8 +720,8 @@ def test_a_batch_that_is_its_own_references_is_a_batch(cases: dict[str, GoldenCa
     np.testing.assert_allclose(total, plain.expected.gradient, rtol=1e-14, atol=1e-16)
 
 
-def test_references_that_are_no_anchors(cases: dict[str, GoldenCase]) -> None:
-    """-1 says of every row what is said by not giving self_rows; another offset leaves strangers out."""
+def test_self_rows_exclude_the_right_references(cases: dict[str, GoldenCase]) -> None:
+    """self_rows of -1 equal the default; a wrong offset excludes other references and changes the loss."""
     plain, none = cases["supcon/refs-tau-half"].expected, cases["supcon/refs-self-none"].expected
     assert none.loss == plain.loss
     assert np.array_equal(none.gradient, plain.gradient)
@@ -735,7 +736,7 @@ def test_references_that_are_no_anchors(cases: dict[str, GoldenCase]) -> None:
         assert found == value or (math.isnan(value or 0.0) and math.isnan(found or 0.0))
 
 
-def test_towers_changed_about_change_their_gradients_about(cases: dict[str, GoldenCase]) -> None:
+def test_swapped_towers_have_swapped_gradients(cases: dict[str, GoldenCase]) -> None:
     plain, swapped = (cases[f"info_nce/{name}"].expected for name in ("two-towers-tau-half", "swapped"))
     assert swapped.loss == plain.loss
     assert np.array_equal(swapped.gradient, plain.other_gradients["embeddings_b"])
@@ -750,7 +751,7 @@ def test_towers_changed_about_change_their_gradients_about(cases: dict[str, Gold
     assert cases["info_nce/one-tower-permuted"].expected.loss != plain.loss
 
 
-def test_an_only_pair_has_nothing_to_lose(cases: dict[str, GoldenCase]) -> None:
+def test_single_pair_has_loss_and_gradient_0(cases: dict[str, GoldenCase]) -> None:
     expected = cases["info_nce/one-pair"].expected
     assert list(expected.anchors.values()) == [0.0, 0.0]
     assert expected.gradient is not None
@@ -758,7 +759,7 @@ def test_an_only_pair_has_nothing_to_lose(cases: dict[str, GoldenCase]) -> None:
     assert not expected.other_gradients["embeddings_b"].any()
 
 
-def test_none_is_what_mean_and_sum_are_made_of(cases: dict[str, GoldenCase]) -> None:
+def test_mean_and_sum_follow_from_the_anchors(cases: dict[str, GoldenCase]) -> None:
     for case in cases.values():
         expected = case.expected
         if case.case.option("reduction") == "none":
@@ -771,7 +772,7 @@ def test_none_is_what_mean_and_sum_are_made_of(cases: dict[str, GoldenCase]) -> 
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_consumer_in_the_readme_passes_every_case(cases: dict[str, GoldenCase]) -> None:
+def test_javascript_example_in_the_readme_passes_every_case(cases: dict[str, GoldenCase]) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```js\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
     assert len([line for line in program.splitlines() if line]) <= 22
@@ -780,11 +781,11 @@ def test_the_consumer_in_the_readme_passes_every_case(cases: dict[str, GoldenCas
     assert verdicts == ["passed"] * sum(case.case.loss == "nt_xent" for case in cases.values())
 
 
-# Rebuilding.
+# Rebuild.
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_rebuilding_changes_nothing(small: Path, processes: int) -> None:
+def test_rebuild_changes_nothing(small: Path, processes: int) -> None:
     before = files(small)
     times = {name: (small / name).stat().st_mtime_ns for name in before}
     assert prove_golden(small, processes=processes) == []
@@ -792,7 +793,7 @@ def test_rebuilding_changes_nothing(small: Path, processes: int) -> None:
     assert {name: (small / name).stat().st_mtime_ns for name in before} == times
 
 
-def test_rebuilding_restores_what_can_be_computed(small: Path) -> None:
+def test_rebuild_restores_computed_fields(small: Path) -> None:
     before = files(small)
 
     def damage(data: Any) -> None:
@@ -812,7 +813,7 @@ def test_rebuilding_restores_what_can_be_computed(small: Path) -> None:
     assert files(small) == before
 
 
-def test_rebuilding_restores_the_layout(small: Path) -> None:
+def test_rebuild_restores_the_layout(small: Path) -> None:
     before = files(small)
     path = small / "golden/nt_xent.json"
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8"))), encoding="utf-8")
@@ -821,7 +822,7 @@ def test_rebuilding_restores_the_layout(small: Path) -> None:
     assert files(small) == before
 
 
-def test_a_failing_rebuild_leaves_the_files(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_rebuild_does_not_change_files(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(small, "supcon", remove("cases.0.expected"))
     before = files(small)
 
@@ -835,7 +836,7 @@ def test_a_failing_rebuild_leaves_the_files(small: Path, monkeypatch: pytest.Mon
     assert files(small) == before
 
 
-def test_a_choice_to_leave_the_gradient_out_stays(small: Path) -> None:
+def test_rebuild_keeps_gradients_left_out_by_choice(small: Path) -> None:
     def leave_out(data: Any) -> None:
         data["cases"][0]["expected"] = {"gradient_left_out": BY_CHOICE}
 
@@ -847,7 +848,7 @@ def test_a_choice_to_leave_the_gradient_out_stays(small: Path) -> None:
     assert expected.loss == pytest.approx(2.0356476278275846, rel=1e-15)
 
 
-def test_a_rebuild_refuses_what_it_does_not_know(small: Path) -> None:
+def test_rebuild_refuses_unknown_fields_and_flags(small: Path) -> None:
     edit(small, "supcon", put("cases.1.comment", "x"))
     assert error(small, prove_golden) == (
         "golden/supcon.json: $.cases[1]: Additional properties are not allowed ('comment' was unexpected)"
@@ -859,8 +860,8 @@ def test_a_rebuild_refuses_what_it_does_not_know(small: Path) -> None:
     )
 
 
-def test_float32_cases_tell_the_exact_backend_from_the_others() -> None:
-    """Rounding once, at the end, keeps within bounds that sums in float32 exceed on most cases."""
+def test_float32_cases_distinguish_the_exact_backend_from_the_others() -> None:
+    """Rounding once, at the end, meets bounds that sums in float32 exceed on most cases."""
     chosen = [one for one in load_golden() if one.case.loss == "supcon" and one.case.size <= 8]
     chosen = [one for one in chosen if "float32" in one.dtypes][::6]
     exceeded: Counter[str] = Counter()

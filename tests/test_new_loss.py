@@ -1,4 +1,4 @@
-"""A loss defined here and registered: everything works with it, and no line of the package names it."""
+"""A loss that is defined in this module and registered works with every command."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def hardest_reference(
     no_positive: str = "zero",
     reduction: str = "mean",
 ) -> Any:
-    """The loss in loops."""
+    """The reference implementation, in loops."""
     return evaluate(hardest_anchor, **locals())
 
 
 def hardest_baseline(logits: Tensor, member: Tensor, positive: Tensor) -> Tensor:
-    """The straightforward torch evaluation."""
+    """The straightforward torch implementation."""
     hardest = logits.masked_fill(~member | positive, -torch.inf).amax(dim=1, keepdim=True)
     each = torch.nn.functional.softplus(hardest - logits).where(positive, 0.0)
     return each.sum(dim=1) / positive.sum(dim=1).clamp(min=1)
@@ -75,7 +75,7 @@ def hardest_loss(
     reduction: str = "mean",
     backend: str = "auto",
 ) -> Tensor:
-    """The loss in torch."""
+    """The torch implementation."""
     rows = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
     if similarity == "cosine":
         rows = torch.nn.functional.normalize(rows, dim=1)
@@ -107,7 +107,7 @@ HARDEST = Loss(
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of the fixtures in which the loss has a case and an error table."""
+    """A copy of the fixtures with golden cases and an error case of the loss."""
     root = Path(shutil.copytree(fixtures_root(), tmp_path_factory.mktemp("new") / "fixtures"))
     errors = json.loads((root / "golden/errors.json").read_text())
     errors["good"]["hardest"] = errors["good"]["supcon"]
@@ -126,11 +126,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             batch = Batch(
                 "hardest", name, str(folder / "z.npy"), str(folder / "y.npy"), settings={"temperature": temperature}
             )
-            assert add(batch, ["lonely-anchors"], "Two pairs and a row alone.", root).notes == ()
+            assert add(batch, ["lonely-anchors"], "Two pairs and a row without positives.", root).notes == ()
         yield root
 
 
-def test_it_is_verified(root: Path) -> None:
+def test_verify(root: Path) -> None:
     report = verify.run(Selection(losses=("hardest",)))
     judged = [check for check in report.checks if check.status is not Status.SKIPPED]
     assert {check.implementation for check in judged} == {"reference", "fast"}
@@ -138,7 +138,7 @@ def test_it_is_verified(root: Path) -> None:
     assert json.loads((root / "expected.json").read_text())["counts"]["reference/hardest"] == {"passed": 3}
 
 
-def test_it_is_checked_and_a_mistake_is_explained(root: Path) -> None:
+def test_check_explains_a_mistake(root: Path) -> None:
     assert check_loss(hardest_loss, loss="hardest").exit_code == 0
 
     def halved(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -153,12 +153,12 @@ def test_it_is_checked_and_a_mistake_is_explained(root: Path) -> None:
     assert words.startswith("values are 2 times too small")
 
 
-def test_it_is_identified(root: Path) -> None:
+def test_identify(root: Path) -> None:
     found = identify(hardest_loss, call="labels", arrays="torch")
     assert (found.verdict, found.loss) == ("match", "hardest")
 
 
-def test_it_is_explained(root: Path) -> None:
+def test_explain(root: Path) -> None:
     golden = explaining.find_golden("hardest/five-rows-0-5")
     text = "\n".join(explaining.describe(golden, load_flags()))
     assert "hardest_loss(embeddings, labels), a test" in text
@@ -166,14 +166,14 @@ def test_it_is_explained(root: Path) -> None:
 
 
 @pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.name)
-def test_it_has_properties(root: Path, prop: Any) -> None:
+def test_properties_hold(root: Path, prop: Any) -> None:
     if "hardest" not in prop.losses:
-        pytest.skip("the property is not claimed for it")
+        pytest.skip("the property does not apply to this loss")
     subject = Subject.of(Fast({}, "cpu"), "float64")
     assert hunt(prop, "hardest", [subject], examples=10).violation is None
 
 
-def test_it_has_an_error_table(root: Path) -> None:
+def test_error_case_raises(root: Path) -> None:
     (case,) = [case for case in load_errors() if case.loss == "hardest"]
     with pytest.raises(case.exception, match="embeddings: "):
         hardest_reference(**case.arguments)

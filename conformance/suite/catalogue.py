@@ -1,7 +1,7 @@
-"""The catalogue: one entry for each loss, with everything that the rest of the package needs to know about it.
+"""The catalogue of losses: one entry per loss, with everything that the rest of the package needs to know about it.
 
-The signatures of ``reference`` and ``fast`` are held to the entries by a test, so a default has its one home here. A
-loss defined elsewhere joins the catalogue by ``register``.
+The defaults of all keywords are defined here; a test compares the signatures in ``reference`` and ``fast`` with them. A
+loss defined elsewhere is added to the catalogue with ``register``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "reduction": REDUCTIONS,
     "direction": ("both", "a_to_b", "b_to_a"),
 }
-"""The values of each option, for the losses that have it."""
+"""The allowed values of each option."""
 
 POSITIVES_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "labels": ("labels", ("labels", "features", "command")),
@@ -35,8 +35,8 @@ POSITIVES_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "pairs": ("positive_pairs", ("pairs", "command")),
     "towers": ("", ("views", "command")),
 }
-"""For each way of giving positives the positional argument that gives them, none for two towers; and the ways of
-calling a target that can express such a loss."""
+"""For each way of giving positives: the positional argument ("" for two towers), and the ways of calling a target that
+can pass such positives."""
 
 COMMON: Mapping[str, object] = {
     "temperature": 0.07,
@@ -50,10 +50,10 @@ REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, 
 """The keywords of a loss that contrasts a batch with other rows."""
 
 OUTSIDE_FORMULA = (*COMMON, *REFERENCES, "anchors", "positives", "no_positive", "negatives", "direction")
-"""The keywords that are settled before the formula is evaluated, or after it; every other one is passed to it."""
+"""The keywords that are applied before or after the formula; all others are passed to the formula."""
 
 FAST_ONLY_KEYWORDS: Mapping[str, object] = {"validate": False, "backend": "auto"}
-"""Keywords that only ``fast`` has: checking values synchronises an accelerator, and there are several backends."""
+"""Keywords that only ``fast`` has. ``validate`` is off by default because it synchronises an accelerator."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,15 @@ class Loss:
         source: where it is published.
         positives_by: how positives are given: "labels", "partners", "pairs" or "towers".
         keywords: every keyword with its default.
-        baseline: the straightforward torch evaluation, ``baseline(logits [R, C], member bool [R, C], positive bool
+        baseline: the straightforward torch implementation, ``baseline(logits [R, C], member bool [R, C], positive bool
             [R, C], **options) -> [R]``; 0 for a row without terms. The options are those of the formula.
         module_class: name of its ``torch.nn.Module`` in ``fast``, or "".
-        own_choices: values of options that differ from ``CHOICES``, or are not in it.
-        variant: the parts that describe the loss, by the names of ``diagnose.variants.Variant``; empty if the
-            parts cannot describe it. Then the baseline is evaluated in their place.
-        epsilon: what is added to every exponential, taken relative to the row's maximum with the self pair; mostly 0.
-        functions: for a loss defined outside this package, its "reference", "fast" and "formula".
+        own_choices: allowed values of options that differ from ``CHOICES`` or are not in it.
+        variant: fields of ``diagnose.variants.Variant`` that describe the loss. If empty, ``diagnose`` evaluates the
+            baseline instead.
+        epsilon: number added to every exponential, which is relative to the maximum of the row including the self
+            pair; 0 for most losses.
+        functions: the "reference", "fast" and "formula" functions of a loss that is defined outside this package.
     """
 
     name: str
@@ -102,7 +103,7 @@ class Loss:
 
     @property
     def reference(self) -> Callable[..., Any]:
-        """The slow function, from arguments to the loss and its terms."""
+        """The reference function, which returns the loss and its terms."""
         return self._find("reference", "pairproof.reference", self.function)
 
     @property
@@ -121,7 +122,7 @@ class Loss:
 
     @property
     def golden_file(self) -> str:
-        """Its golden cases, as a path in a folder of fixtures. A loss without cases need not have the file."""
+        """Path of its golden cases in a folder of fixtures. A loss without cases may have no file."""
         return f"golden/{self.name}.json"
 
     @property
@@ -131,7 +132,7 @@ class Loss:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The ways of calling a target that can express it."""
+        """The ways of calling a target that can pass its positives."""
         return POSITIVES_BY[self.positives_by][1]
 
     @property
@@ -157,39 +158,39 @@ class Loss:
 
     @property
     def formula_options(self) -> tuple[str, ...]:
-        """The keywords that the formula and the baseline take."""
+        """The keywords that are passed to the formula and to the baseline."""
         return tuple(name for name in self.keywords if name not in OUTSIDE_FORMULA)
 
     @property
     def form(self) -> str:
-        """How an anchor's value is made of its terms.
+        """How the value of an anchor is computed from its terms.
 
-        "mean" is the mean of the positives' -log ratios, "inside" -log of the mean ratio, "binary" the classification
-        of every pair with the self pair a positive of loss 0, and "" anything else.
+        "mean" is the mean over the positives of -log ratio, "inside" is -log of the mean ratio, "binary" is the binary
+        cross-entropy of every pair where the self pair is a positive of loss 0, and "" is any other.
         """
         return self.variant.get("form", "")
 
 
 _registered: dict[str, Loss] = {}
 LOSSES: Mapping[str, Loss] = MappingProxyType(_registered)
-"""Every loss of the catalogue by its name, in the order of registration; a view that follows ``register``."""
+"""Every loss of the catalogue by name, in the order of registration; a read-only view."""
 
 
 def register(loss: Loss) -> Loss:
     """Add a loss to the catalogue.
 
     Raises:
-        ValueError: the catalogue has a loss of this name.
+        ValueError: the catalogue already has a loss of this name.
     """
     if loss.name in LOSSES:
-        raise ValueError(f"{loss.name}: the catalogue has a loss of this name")
+        raise ValueError(f"{loss.name}: the catalogue already has a loss of this name")
     _registered[loss.name] = loss
     return loss
 
 
 @contextmanager
 def registered(loss: Loss) -> Iterator[Loss]:
-    """Add a loss to the catalogue inside a ``with``. Raises as ``register`` does."""
+    """Add a loss to the catalogue inside a ``with`` statement. Raises the same errors as ``register``."""
     register(loss)
     try:
         yield loss
@@ -209,13 +210,13 @@ def find_loss(name: str) -> Loss:
 
 
 def masked_logsumexp(logits: Tensor, mask: Tensor) -> Tensor:
-    """Logarithm of the sum of exponentials over a mask, [R, 1]; 0 in a row whose mask is empty."""
+    """Logarithm of the sum of exponentials over a mask, [R, 1]; 0 for a row whose mask is empty."""
     empty = ~mask.any(dim=1, keepdim=True)
     return logits.masked_fill(~mask & ~empty, -math.inf).logsumexp(dim=1, keepdim=True).where(~empty, 0.0)
 
 
 def cross_entropies(logits: Tensor, member: Tensor, positive: Tensor, denominator: str) -> tuple[Tensor, Tensor]:
-    """-log of numerator / denominator of every positive, [R, C] with 0 elsewhere; and the rows that have such terms."""
+    """-log(numerator / denominator) of every positive, [R, C], with 0 elsewhere; and the rows with such terms, [R]."""
     negative = member & ~positive
     rows = positive.any(dim=1)
     if denominator == "all":
@@ -232,7 +233,7 @@ def cross_entropies(logits: Tensor, member: Tensor, positive: Tensor, denominato
 def supcon_baseline(
     logits: Tensor, member: Tensor, positive: Tensor, *, denominator: str = "all", no_negative: str = "zero"
 ) -> Tensor:
-    """SupCon, and with other sets and denominators NT-Xent and InfoNCE: the mean over the positives."""
+    """The mean over the positives: SupCon, and with other masks and denominators NT-Xent and InfoNCE."""
     each, rows = cross_entropies(logits, member, positive, denominator)
     return (each.sum(dim=1) / positive.sum(dim=1).to(each.dtype).clamp(min=1)).where(rows, 0.0)
 
@@ -247,14 +248,14 @@ def supcon_in_baseline(
 
 
 def supcon_epsilon_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, epsilon: float = 1e-8) -> Tensor:
-    """The batch tutorial's loss: an epsilon added to exponentials relative to the row's maximum."""
+    """The loss of the batch tutorial, which adds epsilon to exponentials relative to the maximum of the row."""
     e = (logits - logits.max(dim=1, keepdim=True)[0]).exp() + epsilon
     ratio = e.where(member, 0.0).sum(dim=1, keepdim=True).log() - e.log()
     return ratio.where(positive, 0.0).sum(dim=1) / (positive.sum(dim=1).to(e.dtype) + epsilon)
 
 
 def nt_bxent_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, no_negative: str = "zero") -> Tensor:
-    """Binary cross-entropy of every pair, positives and negatives averaged apart, the self pair a positive of 0."""
+    """Binary cross-entropy of every pair, averaged separately over negatives and over positives with the self pair."""
     from torch.nn.functional import softplus
 
     negative = member & ~positive
