@@ -22,7 +22,13 @@ README = ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 DOCUMENTS = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in (README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("examples/*/*.md"))
+    for path in (
+        README,
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "fixtures" / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *ROOT.glob("examples/*/*.md"),
+    )
 }
 
 

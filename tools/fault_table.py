@@ -1,9 +1,9 @@
 """Write ``conformance/faults/README.md``: every fault, what is wrong with it, and which golden cases catch it.
 
 By default, every fault is judged again and the last column is kept. ``--loss`` judges only the faults of one loss and
-keeps the rows of the others. ``--named`` also computes the last column with
-identify and the explanations of failures, which takes minutes; ``--named 'nt_xent/*'`` does so for some faults.
-``--check`` writes nothing and exits with 1 if the file would change.
+keeps the rows of the others. ``--named`` also computes the last column with identify and the explanations of failures,
+which takes minutes; ``--named 'nt_xent/*'`` does so for some faults. ``--check`` writes nothing and exits with 1 if the
+file would change.
 """
 
 from __future__ import annotations
