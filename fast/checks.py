@@ -73,7 +73,7 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Check that an option has one of its allowed values.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the value is not allowed.
     """
     if not (isinstance(value, str) and value in choices):
         raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
