@@ -857,6 +857,14 @@ def test_gradient_that_is_not_finite_is_explained():
     )
 
 
+def test_digits_that_the_right_formula_loses_are_not_explained_by_a_mistake():
+    solved = np.array([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
+    case = Case("mine", "supcon", solved, {"labels": [0, 0, 1, 1]}, {"temperature": 0.02})
+    explanation = explain_failure(case, Outcome([0.0]), truth(case))
+    expected = "the formula is right, but digits are lost: a straightforward evaluation in float64 gives the same"
+    assert explanation.startswith(expected)
+
+
 def test_cause_of_a_simple_factor_is_reported_as_possible():
     explanation = diagnosis(lambda e, y: 0.5 * ours("supcon")(e, y), labels=(0, 0, 0, 1, 1, 1))
     expected = "values are 2 times too small, possibly because the sum over 6 anchors is divided by 12"

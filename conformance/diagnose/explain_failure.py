@@ -15,7 +15,7 @@ from ..implementations.base import stacked_order
 from ..suite.cases import Case
 from ..suite.records import Matrix, Outcome, Truth
 from . import variants
-from .positives import CASE, POSITIVES, Setting, case_setting, matrix_rows, same, similarity_rows
+from .positives import CASE, POSITIVES, Setting, case_setting, same, similarity_rows
 from .variants import DENOMINATORS, FLOWS, SIMILARITIES, Evaluation, Variant, words_of
 
 Tensor = torch.Tensor
@@ -84,7 +84,7 @@ class _Failure:
         self.factor = 1.0 if base is None else self.temperature / float(base)
         self.right = Suspect(variant, setting, reduction, policy)
         self.anchors, self.positives = case.anchors(), case.positives()
-        self.alone = [i for i in self.anchors if not self.positives[i]]
+        self.empty = [i for i in self.anchors if not self.positives[i]]
         self.pairs = int(setting.counts.sum())
         self.given, self.expected = (torch.tensor(x.values, dtype=torch.float64) for x in (outcome, truth))
         self.compared = [(self.given, self.expected)]
@@ -136,9 +136,8 @@ class _Failure:
 
     def part(self, name: str) -> Tensor:
         """Bool [M, 1], the rows of one matrix of the case."""
-        part = torch.zeros(len(self.rows), 1, dtype=torch.bool)
-        part[matrix_rows(self.case)[name]] = True
-        return part
+        sizes = [len(matrix) for matrix in self.case.matrices.values()]
+        return torch.tensor(np.repeat([other == name for other in self.case.matrices], sizes))[:, None]
 
 
 def _gradients(case: Case, result: Outcome | Truth) -> dict[str, Matrix]:
@@ -183,26 +182,26 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth) -> str | None:
 def _not_finite(found: _Failure) -> str | None:
     """Explain NaN or infinity where a number is expected."""
     setting, rows, members = found.right.setting, found.rows.detach(), found.case.members()
-    odd = "NaN" if bool(found.given.isnan().any()) else "infinity"
+    value = "NaN" if bool(found.given.isnan().any()) else "infinity"
     logits = SIMILARITIES[found.right.variant.similarity](rows, rows, setting) / found.temperature
     compared = setting.member & setting.anchors[:, None]
     seen = logits.masked_fill(~compared, -math.inf)
     largest, least = float(seen.max()), float(logits[compared].min())
-    overflow = f"{odd}: the largest logit is {largest:.4g}, and its exponential overflows; no maximum is subtracted"
-    if found.alone:
-        words = f"{_have(found.alone)} no positives, and the loss becomes {odd}: 0 divided by 0, or a logarithm of 0"
+    overflow = f"{value}: the largest logit is {largest:.4g}, and its exponential overflows; no maximum is subtracted"
+    if found.empty:
+        words = f"{_have(found.empty)} no positives, and the loss becomes {value}: 0 divided by 0, or a logarithm of 0"
         return f"{words}; or {overflow}" if largest > 88.7 else words
     if full := [i for i in found.anchors if len(found.positives[i]) == len(members[i])]:
-        return f"{_have(full)} no negatives, and the loss becomes {odd}"
+        return f"{_have(full)} no negatives, and the loss becomes {value}"
     if bool((found.given == -math.inf).any()):
         return "minus infinity: every term of a denominator underflows, and the logarithm of 0 is taken"
     if largest > 88.7:
         return overflow
     own = logits.masked_fill(~setting.own, -math.inf).amax(dim=1)
-    if drowned := (own - seen.amax(dim=1) > 87).nonzero().reshape(-1).tolist():
-        return f"{odd}: the maximum of row {drowned[0]} includes the self pair, and all other exponentials underflow"
+    if hidden := (own - seen.amax(dim=1) > 87).nonzero().reshape(-1).tolist():
+        return f"{value}: the maximum of row {hidden[0]} includes the self pair, and all other exponentials underflow"
     far = max(-least, largest) > 80
-    return f"{odd}: exponentials leave the range of the dtype; logits reach {largest:.4g}" if far else None
+    return f"{value}: exponentials leave the range of the dtype; logits reach {largest:.4g}" if far else None
 
 
 def _slight(found: _Failure) -> str | None:
@@ -213,7 +212,7 @@ def _slight(found: _Failure) -> str | None:
     if not slight and found.remaining(found.right) == math.inf:
         return None
     broken = {name: ~np.isfinite(rows).all(axis=1) for name, rows in _gradients(found.case, found.outcome).items()}
-    if where := ", ".join(f"{odd.sum()} of {odd.size} rows of {name}" for name, odd in broken.items() if odd.any()):
+    if where := ", ".join(f"{rows.sum()} of {rows.size} rows of {name}" for name, rows in broken.items() if rows.any()):
         words = "possibly because a branch that torch.where discards divides by 0 or takes the logarithm of 0"
         return f"the value is right, but the gradient is NaN or infinite in {where}, {words}"
     tiny = f"{SLIGHT}, or a tiny number is added or clamped: the relative error is {max(sizes):.1g}"
@@ -228,11 +227,11 @@ def _clamped_norms(found: _Failure) -> str | None:
     largest = rows.abs().amax(1, keepdim=True)
     norms = largest * (rows / largest).norm(dim=1, keepdim=True)
     for end in SQUARES_OVERFLOW:
-        odd = ((norms < CLAMP) | (norms > end))[:, 0].nonzero()[:, 0].tolist()
+        bad = ((norms < CLAMP) | (norms > end))[:, 0].nonzero()[:, 0].tolist()
         unit = torch.where(norms > end, 0.0, rows / norms.clamp(min=CLAMP))
-        if odd and _remaining(found.value(_dot(found, unit)), *found.compared[0]) <= EXPLAINED_BY_VALUE:
-            which = f"row {odd[0]} is" if len(odd) == 1 else f"{len(odd)} rows, the first of them row {odd[0]}, are"
-            norm = f"a norm of {float(norms[odd[0]]):.2g} is clamped, or its square leaves the range of the dtype"
+        if bad and _remaining(found.value(_dot(found, unit)), *found.compared[0]) <= EXPLAINED_BY_VALUE:
+            which = f"row {bad[0]} is" if len(bad) == 1 else f"{len(bad)} rows, the first of them row {bad[0]}, are"
+            norm = f"a norm of {float(norms[bad[0]]):.2g} is clamped, or its square leaves the range of the dtype"
             return f"{which} not brought to norm 1: {norm}"
     return None
 
@@ -274,7 +273,7 @@ def _ratio(given: Tensor, expected: Tensor, share: float) -> float | None:
 def _causes(found: _Failure) -> Iterator[tuple[float, str]]:
     """Factors that follow from the case, and their causes."""
     anchors, pairs, temperature, scale = len(found.anchors), found.pairs, found.temperature, found.factor
-    mean, counted = found.right.reduction == "mean", anchors - len(found.alone)
+    mean, counted = found.right.reduction == "mean", anchors - len(found.empty)
     number = counted if found.right.policy == "drop" else anchors
     total = f"the sum over {number} anchors is"
     if mean and number > 2:
@@ -282,7 +281,7 @@ def _causes(found: _Failure) -> Iterator[tuple[float, str]]:
     if found.right.reduction == "sum" and number > 2:
         yield 1 / number, f"{total} divided by their number, but the sum is required"
     if mean and 0 < counted < anchors:
-        had = f"{_have(found.alone)} no positives and {'was' if len(found.alone) == 1 else 'were'}"
+        had = f"{_have(found.empty)} no positives and {'was' if len(found.empty) == 1 else 'were'}"
         yield anchors / counted, f"{had} left out of the mean"
         yield counted / anchors, f"{had} counted in the mean, as 0"
     yield temperature, f"values are multiplied by the temperature, {temperature:g}"
@@ -443,7 +442,7 @@ CHOICES: Mapping[str, str] = {
 
 def _words(found: _Failure, other: Variant) -> str:
     """Describe the difference between the case's loss and a variant, with counts at one anchor."""
-    right, anchor = found.right.variant, _odd_anchor(found)
+    right, anchor = found.right.variant, _first_wrong_anchor(found)
     parts = ("positives", "similarity", "tempering", "numerator", "denominator", "guard", "form")
     part = next(name for name in parts if getattr(other, name) != getattr(right, name))
     choice = getattr(other, part)
@@ -465,11 +464,11 @@ OTHER_DENOMINATORS: Mapping[tuple[str, str], str] = {
 """What a denominator of the catalogue lacks, or contains in addition, by (the right denominator, the other)."""
 
 
-def _odd_anchor(found: _Failure) -> int:
+def _first_wrong_anchor(found: _Failure) -> int:
     """The first anchor whose value is known to be wrong; otherwise the first anchor."""
     true, given = found.truth.anchors, found.outcome.anchors or {}
-    off = (i for i, x in given.items() if i in true and abs(x - true[i]) > 1e-3 * (abs(true[i]) + 1e-12))
-    return next(off, found.anchors[0])
+    wrong = (i for i, x in given.items() if i in true and abs(x - true[i]) > 1e-3 * (abs(true[i]) + 1e-12))
+    return next(wrong, found.anchors[0])
 
 
 def _denominator_words(found: _Failure, right: str, other: str) -> str:
@@ -477,7 +476,7 @@ def _denominator_words(found: _Failure, right: str, other: str) -> str:
     expected, given, places = DENOMINATORS[right], DENOMINATORS[other], similarity_rows(found.case)
     counts = torch.stack([kind.terms(found.right.setting) for kind in (given, expected)], dim=1).int().tolist()
     comparable = given.combine is expected.combine and other != "one"
-    for i in (_odd_anchor(found), *found.anchors) if comparable else ():
+    for i in (_first_wrong_anchor(found), *found.anchors) if comparable else ():
         seen, wanted = counts[places[i][0]]
         if seen == wanted or not found.positives[i]:
             continue

@@ -367,8 +367,8 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
 def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:
     """Name the faults that return the same as the target for every probe, unless the target is exactly a loss."""
     exact = found.match is not None and (found.match.error <= EXACT or search.single)
-    odd = any(remark.startswith(("differs", "out of range", "breaks")) for remark in found.remarks)
-    if found.verdict == "match" and exact and not odd:
+    differs = any(remark.startswith(("differs", "out of range", "breaks")) for remark in found.remarks)
+    if found.verdict == "match" and exact and not differs:
         return
     close = search.close if found.match is None or exact else min(search.close, found.match.error / CLEARLY)
     for fault in faults:

@@ -80,15 +80,10 @@ def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
     return Setting(rows, ~own, positive & ~own, own, own.any(dim=1), items, batch.n_views)
 
 
-def matrix_rows(case: Case) -> dict[str, list[int]]:
-    """Return the rows of each matrix of a case when all matrices are concatenated."""
-    rows = iter(range(sum(map(len, case.matrices.values()))))
-    return {name: [next(rows) for _ in matrix] for name, matrix in case.matrices.items()}
-
-
 def similarity_rows(case: Case) -> list[tuple[int, list[int]]]:
     """For every row of the case's similarities, return its row and its columns among the concatenated matrices."""
-    rows = matrix_rows(case)
+    places = iter(range(sum(map(len, case.matrices.values()))))
+    rows = {name: [next(places) for _ in matrix] for name, matrix in case.matrices.items()}
     columns: dict[str, list[int]] = defaultdict(list)
     for block in case.blocks():
         columns[block.left] += rows[block.right]

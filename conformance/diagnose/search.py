@@ -69,11 +69,11 @@ SHORTLIST = 400
 # Probes
 
 
-def drawn(seed: int, labels: Sequence[int], pull: float, columns: int = 5) -> Tensor:
+def drawn(seed: int, labels: Sequence[int], weight: float, columns: int = 5) -> Tensor:
     """Draw rows [N, D] around the centres of their classes, with norms from 0.6 to 1.5 drawn independently."""
     draw: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
     centres = torch.randn(max(labels) + 1, columns, **draw)
-    rows = pull * centres[torch.tensor(labels)] + torch.randn(len(labels), columns, **draw)
+    rows = weight * centres[torch.tensor(labels)] + torch.randn(len(labels), columns, **draw)
     norms = 0.6 + 0.9 * torch.rand(len(labels), 1, **draw)
     return torch.nn.functional.normalize(rows) * norms
 
@@ -96,7 +96,7 @@ class Probes:
     edges: list[Batch]
 
 
-def _batch(call: str, name: str, seed: int, items: str | Sequence[int], pull: float = 0.8, **given: Any) -> Batch:
+def _batch(call: str, name: str, seed: int, items: str | Sequence[int], weight: float = 0.8, **given: Any) -> Batch:
     """Make a batch of the table.
 
     Args:
@@ -105,13 +105,13 @@ def _batch(call: str, name: str, seed: int, items: str | Sequence[int], pull: fl
         seed: of its rows.
         items: the class of every item, one digit each. Labels are passed for the call "labels", and for "features" if
             two items share a class.
-        pull: weight of the class's centre: the larger, the closer the rows of a class are.
+        weight: of the class's centre; the larger it is, the closer the rows of a class are.
         given: ``n_views``, if not the default of the call; ``pairs``, each as anchor>positive; ``labels`` to pass in
             place of the classes; ``scale``, a factor for the rows; ``duplicates``, to make two rows of different
             classes equal, and two of one class.
     """
     classes, n_views = [int(item) for item in items], given.get("n_views", 2 if call in (FEATURES, VIEWS) else 1)
-    rows = drawn(seed, classes * n_views, pull) * given.get("scale", 1.0)
+    rows = drawn(seed, classes * n_views, weight) * given.get("scale", 1.0)
     if "duplicates" in given:
         rows[[1, 5]] = rows[[0, 2]]
     labelled = call == LABELS or (call == FEATURES and len(set(classes)) < len(classes))
@@ -129,15 +129,15 @@ def _probes(*table: tuple[Any, ...]) -> list[Probes]:
     for call, role, name, seed, items, *others in table:
         make: Callable[..., Batch] = partial(_batch, call, items=items, **dict(*others))
         if role == "alike":
-            pulls = enumerate((0.0, 0.6, 1.2, 2.0))
-            alike = [make(f"{name}, {pull:g} apart", seed + k, pull=pull) for k, pull in pulls]
+            weights = enumerate((0.0, 0.6, 1.2, 2.0))
+            alike = [make(f"{name}, {weight:g} apart", seed + k, weight=weight) for k, weight in weights]
             found.append(Probes(call, alike, [], []))
         else:
             getattr(found[-1], role).append(make(name, seed))
     return found
 
 
-UNBALANCED, TWO_ALONE, TWINS = "010210210", "0102033", "012345012345"
+UNBALANCED, TWO_SINGLES, TWINS = "010210210", "0102033", "012345012345"
 FAR_APART = (0, 256, 2**32, 2**24, 2**24 + 1, -1) * 2
 """Labels that become equal if they are narrowed to fewer bits, or to float32."""
 
@@ -150,7 +150,7 @@ PROBES = _probes(
     (LABELS, "further", "pairs only, stacked", 12, TWINS),
     (LABELS, "further", "duplicated rows", 13, "0101202211", {"duplicates": True}),
     (LABELS, "further", "pairs only, side by side", 14, "00112233"),
-    (LABELS, "edges", "two anchors without positive", 21, TWO_ALONE),
+    (LABELS, "edges", "two anchors without positive", 21, TWO_SINGLES),
     (LABELS, "edges", "a batch of one class", 22, "00000"),
     (LABELS, "edges", "a batch without any positive", 23, "01234"),
     (LABELS, "edges", "labels far apart", 24, TWINS, {"labels": FAR_APART}),
@@ -163,7 +163,7 @@ PROBES = _probes(
     (FEATURES, "further", "4 items of 3 views in 2 classes", 46, "0100", {"n_views": 3}),
     (FEATURES, "further", "9 items of 1 view in 3 classes", 47, UNBALANCED, {"n_views": 1}),
     (FEATURES, "further", "6 items of 2 views, no labels", 48, "012345"),
-    (FEATURES, "edges", "one view, two anchors without positive", 49, TWO_ALONE, {"n_views": 1}),
+    (FEATURES, "edges", "one view, two anchors without positive", 49, TWO_SINGLES, {"n_views": 1}),
     (FEATURES, "edges", "a batch of one class", 50, "000"),
     (FEATURES, "alike", "6 items of 2 views", 51, "012345"),
     (FEATURES, "further", "9 items of 2 views", 56, "012345678"),
@@ -256,8 +256,8 @@ def _levels(call: str) -> Iterator[list[Variant]]:
     """Yield variants in the order in which they are tried: right ones, then those with one mistake, then with two."""
     known = known_losses(call)
     # The mean over pairs is found as a multiple of the sum over pairs.
-    pairwise = [variant for variant in known if "mean_pairs" in variant.entry.choices["reduction"]]
-    yield [*known, *(replace(variant, form="sum") for variant in pairwise)]
+    over_pairs = [variant for variant in known if "mean_pairs" in variant.entry.choices["reduction"]]
+    yield [*known, *(replace(variant, form="sum") for variant in over_pairs)]
     yield _unique(wrong for variant in known for wrong in variations(variant, call))
     yield _unique(
         second
@@ -387,11 +387,9 @@ class Search:
         self.passed: tuple[float | None, ...] = PASSED if target.takes_temperature else (None,)
         self.answers: dict[Probe, Answer] = {}
         self.undetermined: list[Match] = []
-        self.probes = self._choose()
-        errors = {batch.name: self.ask([batch], self.passed) for batch in (*self.probes.further, *self.probes.edges)}
-        self.broken = {name: error for name, error in errors.items() if error}
-        ordinary = (*self.probes.alike, *self.probes.further)
-        self.batches = [batch for batch in ordinary if batch.name not in self.broken]
+        probes = self.probes = self._choose()
+        self.broken = {x.name: error for x in (*probes.further, *probes.edges) if (error := self.ask([x], self.passed))}
+        self.batches = [batch for batch in (*probes.alike, *probes.further) if batch.name not in self.broken]
         self.ordinary = [probe for probe in self.answers if probe.batch in self.batches]
         self.vector = any(len(self.answers[probe].values) > 1 for probe in self.ordinary)
         self.gives_gradient = any(answer.gradient is not None for answer in self.answers.values())

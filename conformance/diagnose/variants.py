@@ -414,9 +414,9 @@ class Evaluation:
         setting, each = self.setting, self.anchors(variant)[0]
         # The mean over pairs weights the mean of each anchor by the number of its positives.
         each = each * setting.counts if reduction == "mean_pairs" else each
-        alone = setting.anchors & (setting.counts == 0)
-        counted = setting.anchors & ~alone if policy == "drop" else setting.anchors
-        values = (each.masked_fill(alone, math.nan) if policy == "nan" else each)[counted]
+        empty = setting.anchors & (setting.counts == 0)
+        counted = setting.anchors & ~empty if policy == "drop" else setting.anchors
+        values = (each.masked_fill(empty, math.nan) if policy == "nan" else each)[counted]
         if reduction == "none":
             return values
         number = counted.sum() if reduction == "mean" else COUNTS[reduction](setting)
