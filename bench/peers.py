@@ -193,7 +193,7 @@ def _compiled(function: Any) -> Any:
     return torch.compile(function, dynamic=False)
 
 
-def _without_writing_in_place(z: Tensor, partners: Tensor, temperature: float) -> Tensor:
+def _cross_entropy_out_of_place(z: Tensor, partners: Tensor, temperature: float) -> Tensor:
     """Compute the same as `cross_entropy`, in a form that lets a compiler fuse the mask of the diagonal."""
     rows = torch.arange(len(z), device=z.device)
     logits = _logits(z, temperature).masked_fill(rows[:, None] == rows[None, :], float("-inf"))
@@ -205,7 +205,7 @@ COMPILED: dict[str, Any] = {"accelerator": True, "compiled": True}
 
 @_entry("cross_entropy_compiled", "cross_entropy, compiled", "#6fb7e9", ("nt_xent",), matrices=3.1, **COMPILED)
 def _fused(_: None, batch: Batch, temperature: float, compiled: bool = False) -> Step:
-    function = _compiled(_without_writing_in_place) if compiled else _without_writing_in_place
+    function = _compiled(_cross_entropy_out_of_place) if compiled else _cross_entropy_out_of_place
     return lambda z: function(z, batch.partners, temperature)
 
 

@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
         print(*wrong, sep="\n", file=sys.stderr)
         return 1
     folders = Counter("/".join(name.split("/")[:-1][:2]) for name in expected_files(ROOT))
-    print(f"{wheel.name} holds " + ", ".join(f"{folder} ({count} files)" for folder, count in sorted(folders.items())))
+    print(wheel.name, "contains", ", ".join(f"{folder} ({count} files)" for folder, count in sorted(folders.items())))
     return 0
 
 

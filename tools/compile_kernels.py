@@ -215,7 +215,7 @@ def jobs(
     for kind in kinds:
         chosen = calls(DTYPES[kind], wide=long)
         for dim, arch in itertools.product(sorted(dims, key=lambda dim: dim != untiled), archs):
-            telling = []
+            effective = []
             with dry_run(kind, dim, arch) as queued:
                 for call in chosen:
                     before = len(found)
@@ -228,8 +228,8 @@ def jobs(
                             # Exponentials are counted per loop, which needs SASS: only there, a loop is contiguous.
                             machine = long or dim == untiled or job.constants.get("FIXED") is True
                             found.setdefault(job[:5], job._replace(machine=machine))
-                    telling += [call] if len(found) > before else []
-            chosen = telling or chosen
+                    effective += [call] if len(found) > before else []
+            chosen = effective or chosen
     return list(found.values())
 
 
