@@ -36,7 +36,7 @@ if "triton" in sys.modules:
 
     if isinstance(triton.language.cdiv, triton.JITFunction):
         pytest.exit(
-            "tests/kernels: triton was imported without TRITON_INTERPRET=1: run this folder alone, in a new process",
+            "tests/kernels: triton was imported without TRITON_INTERPRET=1: run this folder in a separate process",
             returncode=3,
         )
 os.environ["TRITON_INTERPRET"] = "1"
@@ -204,7 +204,7 @@ def _calls() -> dict[str, Call]:
         "mask of references with own": Call(
             lambda z, w, **o: supcon_in_loss(z, positives=other_mask, ref_embeddings=w, self_rows=own, **o), z, (w,)
         ),
-        "references of nobody": Call(
+        "references without self rows": Call(
             lambda z, w, **o: supcon_loss(z, labels, ref_embeddings=w, **no_own, **o), z, (w,)
         ),
         "partners but own": Call(
@@ -225,10 +225,11 @@ def _calls() -> dict[str, Call]:
 CALLS = _calls()
 QUICK = (
     *("pairwise", "epsilon mask", "interleaved", "partners in references", "pairs", "one direction", "queue"),
-    *("running", "anchors mask", "all alone", "supcon_loss all", "supcon_in_loss one_positive mask"),
+    *("running", "anchors mask", "no positives", "supcon_loss all", "supcon_in_loss one_positive mask"),
     "supcon_loss only_negatives references",
 )
-"""Calls with which every kernel and every kind of targets is run; the tests of the other calls are slow."""
+"""Calls that run every kernel with every kind of targets; tests of the other calls are marked slow."""
+assert CALLS.keys() >= set(QUICK)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

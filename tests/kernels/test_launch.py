@@ -132,7 +132,7 @@ def test_every_kernel_form_is_run(queued: Queued, calls: dict[str, Any], monkeyp
     chosen = forms()
     of_cases(cases)
     every = forms()
-    assert chosen == every, f"no covering case asks for {', '.join(map(str, every - chosen))}"
+    assert chosen == every, f"no covering case runs {', '.join(map(str, every - chosen))}"
     of_calls(calls, monkeypatch)
     found = every | forms()
     assert found <= known, f"tools/compile_kernels.py does not know {', '.join(map(str, found - known))}"
