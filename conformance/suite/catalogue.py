@@ -264,8 +264,7 @@ def nt_bxent_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, no_ne
 
 
 _BY_LABELS: Mapping[str, object] = {**COMMON, "anchors": None, "positives": None}
-_POLICIES: Mapping[str, object] = {"denominator": "all", "no_positive": "zero", "no_negative": "zero"}
-_SUPCON: Mapping[str, object] = {**_BY_LABELS, **REFERENCES, **_POLICIES}
+_SUPCON = {**_BY_LABELS, **REFERENCES, "denominator": "all", "no_positive": "zero", "no_negative": "zero"}
 
 for _loss in (
     Loss(

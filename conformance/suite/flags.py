@@ -22,6 +22,7 @@ class Facts:
         rows: the rows of all matrices, concatenated.
         norms: the norm of each of those rows.
         given: the arguments, matrices and keywords of the case, by name.
+        labels: the labels of rows and references; a single 0 if the case has no labels.
     """
 
     def __init__(self, case: Case) -> None:
@@ -32,6 +33,7 @@ class Facts:
         self.rows = np.concatenate(list(case.matrices.values())) + 0.0
         self.norms = [math.hypot(*row) for row in self.rows]
         self.given: dict[str, Any] = {**case.arguments, **case.others, **case.keywords}
+        self.labels = [*self.given.get("labels", [0]), *self.given.get("ref_labels", [])]
 
 
 Condition = tuple[str, Callable[[Facts], Any]]
@@ -87,10 +89,7 @@ CONDITIONS: Mapping[str, Condition] = {
         "an entry needs more than 8 bits",
         lambda facts: (np.frexp(facts.rows)[0] * 256 % 1).any(),
     ),
-    "labels-negative": (
-        "a label is negative",
-        lambda facts: min(*facts.given["labels"], *facts.given.get("ref_labels", ())) < 0,
-    ),
+    "labels-negative": ("a label is negative", lambda facts: min(facts.labels) < 0),
     "base-temperature": _given("base_temperature"),
     "high-temperature": ("the temperature is 1 or more", lambda facts: facts.case.temperature >= 1),
     "denominator": _given("denominator"),

@@ -71,8 +71,9 @@ def maximum_is_tied(case: Case) -> bool:
     for i in (i for i in case.anchors() if positives[i]):
         if case.option("similarity") == "cosine":
             for j in range(case.n):
+                # A cosine whose square is at most 1 - 2^-51 rounds to less than 1.
                 most = products[i][i] * products[j][j]
-                if products[i][j] > 0 and most * _ALMOST < products[i][j] ** 2 != most:
+                if products[i][j] > 0 and most * (1 - Fraction(1, 2**51)) < products[i][j] ** 2 != most:
                     raise CertificationError(f"{case.id}: rows {i} and {j} are too close to parallel")
             continue
         top = max(products[i])
@@ -90,7 +91,7 @@ def nearest(value: arb) -> float | None:
         return None
     # The ends of a ball are rounded outwards to the working precision, so it must be higher than that of the ball.
     with precision(max(PRECISION, value.bits() + 64)):
-        if value.abs_upper() <= _ZERO_BALL:
+        if value.abs_upper() <= arb((1, ZERO)):
             return 0.0
         bounds = (value.lower(), value.upper())
     ends = []
@@ -101,11 +102,6 @@ def nearest(value: arb) -> float | None:
         # Division of integers rounds once, also to subnormal numbers.
         ends.append(float(mantissa * 2**exponent) if exponent >= 0 else mantissa / 2**-exponent)
     return ends[0] + 0.0 if ends[0] == ends[1] else None
-
-
-_ZERO_BALL = arb((1, ZERO))
-_ALMOST = 1 - Fraction(1, 2**51)
-"""A cosine whose square is at most this rounds to less than 1."""
 
 
 def _proved(case: Case, bits: int, left_out: str | None) -> Expected:

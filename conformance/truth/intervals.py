@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,11 +26,9 @@ PRECISION = 256
 """Working precision in bits, so high that the width of an enclosure is due only to the width of its inputs."""
 
 
-@contextmanager
-def precision(bits: int = PRECISION) -> Iterator[None]:
-    """Set the working precision inside a ``with`` statement."""
-    with ctx.workprec(bits):
-        yield
+def precision(bits: int = PRECISION) -> AbstractContextManager[None]:
+    """A context manager that sets the working precision."""
+    return cast("AbstractContextManager[None]", ctx.workprec(bits))
 
 
 def exact(text: str) -> arb:
