@@ -85,22 +85,32 @@ def sort_rows(targets: Targets, plan: Plan) -> Classes:
 def read_labels(targets: Targets) -> Targets:
     """Return labels ``[N]`` with their sorted order and whether each occurs exactly twice. Values are read."""
     labels, order = torch.sort(targets.given, stable=True)
-    paired = labels.shape[0] % 2 == 0 and torch.equal(labels[1:] != labels[:-1], _changes_of_pairs(labels.shape[0]))
+    count = labels.shape[0]
+    paired = False
+    if count % 2 == 0:
+        changes = labels.narrow(0, 1, count - 1) != labels.narrow(0, 0, count - 1)
+        paired = torch.equal(changes, _neighbours(count)[0])
     return Targets("labels", targets.given, None, order, paired)
 
 
-@lru_cache(maxsize=16)
-def _changes_of_pairs(count: int) -> Tensor:
-    """Return where sorted labels of pairs change from one place to the next: bool ``[count - 1]``, on the CPU."""
+@lru_cache(maxsize=4)
+def _neighbours(count: int) -> tuple[Tensor, Tensor]:
+    """Describe sorted labels of pairs, on the CPU.
+
+    Returns:
+        Where labels differ from their predecessors, bool ``[count - 1]``, and the place of each place's partner, int64
+        ``[count]``.
+    """
     with torch.inference_mode(False):
-        return torch.arange(1, count) % 2 == 0
+        place = torch.arange(count)
+        return place[1:] % 2 == 0, place ^ 1
 
 
 def as_partners(targets: Targets) -> Targets:
     """Return the partner of each row, given labels that `read_labels` found to occur exactly twice each."""
     order = cast(Tensor, targets.order)
-    partners = torch.empty_like(order).scatter_(0, order, order.view(-1, 2).flip(1).view(-1))
-    return Targets("partners", partners)
+    across = order.index_select(0, _neighbours(order.shape[0])[1])
+    return Targets("partners", torch.empty_like(order).scatter_(0, order, across))
 
 
 class _Tile(NamedTuple):
@@ -422,7 +432,7 @@ def evaluate_pairs(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     """Evaluate a small batch of pairs as one matrix; arguments and result are those of `evaluate`."""
     scaled = scale_rows(batch.embeddings, batch.rule, batch.sizes, LN2)
     rows, partners = scaled.rows, batch.targets.given
-    count, column = rows.shape[0], partners[:, None]
+    count, column = rows.shape[0], partners.unsqueeze(1)
     use = "kept" if plan.keep else "logits"
     buffer = borrow(use, rows, count * count)
     logits = torch.mm(rows, rows.T, out=buffer.as_strided((count, count), (count, 1)))
@@ -449,7 +459,7 @@ def _without_pairs(exponentials: Tensor, column: Tensor) -> Tensor:
 def differentiate_pairs(grad: Tensor, size: float | Tensor, batch: Batch, _plan: Plan, saved: Saved) -> Gradients:
     """Return the gradients of `evaluate_pairs`; arguments and result are those of `differentiate`."""
     rule, rows, partners = batch.rule, saved.scaled.rows, batch.targets.given
-    count, column = rows.shape[0], partners[:, None]
+    count, column = rows.shape[0], partners.unsqueeze(1)
     shape, strides = (count, count), (count, 1)
     combining = borrow("weights", rows, count * count)
     if saved.kept is None:
