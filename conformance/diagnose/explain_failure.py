@@ -295,9 +295,8 @@ def _causes(found: _Failure) -> Iterator[tuple[float, str]]:
 
 
 def _have(rows: list[int]) -> str:
-    if len(rows) == 1:
-        return f"anchor {rows[0]} has"
-    return f"anchors {', '.join(map(str, rows[:-1]))} and {rows[-1]} have"
+    *first, last = rows
+    return f"anchors {', '.join(map(str, first))} and {last} have" if first else f"anchor {last} has"
 
 
 # Explanations by a variant

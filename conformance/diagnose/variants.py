@@ -600,12 +600,11 @@ def variations(variant: Variant, call: str) -> Iterator[Variant]:
     others: dict[str, Iterable[Any]] = {"similarity": SIMILARITIES}
     if variant.in_parts and not variant.binary:
         others["numerator"] = NUMERATORS
-        stems = {name: name.partition(",")[0] for name in DENOMINATORS}
         right = {*RIGHT_DENOMINATORS} - {variant.denominator}
-        others["denominator"] = [name for name, stem in stems.items() if stem not in right]
+        others["denominator"] = [name for name in DENOMINATORS if name.partition(",")[0] not in right]
         others["guard"] = () if variant.guard else GUARDS
-        inside = [name for name in _INSIDE if name != _LEAK_SUM]
-        others["form"] = _INSIDE if variant.form == "inside" else [*_OUTSIDE, *inside]
+        forms = (name for name in (*_OUTSIDE, *_INSIDE) if name != _LEAK_SUM)
+        others["form"] = _INSIDE if variant.form == "inside" else forms
     elif variant.in_parts:
         others["form"] = _BINARY
     if variant.positives == "meant":

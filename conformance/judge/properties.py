@@ -238,14 +238,14 @@ def hunt(
         phases=[hypothesis.Phase.generate] + [hypothesis.Phase.shrink] * simplify,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    violation = None
     try:
         settings(hypothesis.given(batches(loss, prop.kind, {**options, **prop.fixed}))(ask))()
     except _Broken as broken:
-        violation = str(broken)
+        return Hunt(str(broken), asked)
     except hypothesis.errors.Flaky:
-        violation = f"{', '.join(asked)}, {loss}: {prop.name}: a violation was not repeated: not deterministic"
-    return Hunt(violation, asked)
+        noisy = f"{', '.join(asked)}, {loss}: {prop.name}: a violation was not repeated: not deterministic"
+        return Hunt(noisy, asked)
+    return Hunt(None, asked)
 
 
 def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProxyType({})) -> SearchStrategy[Case]:
@@ -349,12 +349,10 @@ _truth = lru_cache(maxsize=64)(truth)
 
 def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
     """Return the results on a case, with some of its keywords changed."""
-    if changed:
-        case = _with(case, **changed)
-    if (reason := subject.refuses(case)) is not None:
+    case = _with(case, **changed)
+    inexact = "" if case.holds_in(subject.dtype) else f"inputs are not exactly representable in {subject.dtype}"
+    if reason := subject.refuses(case) or inexact:
         raise Refused(reason)
-    if not case.holds_in(subject.dtype):
-        raise Refused(f"inputs are not exactly representable in {subject.dtype}")
     try:
         outcome = subject.evaluate(case)
     except Exception as error:  # an error in external code is a violation
@@ -379,10 +377,9 @@ def _ask(subject: Subject, case: Case, **changed: Any) -> Results:
 
 def _agree(first: Results, second: Results) -> None:
     """Compare the entries that both tables have."""
-    for (what, k), (x, tolerance) in first.items():
-        if (what, k) in second:
-            y, more = second[what, k]
-            _near("loss" if what == "loss" else f"{what} {k}", x, y, tolerance + more)
+    for what, k in filter(second.__contains__, first):
+        (x, tolerance), (y, more) = first[what, k], second[what, k]
+        _near("loss" if what == "loss" else f"{what} {k}", x, y, tolerance + more)
 
 
 def _near(what: str, first: Any, second: Any, tolerance: float) -> None:
@@ -438,7 +435,7 @@ def _with_rows(case: Case, rows: Matrix) -> Case:
 def _with(case: Case, **changed: Any) -> Case:
     """The case with other keywords; keywords that its loss lacks are ignored."""
     changed = {name: value for name, value in changed.items() if name in case.entry.keywords}
-    return replace(case, keywords={**case.keywords, **changed})
+    return replace(case, keywords={**case.keywords, **changed}) if changed else case
 
 
 def _with_mask(case: Case, mask: npt.NDArray[np.bool_]) -> Case:
