@@ -393,7 +393,7 @@ def test_an_exception_of_a_peer_is_reported(root: Path, tmp_path: Path, capsys: 
     peer(tmp_path, "raise RuntimeError('out of paper')")
     assert call("rebuild", "--peer", f"supcontrast={tmp_path}") == 3
     text = capsys.readouterr().err
-    assert "losses.py breaks on golden/supcon/" in text
+    assert "losses.py fails on golden/supcon/" in text
     assert "RuntimeError: out of paper" in text
     assert call("rebuild", "--peer", "supkontrast=x") == 2
     assert "unknown peer with a path 'supkontrast'; known: supcontrast, folder" in capsys.readouterr().err

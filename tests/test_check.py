@@ -81,8 +81,8 @@ def test_right_loss_conforms(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("check", f"{LOSSES}:supcon", "--loss", "supcon") == 0
     text = capsys.readouterr().out
     assert f"{LOSSES}:supcon as supcon_loss" in text
-    assert "call: labels, guessed from the parameters (embeddings, labels, temperature); --call says otherwise" in text
-    assert "arrays: torch, guessed from what its module imports (torch); --arrays says otherwise" in text
+    assert "call: labels, guessed from the parameters (embeddings, labels, temperature); override with --call" in text
+    assert "arrays: torch, guessed from what its module imports (torch); override with --arrays" in text
     assert "rows: as they are" in text
     assert "not judged: reduction=sum is not claimed" in text
     assert "not judged: takes no anchors" in text
@@ -211,7 +211,7 @@ def test_built_in_temperature_is_an_option_and_selects_cases(capsys: pytest.Capt
     arguments = ["check", f"{LOSSES}:built_in", "--loss", "supcon"]
     assert call(*arguments) == 2
     error = capsys.readouterr().err
-    assert "no parameter temperature (or tau, or logit_scale): say with --temperature which one is built in" in error
+    assert "no parameter temperature (or tau, or logit_scale): pass the temperature that is built in with" in error
     assert call(*arguments, "--temperature", "0.5") == 0
     text = capsys.readouterr().out
     assert "temperature: 0.5 built in: only cases of that temperature are judged" in text
@@ -288,7 +288,7 @@ def test_target_that_hangs_is_an_error() -> None:
     checked = of("hangs", "golden/supcon/temperature-1", limit=0.2)
     assert checked.exit_code == 3
     assert {one.message for one in checked.failures} == {"took longer than 0.2 s (--limit)"}
-    assert of("leaves", "golden/supcon/temperature-1").failures[0].message == "wanted to end the process: SystemExit(5)"
+    assert of("leaves", "golden/supcon/temperature-1").failures[0].message == "tried to exit the process: SystemExit(5)"
 
 
 def test_right_command_conforms(capsys: pytest.CaptureFixture[str]) -> None:

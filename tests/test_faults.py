@@ -1,4 +1,4 @@
-"""Every wrong implementation is caught, the right ones beside it are not, and the table says what happened."""
+"""Every fault is caught, the right losses pass, and the table has the verdicts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @cache
 def judged(loss: str) -> tuple[list[Verdict], list[Verdict]]:
-    """The verdicts on the faults of a loss and on the right ones: found once, with one truth for all."""
+    """The verdicts on the faults of a loss and on the right implementations, computed once."""
     return judge(loss, [fault for fault in FAULTS if fault.loss == loss])
 
 
-# One test for each loss, and not one for each fault: tests may be shared among processes, and verdicts are dear.
+# One test per loss, not one per fault: judging is slow, and tests may run in several processes.
 @pytest.mark.parametrize(
     "loss",
     [
@@ -32,11 +32,11 @@ def judged(loss: str) -> tuple[list[Verdict], list[Verdict]]:
         for loss in dict.fromkeys(fault.loss for fault in FAULTS)
     ],
 )
-def test_every_fault_is_caught_and_the_table_says_by_what(loss: str) -> None:
+def test_every_fault_is_caught_and_the_table_lists_the_cases(loss: str) -> None:
     faults, right = judged(loss)
     flags = load_flags()
     for verdict in faults:
-        assert verdict.caught, f"{verdict.name} passes all {len(verdict.cases)} cases that it is judged on"
+        assert verdict.caught, f"{verdict.name} passes all {len(verdict.cases)} cases"
         failed = {check.case for check in verdict.checks if check.status in BAD}
         assert set(verdict.caught) <= failed
         assert verdict.flags
@@ -59,25 +59,25 @@ def _assert_as_written(loss: str, verdicts: list[Verdict]) -> None:
         found = written[fault.name]
         expected = table.cells(table.row(fault, verdict, found[-1]))
         if verdict.near:
-            # Where an error is near its bound, another machine's rounding may count a few cases more or fewer.
+            # The rounding of another machine may change the outcome of cases whose error is near the threshold.
             counts = [int(re.sub(r"\*\*one\*\*", "1", row[4]).split()[0]) for row in (expected, found)]
             assert abs(counts[0] - counts[1]) <= verdict.near, f"{fault.name}: python tools/fault_table.py"
             expected[4:6] = found[4:6]
         assert found == expected, "python tools/fault_table.py"
 
 
-def test_what_the_table_says_of_all_faults() -> None:
+def test_table_lists_all_faults() -> None:
     text = table.TABLE.read_text(encoding="utf-8")
     assert text.startswith("# Faults: what the suite must catch\n")
     written = table.as_written(text)
     assert [fault.name for loss in LOSSES for fault in FAULTS if fault.loss == loss] == list(written)
     once = [name for name, row in written.items() if row[4].startswith("**one**")]
-    (said,) = re.findall(r"hints at a case that is missing: (.*)\.", text)
-    assert said == (", ".join(f"`{name}`" for name in once) if once else "none")
+    (listed,) = re.findall(r"which may indicate a missing case: (.*)\.", text)
+    assert listed == (", ".join(f"`{name}`" for name in once) if once else "none")
     named = sum(bool(row[-1]) for row in written.values())
-    assert f"\nOf {named} the last column tells" in text
+    assert f"\nThe last column has an entry for {named} faults: " in text
     linked = sum(bool(fault.link) for fault in FAULTS)
-    assert f"\n{len(FAULTS)} wrong implementations, {linked} of them seen or discussed" in text
+    assert f"\nThe table lists {len(FAULTS)} wrong implementations, {linked} of them seen or discussed" in text
 
 
 def test_faults_are_described() -> None:
@@ -96,8 +96,8 @@ def test_faults_are_described() -> None:
     assert set(FAMILIES) == {fault.family for fault in FAULTS}
 
 
-def test_a_right_loss_is_not_taken_for_a_fault() -> None:
-    # A fault that does nothing wrong must be told: what is judged is what is called.
+def test_right_loss_is_not_caught() -> None:
+    # A fault whose function is right must pass: the verdict is on the function.
     (fault,) = [fault for fault in FAULTS if fault.name == "supcon_in/count-in-float32"]
     right = type(fault)(**{**vars(fault), "function": RIGHT[fault.loss, fault.call]})
     (verdict,), _ = judge(fault.loss, [right])

@@ -214,7 +214,7 @@ class Fake(Implementation):
         return "1"
 
     def refuses(self, case: Case) -> str | None:
-        return None if case.loss == "supcon" else f"has no {case.loss}"
+        return None if case.loss == "supcon" else f"does not compute {case.loss}"
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         if self.mode == "broken":
@@ -244,7 +244,7 @@ def test_statuses(fake: pytest.MonkeyPatch, mode: str, status: Status) -> None:
     check = found["supcon_notebook/supcon-3x3"]
     assert check.status is status
     assert found["supcon_notebook/nt-xent-2x2"].status is Status.SKIPPED
-    assert found["supcon_notebook/nt-xent-2x2"].message == "has no nt_xent"
+    assert found["supcon_notebook/nt-xent-2x2"].message == "does not compute nt_xent"
     assert report.passed == (mode == "right")
     assert check.repeat == "pairproof verify --case supcon_notebook/supcon-3x3 --impl fake --dtype float64"
     if mode == "broken":
@@ -335,7 +335,7 @@ def test_a_path_is_loaded_live(tmp_path: Path) -> None:
     (tmp_path / "losses.py").write_text("class SupConLoss: ...\n")
     assert "NOT the recorded revision" in SupContrastToday({"supcontrast": str(tmp_path)}, "cpu").version()
     (tmp_path / "other.py").write_text("import nothing_of_that_name\n")
-    with pytest.raises(Unavailable, match="imports what is not installed"):
+    with pytest.raises(Unavailable, match="imports a package that is not installed"):
         load_file(tmp_path / "other.py")
 
 
@@ -390,7 +390,7 @@ def test_who_has_no_references_says_so() -> None:
     paired = replace(REFERENCED, loss="nt_xent", arguments={"partners": [0, 3, 1, 1]}, keywords={"temperature": 0.5})
     for kind in (SupContrastToday, StackedCriterion):
         assert kind({}, "cpu").refuses(paired) == "takes no ref_embeddings"
-        assert kind({}, "cpu").refuses(TOWERS) == "has no info_nce"
+        assert kind({}, "cpu").refuses(TOWERS) == "does not compute info_nce"
     pml = PytorchMetricLearning({}, "cpu")
     assert pml.refuses(paired) is None
     assert pml.refuses(REFERENCED) == "leaves no row of the references out"

@@ -513,7 +513,7 @@ NOT_DISTINGUISHED = (
     "nt_xent/norm-plus-epsilon",
     "nt_xent/self-subtracted",
     "nt_xent/epsilon-twice",
-    "nt_xent_pairwise/cosine-kept-inside",
+    "nt_xent_pairwise/cosine-clamped",
     "nt_xent_pairwise/probability-clamped",
     "nt_xent_pairwise/one-maximum-per-row",
     "nt_bxent/norms-clamped",
@@ -664,7 +664,7 @@ def test_guesses_are_reported_if_the_target_cannot_be_called():
         rows, _views, _columns = features.shape
         return features.sum() * rows
 
-    with pytest.raises(TargetError, match=r"not enough values .*call: labels, guessed from .*--call says otherwise"):
+    with pytest.raises(TargetError, match=r"not enough values .*call: labels, guessed from .*override with --call"):
         found(three)
 
 

@@ -147,7 +147,8 @@ def test_check_explains_a_mistake(root: Path) -> None:
     assert check_loss(halved, loss="hardest").exit_code == 1
     golden = explaining.find_golden("hardest/five-rows-0-5")
     embeddings = torch.tensor(golden.case.embeddings, requires_grad=True)
-    outcome = outcome_of(halved(embeddings, torch.tensor(golden.case.arguments["labels"]), 0.5), embeddings)
+    loss = halved(embeddings, torch.tensor(golden.case.arguments["labels"]), 0.5)
+    outcome = outcome_of(loss, {"embeddings": embeddings})
     words = explain_failure(golden.case, outcome, stored_truth(golden.case, golden.expected))
     assert words is not None
     assert words.startswith("values are 2 times too small")

@@ -1,4 +1,4 @@
-"""Every peer computes what its adapter says, deviates as declared, and says what to install where it is absent."""
+"""Every peer computes what its adapter claims and deviates as declared; a missing peer names what to install."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ GOLDEN = load_golden()
 
 
 def peer(kind: type[Implementation]) -> Implementation:
-    """The peer, or a skipped test that says what to install."""
+    """The peer; the test is skipped if it is not installed."""
     try:
         return kind({}, "cpu")
     except Unavailable as error:
@@ -59,17 +59,17 @@ def peer(kind: type[Implementation]) -> Implementation:
 
 
 def unit(*axes: int) -> np.ndarray:
-    """Rows along axes: the cosine of two is 1 on one axis, 0 on two."""
+    """Unit rows along axes: the cosine of two rows is 1 for the same axis, else 0."""
     return np.eye(max(axes) + 1)[list(axes)]
 
 
 LABELLED = {"labels": [0, 0, 1, 1]}
 WARM = {"temperature": 0.5}
 E = math.exp(1 / 0.5)
-"""What a cosine of 1 adds to a denominator at that temperature; a cosine of 0 adds 1."""
+"""Exponential of a cosine of 1 at this temperature; that of a cosine of 0 is 1."""
 
 PAIR_AND_TWO = math.log(E + 2) - math.log(E)
-"""What an anchor costs whose positive lies on its axis and whose two negatives do not."""
+"""Loss of an anchor with a positive on its axis and two negatives on other axes."""
 
 PAIR_AND_ONE = math.log(E + 1) - math.log(E)
 TWO_PAIRS = Case("test/two-pairs", "nt_xent_pairwise", unit(0, 0, 1, 1), LABELLED, {**WARM, "reduction": "mean_pairs"})
@@ -119,7 +119,7 @@ BY_HAND = {
     EIGHT: math.log(E + 6) - math.log(E),
     CLASSES: PAIR_AND_TWO,
     TOWERS: PAIR_AND_ONE,
-    # Of two like rows of b the one meets its partner, the other the partner of the first.
+    # Both rows of b lie on the first axis: one is next to its partner, the other next to the partner of the first.
     ONE_WAY: (2 * math.log(E + 1) - math.log(E)) / 2,
     LONG: math.log(E**3 + 1) - 3 * math.log(E),
     QUEUE: PAIR_AND_TWO,
@@ -127,39 +127,39 @@ BY_HAND = {
     UNBALANCED: (3 * OF_THREE + 2 * OF_TWO) / 5,
     SHIFTED: math.log(1 + 2 * (1 / E + 1e-8) / (1 + 1e-8)) / (1 + 1e-8),
 }
-"""Values worked out by hand; a peer is held to those of the cases that it computes."""
+"""Values computed by hand; every peer is checked on the cases that it computes."""
 
 
 @pytest.mark.parametrize("kind", tool.PEERS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize(("dtype", "room"), [("float64", 1e-14), ("float32", 1e-6)])
-def test_values_by_hand(kind: type[Implementation], dtype: str, room: float) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-14), ("float32", 1e-6)])
+def test_values_by_hand(kind: type[Implementation], dtype: str, tolerance: float) -> None:
     implementation = peer(kind)
     if getattr(implementation, "records", None):
-        pytest.skip(f"{kind.name} has recorded values alone")
+        pytest.skip(f"{kind.name} has only recorded values")
     cases = [case for case in BY_HAND if implementation.refuses(case) is None]
-    assert cases, f"{kind.name}: work out the value of a case that it computes"
+    assert cases, f"{kind.name}: add a value by hand for a case that it computes"
     for case in cases:
         met = {one.name for one in kind.deviations if one.applies(case, dtype, truth(case))}
-        # Six pairs of the larger class and two of the smaller, not three anchors and two.
+        # Six pairs in the larger class and two in the smaller one, instead of three anchors and two.
         expected = (6 * OF_THREE + 2 * OF_TWO) / 8 if "mean over pairs" in met else BY_HAND[case]
-        assert implementation.evaluate(case, dtype).values == pytest.approx([expected], abs=room), case.id
+        assert implementation.evaluate(case, dtype).values == pytest.approx([expected], abs=tolerance), case.id
 
 
-def test_infonce_leaks_the_diagonal_into_both_sums() -> None:
+def test_infonce_counts_the_self_pair_in_both_sums() -> None:
     implementation = peer(infonce.InfoNCEPackage)
     case = Case("test/leak", "supcon_in", unit(0, 0, 1, 1), LABELLED, {**WARM, "denominator": "only_negatives"})
-    # One positive and two negatives at 1 each are meant; the anchor itself adds exp(0) to either side.
+    # The right sums have one positive, and two negatives of 1 each; the self pair adds exp(0) to both.
     assert truth(case).values == pytest.approx([math.log(2) - math.log(E)])
     assert implementation.evaluate(case, "float64").values == pytest.approx([math.log(3) - math.log(1 + E)])
     rows = torch.tensor(np.random.default_rng(4).standard_normal((6, 3)))
     labels = torch.tensor([0, 0, 1, 1, 0, 2])
     found = implementation.package.SupervisedInfoNCE(0.3)(rows, labels)
-    assert found.item() == pytest.approx(infonce.leaking(rows, labels[:, None] == labels, 0.3).item(), rel=1e-12)
+    assert found.item() == pytest.approx(infonce.unmasked(rows, labels[:, None] == labels, 0.3).item(), rel=1e-12)
 
 
 def test_optax_loses_a_positive_below_another() -> None:
     implementation = peer(optax_ntxent.Optax)
-    # The first row's first positive takes the maximum; against it the second, and the negative, are exp(-200).
+    # The first positive of the first row is the maximum; relative to it the second, and the negative, are exp(-200).
     keywords = {"temperature": 0.005, "reduction": "mean_pairs"}
     case = Case("test/drown", "nt_xent_pairwise", unit(0, 0, 1, 2), {"labels": [0, 0, 0, 1]}, keywords)
     lost = implementation.evaluate(case, "float32")
@@ -169,23 +169,11 @@ def test_optax_loses_a_positive_below_another() -> None:
     assert implementation.evaluate(case, "float64").values == pytest.approx(truth(case).values, rel=1e-12)
 
 
-def test_optax_is_asked_through_a_process_of_each_forked_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    implementation = peer(optax_ntxent.Optax)
-    assert isinstance(implementation, optax_ntxent.Optax)
-    ours = implementation._process()
-    assert implementation._process() is ours
-    parent = os.getpid()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: parent + 1)
-        assert implementation._process() is not ours
-    assert implementation._process() is ours
-
-
 def test_optax_ends_its_process() -> None:
     implementation = peer(optax_ntxent.Optax)
     assert isinstance(implementation, optax_ntxent.Optax)
     implementation.evaluate(TWO_PAIRS, "float64")
-    process = implementation._lines[os.getpid()]._process
+    process = implementation._lines._process
     assert process is not None
     assert process.poll() is None
     del implementation
@@ -194,15 +182,15 @@ def test_optax_ends_its_process() -> None:
 
 
 def test_setfit_has_no_loss_without_labels() -> None:
-    """One view of every sentence: what its docstring calls SimCLR's loss is the mean of nothing."""
+    """With one view of every sentence, the loss that its docstring calls SimCLR's is an empty mean."""
     implementation = peer(setfit.SetFit)
     assert isinstance(implementation, setfit.SetFit)
     loss = implementation.loss(lambda rows: {"sentence_embedding": rows})
     assert math.isnan(loss([torch.tensor(unit(0, 1, 2))]).item())
-    assert implementation.refuses(VIEWS) == "has no nt_xent"
+    assert implementation.refuses(VIEWS) == "does not compute nt_xent"
 
 
-def test_per_anchor_reducer_breaks_beyond_the_batch() -> None:
+def test_per_anchor_reducer_fails_for_positives_outside_the_batch() -> None:
     implementation = peer(pml.Reducers)
     refused = [g.case for g in GOLDEN if "IndexError" in (implementation.refuses(g.case) or "")]
     assert refused
@@ -211,10 +199,10 @@ def test_per_anchor_reducer_breaks_beyond_the_batch() -> None:
             implementation.evaluate(case, "float64")
 
 
-def meeting(
+def cases_with_deviation(
     implementation: Implementation, deviation_name: str, dtype: str, rows: int
 ) -> Iterator[tuple[GoldenCase, Truth]]:
-    """Small golden cases that meet one declared deviation and no other."""
+    """Small golden cases with one declared deviation and no other."""
     for golden in GOLDEN:
         case = golden.case
         if case.n > rows or implementation.refuses(case) is not None or not case.holds_in(dtype):
@@ -232,12 +220,12 @@ def meeting(
     ],
     ids=lambda value: value.name if isinstance(value, type) else None,
 )
-def test_what_is_detached_has_no_gradient_and_all_else_is_right(
+def test_detached_matrix_has_no_gradient_and_all_else_is_right(
     kind: type[Implementation], name: str, matrix: str
 ) -> None:
     implementation = peer(kind)
     judged = 0
-    for golden, true in meeting(implementation, name, "float64", 12):
+    for golden, true in cases_with_deviation(implementation, name, "float64", 12):
         case, found = golden.case, implementation.evaluate(golden.case, "float64")
         others = dict(found.other_gradients)
         if matrix in others:
@@ -245,29 +233,29 @@ def test_what_is_detached_has_no_gradient_and_all_else_is_right(
             others[matrix] = true.other_gradients[matrix]
             gradient = found.gradient
         else:
-            gradient = found.gradient + own_pull(case, true.weights.T) if found.gradient is not None else None
-        mended = Outcome(found.values, gradient, other_gradients=others)
-        comparison = compare(case, true, mended, bounds(case, true, "float64"))
+            gradient = found.gradient + gradient_through(case, true.weights.T) if found.gradient is not None else None
+        completed = Outcome(found.values, gradient, other_gradients=others)
+        comparison = compare(case, true, completed, bounds(case, true, "float64"))
         assert not comparison.first, f"{case.id}: {comparison.first}"
         judged += 1
     assert judged >= 10
 
 
-def own_pull(case: Case, weights: np.ndarray) -> np.ndarray:
-    """The gradient that rows get through weights, each by the weights of its row."""
+def gradient_through(case: Case, weights: np.ndarray) -> np.ndarray:
+    """The gradient of the rows for a derivative ``weights`` by their similarities to the rows."""
     rows = torch.tensor(case.embeddings)
     norms = rows.norm(dim=1, keepdim=True)
     cosine = case.option("similarity") == "cosine"
     units = rows / norms if cosine else rows
-    pull = torch.tensor(weights) @ units
+    grad = torch.tensor(weights) @ units
     if cosine:
-        pull = (pull - (pull * units).sum(dim=1, keepdim=True) * units) / norms
-    return pull.numpy()
+        grad = (grad - (grad * units).sum(dim=1, keepdim=True) * units) / norms
+    return grad.numpy()
 
 
 @pytest.mark.parametrize("kind", tool.PEERS, ids=lambda kind: kind.name)
 def test_declared_deviations_show(kind: type[Implementation]) -> None:
-    """The smallest golden case that meets each declaration is judged, and it deviates."""
+    """The smallest golden case of each declared deviation deviates."""
     implementation = peer(kind)
     wanted = {deviation.name for deviation in kind.deviations}
     for golden in sorted(GOLDEN, key=lambda golden: golden.case.size):
@@ -286,11 +274,11 @@ def test_declared_deviations_show(kind: type[Implementation]) -> None:
                 assert [check.status for check in checks] == [Status.DEVIATES], checks
                 assert found <= set(checks[0].declared)
                 wanted -= found
-    assert not wanted, "no golden case meets these: remove them"
+    assert not wanted, "no golden case has these deviations: remove them"
 
 
 @pytest.mark.parametrize("kind", tool.PEERS, ids=lambda kind: kind.name)
-def test_every_peer_computes_its_losses_and_no_other(kind: type[Implementation]) -> None:
+def test_peer_computes_its_losses_and_no_other(kind: type[Implementation]) -> None:
     implementation = peer(kind)
     assert kind.support.losses
     assert {golden.case.loss for golden in GOLDEN if implementation.refuses(golden.case) is None} == {
@@ -299,7 +287,7 @@ def test_every_peer_computes_its_losses_and_no_other(kind: type[Implementation])
 
 
 @pytest.mark.parametrize("kind", PACKAGES, ids=lambda kind: kind.name)
-def test_an_absent_package_says_what_to_install(kind: type[PackagePeer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_names_what_to_install(kind: type[PackagePeer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, kind.modules[0], None)
     with pytest.raises(Unavailable, match=rf'is not installed .*pip install "pairproof\[{kind.extra}\]"'):
         kind({}, "cpu")
@@ -307,7 +295,7 @@ def test_an_absent_package_says_what_to_install(kind: type[PackagePeer], monkeyp
     assert any(re.match(rf"{kind.distribution}\b", package) for package in extras[kind.extra])
 
 
-def test_without_jax_there_is_no_optax(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optax_requires_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "jax" else find(name, *rest))
     with pytest.raises(Unavailable, match=r'jax is not installed: pip install "pairproof\[peers\]"'):
@@ -315,7 +303,7 @@ def test_without_jax_there_is_no_optax(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", FILES, ids=lambda kind: kind.name)
-def test_an_absent_file_says_what_to_install(kind: type[FilePeer], tmp_path: Path) -> None:
+def test_missing_file_names_what_to_install(kind: type[FilePeer], tmp_path: Path) -> None:
     name, package = next(iter(kind.files)), kind.requirement
     with pytest.raises(Unavailable) as raised:
         kind({"folder": str(tmp_path)}, "cpu")
@@ -327,7 +315,7 @@ def test_an_absent_file_says_what_to_install(kind: type[FilePeer], tmp_path: Pat
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind in FILES for name in kind.files], ids=lambda value: str(value)
 )
-def test_a_file_that_was_changed_is_refused(kind: type[FilePeer], name: str, tmp_path: Path) -> None:
+def test_changed_file_is_refused(kind: type[FilePeer], name: str, tmp_path: Path) -> None:
     peer(kind)
     kept = Path(os.environ.get("PAIRPROOF_PEERS", ".peers"))
     for other in kind.files:
@@ -340,7 +328,7 @@ def test_a_file_that_was_changed_is_refused(kind: type[FilePeer], name: str, tmp
         kind({"folder": str(tmp_path)}, "cpu")
 
 
-def test_a_package_is_loaded_without_its_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_is_loaded_without_its_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "heavy" / "parts"
     package.mkdir(parents=True)
     (tmp_path / "heavy" / "__init__.py").write_text("raise RuntimeError('the whole package')")
@@ -352,13 +340,13 @@ def test_a_package_is_loaded_without_its_init(tmp_path: Path, monkeypatch: pytes
     assert load_from_package(tmp_path, "heavy.parts.one", packages, ("heavy.unused",)).NUMBER == 2
     assert sys.modules["heavy"] is before
     assert "heavy.parts.one" not in sys.modules
-    with pytest.raises(Unavailable, match=r"heavy\.parts\.one imports what is not installed"):
+    with pytest.raises(Unavailable, match=r"heavy\.parts\.one imports a package that is not installed"):
         load_from_package(tmp_path, "heavy.parts.one", packages)
     assert sys.modules["heavy"] is before
 
 
-def test_the_page_has_the_counts_on_file() -> None:
-    """A whole run asserts the counts on file; so the page is that of a whole run: python tools/peer_table.py."""
+def test_page_has_the_stored_counts() -> None:
+    """The page has the counts of a full run, which asserts the stored counts: python tools/peer_table.py."""
     sections = re.split(r"^## ", tool.PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     assert [text.splitlines()[0] for text in sections] == [kind.name for kind in tool.PEERS]
     expected = json.loads((ROOT / "fixtures" / "expected.json").read_text())["counts"]
@@ -379,7 +367,7 @@ def test_the_page_has_the_counts_on_file() -> None:
             assert f"**{deviation.name}** ({word}; [source]({deviation.link})): {deviation.reason}. " in text
 
 
-def test_the_page_names_the_versions_that_are_pinned() -> None:
+def test_page_names_the_pinned_versions() -> None:
     page = tool.PAGE.read_text(encoding="utf-8")
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     for kind in FILES:

@@ -1,8 +1,9 @@
-"""Anybody's loss as an implementation: found, guessed at, called, timed, and its gradient mapped back."""
+"""A user's loss as an implementation: import, guesses, calls, limits, and gradients."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from dataclasses import replace
@@ -43,8 +44,8 @@ INFO_NCE = Case(
 )
 
 
-def target(name: str, loss: str = "supcon", **said: object) -> External:
-    return External(f"{LOSSES}:{name}", loss=loss, **said)  # type: ignore[arg-type]
+def target(name: str, loss: str = "supcon", **options: object) -> External:
+    return External(f"{LOSSES}:{name}", loss=loss, **options)  # type: ignore[arg-type]
 
 
 def ratio(external: External, case: Case, dtype: str = "float64") -> float:
@@ -80,7 +81,7 @@ def with_options(case: Case, **options: object) -> Case:
         ("embeddings, pos_indices, *more, **others", "pairs"),
     ],
 )
-def test_the_call_is_guessed_from_the_names(names: str, call: str) -> None:
+def test_call_is_guessed_from_parameter_names(names: str, call: str) -> None:
     scope: dict[str, object] = {}
     exec(f"def function({names}): ...", scope)
     found, words = guess_call(Signature(scope["function"]))
@@ -89,14 +90,14 @@ def test_the_call_is_guessed_from_the_names(names: str, call: str) -> None:
 
 
 @pytest.mark.parametrize("names", ["a_thing, something_else", "rows", "", "*args, **kwargs"])
-def test_names_that_tell_nothing_are_asked_about(names: str) -> None:
+def test_names_that_match_no_pattern_require_a_call_option(names: str) -> None:
     scope: dict[str, object] = {}
     exec(f"def function({names}): ...", scope)
-    with pytest.raises(TargetMisused, match=r"say it with --call labels\|features\|views\|stacked\|pairs"):
+    with pytest.raises(TargetMisused, match=r"pass --call labels\|features\|views\|stacked\|pairs"):
         guess_call(Signature(scope["function"]))
 
 
-def test_the_arrays_are_guessed_from_annotations_then_imports(tmp_path: Path) -> None:
+def test_arrays_are_guessed_from_annotations_then_imports(tmp_path: Path) -> None:
     assert guess_arrays(find(f"{LOSSES}:supcon")) == ("torch", "what its module imports (torch)")
     assert guess_arrays(find(f"{LOSSES}:Module")) == ("torch", "its class, a torch module")
     assert guess_arrays(find(f"{LOSSES}:at_half"))[0] == "torch"
@@ -116,7 +117,7 @@ def test_the_arrays_are_guessed_from_annotations_then_imports(tmp_path: Path) ->
     (tmp_path / "both.py").write_text(
         "import types\ntorch, jax = types.ModuleType('torch'), types.ModuleType('jax.numpy')\ndef f(z, y): ...\n"
     )
-    with pytest.raises(TargetMisused, match="imports torch and jax"):
+    with pytest.raises(TargetMisused, match="imports both torch and jax"):
         guess_arrays(find(f"{tmp_path / 'both.py'}:f"))
     (tmp_path / "lone.py").write_text("import types\njnp = types.ModuleType('jax.numpy')\ndef f(z, y): ...\n")
     assert guess_arrays(find(f"{tmp_path / 'lone.py'}:f"))[0] == "jax"
@@ -133,7 +134,7 @@ def test_the_arrays_are_guessed_from_annotations_then_imports(tmp_path: Path) ->
         (f"{LOSSES}:NOT_A_FUNCTION", "it is an int, which cannot be called"),
     ],
 )
-def test_a_target_that_is_not_there_is_named(spec: str, words: str) -> None:
+def test_missing_target_is_named(spec: str, words: str) -> None:
     with pytest.raises(TargetError, match=words):
         External(spec, loss="supcon")
 
@@ -141,25 +142,25 @@ def test_a_target_that_is_not_there_is_named(spec: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("import no_such_thing", r"No module named 'no_such_thing' \(python looks in .*\)"),
+        ("import no_such_thing", r"No module named 'no_such_thing' \(searched .* and the installed packages\)"),
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
         ("def f(:", "cannot be imported: SyntaxError"),
     ],
 )
-def test_a_file_that_does_not_import_says_why(tmp_path: Path, text: str, words: str) -> None:
+def test_import_error_of_a_file_is_reported(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "mine.py").write_text(text + "\n")
     with pytest.raises(TargetError, match=words):
         External(f"{tmp_path / 'mine.py'}:f", loss="supcon")
 
 
-def test_an_attribute_that_cannot_be_had_says_why(tmp_path: Path) -> None:
+def test_error_of_an_attribute_is_reported(tmp_path: Path) -> None:
     (tmp_path / "lazy.py").write_text("def __getattr__(name):\n    import no_such_thing\n")
     with pytest.raises(TargetError, match="f: ModuleNotFoundError: No module named 'no_such_thing'"):
         External(f"{tmp_path / 'lazy.py'}:f", loss="supcon")
 
 
-def test_a_file_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_imports_modules_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "pairproof_test_helper.py").write_text("TEMPERATURE = 0.5\n")
     (tmp_path / "mine.py").write_text(
@@ -172,14 +173,14 @@ def test_a_file_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.
     assert found.evaluate(SUPCON, "float64").values == [1.0]
 
 
-def test_a_module_is_found_by_its_name() -> None:
+def test_class_is_imported_by_module_name() -> None:
     found = External("pairproof.fast:SupConLoss", loss="supcon")
     assert found.claim.passed >= {"denominator", "anchors", "ref_embeddings", "self_rows", "reduction"}
     assert ratio(found, SUPCON) <= 1
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("options", "words"),
     [
         ({"loss": "supkon"}, "unknown loss 'supkon'; known: supcon"),
         ({"call": "rows"}, "unknown call 'rows'; known: labels, features"),
@@ -190,32 +191,35 @@ def test_a_module_is_found_by_its_name() -> None:
         ({"settings": {"no_positive": "ignore"}}, "no_positive: expected one of zero, drop, nan"),
         ({"settings": {"base_temperature": "warm"}}, "base_temperature: expected a number"),
         ({"settings": {"base_temperature": "nan"}}, "base_temperature: expected a number"),
-        ({"settings": {"temperature": "1"}}, "temperature is said with --temperature"),
-        ({"settings": {"anchors": "first"}}, r"claim anchors=\*, that it is taken by keyword"),
-        ({"settings": {"reduction": "*"}}, r"reduction=\*: it takes no keyword reduction"),
+        ({"settings": {"temperature": "1"}}, "the temperature has its own option, --temperature"),
+        ({"settings": {"anchors": "first"}}, r"claim anchors=\*, which means that it is taken by keyword"),
+        ({"settings": {"reduction": "*"}}, r"reduction=\*: the target has no parameter reduction"),
     ],
 )
-def test_what_contradicts_a_target_is_refused(said: dict[str, object], words: str) -> None:
+def test_contradictory_options_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(TargetMisused, match=words):
-        target("supcon", **said)
+        target("supcon", **options)
 
 
-def test_a_temperature_that_nobody_says_is_asked_for() -> None:
-    with pytest.raises(TargetMisused, match=r"no parameter temperature \(or tau, or logit_scale\): say with"):
+def test_unknown_temperature_requires_an_option() -> None:
+    with pytest.raises(
+        TargetMisused,
+        match=r"no parameter temperature \(or tau, or logit_scale\): pass the temperature that is built in with",
+    ):
         target("built_in")
     with pytest.raises(TargetMisused, match="--temperature"):
         External(lambda embeddings, labels: embeddings.sum(), loss="supcon", call="labels")
 
 
-def test_a_built_in_temperature_chooses_the_cases() -> None:
+def test_built_in_temperature_selects_the_cases() -> None:
     for found in (target("built_in", temperature=0.5), target("at_half")):
         assert found.claim.temperature == 0.5
         assert ratio(found, SUPCON) <= 1
         assert found.refuses(with_options(SUPCON, temperature=0.1)) == "temperature other than 0.5 is not claimed"
-    assert any("0.5 built in, the instance's attribute" in note for note in target("at_half").notes)
+    assert any("0.5 is built in, an attribute of the instance" in note for note in target("at_half").notes)
 
 
-def test_a_temperature_goes_by_its_own_word() -> None:
+def test_temperature_is_passed_under_the_name_of_the_target() -> None:
     for name, loss, case in (("views", "nt_xent", NT_XENT), ("Module", "supcon", SUPCON)):
         found = target(name, loss, settings={} if name == "Module" else {"reduction": "none"})
         assert found.claim.temperature is None
@@ -226,7 +230,7 @@ def test_a_temperature_goes_by_its_own_word() -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(
-    ("name", "case", "said"),
+    ("name", "case", "options"),
     [
         ("supcon", SUPCON, {}),
         ("supcon", NT_XENT, {}),
@@ -240,22 +244,22 @@ def test_a_temperature_goes_by_its_own_word() -> None:
         ("pairs", NT_BXENT, {}),
     ],
 )
-def test_every_call_gives_values_and_gradients_of_the_cases_rows(
-    name: str, case: Case, said: dict[str, object], dtype: str
+def test_every_call_returns_values_and_gradients_in_the_order_of_the_case(
+    name: str, case: Case, options: dict[str, object], dtype: str
 ) -> None:
-    found = target(name, case.loss, **said)
+    found = target(name, case.loss, **options)
     assert ratio(found, case, dtype) <= 1
     outcome = found.evaluate(case, dtype)
     assert outcome.gradient is not None
     assert outcome.gradient.shape == case.embeddings.shape
     assert set(outcome.other_gradients) == set(case.others)
-    # The judge is not blind: rows in another order are another gradient.
+    # The comparison detects a gradient whose rows are in another order.
     true = truth(case)
     swapped = replace(outcome, gradient=outcome.gradient[::-1].copy())
     assert compare(case, true, swapped, bounds(case, true, dtype), dtype).ratio > 1
 
 
-def test_a_mask_of_positives_goes_to_features() -> None:
+def test_mask_of_positives_is_passed_with_features() -> None:
     mask = [[i != j and (i + j) % 2 == 0 for j in range(6)] for i in range(6)]
     case = replace(SUPCON, arguments={"positives": mask})
     assert ratio(target("Features", normalised=True), case) <= 1
@@ -264,7 +268,7 @@ def test_a_mask_of_positives_goes_to_features() -> None:
 
 
 class Views(torch.nn.Module):
-    """Right, or wrong only where an item has several views."""
+    """A right loss, or one that is wrong only for items with several views."""
 
     def __init__(self, wrong: str = "") -> None:
         super().__init__()
@@ -278,14 +282,14 @@ class Views(torch.nn.Module):
         if self.wrong == "mixed":
             rows = features.reshape(items * views, -1)
         same = (labels[:, None] == labels if labels is not None else mask.bool()).repeat(views, views)
-        if self.wrong == "alone":
+        if self.wrong == "items":
             same &= ~torch.eye(items, dtype=torch.bool).repeat(views, views)
         return fast.supcon_loss(rows, positives=same.fill_diagonal_(False), temperature=temperature)
 
 
-def test_features_have_views_wherever_classes_divide() -> None:
-    right, wrong = Views(), [Views(words) for words in ("first", "mixed", "alone")]
-    said = {"loss": "supcon", "call": "features", "arrays": "torch"}
+def test_features_have_several_views_if_class_sizes_allow() -> None:
+    right, wrong = Views(), [Views(words) for words in ("first", "mixed", "items")]
+    options = {"loss": "supcon", "call": "features", "arrays": "torch"}
     for labels, rows in (((0, 1, 0, 1, 1, 1), 6), ((2, 1, 1, 2, 2, 1), 6), ((0, 0, 1, 1, 2), 5)):
         case = replace(SUPCON, embeddings=SUPCON.embeddings[:rows], arguments={"labels": list(labels)})
         for similarity in ("labels", "positives"):
@@ -293,10 +297,10 @@ def test_features_have_views_wherever_classes_divide() -> None:
                 mask = [[a == b and i != j for j, b in enumerate(labels)] for i, a in enumerate(labels)]
                 case = replace(case, arguments={"positives": mask})
             for dtype in ("float64", "float32"):
-                assert ratio(External(right, **said), case, dtype) <= 1
+                assert ratio(External(right, **options), case, dtype) <= 1
             for one in wrong:
-                assert (ratio(External(one, **said), case) > 1) == (rows == 6)
-    assert any("two or three views" in note for note in External(right, **said).notes)
+                assert (ratio(External(one, **options), case) > 1) == (rows == 6)
+    assert any("two or three views" in note for note in External(right, **options).notes)
 
 
 def test_items_are_rows_that_share_their_positives() -> None:
@@ -311,7 +315,7 @@ def test_items_are_rows_that_share_their_positives() -> None:
     assert of(0, 0, anchors=(True, False)) == [(0,), (1,)]
 
 
-def test_arrays_go_by_keyword_to_whoever_takes_them() -> None:
+def test_arrays_are_passed_by_keyword_if_the_target_takes_them() -> None:
     refs = replace(
         SUPCON,
         arguments={**SUPCON.arguments, "ref_labels": [2, 1, 0, 1, 0, 2], "self_rows": [0, -1, 2, -1, -1, 5]},
@@ -328,21 +332,21 @@ def test_arrays_go_by_keyword_to_whoever_takes_them() -> None:
     assert target("one_way", "info_nce", settings={"direction": "a_to_b"}).refuses(queue) == ("takes no negatives")
 
 
-def test_our_own_losses_take_every_call_that_is_theirs() -> None:
+def test_own_losses_support_their_calls() -> None:
     partners = External("pairproof.fast:nt_xent_loss", loss="nt_xent")
     assert "partners" in partners.claim.passed
     assert ratio(partners, NT_XENT) <= 1
     assert ratio(External("pairproof.fast:nt_bxent_loss", loss="nt_bxent"), NT_BXENT) <= 1
 
 
-def test_support_gives_the_reason_to_skip_a_case() -> None:
+def test_support_returns_the_reason_to_skip_a_case() -> None:
     support = Support(
         ("supcon",),
         {"reduction": ("mean",), "direction": ("both",)},
         ("anchors",),
         (("has 7 rows", lambda case: case.n == 7), ("has 6 rows", lambda case: case.n == 6)),
     )
-    assert support.refuses(NT_XENT) == "has no nt_xent"
+    assert support.refuses(NT_XENT) == "does not compute nt_xent"
     assert support.refuses(with_options(SUPCON, reduction="sum")) == "reduction=sum is not claimed"
     assert support.refuses(with_options(SUPCON, anchors=(True,) * 6)) == "takes no anchors"
     assert support.refuses(SUPCON) == "has 6 rows"
@@ -350,7 +354,7 @@ def test_support_gives_the_reason_to_skip_a_case() -> None:
     assert Support().refuses(NT_XENT) is None
 
 
-def test_a_target_is_called_on_a_batch() -> None:
+def test_target_is_called_on_a_batch() -> None:
     labels, pairs = SUPCON.arguments["labels"], [[0, 1], [1, 0], [2, 5]]
     rows = torch.tensor(ROWS)
 
@@ -382,18 +386,18 @@ def test_a_target_is_called_on_a_batch() -> None:
     assert gradient[:, 0].tolist() == weights
 
 
-def test_options_that_are_not_taken_must_be_claimed() -> None:
+def test_options_without_a_parameter_must_be_claimed() -> None:
     plain = target("supcon")
     dropped = with_options(SUPCON, no_positive="drop")
     assert plain.refuses(dropped) == "no_positive=drop is not claimed"
     assert plain.refuses(with_options(SUPCON, reduction="sum")) == "reduction=sum is not claimed"
     scaled = with_options(SUPCON, base_temperature=1.0)
     assert plain.refuses(scaled) == "base_temperature other than None is not claimed"
-    assert plain.refuses(NT_XENT) == "has no nt_xent"
+    assert plain.refuses(NT_XENT) == "does not compute nt_xent"
     drops = target("drops", settings={"no_positive": "drop"})
     assert drops.refuses(SUPCON) == "no_positive=zero is not claimed"
     assert ratio(drops, dropped) <= 1
-    # Where every anchor has a positive the policy changes nothing.
+    # The option has no effect if every anchor has a positive.
     paired = replace(dropped, arguments={"labels": [0, 0, 1, 1, 2, 2]})
     assert plain.refuses(paired) is None
     same = with_options(SUPCON, base_temperature=0.5)
@@ -403,32 +407,32 @@ def test_options_that_are_not_taken_must_be_claimed() -> None:
     assert both.refuses(dropped) is None
 
 
-def test_a_claimed_value_restricts_an_option_that_is_passed() -> None:
+def test_claimed_value_restricts_a_passed_option() -> None:
     module = target("Module", settings={"reduction": "sum"})
     assert module.refuses(SUPCON) == "reduction=mean is not claimed"
     assert ratio(module, with_options(SUPCON, reduction="sum")) <= 1
     assert ratio(target("Module"), with_options(SUPCON, reduction="none")) <= 1
 
 
-def test_an_option_of_another_meaning_is_not_passed() -> None:
+def test_parameter_with_an_unknown_default_is_not_passed() -> None:
     def loss(embeddings, labels, temperature, similarity=len):
         assert similarity is len
         return fast.supcon_loss(embeddings, labels, temperature=temperature)
 
     found = External(loss, loss="supcon", call="labels")
     assert found.claim.passed == frozenset()
-    assert any(note.startswith("similarity: its default ") for note in found.notes)
+    assert any(note.startswith("similarity: not passed: its default ") for note in found.notes)
     assert ratio(found, SUPCON) <= 1
 
 
-def test_no_base_temperature_is_a_base_that_is_the_temperature() -> None:
+def test_missing_base_temperature_is_passed_as_the_temperature() -> None:
     features = target("Features", normalised=True)
     assert "base_temperature" in features.claim.passed
     assert ratio(features, SUPCON) <= 1
     assert ratio(features, with_options(SUPCON, base_temperature=2.0)) <= 1
 
 
-def test_values_of_anchors_are_reduced_here_and_kept() -> None:
+def test_values_of_anchors_are_reduced_by_the_harness_and_kept() -> None:
     found = target("per_anchor", settings={"reduction": "none"})
     for reduction in ("mean", "sum", "none"):
         case = with_options(SUPCON, reduction=reduction)
@@ -440,11 +444,11 @@ def test_values_of_anchors_are_reduced_here_and_kept() -> None:
         lambda embeddings, labels, temperature: embeddings.sum(), loss="supcon", call="labels",
         settings={"reduction": "none"},
     )  # fmt: skip
-    with pytest.raises(TargetError, match="returned 1 values where 6 anchors are counted"):
+    with pytest.raises(TargetError, match="returned 1 values, expected one for each of 6 anchors"):
         wrong.evaluate(SUPCON, "float64")
 
 
-def test_pairs_weigh_the_values_of_anchors() -> None:
+def test_mean_over_pairs_weights_the_values_of_anchors() -> None:
     found = External(
         lambda embeddings, labels, temperature: fast.nt_xent_pairwise_loss(
             embeddings, labels, temperature=temperature, reduction="none"
@@ -457,7 +461,7 @@ def test_pairs_weigh_the_values_of_anchors() -> None:
     assert ratio(found, case) <= 1
 
 
-def test_anchors_are_told_by_a_second_call() -> None:
+def test_values_of_anchors_come_from_a_second_call() -> None:
     outcome = External("pairproof.fast:supcon_loss", loss="supcon").evaluate(SUPCON, "float64")
     assert outcome.anchors is not None
     assert outcome.values[0] == pytest.approx(sum(outcome.anchors.values()) / 6, rel=1e-12)
@@ -467,7 +471,7 @@ def test_anchors_are_told_by_a_second_call() -> None:
 @pytest.mark.parametrize("own", ["a_to_b", "b_to_a"])
 @pytest.mark.parametrize("direction", ["a_to_b", "b_to_a", "both"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_towers_are_turned_round_for_one_way(own: str, direction: str, reduction: str) -> None:
+def test_towers_are_swapped_for_one_direction(own: str, direction: str, reduction: str) -> None:
     def other_way(view_a, view_b, temperature, reduction="mean"):
         return fast.info_nce_loss(view_a, view_b, temperature=temperature, reduction=reduction, direction=own)
 
@@ -475,7 +479,7 @@ def test_towers_are_turned_round_for_one_way(own: str, direction: str, reduction
     assert ratio(found, with_options(INFO_NCE, direction=direction, reduction=reduction)) <= 1
 
 
-def test_rows_are_brought_to_norm_1_where_that_is_claimed() -> None:
+def test_rows_are_normalised_if_claimed() -> None:
     assert ratio(target("dot", normalised=True), SUPCON) <= 1
     assert ratio(target("dot"), SUPCON) > 1
     dot = with_options(SUPCON, similarity="dot")
@@ -483,11 +487,11 @@ def test_rows_are_brought_to_norm_1_where_that_is_claimed() -> None:
     assert target("dot", normalised=True).refuses(dot) == "similarity=dot is not claimed"
 
 
-def test_numpy_gives_values_alone() -> None:
+def test_numpy_target_is_judged_by_values_only() -> None:
     found = External(f"{FOLDER / 'plain.py'}:supcon", loss="supcon")
     assert found.gradients_judged is False
-    assert "gradient: not judged, for a numpy function gives none" in found.notes
-    assert "temperature: passed, for it takes any keyword; --temperature says otherwise" in found.notes
+    assert "gradient: not judged, because a numpy function returns none" in found.notes
+    assert "temperature: passed, because the target takes any keyword; override with --temperature" in found.notes
     assert ratio(found, SUPCON) <= 1
     assert found.evaluate(SUPCON, "float64").gradient is None
     seen = []
@@ -506,7 +510,7 @@ def test_numpy_gives_values_alone() -> None:
         target("supcon", normalised=True, dtypes=("float16",))
 
 
-def test_jax_is_asked_for_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jax_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     right = importlib.import_module
 
     def without(name: str, package: str | None = None) -> object:
@@ -515,12 +519,12 @@ def test_jax_is_asked_for_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> No
         return right(name, package)
 
     monkeypatch.setattr(targets.importlib, "import_module", without)
-    with pytest.raises(TargetError, match=r"jax is needed to call it and is not here .*: pip install jax"):
+    with pytest.raises(TargetError, match=r"jax is needed to call it but is not installed .*: pip install jax"):
         External(f"{LOSSES}:supcon", loss="supcon", arrays="jax")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_jax_gives_values_and_gradients(reduction: str) -> None:
+def test_jax_target_returns_values_and_gradients(reduction: str) -> None:
     jax = pytest.importorskip("jax", reason="jax is not installed")
 
     def supcon(embeddings, labels, tau):
@@ -555,7 +559,7 @@ def test_jax_gives_values_and_gradients(reduction: str) -> None:
         (torch.ones((), dtype=torch.int64), "returned a tensor of torch.int64"),
     ],
 )
-def test_what_is_no_loss_is_said(returned: object, words: str) -> None:
+def test_result_that_is_not_a_loss_is_reported(returned: object, words: str) -> None:
     found = External(lambda embeddings, labels, temperature: returned, loss="supcon", call="labels")
     with pytest.raises(TargetError, match=words):
         found.evaluate(SUPCON, "float64")
@@ -564,12 +568,12 @@ def test_what_is_no_loss_is_said(returned: object, words: str) -> None:
         found.evaluate(SUPCON, "float64")
 
 
-def test_a_second_value_where_one_is_wanted_fails_and_does_not_break() -> None:
+def test_several_values_instead_of_one_fail_without_an_exception() -> None:
     (check, _) = judge_case(SUPCON, None, [target("per_anchor")], Selection())
     assert check.message == "loss: expected 1 values, got 6"
 
 
-def test_a_case_has_a_limit_of_time() -> None:
+def test_case_has_a_time_limit() -> None:
     before, handler = signal.setitimer(signal.ITIMER_REAL, 1000.0), signal.getsignal(signal.SIGALRM)
     with pytest.raises(TargetError, match=r"took longer than 0\.2 s \(--limit\)"):
         target("hangs", limit=0.2).evaluate(SUPCON, "float64")
@@ -589,9 +593,9 @@ def starving(embeddings: np.ndarray, labels: np.ndarray, temperature: float) -> 
     return float(np.ones(2**26).sum() * embeddings.sum())
 
 
-@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux tells and bounds a process's memory")
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux reports and limits the memory of a process")
 @pytest.mark.parametrize("wasteful", [hungry, starving])
-def test_a_case_has_a_limit_of_memory(wasteful: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_has_a_memory_limit(wasteful: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -599,14 +603,14 @@ def test_a_case_has_a_limit_of_memory(wasteful: Any, monkeypatch: pytest.MonkeyP
     found = External(wasteful, loss="supcon", call="labels", arrays=arrays)
     found.evaluate(SUPCON, "float64")
     monkeypatch.setattr(sandbox, "_free_memory", lambda: 2**28)
-    with pytest.raises(TargetError, match=r"wanted more memory than the 0\.21 GiB that a case may take here"):
+    with pytest.raises(TargetError, match=r"needs more than the 0\.21 GiB of memory that a case may use"):
         found.evaluate(SUPCON, "float64")
     assert resource.getrlimit(resource.RLIMIT_AS) == before
     monkeypatch.setattr(sandbox, "_free_memory", lambda: None)
     found.evaluate(SUPCON, "float64")
 
 
-def test_another_error_of_a_target_is_its_own() -> None:
+def test_other_errors_of_a_target_propagate() -> None:
     def broken(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
         raise RuntimeError("no")
 
@@ -614,18 +618,18 @@ def test_another_error_of_a_target_is_its_own() -> None:
         External(broken, loss="supcon", call="labels", arrays="torch").evaluate(SUPCON, "float64")
 
 
-def test_a_target_cannot_end_the_run() -> None:
-    with pytest.raises(TargetError, match=r"wanted to end the process: SystemExit\(5\)"):
+def test_target_cannot_exit_the_process() -> None:
+    with pytest.raises(TargetError, match=r"tried to exit the process: SystemExit\(5\)"):
         target("leaves").evaluate(SUPCON, "float64")
-    with pytest.raises(TargetError, match="wanted to end the process"):
+    with pytest.raises(TargetError, match="tried to exit the process"):
         target("leaves", limit=None).evaluate(SUPCON, "float64")
 
 
 class Panic(BaseException):
-    """As a library written in another language raises."""
+    """An exception that a library in another language may raise."""
 
 
-def test_what_is_no_ordinary_exception_is_an_error_of_the_case() -> None:
+def test_base_exception_is_an_error_of_the_case() -> None:
     def panics(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
         raise Panic("index out of bounds")
 
@@ -633,11 +637,11 @@ def test_what_is_no_ordinary_exception_is_an_error_of_the_case() -> None:
         External(panics, loss="supcon", call="labels", arrays="torch", limit=None).evaluate(SUPCON, "float64")
 
 
-def test_no_limit_may_be_said_as_infinity() -> None:
+def test_infinite_limit_means_no_limit() -> None:
     assert ratio(target("supcon", limit=float("inf")), SUPCON) <= 1
 
 
-def test_a_float32_temperature_is_told_with_all_its_digits() -> None:
+def test_float32_temperature_is_shown_with_all_digits() -> None:
     class Learned(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -648,14 +652,14 @@ def test_a_float32_temperature_is_told_with_all_its_digits() -> None:
 
     found = External(Learned(), loss="supcon")
     assert found.refuses(SUPCON) == "temperature other than 0.10000000149011612 is not claimed"
-    assert any("--temperature 0.1 --dtype float32 judges it as such" in note for note in found.notes)
+    assert any("--temperature 0.1 --dtype float32 judges it as 0.1" in note for note in found.notes)
     assert (
         ratio(External(Learned(), loss="supcon", temperature=0.1), with_options(SUPCON, temperature=0.1), "float32")
         <= 1
     )
 
 
-def test_jax_that_compiles_to_no_mask_is_run_as_it_is() -> None:
+def test_jax_function_that_cannot_be_compiled_is_run_directly() -> None:
     jax = pytest.importorskip("jax", reason="jax is not installed: make peers")
 
     def loss(embeddings: Any, labels: Any, temperature: float) -> Any:
@@ -670,17 +674,17 @@ def test_jax_that_compiles_to_no_mask_is_run_as_it_is() -> None:
     assert ratio(External(loss, loss="supcon", call="labels", arrays="jax"), SUPCON) <= 1
 
 
-def test_a_claim_must_be_expressible() -> None:
+def test_claim_requires_a_call_that_supports_the_loss() -> None:
     with pytest.raises(TargetMisused, match="cannot be computed"):
         Claim("nt_bxent", "labels")
 
 
-def command(mode: str, limit: float = 60.0, **said: object) -> External:
+def command(mode: str, limit: float = 60.0, **options: object) -> External:
     line = f"{sys.executable} {COMMAND} {mode}"
-    return External(line, loss=said.pop("loss", "supcon"), call="command", limit=limit, **said)  # type: ignore[arg-type]
+    return External(line, loss=options.pop("loss", "supcon"), call="command", limit=limit, **options)  # type: ignore[arg-type]
 
 
-def test_a_command_gives_values_and_gradients() -> None:
+def test_command_returns_values_and_gradients() -> None:
     found = command("right", normalised=True)
     try:
         for dtype in ("float64", "float32"):
@@ -698,7 +702,7 @@ def test_a_command_gives_values_and_gradients() -> None:
         found.close()
 
 
-def test_a_command_may_give_values_alone() -> None:
+def test_command_may_return_values_only() -> None:
     found = command("values", settings={"anchors": "*"})
     try:
         assert ratio(found, with_options(SUPCON, anchors=(True, False, True, True, False, False))) <= 1
@@ -709,11 +713,11 @@ def test_a_command_may_give_values_alone() -> None:
 
 @pytest.mark.parametrize(
     ("without", "words"),
-    [("> 1", "gave no gradients where it gave some"), ("== 1", "gave gradients where it gave none")],
+    [("> 1", "returned no gradients but returned some"), ("== 1", "returned gradients but returned none")],
 )
-def test_a_command_gives_gradients_always_or_never(without: str, words: str, tmp_path: Path) -> None:
+def test_command_returns_gradients_always_or_never(without: str, words: str, tmp_path: Path) -> None:
     script = tmp_path / "fickle.py"
-    script.write_text(EACH.replace("    print", f"    if asked['id'] {without}: del reply['gradients']\n    print"))
+    script.write_text(EACH.replace("    print", f"    if request['id'] {without}: del reply['gradients']\n    print"))
     line = f"{sys.executable} {script}"
     found = External(line, loss="supcon", call="command", settings={"reduction": "none"})
     try:
@@ -724,14 +728,14 @@ def test_a_command_gives_gradients_always_or_never(without: str, words: str, tmp
         found.close()
 
 
-def test_a_command_for_each_anchor_is_reduced_here() -> None:
+def test_values_of_a_command_are_reduced_by_the_harness() -> None:
     line = f"{sys.executable} -c '{EACH}'"
     found = External(line, loss="supcon", call="command", settings={"reduction": "none"})
     try:
         outcome = found.evaluate(SUPCON, "float64")
         assert outcome.values == [2.5]
         assert outcome.anchors == {i: float(i) for i in range(6)}
-        # The gradient of the values' sum was given: that of their mean is a sixth of it.
+        # The command returns the gradient of the sum; that of the mean is a sixth of it.
         assert outcome.gradient is not None
         np.testing.assert_allclose(outcome.gradient, SUPCON.embeddings / 6)
     finally:
@@ -740,9 +744,9 @@ def test_a_command_for_each_anchor_is_reduced_here() -> None:
 
 EACH = """import json, sys
 for line in sys.stdin:
-    asked = json.loads(line)
-    rows = asked["matrices"]["embeddings"]
-    reply = {"id": asked["id"], "values": list(range(len(rows))), "gradients": {"embeddings": rows}}
+    request = json.loads(line)
+    rows = request["matrices"]["embeddings"]
+    reply = {"id": request["id"], "values": list(range(len(rows))), "gradients": {"embeddings": rows}}
     print(json.dumps(reply), flush=True)
 """
 
@@ -766,11 +770,11 @@ for line in sys.stdin:
         ("other-gradient", "gradients: expected those of embeddings, got features", 1),
         ("flat-gradient", "gradients: expected an object with one matrix per name, got a list of 6", 1),
         ("text-gradient", r'gradients.embeddings\[0\]\[0\]: expected a number, got the text "nan"', 1),
-        ("error", "the command says: no such loss", 1),
+        ("error", "the command reported: no such loss", 1),
         ("null-error", "must have either value or values", 1),
     ],
 )
-def test_a_command_that_crashes_or_lies_is_named(mode: str, words: str, started: int) -> None:
+def test_failure_of_a_command_is_reported(mode: str, words: str, started: int) -> None:
     found = command(mode)
     try:
         for _ in range(2):
@@ -782,7 +786,7 @@ def test_a_command_that_crashes_or_lies_is_named(mode: str, words: str, started:
         found.close()
 
 
-def test_numbers_that_are_none_are_told_apart_from_texts() -> None:
+def test_null_is_nan_and_infinity_is_a_number() -> None:
     for mode, value in (("null", np.nan), ("infinite", np.inf)):
         found = command(mode)
         try:
@@ -792,23 +796,25 @@ def test_numbers_that_are_none_are_told_apart_from_texts() -> None:
 
 
 @pytest.mark.parametrize("mode", ["hang", "babble"])
-def test_a_command_that_hangs_is_killed_and_started_at_most_three_times_more(mode: str) -> None:
+def test_hanging_command_is_killed_and_restarted_at_most_three_times(mode: str) -> None:
     found = command(mode, limit=1.0)
     assert isinstance(found.command, Lines)
     try:
         for _ in range(RESTARTS + 1):
-            # Endless output may reach the limit of its length before that of time.
-            with pytest.raises(TargetError, match=r"(within 1 s \(--limit\)|bytes without an end) and was killed"):
+            # Endless output may reach the limit on its length before the time limit.
+            with pytest.raises(
+                TargetError, match=r"(within 1 s \(--limit\)|bytes without a line break) and was killed"
+            ):
                 found.evaluate(SUPCON, "float64")
         assert found.command.started == RESTARTS + 1
-        with pytest.raises(TargetError, match=r"not asked: the command was started 4 times; the last time: .*killed"):
+        with pytest.raises(TargetError, match=r"gave up after 4 starts of the command; the last time: .*killed"):
             found.evaluate(SUPCON, "float64")
         assert found.command.started == RESTARTS + 1
     finally:
         found.close()
 
 
-def test_a_command_that_hangs_once_is_asked_again() -> None:
+def test_command_that_hangs_once_is_restarted() -> None:
     found = command("hang-once", limit=5.0)
     try:
         assert ratio(found, SUPCON) <= 1
@@ -821,8 +827,8 @@ def test_a_command_that_hangs_once_is_asked_again() -> None:
         found.close()
 
 
-def test_a_large_request_passes_both_ways() -> None:
-    """More than a pipe holds: whoever writes must read as well."""
+def test_large_request_and_answer_do_not_block() -> None:
+    """The request is larger than the buffer of a pipe: writing must not wait for reading."""
     echo = "import sys\nfor line in sys.stdin:\n    print(line.strip(), flush=True)"
     lines = Lines(f"{sys.executable} -c '{echo}'")
     try:
@@ -832,13 +838,13 @@ def test_a_large_request_passes_both_ways() -> None:
         lines.close()
 
 
-def test_a_command_that_does_not_exist_says_so() -> None:
+def test_missing_command_is_reported() -> None:
     found = External("./no-such-command", loss="supcon", call="command")
     with pytest.raises(TargetError, match=r"ended without an answer \(exit code 127\); its last message: .*not found"):
         found.evaluate(SUPCON, "float64")
 
 
-def test_a_command_is_gone_once_it_is_closed() -> None:
+def test_closing_a_command_ends_its_process() -> None:
     lines = Lines("sleep 1000")
     with pytest.raises(TargetError, match=r"did not answer within 0\.2 s"):
         lines.ask({"matrices": {}}, 1, 0.2)
@@ -853,12 +859,35 @@ def test_a_command_is_gone_once_it_is_closed() -> None:
     assert process.returncode == 0
 
 
-def test_a_target_is_judged_in_the_dtypes_that_are_named() -> None:
+def test_command_has_one_process_per_forked_process() -> None:
+    lines = Lines(f"{sys.executable} {COMMAND} one")
+    request = {"matrices": {"embeddings": [[1.0]]}}
+    reading, writing = os.pipe()
+    try:
+        assert lines.ask(request, 1, 60.0) == ([1.0], {})
+        ours = lines._start().pid
+        if not (child := os.fork()):
+            try:
+                lines.ask(request, 1, 60.0)
+                os.write(writing, str(lines._start().pid).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writing)
+        assert int(os.read(reading, 32)) != ours
+        assert lines.ask(request, 1, 60.0) == ([1.0], {})
+        assert lines._start().pid == ours
+    finally:
+        os.close(reading)
+        lines.close()
+
+
+def test_target_is_judged_in_the_given_dtypes() -> None:
     assert target("supcon").dtypes == ("float64", "float32")
     assert target("supcon", dtypes=("float64", "bfloat16")).dtypes == ("float64", "bfloat16")
 
 
-def test_outcomes_are_kept_for_whoever_explains_them() -> None:
+def test_outcomes_are_kept_by_case_and_dtype() -> None:
     found = target("supcon")
     outcome = found.evaluate(SUPCON, "float32")
     assert found.outcomes == {(SUPCON.id, "float32"): outcome}

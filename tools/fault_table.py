@@ -56,10 +56,10 @@ def row(fault: Fault, verdict: Verdict, named: str) -> str:
     """
     caught, judged = len(verdict.caught), len(verdict.cases)
     flags = []
-    for flag in verdict.telling[:FLAGS_SHOWN]:
+    for flag in verdict.ranked_flags[:FLAGS_SHOWN]:
         hits, of = verdict.flags[flag]
         flags.append(f"{flag} ({hits})" if hits == of else f"{flag} ({hits} of {of})")
-    rest = len(verdict.telling) - len(flags)
+    rest = len(verdict.ranked_flags) - len(flags)
     call = fault.call + "".join(f", {key}={value}" for key, value in fault.settings.items())
     counted = f"**one** of {judged}" if caught == 1 else f"{caught} of {judged}"
     shown = ", ".join(flags) + (f" and {rest} more" if rest else "")

@@ -1,4 +1,4 @@
-"""What a fault is, and how a family's file declares its own."""
+"""The record of a fault, and the decorator that declares one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from torch import Tensor
+from .parts import Builder, Evaluable, Function, composed
 
-from .parts import Made, composed
-
-Function = Callable[..., Tensor]
-
-_F = TypeVar("_F", bound=Callable[..., Made])
+_F = TypeVar("_F", bound=Callable[..., Evaluable])
 
 
 @dataclass(frozen=True)
@@ -22,14 +18,15 @@ class Fault:
     """A wrong implementation that the suite must catch.
 
     Attributes:
-        name: of the loss and what is wrong, "supcon/self-kept".
+        name: the loss and the mistake, such as "supcon/self-kept".
         loss: the loss that it claims to be, by its short name in the catalogue.
         call: how it is called, one of ``signatures.CALLS``.
-        words: what is wrong, in a sentence.
-        link: where it was shipped or discussed: an address, or a file of the repository; "" for a classic slip.
-        function: the implementation, called as ``call`` says, with a keyword ``temperature``.
+        words: one sentence that describes the mistake.
+        link: where it was shipped or discussed: an address, or a file of the repository; "" for a common mistake
+            without a source.
+        function: the implementation, called according to ``call``, with a keyword ``temperature``.
         settings: the options that it claims and that are not the catalogue's defaults.
-        family: the kind of mistake; the file that it stands in.
+        family: the kind of mistake, which is the name of its file.
     """
 
     name: str
@@ -43,26 +40,26 @@ class Fault:
 
 
 DECLARED: list[Fault] = []
-"""Every fault that a file has declared."""
+"""The faults declared so far."""
 
 
-def fault(loss: str, link: str = "", *, of: Callable[..., Any] | None = None, **settings: object) -> Callable[[_F], _F]:
-    """Declare the function below as a fault: its name says what is wrong, and its docstring says it in a sentence.
+def fault(loss: str, link: str = "", *, build: Builder | None = None, **settings: object) -> Callable[[_F], _F]:
+    """Declare the decorated function as a fault; its name and its docstring, one sentence, describe the mistake.
 
-    The fault is the mean of the values that the function returns, or the right loss of the batch, the rows or the way
-    that it returns. Its family is the file.
+    The fault is the mean of the values that the function returns, or the right loss of the batch, the rows or the
+    directions that it returns. Its family is the name of its file.
 
     Args:
         loss: the loss that it claims to be.
         link: where it was shipped or discussed.
-        of: the maker in ``parts`` of what the function below is given; otherwise it is given the arguments.
-        **settings: the options that it claims beside the defaults.
+        build: the builder in ``parts`` whose result the function receives; by default it receives the arguments.
+        **settings: the options that it claims and that are not defaults.
     """
 
     def declare(function: _F) -> _F:
         stem = function.__name__.removeprefix(f"{loss}_").replace("_", "-")
         words, family = " ".join((function.__doc__ or "").split()), function.__module__.rpartition(".")[2]
-        called = composed(loss, of, function) if of else composed(loss, function)
+        called = composed(loss, build, function) if build else composed(loss, function)
         name, kept = f"{loss}/{stem}", MappingProxyType(settings)
         DECLARED.append(Fault(name, loss, _call(called), words, link, called, kept, family))
         return function
@@ -71,7 +68,7 @@ def fault(loss: str, link: str = "", *, of: Callable[..., Any] | None = None, **
 
 
 def _call(function: Function) -> str:
-    """How a function is called, by the names of its parameters."""
+    """How a function is called, from the names of its parameters."""
     calls = {"features": "features", "view_a": "views", "positive_pairs": "pairs", "labels": "labels"}
     return next(call for name, call in calls.items() if name in inspect.signature(function).parameters)
 

@@ -1,4 +1,4 @@
-"""Duplicates: pairs listed twice, rows that are equal, and a row taken for another."""
+"""Wrong handling of pairs that are listed twice and of equal rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import fault, github
 
 @fault("nt_bxent")
 def nt_bxent_repeated_pairs_counted(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
-    """A pair listed twice weighs twice, among the values and among the counts."""
+    """A pair listed twice counts twice, in the sum and in the number of positives."""
     batch = parts.paired(embeddings, positive_pairs, temperature)
     pairs, ones = positive_pairs.unbind(dim=1), torch.ones(len(positive_pairs), dtype=batch.s.dtype)
     times = torch.zeros_like(batch.s).index_put(pairs, ones, accumulate=True).where(batch.positive, 0)
@@ -22,7 +22,7 @@ def nt_bxent_repeated_pairs_counted(embeddings: Tensor, positive_pairs: Tensor, 
 
 @fault("nt_bxent")
 def nt_bxent_listed_diagonal_counted(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
-    """A listed pair of a row with itself counts as a positive, beside the diagonal that counts already."""
+    """A listed pair of a row with itself counts as a positive, in addition to the diagonal that always counts."""
     batch = parts.paired(embeddings, positive_pairs, temperature)
     listed = torch.zeros_like(batch.positive).index_put(positive_pairs.unbind(dim=1), torch.tensor(True))
     return batch._replace(positive=listed)
@@ -30,16 +30,16 @@ def nt_bxent_listed_diagonal_counted(embeddings: Tensor, positive_pairs: Tensor,
 
 @fault("supcon")
 def supcon_equal_rows_taken_for_self(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
-    """The anchor itself is found by its cosine of 1: every row that equals it is left out with it."""
+    """The self pair is found by its cosine of 1: every row that equals the anchor is left out too."""
     batch, rows = parts.labelled(embeddings, labels, temperature), parts.unit(embeddings)
     other = batch.other & (rows @ rows.T < 1 - 1e-6)
     values = parts.row_means(parts.log_sum(batch.s, other) - batch.s, batch.positive & other)
     return values.where(other.any(dim=1), 0)
 
 
-@fault("info_nce", github("huggingface/sentence-transformers", "issues/3189"), of=parts.towers)
-def info_nce_equal_keys_dropped(way: parts.Way) -> parts.Rows:
-    """A key that equals the positive is left out as a false negative, though no such thing was asked for."""
-    keys = parts.unit(way.keys.detach())
-    equal = (keys @ keys.T > 1 - 1e-6) & parts.others(len(keys))
-    return parts.diagonal(way.rows.logits.masked_fill(equal, -torch.inf))
+@fault("info_nce", github("huggingface/sentence-transformers", "issues/3189"), build=parts.towers)
+def info_nce_equal_keys_dropped(direction: parts.Direction) -> parts.Rows:
+    """A key that equals the positive is left out as a false negative, although no option requests it."""
+    keys = parts.unit(direction.keys.detach())
+    equal = (keys @ keys.T > 1 - 1e-6) & parts.off_diagonal(len(keys))
+    return parts.diagonal(direction.rows.logits.masked_fill(equal, -torch.inf))

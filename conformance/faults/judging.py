@@ -1,4 +1,4 @@
-"""Faults, and the right losses beside them, put through the harness on the golden cases that their claims cover."""
+"""Judge faults, and the right losses built of the same parts, on the golden cases that their claims cover."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from .base import Fault
 from .parts import RIGHT
 
 LARGEST = 64
-"""Rows up to which a case is put to the faults: what larger ones show, these show too."""
+"""Largest number of rows of a case that faults are judged on; larger cases catch no further faults."""
 
 DTYPES = ("float64", "float32")
 
 CLEARLY = 5.0
-"""How many times its bound an error must be for a case to be said to catch a fault. What is nearer to its bound, and is
-an error of rounding, may fall on the other side of it on another machine."""
+"""A case catches a fault if the error is at least this many times its bound. A smaller error may be one of rounding,
+and may be within the bound on another machine."""
 
 NEAR = 8.0
-"""Within this factor of that, an error of rounding may still fall on either side."""
+"""Factor around ``CLEARLY`` within which rounding may decide whether a case catches a fault."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the golden cases say of one implementation.
+    """The result of judging one implementation on the golden cases.
 
     Attributes:
-        name: of the fault, or of the right loss.
+        name: name of the fault, or of the right loss.
         checks: every check that was made, in the order of the cases.
-        cases: the ids of the cases that were judged.
-        caught: the ids of those that failed clearly in some dtype, in the order of the cases.
-        near: how many cases would catch it, or not, if errors were a few times larger or smaller.
-        flags: for every flag of a case that caught it, how many cases with that flag did, and how many were judged.
+        cases: ids of the cases that were judged.
+        caught: ids of the cases that failed clearly in some dtype, in the order of the cases.
+        near: number of cases whose outcome would change if errors were ``NEAR`` times larger or smaller.
+        flags: for every flag of a case that caught it, the number of catching and of judged cases with that flag.
     """
 
     name: str
@@ -50,32 +50,30 @@ class Verdict:
     flags: Mapping[str, tuple[int, int]]
 
     @property
-    def telling(self) -> list[str]:
-        """The flags that caught it, those first whose cases did so most often, then those of most cases."""
+    def ranked_flags(self) -> list[str]:
+        """The flags of the cases that caught it, by the share of their cases that did, then by the number of cases."""
         return sorted(self.flags, key=lambda flag: (-self.flags[flag][0] / self.flags[flag][1], -self.flags[flag][0]))
 
 
 def target_of(fault: Fault) -> External:
-    """A fault as the harness takes anybody's loss, claiming to be the loss that it is not."""
-    target = External(
-        fault.function, loss=fault.loss, call=fault.call, arrays="torch", settings=fault.settings, limit=None
-    )
+    """A fault as a target of the harness, which claims to be the right loss."""
+    target = External(fault.function, loss=fault.loss, call=fault.call, settings=fault.settings, limit=None)
     vars(target).update(name=fault.name)
     return target
 
 
 @cache
 def small_cases() -> tuple[GoldenCase, ...]:
-    """The golden cases that are put to the faults."""
+    """The golden cases that faults are judged on."""
     return tuple(golden for golden in load_golden() if golden.case.n <= LARGEST)
 
 
 def judge(loss: str, faults: Iterable[Fault]) -> tuple[list[Verdict], list[Verdict]]:
-    """Judge faults of one loss, and the right loss under every call that the faults are called with.
+    """Judge faults of one loss, and the right loss for every call that the faults use.
 
     Args:
         loss: short name in the catalogue.
-        faults: of this loss.
+        faults: faults of this loss.
 
     Returns:
         The verdicts on the faults, in their order, and on the right implementations.
@@ -89,7 +87,7 @@ def judge(loss: str, faults: Iterable[Fault]) -> tuple[list[Verdict], list[Verdi
     found: dict[str, list[Check]] = {suspect.name: [] for suspect in suspects}
     for golden in small_cases():
         if golden.case.loss == loss:
-            # One truth and one set of bounds serve everybody who is judged on a case.
+            # The truth and the bounds of a case are computed once for all suspects.
             for check in judge_case(golden.case, golden, suspects, Selection(dtypes=DTYPES)):
                 found[check.implementation].append(check)
             for suspect in suspects:
@@ -103,7 +101,7 @@ def _verdict(name: str, checks: Sequence[Check]) -> Verdict:
     cases = {check.case: check.flags for check in made}
     errors = dict.fromkeys(cases, 0.0)
     for check in made:
-        # A crash has no error that could be measured, and is no matter of rounding.
+        # A crash has no measurable error; it counts as infinite.
         error = math.inf if check.ratio is None else check.ratio
         errors[check.case] = max(errors[check.case], error)
     caught = [case for case, error in errors.items() if error >= CLEARLY]

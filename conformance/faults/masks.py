@@ -1,4 +1,4 @@
-"""Masks: who is whose positive, and what is left out."""
+"""Wrong masks of positives, and pairs that are wrongly kept or left out."""
 
 from __future__ import annotations
 
@@ -9,54 +9,54 @@ from . import parts
 from .base import fault, github
 
 
-@fault("supcon", github("KevinMusgrave/pytorch-metric-learning", "issues/141"), of=parts.labelled)
+@fault("supcon", github("KevinMusgrave/pytorch-metric-learning", "issues/141"), build=parts.labelled)
 def supcon_self_a_positive(batch: parts.Batch) -> parts.Batch:
-    """An anchor is its own positive: the diagonal is removed from the denominator alone."""
+    """An anchor is its own positive: the diagonal is removed from the denominator only."""
     return batch._replace(positive=batch.positive | ~batch.other)
 
 
-@fault("supcon", of=parts.given)
+@fault("supcon", build=parts.features)
 def supcon_mask_transposed(given: parts.Features) -> parts.Batch:
-    """The mask is read by columns: who is whose positive is turned round."""
+    """The mask is transposed: anchors and positives are exchanged."""
     batch = given.cosines
     return batch._replace(positive=batch.positive.T)
 
 
-@fault("supcon", of=parts.given)
+@fault("supcon", build=parts.features)
 def supcon_mask_made_symmetric(given: parts.Features) -> parts.Batch:
-    """The mask is made symmetric: whoever is a positive has its anchor for a positive."""
+    """The mask is made symmetric: every anchor becomes a positive of its positives."""
     batch = given.cosines
     return batch._replace(positive=batch.positive | batch.positive.T)
 
 
 @fault("supcon")
 def supcon_labels_as_floats(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
-    """Labels are compared as floats: those above 2^24 that lie close together become one class."""
+    """Labels are compared as float32: labels above 2^24 that lie close together become one class."""
     return parts.labelled(embeddings, labels.float(), temperature)
 
 
 @fault("nt_xent_pairwise")
 def nt_xent_pairwise_labels_as_int32(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
-    """Labels are narrowed to 32 bits: those that differ by a multiple of 2^32 become one class."""
+    """Labels are converted to int32: labels that differ by a multiple of 2^32 become one class."""
     return parts.labelled(embeddings, labels.int(), temperature)
 
 
 @fault("supcon_in")
 def supcon_in_labels_as_bytes(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
-    """Labels are narrowed to bytes: those that differ by a multiple of 256 become one class."""
+    """Labels are converted to uint8: labels that differ by a multiple of 256 become one class."""
     return parts.labelled(embeddings, labels.to(torch.uint8), temperature)
 
 
 @fault("supcon_epsilon")
 def supcon_epsilon_negative_labels_ignored(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
-    """A negative label is read as no label: rows with one have no positives."""
+    """A negative label is read as no label: rows with a negative label have no positives."""
     unknown = labels.amax() + 1 + torch.arange(len(labels))
     return parts.products(embeddings, torch.where(labels < 0, unknown, labels), temperature)
 
 
 @fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/695"))
 def nt_xent_self_subtracted(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
-    """The anchor is removed from its sum by subtracting e^(1/temperature), which leaves few digits, or overflows."""
+    """The self pair is removed by subtracting e^(1/temperature) from the sum, which loses digits or overflows."""
     rows = parts.unit(torch.cat([view_a, view_b]))
     e = torch.exp(rows @ rows.T / temperature)
     own = torch.exp(torch.tensor(1 / temperature, dtype=e.dtype))
@@ -65,9 +65,9 @@ def nt_xent_self_subtracted(view_a: Tensor, view_b: Tensor, *, temperature: floa
 
 @fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/695"), similarity="dot")
 def nt_xent_self_in_the_gradient(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
-    """The anchor is subtracted from its sum as a constant: the value is right, the gradient still has it in the sum."""
+    """The self pair is subtracted as a constant: the value is right, but the gradient still includes it."""
     rows = torch.cat([view_a, view_b])
-    other = parts.others(len(rows))
+    other = parts.off_diagonal(len(rows))
     s = parts.shifted(rows @ rows.T / temperature, other)
     e = torch.exp(s)
     total = parts.row_sums(e, other) + (e.diagonal() - e.diagonal().detach())
@@ -76,17 +76,17 @@ def nt_xent_self_in_the_gradient(view_a: Tensor, view_b: Tensor, *, temperature:
 
 @fault("nt_bxent")
 def nt_bxent_pairs_made_symmetric(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
-    """A listed pair makes both rows each other's positives, where pairs are directed."""
+    """A listed pair makes both rows positives of each other, although pairs are directed."""
     return parts.paired(embeddings, torch.cat([positive_pairs, positive_pairs.flip(1)]), temperature)
 
 
 @fault("nt_bxent")
-def nt_bxent_pairs_turned_round(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
-    """A listed pair is read as positive and anchor, not as anchor and positive."""
+def nt_bxent_pairs_reversed(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
+    """A listed pair is read as (positive, anchor) instead of (anchor, positive)."""
     return parts.paired(embeddings, positive_pairs.flip(1), temperature)
 
 
-@fault("nt_bxent", of=parts.paired)
+@fault("nt_bxent", build=parts.paired)
 def nt_bxent_diagonal_a_negative(batch: parts.Batch) -> parts.Batch:
-    """The diagonal is not masked: every row is its own negative, at a similarity of 1."""
+    """The diagonal is not masked: every row is its own negative, with a similarity of 1."""
     return batch._replace(other=torch.ones_like(batch.other))

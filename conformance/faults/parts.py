@@ -1,43 +1,38 @@
-"""The right parts of which every fault is made, and the right losses made of the same parts.
+"""The right parts that every fault is built of, and the right losses built of the same parts.
 
-A maker makes of the arguments what a loss is evaluated on: a ``Batch``, ``Rows`` of logits, or the ``Way`` of either
-direction. ``loss_of`` evaluates it. A fault differs from the right loss of its name and call in one thing, so that
-whatever a case finds is that thing and no accident of how the rest was written. ``RIGHT`` holds the right losses, which
-nothing may flag.
+A builder turns the arguments of a call into what a loss is evaluated on: a ``Batch``, the ``Rows`` of a logits matrix,
+or a list with one ``Direction`` per direction. ``loss_of`` evaluates it. A fault differs from the right loss with the
+same name and call in one thing, so that a case that catches it catches exactly that. ``RIGHT`` holds the right losses,
+which pass every case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..implementations import base
 from ..suite.catalogue import LOSSES
 
 EPSILON = 1e-8
 """What the batch tutorial adds to every exponential and to the number of positives."""
 
-
-def unit(rows: Tensor) -> Tensor:
-    """Rows of norm 1, each brought to ordinary size by powers of two first: no norm overflows or meets an epsilon."""
-    exponents = torch.frexp(rows.detach().abs().amax(dim=-1, keepdim=True)).exponent
-    for half in (exponents // 2, exponents - exponents // 2):
-        rows = rows * torch.pow(torch.tensor(2.0, dtype=rows.dtype), -half)
-    return F.normalize(rows, dim=-1)
+unit = base.unit
+"""Rows of norm 1."""
 
 
 class Batch(NamedTuple):
     """A batch contrasted with itself.
 
     Attributes:
-        s: [N, N] logits; from each row the largest off the diagonal is taken away, as a constant.
-        positive: [N, N], who is whose positive; never on the diagonal.
-        other: [N, N], all pairs off the diagonal.
+        s: [N, N] logits, less the largest off-diagonal logit of their row, which is a constant.
+        positive: [N, N], true where the column is a positive of the row; false on the diagonal.
+        other: [N, N], true off the diagonal.
     """
 
     s: Tensor
@@ -46,45 +41,45 @@ class Batch(NamedTuple):
 
     @property
     def negative(self) -> Tensor:
-        """[N, N], the other pairs that are not positive."""
+        """[N, N], true for off-diagonal pairs that are not positive."""
         return self.other & ~self.positive
 
     @property
     def counts(self) -> Tensor:
-        """[N], every anchor's number of positives, in the dtype of the logits."""
+        """[N], the number of positives of each anchor, in the dtype of the logits."""
         return self.positive.sum(dim=1).to(self.s.dtype)
 
     @property
     def values(self) -> Tensor:
-        """[N, N], the value of every pair in SupCon: minus the logarithm of its softmax; for positives only."""
+        """[N, N], the value of each positive pair in SupCon: minus the logarithm of its softmax."""
         return log_sum(self.s, self.other) - self.s
 
     @property
     def pairwise(self) -> Tensor:
-        """[N, N], the value of every pair against its anchor's negatives; for positives only."""
+        """[N, N], the value of each positive pair against the negatives of its anchor."""
         return -F.logsigmoid(self.s - log_sum(self.s, self.negative))
 
     @property
     def costs(self) -> tuple[Tensor, Tensor]:
-        """[N, N] each, what a pair costs in NT-BXent as a positive and as a negative."""
+        """[N, N] each, the cost of a pair in NT-BXent as a positive and as a negative."""
         return -F.logsigmoid(self.s), -F.logsigmoid(-self.s)
 
 
 class Rows(NamedTuple):
-    """Logits of which one in each row is the positive.
+    """Logits with one positive per row.
 
     Attributes:
         logits: [N, M].
-        right: [N], the column of each row's positive.
+        target: [N], the column of each row's positive.
     """
 
     logits: Tensor
-    right: Tensor
+    target: Tensor
 
     @property
     def positive(self) -> Tensor:
-        """[N, M], true for each row's positive."""
-        return F.one_hot(self.right, self.logits.shape[1]).bool()
+        """[N, M], true at each row's positive."""
+        return F.one_hot(self.target, self.logits.shape[1]).bool()
 
     @property
     def negatives(self) -> Tensor:
@@ -92,12 +87,12 @@ class Rows(NamedTuple):
         return log_sum(self.logits, ~self.positive)[:, 0]
 
 
-class Way(NamedTuple):
+class Direction(NamedTuple):
     """One direction of InfoNCE.
 
     Attributes:
         anchors: [B, D].
-        keys: [B, D], each anchor's positive; without ``negatives`` the other rows are its negatives.
+        keys: [B, D], the positive of each anchor; without ``negatives`` the other keys are its negatives.
         temperature: of the cosines.
         negatives: [K, D], or None.
     """
@@ -109,7 +104,7 @@ class Way(NamedTuple):
 
     @property
     def rows(self) -> Rows:
-        """Logits [B, B] whose diagonal is the positive; with negatives [B, 1 + K] whose first column is."""
+        """Logits [B, B] with the positives on the diagonal; with ``negatives`` [B, 1 + K], positives first."""
         anchors, keys = unit(self.anchors), unit(self.keys)
         if self.negatives is None:
             return diagonal(anchors @ keys.T / self.temperature)
@@ -118,81 +113,81 @@ class Way(NamedTuple):
         return Rows(logits, torch.zeros(len(logits), dtype=torch.int64))
 
 
-Made: TypeAlias = Tensor | Batch | Rows | Way | list["Made"]
-"""What a maker makes or a fault returns: something that a loss is evaluated on, or its values; a list is averaged."""
+Evaluable: TypeAlias = Tensor | Batch | Rows | Direction | list["Evaluable"]
+"""What a builder or a fault returns: an input of a loss, or its values; the losses of a list are averaged."""
+
+Builder: TypeAlias = Callable[..., Any]
+Function: TypeAlias = Callable[..., Tensor]
 
 
-def loss_of(loss: str, made: Made) -> Tensor:
-    """The right loss of what a maker makes; the mean of values."""
-    if isinstance(made, Tensor):
-        return made.mean()
-    if isinstance(made, list):
-        return torch.stack([loss_of(loss, each) for each in made]).mean()
-    if isinstance(made, Batch):
-        return anchors(loss, made).mean()
-    rows = made.rows if isinstance(made, Way) else made
-    return F.cross_entropy(rows.logits, rows.right)
+def loss_of(loss: str, found: Evaluable) -> Tensor:
+    """The right loss of what a builder returns; for values, their mean."""
+    if isinstance(found, list):
+        return torch.stack([loss_of(loss, each) for each in found]).mean()
+    if isinstance(found, Direction):
+        found = found.rows
+    if isinstance(found, Rows):
+        return F.cross_entropy(*found)
+    return (anchors(loss, found) if isinstance(found, Batch) else found).mean()
 
 
-def composed(
-    loss: str, of: Callable[..., Any], function: Callable[[Any], Made] = lambda made: made
-) -> Callable[..., Tensor]:
-    """The loss of what a function makes of what a maker makes, called as the maker is."""
+def composed(loss: str, build: Builder, function: Callable[[Any], Evaluable] = lambda built: built) -> Function:
+    """The loss of a function of what a builder returns, with the parameters of the builder."""
 
-    @wraps(of)
+    @wraps(build)
     def called(*given: Tensor | None, **options: Any) -> Tensor:
-        made = of(*given, **options)
-        return loss_of(loss, [function(each) for each in made] if isinstance(made, list) else function(made))
+        built = build(*given, **options)
+        return loss_of(loss, [function(each) for each in built] if isinstance(built, list) else function(built))
 
     return called
 
 
-def others(n: int) -> Tensor:
+def off_diagonal(n: int) -> Tensor:
     """[N, N], true off the diagonal."""
     return ~torch.eye(n, dtype=torch.bool)
 
 
 def shifted(s: Tensor, members: Tensor) -> Tensor:
-    """Logits [N, M] less the largest member of their row, as a constant."""
+    """Logits [N, M] less the largest member of their row, which is a constant."""
     return s - s.detach().masked_fill(~members, torch.finfo(s.dtype).min).amax(dim=1, keepdim=True)
 
 
 def batch_of(s: Tensor, positive: Tensor) -> Batch:
-    """A batch from its logits [N, N] and its positives [N, N]."""
-    other = others(len(s))
+    """A batch from logits [N, N] and a mask of positives [N, N]."""
+    other = off_diagonal(len(s))
     return Batch(shifted(s, other), positive & other, other)
 
 
 def dots(embeddings: Tensor, labels: Tensor, temperature: float) -> Batch:
-    """A batch of dot products whose positives are the rows of the same label."""
+    """A batch of dot products, with rows of the same label as positives."""
     return batch_of(embeddings @ embeddings.T / temperature, labels[:, None] == labels)
 
 
 def labelled(embeddings: Tensor, labels: Tensor, temperature: float) -> Batch:
-    """A batch of cosines whose positives are the rows of the same label."""
+    """A batch of cosines, with rows of the same label as positives."""
     return dots(unit(embeddings), labels, temperature)
 
 
 def products(embeddings: Tensor, labels: Tensor, temperature: float) -> Batch:
-    """A batch of dot products, its logits as they are, whose positives are the rows of the same label."""
+    """A batch of dot products without a shift, with rows of the same label as positives."""
     return dots(embeddings, labels, temperature)._replace(s=embeddings @ embeddings.T / temperature)
 
 
 def cosines(embeddings: Tensor, labels: Tensor, temperature: float) -> Batch:
-    """A batch of cosines, its logits as they are, whose positives are the rows of the same label."""
+    """A batch of cosines without a shift, with rows of the same label as positives."""
     return products(unit(embeddings), labels, temperature)
 
 
 def paired(embeddings: Tensor, positive_pairs: Tensor, temperature: float) -> Batch:
-    """A batch of cosines, its logits as they are, whose positives are listed; a pair listed twice is one pair."""
-    rows, other = unit(embeddings), others(len(embeddings))
+    """A batch of cosines without a shift, with listed positives; a pair that is listed twice counts once."""
+    rows, other = unit(embeddings), off_diagonal(len(embeddings))
     positive = torch.zeros_like(other)
     positive[positive_pairs[:, 0], positive_pairs[:, 1]] = True
     return Batch(rows @ rows.T / temperature, positive & other, other)
 
 
 class Features(NamedTuple):
-    """The arguments of a call with features [B, V, D], and with labels or a mask; by default an item is alone."""
+    """The arguments of a call with features [B, V, D] and labels, a mask, or neither: then every item is a class."""
 
     features: Tensor
     labels: Tensor | None
@@ -206,7 +201,7 @@ class Features(NamedTuple):
 
     @property
     def same(self) -> Tensor:
-        """[V B, V B], who is of one class."""
+        """[V B, V B], true for pairs of the same class."""
         items, views, _ = self.features.shape
         labels = torch.arange(items) if self.labels is None else self.labels
         mask = labels[:, None] == labels if self.mask is None else self.mask
@@ -229,10 +224,10 @@ class Features(NamedTuple):
         return views(view_a, view_b, self.temperature)
 
 
-def given(
+def features(
     features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None, *, temperature: float
 ) -> Features:
-    """The arguments of a call with features, as they are."""
+    """The arguments of a call with features, unchanged."""
     return Features(features, labels, mask, temperature)
 
 
@@ -247,54 +242,54 @@ def of_rows(rows: Tensor, temperature: float = 1.0) -> Rows:
 
 
 def among_views(logits: Tensor) -> Rows:
-    """Logits [2B, 2B] of stacked views, the diagonal out of the way."""
-    return Rows(logits.masked_fill(~others(len(logits)), -torch.inf), stacked(len(logits)))
+    """Logits [2B, 2B] of stacked views, with the diagonal masked."""
+    return Rows(logits.masked_fill(~off_diagonal(len(logits)), -torch.inf), stacked(len(logits)))
 
 
 def stacked(n: int) -> Tensor:
-    """[N], every row's partner where all first views stand before all second views."""
+    """[N], the partner of every row where all first views precede all second views."""
     return (torch.arange(n) + n // 2) % n
 
 
-def ways(view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float) -> list[Way]:
-    """Both directions of InfoNCE, of two towers, or of two towers and a queue."""
-    return [Way(view_a, view_b, temperature, negatives), Way(view_b, view_a, temperature, negatives)]
+def directions(view_a: Tensor, view_b: Tensor, negatives: Tensor | None = None, *, temperature: float) -> Evaluable:
+    """Both directions of InfoNCE between two towers, with or without a queue."""
+    return [Direction(view_a, view_b, temperature, negatives), Direction(view_b, view_a, temperature, negatives)]
 
 
-def towers(view_a: Tensor, view_b: Tensor, *, temperature: float) -> list[Way]:
-    """Both directions of InfoNCE, of two towers alone."""
-    return ways(view_a, view_b, temperature=temperature)
+def towers(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Evaluable:
+    """Both directions of InfoNCE between two towers, without a queue."""
+    return directions(view_a, view_b, temperature=temperature)
 
 
 def diagonal(logits: Tensor) -> Rows:
-    """Logits [B, B] whose diagonal is the positive."""
+    """Logits [B, B] with the positives on the diagonal."""
     return Rows(logits, torch.arange(len(logits)))
 
 
 def log_sum(s: Tensor, members: Tensor) -> Tensor:
-    """[N, 1], the logarithm of the sum of the members' exponentials; a huge negative number where there is none."""
+    """[N, 1], the logarithm of the sum of the members' exponentials; a huge negative number without members."""
     return s.masked_fill(~members, torch.finfo(s.dtype).min).logsumexp(dim=1, keepdim=True)
 
 
 def row_sums(values: Tensor, members: Tensor) -> Tensor:
-    """[N], the sum of each row's members."""
+    """[N], the sum over each row's members."""
     return values.where(members, 0).sum(dim=1)
 
 
 def row_means(values: Tensor, members: Tensor) -> Tensor:
-    """[N], the mean of each row's members; 0 where there is none."""
+    """[N], the mean over each row's members; 0 for a row without members."""
     return row_sums(values, members) / members.sum(dim=1).clamp(min=1)
 
 
 def anchors(loss: str, batch: Batch) -> Tensor:
-    """[N], every anchor's value of a loss of the catalogue; 0 without positives."""
-    if loss == "nt_bxent":  # the catalogue's own loses digits where torch's softplus is linear
+    """[N], the value of every anchor for a loss of the catalogue; 0 without positives."""
+    if loss == "nt_bxent":  # the catalogue's baseline loses digits where torch's softplus is linear
         return bxent_anchors(batch, *batch.costs)
     return LOSSES[loss].baseline(batch.s, batch.other, batch.positive)
 
 
 def bxent_anchors(batch: Batch, as_positive: Tensor, as_negative: Tensor) -> Tensor:
-    """[N], every anchor's value of NT-BXent, of what each pair costs."""
+    """[N], the value of every anchor in NT-BXent, from the cost of each pair as positive and as negative."""
     return row_sums(as_positive, batch.positive) / (batch.counts + 1) + row_means(as_negative, batch.negative)
 
 
@@ -304,7 +299,7 @@ def exponentials(batch: Batch) -> Tensor:
 
 
 def epsilon_anchors(batch: Batch, e: Tensor) -> Tensor:
-    """[N], every anchor's value of the batch tutorial's loss, of its exponentials plus epsilon."""
+    """[N], the value of every anchor in the batch tutorial's loss, from its exponentials plus epsilon."""
     values = row_sums(e, batch.other)[:, None].log() - e.log()
     return row_sums(values, batch.positive) / (batch.counts + EPSILON)
 
@@ -315,17 +310,15 @@ def supcon(embeddings: Tensor, labels: Tensor, *, temperature: float, base_tempe
     return scale * loss_of("supcon", labelled(embeddings, labels, temperature))
 
 
-RIGHT: Mapping[tuple[str, str], Callable[..., Tensor]] = MappingProxyType(
-    {
-        ("supcon", "labels"): supcon,
-        ("supcon", "features"): composed("supcon", given, lambda made: made.cosines),
-        ("supcon_in", "labels"): composed("supcon_in", labelled),
-        ("nt_xent", "views"): composed("nt_xent", views),
-        ("nt_xent", "features"): composed("nt_xent", given, lambda made: made.views),
-        ("nt_xent_pairwise", "labels"): composed("nt_xent_pairwise", labelled),
-        ("nt_bxent", "pairs"): composed("nt_bxent", paired),
-        ("supcon_epsilon", "labels"): composed("supcon_epsilon", products),
-        ("info_nce", "views"): composed("info_nce", ways),
-    }
-)
-"""The right implementation for every loss and call that some fault claims."""
+RIGHT: Mapping[tuple[str, str], Function] = {
+    ("supcon", "labels"): supcon,
+    ("supcon", "features"): composed("supcon", features, lambda given: given.cosines),
+    ("supcon_in", "labels"): composed("supcon_in", labelled),
+    ("nt_xent", "views"): composed("nt_xent", views),
+    ("nt_xent", "features"): composed("nt_xent", features, lambda given: given.views),
+    ("nt_xent_pairwise", "labels"): composed("nt_xent_pairwise", labelled),
+    ("nt_bxent", "pairs"): composed("nt_bxent", paired),
+    ("supcon_epsilon", "labels"): composed("supcon_epsilon", products),
+    ("info_nce", "views"): composed("info_nce", directions),
+}
+"""The right implementation of every loss for every call that some fault uses."""

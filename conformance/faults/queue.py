@@ -1,4 +1,4 @@
-"""Queues: explicit negatives in InfoNCE, and what is wrongly in them or wrongly done to them."""
+"""Explicit negatives of InfoNCE, such as a queue, with wrong rows or wrong treatment."""
 
 from __future__ import annotations
 
@@ -8,46 +8,47 @@ from . import parts
 from .base import fault, github
 
 
-@fault("info_nce", github("lightly-ai/lightly", "issues/564"), of=parts.ways)
-def info_nce_own_key_in_the_queue(way: parts.Way) -> parts.Way:
-    """The batch's keys are put into the queue before the loss is taken: each anchor's positive is a negative too."""
-    return way if way.negatives is None else way._replace(negatives=torch.cat([way.negatives, way.keys]))
+@fault("info_nce", github("lightly-ai/lightly", "issues/564"), build=parts.directions)
+def info_nce_own_key_in_the_queue(direction: parts.Direction) -> parts.Direction:
+    """The batch's keys enter the queue before the loss is computed: each anchor's positive is also a negative."""
+    _, keys, _, queue = direction
+    return direction if queue is None else direction._replace(negatives=torch.cat([queue, keys]))
 
 
-@fault("info_nce", github("lightly-ai/lightly", "pull/1009"), of=parts.ways)
-def info_nce_queue_not_normalised(way: parts.Way) -> parts.Made:
-    """The queue's rows are normalised and the result is thrown away: their norms stay in the logits."""
-    if way.negatives is None:
-        return way
-    raw = parts.unit(way.anchors) @ way.negatives.T / way.temperature
-    return way.rows._replace(logits=torch.cat([way.rows.logits[:, :1], raw], dim=1))
+@fault("info_nce", github("lightly-ai/lightly", "pull/1009"), build=parts.directions)
+def info_nce_queue_not_normalised(direction: parts.Direction) -> parts.Evaluable:
+    """The result of normalising the queue is discarded: the norms of its rows stay in the logits."""
+    if direction.negatives is None:
+        return direction
+    raw = parts.unit(direction.anchors) @ direction.negatives.T / direction.temperature
+    return direction.rows._replace(logits=torch.cat([direction.rows.logits[:, :1], raw], dim=1))
 
 
-@fault("info_nce", of=parts.ways)
-def info_nce_queue_without_temperature(way: parts.Way) -> parts.Made:
-    """The queue's logits are not divided by the temperature; the positive's is."""
-    if way.negatives is None:
-        return way
-    rows = way.rows
-    return rows._replace(logits=rows.logits.where(rows.positive, rows.logits * way.temperature))
+@fault("info_nce", build=parts.directions)
+def info_nce_queue_without_temperature(direction: parts.Direction) -> parts.Evaluable:
+    """The queue's logits are not divided by the temperature, the positive's is."""
+    if direction.negatives is None:
+        return direction
+    rows = direction.rows
+    return rows._replace(logits=rows.logits.where(rows.positive, rows.logits * direction.temperature))
 
 
-@fault("info_nce", github("maple-research-lab/AdCo", "issues/6"), of=parts.ways)
-def info_nce_batch_beside_the_queue(way: parts.Way) -> parts.Rows:
-    """The other keys of the batch are negatives beside the queue, where the queue alone is claimed."""
-    batch = way._replace(negatives=None).rows
-    if way.negatives is None:
+@fault("info_nce", github("maple-research-lab/AdCo", "issues/6"), build=parts.directions)
+def info_nce_batch_beside_the_queue(direction: parts.Direction) -> parts.Rows:
+    """The other keys of the batch are negatives too, although the queue should hold all negatives."""
+    batch = direction._replace(negatives=None).rows
+    if direction.negatives is None:
         return batch
-    return batch._replace(logits=torch.cat([batch.logits, way.rows.logits[:, 1:]], dim=1))
+    return batch._replace(logits=torch.cat([batch.logits, direction.rows.logits[:, 1:]], dim=1))
 
 
-@fault("info_nce", of=parts.ways)
-def info_nce_queue_ignored(way: parts.Way) -> parts.Way:
-    """The queue is taken and not used: the batch's keys are the negatives."""
-    return way._replace(negatives=None)
+@fault("info_nce", build=parts.directions)
+def info_nce_queue_ignored(direction: parts.Direction) -> parts.Direction:
+    """The queue is accepted and ignored: the batch's keys are the negatives."""
+    return direction._replace(negatives=None)
 
 
-@fault("info_nce", github("taesungp/contrastive-unpaired-translation", "issues/14"), of=parts.ways)
-def info_nce_queue_detached(way: parts.Way) -> parts.Way:
-    """No gradient reaches the explicit negatives, where they are rows that are trained."""
-    return way if way.negatives is None else way._replace(negatives=way.negatives.detach())
+@fault("info_nce", github("taesungp/contrastive-unpaired-translation", "issues/14"), build=parts.directions)
+def info_nce_queue_detached(direction: parts.Direction) -> parts.Direction:
+    """No gradient reaches the explicit negatives, although they may be trained."""
+    return direction if direction.negatives is None else direction._replace(negatives=direction.negatives.detach())

@@ -1,4 +1,4 @@
-"""Implementations under test. To add a peer, write its file and put the file's name into ``MODULES``."""
+"""The implementations that are judged. To add a peer, add its file to this folder and its name to ``MODULES``."""
 
 from importlib import import_module
 
@@ -8,11 +8,11 @@ MODULES = (
     *("reference", "scipy_losses", "fast", "pml", "supcontrast", "setfit", "info_nce_pytorch", "infonce"),
     *("optax_ntxent", "open_clip", "lightly", "documents"),
 )
-"""The files of this folder that define implementations, in the order of every report."""
+"""The modules of this package that define implementations, in the order of reports."""
 
 
 def _named(module: str) -> list[type[Implementation]]:
-    """The implementations that a file defines and gives a name, in their order."""
+    """The implementations with a name that a module defines, in order."""
     found = vars(import_module(f"{__name__}.{module}"))
     ours = [kind for kind in found.values() if isinstance(kind, type) and kind.__module__ == found["__name__"]]
     return [kind for kind in ours if issubclass(kind, Implementation) and "name" in vars(kind)]

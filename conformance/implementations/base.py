@@ -1,4 +1,4 @@
-"""What an adapter must say: what it computes, what it does not, where it knowingly deviates."""
+"""The base classes of adapters, and what adapters share: supported cases, declared deviations, conversions."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from ..truth.tolerances import bounds
 
 
 class Unavailable(Exception):
-    """An implementation is not installed here; the message says what to install or name."""
+    """An implementation cannot be loaded; the message names what to install or which option to pass."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """A declared difference: on every check that it names, the result must be wrong.
+    """A declared difference: every check that it applies to must fail.
 
-    A declared deviation that does not show is a failure, and one that no check of a full run meets is an error: a
-    declaration must never outlive its reason. Implementations of this package declare theirs in code, users theirs in
-    TOML (:mod:`pairproof.conformance.judge.deviations`).
+    A check that passes after all is a failure, and a declaration that applies to no check of a full run is an error, so
+    that no declaration outlives its reason. Implementations of this package declare theirs in code, users declare
+    theirs in TOML (:mod:`pairproof.conformance.judge.deviations`).
 
     Attributes:
-        name: by which messages name it; for an entry of a file its place.
-        condition: whether it names a check, given the case, the dtype and the truth.
+        name: name in messages; for an entry of a file, its position.
+        condition: whether it applies to a check, given the case, the dtype and the truth.
         reason: why the result differs.
-        link: where that is discussed or written down.
-        wrong: whether the result is a mistake: digits are lost, or it is not what its own documentation says. No other
-            reading of the loss explains it.
-        target: name of the only target that it is about; empty for any.
-        losses: the only losses that it is about; None for any.
-        dtypes: the only dtypes that it is about; None for any.
+        link: where the difference is discussed or documented.
+        wrong: whether the result is a mistake, not a convention: digits are lost, or the result contradicts the
+            implementation's own documentation.
+        target: name of the only target that it applies to; empty for any.
+        losses: the only losses that it applies to; None for any.
+        dtypes: the only dtypes that it applies to; None for any.
     """
 
     name: str
@@ -57,17 +57,17 @@ class Deviation:
     dtypes: frozenset[str] | None = None
 
     def applies(self, case: Case, dtype: str, true: Truth) -> bool:
-        """Whether it names the check of a case in a dtype."""
+        """Whether it applies to the check of a case in a dtype."""
         return self.concerns(case.loss, self.target, (dtype,)) and self.condition(case, dtype, true)
 
     def concerns(self, loss: str, target: str, dtypes: Collection[str] = ()) -> bool:
-        """Whether it is about this loss of this target and, if dtypes are given, about one of them."""
+        """Whether it may apply to this loss of this target and, if dtypes are given, to one of them."""
         same = self.target in ("", target) and (self.losses is None or loss in self.losses)
         return same and (not dtypes or self.dtypes is None or not self.dtypes.isdisjoint(dtypes))
 
 
 def deviation(name: str, link: str, **facts: Any) -> Callable[[Callable[[Case, str, Truth], bool]], Deviation]:
-    """Declare a deviation by its condition, a function whose docstring gives the reason in its last paragraph."""
+    """Declare a deviation; the decorated function is its condition, and its docstring ends with the reason."""
 
     def declared(condition: Callable[[Case, str, Truth], bool]) -> Deviation:
         reason = inspect.cleandoc(condition.__doc__ or "").rpartition("\n\n")[2]
@@ -77,7 +77,7 @@ def deviation(name: str, link: str, **facts: Any) -> Callable[[Callable[[Case, s
 
 
 ARRAY_OPTIONS = ("anchors", "positives", "ref_embeddings", "ref_labels", "self_rows", "negatives")
-"""The keywords of the catalogue that are arrays."""
+"""The keywords in the catalogue whose values are arrays."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Support:
 
     Attributes:
         losses: short names in the catalogue; empty for all.
-        options: the values of an option that it computes; every value of an option that is not named.
-        lacks: the keywords that it does not take at all.
+        options: the supported values of each option; an option that is not listed supports every value.
+        lacks: the keywords that it does not take.
         also: further reasons to skip a case, each with its condition.
     """
 
@@ -97,9 +97,9 @@ class Support:
     also: tuple[tuple[str, Callable[[Case], bool]], ...] = ()
 
     def refuses(self, case: Case) -> str | None:
-        """Return the reason to skip a case, the same for cases of one kind; None for a case that is computed."""
+        """Return the reason to skip a case, worded the same for similar cases; None for a supported case."""
         if self.losses and case.loss not in self.losses:
-            return f"has no {case.loss}"
+            return f"does not compute {case.loss}"
         for option, values in self.options.items():
             value = case.option(option)
             if option in case.entry.keywords and value not in values and matters(case, option):
@@ -111,7 +111,7 @@ class Support:
 
 
 def matters(case: Case, option: str) -> bool:
-    """Return whether the value of an option changes anything in a case."""
+    """Return whether the value of an option affects the result of a case."""
     if option == "no_positive":
         return lacks_positives(case)
     if option == "no_negative":
@@ -122,7 +122,7 @@ def matters(case: Case, option: str) -> bool:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Evaluate with one thread of torch: the rounding of a sum that threads share depends on their number."""
+    """Run torch on one thread: the rounding of a sum depends on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -135,18 +135,19 @@ class Implementation(ABC):
     """One implementation of some of the losses.
 
     Attributes:
-        name: by which the command line selects it.
-        title: what it is, for the run's header.
+        name: name on the command line.
+        title: description in the header of a run.
         support: the cases that it computes.
-        dtypes: in which it is run.
+        dtypes: the dtypes in which it runs.
         deviations: declared differences.
-        computes_in: the dtype in which it computes, whatever that of the rows; None: theirs, or float32 for halves.
-        held_to_plain: whether it may be no worse than twice the straightforward torch implementation.
-        anywhere: whether every machine can run it. An implementation that needs a device of its own has no counts in
-            the file: in a whole run it must pass every case in every dtype in which the case is representable.
+        computes_in: the dtype in which it computes for every dtype of the rows; None if it computes in the dtype of the
+            rows, and in float32 for bfloat16 and float16.
+        held_to_plain: whether its error may be at most twice that of the straightforward torch implementation.
+        anywhere: whether it runs on every machine. The counts of an implementation that needs a special device are not
+            stored: in a full run it must pass every case in every dtype in which the case is representable.
         environment: the environment variables that repeating a check needs, as ``NAME=VALUE``.
-        narrows_weights: whether it rounds the weights of bfloat16 and float16 rows to their dtype before the two are
-            multiplied.
+        narrows_weights: whether it rounds the weights of bfloat16 and float16 rows to the dtype of the rows before the
+            two are multiplied.
     """
 
     name: ClassVar[str]
@@ -164,8 +165,8 @@ class Implementation(ABC):
         """Load the implementation.
 
         Args:
-            options: paths that the user gave, by peer name.
-            device: torch device on which to run.
+            options: paths from the command line, by peer name.
+            device: torch device.
 
         Raises:
             Unavailable: it cannot be loaded.
@@ -173,11 +174,11 @@ class Implementation(ABC):
         self.device = device
         self.load(options)
 
-    def load(self, options: Mapping[str, str]) -> None:  # noqa: B027 (most implementations are imported already)
-        """Load what is tested.
+    def load(self, options: Mapping[str, str]) -> None:  # noqa: B027 (most implementations have nothing to load)
+        """Load what is judged.
 
         Args:
-            options: paths that the user gave, by peer name.
+            options: paths from the command line, by peer name.
 
         Raises:
             Unavailable: it cannot be loaded.
@@ -185,18 +186,18 @@ class Implementation(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """Which copy is tested."""
+        """The version of the copy that is judged."""
 
     def refuses(self, case: Case) -> str | None:
-        """Return the reason to skip a case, or None if it computes the case."""
+        """Return the reason to skip a case, or None for a supported case."""
         return self.support.refuses(case)
 
     @abstractmethod
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Value and gradients of a case."""
+        """Evaluate the value and the gradients of a case."""
 
     def tensors(self, case: Case, dtype: str) -> dict[str, Tensor]:
-        """Every float matrix of a case, by its argument, as a leaf tensor that requires a gradient."""
+        """The float matrices of a case as leaf tensors with gradients, by argument name, the embeddings first."""
         kind = getattr(torch, dtype)
         return {name: torch.tensor(z).to(self.device, kind).requires_grad_() for name, z in case.matrices.items()}
 
@@ -205,7 +206,7 @@ class Implementation(ABC):
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def arrays(self, case: Case) -> dict[str, Tensor]:
-        """Every other array of a case, by its argument: labels and indices as int64, masks as bool."""
+        """The other arrays of a case, by argument name: labels and indices as int64, masks as bool."""
         given = {}
         for name, value in {**case.arguments, "anchors": case.option("anchors")}.items():
             if value is not None:
@@ -216,7 +217,7 @@ class Implementation(ABC):
 
 
 class TorchImplementation(Implementation):
-    """An implementation in torch, whose gradients autograd takes."""
+    """An implementation in torch, differentiated by autograd."""
 
     @abstractmethod
     def value(self, case: Case, given: Mapping[str, Tensor]) -> Tensor:
@@ -224,59 +225,54 @@ class TorchImplementation(Implementation):
 
         Args:
             case: the case.
-            given: its matrices by argument, in the dtype of the check.
+            given: its matrices by argument name, in the dtype of the check.
         """
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Value and gradients of a case."""
+        """Evaluate the value and the gradients of a case."""
         given = self.tensors(case, dtype)
-        return outcome_of(self.value(case, given), given.pop(case.first), others=given)
+        return outcome_of(self.value(case, given), given)
 
 
-def outcome_of(
-    loss: Tensor,
-    embeddings: Tensor,
-    anchors: dict[int, float] | None = None,
-    others: Mapping[str, Tensor] | None = None,
-) -> Outcome:
+def outcome_of(loss: Tensor, leaves: Mapping[str, Tensor], anchors: dict[int, float] | None = None) -> Outcome:
     """The outcome of a torch loss, with the gradients of the sum of its values.
 
     Args:
-        loss: the value, or one per anchor.
-        embeddings: a leaf tensor.
-        anchors: every anchor's value by row, where they are known.
-        others: further leaf tensors, by name.
+        loss: one value, or one per anchor.
+        leaves: leaf tensors by argument name, the embeddings first.
+        anchors: the value of every anchor by row, where they are known.
     """
+    found = {name: gradient.numpy() for name, gradient in gradients_of(loss, leaves).items()}
     values = loss.detach().double().cpu().reshape(-1).tolist()
-    found = {
-        name: gradient.numpy() for name, gradient in gradients_of(loss, {"": embeddings} | dict(others or {})).items()
-    }
-    return Outcome(values, found.pop(""), anchors, other_gradients=found)
+    return Outcome(values, found.pop(next(iter(leaves))), anchors, other_gradients=found)
 
 
 def gradients_of(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients of the sum of a loss's values by each leaf, by name, as float64 on the CPU; 0 where it has none."""
+    """The gradient of the sum of a loss's values by each leaf, as float64 on the CPU; 0 if the loss does not use it."""
     found: Iterable[Tensor] = map(torch.zeros_like, leaves.values())
     if loss.requires_grad:
         found = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
     return {name: gradient.double().cpu() for name, gradient in zip(leaves, found, strict=True)}
 
 
-def normalised(embeddings: Tensor, case: Case) -> Tensor:
-    """Rows of norm 1 under cosine similarity, for implementations that leave it to the caller.
+def unit(rows: Tensor) -> Tensor:
+    """Rows of norm 1 along the last axis.
 
-    Each row is first brought to ordinary size by a power of two, so that no norm overflows or meets an epsilon.
+    Each row is first scaled to a moderate size by a power of two, so that no norm overflows or meets an epsilon.
     """
-    if case.option("similarity") != "cosine":
-        return embeddings
-    exponents = torch.frexp(embeddings.detach().abs().amax(dim=1, keepdim=True)).exponent
+    exponents = torch.frexp(rows.detach().abs().amax(dim=-1, keepdim=True)).exponent
     for half in (exponents // 2, exponents - exponents // 2):
-        embeddings = embeddings * torch.pow(torch.tensor(2.0, dtype=embeddings.dtype), -half)
-    return torch.nn.functional.normalize(embeddings, dim=1)
+        rows = rows * torch.pow(torch.tensor(2.0, dtype=rows.dtype), -half)
+    return torch.nn.functional.normalize(rows, dim=-1)
+
+
+def normalised(embeddings: Tensor, case: Case) -> Tensor:
+    """Rows of norm 1 under cosine similarity, for implementations that expect normalised rows."""
+    return unit(embeddings) if case.option("similarity") == "cosine" else embeddings
 
 
 def norms_out_of_range(case: Case, dtype: str, smallest: float) -> bool:
-    """Whether a row's norm is below ``smallest``, or its square leaves the range of the dtype, under cosine."""
+    """Whether, under cosine, the norm of a row is below ``smallest`` or its square is out of the dtype's range."""
     if case.option("similarity") != "cosine":
         return False
     info = torch.finfo(getattr(torch, dtype))
@@ -284,27 +280,25 @@ def norms_out_of_range(case: Case, dtype: str, smallest: float) -> bool:
     return bool(norms.min() < max(smallest, math.sqrt(info.tiny)) or norms.max() > math.sqrt(info.max))
 
 
-def clamped_norms(smallest: float, function: str = "normalize", who: str = "torch") -> Deviation:
-    """The deviation of the norms of a function of torch's: clamped from below, their squares out of range."""
-    return Deviation(
-        name="norms are clamped",
-        condition=lambda case, dtype, true: norms_out_of_range(case, dtype, smallest),
-        reason=f"{who} divides by a norm of at least {smallest:g}, whose square may leave the dtype's range",
-        link=f"https://pytorch.org/docs/stable/generated/torch.nn.functional.{function}.html",
-    )
+def clamped_norms(minimum: float, function: str = "normalize", who: str = "torch") -> Deviation:
+    """The deviation of a torch function that clamps norms from below and computes them from squares."""
+    reason = f"{who} divides by a norm of at least {minimum:g}, and squares that it sums may leave the dtype's range"
+    link = f"https://pytorch.org/docs/stable/generated/torch.nn.functional.{function}.html"
+    return Deviation("norms are clamped", lambda case, dtype, _: norms_out_of_range(case, dtype, minimum), reason, link)
 
 
 def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """An order of rows in which the partners of a case are stacked: first views, then second views."""
+    """An order of the rows of a case that puts all first views before all second views."""
     partners = np.array(case.arguments["partners"], dtype=np.int64)
     first = np.flatnonzero(np.arange(case.n) < partners)
     return np.concatenate([first, partners[first]])
 
 
 def items_of(case: Case) -> list[tuple[int, ...]]:
-    """The rows of a case as items of equally many views: two, three, or one where neither divides its classes.
+    """The rows of a case grouped into items of two views, else of three, else of one.
 
-    Rows may be views of one item where they are each other's positives and have all their other positives in common.
+    Rows may be views of one item if they are positives of each other and share all their other positives. The number of
+    views must divide the size of every group of such rows.
     """
     if case.option("anchors") is not None:
         return [(i,) for i in range(case.n)]
@@ -317,7 +311,7 @@ def items_of(case: Case) -> list[tuple[int, ...]]:
 
 
 def targets_of(case: Case, items: Sequence[tuple[int, ...]], rows: Tensor) -> dict[str, Tensor]:
-    """The labels or the mask of items of views, as the original SupCon code takes them; neither for two views alone."""
+    """The labels or the mask of items, as arguments of the original SupCon code; neither for a case with partners."""
     first = [item[0] for item in items]
     if "labels" in case.arguments:
         return {"labels": torch.tensor(case.arguments["labels"], dtype=torch.int64, device=rows.device)[first]}
@@ -328,12 +322,13 @@ def targets_of(case: Case, items: Sequence[tuple[int, ...]], rows: Tensor) -> di
 
 
 def by_views(case: Case, given: Mapping[str, Tensor], loss: Callable[..., Tensor]) -> Tensor:
-    """The loss of two views or two towers: both directions of two towers are two calls.
+    """The loss of two views or two towers, with one call per direction.
 
     Args:
-        case: of nt_xent or info_nce.
+        case: a case of nt_xent or info_nce.
         given: its matrices.
-        loss: of anchors, their positives and the further negatives or None, reduced as the case says.
+        loss: a function of the anchors, their positives and the further negatives or None, which reduces as the case
+            requires.
     """
     views = stacked_views(case, given[case.first]) if "partners" in case.arguments else tuple(given.values())[:2]
     found = [loss(one, other, given.get("negatives")) for one, other in directed(case, views)]
@@ -341,12 +336,12 @@ def by_views(case: Case, given: Mapping[str, Tensor], loss: Callable[..., Tensor
 
 
 def directed(case: Case, views: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """Two views or towers, anchors first, once for each direction of a case."""
+    """Two views or towers, anchors first, for each direction of a case."""
     return {"b_to_a": [views[::-1]], "both": [views, views[::-1]]}.get(case.option("direction"), [views])
 
 
 def joined(losses: Sequence[Tensor], reduction: str) -> Tensor:
-    """One loss of those of each direction, reduced alike."""
+    """The loss of all directions from the loss of each direction."""
     if reduction == "none":
         return torch.cat(list(losses))
     total = torch.stack(list(losses)).sum(dim=0)
@@ -359,7 +354,7 @@ def stacked_views(case: Case, rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def logits(case: Case) -> npt.NDArray[np.float64]:
-    """Similarities over the temperature, of the case's shape, with the similarities' own diagonal."""
+    """Similarities divided by the temperature, in the shape of the case, diagonal included."""
     given = case.matrices
     if case.option("similarity") == "cosine":
         given = {name: z / np.max(np.abs(z), axis=1, keepdims=True) for name, z in given.items()}
@@ -368,7 +363,7 @@ def logits(case: Case) -> npt.NDArray[np.float64]:
 
 
 def labels_of(case: Case) -> tuple[list[int], list[int] | None]:
-    """Labels of the rows, and of the references or None, by which the positives of a case without a mask are equal."""
+    """Labels of the rows, and of the references or None, that give the positives of a case without a mask."""
     if "labels" in case.arguments:
         return case.arguments["labels"], case.arguments.get("ref_labels")
     partners = [int(p) for p in case.arguments["partners"]]
@@ -384,17 +379,17 @@ def lacks_positives(case: Case) -> bool:
 
 
 def gradient_is_missing(case: Case, dtype: str, true: Truth, name: str) -> bool:
-    """Whether a matrix that is given no gradient should have had one beyond what rounding explains."""
+    """Whether the gradient of a matrix is too large to be replaced by 0."""
     gradient = true.other_gradients.get(name)
     return gradient is not None and exceeds(gradient, bounds(case, true, dtype).rows[name])
 
 
 def gradient_of(case: Case, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The gradient ``[N, D]`` that rows get through their similarities to the rows of the batch.
+    """The gradient ``[N, D]`` of the rows, as the left factors of their similarities to the rows of the batch.
 
     Args:
-        case: without other matrices.
-        weights: ``[N, N]``, the derivative by each row's similarity to each other.
+        case: a case without other matrices.
+        weights: ``[N, N]``, the derivative of the loss by each similarity.
     """
     if case.option("similarity") != "cosine":
         return weights @ case.embeddings
@@ -405,9 +400,9 @@ def gradient_of(case: Case, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.
 
 
 def differs(loss: Callable[[Tensor], Tensor], case: Case, dtype: str, true: Truth) -> bool:
-    """Whether a loss of the embeddings, evaluated in float64, differs from the truth by more than a dtype's bounds."""
+    """Whether a loss of the embeddings, evaluated in float64, is outside the bounds of a dtype."""
     rows = torch.tensor(case.embeddings, dtype=torch.float64, requires_grad=True)
-    return compare(case, true, outcome_of(loss(rows), rows), bounds(case, true, dtype)).ratio > 1
+    return compare(case, true, outcome_of(loss(rows), {case.first: rows}), bounds(case, true, dtype)).ratio > 1
 
 
 def exceeds(matrix: npt.NDArray[np.float64], allowed: npt.NDArray[np.float64]) -> bool:
@@ -416,5 +411,5 @@ def exceeds(matrix: npt.NDArray[np.float64], allowed: npt.NDArray[np.float64]) -
 
 
 def row_norms(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The norms of rows whose squares may leave the range of float64."""
+    """The norms of rows, without overflow or underflow of squares."""
     return np.array([math.hypot(*row) for row in matrix.tolist()])

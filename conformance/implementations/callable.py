@@ -1,7 +1,7 @@
-"""The adapter for anybody's loss: called with torch, numpy or jax arrays as its signature says, gradients mapped back.
+"""The adapter for any user's loss, called with torch, numpy or jax arrays according to its signature.
 
 A target is a function, a class that is constructed with its options, or an instance. ``Target`` calls it on any
-``Batch``. ``External`` is an implementation that judges it, or a command in any language (``subprocess.py``), on cases.
+``Batch``. ``External`` is the implementation that judges a target, or a command in any language (``subprocess.py``).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Batch:
     """Embeddings and their positives, as the arguments of a loss.
 
     Attributes:
-        name: what it is for.
-        call: how it is given, one of ``CALLS``.
-        embeddings: [N, D]; for views, stacked and features all first views come first, then all second ones.
-        labels: of every row; for "features" of every item; None where none are passed.
-        positive_pairs: for "pairs", directed.
-        n_views: how many views of each item there are.
-        keywords: what else is passed, by its name in the catalogue.
+        name: name of the batch in messages.
+        call: how it is passed, one of ``CALLS``.
+        embeddings: [N, D]; for views, stacked and features all first views precede all second views.
+        labels: labels of the rows, or of the items for "features"; None if no labels are passed.
+        positive_pairs: directed pairs, for "pairs".
+        n_views: number of views of each item.
+        keywords: further arguments, by their names in the catalogue.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Batch:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self, call: str) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional arguments and the keywords for a target that is called so."""
+        """Return the positional arguments and the keywords for a target with this call."""
         rows, keywords = self.embeddings, dict(self.keywords)
         integers = partial(torch.tensor, dtype=torch.int64, device=rows.device)
         if call == "pairs":
@@ -68,8 +68,8 @@ class Answer:
     """What a target returns for a batch.
 
     Attributes:
-        values: [K] float64; one, or one per anchor.
-        gradient: float64, of the sum of the values with respect to the embeddings; None where the target gives none.
+        values: [K] float64; one value, or one per anchor.
+        gradient: float64, of the sum of the values with respect to the embeddings; None if the target has no gradient.
     """
 
     values: Tensor
@@ -82,67 +82,51 @@ class Answer:
 
     @property
     def single(self) -> bool:
-        """Whether every value is a float32 number."""
+        """Whether every value is representable in float32."""
         known = self.values[self.values.isfinite()]
         return bool((known.float().double() == known).all())
 
 
 class Target:
-    """A function, an instance or a class, called with the arguments of the catalogue.
+    """A function, an instance or a class that is called with the arguments of the catalogue.
 
-    A class is constructed for every call, with the options that its constructor takes; the others go to the call.
+    A class is constructed for every call with the options that its constructor takes; the call gets the others.
 
     Attributes:
-        thing: what is called.
+        thing: the function, the instance or the class.
         signature: its parameters.
-        constructs: whether it is a class, constructed anew for every call.
+        constructs: whether it is a class, constructed for every call.
         takes_temperature: whether a temperature can be passed.
         call: how it is called, one of ``CALLS``.
-        arrays: with which arrays, one of ``ARRAYS``.
+        arrays: the arrays that it takes, one of ``ARRAYS``.
         notes: what was guessed.
-        strict: whether a result that is not a tensor is an error, for torch.
+        strict: whether a torch target must return a tensor.
     """
 
-    def __init__(
-        self,
-        thing: Any,
-        call: str | None = None,
-        arrays: str | None = None,
-        device: str = "cpu",
-        *,
-        strict: bool = False,
-    ) -> None:
-        """Read the signature; guess the call and the arrays where they are None.
+    def __init__(self, thing: Any, call: str | None = None, arrays: str | None = None, *, strict: bool = False) -> None:
+        """Read the signature; guess the call and the arrays if they are None.
 
         Raises:
             TargetError: it cannot be called, or jax is needed and not installed.
-            TargetMisused: the signature does not show how it is called.
+            TargetMisused: the call cannot be guessed.
         """
-        self.thing, self.device, self.signature = thing, device, Signature(thing)
+        self.thing, self.signature = thing, Signature(thing)
         self.constructs = self.signature.constructs
         self.takes_temperature = self.signature.keyword("temperature") is not None
         self.__name__ = str(getattr(thing, "__name__", type(thing).__name__))
         self.notes: tuple[str, ...] = ()
         if call is None:
             call, words = guess_call(self.signature)
-            self.notes += (f"call: {call}, guessed from {words}; --call says otherwise",)
+            self.notes += (f"call: {call}, guessed from {words}; override with --call",)
         if arrays is None:
             arrays, words = guess_arrays(thing)
-            self.notes += (f"arrays: {arrays}, guessed from {words}; --arrays says otherwise",)
+            self.notes += (f"arrays: {arrays}, guessed from {words}; override with --arrays",)
         self.call, self.arrays, self.strict = call, arrays, strict and arrays == "torch"
         if arrays == "jax":
             import_jax()
 
-    def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """Call it with the catalogue's arguments, as arrays of its own kind."""
-        constructor, given, others = self.signature.bind(positional, keywords)
-        called = self.thing(**constructor) if self.constructs else self.thing
-        if is_module(called):
-            called.to(self.device)
-        return called(*given, **others)
-
     def evaluate(self, batch: Batch) -> Answer:
-        """Call it on a batch, in torch tensors; return its values, and their gradient where it gives one.
+        """Call it on a batch of torch tensors; return its values and their gradient.
 
         Raises:
             TargetError: the result is not a loss.
@@ -153,7 +137,7 @@ class Target:
         return Answer(loss.detach(), gradient)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Call it on a batch, in torch tensors; return its values, [K] float64, as a function of the batch's tensors.
+        """Call it on a batch of torch tensors; return its values, [K] float64, differentiable by the tensors.
 
         Raises:
             TargetError: the result is not a loss.
@@ -162,21 +146,24 @@ class Target:
         places, given = len(positional), [*positional, *keywords.values()]
 
         def call(*arrays: Any) -> Any:
-            return self(*arrays[:places], **dict(zip(keywords, arrays[places:], strict=True)))
+            options = dict(zip(keywords, arrays[places:], strict=True))
+            constructor, given, others = self.signature.bind(arrays[:places], options)
+            called = self.thing(**constructor) if self.constructs else self.thing
+            if is_module(called):
+                called.to(batch.embeddings.device)
+            return called(*given, **others)
 
         if self.arrays == "jax":
             found: Any = _Jax.apply(call, *given)  # type: ignore[no-untyped-call]
         else:
             found = call(*map(_numpy, given) if self.arrays == "numpy" else given)
-        if not isinstance(found, Tensor):
-            found = self._values(found)
-        if not found.is_floating_point():
-            raise TargetError(f"returned a tensor of {found.dtype} where floating-point numbers are expected")
-        loss: Tensor = found.double().cpu().reshape(-1)
-        return loss
+        loss: Tensor = found if isinstance(found, Tensor) else self._values(found)
+        if not loss.is_floating_point():
+            raise TargetError(f"returned a tensor of {loss.dtype} where floating-point numbers are expected")
+        return loss.double().cpu().reshape(-1)
 
     def _values(self, returned: Any) -> Tensor:
-        """Return numbers of any kind as float64."""
+        """Return a number or an array of numbers as float64."""
         if not self.strict:
             with suppress(TypeError, ValueError, RuntimeError):
                 numbers = np.asarray(returned)
@@ -189,11 +176,11 @@ class Target:
 
 
 class _Jax(torch.autograd.Function):
-    """A jax function of torch tensors and other values, differentiated by jax."""
+    """A jax function of torch tensors and other arguments, differentiated by jax."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Any], *given: Any) -> Tensor:
-        """The function's values as float64."""
+        """The values of the function, as float64."""
         jax, arrays = import_jax(), dict(enumerate(map(_jax, given)))
         ctx.leaves = [k for k in arrays if ctx.needs_input_grad[k + 1]]
 
@@ -204,7 +191,7 @@ class _Jax(torch.autograd.Function):
             return jax.vjp(values, *leaves)
 
         inputs = [arrays[k] for k in ctx.leaves]
-        # Compiling takes a third of the time; a function that looks at values cannot be compiled.
+        # Compiled functions take a third of the time; a function that branches on values cannot be compiled.
         try:
             loss, ctx.pull_back = jax.jit(differentiate)(*inputs)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
@@ -214,13 +201,13 @@ class _Jax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor) -> Any:
-        """The gradients of the values' weighted sum."""
+        """The gradients of the weighted sum of the values."""
         found = iter(ctx.pull_back(import_jax().numpy.asarray(weights[0].numpy(), dtype=ctx.dtype)))
         return tuple(_from_jax(next(found)).to(ctx.device) if needed else None for needed in ctx.needs_input_grad)
 
 
 def import_jax() -> Any:
-    """Import jax, with 64-bit numbers switched on.
+    """Import jax in 64-bit mode.
 
     Raises:
         TargetError: it is not installed.
@@ -228,7 +215,7 @@ def import_jax() -> Any:
     try:
         jax = importlib.import_module("jax")
     except ImportError as error:
-        raise TargetError(f"jax is needed to call it and is not here ({error}): pip install jax") from None
+        raise TargetError(f"jax is needed to call it but is not installed ({error}): pip install jax") from None
     jax.config.update("jax_enable_x64", True)
     return jax
 
@@ -250,14 +237,14 @@ def _from_jax(array: Any) -> Tensor:
 
 
 class External(Implementation):
-    """Anybody's loss, judged as a claim describes it.
+    """The loss of a user, judged according to a claim.
 
     Attributes:
-        target: what is called; None for a command.
-        command: the process that is asked; None for a target.
+        target: the target; None for a command.
+        command: the command; None for a target.
         claim: what it computes.
         notes: what was guessed, in words.
-        gradients_judged: whether it gives gradients; None before a command has answered.
+        gradients_judged: whether it returns gradients; None until a command has answered.
         outcomes: what it returned, by case and dtype, until the caller clears it.
     """
 
@@ -279,28 +266,28 @@ class External(Implementation):
         dtypes: tuple[str, ...] = Implementation.dtypes,
         deviations: tuple[Deviation, ...] = (),
     ) -> None:
-        """Find a target and how it is called.
+        """Import a target and determine how it is called.
 
         Args:
             spec: "package.module:attribute" or "file.py:attribute"; for the call "command" a shell command line; or the
                 function, class or instance itself.
             loss: short name in the catalogue.
-            call: one of ``CALLS``; guessed from the names of the parameters when None.
-            arrays: one of ``ARRAYS``; guessed from annotations and imports when None.
-            temperature: the one that is built in, for a target that takes none by keyword.
-            normalised: whether the harness brings rows to norm 1 under cosine; None is no.
-            settings: the options that it claims, by name; the value "*" says that it takes the option by keyword.
-            limit: seconds that a case may take; None for no limit.
+            call: one of ``CALLS``; guessed from the names of the parameters if None.
+            arrays: one of ``ARRAYS``; guessed from annotations and imports if None.
+            temperature: the built-in temperature of a target that takes none by keyword.
+            normalised: whether the harness normalises rows under cosine; None means no.
+            settings: the claimed options, by name; the value "*" means that the target takes the option by keyword.
+            limit: time limit of a case in seconds; None for no limit.
             device: torch device.
-            dtypes: in which it is judged.
+            dtypes: the dtypes in which it is judged.
             deviations: declared differences.
 
         Raises:
             TargetError: it cannot be loaded.
-            TargetMisused: an option contradicts it, or one is missing.
+            TargetMisused: an option contradicts it, or an option is missing.
         """
         super().__init__({}, device)
-        # Each target has its own, where other implementations have those of their class.
+        # Other implementations have these as class attributes.
         vars(self).update(dtypes=dtypes, deviations=deviations)
         self.limit, self._version = limit, describe(spec)
         self.target: Target | None = None
@@ -309,7 +296,7 @@ class External(Implementation):
         notes: tuple[str, ...] = ("call: command, one JSON object per line",)
         if call != "command":
             thing = find(spec) if isinstance(spec, str) else spec
-            self.target = Target(thing, call, arrays, device, strict=True)
+            self.target = Target(thing, call, arrays, strict=True)
             self._version = copy_of(thing) or self._version
             call, arrays, notes = self.target.call, self.target.arrays, self.target.notes
             if "bfloat16" in dtypes and arrays == "numpy":
@@ -317,21 +304,23 @@ class External(Implementation):
         elif isinstance(spec, str):
             self.command, arrays = Lines(spec), "numpy"
         else:
-            raise TargetMisused(f"call: command is a shell command line, and {describe(spec)} is none")
+            raise TargetMisused(f"call: command needs a shell command line, got {describe(spec)}")
         halves = [dtype for dtype in dtypes if dtype not in Implementation.dtypes]
         if halves and normalised:
-            raise TargetMisused(f"rows of norm 1 are not exactly representable in {halves[0]}: --raw, or other dtypes")
-        said = Claim(loss, call, arrays, temperature, bool(normalised), settings)
-        self.claim, more = complete(said, self.target.signature if self.target else None)
+            raise TargetMisused(
+                f"rows of norm 1 are not exactly representable in {halves[0]}: use --raw or other dtypes"
+            )
+        claimed = Claim(loss, call, arrays, temperature, bool(normalised), settings)
+        self.claim, more = complete(claimed, self.target.signature if self.target else None)
         self.notes, self.support = (*notes, *more), self.claim.support
         self.gradients_judged: bool | None = None if self.command else arrays != "numpy"
 
     def version(self) -> str:
-        """Return which copy is tested."""
+        """Return the version of the copy that is judged."""
         return self._version
 
     def close(self) -> None:
-        """End a command."""
+        """End the process of a command."""
         if self.command:
             self.command.close()
 
@@ -339,11 +328,11 @@ class External(Implementation):
         """Return the value and the gradients of a case.
 
         Raises:
-            TargetError: the result is not a loss, or it does not come in time.
+            TargetError: the result is not a loss, or it is late.
         """
         leaves = self.tensors(case, dtype)
         given = {name: normalised(z, case) for name, z in leaves.items()} if self.claim.normalised else leaves
-        # A command has its own limits.
+        # Commands are limited in ``subprocess.py``.
         limited = self.device == "cpu" and not self.command
         with within(None if self.command else self.limit), within_memory() if limited else nullcontext():
             if self.command:
@@ -365,7 +354,7 @@ class External(Implementation):
         return outcome
 
     def _loss(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> Tensor:
-        """Return the target's values in the order of the case's anchors, [K] float64, as a function of the matrices."""
+        """Return the values in the order of the case's anchors, [K] float64, differentiable by the matrices."""
         assert self.target is not None
         batches, rows = self._batches(case, given, **changed)
         reduction = batches[0].keywords.get("reduction", self.claim.settings.get("reduction", "mean"))
@@ -375,7 +364,7 @@ class External(Implementation):
         return loss[[order.index(row) for row in counted]] if len(loss) == len(order) > 1 else loss
 
     def _batches(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> tuple[list[Batch], list[int]]:
-        """Return what the target is called with, and the case's row of each of its rows if their order is another."""
+        """Return the batches to call the target with, and the case's row of each of their rows if reordered."""
         claim, rows, arrays = self.claim, given[case.first], self.arrays(case)
         passed = [name for name in (*case.entry.choices, "base_temperature") if name in claim.passed]
         keywords: dict[str, Any] = {name: given[name] for name in case.others if name in claim.passed}
@@ -386,10 +375,9 @@ class External(Implementation):
         batch = Batch(case.id, claim.call, rows, keywords=keywords)
         if "embeddings_b" in given:
             towers = rows, given["embeddings_b"]
-            ways = directed(case, towers) if claim.directed_here else [towers]
-            if claim.directed_here and claim.settings["direction"] == "b_to_a":
-                ways = [way[::-1] for way in ways]
-            return [replace(batch, embeddings=torch.cat(way), n_views=2) for way in ways], []
+            step = -1 if claim.directed_here and claim.settings["direction"] == "b_to_a" else 1
+            pairs = directed(case, towers) if claim.directed_here else [towers]
+            return [replace(batch, embeddings=torch.cat(pair[::step]), n_views=2) for pair in pairs], []
         if claim.call in ("features", "views", "stacked"):
             items = items_of(case)
             order, targets = [*chain(*zip(*items, strict=True))], targets_of(case, items, rows)
@@ -404,30 +392,30 @@ class External(Implementation):
         return [batch], []
 
     def _anchors(self, case: Case, values: Tensor, given: Mapping[str, Tensor]) -> dict[int, float] | None:
-        """Return every anchor's value: those returned, or those of a call with reduction "none" if it takes that."""
+        """Return the value of every anchor, from a second call with reduction "none" if the target supports it."""
         claim, counted = self.claim, case.counted()
         each = claim.reduced_here or case.option("reduction") == "none"
         takes_none = "reduction" in claim.passed and "none" in (claim.values_of("reduction") or ("none",))
         if self.target and takes_none and not each and len(values) == 1 and claim.arrays != "jax":
-            # It may be called with more than the case requires.
+            # The case does not require this call: an error in it is ignored.
             with suppress(Exception), torch.no_grad():
                 values, each = self._loss(case, given, reduction="none"), True
         known = each and len(values) == len(counted) and counted == case.anchors()
         return dict(zip(counted, values.tolist(), strict=True)) if known else None
 
     def _shares(self, case: Case, values: Tensor) -> Tensor:
-        """Return the share of each value in the case's loss; 1 unless they are reduced here."""
+        """Return the weight of each value in the loss of the case; 1 unless the harness reduces the values."""
         if not self.claim.reduced_here:
             return torch.ones_like(values)
         counted, reduction = case.counted(), case.option("reduction")
         if len(values) != len(counted):
-            raise TargetError(f"returned {len(values)} values where {len(counted)} anchors are counted")
+            raise TargetError(f"returned {len(values)} values, expected one for each of {len(counted)} anchors")
         positives = case.positives() if reduction == "mean_pairs" else []
         sizes = values.new_tensor([len(positives[i]) if positives else 1 for i in counted])
         return sizes / sizes.sum().clamp(min=1) if reduction.startswith("mean") else sizes
 
     def _ask(self, case: Case, dtype: str, given: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the command's values, and the gradients of their reduction by the matrices that it is given."""
+        """Return the command's values, and the gradients of the reduced values by its matrices."""
         assert self.command is not None
         options = (*case.entry.choices, "temperature", "base_temperature")
         request = {"loss": case.loss, "dtype": dtype, "options": {name: case.option(name) for name in options}}
@@ -437,11 +425,11 @@ class External(Implementation):
         answer, found = self.command.ask(request, len(case.counted()) if each else 1, self.limit)
         if self.gradients_judged not in (None, bool(found)):
             now, before = ("gradients", "none") if found else ("no gradients", "some")
-            raise TargetError(f"gave {now} where it gave {before} before: they are judged in all answers or in none")
+            raise TargetError(f"returned {now} but returned {before} before: return them in all answers or in none")
         self.gradients_judged = bool(found)
         values = torch.tensor(answer, dtype=torch.float64)
         share, *others = {*self._shares(case, values).tolist()} or {1.0}
         if not found or others:
-            # A command gives the gradient of the values' sum, which does not determine that of a weighted mean.
+            # The gradient of the sum of the values does not determine that of a weighted mean.
             return values, {}
         return values, {name: share * torch.tensor(found[name], dtype=torch.float64) for name in given}

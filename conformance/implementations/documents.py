@@ -1,8 +1,8 @@
-"""The documents' own functions, written anew so that what they do can be shown: same operations, same order."""
+"""The functions of the published documents, rewritten with the same operations in the same order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -12,35 +12,22 @@ import torch.nn.functional as F
 from ..suite.cases import Case
 from ..suite.records import Truth
 from ..truth.tolerances import bounds
-from .base import (
-    Support,
-    TorchImplementation,
-    clamped_norms,
-    deviation,
-    differs,
-    exceeds,
-    gradient_of,
-    logits,
-    stacked_views,
-)
+from . import base
+from .base import Support, TorchImplementation
 
 EIGHT = [1, 0, 3, 2, 5, 4, 7, 6]
-"""The partners that the pair notebook writes out."""
+"""The partners that the pair notebook hard-codes."""
 
-ROWS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
-    ("nt_xent_loss is written for 8 interleaved rows", lambda case: [*case.arguments.get("partners", EIGHT)] != EIGHT),
-    (
-        "nt_bxent_loss divides by the number of negatives of every row",
-        lambda case: any(len(p) == case.n - 1 for p in case.positives()),
-    ),
+ROWS = ("nt_xent_loss requires 8 interleaved rows", lambda case: [*case.arguments.get("partners", EIGHT)] != EIGHT)
+NEGATIVES = (
+    "nt_bxent_loss divides by the number of negatives, which must not be 0",
+    lambda case: any(len(p) == case.n - 1 for p in case.positives()),
 )
-"""Reasons to skip a case, each with its condition."""
 
 
 def pair_nt_xent(x: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The pair notebook's NT-Xent: interleaved partners of a batch that must have 8 rows."""
-    cosines = F.cosine_similarity(x[None], x[:, None], dim=-1)
-    cosines = cosines.masked_fill(torch.eye(len(x), dtype=torch.bool, device=x.device), float("-inf"))
+    """The pair notebook's NT-Xent: a batch of 8 rows with interleaved partners."""
+    cosines = F.cosine_similarity(x[None], x[:, None], dim=-1).fill_diagonal_(float("-inf"))
     return F.cross_entropy(cosines / temperature, torch.tensor(EIGHT, device=x.device))
 
 
@@ -49,8 +36,7 @@ def pair_nt_bxent(x: torch.Tensor, positive_pairs: torch.Tensor, temperature: fl
     n = len(x)
     target = torch.eye(n, dtype=x.dtype, device=x.device)
     target[positive_pairs[:, 0], positive_pairs[:, 1]] = 1
-    cosines = F.cosine_similarity(x[None], x[:, None], dim=-1)
-    cosines = cosines.masked_fill(torch.eye(n, dtype=torch.bool, device=x.device), float("inf"))
+    cosines = F.cosine_similarity(x[None], x[:, None], dim=-1).fill_diagonal_(float("inf"))
     each = F.binary_cross_entropy((cosines / temperature).sigmoid(), target, reduction="none")
     positives = target.sum(dim=1)
     return ((each * target).sum(dim=1) / positives + (each * (1 - target)).sum(dim=1) / (n - positives)).mean()
@@ -79,7 +65,7 @@ def batch_tutorial(x: torch.Tensor, labels: torch.Tensor, temperature: float) ->
 
 
 def pair_notebook(case: Case, x: torch.Tensor) -> torch.Tensor:
-    """The one of the pair notebook's two functions that computes a case."""
+    """The loss of a case by the function of the pair notebook that computes it."""
     if "partners" in case.arguments:
         return pair_nt_xent(x, case.temperature)
     pairs = torch.tensor(case.arguments["positive_pairs"], dtype=torch.int64, device=x.device).reshape(-1, 2)
@@ -87,10 +73,10 @@ def pair_notebook(case: Case, x: torch.Tensor) -> torch.Tensor:
 
 
 class _Document(TorchImplementation):
-    """A function that takes the embeddings, a target and the temperature, and nothing else."""
+    """A function of the embeddings, a target and the temperature, without further options."""
 
     def version(self) -> str:
-        """Written from the document."""
+        """The document, and the version of torch."""
         return f"as the document prints it, torch {torch.__version__}"
 
 
@@ -102,16 +88,16 @@ SUPPORT = Support(
 CANCELS = "https://github.com/pytorch/pytorch/issues/49844"
 
 
-@deviation("1 - sigmoid cancels", CANCELS, wrong=True, losses=("nt_bxent",))
+@base.deviation("1 - sigmoid cancels", CANCELS, wrong=True, losses=("nt_bxent",))
 def sigmoid_cancels(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether a sigmoid taken first, in this dtype, moves the loss or the gradient by more than its bound.
+    """Whether computing the sigmoid first, in this dtype, changes the loss or the gradient by more than its bound.
 
-    1 - sigmoid(s) keeps fewer and fewer digits, and none once the sigmoid rounds to 1, where the logarithm is clamped
-    at -100: 62.8988 is printed for 48.2864.
+    1 - sigmoid(s) loses digits as s grows, and all digits once the sigmoid rounds to 1, where the logarithm is clamped
+    at -100: the notebook prints 62.8988 instead of 48.2864.
     """
     number, allowed = np.dtype(dtype).type, bounds(case, true, dtype)
     diagonal = np.eye(case.n, dtype=bool)
-    s = logits(case).astype(number)
+    s = base.logits(case).astype(number)
     positive = np.array(case.positive_mask()) | diagonal
     counts = np.where(positive, positive.sum(axis=1)[:, None], np.maximum((~positive).sum(axis=1), 1)[:, None])
     with np.errstate(all="ignore"):
@@ -120,12 +106,12 @@ def sigmoid_cancels(case: Case, dtype: str, true: Truth) -> bool:
     proper = np.logaddexp(0, np.where(positive, -s, s).astype(np.float64))
     if abs((np.where(diagonal, 0, taken - proper) / counts).sum() / case.n) > allowed.values[0]:
         return True
-    # Backwards, binary cross-entropy divides by sigmoid (1 - sigmoid), but by no less than 1e-12: a pair far on the
-    # wrong side loses its gradient, and so do its rows.
+    # The backward pass of binary cross-entropy divides by sigmoid * (1 - sigmoid), clamped at 1e-12: a positive with a
+    # very low logit, or a negative with a very high one, loses its gradient.
     wrong = ~diagonal & np.where(positive, s < 0, s > 0)
     lost = np.where(wrong, 1 - np.minimum((sigmoid * (1 - sigmoid)).astype(np.float64) / 1e-12, 1), 0)
     weights = lost * np.where(positive, -1, 1) / counts / (case.n * case.temperature)
-    return exceeds(gradient_of(case, weights + weights.T), allowed.rows[case.first])
+    return base.exceeds(base.gradient_of(case, weights + weights.T), allowed.rows[case.first])
 
 
 class PairNotebook(_Document):
@@ -133,48 +119,48 @@ class PairNotebook(_Document):
 
     name = "pair-notebook"
     title = "the pair notebook's nt_xent_loss and nt_bxent_loss"
-    support = replace(SUPPORT, losses=("nt_xent", "nt_bxent"), also=ROWS)
-    deviations = (clamped_norms(1e-8, "cosine_similarity"), sigmoid_cancels)
+    support = replace(SUPPORT, losses=("nt_xent", "nt_bxent"), also=(ROWS, NEGATIVES))
+    deviations = (base.clamped_norms(1e-8, "cosine_similarity"), sigmoid_cancels)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The function that the notebook has for the loss."""
+        """Evaluate the function of the notebook for this loss."""
         return pair_notebook(case, given[case.first])
 
 
-@deviation("exponentials overflow", "https://github.com/Sara-Ahmed/SiT", wrong=True)
+@base.deviation("exponentials overflow", "https://github.com/Sara-Ahmed/SiT", wrong=True)
 def exponentials_overflow(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether a logit is beyond the largest whose exponential the dtype holds.
+    """Whether the exponential of some logit overflows in the dtype.
 
-    exponentiates without subtracting a maximum: float32 overflows below a temperature of about 1/88.
+    Exponentials are taken without subtracting a maximum: float32 overflows at temperatures below about 1/88.
     """
-    return bool(logits(case).max() > (709.78 if dtype == "float64" else 88.72))
+    return bool(base.logits(case).max() > (709.78 if dtype == "float64" else 88.72))
 
 
 class StackedCriterion(_Document):
-    """SiT's and the vectorized notebook's criterion, which are one."""
+    """The criterion of SiT, which is also that of the vectorized notebook."""
 
     name = "stacked-criterion"
     title = "SiT's ContrastiveLoss and the vectorized notebook's Criterion"
     support = replace(SUPPORT, losses=("nt_xent",))
-    deviations = (clamped_norms(1e-12), exponentials_overflow)
+    deviations = (base.clamped_norms(1e-12), exponentials_overflow)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The criterion of the rows in stacked order."""
-        first, second = stacked_views(case, given[case.first])
+        """Evaluate the criterion on the rows in stacked order."""
+        first, second = base.stacked_views(case, given[case.first])
         return stacked_criterion(first, second, case.temperature)
 
 
 DETACHED = "https://github.com/KevinMusgrave/pytorch-metric-learning/issues/282"
 
 
-@deviation("the maximum is detached", DETACHED, wrong=True)
+@base.deviation("the maximum is detached", DETACHED, wrong=True)
 def maximum_is_detached(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the tutorial's loss, evaluated in float64, is beyond its bounds.
+    """Whether the tutorial's loss, evaluated in float64, is out of its bounds.
 
-    no gradient flows through the row's maximum, though the epsilon makes the loss depend on it.
+    The row's maximum is detached, although the epsilon makes the loss depend on it.
     """
     labels = torch.tensor(case.arguments["labels"])
-    return differs(lambda x: batch_tutorial(x, labels, case.temperature), case, dtype, true)
+    return base.differs(lambda x: batch_tutorial(x, labels, case.temperature), case, dtype, true)
 
 
 class BatchTutorial(_Document):
@@ -190,5 +176,5 @@ class BatchTutorial(_Document):
     deviations = (maximum_is_detached,)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of the case's labels."""
+        """Evaluate the loss on the labels of the case."""
         return batch_tutorial(given[case.first], self.arrays(case)["labels"], case.temperature)

@@ -1,4 +1,4 @@
-"""Our own torch implementation, in every dtype that represents a case's inputs exactly and with each backend."""
+"""``pairproof.fast``, with each backend, in every dtype that represents the inputs of a case exactly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .base import Implementation, Unavailable, outcome_of
 
 
 class Fast(Implementation):
-    """The vectorised losses of ``fast/``, with the backend that they choose themselves."""
+    """The losses of ``pairproof.fast``, with the default backend."""
 
     name = "fast"
     title = "pairproof.fast, torch"
@@ -30,7 +30,7 @@ class Fast(Implementation):
     """The backend that is passed; None passes none."""
 
     def load(self, options: Mapping[str, str]) -> None:
-        """Note whether the kernels are taken by themselves: on a CUDA device that has what they need."""
+        """Record whether the default backend uses the kernels: on a CUDA device that meets their requirements."""
         self.narrows_weights = self.backend is None and kernels.chosen(torch.empty((2, 1), device=self.device))
 
     def version(self) -> str:
@@ -38,20 +38,20 @@ class Fast(Implementation):
         return f"{pairproof.__version__}, torch {torch.__version__}"
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Value and gradients, and the values of all anchors from a second call."""
+        """Evaluate the value and the gradients, and the values of all anchors by a second call."""
         given = self.tensors(case, dtype)
         loss = self._loss(case, given)
         policy = {"no_positive": "zero"} if case.option("no_positive") == "drop" else {}
         with torch.no_grad():
             each = self._loss(case, given, reduction="none", **policy)
         anchors = dict(zip(case.anchors(), each.double().cpu().tolist(), strict=True))
-        return outcome_of(loss, given.pop(case.first), anchors, given)
+        return outcome_of(loss, given, anchors)
 
     def _loss(self, case: Case, matrices: Mapping[str, torch.Tensor], **changed: Any) -> torch.Tensor:
         given: dict[str, Any] = {**case.keywords, **self.arrays(case), **changed}
         n, partners = case.n, [*case.arguments.get("partners", ())]
         stacked, interleaved = [*range(n // 2, n), *range(n // 2)], [i ^ 1 for i in range(n)]
-        # Where a case has partners that a layout names, the helper of that name provides them.
+        # If the partners of a case are those of a layout, the helper of that layout provides them.
         for layout, helper in ((stacked, fast.stacked_partners), (interleaved, fast.interleaved_partners)):
             if partners == layout and not case.others:
                 given["partners"] = helper(n, device=self.device)
@@ -63,7 +63,7 @@ class Fast(Implementation):
 
 
 class FastDense(Fast):
-    """The same, with ``backend="dense"``."""
+    """The losses of ``pairproof.fast`` with ``backend="dense"``."""
 
     name = "fast-dense"
     title = 'pairproof.fast, torch, backend="dense"'
@@ -71,7 +71,7 @@ class FastDense(Fast):
 
 
 class FastTiled(Fast):
-    """The same, with ``backend="tiled"``, and tiles so small that a case's rows lie in several of them."""
+    """The losses of ``pairproof.fast`` with ``backend="tiled"`` and several small tiles per case."""
 
     name = "fast-tiled"
     title = 'pairproof.fast, torch, backend="tiled", 4 rows a tile'
@@ -79,7 +79,7 @@ class FastTiled(Fast):
 
 
 class FastExact(Fast):
-    """The same, with ``backend="exact"``, in float64."""
+    """The losses of ``pairproof.fast`` with ``backend="exact"``, which computes in float64."""
 
     computes_in = "float64"
     name = "fast-exact"
@@ -88,7 +88,7 @@ class FastExact(Fast):
 
 
 class FastTriton(Fast):
-    """The same, asked for the fused kernels: on a CUDA device, or in Triton's interpreter on the CPU."""
+    """The losses of ``pairproof.fast`` with the fused kernels, on a CUDA device or interpreted on the CPU."""
 
     name = "fast-triton"
     title = 'pairproof.fast, torch, backend="triton"'
@@ -98,7 +98,7 @@ class FastTriton(Fast):
     backend = "triton"
 
     def load(self, options: Mapping[str, str]) -> None:
-        """Check whether the kernels run here; on the CPU only the interpreter runs them."""
+        """Check whether the kernels can run; on the CPU they need the interpreter."""
         refusal = kernels.refusal(torch.empty((2, 1), device=self.device))
         if refusal is not None:
             raise Unavailable(refusal)

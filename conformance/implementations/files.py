@@ -1,7 +1,7 @@
-"""How a peer is loaded: as an installed package, or as single files, verified by checksum and loaded by path.
+"""Peers that are installed packages, and peers that are single files, verified by checksum and loaded by path.
 
-A package with many dependencies is installed without them into a folder of its own (``make peers``), and only its named
-files are executed.
+A package with many dependencies is installed without them into its own folder (``make peers``), and only the files that
+the adapter names are executed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class PackagePeer(TorchImplementation):
     """A peer that is an installed package."""
 
     distribution: ClassVar[str]
-    """Its name in the package index."""
+    """Name in the package index."""
     modules: ClassVar[tuple[str, ...]]
-    """The modules to import, all of one package."""
+    """The modules to import, all of the same package."""
     extra: ClassVar[str] = "peers"
     """The extra of this package that installs it."""
 
@@ -46,17 +46,17 @@ class PackagePeer(TorchImplementation):
 
 
 class FilePeer(TorchImplementation):
-    """A peer of which single files are used."""
+    """A peer that consists of single files of a package."""
 
     requirement: ClassVar[str]
-    """What pip installs it from, with its version."""
+    """The requirement for pip, with the version."""
     files: ClassVar[Mapping[str, str]]
-    """The SHA-256 of each file, by its path in the folder of peers; the first part is the package's own folder."""
+    """The SHA-256 of each file, by its path in the folder of peers; the path begins with the folder of the package."""
     attribute: ClassVar[str]
     """The name of the loss in the first file."""
 
     def load(self, options: Mapping[str, str]) -> None:
-        """Find the files, verify them, load the loss."""
+        """Find and verify the files, and load the loss."""
         folder = Path(options.get("folder") or os.environ.get("PAIRPROOF_PEERS") or ".peers")
         for name, checksum in self.files.items():
             path = folder / name
@@ -69,7 +69,7 @@ class FilePeer(TorchImplementation):
         self.loss: Any = getattr(self.module(), self.attribute)
 
     def module(self) -> Any:
-        """The module that the first file is."""
+        """Import the first file."""
         return load_file(self.path)
 
     def version(self) -> str:
@@ -79,7 +79,7 @@ class FilePeer(TorchImplementation):
 
 
 def sha256(path: Path) -> str:
-    """Checksum of a file."""
+    """The SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -87,7 +87,7 @@ def load_file(path: Path) -> Any:
     """Import one Python file by its path.
 
     Raises:
-        Unavailable: there is no such file, or something that it imports is missing.
+        Unavailable: it does not exist, or one of its imports is not installed.
     """
     if not path.is_file():
         raise Unavailable(f"no file {path}")
@@ -96,22 +96,22 @@ def load_file(path: Path) -> Any:
     try:
         return import_file(path, "pairproof_peer")
     except ImportError as error:
-        raise Unavailable(f"{path} imports what is not installed: {error}") from None
+        raise Unavailable(f"{path} imports a package that is not installed: {error}") from None
 
 
 def load_from_package(folder: Path, module: str, packages: Iterable[str], empty: Iterable[str] = ()) -> Any:
     """Import one module of a package by its name without executing any ``__init__.py`` of the package.
 
     Args:
-        folder: that holds the package.
-        module: its full name.
-        packages: the packages that hold it and what it imports.
-        empty: modules that it imports and does not use here; they stay empty.
+        folder: the folder that contains the package.
+        module: the full name of the module.
+        packages: the packages that contain the module and its imports.
+        empty: modules that it imports but does not need; they stay empty.
 
     Raises:
-        Unavailable: something that it imports is missing.
+        Unavailable: one of its imports is not installed.
     """
-    before = _forgotten(module)
+    before = _unloaded(module)
     try:
         for name in (*packages, *empty):
             bare = sys.modules[name] = ModuleType(name)
@@ -119,14 +119,14 @@ def load_from_package(folder: Path, module: str, packages: Iterable[str], empty:
                 bare.__path__ = [str(folder.joinpath(*name.split(".")))]
         return importlib.import_module(module)
     except ImportError as error:
-        raise Unavailable(f"{module} imports what is not installed: {error}") from None
+        raise Unavailable(f"{module} imports a package that is not installed: {error}") from None
     finally:
-        # The next import of the package must load all of it, or fail if it is not installed.
-        _forgotten(module)
+        # A later import of the package must load the whole package, or fail if it is not installed.
+        _unloaded(module)
         sys.modules.update(before)
 
 
-def _forgotten(module: str) -> dict[str, ModuleType]:
-    """Take the loaded modules of a module's package out of ``sys.modules``."""
+def _unloaded(module: str) -> dict[str, ModuleType]:
+    """Remove the modules of the package of a module from ``sys.modules``, and return them."""
     top = module.partition(".")[0]
     return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == top}

@@ -1,7 +1,7 @@
-"""info-nce-pytorch, live: ``info_nce`` for two towers, one direction at a time.
+"""info-nce-pytorch, live: ``info_nce`` for two towers, one direction per call.
 
-Its words translated: queries are anchors, positive keys the other tower, negative keys in the mode "unpaired" the
-negatives that all anchors share. Both directions are two calls.
+Terms: queries are anchors; positive keys are the other tower; negative keys in the mode "unpaired" are the negatives
+that all anchors share.
 """
 
 from __future__ import annotations
@@ -27,6 +27,6 @@ class InfoNCEPytorch(PackagePeer):
     deviations = (clamped_norms(1e-12),)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """``info_nce`` of one direction or both."""
+        """Evaluate ``info_nce`` for one direction or both."""
         loss = partial(self.package.info_nce, reduction=case.option("reduction"), negative_mode="unpaired")
         return by_views(case, given, lambda *rows: loss(*rows, case.temperature))

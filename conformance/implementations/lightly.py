@@ -1,7 +1,7 @@
 """lightly's ``NTXentLoss`` (``lightly/loss/ntx_ent_loss.py``), loaded without the rest of the package.
 
-Its words translated: out0 and out1 are the first and the second views, or the two towers; with a memory bank they are
-the anchors and their positives, and the bank holds the negatives. Both directions are two calls.
+Terms: out0 and out1 are the first and the second views, or the two towers; with a memory bank they are the anchors and
+their positives, and the bank holds the negatives. There is one call per direction.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from .files import FilePeer, load_from_package
 
 PACKAGES = ("lightly", "lightly.loss", "lightly.models", "lightly.models.modules", "lightly.utils")
 UNUSED = ("lightly.models.utils",)
-"""What the memory bank imports for gathering among processes alone; it needs torchvision."""
-
+"""A module that the memory bank imports only to gather across processes; it needs torchvision."""
 
 BANK = "https://github.com/lightly-ai/lightly/blob/v1.6.0/lightly/models/modules/memory_bank.py"
 
 
 @deviation("the bank is detached", BANK)
 def bank_is_detached(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the negatives should have had a gradient.
+    """Whether the gradient of the negatives is too large to be replaced by 0.
 
-    the memory bank is a buffer, so that the negatives get no gradient; value and the towers' gradients are right.
+    The memory bank is a buffer, so that the negatives get no gradient. The value and the gradients of both towers are
+    right.
     """
     return gradient_is_missing(case, dtype, true, "negatives")
 
 
-def _towers_alone(case: Case) -> bool:
+def _only_towers(case: Case) -> bool:
     return case.entry.two_towers and "negatives" not in case.others
 
 
 class Lightly(FilePeer):
-    """``NTXentLoss`` of lightly, live, in one process."""
+    """``NTXentLoss`` of lightly, live, without distributed processes."""
 
     name = "lightly"
     title = "lightly's NTXentLoss, ntx_ent_loss.py and its memory_bank.py"
@@ -55,16 +55,16 @@ class Lightly(FilePeer):
         losses=("nt_xent", "info_nce"),
         options={"similarity": ("cosine",), "reduction": ("mean",)},
         lacks=("ref_embeddings", "anchors", "base_temperature"),
-        also=(("without a memory bank, the rows of both towers are negatives", _towers_alone),),
+        also=(("without a memory bank, the rows of both towers are negatives", _only_towers),),
     )
     deviations = (clamped_norms(1e-12), bank_is_detached)
 
     def module(self) -> Any:
-        """The module, imported without the rest of the package."""
+        """Import the module without the rest of the package."""
         return load_from_package(self.path.parents[2], "lightly.loss.ntx_ent_loss", PACKAGES, UNUSED)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """``NTXentLoss``, with a bank that is filled with the case's negatives."""
+        """Evaluate ``NTXentLoss``, with a memory bank that holds the negatives of the case."""
 
         def loss(one: torch.Tensor, other: torch.Tensor, negatives: torch.Tensor | None) -> Any:
             size = 0 if negatives is None else tuple(negatives.shape)

@@ -1,8 +1,8 @@
-"""open_clip's ``ClipLoss`` (``open_clip/loss.py``), loaded by path: torch is all that it needs.
+"""open_clip's ``ClipLoss`` (``open_clip/loss.py``), loaded by path because it needs only torch.
 
-Its words translated: image features and text features are the two towers, the logit scale is one over the temperature.
-It takes dot products; under cosine similarity the rows are normalised for it, as its models do. ``SigLipLoss``, in the
-same file, is none of the catalogue's losses.
+Terms: image features and text features are the two towers; the logit scale is one over the temperature. It takes dot
+products; under cosine similarity the adapter normalises the rows, as its models do. ``SigLipLoss``, in the same file,
+is not in the catalogue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .files import FilePeer
 
 
 class OpenClip(FilePeer):
-    """``ClipLoss`` of open_clip, live, in one process."""
+    """``ClipLoss`` of open_clip, live, without distributed processes."""
 
     name = "open-clip"
     title = "open_clip's ClipLoss, loss.py"
@@ -34,7 +34,7 @@ class OpenClip(FilePeer):
     )
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """``ClipLoss`` of both towers."""
+        """Evaluate ``ClipLoss`` on both towers."""
         first, second = (normalised(given[name], case) for name in ("embeddings_a", "embeddings_b"))
         loss: torch.Tensor = self.loss()(first, second, 1 / case.temperature)
         return loss

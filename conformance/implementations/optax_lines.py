@@ -1,7 +1,7 @@
 """optax's ``ntxent`` as a command that answers ``pairproof-lines/1`` (see ``subprocess.py``), one request per line.
 
-JAX starts threads, which do not survive the forks among which ``pairproof verify`` shares its cases: hence a process of
-its own, started by the adapter. It imports nothing of ours.
+JAX starts threads, which do not survive the forks of ``pairproof verify``, so that the adapter runs it in its own
+process. This file imports nothing of pairproof.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 
 
 def main() -> None:
-    """Import JAX and optax; answer requests for nt_xent_pairwise or nt_xent, by labels, until standard input ends."""
+    """Import JAX and optax; answer requests by labels until standard input ends."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    # Every batch size is compiled anew and run once: what compiles fastest is fastest.
+    # Every batch size is compiled and run once, so that the time to compile dominates.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     jax: Any = importlib.import_module("jax")
     losses: Any = importlib.import_module("optax.losses")
@@ -32,7 +32,7 @@ def main() -> None:
                 labels = np.array(request["arguments"]["labels"], dtype=np.int64)
                 value, gradient = evaluate(rows, labels, request["options"]["temperature"])
                 found |= {"value": float(value), "gradients": {"embeddings": np.asarray(gradient).tolist()}}
-        except Exception as error:  # what breaks one case must not end the others
+        except Exception as error:  # an error in one case must not end the others
             found["error"] = f"{type(error).__name__}: {error}"
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()

@@ -1,12 +1,12 @@
 """pytorch-metric-learning, live: ``SupConLoss`` for supcon, ``NTXentLoss`` for both readings of NT-Xent.
 
-Its words translated: a reducer is a reduction, ``AvgNonZeroReducer`` a mean over the anchors with a loss above 0,
-``PerAnchorReducer`` a mean over each anchor's pairs first. ``NTXentLoss`` builds a matrix of pairs by pairs; larger
-cases are refused for it (its issues 547, 203, 604).
+Terms: a reducer is a reduction; ``AvgNonZeroReducer`` is a mean over the anchors with a loss above 0;
+``PerAnchorReducer`` first averages over the pairs of each anchor. ``NTXentLoss`` builds a matrix of pairs by pairs, so
+that larger cases are skipped for it (its issues 547, 203, 604).
 
-``pml`` are both losses as they come; ``pml-reducers`` the same with the reducers that make our reductions;
-``pml-self-supervised`` and ``pml-cross-batch-memory`` are the wrappers, which give labels to views and references to
-the batch.
+``pml`` is both losses with their default reducers; ``pml-reducers`` is the same with the reducers that correspond to
+our reductions; ``pml-self-supervised`` and ``pml-cross-batch-memory`` are the wrappers that add labels to views and
+references to the batch.
 """
 
 from __future__ import annotations
@@ -24,123 +24,109 @@ from ..suite.cases import Case, call_reference
 from ..suite.records import Truth
 from ..truth.evaluate import PROVE_UP_TO
 from ..truth.tolerances import bounds, unit_roundoff
-from .base import (
-    Deviation,
-    Support,
-    by_views,
-    clamped_norms,
-    deviation,
-    exceeds,
-    gradient_is_missing,
-    gradient_of,
-    labels_of,
-    lacks_positives,
-    logits,
-)
+from . import base
+from .base import Deviation, Support, labels_of
 from .files import PackagePeer
 
 LARGEST_PAIRS = 4_000_000
-"""Positive pairs times negative pairs above which NTXentLoss would take gigabytes."""
+"""Number of positive pairs times negative pairs above which NTXentLoss needs gigabytes."""
 
-
-SOURCE = "https://github.com/KevinMusgrave/pytorch-metric-learning/blob/v2.9.0/src/pytorch_metric_learning"
+REPOSITORY = "https://github.com/KevinMusgrave/pytorch-metric-learning"
+SOURCE = f"{REPOSITORY}/blob/v2.9.0/src/pytorch_metric_learning"
 REDUCER, SUPCON_LOSS = f"{SOURCE}/reducers/avg_non_zero_reducer.py", f"{SOURCE}/losses/supcon_loss.py"
 SUPCON = ("supcon",)
 NT_XENT = ("nt_xent", "nt_xent_pairwise", "info_nce")
 """The losses that NTXentLoss computes."""
 
-NORMS = clamped_norms(1e-12, who="CosineSimilarity")
+NORMS = base.clamped_norms(1e-12, who="CosineSimilarity")
 
 
-@deviation("anchors without positives leave the mean", REDUCER, losses=SUPCON)
+@base.deviation("anchors without positives are left out of the mean", REDUCER, losses=SUPCON)
 def anchors_without_positives_leave(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether anchors without positives count 0 beside others above 0.
+    """Whether some anchors without positives should count as 0 and some other anchor has a loss above 0.
 
-    SupConLoss averages over the anchors with a loss above 0, so one without positives is not counted.
+    SupConLoss averages over the anchors with a loss above 0, which leaves out anchors without positives.
     """
-    counted = case.option("no_positive") == "zero" and lacks_positives(case)
+    counted = case.option("no_positive") == "zero" and base.lacks_positives(case)
     return counted and any(case.positives()) and max(true.anchors.values()) > 0
 
 
-@deviation(
-    "mean over pairs",
-    "https://github.com/KevinMusgrave/pytorch-metric-learning/issues/6",
-    losses=("nt_xent_pairwise",),
-)
+@base.deviation("mean over pairs", f"{REPOSITORY}/issues/6", losses=("nt_xent_pairwise",))
 def mean_over_pairs(case: Case, dtype: str, true: Truth) -> bool:
     """Whether anchors have different numbers of positives.
 
-    NTXentLoss averages over positive pairs, not over each anchor's mean: unbalanced classes differ.
+    NTXentLoss averages over all positive pairs, not over the means of the anchors: the two differ for classes of
+    different sizes.
     """
     unbalanced = case.option("reduction") == "mean" and len({len(p) for p in case.positives()}) > 1
     return unbalanced and not _no_negatives(case) and max(true.anchors.values()) > 0
 
 
-@deviation("solved anchors leave the mean", REDUCER, losses=SUPCON)
+@base.deviation("solved anchors are left out of the mean", REDUCER, losses=SUPCON)
 def solved_anchors_leave(case: Case, dtype: str, true: Truth) -> bool:
     """Whether leaving out the anchors whose loss rounds to 0 changes the mean, or a gradient, by more than rounding.
 
-    an anchor whose loss rounds to 0 is not counted by AvgNonZeroReducer: the mean of the others rises.
+    AvgNonZeroReducer leaves out anchors whose loss rounds to 0, which raises the mean.
     """
     positives = case.positives()
     values = [value for i, value in true.anchors.items() if positives[i]]
     roundoff = unit_roundoff(dtype)
     left = [value for value in values if value > roundoff]
     if not left and values:
-        # The loss is 0 to rounding, but nothing cancels the gradient of a reference that is no anchor's positive.
+        # The loss is 0 to rounding, but a reference that is not a positive of any anchor still has a gradient.
         rows = bounds(case, true, dtype).rows
-        return any(exceeds(found, rows[name]) for name, found in true.other_gradients.items())
+        return any(base.exceeds(found, rows[name]) for name, found in true.other_gradients.items())
     return len(left) < len(values) and sum(values) / len(left) - sum(values) / len(values) > 4 * roundoff
 
 
-@deviation("the sum overflows", REDUCER, wrong=True, losses=SUPCON)
+@base.deviation("the sum overflows", REDUCER, wrong=True, losses=SUPCON)
 def sum_overflows(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the sum of the anchors' losses leaves the dtype's range.
+    """Whether the sum of the anchors' losses is out of the dtype's range.
 
-    the anchors are summed before they are divided by their number.
+    The losses of the anchors are summed before they are divided by their number, and the sum overflows.
     """
     return sum(true.anchors.values()) > float(np.finfo(dtype).max)
 
 
-@deviation("saturated logarithm", f"{SOURCE}/losses/ntxent_loss.py", wrong=True, losses=NT_XENT)
+@base.deviation("saturated logarithm", f"{SOURCE}/losses/ntxent_loss.py", wrong=True, losses=NT_XENT)
 def saturated(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether some pair's true loss comes within a few units of the largest that the logarithm can give.
+    """Whether the true loss of some pair is close to, or above, the largest value of the logarithm.
 
-    NTXentLoss adds finfo.tiny inside its logarithm: no pair costs more than 87.34 in float32 or 708.40 in float64, and
-    its gradient vanishes there.
+    NTXentLoss adds finfo.tiny inside its logarithm: the loss of a pair is at most 87.34 in float32 and 708.40 in
+    float64, where its gradient vanishes.
     """
     pairs = {} if case.size > PROVE_UP_TO else call_reference(case).terms.pairs
     return any(float(pair.value) > -math.log(np.finfo(dtype).tiny) - 8 for pair in pairs.values())
 
 
-@deviation("no negatives, no loss", SUPCON_LOSS, losses=SUPCON)
+@base.deviation("0 without negatives", SUPCON_LOSS, losses=SUPCON)
 def no_negatives(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether all rows are positives, and more than one of some anchor.
+    """Whether no anchor has a negative, and some anchor has several positives.
 
-    SupConLoss returns 0 for a batch without negatives, where the loss is positive.
+    SupConLoss returns 0 for a batch without negatives, although its loss is positive.
     """
     return any(len(p) > 1 for p in case.positives()) and _no_negatives(case)
 
 
-@deviation("one pair is no loss", f"{SOURCE}/losses/generic_pair_loss.py", wrong=True)
+@base.deviation("0 for a single pair", f"{SOURCE}/losses/generic_pair_loss.py", wrong=True)
 def one_pair(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether there is one positive pair and one negative.
+    """Whether there is one positive pair and one negative pair.
 
-    with at most one positive and one negative pair in all, which takes references to happen, the package returns 0.
+    The package returns 0 for at most one positive pair and one negative pair in all, which occurs only with references.
     """
     return sum(map(len, case.positives())) == 1 and sum(map(len, case.members())) == 2
 
 
-@deviation("small losses lose their digits", SUPCON_LOSS, wrong=True, losses=SUPCON)
+@base.deviation("small losses lose digits", SUPCON_LOSS, wrong=True, losses=SUPCON)
 def shift_costs_digits(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether an anchor's value, on its own, is off by more than its bound because logits are shifted too far.
+    """Whether the shift of the logits changes the value of some anchor, returned separately, by more than its bound.
 
-    SupConLoss subtracts the row's maximum, self pair included: once all others lie far below, a small loss is the
-    difference of two large numbers.
+    SupConLoss subtracts the maximum of the row, which includes the self pair: if all other logits lie far below it, a
+    small loss is the difference of two large numbers.
     """
     if case.option("reduction") != "none" or case.others:
         return False
-    found, own = logits(case).astype(np.dtype(dtype)), np.eye(case.n, dtype=bool)
+    found, own = base.logits(case).astype(np.dtype(dtype)), np.eye(case.n, dtype=bool)
     positive = np.array(case.positive_mask()) & ~own
     shifted = found - found.max(axis=1, keepdims=True)
     below = logsumexp(np.where(own, -np.inf, shifted), axis=1, keepdims=True)
@@ -149,28 +135,27 @@ def shift_costs_digits(case: Case, dtype: str, true: Truth) -> bool:
     return any(abs(values[i] - value) > allowed[i] for i, value in true.anchors.items() if positive[i].any())
 
 
-@deviation("one zero for all", f"{SOURCE}/losses/base_metric_loss_function.py")
+@base.deviation("a single 0 for all anchors", f"{SOURCE}/losses/base_metric_loss_function.py")
 def one_zero(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the values of the anchors of a batch without positives, or without negatives, are asked for.
+    """Whether a value per anchor is required of a batch without positives or without negatives.
 
-    without positive or without negative pairs the package returns one 0, not one value per anchor.
+    Without positive pairs, or without negative pairs, the package returns a single 0 instead of one value per anchor.
     """
     values = len(true.values) if case.option("reduction") == "none" else 1
     return values > 1 and (not any(case.positives()) or _no_negatives(case))
 
 
-@deviation("the memory is detached", f"{SOURCE}/losses/cross_batch_memory.py")
+@base.deviation("the memory is detached", f"{SOURCE}/losses/cross_batch_memory.py")
 def memory_is_detached(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the gradient that rows get as positives or negatives of others is beyond what rounding explains.
+    """Whether the gradient of the rows as positives or negatives of others is too large to be replaced by 0.
 
-    rows are detached when they enter the memory, the batch's own included: nothing flows into what an anchor is
-    contrasted with; value and the anchors' side of the gradient are right.
+    Rows are detached when they enter the memory, the rows of the current batch included: no gradient reaches the rows
+    that an anchor is contrasted with. The value and the gradient of the anchors are right.
     """
     if "ref_embeddings" in case.others:
-        return gradient_is_missing(case, dtype, true, "ref_embeddings")
-    return true.gradient is not None and exceeds(
-        gradient_of(case, true.weights.T), bounds(case, true, dtype).rows[case.first]
-    )
+        return base.gradient_is_missing(case, dtype, true, "ref_embeddings")
+    rows = bounds(case, true, dtype).rows[case.first]
+    return true.gradient is not None and base.exceeds(base.gradient_of(case, true.weights.T), rows)
 
 
 def _no_negatives(case: Case) -> bool:
@@ -179,7 +164,7 @@ def _no_negatives(case: Case) -> bool:
 
 BREAKS = (NORMS, sum_overflows, saturated, no_negatives, one_pair)
 DEVIATIONS = (anchors_without_positives_leave, mean_over_pairs, solved_anchors_leave, *BREAKS)
-"""The deviations of both losses with any reducers, and with those that they come with."""
+"""The deviations of both losses with any reducer, and with the default reducers."""
 
 
 def _leaves_rows_out(case: Case) -> bool:
@@ -195,18 +180,18 @@ def _pairs_do_not_fit(case: Case) -> bool:
     return pairs * (sum(len(members) for members in case.members()) - pairs) > LARGEST_PAIRS
 
 
-PAIRS_FIT = ("NTXentLoss would build a matrix of pairs by pairs too large for this machine", _pairs_do_not_fit)
-ALL_REFERENCES = ("leaves no row of the references out", _leaves_rows_out)
+PAIRS_FIT = ("NTXentLoss would build a matrix of pairs by pairs that is too large", _pairs_do_not_fit)
+ALL_REFERENCES = ("cannot exclude the row of an anchor from the references", _leaves_rows_out)
 MEAN_OVER_PAIRS = (
-    "NTXentLoss has no policy for anchors without positive",
+    "NTXentLoss has no option for anchors without positives",
     lambda case: case.loss in NT_XENT and case.option("no_positive") == "drop",
 )
 POSITIVES_IN_THE_BATCH = (
-    "PerAnchorReducer makes a matrix of batch by batch: IndexError for a positive that lies beyond it",
+    "PerAnchorReducer builds a matrix of batch by batch: IndexError for a positive outside the batch",
     lambda case: _per_anchor(case) and any(j >= case.n for found in case.positives() for j in found),
 )
 OWN_ROWS_ONLY = (
-    "leaves out of the memory the batch's own rows only, one for each anchor",
+    "can exclude only the batch's own rows from the memory, one for each anchor",
     lambda case: _leaves_rows_out(case) and _rows_before_the_batch(case) is None,
 )
 SUPPORT = Support(
@@ -216,11 +201,11 @@ SUPPORT = Support(
     also=(PAIRS_FIT,),
 )
 MEANS = {**SUPPORT.options, "reduction": ("mean", "mean_pairs")}
-"""The options of the losses with the reducers that they come with."""
+"""The options of the losses with the default reducers."""
 
 
 class PytorchMetricLearning(PackagePeer):
-    """The two losses of pytorch-metric-learning that the notebook compares."""
+    """The two losses of pytorch-metric-learning that the notebook compares, with their default reducers."""
 
     name = "pml"
     title = "pytorch-metric-learning, live"
@@ -231,7 +216,7 @@ class PytorchMetricLearning(PackagePeer):
     deviations: ClassVar[tuple[Deviation, ...]] = DEVIATIONS
 
     def loss(self, case: Case, **keywords: Any) -> Any:
-        """The package's loss for a case, with its temperature and its similarity."""
+        """The loss of the package, with the temperature and the similarity of a case."""
         distances, losses = self.package.distances, self.package.losses
         dot = distances.DotProductSimilarity(normalize_embeddings=False)
         distance = distances.CosineSimilarity() if case.option("similarity") == "cosine" else dot
@@ -239,7 +224,7 @@ class PytorchMetricLearning(PackagePeer):
         return kind(temperature=case.temperature, distance=distance, **keywords)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> Any:
-        """The loss of embeddings and labels, and of the references if the case has them."""
+        """Evaluate the loss on embeddings and labels, and on the references of the case if it has any."""
         own, others = labels_of(case)
         more = {} if others is None else {"ref_emb": given["ref_embeddings"], "ref_labels": self.integers(others)}
         return self.loss(case)(given[case.first], self.integers(own), **more)
@@ -249,7 +234,7 @@ class Reducers(PytorchMetricLearning):
     """Both losses with ``MeanReducer``, ``SumReducer``, ``DoNothingReducer``, and ``PerAnchorReducer`` around them."""
 
     name = "pml-reducers"
-    title = "pytorch-metric-learning with the reducers that make our reductions, live"
+    title = "pytorch-metric-learning with the reducers that correspond to our reductions, live"
     support = replace(
         SUPPORT,
         options={**SUPPORT.options, "no_positive": ("zero",)},
@@ -258,20 +243,20 @@ class Reducers(PytorchMetricLearning):
     deviations = (*BREAKS, shift_costs_digits, one_zero)
 
     def loss(self, case: Case, **keywords: Any) -> Any:
-        """The loss with the reducer that makes the case's reduction."""
+        """The loss with the reducer that corresponds to the reduction of a case."""
         reducers = self.package.reducers
         kinds = {"sum": reducers.SumReducer, "none": reducers.DoNothingReducer}
         reducer = kinds.get(case.option("reduction"), reducers.MeanReducer)()
         return super().loss(case, reducer=reducers.PerAnchorReducer(reducer) if _per_anchor(case) else reducer)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """As above, out of what ``DoNothingReducer`` returns."""
+        """Evaluate the loss, and take the values out of the dictionary that ``DoNothingReducer`` returns."""
         found = super().value(case, given)
         return torch.as_tensor(found["loss"]["losses"] if isinstance(found, dict) else found, device=self.device)
 
 
 class SelfSupervised(PytorchMetricLearning):
-    """``SelfSupervisedLoss`` around ``NTXentLoss``: two views for nt_xent, not symmetric for two towers."""
+    """``SelfSupervisedLoss`` around ``NTXentLoss``: symmetric for two views, not symmetric for two towers."""
 
     name = "pml-self-supervised"
     title = "pytorch-metric-learning's SelfSupervisedLoss around NTXentLoss, live"
@@ -284,13 +269,13 @@ class SelfSupervised(PytorchMetricLearning):
     deviations = (NORMS, saturated)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The wrapper around two views, or around each direction of two towers."""
+        """Evaluate the wrapper on two views, or on each direction of two towers."""
         loss = self.package.losses.SelfSupervisedLoss(self.loss(case), symmetric=not case.entry.two_towers)
-        return by_views(case, given, lambda one, other, negatives: loss(one, other))
+        return base.by_views(case, given, lambda one, other, negatives: loss(one, other))
 
 
 class CrossBatchMemory(PytorchMetricLearning):
-    """``CrossBatchMemory`` around both losses: a memory that holds the references, the batch's own rows among them."""
+    """``CrossBatchMemory`` around both losses: a memory that holds the references and the rows of the batch."""
 
     name = "pml-cross-batch-memory"
     title = "pytorch-metric-learning's CrossBatchMemory around both losses, live"
@@ -298,7 +283,7 @@ class CrossBatchMemory(PytorchMetricLearning):
     deviations = (memory_is_detached, *DEVIATIONS)
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> Any:
-        """The step in which the memory holds what the case contrasts its batch with."""
+        """Evaluate the step in which the memory holds the rows that the case contrasts its batch with."""
         rows, references = given[case.first], given.get("ref_embeddings")
         own, others = labels_of(case)
         labels, size, mask = self.integers(own), case.shape[1], None
@@ -306,7 +291,7 @@ class CrossBatchMemory(PytorchMetricLearning):
         if references is not None:
             ref_labels, before = self.integers(others), _rows_before_the_batch(case)
             if not _leaves_rows_out(case):
-                # What a mask enqueues is contrasted with, and is no anchor.
+                # Rows that the mask selects enter the memory and are not anchors.
                 mask = torch.arange(size + case.n, device=self.device) < size
                 rows, labels = torch.cat([references, rows]), torch.cat([ref_labels, labels])
             elif before:
@@ -315,7 +300,7 @@ class CrossBatchMemory(PytorchMetricLearning):
 
 
 def _rows_before_the_batch(case: Case) -> list[int] | None:
-    """The references that a former batch left; None if the others are not the batch itself, each row at its place."""
+    """The references of an earlier batch; None if the other references are not the rows of the batch, in order."""
     own = [int(row) for row in case.arguments.get("self_rows", (-1,))]
     labels, ref_labels = labels_of(case)
     if min(own) < 0 or len(set(own)) < len(own) or ref_labels is None or "partners" in case.arguments:

@@ -1,4 +1,4 @@
-"""The reference itself, in float64: its loops against their own proof, its gradient by the complex step."""
+"""The reference itself: its loops in float64, its gradient by the complex step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..truth.evaluate import PROVE_UP_TO
 from .base import Implementation, Support
 
 STEP = {"cosine": 1e-120, "dot": 1e-200}
-"""The complex step, in units of a row's largest entry: so small that its square vanishes, and with it the truncation
-error. Logits that are cosines stay in range; the longer step leaves digits to gradients of 1e-160."""
+"""The complex step, in units of the largest entry of a row: its square, and so the truncation error, underflows to 0.
+The larger step for cosines keeps the digits of gradients down to 1e-160; dot products need the smaller one."""
 
 LARGEST = 70
-"""Rows up to which the loops are run."""
+"""Largest size of a case on which the loops run."""
 
-TOO_SLOW = f"its loops take seconds above {LARGEST} rows; rebuilding the fixtures runs them"
+TOO_SLOW = f"its loops take seconds above {LARGEST} rows; they run when the fixtures are rebuilt"
 
 
 class Reference(Implementation):
@@ -37,7 +37,7 @@ class Reference(Implementation):
         return pairproof.__version__
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Run the loops once on floats for the values and terms, once on complex directions for the gradients."""
+        """Run the loops on floats for the values and terms, and on complex directions for the gradients."""
         result = call_reference(case)
         values = np.ravel(result.loss).astype(float).tolist()
         anchors = {i: float(v) for i, v in result.terms.anchor_losses.items()}
@@ -46,13 +46,13 @@ class Reference(Implementation):
 
 
 def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
-    """Gradient of the reference by every matrix: the imaginary part of the loss at z + i STEP e_k, over STEP, all k."""
+    """Gradient of the reference by every matrix: the imaginary part of the loss at z + i STEP e_k, divided by STEP."""
     exact = np.concatenate(list(case.matrices.values()))
     rows = np.empty(exact.shape, dtype=object)
     largest = np.abs(exact).max(axis=1, keepdims=True)
     steps = np.broadcast_to(np.maximum(STEP[case.option("similarity")] * largest, 1e-300), exact.shape)
     for k, place in enumerate(np.ndindex(exact.shape)):
-        # One scalar is an array over all directions: one run of the loops differentiates by every entry.
+        # Each scalar is an array over all directions, so that one run of the loops differentiates by every entry.
         rows[place] = np.full(exact.size, complex(exact[place]))
         rows[place][k] += complex(0, steps[place])
     ends = np.cumsum([len(matrix) for matrix in case.matrices.values()])[:-1]

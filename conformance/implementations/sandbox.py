@@ -1,4 +1,4 @@
-"""Where a target comes from, and what a call of it may take: its import, a limit of time, a limit of memory."""
+"""The import of targets, and limits on the time and the memory of a call."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from types import ModuleType
 from typing import Any
 
 MEMORY_SHARE = 0.85
-"""Share of the free memory that a case may take: a loss that builds pairs by pairs must not exhaust the machine."""
+"""Share of the free memory that a case may use, so that a loss of pairs by pairs does not exhaust the machine."""
 
 
 class TargetError(ValueError):
-    """A target that cannot be loaded or called; the message says what to do."""
+    """A target cannot be loaded or called; the message says why."""
 
 
 class TargetMisused(TargetError):
-    """An option contradicts the target, or an option is missing; the message says which."""
+    """An option contradicts the target, or is missing; the message names it."""
 
 
 class _OutOfTime(BaseException):
-    """Raised by the alarm. It is not an Exception, so that a target which catches those does not catch it."""
+    """Raised by the alarm; not an Exception, so that a target that catches every Exception does not catch it."""
 
 
 def find(spec: str) -> Any:
@@ -51,9 +51,9 @@ def find(spec: str) -> Any:
     try:
         module = import_file(path, "pairproof_target") if path else importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        # No package is suggested for installation: a misspelt name may be anybody's on an index.
+        # The message suggests no package to install: a misspelt name may be another package on the index.
         missing = isinstance(error, ModuleNotFoundError)
-        where = f" (python looks in {Path.cwd()} and where packages are installed)" if missing else ""
+        where = f" (searched {Path.cwd()} and the installed packages)" if missing else ""
         raise TargetError(f"{name} cannot be imported: {type(error).__name__}: {error}{where}") from None
     try:
         return operator.attrgetter(attribute)(module)
@@ -64,7 +64,7 @@ def find(spec: str) -> Any:
 
 
 def import_file(path: Path, prefix: str) -> ModuleType:
-    """Import one Python file by its path, registered under a name that begins with a prefix."""
+    """Import a Python file by its path, as a module whose name begins with a prefix."""
     name = f"{prefix}_{path.stem}_{abs(hash(str(path)))}"
     spec: Any = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -77,7 +77,7 @@ def import_file(path: Path, prefix: str) -> ModuleType:
 
 
 def describe(spec: object) -> str:
-    """Name a target: as the user did, or by its module and its name where the object itself was given."""
+    """Return the name of a target: as the user wrote it, or the module and the name of an object."""
     if isinstance(spec, str):
         return spec
     named: Any = spec if hasattr(spec, "__qualname__") else type(spec)
@@ -85,7 +85,7 @@ def describe(spec: object) -> str:
 
 
 def copy_of(thing: Any) -> str:
-    """Return the file that a target comes from, and its package's version where it has one."""
+    """Return the file of a target, and the version of its package if it has one."""
     plain = inspect.unwrap(thing) if inspect.isfunction(thing) else thing
     module = inspect.getmodule(plain) or inspect.getmodule(type(plain))
     package = sys.modules.get(module.__name__.partition(".")[0]) if module else None
@@ -95,12 +95,12 @@ def copy_of(thing: Any) -> str:
 
 @contextmanager
 def within(limit: float | None) -> Iterator[None]:
-    """Limit the seconds of what is inside, in the main thread of systems with alarms; elsewhere there is no limit.
+    """Limit the time of the body in seconds, in the main thread of systems with alarms; elsewhere there is no limit.
 
-    An alarm interrupts Python code. It does not interrupt a call of other code that never returns.
+    An alarm interrupts Python code. It does not interrupt a call into native code that never returns.
 
     Raises:
-        TargetError: the time is up, or what is inside tries to end the process.
+        TargetError: the body takes too long, or tries to exit the process.
     """
     seconds = math.inf if limit is None else limit
     alarmed = math.isfinite(seconds) and hasattr(signal, "setitimer")
@@ -116,7 +116,7 @@ def within(limit: float | None) -> Iterator[None]:
 
     if alarmed:
         handler = signal.signal(signal.SIGALRM, stop)
-        # It rings again every second, in case the first exception is swallowed.
+        # The alarm repeats every second, in case the body catches the first exception.
         timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         try:
@@ -127,19 +127,19 @@ def within(limit: float | None) -> Iterator[None]:
         restore()
         raise TargetError(f"took longer than {seconds:g} s (--limit)") from None
     except SystemExit as error:
-        raise TargetError(f"wanted to end the process: SystemExit({error.code!r})") from None
+        raise TargetError(f"tried to exit the process: SystemExit({error.code!r})") from None
     except (Exception, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # such as a panic of a library written in another language
+    except BaseException as error:  # such as a panic in a library that is not written in Python
         raise TargetError(f"{type(error).__name__}: {error}".splitlines()[0]) from None
 
 
 @contextmanager
 def within_memory() -> Iterator[None]:
-    """Limit the memory that what is inside may map, where the system tells how much is free (Linux).
+    """Limit the memory that the body may allocate, on systems that report their free memory (Linux).
 
     Raises:
-        TargetError: it needs more.
+        TargetError: the body needs more.
     """
     free = _free_memory()
     if free is None:
@@ -156,13 +156,13 @@ def within_memory() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
             raise
-        raise TargetError(f"wanted more memory than the {allowed / 2**30:.2g} GiB that a case may take here") from None
+        raise TargetError(f"needs more than the {allowed / 2**30:.2g} GiB of memory that a case may use") from None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _free_memory() -> int | None:
-    """Return the bytes that are free; None where the system does not say."""
+    """Return the free memory in bytes; None if the system does not report it."""
     info = Path("/proc/meminfo")
     found = re.search(r"MemAvailable:\s*(\d+) kB", info.read_text()) if info.exists() else None
     return int(found[1]) * 1024 if found else None

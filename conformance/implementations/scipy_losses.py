@@ -1,4 +1,4 @@
-"""``reference/scipy_losses.py``: whole arrays with scipy, as the notebooks write them, an independent evaluation."""
+"""``reference/scipy_losses.py``: an independent evaluation on whole arrays with scipy, like the notebooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .base import Implementation, Support
 
 
 class ScipyLosses(Implementation):
-    """Values without gradients, by formulas that share nothing with the loops."""
+    """Values without gradients, by code that shares nothing with the loops of the reference."""
 
     name = "scipy"
     title = "pairproof.reference.scipy_losses, whole arrays in float64, values only"
@@ -28,7 +28,7 @@ class ScipyLosses(Implementation):
         return f"scipy {scipy.__version__}, numpy {np.__version__}"
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """The value, and every anchor's."""
+        """Evaluate the value, and the value of every anchor."""
         given: dict[str, Any] = {**case.matrices, **case.arguments, **case.keywords}
         found: scipy_losses.Values = getattr(scipy_losses, case.entry.function)(**given)
         anchors = dict(zip(case.anchors(), found.anchors.tolist(), strict=True))

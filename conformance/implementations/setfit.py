@@ -1,8 +1,8 @@
-"""setfit's copy of the original SupCon code (``setfit/losses.py``), loaded by path: torch is all that it needs.
+"""setfit's copy of the original SupCon code (``setfit/losses.py``), loaded by path because it needs only torch.
 
-Its words translated: a model takes the place of features, so the model here returns the embeddings it is given; a mask
-is positives. It normalises, and takes one view of every sentence, so that without labels no anchor has a positive: it
-has no NT-Xent.
+Terms: it takes a model in place of features, so the adapter's model returns the embeddings unchanged; a mask is
+positives. It normalises, and takes one view of every sentence: without labels no anchor has a positive, so that it
+does not compute NT-Xent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from ..suite.cases import Case
 from .base import Support, clamped_norms, targets_of
 from .files import FilePeer
-from .supcontrast import SUPPORT, nan_without_positives, row_underflows
+from .supcontrast import SUPPORT, nan_without_positives, row_underflows, temperatures
 
 
 class SetFit(FilePeer):
@@ -29,18 +29,12 @@ class SetFit(FilePeer):
     }
     attribute = "SupConLoss"
     support = Support(
-        losses=("supcon",),
-        options={"similarity": ("cosine",), **SUPPORT.options},
-        lacks=("ref_embeddings", "anchors"),
+        losses=("supcon",), options={"similarity": ("cosine",), **SUPPORT.options}, lacks=("ref_embeddings", "anchors")
     )
     deviations = (row_underflows, nan_without_positives, clamped_norms(1e-12))
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """``SupConLoss`` around a model that returns what it is given."""
-        base, rows = case.option("base_temperature"), given[case.first]
-        loss: Callable[..., torch.Tensor] = self.loss(
-            lambda features: {"sentence_embedding": features},
-            temperature=case.temperature,
-            base_temperature=case.temperature if base is None else base,
-        )
+        """Evaluate ``SupConLoss`` with a model that returns its input."""
+        rows = given[case.first]
+        loss: Callable[..., torch.Tensor] = self.loss(lambda rows: {"sentence_embedding": rows}, **temperatures(case))
         return loss([rows], **targets_of(case, [(i,) for i in range(case.n)], rows))

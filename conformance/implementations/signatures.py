@@ -1,6 +1,6 @@
-"""What the signature of a target shows: how it is called, with which arrays, which options it takes; and its claim.
+"""Read the signature of a target: how it is called, with which arrays, and which options it takes; and its claim.
 
-What a signature does not show is guessed from the names of its parameters. Every guess is noted in words.
+Whatever the signature does not state is guessed from the names of its parameters. Every guess is noted in words.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .sandbox import TargetError, TargetMisused
 CALLS = ("labels", "features", "views", "stacked", "pairs", "command")
 ARRAYS = ("torch", "numpy", "jax")
 EVERY = "*"
-"""The value of a claimed option that says: it is taken by keyword, although the signature does not show it."""
+"""The value of a claimed option that is taken by keyword although the signature does not show it."""
 
 TEMPERATURES = ("temperature", "tau", "logit_scale")
 INVERSE = "logit_scale"
-"""The name of those that means one over the temperature."""
+"""The one of these names that means one over the temperature."""
 
 _MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy", "np.", "npt.")}
-"""What in annotations shows which arrays a target takes."""
+"""Words in annotations that show which arrays a target takes."""
 
 _WORDS = (
     ("features", r"\S+(?=.* labels\b)(?=.* mask\b).*"),
@@ -44,10 +44,13 @@ _WORDS = (
     ("features", r"features( .*)?"),
     (
         "stacked",
-        r"(embeddings|z|reps|representations|projections|outputs|hidden)( (temperature|tau|logit_scale|reduction))*",
+        rf"(embeddings|z|reps|representations|projections|outputs|hidden)( ({'|'.join(TEMPERATURES)}|reduction))*",
     ),
 )
-"""How a target is called, by the names of its parameters in order: the first pattern that matches."""
+"""Patterns of the names of the parameters, in order, for each call; the first pattern that matches decides."""
+
+
+Bound = tuple[dict[str, Any], list[Any], dict[str, Any]]
 
 
 class Signature:
@@ -55,9 +58,11 @@ class Signature:
 
     Attributes:
         thing: the callable.
-        constructs: whether it is a class, which is constructed with the options that its constructor takes.
-        call: the parameters of the call, without self; empty where they cannot be read.
-        constructor: the parameters of the constructor; empty for anything but a class.
+        constructs: whether it is a class, constructed with the options that its constructor takes.
+        call: the parameters of the call, without self; empty if they cannot be read.
+        constructor: the parameters of the constructor; empty unless it is a class.
+        named: the parameters of the call, without ``*args`` and ``**keywords``.
+        takes_anything: whether the call or the constructor has ``**keywords``.
     """
 
     def __init__(self, thing: Any) -> None:
@@ -74,16 +79,8 @@ class Signature:
         self.constructor = _parameters(thing) if self.constructs else {}
         if self.constructs:
             self.call.pop(next(iter(self.call), ""), None)
-
-    @property
-    def named(self) -> list[inspect.Parameter]:
-        """The parameters of the call that have a name of their own."""
-        return [p for p in self.call.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-
-    @property
-    def takes_anything(self) -> bool:
-        """Whether it has ``**keywords``."""
-        return _takes_anything(self.call) or _takes_anything(self.constructor)
+        self.named = [p for p in self.call.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        self.takes_anything = _takes_anything(self.call) or _takes_anything(self.constructor)
 
     def keyword(self, name: str) -> inspect.Parameter | None:
         """Return the parameter for an option of the catalogue."""
@@ -91,13 +88,11 @@ class Signature:
         found = (own[word] for own, word in product((self.constructor, self.call), words) if word in own)
         return next((p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)), None)
 
-    def bind(
-        self, positional: Sequence[Any], keywords: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], list[Any], dict[str, Any]]:
+    def bind(self, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Bound:
         """Translate the catalogue's arguments.
 
         Args:
-            positional: in the order of the call; None for one that is not given.
+            positional: in the order of the call; None for an argument that is not given.
             keywords: options by their names in the catalogue.
 
         Returns:
@@ -111,7 +106,7 @@ class Signature:
             if word == INVERSE:
                 value = 1 / value
             if found and name == "base_temperature" and value is None and isinstance(found.default, (int, float)):
-                # Without a base the loss is not scaled, as with a base that is the temperature.
+                # A base equal to the temperature does not scale the loss, like no base.
                 value = keywords.get("temperature")
             constructed = word in self.constructor if found else _takes_anything(self.constructor)
             (constructor if constructed else call)[word] = value
@@ -129,12 +124,12 @@ class Signature:
 
 
 def is_module(thing: Any) -> bool:
-    """Return whether something is a torch module or a class of them."""
+    """Return whether something is a torch module or a class of modules."""
     return issubclass(thing if isinstance(thing, type) else type(thing), torch.nn.Module)
 
 
 def kind_of(value: object) -> str:
-    """Return the type of a value with its article."""
+    """Return the name of the type of a value, with its article."""
     name = type(value).__name__
     return "nothing" if value is None else f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
@@ -156,24 +151,24 @@ def guess_call(signature: Signature) -> tuple[str, str]:
         One of ``CALLS``, and what it was guessed from.
 
     Raises:
-        TargetMisused: the names do not show it.
+        TargetMisused: no pattern matches.
     """
     names = [p.name for p in signature.named]
     words = f"the parameters ({', '.join(names)})"
     for call, pattern in _WORDS:
         if re.fullmatch(pattern, " ".join(names).lower()):
             return call, words
-    raise TargetMisused(f"how it is called does not show in {words}: say it with --call {'|'.join(CALLS[:-1])}")
+    raise TargetMisused(f"cannot guess how it is called from {words}: pass --call {'|'.join(CALLS[:-1])}")
 
 
 def guess_arrays(thing: Any) -> tuple[str, str]:
-    """Guess what a target computes with from its annotations, then from what its module imports.
+    """Guess which arrays a target takes from its annotations, or else from the imports of its module.
 
     Returns:
         One of ``ARRAYS``, and what it was guessed from.
 
     Raises:
-        TargetMisused: its module imports torch and jax both.
+        TargetMisused: its module imports both torch and jax.
     """
     if is_module(thing):
         return "torch", "its class, a torch module"
@@ -189,7 +184,7 @@ def guess_arrays(thing: Any) -> tuple[str, str]:
     names = [v.__name__ if inspect.ismodule(v) else getattr(v, "__module__", "") if callable(v) else "" for v in values]
     packages = {str(name).partition(".")[0] for name in names}
     if {"torch", "jax"} <= packages:
-        raise TargetMisused("its module imports torch and jax: say with --arrays which it is given")
+        raise TargetMisused("its module imports both torch and jax: choose one with --arrays")
     for arrays in _MARKS:
         if arrays in packages:
             return arrays, f"what its module imports ({arrays})"
@@ -198,16 +193,16 @@ def guess_arrays(thing: Any) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a target computes, as its user and its signature say.
+    """What a target computes, according to its user and its signature.
 
     Attributes:
         loss: short name in the catalogue.
         call: how it is called, one of ``CALLS``.
-        arrays: what it is given, one of ``ARRAYS``.
-        temperature: the one that is built in; None where it is passed by keyword.
-        normalised: whether the harness brings rows to norm 1 under cosine before the call.
-        settings: values of options that differ from the catalogue's defaults; a tuple where several are claimed.
-        passed: the catalogue's keywords that are passed, so that every value of theirs is judged.
+        arrays: the arrays that it takes, one of ``ARRAYS``.
+        temperature: the built-in temperature; None if it is passed by keyword.
+        normalised: whether the harness normalises rows under cosine before the call.
+        settings: values of options that differ from the catalogue's defaults; a tuple if several are claimed.
+        passed: the keywords of the catalogue that are passed, so that all their values are judged.
     """
 
     loss: str
@@ -219,7 +214,7 @@ class Claim:
     passed: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself.
+        """Refuse a claim that contradicts itself.
 
         Raises:
             TargetMisused: a name is unknown, or the call cannot express the loss.
@@ -235,19 +230,19 @@ class Claim:
 
     @property
     def reduced_here(self) -> bool:
-        """Whether the target returns one value per anchor, and the harness reduces them as a case requires."""
+        """Whether the target returns one value per anchor, which the harness reduces as a case requires."""
         return "reduction" not in self.passed and self.settings.get("reduction") == "none"
 
     @property
     def directed_here(self) -> bool:
-        """Whether the target computes one direction, and the harness swaps its towers as a case requires."""
+        """Whether the target computes one direction only, so that the harness swaps the towers if a case requires."""
         one = self.settings.get("direction") in ("a_to_b", "b_to_a")
         return self.call == "views" and "direction" not in self.passed and one
 
     def values_of(self, option: str) -> tuple[object, ...] | None:
         """Return the values of an option that are judged; None for every value."""
-        brought = {"reduction": self.reduced_here, "direction": self.directed_here}
-        if brought.get(option) or (option in self.passed and option not in self.settings):
+        by_harness = {"reduction": self.reduced_here, "direction": self.directed_here}
+        if by_harness.get(option) or (option in self.passed and option not in self.settings):
             return None
         found = self.settings.get(option, LOSSES[self.loss].keywords[option])
         return found if isinstance(found, tuple) else (found,)
@@ -260,7 +255,7 @@ class Claim:
         options = {option: values for option, values in judged.items() if values is not None}
         if self.temperature is not None:
             options = {"temperature": (self.temperature,), **options}
-        # What the call has no place for.
+        # The call has no place for these.
         by_partners = entry.targets == "partners" and "partners" not in self.passed and self.call != "command"
         without = {"ref_embeddings"} if by_partners or self.call == "features" else set()
         without |= {"anchors"} if by_partners and self.call != "labels" else set()
@@ -268,108 +263,107 @@ class Claim:
         return Support((self.loss,), options, lacks)
 
 
-def complete(said: Claim, signature: Signature | None) -> tuple[Claim, list[str]]:
+def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str]]:
     """Complete a claim about a target from the target's signature.
 
     Args:
-        said: the claim, its settings as they were said: the value ``EVERY`` says that the option is taken by keyword.
-        signature: of the target; None for a command.
+        claim: the claim of the user; the value ``EVERY`` of a setting means that the option is taken by keyword.
+        signature: signature of the target; None for a command.
 
     Returns:
         The claim, and what was guessed.
 
     Raises:
-        TargetMisused: what is said contradicts the signature, or is too little.
+        TargetMisused: the claim contradicts the signature, or is incomplete.
     """
-    settings = _checked_settings(said)
-    passed, notes = {*said.settings} - {*settings}, []
-    claim = replace(said, settings=settings, passed=frozenset(passed))
+    settings, notes = _checked_settings(claim), list[str]()
+    passed = {*claim.settings} - {*settings}
+    temperature = claim.temperature
     if signature is not None:
         for name in passed:
             if signature.keyword(name) is None and not signature.takes_anything:
-                raise TargetMisused(f"{name}=*: it takes no keyword {name}")
-        if said.arrays == "jax":
-            notes.append("jax: 64-bit numbers are switched on; compiled where it can be")
-        if said.arrays == "numpy":
-            notes.append("gradient: not judged, for a numpy function gives none")
-        passed = _keywords(claim, signature, notes)
-        claim = replace(claim, passed=frozenset(passed), temperature=_temperature(said.temperature, signature, notes))
-        if claim.reduced_here:
-            notes.append("reduction: it returns one value per anchor; mean and sum are taken here")
+                raise TargetMisused(f"{name}=*: the target has no parameter {name}")
+        if claim.arrays == "jax":
+            notes.append("jax: 64-bit mode is on; the target is compiled if possible")
+        if claim.arrays == "numpy":
+            notes.append("gradient: not judged, because a numpy function returns none")
+        passed = _keywords(claim, passed, signature, notes)
+        temperature = _temperature(claim.temperature, signature, notes)
+    claim = replace(claim, settings=settings, passed=frozenset(passed), temperature=temperature)
+    if signature is not None and claim.reduced_here:
+        notes.append("reduction: the target returns one value per anchor; pairproof reduces them")
     if claim.call == "features" and LOSSES[claim.loss].targets == "labels":
-        views = "two or three views of an item where every class divides so, else as one"
-        notes.append(f"features: rows are given as {views}")
+        notes.append("features: items have two or three views if the size of every class allows it, else one")
     if claim.directed_here:
-        notes.append("direction: it computes one; it is called with its towers swapped, or both ways, as cases require")
+        notes.append("direction: the target computes one; pairproof swaps the towers as cases require")
     return claim, notes
 
 
-def _keywords(claim: Claim, signature: Signature, notes: list[str]) -> set[str]:
-    """Return the options that are passed by keyword: those that are claimed, and those that the signature shows."""
-    entry, call, passed = LOSSES[claim.loss], claim.call, set(claim.passed)
+def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list[str]) -> set[str]:
+    """Return the options that are passed by keyword: those that are claimed, and those in the signature."""
+    entry, passed = LOSSES[claim.loss], set(claimed)
     for name in (*entry.choices, "base_temperature", *ARRAY_OPTIONS):
         found = signature.keyword(name)
-        beside = name not in ("ref_labels", "self_rows") or "ref_embeddings" in passed
-        if found is None or name not in entry.keywords or name in passed or not beside:
+        usable = name not in ("ref_labels", "self_rows") or "ref_embeddings" in passed
+        if found is None or name not in entry.keywords or name in passed or not usable:
             continue
         choices = entry.choices.get(name)
         if choices and found.default not in (found.empty, *choices):
-            notes.append(f"{name}: its default {found.default!r} is none of {', '.join(choices)}, so it is not passed")
+            notes.append(f"{name}: not passed: its default {found.default!r} is not one of {', '.join(choices)}")
         else:
             passed.add(name)
-    if call == "features" and signature.keyword("mask") is not None and "positives" in entry.keywords:
+    if claim.call == "features" and signature.keyword("mask") is not None and "positives" in entry.keywords:
         passed.add("positives")
-    if call == "labels" and entry.targets == "partners" and list(signature.call)[1:2] == ["partners"]:
+    if claim.call == "labels" and entry.targets == "partners" and list(signature.call)[1:2] == ["partners"]:
         passed.add("partners")
     if passed:
-        notes.append(f"passed by keyword, every value of theirs judged: {', '.join(sorted(passed))}")
+        notes.append(f"passed by keyword, and judged for all values: {', '.join(sorted(passed))}")
     return passed
 
 
-def _temperature(said: float | None, signature: Signature, notes: list[str]) -> float | None:
-    """Return the temperature that is built in, or None where it is passed."""
+def _temperature(claimed: float | None, signature: Signature, notes: list[str]) -> float | None:
+    """Return the built-in temperature, or None if the temperature is passed."""
     own = signature.keyword("temperature")
-    if own is not None and said is not None:
-        notes.append(f"temperature: {said:g} built in, as said; its parameter {own.name} is left alone")
+    if own is not None and claimed is not None:
+        notes.append(f"temperature: {claimed:g} is built in, as claimed; its parameter {own.name} is not passed")
     elif own is not None and own.name != "temperature":
         notes.append(f"temperature: passed as {own.name}")
-    elif own is None and said is None and signature.takes_anything:
-        notes.append("temperature: passed, for it takes any keyword; --temperature says otherwise")
-    if own is not None or said is not None or signature.takes_anything:
-        return said
+    elif own is None and claimed is None and signature.takes_anything:
+        notes.append("temperature: passed, because the target takes any keyword; override with --temperature")
+    if own is not None or claimed is not None or signature.takes_anything:
+        return claimed
     found = None if signature.constructs else getattr(signature.thing, "temperature", None)
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         found = found.item()
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         missing = "it has no parameter temperature (or tau, or logit_scale)"
-        raise TargetMisused(f"{missing}: say with --temperature which one is built in")
+        raise TargetMisused(f"{missing}: pass the temperature that is built in with --temperature")
     found = float(found)
-    notes.append(f"temperature: {found!r} built in, the instance's attribute; --temperature says otherwise")
-    meant = float(str(np.float32(found)))
-    if meant != found and float(np.float32(meant)) == found:
-        options = f"--temperature {meant!r} --dtype float32"
-        notes.append(f"temperature: that is {meant!r} as float32 holds it: {options} judges it as such")
+    notes.append(f"temperature: {found!r} is built in, an attribute of the instance; override with --temperature")
+    decimal = float(str(np.float32(found)))
+    if decimal != found and float(np.float32(decimal)) == found:
+        options = f"--temperature {decimal!r} --dtype float32"
+        notes.append(f"temperature: that is {decimal!r} rounded to float32; {options} judges it as {decimal!r}")
     return found
 
 
-def _checked_settings(said: Claim) -> dict[str, object]:
-    """Return the options that are claimed, without those that are said to be taken by keyword."""
-    entry = LOSSES[said.loss]
-    wanted: dict[str, object] = {}
-    for name, value in said.settings.items():
+def _checked_settings(claim: Claim) -> dict[str, object]:
+    """Return the claimed options, without those whose value is ``EVERY``."""
+    entry, checked = LOSSES[claim.loss], dict[str, object]()
+    for name, value in claim.settings.items():
         if name == "temperature":
-            raise TargetMisused("temperature is said with --temperature")
+            raise TargetMisused("the temperature has its own option, --temperature")
         if name not in entry.keywords:
             known = ", ".join(key for key in entry.keywords if key != "temperature")
             raise TargetMisused(f"{entry.function} has no option {name!r}; known: {known}")
         if value == EVERY:
             continue
         if name in ARRAY_OPTIONS:
-            raise TargetMisused(f"{name} is an array: claim {name}=*, that it is taken by keyword")
+            raise TargetMisused(f"{name} is an array: claim {name}=*, which means that it is taken by keyword")
         values = value if isinstance(value, tuple) else (value,)
         found = tuple(_checked_value(name, one, entry.choices.get(name)) for one in values)
-        wanted[name] = found if len(found) > 1 else found[0]
-    return wanted
+        checked[name] = found if len(found) > 1 else found[0]
+    return checked
 
 
 def _checked_value(name: str, value: object, choices: tuple[str, ...] | None) -> object:

@@ -1,29 +1,30 @@
 """A loss in any language: a command that answers requests, one JSON object per line.
 
-The command is started once and kept alive. Its standard input brings one request per line:
+The command is started once and kept running. It reads one request per line from standard input:
 
     {"protocol": "pairproof-lines/1", "id": 7, "loss": "supcon", "dtype": "float64",
      "matrices": {"embeddings": [[0.5, -1.25], ...]},
      "arguments": {"labels": [0, 0, 1]},
      "options": {"temperature": 0.1, "base_temperature": null, "similarity": "cosine", "reduction": "mean", ...}}
 
-``matrices`` are the float matrices by their names in the catalogue, row by row; their numbers are numbers of ``dtype``.
-``arguments`` hold integers and booleans: labels, partners, positive_pairs, positives, anchors, ref_labels, self_rows.
-``options`` are those of the loss, each with its value. For every request one line goes to standard output, and is
-flushed:
+``matrices`` holds the float matrices by their names in the catalogue, row by row, with entries representable in
+``dtype``. ``arguments`` holds integers and booleans: labels, partners, positive_pairs, positives, anchors, ref_labels,
+self_rows. ``options`` holds every option of the loss. For each request the command writes one line to standard output,
+and flushes it:
 
     {"id": 7, "value": 1.25}
     {"id": 7, "value": 1.25, "gradients": {"embeddings": [[0.01, -0.02], ...]}}
     {"id": 7, "values": [0.5, 2.0, 1.25]}
     {"id": 7, "error": "what went wrong"}
 
-``value`` is the loss; ``values`` are those of the anchors, in the order of their rows, where the reduction is "none".
-``gradients``, of the value or of the sum of the values, are by the name of the matrix, of its shape: those of every
-matrix, or none. Values that are not finite are written NaN, Infinity, -Infinity or null (NaN), never as text. Standard
-error is free for messages. The command ends when its standard input ends.
+``value`` is the loss; ``values`` are the values of the anchors in the order of their rows, for reduction "none".
+``gradients`` are those of the value, or of the sum of the values: one matrix for every matrix of the request, by the
+same name and of the same shape, or no ``gradients`` at all. A value that is not finite is written NaN, Infinity,
+-Infinity or null (NaN), never as a string. Standard error is free for messages. The command exits when its standard
+input ends.
 
-An answer that is late, not JSON, or of another id ends the process, and so does a crash; it is started again for the
-next case, at most ``RESTARTS`` times.
+The process is ended after a crash, and after an answer that is late, not JSON, or has another id; it is restarted for
+the next case, at most ``RESTARTS`` times.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ LONGEST_LINE = 2**28
 """Maximum length of one answer, in bytes."""
 
 PATIENCE = 2.0
-"""Seconds that a command has to end by itself once its input has ended."""
+"""Seconds that a command may take to exit after its input has ended."""
 
 BRIEFLY = 0.2
-"""Seconds that a command which stopped answering has to end, so that its exit code can be reported."""
+"""Seconds to wait for the exit code of a command that stopped answering."""
 
 
 class _Broken(Exception):
@@ -59,15 +60,15 @@ class _Broken(Exception):
 
 
 class Lines:
-    """A command and its process.
+    """A command and its process; after a fork, the parent and the child each have their own process.
 
     Attributes:
-        command: as a shell reads it.
-        started: how often the process was started.
+        command: the shell command line.
+        started: number of times that the process was started.
     """
 
     def __init__(self, command: str) -> None:
-        self.command, self.started, self._id, self._last = command, 0, 0, ""
+        self.command, self.started, self._id, self._last, self._owner = command, 0, 0, "", 0
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes]
 
@@ -75,15 +76,15 @@ class Lines:
         """Send one request and read its answer.
 
         Args:
-            request: without its id.
-            expected: how many values there must be.
-            limit: seconds until the answer must be there.
+            request: the request without its id.
+            expected: number of values that are expected.
+            limit: time limit of the answer in seconds; None for no limit.
 
         Returns:
-            The values, and the gradients by matrix where there are any.
+            The values, and the gradients by the name of the matrix, empty if there are none.
 
         Raises:
-            TargetError: the command did not answer, or its answer is invalid; the message says which.
+            TargetError: the command did not answer, or its answer is invalid.
         """
         self._id += 1
         process = self._start()
@@ -93,7 +94,7 @@ class Lines:
         except _Broken as error:
             raise TargetError(self._end(BRIEFLY, str(error))) from None
         if answer.get("error") is not None:
-            raise TargetError(f"the command says: {answer['error']}")
+            raise TargetError(f"the command reported: {answer['error']}")
         if ("value" in answer) == ("values" in answer):
             raise TargetError("the command's answer must have either value or values")
         if "values" in answer:
@@ -105,34 +106,37 @@ class Lines:
         return values, _gradients(answer.get("gradients"), request["matrices"])
 
     def close(self) -> None:
-        """End the process: its input first, then, if it does not end by itself, with a signal."""
-        if self._process is not None and self._process.stdin is not None:
+        """Close the input of the process; kill the process if it does not exit then."""
+        if self._owner == os.getpid() and self._process is not None and self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
             self._end(PATIENCE)
 
     def _start(self) -> subprocess.Popen[bytes]:
+        if self._owner != os.getpid():
+            # After a fork, the process belongs to the parent.
+            self._process, self._owner = None, os.getpid()
         if self._process is not None:
             if self._process.poll() is None:
                 return self._process
             self._end(0.0, "the command ended after its last answer")
         if self.started > RESTARTS:
-            raise TargetError(f"not asked: the command was started {self.started} times; the last time: {self._last}")
+            raise TargetError(f"gave up after {self.started} starts of the command; the last time: {self._last}")
         self.started += 1
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process ends
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
-        # A session of its own, so that whatever the shell starts is killed with it.
+        # Its own session, so that the processes that the shell starts are killed with it.
         self._process = subprocess.Popen(self.command, shell=True, start_new_session=True, **pipes)  # type: ignore[call-overload]
         return self._process
 
     def _end(self, patience: float, message: str = "") -> str:
-        """Kill the process unless it ends soon; return the message with the exit code and the last line of stderr."""
+        """Kill the process if it does not exit in time; return the message with its exit code and last error line."""
         process, self._process = self._process, None
         assert process is not None
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience)
         code = process.poll()
-        # Leaving the process closes its pipes and waits for its end.
+        # The context manager of the process closes its pipes and waits for it.
         with suppress(OSError), process:
             os.killpg(process.pid, signal.SIGKILL)
         if code is not None:
@@ -145,13 +149,13 @@ class Lines:
 
 
 def _exchange(process: Any, request: bytes, limit: float | None) -> bytes:
-    """Write a request and return the line that comes back, in a thread, because pipes have no limit of time."""
+    """Write a request and return the answer; in a thread, because reads of pipes have no time limit."""
     found: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def exchange() -> None:
         line = b""
         with suppress(OSError, ValueError):
-            # A command that has ended may have written a line before.
+            # A command that has exited may have written a line before.
             with suppress(BrokenPipeError):
                 process.stdin.write(request)
                 process.stdin.flush()
@@ -164,7 +168,7 @@ def _exchange(process: Any, request: bytes, limit: float | None) -> bytes:
     except queue.Empty:
         raise _Broken(f"the command did not answer within {limit:g} s (--limit) and was killed") from None
     if len(line) == LONGEST_LINE:
-        raise _Broken(f"the command wrote {LONGEST_LINE} bytes without an end and was killed")
+        raise _Broken(f"the command wrote {LONGEST_LINE} bytes without a line break and was killed")
     if not line.endswith(b"\n"):
         raise _Broken("the command ended without an answer")
     return line
@@ -196,7 +200,7 @@ def _gradients(given: Any, matrices: Mapping[str, Sequence[Any]]) -> dict[str, l
 
 
 def _numbers(given: Any, where: str, shape: tuple[int, ...] = ()) -> Any:
-    """Check the shape of nested lists of numbers; NaN for null."""
+    """Check the shape of nested lists of numbers; null becomes NaN."""
     if shape:
         if not isinstance(given, list) or len(given) != shape[0]:
             raise TargetError(f"{where}: expected {' rows of '.join(map(str, shape))} numbers, got {_shown(given)}")
@@ -205,7 +209,7 @@ def _numbers(given: Any, where: str, shape: tuple[int, ...] = ()) -> Any:
         return math.nan
     if isinstance(given, bool) or not isinstance(given, (int, float)):
         raise TargetError(f"{where}: expected a number, got {_shown(given)}")
-    # An integer that is too large for a float is infinite.
+    # float(str()) turns an integer that is too large into infinity.
     return float(str(given))
 
 

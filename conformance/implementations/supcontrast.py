@@ -1,11 +1,11 @@
 """The original SupCon code (HobbitLong/SupContrast, ``losses.py``), in two revisions.
 
-``supcontrast`` is the revision that the SupCon notebook shows, before pull request 142; the PyPI package bioencoder
-1.0.5 carries it statement for statement in one file, which is loaded by path after its checksum is verified.
-``supcontrast-today`` is commit 66a8fe5: live from a path that the user names, otherwise by its recorded values.
+``supcontrast`` is the revision that the SupCon notebook shows, before pull request 142. The PyPI package bioencoder
+1.0.5 contains the same statements in one file, which is loaded by path after its checksum is verified.
+``supcontrast-today`` is commit 66a8fe5: live if the user passes a path, otherwise its recorded values.
 
-Its words translated: features [batch, views, dim] are embeddings, a mask is positives, ``contrast_mode="one"`` takes
-the first view's rows as anchors. It does not normalise; under cosine similarity the rows are normalised for it.
+Terms: features [batch, views, dim] are embeddings; a mask is positives; with ``contrast_mode="one"`` only the rows of
+the first view are anchors. The code does not normalise: under cosine similarity the adapter does.
 """
 
 from __future__ import annotations
@@ -24,38 +24,30 @@ import torch
 from ..suite.cases import Case
 from ..suite.records import Outcome, Truth
 from ..suite.store import fixtures_root
-from .base import (
-    Support,
-    TorchImplementation,
-    Unavailable,
-    deviation,
-    items_of,
-    lacks_positives,
-    logits,
-    normalised,
-    one_thread,
-    targets_of,
-)
+from . import base
+from .base import Support, TorchImplementation, Unavailable
 from .files import FilePeer, load_file, sha256
 
 TODAY_COMMIT = "66a8fe53880d6a1084b2e4e0db0a019024d6d41a"
 TODAY_SHA256 = "a432e24bdff118aa0ab3013a4c85a4b099871ebef554177054d91fe6fca616db"
 RECORDED = "recorded/supcontrast-today.json"
 LARGEST_RECORDED = 40
-"""Rows up to which a case is recorded, to keep the file of recorded gradients small."""
+"""Largest number of rows of a recorded case, which keeps the file of recorded gradients small."""
 
 RECORDED_FORMAT = "pairproof-recorded/1"
 
 
-@deviation("the self pair makes the row underflow", "https://github.com/HobbitLong/SupContrast/issues/104", wrong=True)
+@base.deviation(
+    "the self pair makes the row underflow", "https://github.com/HobbitLong/SupContrast/issues/104", wrong=True
+)
 def row_underflows(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether some anchor's own logit exceeds all others by more than the dtype's exponentials can hold.
+    """Whether the exponentials of all other logits of some anchor underflow next to its self pair.
 
-    the row's maximum includes the self pair: once all others lie far below, their exponentials are 0, and so is the sum
-    whose logarithm is taken.
+    The maximum of a row includes the self pair: if all other logits lie far below it, their exponentials are 0, and the
+    logarithm of 0 is taken.
     """
     deepest = -math.log(np.finfo(dtype).tiny)
-    found, positives = logits(case), case.positives()
+    found, positives = base.logits(case), case.positives()
     own = found.diagonal().copy()
     np.fill_diagonal(found, -np.inf)
     return any(positives[i] and own[i] - found[i].max() > deepest for i in case.anchors())
@@ -64,17 +56,17 @@ def row_underflows(case: Case, dtype: str, true: Truth) -> bool:
 PULL_142 = "https://github.com/HobbitLong/SupContrast/pull/142"
 
 
-@deviation("NaN for an anchor without positives", PULL_142, wrong=True, losses=("supcon",))
+@base.deviation("NaN for an anchor without positives", PULL_142, wrong=True, losses=("supcon",))
 def nan_without_positives(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether some anchor has no positive, which should count 0.
+    """Whether some anchor without positives should count as 0.
 
-    divides by the number of positives, 0 for a class with one member: the loss is NaN.
+    The sum over positives is divided by their number, which is 0 for a class with one member: the loss is NaN.
     """
-    return lacks_positives(case) and case.option("no_positive") == "zero"
+    return base.lacks_positives(case) and case.option("no_positive") == "zero"
 
 
 def _one_of_each(case: Case) -> list[tuple[int, ...]] | None:
-    """For NT-Xent with one anchor out of each pair: those rows and their partners. None if it is another subset."""
+    """The anchors and their partners if one row of each pair of nt_xent is an anchor, else None."""
     if case.loss != "nt_xent" or case.option("anchors") is None:
         return None
     items = [(i, int(case.arguments["partners"][i])) for i in case.anchors()]
@@ -89,27 +81,29 @@ SUPPORT = Support(
     losses=("supcon", "nt_xent"),
     options={"reduction": ("mean",), "denominator": ("all",), "no_positive": ("zero", "nan")},
     lacks=("ref_embeddings",),
-    also=(("takes no subset of anchors but the first views", _other_anchors),),
+    also=(("takes as anchors only all rows or the first views", _other_anchors),),
 )
 
 
+def temperatures(case: Case) -> dict[str, float]:
+    """The temperature and the base temperature of a case, which is the temperature by default."""
+    found = {name: case.option(name) for name in ("temperature", "base_temperature")}
+    return {name: case.temperature if value is None else value for name, value in found.items()}
+
+
 class _SupConCode(TorchImplementation):
-    """How both revisions are given a case."""
+    """The call that both revisions share."""
 
     loss: Callable[..., Callable[..., torch.Tensor]]
     support = SUPPORT
 
     def value(self, case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """``SupConLoss`` of features [batch, views, dim]."""
-        base, first = case.option("base_temperature"), _one_of_each(case)
-        loss = self.loss(
-            temperature=case.temperature,
-            base_temperature=case.temperature if base is None else base,
-            contrast_mode="all" if first is None else "one",
-        )
-        rows = normalised(given[case.first], case)
-        items = items_of(case) if first is None else first
-        return loss(rows[torch.tensor(items, device=self.device)], **targets_of(case, items, rows))
+        """Evaluate ``SupConLoss`` on features [batch, views, dim]."""
+        first = _one_of_each(case)
+        loss = self.loss(**temperatures(case), contrast_mode="all" if first is None else "one")
+        rows = base.normalised(given[case.first], case)
+        items = base.items_of(case) if first is None else first
+        return loss(rows[torch.tensor(items, device=self.device)], **base.targets_of(case, items, rows))
 
 
 class SupContrast(_SupConCode, FilePeer):
@@ -126,7 +120,7 @@ class SupContrast(_SupConCode, FilePeer):
 
 
 class SupContrastToday(_SupConCode):
-    """Commit 66a8fe5: live where a path is given, else its recorded values."""
+    """Commit 66a8fe5: live if a path is given, else its recorded values."""
 
     name = "supcontrast-today"
     title = "the original SupCon code, commit 66a8fe5"
@@ -136,7 +130,7 @@ class SupContrastToday(_SupConCode):
     records: dict[tuple[str, str], Outcome]
 
     def load(self, options: Mapping[str, str]) -> None:
-        """Load the file that the user names, or the recorded values."""
+        """Load the file from the command line, or the recorded values."""
         if "supcontrast" in options:
             path = Path(options["supcontrast"])
             self.path = path / "losses.py" if path.is_dir() else path
@@ -144,19 +138,19 @@ class SupContrastToday(_SupConCode):
             return
         recorded = fixtures_root() / RECORDED
         if not recorded.is_file():
-            raise Unavailable(f"nothing is recorded in {RECORDED}; name its repository with --peer supcontrast=PATH")
+            raise Unavailable(f"{RECORDED} is missing; pass the path of the repository with --peer supcontrast=PATH")
         data = json.loads(recorded.read_text(encoding="utf-8"))
         if data.get("format") != RECORDED_FORMAT:
             raise Unavailable(f"{RECORDED}: $.format: expected {RECORDED_FORMAT!r}, got {data.get('format')!r}")
         self.torch = str(data["torch"])
         self.records = {}
         for record in data["records"]:
-            # Texts are the shortest of the dtype; read in that dtype they are the numbers that were returned.
+            # Each number is stored as the shortest decimal that restores it in its dtype.
             values, gradient = (np.array(record[key], record["dtype"]).astype(float) for key in ("values", "gradient"))
             self.records[record["case"], record["dtype"]] = Outcome(values.tolist(), gradient)
 
     def version(self) -> str:
-        """Live or recorded, and which copy."""
+        """Whether it is live or recorded, and the checksum."""
         if self.path is None:
             return f"recorded with torch {self.torch}, losses.py SHA-256 {TODAY_SHA256[:12]}"
         found = sha256(self.path)
@@ -164,36 +158,36 @@ class SupContrastToday(_SupConCode):
         return f"live, SHA-256 {found[:12]}, {same}"
 
     def refuses(self, case: Case) -> str | None:
-        """Return the reason to skip a case: as for the other revision, or because it is not recorded."""
+        """Return the reason to skip a case: the same as for the other revision, or that it is not recorded."""
         recorded = self.path is not None or any((case.id, dtype) in self.records for dtype in self.dtypes)
-        return super().refuses(case) or (None if recorded else "nothing is recorded for this case")
+        return super().refuses(case) or (None if recorded else "this case is not recorded")
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """The live outcome, or the recorded one."""
+        """Evaluate the case, or return the recorded outcome."""
         return super().evaluate(case, dtype) if self.path is not None else self.records[case.id, dtype]
 
 
 def _shortest(values: Any, dtype: str) -> Any:
-    """Numbers of a dtype as JSON, each the shortest decimal that it is nearest to; non-finite ones as texts."""
+    """Numbers of a dtype as JSON, each as the shortest decimal that restores it; non-finite numbers as strings."""
     if np.ndim(values):
         return [_shortest(v, dtype) for v in values]
     return float(str(np.dtype(dtype).type(values))) if math.isfinite(values) else str(float(values))
 
 
-@one_thread()
+@base.one_thread()
 def record(cases: Sequence[Case], path: str) -> dict[str, Any]:
-    """Run a revision live on every case that it computes, and record what it returned.
+    """Run a revision live on every case that it computes, and record what it returns.
 
     Args:
-        cases: to run.
-        path: of the repository, or of its losses.py.
+        cases: the cases to run.
+        path: path of the repository, or of its losses.py.
 
     Returns:
-        The JSON object of ``fixtures/recorded/supcontrast-today.json``. Its ``sha256`` is that of the file which ran;
-        ``commit`` is None if the checksum is not that of the known revision.
+        The JSON object of ``fixtures/recorded/supcontrast-today.json``. Its ``sha256`` is the checksum of the file that
+        ran; its ``commit`` is None if the checksum is not that of the known revision.
 
     Raises:
-        Unavailable: there is no such file, or it cannot be loaded, or it breaks on a case.
+        Unavailable: the file does not exist, cannot be loaded, or fails on a case.
     """
     live = SupContrastToday({"supcontrast": path}, "cpu")
     assert live.path is not None  # a path was given
@@ -204,7 +198,7 @@ def record(cases: Sequence[Case], path: str) -> dict[str, Any]:
             try:
                 outcome = live.evaluate(case, dtype)
             except Exception as error:  # outside code may raise anything
-                message = f"{live.path} breaks on {case.id}, {dtype}: {type(error).__name__}: {error}"
+                message = f"{live.path} fails on {case.id}, {dtype}: {type(error).__name__}: {error}"
                 raise Unavailable(message.splitlines()[0]) from error
             values, gradient = _shortest(outcome.values, dtype), _shortest(outcome.gradient, dtype)
             records.append({"case": case.id, "dtype": dtype, "values": values, "gradient": gradient})

@@ -1,4 +1,4 @@
-"""A loss that speaks JSON lines, well or in one of many wrong ways, said by the first argument."""
+"""A loss as a command with JSON lines; the first argument selects right answers or one kind of wrong answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 
 def answers(mode, request, count):
-    """What is written for one request."""
+    """The wrong answer to a request for a mode; None if the mode computes the loss."""
     identity, rows = request["id"], next(iter(request["matrices"].values()))
     zeros = [[0.0] * len(row) for row in rows]
     if mode == "hang-once" and count == 1:

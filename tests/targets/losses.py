@@ -1,4 +1,4 @@
-"""Losses as somebody would write them, right and wrong, for the tests of ``pairproof check``."""
+"""Losses as users write them, right and wrong, for the tests of ``pairproof check``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 
 def _parts(embeddings, labels, temperature):
-    """The logarithms of the softmax over all others, and who is whose positive."""
-    # Rows of any length are brought to 1, and no square leaves the range.
+    """The logits, the mask of self pairs and the mask of positives."""
+    # Rows are scaled first, so that no square overflows or underflows.
     rows = F.normalize(embeddings / embeddings.detach().abs().amax(dim=1, keepdim=True), dim=1)
     logits = rows @ rows.T / temperature
     own = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
@@ -20,21 +20,21 @@ def _parts(embeddings, labels, temperature):
 
 
 def supcon(embeddings, labels, temperature=0.1):
-    """Right: an anchor without positive counts as 0."""
+    """Right: anchors without positives count as 0."""
     return per_anchor(embeddings, labels, temperature).mean()
 
 
 def per_anchor(embeddings, labels, temperature=0.1):
-    """Right, and one value per anchor."""
+    """Right, with one value per anchor."""
     logits, own, positives = _parts(embeddings, labels, temperature)
     logs = F.log_softmax(logits.masked_fill(own, float("-inf")), dim=1)
     return -logs.where(positives, 0).sum(dim=1) / positives.sum(dim=1).clamp(min=1)
 
 
 def drops(embeddings, labels, temperature=0.1):
-    """Right where anchors without positive are left out of the mean."""
-    lonely = ~_parts(embeddings, labels, temperature)[2].any(dim=1)
-    values = per_anchor(embeddings, labels, temperature)[~lonely]
+    """Right if anchors without positives are left out of the mean."""
+    unmatched = ~_parts(embeddings, labels, temperature)[2].any(dim=1)
+    values = per_anchor(embeddings, labels, temperature)[~unmatched]
     return values.mean() if len(values) else values.sum()
 
 
@@ -59,7 +59,7 @@ def mean_over_pairs(embeddings, labels, temperature=0.1):
 
 
 def detached(embeddings, labels, temperature=0.1):
-    """Wrong in its gradient alone."""
+    """Wrong only in its gradient."""
     return supcon(embeddings.detach(), labels, temperature) + 0 * embeddings.sum()
 
 
@@ -73,7 +73,7 @@ def dot(embeddings, labels, temperature=0.1):
 
 
 class Module(torch.nn.Module):
-    """Right; the temperature goes by another name, and the reduction by keyword."""
+    """Right; the temperature has another name, and the reduction is a keyword."""
 
     def __init__(self, tau=0.1, reduction="mean"):
         super().__init__()
@@ -85,7 +85,7 @@ class Module(torch.nn.Module):
 
 
 class Instance(torch.nn.Module):
-    """Right at the temperature that it was made with."""
+    """Right at the temperature that it is constructed with."""
 
     def __init__(self, temperature):
         super().__init__()
@@ -120,7 +120,7 @@ class Features(torch.nn.Module):
 
 
 def views(z_i, z_j, tau):
-    """Right: NT-Xent of two views, one value per row, the first views' first."""
+    """Right: NT-Xent of two views, one value per row, first views first."""
     rows = F.normalize(torch.cat([z_i, z_j]), dim=1)
     n = len(rows)
     logits = (rows @ rows.T / tau).masked_fill(torch.eye(n, dtype=torch.bool), float("-inf"))
@@ -147,21 +147,21 @@ def pairs(embeddings, positive_pairs, temperature):
 
 
 def hangs(embeddings, labels, temperature):
-    """Never returns, and holds on to what it is told."""
+    """Never returns, and catches every Exception."""
     while True:
         try:
             time.sleep(0.01)
-        except Exception:  # it swallows whatever it can
+        except Exception:  # it must not stop the time limit
             continue
 
 
 def leaves(embeddings, labels, temperature):
-    """Ends the process that it runs in."""
+    """Exits the process."""
     sys.exit(5)
 
 
 def breaks(embeddings, labels, temperature):
-    """Breaks on batches of odd size."""
+    """Fails on batches of odd size."""
     if len(embeddings) % 2:
         raise RuntimeError("an even batch is needed")
     return supcon(embeddings, labels, temperature)
@@ -173,7 +173,7 @@ def returns_a_tuple(embeddings, labels, temperature):
 
 
 def unclear(a_thing, something_else, temperature):
-    """Nobody knows what these are."""
+    """A signature that shows neither the call nor the arrays."""
     return a_thing, something_else
 
 
@@ -188,7 +188,7 @@ def stacked(embeddings, temperature):
 
 
 def scaled(image_features, text_features, logit_scale):
-    """What multiplies similarities is one over the temperature."""
+    """Right; the similarities are multiplied by one over the temperature."""
     first, second = (F.normalize(rows, dim=1) for rows in (image_features, text_features))
     logits = logit_scale * first @ second.T
     same = torch.arange(len(first))

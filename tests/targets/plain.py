@@ -8,12 +8,12 @@ from pairproof import reference
 
 
 def supcon(embeddings: np.ndarray, labels: np.ndarray | None = None, **options) -> np.ndarray:
-    """Whatever the reference gives, and nothing else."""
+    """The loss of the reference, without its terms."""
     return np.asarray(reference.supcon_loss(embeddings, labels, **options).loss)
 
 
 def nt_xent(embeddings: np.ndarray, labels: np.ndarray, temperature: float) -> float:
-    """By labels, two rows each."""
+    """By labels, with two rows per label."""
     partners = [
         int(np.flatnonzero((labels == label) & (np.arange(len(labels)) != i))[0]) for i, label in enumerate(labels)
     ]
