@@ -503,7 +503,7 @@ def test_every_format_gives_the_same_case(batch: Path) -> None:
     tensors = {"z": torch.tensor(EMBEDDINGS, dtype=torch.bfloat16), "y": torch.tensor(LABELS)}
     save_file(tensors, batch / "all.safetensors")
     cases = [
-        make_case(Batch("supcon", "mine", str(batch / z), str(batch / y)), "why")
+        make_case(Batch("supcon", "mine", str(batch / z), str(batch / y)))
         for z, y in (("z.npy", "y.npy"), ("z.csv", "y.csv"), ("all.safetensors:z", "all.safetensors:y"))
     ]
     for case in cases:
@@ -512,7 +512,7 @@ def test_every_format_gives_the_same_case(batch: Path) -> None:
         assert case.arguments == cases[0].arguments == {"labels": [7, 7, -3, -3, 9]}
     for name in ("all.safetensors", "all.safetensors:x"):
         with pytest.raises(Refused, match=r"no such tensor; write .*all\.safetensors:TENSOR with one of y, z"):
-            make_case(Batch("supcon", "mine", str(batch / name), str(batch / "y.npy")), "why")
+            make_case(Batch("supcon", "mine", str(batch / name), str(batch / "y.npy")))
     (batch / "bad.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(Refused, match="cannot be read as safetensors: "):
         read_array(f"{batch}/bad.safetensors:z", "--embeddings", "embeddings")

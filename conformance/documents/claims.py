@@ -103,7 +103,7 @@ def same(*values: arb) -> bool:
     return all(bool(values[0].overlaps(v)) for v in values[1:])
 
 
-def apart(*values: arb) -> bool:
+def different(*values: arb) -> bool:
     """Whether no two enclosures overlap."""
     return not any(a.overlaps(b) for k, a in enumerate(values) for b in values[:k])
 
@@ -118,7 +118,7 @@ def contrasts_all(terms: reference.Terms) -> bool:
     return all({*pair.members} == {*range(len(terms.logits))} - {i} for (i, _), pair in terms.pairs.items())
 
 
-def _only(phrase: str, met: bool, unmet: bool, evidence: str) -> Finding:
+def _conditional(phrase: str, met: bool, unmet: bool, evidence: str) -> Finding:
     """The finding of a claim that may hold only under a condition.
 
     Args:
@@ -161,13 +161,13 @@ class _SupConNotebook(ClaimContext):
         supcon, pairwise = (self.loss(name, THREE, LABELS_THREE) for name in ("supcon", "nt_xent_pairwise"))
         views = self.loss("supcon", THREE, LABELS_OF_ITEMS)
         agree = len({*self.printed("out-17-loss", "out-22-loss")}) == 1
-        return agree and same(supcon, views) and apart(views, pairwise), show(supcon, views, pairwise)
+        return agree and same(supcon, views) and different(views, pairwise), show(supcon, views, pairwise)
 
     def numerator_is_the_average(self) -> Finding:
         outside, inside = (self.loss(name, THREE, LABELS_THREE) for name in ("supcon", "supcon_in"))
         printed = ball(f"{self.printed('out-26-loss')[0]:.8f}", 8)
         evidence = f"mean of logarithms {show(outside)}, logarithm of the mean {show(inside)}"
-        return _only("the average of the logarithms", same(outside, printed), same(inside, printed), evidence)
+        return _conditional("the average of the logarithms", same(outside, printed), same(inside, printed), evidence)
 
     def denominator_is_all_pairs(self) -> Finding:
         right = contrasts_all(self.terms("supcon", THREE, LABELS_THREE))
@@ -179,7 +179,7 @@ class _SupConNotebook(ClaimContext):
             for labels in (LABELS_THREE, [0, 1, 2, 0, 0, 2, 0, 1, 2])
         )
         evidence = f"balanced {show(*balanced)}; classes of 4, 2 and 3: by data point and by pair {show(*unbalanced)}"
-        return _only("balanced classes", same(*balanced), same(*unbalanced), evidence)
+        return _conditional("balanced classes", same(*balanced), same(*unbalanced), evidence)
 
     def pml_denominator(self) -> Finding:
         terms = self.terms("nt_xent_pairwise", THREE, LABELS_THREE)
@@ -193,11 +193,11 @@ class _SupConNotebook(ClaimContext):
     def agree_differ_2x2x2(self) -> Finding:
         values = self._three_ways(VIEWS, LABELS_VIEWS)
         agree = len({*self.printed("out-30-loss", "out-35-loss")}) == 1
-        return agree and apart(*values[1:]), show(*values)
+        return agree and different(*values[1:]), show(*values)
 
     def both_differ_from_supcon_2x2x2(self) -> Finding:
         values = self._three_ways(VIEWS, LABELS_VIEWS)
-        return apart(*values), show(*values)
+        return different(*values), show(*values)
 
     def views_and_class_alike(self) -> Finding:
         positives = self.terms("supcon", VIEWS, LABELS_VIEWS).positives
@@ -261,11 +261,11 @@ class _PairNotebook(ClaimContext):
                 return abs(float(pair_nt_xent(x, 0.5)) - float(true)) < 1e-12
             return False
 
-        return _only("a batch of 8", works(8), works(6) or works(10), "6 and 10 rows raise an error")
+        return _conditional("a batch of 8", works(8), works(6) or works(10), "6 and 10 rows raise an error")
 
     def formula_sigma(self) -> Finding:
         code, formula = self.of_call("nt-bxent-1.0").loss, self._bxent(shift=1)
-        return same(code, formula), f"code {show(code)}, formula with its sign mended {show(formula)}"
+        return same(code, formula), f"code {show(code)}, formula with its sign corrected {show(formula)}"
 
     def formula_sign(self) -> Finding:
         formula = -self._bxent(shift=1)
@@ -275,7 +275,7 @@ class _PairNotebook(ClaimContext):
     def formula_counts(self) -> Finding:
         code, one, none = self.of_call("nt-bxent-1.0").loss, self._bxent(), self._bxent(diagonal=0)
         evidence = f"with the diagonal {show(one)}, without {show(none)}"
-        return _only("positive pairs counted with the diagonal", same(code, one), same(code, none), evidence)
+        return _conditional("positive pairs counted with the diagonal", same(code, one), same(code, none), evidence)
 
     def sigmoid_first_avoids_nan(self) -> Finding:
         infinite, one = torch.tensor([float("inf")]), torch.ones(1)
@@ -285,7 +285,7 @@ class _PairNotebook(ClaimContext):
         (printed,) = self.printed("in-103-loss-0.01")
         evidence = f"with logits {float(with_logits)}, sigmoid first {float(sigmoid_first)}; {printed} for {show(true)}"
         avoided = bool(with_logits.isnan()) and float(sigmoid_first) == 0
-        return _only("the NaN", avoided, same(true, ball(f"{printed:.8f}", 8)), evidence)
+        return _conditional("the NaN", avoided, same(true, ball(f"{printed:.8f}", 8)), evidence)
 
     def diagonal_without_gradient(self) -> Finding:
         x = torch.tensor(self.rows("x").astype(np.float64), requires_grad=True)
@@ -325,13 +325,13 @@ class _SitArticle(_VectorizedBatch):
         one, _, both = self.directions(self.batch)
         unmet = same(cross, one) or same(cross, both)
         evidence = f"term of anchor 0 {show(term)}; whole losses: cross-view InfoNCE {show(cross)}, SiT {show(both)}"
-        return _only("a single term", same(term, same_candidates), unmet, evidence)
+        return _conditional("a single term", same(term, same_candidates), unmet, evidence)
 
     def self_similarity_is_one(self) -> Finding:
         terms = self.of_batch()
         one = all(terms.similarity[i][i].contains(arb(1)) for i in range(6))
         left_out = all(i not in pair.members for (i, _), pair in terms.pairs.items())
-        return one and left_out, "every cosine with itself encloses 1; no denominator holds its own anchor"
+        return one and left_out, "every cosine with itself encloses 1; no denominator includes its own anchor"
 
     def mask_zeroes_similarity(self) -> Finding:
         terms = self.of_batch()
@@ -339,7 +339,9 @@ class _SitArticle(_VectorizedBatch):
         off = [sum(terms.logits[i][a].exp() for a in range(6) if a != i) for i in range(6)]
         zero = [value + 1 for value in off]
         evidence = f"denominator 0: {show(sums[0])}; with a similarity of 0 on the diagonal {show(zero[0])}"
-        return _only("the matrix of exponentials", all(map(same, sums, off)), all(map(same, sums, zero)), evidence)
+        return _conditional(
+            "the matrix of exponentials", all(map(same, sums, off)), all(map(same, sums, zero)), evidence
+        )
 
     def loss_partial_is_formula_1(self) -> Finding:
         term = self.of_batch().anchor_losses[0]
@@ -352,7 +354,7 @@ class _SitArticle(_VectorizedBatch):
         alike = self.directions(np.tile(self.batch[:3], (2, 1)))
         unmet = same(both, one) or same(both, other)
         evidence = f"1/N over one direction {show(one)}, over the other {show(other)}; 1/2N over both {show(both)}"
-        return _only("batches whose two directions have equal means", same(*alike), unmet, evidence)
+        return _conditional("batches whose two directions have equal means", same(*alike), unmet, evidence)
 
 
 class _BatchTutorial(ClaimContext):

@@ -49,7 +49,6 @@ class Match:
     way: str
     met: bool
     message: str
-    entries: int = 1
 
 
 @dataclass(frozen=True)
@@ -219,13 +218,12 @@ def _ways(fixture: WorkedFixture, known: Evaluation) -> Iterator[Evaluation]:
 
 def _compare(way: str, figure: Figure, quantity: Any) -> Match:
     """Compare every printed entry with the computed one, up to the first that differs."""
-    entries = 0
-    for entries, (index, entry) in enumerate(figure.entries(), 1):
+    for index, entry in figure.entries():
         on_diagonal = len(index) == 2 and index[0] == index[1]
         difference = _difference(figure, on_diagonal, entry, reduce(getitem, index, quantity))
         if difference:
-            return Match(way, False, f"{figure.quantity}{place(index)} is printed {entry}{difference}", entries)
-    return Match(way, True, "", entries)
+            return Match(way, False, f"{figure.quantity}{place(index)} is printed {entry}{difference}")
+    return Match(way, True, "")
 
 
 def _difference(figure: Figure, on_diagonal: bool, entry: str | bool, value: Any) -> str:

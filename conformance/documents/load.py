@@ -139,7 +139,7 @@ class WorkedFixture:
     counts: Mapping[str, int]
 
     def call_of(self, figure: Figure) -> Call | None:
-        """The call that a figure belongs to, or None if it depends on its input alone."""
+        """The call that a figure belongs to, or None if it depends only on its input."""
         return self.calls[figure.call] if figure.call else None
 
     def input_of(self, figure: Figure) -> Input:
@@ -219,7 +219,7 @@ def case_of(identity: str, call: Call, source: Input) -> Case:
     """The case of a call. Its embeddings are 0 if the exact inputs are unknown."""
     keywords = {key: float(v) if key.endswith("temperature") else v for key, v in call.keywords.items()}
     embeddings = np.zeros(source.shape) if source.exact is None else np.array(source.exact, dtype=np.float64)
-    return Case(identity, call.loss, embeddings, call.arguments, keywords, why="a worked example")
+    return Case(identity, call.loss, embeddings, call.arguments, keywords)
 
 
 def _frozen(value: Any) -> Any:

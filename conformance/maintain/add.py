@@ -138,12 +138,11 @@ _READERS: dict[str, Callable[[Path, str, str], Array]] = {
 """The reader of each format. Its arguments: the path, the beginning of messages, the name of the tensor or argument."""
 
 
-def make_case(batch: Batch, why: str) -> Case:
+def make_case(batch: Batch) -> Case:
     """Make a case of a batch and validate it by calling the reference.
 
     Args:
         batch: the files and options of the batch.
-        why: the note of the case.
 
     Returns:
         The case, with float64 matrices.
@@ -178,7 +177,7 @@ def make_case(batch: Batch, why: str) -> Case:
     if "anchors" in arguments:
         keywords["anchors"] = arguments.pop("anchors")
     embeddings = matrices.pop(first)
-    return Case(f"{FOLDER}/{batch.loss}/{name}", batch.loss, embeddings, arguments, keywords, why, matrices)
+    return Case(f"{FOLDER}/{batch.loss}/{name}", batch.loss, embeddings, arguments, keywords, matrices)
 
 
 def _arrays(batch: Batch) -> dict[str, Array]:
@@ -271,7 +270,7 @@ def add(
         _require(flag in known, f"--flag: unknown flag {flag!r}; {advice}")
     once = 0 < len(flags) == len(set(flags))
     _require(once, f"--flag: expected at least one flag, each once; known: {', '.join(known)}")
-    case = make_case(batch, note)
+    case = make_case(batch)
     untrue = first_untrue(case, flags)
     _require(untrue is None, f"--flag: {untrue}")
     for other in load_golden(root):

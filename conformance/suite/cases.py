@@ -52,7 +52,6 @@ class Case:
         embeddings: [N, D] float64, the exact inputs; for info_nce the first tower, embeddings_a.
         arguments: labels, partners, positive_pairs or positives; ref_labels and self_rows.
         keywords: the options that differ from their defaults.
-        why: the purpose of the case.
         others: the other float matrices by argument: ref_embeddings [M, D], embeddings_b [N, D], negatives [K, D].
     """
 
@@ -61,7 +60,6 @@ class Case:
     embeddings: Matrix
     arguments: Mapping[str, Any]
     keywords: Mapping[str, Any]
-    why: str = ""
     others: Mapping[str, Matrix] = field(default_factory=dict)
 
     @property

@@ -109,7 +109,6 @@ class ErrorCase:
         exception: type of the exception.
         argument: name of the argument with which the message must begin.
         words: texts that the message must contain.
-        note: the purpose of the case.
     """
 
     id: str
@@ -118,7 +117,6 @@ class ErrorCase:
     exception: type[Exception]
     argument: str
     words: tuple[str, ...]
-    note: str
 
 
 def load_golden(root: Path | None = None) -> list[GoldenCase]:
@@ -155,10 +153,10 @@ def _load_file(root: Path, name: str, flags: Mapping[str, Flag]) -> list[GoldenC
     data = read_checked(root, name, FORMAT)
     loaded: list[GoldenCase] = []
     for k, (case, raw) in enumerate(zip(inputs_of(name, data, flags), data["cases"], strict=True)):
-        path, held, stored = f"{name}: $.cases[{k}]", _dtypes(case), raw["dtypes"]
-        expect(stored == held, f"{path}.dtypes", f"{held}, the dtypes that represent the matrices exactly", stored)
+        path, dtypes, stored = f"{name}: $.cases[{k}]", _dtypes(case), raw["dtypes"]
+        expect(stored == dtypes, f"{path}.dtypes", f"{dtypes}, the dtypes that represent the matrices exactly", stored)
         expected = _expected(f"{path}.expected", case, raw["expected"])
-        loaded.append(GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(held), expected))
+        loaded.append(GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(dtypes), expected))
     return loaded
 
 
@@ -185,7 +183,7 @@ def load_errors(root: Path | None = None) -> list[ErrorCase]:
                 require(name in known, path, f"{LOSSES[loss].function} has no argument {name!r}")
             given = {name: x for name, x in {**good[loss], **raw["changes"]}.items() if x["kind"] != "absent"}
             arguments = {name: _typed(f"{path}.changes.{name}", value) for name, value in given.items()}
-            cases.append(ErrorCase(f"{raw['id']}/{loss}", loss, arguments, error, argument, words, raw["note"]))
+            cases.append(ErrorCase(f"{raw['id']}/{loss}", loss, arguments, error, argument, words))
     return cases
 
 
@@ -309,7 +307,7 @@ def _case(path: str, loss: Loss, raw: Mapping[str, Any]) -> Case:
     n = len(matrices[first])
     _array(f"{path}.keywords.anchors", "anchors", keywords.get("anchors", [True] * n), {"N": n})
     arguments = {name: array.tolist() for name, array in arrays.items()}
-    return Case(f"golden/{raw['id']}", loss.name, matrices.pop(first), arguments, keywords, raw["note"], matrices)
+    return Case(f"golden/{raw['id']}", loss.name, matrices.pop(first), arguments, keywords, matrices)
 
 
 def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: bool) -> dict[str, npt.NDArray[Any]]:

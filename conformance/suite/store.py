@@ -68,8 +68,7 @@ def fixtures_root() -> Path:
     Raises:
         FixtureError: the folder is not installed.
     """
-    elsewhere = _elsewhere.get()
-    if elsewhere is not None:
+    if (elsewhere := _elsewhere.get()) is not None:
         return elsewhere
     spec = importlib.util.find_spec("pairproof.fixtures")
     folders = spec and spec.submodule_search_locations

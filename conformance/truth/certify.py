@@ -7,6 +7,7 @@ result is proved to be 0 if the enclosure lies within 2^-1076 of 0, because 0 is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from fractions import Fraction
@@ -24,8 +25,6 @@ PRECISIONS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 ZERO = -1076
 """A number below 2^ZERO rounds to 0, because half of the smallest positive float64 is 2^-1075."""
-
-NAN = float("nan")
 
 
 class CertificationError(ValueError):
@@ -119,10 +118,10 @@ def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
         entry = "the gradient's entry [{}, {}]{}"
         return np.array([[prove(x, entry.format(i, d, by)) for d, x in enumerate(row)] for i, row in enumerate(rows)])
 
-    anchors = {i: NAN if i in undefined else prove(found.anchors[i], f"the value of anchor {i}") for i in counted}
+    anchors = {i: math.nan if i in undefined else prove(found.anchors[i], f"the value of anchor {i}") for i in counted}
     many = case.option("reduction") == "none"
     nan = [i in undefined for i in counted] if many else [bool(undefined)]
-    values = [NAN if out else prove(value, "the loss") for out, value in zip(nan, found.values, strict=True)]
+    values = [math.nan if out else prove(value, "the loss") for out, value in zip(nan, found.values, strict=True)]
     gradients = {name: prove_rows(name, rows) for name, rows in found.gradients.items()}
     loss = tuple(values) if many else values[0]
     return Expected(loss, anchors, gradients.pop(case.first, None), left_out, gradients)

@@ -125,11 +125,9 @@ def _gradient(what: str, expected: Matrix, found: Matrix | None, rows: Matrix) -
         return worst, ""
     row = int(np.argmax(ratios > 1)) if (ratios > 1).any() else int(np.argmax(ratios))
     column = int(np.argmax(np.abs(found[row] - expected[row])))
-    text = (
-        f"{_of_row(what, row)}: worst at column {column}, expected {float(expected[row, column])!r},"
-        f" got {float(found[row, column])!r}; the row's error is {_times(float(ratios[row]))}"
-    )
-    return worst, text
+    where, wanted, actual = _of_row(what, row), float(expected[row, column]), float(found[row, column])
+    error = f"worst at column {column}, expected {wanted!r}, got {actual!r}"
+    return worst, f"{where}: {error}; the row's error is {_times(float(ratios[row]))}"
 
 
 def _of_row(what: str, row: int) -> str:

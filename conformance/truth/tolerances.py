@@ -68,8 +68,6 @@ FLOOR_ULPS = 4.0
 
 SMALLEST_SUBNORMAL = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
-SMALLEST_NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126}
-
 WEIGHTS_LIFTED = {"bfloat16": 1.0, "float16": 2.0**12}
 """For each dtype to which weights are narrowed, the factor by which they are scaled before rounding."""
 
@@ -218,7 +216,7 @@ def _amplified(case: Case, truth: Truth, share: float, amplified: Matrix, dtype:
     errors, within = np.abs(truth.weights), len(case.matrices) == 1
     if not within:
         # The rounding error of a subnormal exponential is absolute, and its result may be 0.
-        errors = errors + share * (SMALLEST_NORMAL[dtype] / unit_roundoff(dtype))
+        errors = errors + share * (float(np.finfo(dtype).tiny) / unit_roundoff(dtype))
         for i in anchors:
             # With the mean inside the logarithm, a share is a positive's part of a sum of exponentials: at most 1.
             errors[i, positives[i]] += share / (max(len(positives[i]), 1) if case.entry.form == "mean" else 1)
