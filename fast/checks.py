@@ -295,7 +295,7 @@ def _are_mutual(partners: Tensor, own: Tensor) -> bool:
 
 def _refuse_partners(partners: Tensor, own: Tensor | None, columns: int, *, mutual: bool) -> None:
     """Raise an error that describes what is wrong with partners ``[N]``, if anything is."""
-    hint = NOT_LABELS if mutual and partners.unique().shape < partners.shape else ""
+    hint = NOT_LABELS if mutual and len(set(partners.tolist())) < len(partners) else ""
     row = _first((partners < 0) | (partners >= columns))
     if row is not None:
         value = int(partners[row])
