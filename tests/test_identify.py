@@ -35,7 +35,7 @@ from pairproof.conformance.suite.catalogue import COMMON, LOSSES, Loss, register
 from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.truth.evaluate import truth
 
-TEMPERATURES = (0.05, 0.1, 0.5, 1.0)
+TEMPERATURES = (0.1, *(pytest.param(temperature, marks=pytest.mark.slow) for temperature in (0.05, 0.5, 1.0)))
 
 
 @pytest.fixture(autouse=True)
@@ -485,8 +485,9 @@ def is_another_loss(identification, fault):
     return identification.verdict == "match" and (identification.loss, options) != (fault.loss, claimed)
 
 
-def test_known_faults_are_named_or_reported_as_another_loss():
-    chosen = FAULTS[::4]
+@pytest.mark.parametrize("step", [16, pytest.param(4, marks=pytest.mark.slow)])
+def test_known_faults_are_named_or_reported_as_another_loss(step):
+    chosen = FAULTS[::step]
     missed = []
     for fault in chosen:
         identification = found(fault.function, call=fault.call, faults=FAULTS)
@@ -532,8 +533,9 @@ NOT_DISTINGUISHED = (
 """Faults that no probe shows: lost digits, the ends of the range, a base temperature, or a queue."""
 
 
-def test_right_losses_are_not_named_as_faults():
-    for loss in LOSSES:
+@pytest.mark.parametrize("losses", [("info_nce",), pytest.param(tuple(LOSSES), marks=pytest.mark.slow)])
+def test_right_losses_are_not_named_as_faults(losses):
+    for loss in losses:
         call, function = CALLS.get(loss, "labels"), with_temperature(in_fast(loss))
         identification = found(function, call=call, arrays="torch", faults=FAULTS)
         assert identification.faults == []
