@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .implementations.callable import External
     from .judge.results import Check
     from .suite.cases import Case
+    from .suite.golden import GoldenCase
 
 MARK = "pairproof"
 PROPERTY = "pairproof"
@@ -221,7 +222,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 class Suite:
-    """Every case of the suite, and the declared deviations of the project; loaded once in a process."""
+    """The cases of the losses that are tested, loaded once in a process, and the file of declared deviations."""
 
     def __init__(self, config: pytest.Config) -> None:
         """Load the cases.
@@ -231,10 +232,10 @@ class Suite:
         """
         from .documents.load import load_worked
         from .judge.deviations import project_file
-        from .judge.verify import load_cases
 
         self.config = config
-        self.cases = load_cases(load_worked())
+        self.worked = load_worked()
+        self.cases: dict[str, dict[Case, GoldenCase | None]] = {}
         self.explained = 0
         self.nearest = project_file(Path.cwd())
         given = config.getoption("--pairproof-deviations")
@@ -253,6 +254,7 @@ class Suite:
         from .implementations.callable import External
         from .judge.check import chosen_cases
         from .judge.deviations import read_declarations
+        from .judge.verify import load_cases
         from .suite.catalogue import LOSSES
 
         changes = _from_command_line(self.config, mark)
@@ -262,7 +264,9 @@ class Suite:
         file = mark.deviations or self.file
         # The command that repeats a check finds the nearest file itself.
         mark = replace(mark, deviations=None if file == self.nearest else file)
-        cases, dtypes = chosen_cases(mark, self.cases), mark.dtypes or External.dtypes
+        if mark.loss not in self.cases:
+            self.cases[mark.loss] = load_cases(self.worked, (mark.loss,))
+        cases, dtypes = chosen_cases(mark, self.cases[mark.loss]), mark.dtypes or External.dtypes
         count = len(cases) * len(dtypes)
         record = {"of": count, "asserted": mark.checks, "overridden": bool(changes), "title": mark.title}
         group = Group(mark, self, number, record, file, read_declarations(file) if file else {})
@@ -300,8 +304,9 @@ class Group:
             UsageError: one of them names what does not exist.
         """
         from .judge.deviations import deviations
+        from .judge.verify import load_cases
 
-        return deviations(self.entries, self.suite.cases)
+        return deviations(self.entries, load_cases(self.suite.worked)) if self.entries else ()
 
     def target(self, request: Request) -> External:
         """Load a target: once where it is named, or the mark's own.
@@ -345,6 +350,11 @@ class CaseCheck:
         return self.inputs.id
 
     @property
+    def golden(self) -> GoldenCase | None:
+        """The golden entry of the case, if it has one."""
+        return self.group.suite.cases[self.inputs.loss][self.inputs]
+
+    @property
     def id(self) -> str:
         """Its part of the test's id."""
         return f"{self.inputs.id}-{self.dtype}"
@@ -380,7 +390,7 @@ class CaseCheck:
         except (UsageError, CouldNotRun) as error:
             pytest.fail(f"{mark.name} cannot be judged: {error}", pytrace=False)
         with one_thread():
-            (check,) = judge_target(mark, judged, self.inputs, self.group.suite.cases[self.inputs], (self.dtype,))
+            (check,) = judge_target(mark, judged, self.inputs, self.golden, (self.dtype,))
         self.report(self._outcome(check, mark, judged))
         if check.status is Status.SKIPPED:
             pytest.skip(check.message)
@@ -416,7 +426,7 @@ class CaseCheck:
         if check.status is Status.FAILED:
             if suite.explained == SHOWN:
                 yield f"{SHOWN} failures of this run are explained above; run alone, this one is too"
-            elif words := explanation(check, case, suite.cases[case], judged.outcomes.get((case.id, self.dtype))):
+            elif words := explanation(check, case, self.golden, judged.outcomes.get((case.id, self.dtype))):
                 suite.explained += 1
                 yield words
         if check.flags:

@@ -34,12 +34,17 @@ ODD = "golden/supcon/lonely*"
 @pytest.fixture(autouse=True)
 def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the cases once for all tests."""
-    monkeypatch.setattr(checking, "load_cases", lambda fixtures: _cases())
+    monkeypatch.setattr(checking, "load_cases", lambda fixtures, losses=(): _cases(losses))
     monkeypatch.setattr(checking, "load_worked", list)
 
 
 @cache
-def _cases() -> dict[Case, GoldenCase | None]:
+def _cases(losses: tuple[str, ...] = ()) -> dict[Case, GoldenCase | None]:
+    return {case: golden for case, golden in _every_case().items() if not losses or case.loss in losses}
+
+
+@cache
+def _every_case() -> dict[Case, GoldenCase | None]:
     return run.load_cases(load_worked())
 
 

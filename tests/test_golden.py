@@ -24,7 +24,7 @@ from flint import arb
 from pairproof import fast, reference
 from pairproof.conformance.implementations.fast import Fast, FastDense, FastExact, FastTiled
 from pairproof.conformance.judge.verify import truth_of
-from pairproof.conformance.maintain import prove
+from pairproof.conformance.maintain import prove, rebuild
 from pairproof.conformance.maintain.prove import prove_golden
 from pairproof.conformance.suite import golden
 from pairproof.conformance.suite.cases import MATRICES, Case, call_reference
@@ -874,3 +874,8 @@ def test_float32_cases_distinguish_the_exact_backend_from_the_others() -> None:
     assert exceeded.pop("fast-exact") == 0
     assert len(chosen) > 20
     assert all(number > len(chosen) / 2 for number in exceeded.values()), exceeded
+
+
+def test_installed_files_match_their_schemas(tmp_path: Path) -> None:
+    """The loaders validate a copy, and of the installed folder only the checksums."""
+    rebuild.validate(Path(shutil.copytree(ROOT, tmp_path / "fixtures")))

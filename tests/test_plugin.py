@@ -46,15 +46,20 @@ FEW = '["golden/supcon/temperature-1*"]'
 
 
 @cache
-def _cases() -> dict[Case, GoldenCase | None]:
+def _cases(losses: tuple[str, ...] = ()) -> dict[Case, GoldenCase | None]:
+    return {case: golden for case, golden in _every_case().items() if not losses or case.loss in losses}
+
+
+@cache
+def _every_case() -> dict[Case, GoldenCase | None]:
     return load_cases(load.load_worked())
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project with losses of its own; the cases are read once for all tests."""
-    cases = _cases()
-    monkeypatch.setattr(run, "load_cases", lambda fixtures: cases)
+    _every_case()
+    monkeypatch.setattr(run, "load_cases", lambda fixtures, losses=(): _cases(losses))
     monkeypatch.setattr(load, "load_worked", list)
     pytester.makepyfile(losses=LOSSES)
     pytester.syspathinsert()
@@ -452,10 +457,41 @@ def test_a_declaration_of_what_does_not_exist(runs: Runs, project: pytest.Pytest
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_the_plugin_is_light() -> None:
-    """pytest loads it in every project where pairproof is installed."""
-    code = (
-        "import pairproof.conformance.pytest_plugin, sys; print({'torch', 'numpy', 'scipy', 'rich'} & set(sys.modules))"
+def test_plugin_imports_no_torch_before_a_test_requests_a_check(pytester: pytest.Pytester) -> None:
+    """pytest loads the plugin in every project where pairproof is installed."""
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_modules():
+            assert "pairproof.conformance.pytest_plugin" in sys.modules
+            assert not {"torch", "numpy", "scipy", "rich"} & set(sys.modules)
+        """
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    result = pytester.runpytest_subprocess("-p", "no:hypothesispytest")
+    result.assert_outcomes(passed=1)
+
+
+def test_collection_imports_neither_scipy_nor_jsonschema(pytester: pytest.Pytester) -> None:
+    """Collection takes little longer than to import torch: cases of one loss are loaded, and slow modules are not."""
+    pytester.makepyfile(
+        """
+        import pairproof.conformance
+
+        @pairproof.conformance.parametrize("losses:supcon", loss="supcon", dtypes="float64")
+        def test_it(check):
+            check()
+        """
+    )
+    pytester.makeconftest(
+        """
+        import sys
+
+        def pytest_collection_finish(session):
+            cases = {item.callspec.params["check"].inputs.loss for item in session.items}
+            loaded = {"scipy.special", "scipy.spatial", "jsonschema", "hypothesis", "rich"} & set(sys.modules)
+            print("collected cases of", *sorted(cases), "with", *sorted(loaded))
+        """
+    )
+    result = pytester.runpytest_subprocess("--collect-only", "-q", "-s", "-p", "no:hypothesispytest")
+    result.stdout.fnmatch_lines(["collected cases of supcon with"])

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 
 from ..implementations.callable import Answer, Batch, Target
 from ..implementations.sandbox import TargetError, within
@@ -570,6 +569,8 @@ class Search:
 
 def crossing(function: Callable[[float], float], low: float, high: float) -> float | None:
     """Return the temperature between two others at which a function crosses 0; None if none is found."""
+    from scipy.optimize import brentq  # imported here because it takes as long as all of pairproof
+
     ends = math.log(low) - 1e-9, math.log(high) + 1e-9
     try:
         return math.exp(float(brentq(lambda logarithm: function(math.exp(logarithm)), *ends, xtol=1e-15, rtol=1e-14)))

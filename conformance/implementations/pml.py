@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from scipy.special import logsumexp
 
 from ..suite.cases import Case, call_reference
 from ..suite.records import Truth
@@ -126,6 +125,8 @@ def shift_costs_digits(case: Case, dtype: str, true: Truth) -> bool:
     """
     if case.option("reduction") != "none" or case.others:
         return False
+    from scipy.special import logsumexp  # imported here because it takes as long as all other modules
+
     found, own = base.logits(case).astype(np.dtype(dtype)), np.eye(case.n, dtype=bool)
     positive = np.array(case.positive_mask()) & ~own
     shifted = found - found.max(axis=1, keepdims=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
 import scipy
 
-from pairproof.reference import scipy_losses
-
 from ..suite.cases import Case
-from ..suite.catalogue import LOSSES
 from ..suite.records import Outcome
-from .base import Implementation, Support
+from .base import Implementation
 
 
 class ScipyLosses(Implementation):
@@ -20,16 +18,24 @@ class ScipyLosses(Implementation):
 
     name = "scipy"
     title = "pairproof.reference.scipy_losses, whole arrays in float64, values only"
-    support = Support(losses=tuple(loss.name for loss in LOSSES.values() if hasattr(scipy_losses, loss.function)))
     dtypes = ("float64",)
+
+    @property
+    def formulas(self) -> Any:
+        """The module, imported when it is used: its parts of scipy take as long to import as all of pairproof."""
+        return importlib.import_module("pairproof.reference.scipy_losses")
 
     def version(self) -> str:
         """The versions of scipy and numpy."""
         return f"scipy {scipy.__version__}, numpy {np.__version__}"
 
+    def refuses(self, case: Case) -> str | None:
+        """Return the reason to skip a case of a loss that the module does not have."""
+        return None if hasattr(self.formulas, case.entry.function) else f"has no {case.loss}"
+
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Evaluate the value, and the value of every anchor."""
         given: dict[str, Any] = {**case.matrices, **case.arguments, **case.keywords}
-        found: scipy_losses.Values = getattr(scipy_losses, case.entry.function)(**given)
+        found = getattr(self.formulas, case.entry.function)(**given)
         anchors = dict(zip(case.anchors(), found.anchors.tolist(), strict=True))
         return Outcome(np.ravel(found.loss).tolist(), anchors=anchors)

@@ -182,10 +182,12 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     """
     dtypes = request.dtypes or External.dtypes
     selection = Selection(losses=(request.loss,), cases=request.cases, dtypes=dtypes, device=request.device)
-    stored = load_cases(load_worked())
+    worked = load_worked()
+    stored = load_cases(worked, (request.loss,))
     cases = chosen_cases(request, stored)
     path = request.deviations or project_file(Path.cwd())
-    known = deviations(read_declarations(path) if path else {}, stored)
+    entries = read_declarations(path) if path else {}
+    known = deviations(entries, load_cases(worked)) if entries else ()
     with closing(load_target(request, known)) as target:
         report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
         result = CheckResult(request, target.claim, target.notes, report, len(cases), explained=explain)

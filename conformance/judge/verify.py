@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -92,10 +92,10 @@ class Report:
         }
 
 
-def load_cases(fixtures: Sequence[WorkedFixture]) -> dict[Case, GoldenCase | None]:
-    """Every case on which implementations are run, with its golden entry where it has one."""
-    worked: dict[Case, GoldenCase | None] = {case: None for fixture in fixtures for case in worked_cases(fixture)}
-    return worked | {golden.case: golden for golden in load_golden()}
+def load_cases(fixtures: Sequence[WorkedFixture], losses: Collection[str] = ()) -> dict[Case, GoldenCase | None]:
+    """Load the cases on which implementations are run, of some losses or of all, with their golden entries."""
+    worked = [case for fixture in fixtures for case in worked_cases(fixture) if not losses or case.loss in losses]
+    return dict.fromkeys(worked) | {golden.case: golden for golden in load_golden(losses=losses)}
 
 
 @one_thread()

@@ -7,7 +7,7 @@ seed of a generator.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,12 @@ class ErrorCase:
     words: tuple[str, ...]
 
 
-def load_golden(root: Path | None = None) -> list[GoldenCase]:
+def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[GoldenCase]:
     """Load every golden case, in the order of the catalogue and of its file.
 
     Args:
         root: a folder of fixtures; by default the installed one.
+        losses: short names; only their cases are loaded, or all if there are none.
 
     Returns:
         The cases, checked.
@@ -137,6 +138,8 @@ def load_golden(root: Path | None = None) -> list[GoldenCase]:
     flags = read_flags(root)
     loaded: list[GoldenCase] = []
     for name in golden_files(root):
+        if losses and Path(name).stem not in losses:
+            continue
         sources = (root / file for file in (name, FLAGS, SCHEMA))
         key = (name.encode(), *(path.read_bytes() for path in sources if path.is_file()))
         if key not in _loaded:
