@@ -50,13 +50,11 @@ def _given(name: str) -> Condition:
 _WITHOUT_POSITIVE: Condition = ("a row has no positive", lambda facts: 0 in facts.positives)
 _NO_PAIRS: Condition = ("no row has a positive", lambda facts: not any(facts.positives))
 _UNEQUAL: Condition = ("numbers of positives differ", lambda facts: len(set(facts.positives)) > 1)
+_PAIRED: Condition = ("every row has a positive and a negative", lambda facts: all(facts.positives + facts.negatives))
 _ONE_ROW: Condition = ("there is one row", lambda facts: facts.case.n == 1)
 
 CONDITIONS: Mapping[str, Condition] = {
-    "every-anchor-paired": (
-        "every row has a positive and a negative",
-        lambda facts: all(facts.positives + facts.negatives),
-    ),
+    "every-anchor-paired": _PAIRED,
     "agreement": ("every row has one positive", lambda facts: set(facts.positives) == {1}),
     "lonely-anchors": _WITHOUT_POSITIVE,
     "no-positive": _WITHOUT_POSITIVE,
@@ -78,10 +76,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "odd-batch": ("the number of rows is odd", lambda facts: facts.case.n % 2 == 1),
     "large-batch": ("there are 256 rows or more", lambda facts: facts.case.n >= 256),
     "one-dimension": ("rows have one entry", lambda facts: facts.rows.shape[1] == 1),
-    "antipodal-embeddings": (
-        "a row is the negative of another",
-        lambda facts: (facts.rows[:, None] == -facts.rows).all(axis=2).any(),
-    ),
+    "antipodal-embeddings": ("two rows are opposite", lambda facts: (facts.rows[:, None] == -facts.rows).all(2).any()),
     "orthogonal-embeddings": ("two rows are orthogonal", lambda facts: (facts.rows @ facts.rows.T == 0).any()),
     "zero-row": ("a row is zero", lambda facts: 0 in facts.norms),
     "unit-rows": ("every row has norm 1", lambda facts: set(facts.norms) == {1.0}),

@@ -60,13 +60,10 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
 
 def _ulps(expected: Sequence[float], found: Sequence[float], dtype: str) -> float:
     """The largest error of the loss in units in the last place of the true value."""
-    number = np.dtype(dtype).type
-    errors = [0.0]
-    for e, f in zip(expected, found, strict=True):
-        if e != f and not (math.isnan(e) and math.isnan(f)):
-            with np.errstate(over="ignore"):
-                errors.append(abs(f - e) / float(np.spacing(abs(number(e)))))
-    return max(errors)
+    number, pairs = np.dtype(dtype).type, zip(expected, found, strict=True)
+    differ = [(e, f) for e, f in pairs if e != f and not (math.isnan(e) and math.isnan(f))]
+    with np.errstate(over="ignore"):
+        return max([0.0, *(abs(f - e) / float(np.spacing(abs(number(e)))) for e, f in differ)])
 
 
 def _times(ratio: float) -> str:

@@ -145,8 +145,7 @@ def _outward(end: arb, dtype: type[np.floating[Any]], towards: float, slack: int
         once = float(np.nextafter(once, towards))
     with np.errstate(over="ignore"):
         rounded = dtype(once)
-        if np.isfinite(rounded):
-            # A result that overflows in correctly rounded arithmetic overflows in every library.
-            for _ in range(slack):
-                rounded = np.nextafter(rounded, dtype(towards))
+        # A result that overflows in correctly rounded arithmetic overflows in every library.
+        for _ in range(slack if np.isfinite(rounded) else 0):
+            rounded = np.nextafter(rounded, dtype(towards))
     return float(rounded)
