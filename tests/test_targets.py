@@ -380,8 +380,8 @@ def test_target_is_called_on_a_batch() -> None:
             assert (answer.gradient is None) == (arrays == "numpy")
         assert answer.values.dtype == torch.float64
         assert shapes == [expected, expected]
-    weighed = Target(lambda embeddings, labels: embeddings.sum(dim=1), "labels", "torch")
-    loss, weights = weighed.loss(Batch("mine", "labels", rows.requires_grad_(), labels)), [1.0, 2.0, 0.0, 0.0, 0.0, 3.0]
+    per_row = Target(lambda embeddings, labels: embeddings.sum(dim=1), "labels", "torch")
+    loss, weights = per_row.loss(Batch("mine", "labels", rows.requires_grad_(), labels)), [1.0, 2.0, 0.0, 0.0, 0.0, 3.0]
     (gradient,) = torch.autograd.grad(loss @ torch.tensor(weights, dtype=torch.float64), rows)
     assert gradient[:, 0].tolist() == weights
 

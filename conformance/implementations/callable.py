@@ -342,8 +342,8 @@ class External(Implementation):
                     gradients = gradients_of(torch.stack(products), leaves)
             else:
                 loss = self._loss(case, given)
-                weighed = loss @ self._shares(case, loss) if self.gradients_judged else loss
-                values, gradients = loss.detach(), gradients_of(weighed, leaves) if self.gradients_judged else {}
+                weighted = loss @ self._shares(case, loss) if self.gradients_judged else loss
+                values, gradients = loss.detach(), gradients_of(weighted, leaves) if self.gradients_judged else {}
             anchors = self._anchors(case, values, given)
         if self.claim.reduced_here:
             shares = self._shares(case, values)
