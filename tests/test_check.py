@@ -252,7 +252,7 @@ def test_misuse_of_the_command_line_exits_2(capsys: pytest.CaptureFixture[str]) 
     assert call("check", f"{LOSSES}:supcon") == 2
     assert call("check", f"{LOSSES}:supcon", "--loss", "supcon", "--set", "reduction") == 2
     assert call("check", f"{LOSSES}:unclear", "--loss", "supcon") == 2
-    assert "how it is called does not show in the parameters (a_thing, something_else, temperature)" in (
+    assert "cannot guess how it is called from the parameters (a_thing, something_else, temperature)" in (
         capsys.readouterr().err
     )
 

@@ -307,9 +307,7 @@ class External(Implementation):
             raise TargetMisused(f"call: command needs a shell command line, got {describe(spec)}")
         halves = [dtype for dtype in dtypes if dtype not in Implementation.dtypes]
         if halves and normalised:
-            raise TargetMisused(
-                f"rows of norm 1 are not exactly representable in {halves[0]}: use --raw or other dtypes"
-            )
+            raise TargetMisused(f"rows of norm 1 are not exactly representable in {halves[0]}: use --raw or float32")
         claimed = Claim(loss, call, arrays, temperature, bool(normalised), settings)
         self.claim, more = complete(claimed, self.target.signature if self.target else None)
         self.notes, self.support = (*notes, *more), self.claim.support
