@@ -467,6 +467,7 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "check" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_declared_deviations_must_show_and_match_a_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``drops`` excludes anchors without positives from the mean; it conforms if exactly this is declared."""
     path = tmp_path / "known.toml"

@@ -592,6 +592,7 @@ def test_a_covering_choice_shows_all_that_any_case_shows() -> None:
     assert covering({}) == []
 
 
+@pytest.mark.slow
 def test_a_covering_run_says_what_it_left_out(fake: pytest.MonkeyPatch) -> None:
     selection = replace(ONLY, cases=("golden/supcon/*",), covering=True)
     assert not replace(selection, cases=()).whole

@@ -255,6 +255,7 @@ def test_marks_and_parameters_are_counted_apart(runs: Runs, project: pytest.Pyte
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.mark.slow
 def test_a_declaration_may_be_met_by_another_test_of_the_target(runs: Runs, project: pytest.Pytester) -> None:
     declared(project, f'flag = "tiny-norms"\nloss = "supcon_epsilon"\n{REASON}')
     project.makepyfile(
