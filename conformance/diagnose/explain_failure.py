@@ -173,7 +173,10 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth) -> str | None:
         return _not_finite(found) if finite else None
     if not finite:
         return "a number is returned, but the case's policy requires NaN"
-    return _slight(found) or _clamped_norms(found) or _scaled(found) or found.best()
+    # On some cases the correct suspect has the same error, because its float64 arithmetic loses digits too.
+    shared = found.remaining(found.right) < math.inf
+    lost = f"{SLIGHT}: a straightforward evaluation in float64 gives the same result" if shared else None
+    return _slight(found) or _clamped_norms(found) or lost or _scaled(found) or found.best()
 
 
 # Explanations without a variant
@@ -205,18 +208,15 @@ def _not_finite(found: _Failure) -> str | None:
 
 
 def _slight(found: _Failure) -> str | None:
-    """Explain a gradient that is not finite beside a correct value, or lost digits."""
+    """Explain a gradient that is not finite beside a correct value, or an error of rounding size."""
     sizes = [float(((x - true).norm() / true.norm()).nan_to_num()) for x, true in found.compared]
-    slight = max(sizes) <= DTYPE_NOISE
-    # On some cases the correct suspect has the same error, because its float64 arithmetic loses digits too.
-    if not slight and found.remaining(found.right) == math.inf:
+    if max(sizes) > DTYPE_NOISE:
         return None
     broken = {name: ~np.isfinite(rows).all(axis=1) for name, rows in _gradients(found.case, found.outcome).items()}
     if where := ", ".join(f"{rows.sum()} of {rows.size} rows of {name}" for name, rows in broken.items() if rows.any()):
         words = "possibly because a branch that torch.where discards divides by 0 or takes the logarithm of 0"
         return f"the value is right, but the gradient is NaN or infinite in {where}, {words}"
-    tiny = f"{SLIGHT}, or a tiny number is added or clamped: the relative error is {max(sizes):.1g}"
-    return tiny if slight else f"{SLIGHT}: a straightforward evaluation in float64 gives the same result"
+    return f"{SLIGHT}, or a tiny number is added or clamped: the relative error is {max(sizes):.1g}"
 
 
 def _clamped_norms(found: _Failure) -> str | None:
