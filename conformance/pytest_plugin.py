@@ -41,29 +41,29 @@ if TYPE_CHECKING:
 
 MARK = "pairproof"
 PROPERTY = "pairproof"
-"""Name of the property of a test's report that says to which mark it belongs and how its check ended, as JSON."""
+"""Name of the property of a test's report that contains the mark and the result of its check, as JSON."""
 FIXTURE = "check"
 _SUITE = pytest.StashKey["Suite"]()
 
 Record = dict[str, Any]
-"""What the last report of a test says: the mark to which it belongs, whether it ended, and how its check ended."""
+"""The content of a test's last report: its mark, whether the test ended, and the result of its check."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark(Request):
-    """What one use of ``parametrize`` requests.
+    """The arguments of one use of ``parametrize``.
 
     Attributes:
-        checks: How many checks must be judged, neither more nor fewer.
+        checks: The exact number of checks that must be judged.
 
-    Without ``checks`` it is only asserted that there are any; nothing is asserted unless all of them run.
+    Without ``checks``, at least one check must be judged. The number is asserted only if all tests of the mark run.
     """
 
     checks: int | None = option(None, "--checks", metavar="N")
 
     @property
     def title(self) -> str:
-        """The target and the loss, in words."""
+        """The target and the loss, for messages."""
         return f"{'a target that the test names' if self.target is None else self.name} as {self.loss}"
 
 
@@ -71,11 +71,11 @@ class Mark(Request):
 def parametrize(  # noqa: D417 - its arguments are those of Mark
     *given: Any, **options: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make one test of each case and dtype of a loss out of a test function that takes the argument ``check``.
+    """Parametrize a test function with one test per case and dtype of a loss.
 
-    ``check()`` judges the target, ``check(other)`` another in its place. It passes the test, or ends it: a failure says
-    which term differs and by how much, a case that the target does not claim is skipped with the reason, a declared
-    deviation is reported as an expected failure.
+    The test function has the argument ``check``. ``check()`` judges the target, ``check(other)`` another target. A
+    failure reports the term that differs and the error. A case that the target does not support is skipped with the
+    reason. A declared deviation is reported as an expected failure.
 
     Args:
         target: a function, a class that is constructed with its options, an instance, "package.module:attribute" or
@@ -83,17 +83,16 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
         loss: short name in the catalogue; None: ``--pairproof-loss``.
         call: how the target is called: labels, features, views, stacked, pairs or command; guessed when None.
         arrays: torch, numpy or jax; guessed when None.
-        temperature: the one that is built in, where the target takes none by keyword.
-        normalised: whether rows are brought to norm 1 under cosine before the target is called.
-        settings: options that the target claims, by name; a tuple for several values, "*" for an option that it takes
-            by keyword.
+        temperature: the built-in temperature of a target that has no such keyword.
+        normalised: whether rows are normalised before the target is called, if the similarity is cosine.
+        settings: options that the target supports, by name; a tuple for several values, "*" for an option that it
+            takes by keyword.
         cases: ids or shell patterns; empty means all.
         dtypes: empty means float64 and float32.
         device: torch device.
-        limit: seconds that one evaluation may take.
+        limit: maximum duration of one evaluation, in seconds.
         deviations: TOML file of declared deviations; None: ``--pairproof-deviations``, or the nearest pyproject.toml.
-        checks: how many checks must be judged, neither more nor fewer, when all of them run; None asserts only that
-            there are any.
+        checks: the exact number of checks that must be judged if all tests run; None requires at least one.
 
     Returns:
         The decorator.
@@ -106,8 +105,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of a request."""
     group = parser.getgroup(
         "pairproof",
-        "pairproof: a contrastive loss held to its proved values. These options are for pytest --pyargs"
-        " pairproof.conformance, and for tests whose parametrize names no target.",
+        "pairproof: checks of a contrastive loss against proved values. These options are for pytest --pyargs"
+        " pairproof.conformance, and for uses of parametrize without a target.",
     )
     for keyword, one in options_of(Mark).items():
         form: dict[str, Any] = {"type": one.type if one.type in (int, float) else str, "metavar": one.metavar}
@@ -124,7 +123,7 @@ def _flag(keyword: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark, and the tally in the process that prints the summary."""
+    """Register the mark, and in the process that prints the summary the tally."""
     config.addinivalue_line("markers", "pairproof: made by pairproof.conformance.parametrize")
     if not hasattr(config, "workerinput"):
         given = {} if config.option.collectonly else _given(config)
@@ -132,38 +131,38 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _given(config: pytest.Config) -> dict[str, Any]:
-    """The options of the command line that belong to a mark, as texts, by keyword."""
+    """Return the texts of the given options that set a field of a mark, by keyword."""
     values = {keyword: config.getoption(_flag(keyword)) for keyword in options_of(Mark) if keyword != "deviations"}
     return {keyword: value for keyword, value in values.items() if value not in (None, [])}
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Name the target of the command line; those of test files are named once they are collected."""
+    """Name the target of the command line. Targets of test files are named after collection."""
     target, loss = config.getoption("--pairproof-target"), config.getoption("--pairproof-loss")
     return f"pairproof {pairproof.__version__}: {target} as {loss}" if target else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test of each case and dtype that a mark requests."""
+    """Make one test per case and dtype of each mark."""
     marks: list[Mark] = [mark.args[0] for mark in metafunc.definition.iter_markers(MARK)]
     if not marks:
         return
     found: list[CaseCheck] = []
     try:
         if FIXTURE not in metafunc.fixturenames:
-            raise UsageError(f"{metafunc.definition.nodeid}: takes no argument named {FIXTURE}")
+            raise UsageError(f"{metafunc.definition.nodeid}: the test function needs an argument named {FIXTURE}")
         for number, mark in enumerate(reversed(marks)):
             found += _suite(metafunc.config).checks(mark, number)
     except UsageError as error:
-        # pytest shows this error in one line, and a collector's other errors with their tracebacks.
+        # pytest shows this error in one line, and other errors with a traceback.
         raise pytest.Collector.CollectError(f"pairproof: {error}") from None
-    # Ids that pytest had to number would look like those of other marks.
+    # With several marks, a prefix makes ids unique; otherwise pytest would number them.
     prefixes = [f"{check.group.mark.loss}-{check.group.number}-" if len(marks) > 1 else "" for check in found]
     metafunc.parametrize(FIXTURE, found, ids=[p + check.id for p, check in zip(prefixes, found, strict=True)])
 
 
 def _from_command_line(config: pytest.Config, mark: Mark) -> dict[str, Any]:
-    """The values that the command line sets in a mark without a target: the target, and all other options with it."""
+    """Return the fields that the command line sets in a mark without a target: the target and all other options."""
     given = _given(config)
     target, loss = given.get("target"), given.get("loss", mark.loss)
     if mark.target is not None or (mark.loss and (target is None or loss != mark.loss)):
@@ -178,7 +177,7 @@ def _from_command_line(config: pytest.Config, mark: Mark) -> dict[str, Any]:
 
 
 def _suite(config: pytest.Config) -> Suite:
-    """The suite, loaded when the first test that needs it is collected."""
+    """Return the suite, which is loaded when the first test that needs it is collected."""
     if _SUITE not in config.stash:
         try:
             config.stash[_SUITE] = Suite(config)
@@ -189,7 +188,7 @@ def _suite(config: pytest.Config) -> Suite:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    """Name what is tested, with the number of its checks."""
+    """List the targets with their numbers of checks, and the files of declared deviations."""
     groups = [check.group for item in items if (check := _check_of(item))]
     titles = Counter(group.mark.title for group in groups)
     declared = {group.file: len(group.entries) for group in groups if group.entries}
@@ -206,7 +205,7 @@ def _check_of(item: pytest.Item) -> CaseCheck | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Put into the reports of a test to which mark it belongs, whether or not it reaches its check."""
+    """Add the mark to the report of a test, even if the test never calls its check."""
     if check := _check_of(item):
         check.item = item
         check.report({})
@@ -214,7 +213,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that did not call its check."""
+    """Fail a test that does not call its check."""
     result = yield
     if (check := _check_of(item)) and not check.called:
         pytest.fail("the test did not call check(), so nothing was judged", pytrace=False)
@@ -222,13 +221,13 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 class Suite:
-    """The cases of the losses that are tested, loaded once in a process, and the file of declared deviations."""
+    """The cases of the tested losses, loaded once per process, and the file of declared deviations."""
 
     def __init__(self, config: pytest.Config) -> None:
         """Load the cases.
 
         Raises:
-            UsageError: a ``pyproject.toml`` is not TOML.
+            UsageError: A ``pyproject.toml`` is not valid TOML.
         """
         from .documents.load import load_worked
         from .judge.deviations import project_file
@@ -242,35 +241,34 @@ class Suite:
         self.file = Path(given) if given else project_file(config.rootpath) or self.nearest
 
     def checks(self, mark: Mark, number: int) -> list[CaseCheck]:
-        """The checks that a mark requests, with what the command line says of it, in the order of the cases.
+        """Return the checks of a mark, in the order of the cases.
 
         Args:
-            mark: as the test file has it.
-            number: of the mark, among those of its test function.
+            mark: the mark in the test file. The command line completes it.
+            number: index of the mark among those of its test function.
 
         Raises:
-            UsageError: an option is wrong, or no case is selected.
+            UsageError: An option is invalid, or no case is selected.
         """
         from .implementations.callable import External
         from .judge.check import chosen_cases
         from .judge.deviations import read_declarations
         from .judge.verify import load_cases
-        from .suite.catalogue import LOSSES
 
         changes = _from_command_line(self.config, mark)
         mark = replace(mark, **changes)
         if not mark.loss:
-            raise UsageError("pairproof.conformance.parametrize: loss is missing; known: " + ", ".join(LOSSES))
+            raise UsageError("pairproof.conformance.parametrize: the argument loss is missing; see: pairproof list")
         file = mark.deviations or self.file
-        # The command that repeats a check finds the nearest file itself.
+        # The command that repeats a check finds the nearest file by itself.
         mark = replace(mark, deviations=None if file == self.nearest else file)
         if mark.loss not in self.cases:
             self.cases[mark.loss] = load_cases(self.worked, (mark.loss,))
-        cases, dtypes = chosen_cases(mark, self.cases[mark.loss]), mark.dtypes or External.dtypes
-        count = len(cases) * len(dtypes)
-        record = {"of": count, "asserted": mark.checks, "overridden": bool(changes), "title": mark.title}
+        dtypes = mark.dtypes or External.dtypes
+        found = [(case, dtype) for case in chosen_cases(mark, self.cases[mark.loss]) for dtype in dtypes]
+        record = {"of": len(found), "asserted": mark.checks, "overridden": bool(changes), "title": mark.title}
         group = Group(mark, self, number, record, file, read_declarations(file) if file else {})
-        return [CaseCheck(group, case, dtype) for case in cases for dtype in dtypes]
+        return [CaseCheck(group, case, dtype) for case, dtype in found]
 
 
 @dataclass(eq=False)
@@ -278,14 +276,14 @@ class Group:
     """The checks of one mark.
 
     Attributes:
-        mark: what it requests; the target is None where the test names it.
-        suite: the cases.
-        number: of the mark, among those of its test function.
-        record: what the reports of all its tests say: how many checks there are and must be judged, whether the command
-            line says anything of the mark, and its title.
-        file: of the declared deviations.
-        entries: of that file, by place.
-        loaded: the mark's own target, and those that the test names by a text, by name.
+        mark: the mark; its target is None if the test passes one to ``check``.
+        suite: all cases.
+        number: index of the mark among those of its test function.
+        record: the common part of its tests' reports: the number of checks, the asserted number of judged checks,
+            whether the command line changed the mark, and its title.
+        file: file of the declared deviations.
+        entries: declarations in that file, by place.
+        loaded: the targets that are loaded only once, by name: the mark's own, and those given as text.
     """
 
     mark: Mark
@@ -298,10 +296,10 @@ class Group:
 
     @cached_property
     def deviations(self) -> tuple[Deviation, ...]:
-        """The declared deviations, of whatever loss and target.
+        """The declared deviations for any loss and target.
 
         Raises:
-            UsageError: one of them names what does not exist.
+            UsageError: A declaration names an unknown case, flag, loss or dtype.
         """
         from .judge.deviations import deviations
         from .judge.verify import load_cases
@@ -309,22 +307,20 @@ class Group:
         return deviations(self.entries, load_cases(self.suite.worked)) if self.entries else ()
 
     def target(self, request: Request) -> External:
-        """Load a target: once where it is named, or the mark's own.
+        """Load a target; the mark's own target, and one given as text, only once.
 
         Raises:
-            UsageError: an option contradicts it or is missing.
-            CouldNotRun: it cannot be loaded, or the device cannot be used.
+            UsageError: An option is missing or contradicts the target.
+            CouldNotRun: The target cannot be loaded, or the device cannot be used.
         """
         from .judge.check import load_target
 
-        kept = isinstance(request.target, str) or request.target is self.mark.target
-        if kept and request.name in self.loaded:
-            return self.loaded[request.name]
-        found = load_target(request, self.deviations)
-        if kept:
-            self.loaded[request.name] = found
-            self.suite.config.add_cleanup(found.close)
-        return found
+        if not (isinstance(request.target, str) or request.target is self.mark.target):
+            return load_target(request, self.deviations)
+        if request.name not in self.loaded:
+            self.loaded[request.name] = load_target(request, self.deviations)
+            self.suite.config.add_cleanup(self.loaded[request.name].close)
+        return self.loaded[request.name]
 
 
 @dataclass(eq=False)
@@ -332,10 +328,10 @@ class CaseCheck:
     """One case in one dtype: the argument ``check`` of a test function.
 
     Attributes:
-        group: the checks to which it belongs.
+        group: the checks of the same mark.
         inputs: the case.
-        dtype: of the inputs.
-        called: whether the test called it.
+        dtype: dtype of the inputs.
+        called: whether the test has called it.
     """
 
     group: Group
@@ -346,7 +342,7 @@ class CaseCheck:
 
     @property
     def case(self) -> str:
-        """The id of the case."""
+        """Id of the case."""
         return self.inputs.id
 
     @property
@@ -356,27 +352,27 @@ class CaseCheck:
 
     @property
     def id(self) -> str:
-        """Its part of the test's id."""
+        """Part of the test's id."""
         return f"{self.inputs.id}-{self.dtype}"
 
     def report(self, outcome: Mapping[str, Any]) -> None:
-        """Put into the reports of the test how the check ended; nothing as long as it was not called."""
+        """Add the result of the check to the report of the test; the result is empty before the call."""
         self.called = bool(outcome)
         group = f"{self.item.nodeid.replace(self.id, '')} {self.group.number}"
-        record = json.dumps({"group": group, **self.group.record, **outcome})
+        record = {"group": group, **self.group.record, **outcome}
         others = [kept for kept in self.item.user_properties if kept[0] != PROPERTY]
-        self.item.user_properties[:] = [*others, (PROPERTY, record)]
+        self.item.user_properties[:] = [*others, (PROPERTY, json.dumps(record))]
 
     def __call__(self, target: object | None = None) -> None:
-        """Judge a target on this case, and end the test as the verdict says.
+        """Judge a target on this case, and end the test according to the status.
 
         Args:
-            target: in place of the one of ``parametrize`` or of the command line.
+            target: replaces the target of ``parametrize`` or of the command line.
 
         Raises:
-            pytest.fail.Exception: it fails or errs, or is declared to and does not.
-            pytest.skip.Exception: the case is not one that the target claims.
-            pytest.xfail.Exception: it deviates as declared.
+            pytest.fail.Exception: The check failed or raised an error, or a declared deviation was not found.
+            pytest.skip.Exception: The target does not support the case.
+            pytest.xfail.Exception: The target deviates as declared.
         """
         __tracebackhide__ = True
         from .implementations.base import one_thread
@@ -405,7 +401,7 @@ class CaseCheck:
         due = [one for one in mine if one.concerns(mark.loss, mark.name, mark.dtypes or judged.dtypes)]
         notes = list(judged.notes)
         if judged.claim.call == "command" and judged.gradients_judged is False and check.status is not Status.SKIPPED:
-            notes.append("gradients were not judged: the target gives none")
+            notes.append("gradients were not judged: the target returns none")
         return {
             "title": mark.title,
             "status": check.status.value,
@@ -418,48 +414,48 @@ class CaseCheck:
         }
 
     def _failure(self, check: Check, mark: Mark, judged: External) -> Iterator[str]:
-        """The lines that a failed test prints."""
+        """Yield the lines that a failed test prints."""
         from .judge.check import SHOWN, explanation
 
         yield f"{self.case} {self.dtype}: {check.status}: {check.message}"
         suite, case = self.group.suite, self.inputs
         if check.status is Status.FAILED:
             if suite.explained == SHOWN:
-                yield f"{SHOWN} failures of this run are explained above; run alone, this one is too"
+                yield f"{SHOWN} failures of this run are explained above; to explain this one, run it separately"
             elif words := explanation(check, case, self.golden, judged.outcomes.get((case.id, self.dtype))):
                 suite.explained += 1
                 yield words
         if check.flags:
-            yield f"the case is there for: {', '.join(check.flags)}"
+            yield f"flags of the case: {', '.join(check.flags)}"
         yield "repeat: " + (check.repeat if isinstance(mark.target, str) else f"pytest '{self.item.nodeid}'")
 
 
 class Tally:
-    """What the reports of the tests say, counted in the process that prints, whichever processes ran them."""
+    """Counts the results of all tests, in the process that prints the summary."""
 
     def __init__(self, given: Sequence[str]) -> None:
-        """Begin to count.
+        """Start with no results.
 
         Args:
-            given: the options of the command line that a mark can take.
+            given: the options of the command line that set a field of a mark.
         """
         self.given = given
         self.tests: dict[str, Record] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what a report says; of a test that is repeated the last one."""
+        """Store the content of a report. If a test is repeated, the last report counts."""
         record = next((json.loads(str(value)) for name, value in report.user_properties if name == PROPERTY), None)
         ended = report.when == "call" or not report.passed
         if record and report.when != "teardown" and (ended or report.nodeid not in self.tests):
             self.tests[report.nodeid] = {**record, "ended": ended}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail a run whose tests passed and whose counts or declarations are wrong."""
+        """Fail a run with wrong counts or declarations even if its tests passed."""
         if session.exitstatus == pytest.ExitCode.OK and any(self.problems()):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print how many checks of what ended how, and what was not judged."""
+        """Print the number of checks of each status, and what was not judged."""
         problems = dict.fromkeys(self.problems())
         if self.tests or problems:
             terminalreporter.section("pairproof")
@@ -469,23 +465,17 @@ class Tally:
             terminalreporter.line(f"ERROR {problem}", red=True)
 
     def called(self) -> list[Record]:
-        """The tests whose check was called."""
+        """Return the tests that called their check."""
         return [test for test in self.tests.values() if "status" in test]
 
     def marks(self) -> dict[str, list[Record]]:
-        """The tests of each mark."""
+        """Return the tests of each mark."""
         return grouped((test["group"], test) for test in self.tests.values())
 
-    def missing(self) -> dict[str, int]:
-        """How many tests of each mark did not run."""
-        return {mark: tests[0]["of"] - sum(test["ended"] for test in tests) for mark, tests in self.marks().items()}
-
     def problems(self) -> Iterator[str]:
-        """What is wrong beyond the tests that failed."""
-        missing = self.missing()
-        for mark, tests in self.marks().items():
-            if missing[mark]:
-                continue
+        """Yield the problems other than failed tests."""
+        complete = {mark: tests for mark, tests in self.marks().items() if not _missing(tests)}
+        for tests in complete.values():
             called = [test for test in tests if "status" in test]
             judged, asserted = _judged(called), tests[0]["asserted"]
             who = ", ".join(dict.fromkeys(test["title"] for test in called or tests[:1]))
@@ -494,34 +484,38 @@ class Tally:
             if asserted not in (None, judged):
                 yield f"{who}: {judged} checks were judged where {asserted} are asserted"
         for title, tests in grouped((test["title"], test) for test in self.called()).items():
-            if not any(missing[test["group"]] for test in tests):
+            if complete.keys() >= {test["group"] for test in tests}:
                 declared = dict.fromkeys(name for test in tests if test["whole"] for name in test["declared"])
                 yield from unused(declared, [name for test in tests for name in test["met"]], title)
         if self.given and self.tests and not any(test["overridden"] for test in self.tests.values()):
             yield f"{', '.join(self.given)}: no test used it, because every test names its own target"
         elif "--pairproof-target" in self.given and not self.tests:
-            yield "--pairproof-target: no test used it: pytest --pyargs pairproof.conformance has one"
+            yield "--pairproof-target: no test used it; to run the checks: pytest --pyargs pairproof.conformance"
 
     def lines(self) -> Iterator[str]:
-        """The summary, without the problems."""
-        for (mark, title), tests in grouped(((test["group"], test["title"]), test) for test in self.called()).items():
-            counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(t["status"] for t in tests).items()))
-            yield f"{title}: {_judged(tests)} of {tests[0]['of']} checks judged: {counts}"
-            yield from dict.fromkeys(f"  {note}" for test in tests for note in test["notes"])
-            skipped = Counter(test["message"] for test in tests if test["status"] == "skipped")
-            yield from (f"  {count} skipped: {reason}" for reason, count in skipped.most_common())
-            if missing := self.missing()[mark]:
-                yield f"  {missing} did not run: counts are not asserted"
-            yield from (f"  declared: {place}: {words}" for place, words in tests[0]["declared"].items())
+        """Yield the summary without the problems."""
         for tests in self.marks().values():
+            for title, called in grouped((test["title"], test) for test in tests if "status" in test).items():
+                counts = ", ".join(f"{n} {name}" for name, n in sorted(Counter(t["status"] for t in called).items()))
+                yield f"{title}: {_judged(called)} of {tests[0]['of']} checks judged: {counts}"
+                yield from dict.fromkeys(f"  {note}" for test in called for note in test["notes"])
+                skipped = Counter(test["message"] for test in called if test["status"] == "skipped")
+                yield from (f"  {count} skipped: {reason}" for reason, count in skipped.most_common())
+                if missing := _missing(tests):
+                    yield f"  {missing} did not run: counts are not asserted"
+                yield from (f"  declared: {place}: {words}" for place, words in called[0]["declared"].items())
             if titles := [test["title"] for test in tests if test["ended"] and "status" not in test]:
                 yield f"{titles[0]}: {len(titles)} tests ended before their check"
         declared = {place for test in self.called() for place in test["declared"]}
         for place, target in dict.fromkeys(other for test in self.called() for other in test["aside"].items()):
             if place not in declared:
-                whose = f"of {target}, which" if target else "of a loss that"
-                yield f"declared {whose} was not judged here: {place}"
+                yield f"declaration not used, because {target or 'its loss'} was not judged in this run: {place}"
 
 
 def _judged(tests: Sequence[Record]) -> int:
     return sum(test["status"] != "skipped" for test in tests)
+
+
+def _missing(tests: Sequence[Record]) -> int:
+    """Return the number of tests of a mark that did not run."""
+    return int(tests[0]["of"] - sum(test["ended"] for test in tests))

@@ -243,7 +243,7 @@ def test_an_interrupted_rebuild_leaves_the_old_files(
             "run": (run, "run"),
             "count": (rebuild, "write_counts"),
             "manifest": (rebuild, "validate"),
-            "copy": (shutil, "copyfile"),
+            "copy": (shutil, "copy"),
         }[place]
         monkeypatch.setattr(where, what, stop)
     with pytest.raises(error, match="stopped"):

@@ -1,6 +1,6 @@
-"""The benchmark's own parts: its truth, its check of peers, what it counts, how it judges; and the deterministic goals.
+"""Tests of the benchmark: true values, the check of peers, rows of results, goals, and memory use.
 
-No time is asserted here: that is the business of ``python -m bench --floors``.
+No time is asserted here; ``python -m bench --floors`` does that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TEMPERATURE = 0.1
 
 @pytest.mark.parametrize("loss", ["nt_xent", "supcon", "pairwise_views", "pairwise_classes"])
 @pytest.mark.parametrize("kind", batches.KINDS)
-def test_truth_is_the_references(loss: str, kind: str) -> None:
+def test_the_truth_equals_the_reference(loss: str, kind: str) -> None:
     batch = batches.make_batch(loss, 26, 5, kind)  # 26 rows in 10 classes: classes of two sizes
     z, labels = batch.embeddings.double().numpy(), batch.labels.numpy()
     if loss == "nt_xent":
@@ -51,7 +51,7 @@ def test_truth_is_the_references(loss: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("loss", batches.LOSSES)
-def test_truth_by_blocks(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_truth_does_not_depend_on_the_block_size(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = batches.make_batch(loss, 64, 8)
     value, gradient = truth.loss_and_gradient(batch, TEMPERATURE)
     monkeypatch.setattr(truth, "BLOCK", 7 * 64)
@@ -62,7 +62,7 @@ def test_truth_by_blocks(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("loss", batches.LOSSES)
 @pytest.mark.parametrize("kind", batches.KINDS)
-def test_truth_of_some_rows(loss: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_of_some_rows_equals_that_of_all(loss: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = batches.make_batch(loss, 64, 8, kind)
     value, gradient = truth.loss_and_gradient(batch, TEMPERATURE)
     rows = torch.tensor([0, 5, 31, 32, 40, 63])
@@ -85,8 +85,8 @@ def test_implementations_agree_on_every_loss_they_are_timed_on(loss: str, name: 
         measure.check_agreement(implementation, batch, 1.01 * TEMPERATURE, true)
 
 
-class Sleepy(measure.Clock):
-    """A clock whose samples are made up: ours takes 0.1 s forward and 0.2 s in all, every peer three times that."""
+class FixedClock(measure.Clock):
+    """A clock with fixed samples: ours takes 0.1 s forward and 0.2 s in total, every peer three times as long."""
 
     products: ClassVar[dict[str, tuple[int, int, int | None]]] = {"mm": (8, 8, None)}
 
@@ -94,7 +94,7 @@ class Sleepy(measure.Clock):
         self.ours = ours
 
     def peak(self, step: Any, embeddings: torch.Tensor) -> int:
-        raise AssertionError("a timing on a CPU measures no memory")
+        raise AssertionError("a timing on a CPU must not measure memory")
 
     def step(self, step: Any, embeddings: torch.Tensor, repeats: int) -> tuple[float, float]:
         step(embeddings)
@@ -109,8 +109,8 @@ def change_peer(monkeypatch: pytest.MonkeyPatch, name: str, **facts: Any) -> Non
     monkeypatch.setitem(peers.PEERS, name, replace(peers.PEERS[name], **facts))
 
 
-def test_rows_of_a_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Sleepy(None)
+def test_a_timing_has_a_row_for_each_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FixedClock(None)
 
     def remembered(backend: str, batch: batches.Batch, temperature: float) -> peers.Step:
         clock.ours = peers.ours(backend, batch, temperature)
@@ -133,8 +133,8 @@ def test_rows_of_a_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "computes another loss" in by_name["masked_logsumexp"]["reason"]
 
 
-class SleepyDevice(Sleepy):
-    """The same of a device with so much memory, on which a graph takes 0.1 s and a large product as long as a tile."""
+class FixedDeviceClock(FixedClock):
+    """The same for a device with little memory; a graph takes 0.1 s, and a large product as long as a tile."""
 
     products: ClassVar[dict[str, tuple[int, int, int | None]]] = {"mm": (8, 8, None), "square": (8, 8, 8)}
     on_device = True
@@ -167,14 +167,14 @@ def device_job(**more: Any) -> dict[str, Any]:
     return {**job, "n": 64, "rounds": 3, "device": "cpu", **more}
 
 
-def test_rows_of_a_timing_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SleepyDevice(None)
+def test_a_timing_on_a_device_has_a_row_for_each_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FixedDeviceClock(None)
 
     def remembered(backend: str, batch: batches.Batch, temperature: float) -> peers.Step:
         clock.ours = peers.ours(backend, batch, temperature)
         return clock.ours
 
-    asked = [peers.OURS, peers.TILED, "cross_entropy", "cross_entropy_tf32", "supcontrast", "flex_attention", "inf_cl"]
+    names = [peers.OURS, peers.TILED, "cross_entropy", "cross_entropy_tf32", "supcontrast", "flex_attention", "inf_cl"]
     given: list[torch.dtype] = []
     tf32: list[bool] = []
 
@@ -192,11 +192,11 @@ def test_rows_of_a_timing_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     change_peer(monkeypatch, "cross_entropy_tf32", make=watched, matrices=1.0)
     compiled = {"make": lambda *given: peers.flex_attention(*given, compiled=True), "compiled": False}
     change_peer(monkeypatch, "flex_attention", **compiled)
-    monkeypatch.setattr(measure, "names_for", lambda *_: asked)
+    monkeypatch.setattr(measure, "names_for", lambda *_: names)
     assert jobs.DEVICE.timings()[0]["captured"] is True
     rows = measure.time_loss(device_job(), clock)
     by_name = {row["implementation"]: row for row in rows}
-    assert list(by_name) == [*asked, peers.CAPTURED]
+    assert list(by_name) == [*names, peers.CAPTURED]
     ours, tiled, captured = by_name[peers.OURS], by_name[peers.TILED], by_name[peers.CAPTURED]
     assert (ours["bytes"], tiled["bytes"]) == (1000, 1000)
     assert ours["both_square_share"] == pytest.approx([D / 8 * share for share in ours["both_share"]])
@@ -215,12 +215,12 @@ def test_rows_of_a_timing_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
     assert "needs about 0 GiB (8.1 N x N matrices), where 0 GiB are free" in by_name["supcontrast"]["reason"]
     assert by_name["flex_attention"]["reason"] == "FlexAttention has no backward on a CPU"
-    # Not installed, or installed without its device.
+    # Not installed, or installed without a device for it.
     assert "Inf-CL" in by_name["inf_cl"]["reason"]
 
 
-def test_a_step_that_cannot_be_captured_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SleepyDevice(None)
+def test_a_step_that_cannot_be_captured_has_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FixedDeviceClock(None)
 
     def fails(*_: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
@@ -232,18 +232,18 @@ def test_a_step_that_cannot_be_captured_is_a_row(monkeypatch: pytest.MonkeyPatch
     assert captured["reason"] == "RuntimeError: operation not permitted when stream is capturing"
 
 
-def test_some_rows_of_the_gradient_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_the_gradient_can_be_measured_on_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "names_for", lambda *_: [peers.OURS])
     found = []
     for count in (None, 16):
-        row, _ = measure.time_loss(device_job(dtype="float32", gradient_rows=count), SleepyDevice(None))
+        row, _ = measure.time_loss(device_job(dtype="float32", gradient_rows=count), FixedDeviceClock(None))
         found.append(row["errors"]["random"])
     assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=1e-3)
     assert 0 < found[1]["gradient"] < 1e-5
     assert found[1]["gradient"] != found[0]["gradient"]
 
 
-def test_a_wrong_loss_is_no_rounding() -> None:
+def test_an_error_larger_than_rounding_is_a_wrong_loss() -> None:
     measure.check_roughly({"random": {"loss": 0.04}, "trained": {"loss": 3.0}})
     for error in (0.06, float("inf")):
         with pytest.raises(peers.Unavailable, match="its loss in this dtype is"):
@@ -252,7 +252,7 @@ def test_a_wrong_loss_is_no_rounding() -> None:
 
 @pytest.mark.parametrize("n", [40, 256])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_the_formulas_of_compiled_peers(n: int) -> None:
+def test_compiled_peers_compute_the_loss_when_not_compiled(n: int) -> None:
     batch = batches.make_batch("nt_xent", n, 32, "trained")
     true = truth.loss_alone(batch, TEMPERATURE)
     for peer in map(peers.load, ("flex_attention", "cross_entropy_compiled")):
@@ -262,7 +262,7 @@ def test_the_formulas_of_compiled_peers(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [256, 640])
-def test_the_mask_by_blocks_is_the_librarys(n: int) -> None:
+def test_the_block_mask_equals_that_of_the_library(n: int) -> None:
     flex = peers.load("flex_attention").loaded
     found = peers.mask_without_diagonal(flex, n, torch.device("cpu"))
     library = flex.create_block_mask(peers.different_rows, None, None, n, n, device="cpu")
@@ -274,7 +274,7 @@ def test_the_mask_by_blocks_is_the_librarys(n: int) -> None:
             assert sorted(mine[:count]) == sorted(theirs[:count])
 
 
-def test_peers_by_device_and_dtype() -> None:
+def test_the_peers_depend_on_device_and_dtype() -> None:
     assert peers.names_for("info_nce") == [peers.OURS, "info_nce_pytorch"]
     on_cpu = set(peers.names_for("nt_xent"))
     assert on_cpu == {peers.OURS, "cross_entropy", "supcontrast", "pml_ntxent", "lightly"}
@@ -294,7 +294,9 @@ def test_peers_by_device_and_dtype() -> None:
         ("supcontrast", "supcon", 65536, torch.bfloat16, 130),
     ],
 )
-def test_a_peer_that_would_not_fit_is_refused(name: str, loss: str, n: int, dtype: torch.dtype, gib: int) -> None:
+def test_a_peer_that_needs_too_much_memory_is_skipped(
+    name: str, loss: str, n: int, dtype: torch.dtype, gib: int
+) -> None:
     peer = peers.PEERS[name]
     with pytest.raises(peers.Unavailable, match=rf"^needs about {gib} GiB .* where 125 GiB are free$"):
         peer.check_memory(loss, n, dtype, 125 << 30)
@@ -302,19 +304,19 @@ def test_a_peer_that_would_not_fit_is_refused(name: str, loss: str, n: int, dtyp
     peer.check_memory(loss, 16384, dtype, 125 << 30)
 
 
-def test_what_is_linear_in_memory_always_fits() -> None:
+def test_a_peer_with_linear_memory_always_fits() -> None:
     for name in (peers.OURS, "flex_attention"):
         peers.PEERS[name].check_memory("nt_xent", 1 << 24, torch.float32, 1 << 30)
 
 
 @pytest.mark.parametrize(("loss", "n"), [("nt_xent", 1024), ("pairwise_classes", 512)])
-def test_a_peer_whose_memory_grows_faster_is_refused(loss: str, n: int) -> None:
+def test_a_peer_whose_memory_grows_faster_is_skipped(loss: str, n: int) -> None:
     with pytest.raises(peers.Unavailable, match=r"^its memory grows as [0-9.]+ N\^[34] bytes, here beyond 8 GiB$"):
         peers.PEERS[peers.SLOWEST].check_memory(loss, n, torch.float32, None)
     peers.PEERS[peers.SLOWEST].check_memory(loss, n // 2, torch.float32, None)
 
 
-def test_inf_cl_absent_and_present(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inf_cl_is_skipped_or_computes_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = batches.make_batch("info_nce", 64, D)
 
     def missing(name: str) -> Any:
@@ -332,7 +334,7 @@ def test_inf_cl_absent_and_present(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = peers.load("inf_cl")
     with pytest.raises(peers.Unavailable, match="need a CUDA device"):
         peer.step(batch, TEMPERATURE)
-    # The batch says that it is on a device, its rows are here.
+    # The batch claims to be on a device, but its rows are on the CPU.
     away: Any = replace(batch, embeddings=SimpleNamespace(shape=(64, D), device=torch.device("cuda")))
     loss = peer.step(away, TEMPERATURE)(batch.embeddings)
     assert float(loss) == pytest.approx(truth.loss_alone(batch, TEMPERATURE), rel=1e-5)
@@ -342,7 +344,7 @@ def test_inf_cl_absent_and_present(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def largest_allocation(step: peers.Step, embeddings: torch.Tensor) -> int:
-    """Bytes of the largest piece of memory that torch allocates in forward and backward of one step."""
+    """Return the bytes of the largest allocation of torch in forward and backward of one step."""
     z = embeddings.detach().clone().requires_grad_()
     with torch.profiler.profile(profile_memory=True) as profiler:
         step(z).backward()
@@ -354,14 +356,14 @@ def step_of(loss: str, n: int) -> tuple[peers.Step, torch.Tensor]:
     return peers.ours("tiled", batch, TEMPERATURE), batch.embeddings
 
 
-def test_the_dense_peer_allocates_n_squared() -> None:
+def test_the_dense_peer_allocates_an_n_squared_tensor() -> None:
     batch = batches.make_batch("supcon", 512, D)
     step = peers.masked_logsumexp(None, batch, TEMPERATURE)
     assert largest_allocation(step, batch.embeddings) >= 4 * 512**2
 
 
 @pytest.mark.parametrize("loss", ["nt_xent", "supcon", "pairwise_views", "pairwise_classes"])
-def test_no_tensor_of_n_squared(loss: str) -> None:
+def test_ours_allocates_no_n_squared_tensor(loss: str) -> None:
     assert largest_allocation(*step_of(loss, 4096)) < 4096**2
 
 
@@ -371,7 +373,7 @@ def test_the_largest_tensor_grows_linearly() -> None:
 
 
 @pytest.mark.skipif(not measure.CLEAR.exists(), reason="no /proc/self/clear_refs on this system")
-def test_the_peak_grows_linearly() -> None:
+def test_the_peak_of_memory_grows_linearly() -> None:
     job = {"kind": "memory", "loss": "supcon", "d": D, "temperature": TEMPERATURE, "backend": "tiled"}
     job |= {"implementation": peers.OURS, "device": "cpu", "regime": "default", "dtype": "float32"}
     small, large = (jobs.run({**job, "n": n})[0]["bytes"] for n in (2048, 8192))
@@ -380,7 +382,7 @@ def test_the_peak_grows_linearly() -> None:
 
 
 @pytest.mark.skipif(not measure.CLEAR.exists(), reason="no /proc/self/clear_refs on this system")
-def test_the_peak_is_seen() -> None:
+def test_the_peak_of_memory_is_measured() -> None:
     assert (63 << 20) <= measure.peak_beyond(lambda: torch.ones(16 << 20)) < (72 << 20)
 
 
@@ -390,7 +392,7 @@ def row(loss: str, n: int, regime: str, name: str, ratio: float | None = None) -
     return {**shape, "implementation": name, "status": "measured", **ratios}
 
 
-def test_goals_and_floors() -> None:
+def test_goals_and_floors_are_judged() -> None:
     peak = {"loss": "supcon", "implementation": peers.OURS, "n": 4096, "bytes": 13 << 20}
     found: dict[str, Any] = {"memory": [peak], "large": None, "accuracy": []}
     names = [row("supcon", 1024, "default", peers.OURS), row("supcon", 1024, "default", "cross_entropy", 2.0)]
@@ -413,7 +415,7 @@ def on_device(loss: str, n: int, d: int, name: str, **more: Any) -> dict[str, An
     return {**row(loss, n, "default", name), "d": d, "dtype": "bfloat16", **more}
 
 
-def test_goals_of_a_device() -> None:
+def test_goals_of_a_device_are_judged() -> None:
     shares = {f"{part}_{key}": [0.5] * 3 for part in ("forward", "both") for key in ("share", "square_share")}
     timings = [on_device("supcon", n, 128, peers.OURS, **shares) for n in (4096, 16384, 65536)]
     timings += [on_device("supcon", 16384, 512, peers.OURS, status="refused", reason="broken")]
@@ -436,7 +438,7 @@ def test_goals_of_a_device() -> None:
     assert len(judged) == 2 * 4 + 2 + 2 + 1
 
 
-def test_accuracy_goals_by_dtype() -> None:
+def test_accuracy_goals_are_judged_by_dtype() -> None:
     wide = {**errors("cross_entropy", 1e-9), "d": 128, "dtype": "float32"}
     rows = [
         {**errors(name, 1e-3), "d": 128, "dtype": "bfloat16"} for name in (peers.OURS, peers.TILED, "cross_entropy")
@@ -461,9 +463,9 @@ def test_accuracy_goals(ours: float, theirs: float, met: bool) -> None:
 
 
 def short_run(monkeypatch: pytest.MonkeyPatch, ratio: float, first: float | None = None) -> list[dict[str, Any]]:
-    """The command with jobs that take no time and peers that are so many times as slow; the jobs that were run.
+    """Replace the jobs by fixed times, with peers ``ratio`` times as slow as ours; return the list of jobs that run.
 
-    In the first process of a size they may be so many times as slow instead.
+    In the first process of each size, peers are ``first`` times as slow if it is given.
     """
     usual, done = ratio, list[dict[str, Any]]()
 
@@ -528,7 +530,7 @@ def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(jobs, "run", run)
     monkeypatch.setattr(cuda, "require", lambda _: None)
-    monkeypatch.setattr(cuda, "device_facts", lambda _: {"name": "a stand-in", "memory_gib": 100.0})
+    monkeypatch.setattr(cuda, "device_facts", lambda _: {"name": "a mocked device", "memory_gib": 100.0})
     chosen = ["--loss", "nt_xent", "--output", str(tmp_path), "--columns", "128,512"]
     result = CliRunner().invoke(command.app, ["--device", "cuda", *chosen])
     assert result.exit_code == 0, result.output
@@ -549,14 +551,19 @@ def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.Monke
     assert {goal["met"] for goal in data["goals"] if "share of" in goal["what"] and "D=512" in goal["what"]} == {False}
     assert "<svg" in (tmp_path / "cuda.svg").read_text()
     output = " ".join(result.output.split())
-    for said in ("a stand-in", "NT-Xent, two views, D=512, bfloat16", "60 / 60 % of mm / square mm", "captured as a"):
-        assert said in output
+    for words in (
+        "a mocked device",
+        "NT-Xent, two views, D=512, bfloat16",
+        "60 / 60 % of mm / square mm",
+        "captured as a",
+    ):
+        assert words in output
     assert "not timed at N=262144: nt_xent, D=128, tf32, cross_entropy, full matrix: needs about 794 GiB" in output
     assert "per row and column of the inputs" in output
     assert not (Path(jobs.ROOT) / "bench/results/cuda.json").exists()
 
 
-def test_the_plans_of_a_device() -> None:
+def test_the_plan_of_a_device() -> None:
     plan = command._plan(False, None, "cuda:1", None, loss=[], size=[], columns=[], dtype=[])
     assert plan == replace(jobs.DEVICE, device="cuda:1")
     timings = plan.timings()
@@ -580,36 +587,36 @@ def test_the_plans_of_a_device() -> None:
     assert few.accuracies() == []
 
 
-def test_the_jobs_of_a_cpu() -> None:
+def test_the_jobs_of_a_cpu_have_128_columns_in_float32() -> None:
     for job in jobs.FULL.timings():
         assert (job["d"], job["dtype"], job["captured"], job["gradient_rows"]) == (128, "float32", False, None)
 
 
-def test_accuracy_in_the_dtype_of_the_job() -> None:
+def test_accuracy_is_measured_in_the_dtype_of_the_job() -> None:
     job = jobs.FULL.accuracies()[0] | {"n": 32, "batches": 2, "temperature": 0.5}
     wide, narrow = (accuracy.error_rows({**job, "dtype": dtype})[0] for dtype in ("float32", "bfloat16"))
     assert wide["gradient_error"] < 1e-5 < narrow["gradient_error"] < 1e-2
 
 
-def test_floors_are_tried_again_and_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missed_floor_is_measured_again_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     done = short_run(monkeypatch, 1.0)
     result = CliRunner().invoke(command.app, ["--floors", "0.5", "--loss", "supcon"])
     assert result.exit_code == 1, result.output
     assert "measuring in 14 more processes: SupCon, two per class, N=1024" in result.output
     timed = [job["n"] for job in done if job["kind"] == "time"]
-    assert timed == [256, 1024] + 14 * [1024]  # at 256 half of every goal is reached
+    assert timed == [256, 1024] + 14 * [1024]  # at 256, half of every goal is reached
     short_run(monkeypatch, 500.0)
     assert CliRunner().invoke(command.app, ["--floors", "0.5"]).exit_code == 0
 
 
-def test_one_process_below_a_floor_is_one_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_below_a_floor_does_not_fail_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
     short_run(monkeypatch, 5.0, first=1.0)
     result = CliRunner().invoke(command.app, ["--floors", "0.5", "--loss", "supcon"])
     assert result.exit_code == 0, result.output
     assert "measuring in 14 more processes: SupCon, two per class, N=1024" in result.output
 
 
-def test_the_median_of_processes() -> None:
+def test_the_median_of_processes_is_reported() -> None:
     def rows(ratio: float, status: str = "measured") -> list[dict[str, Any]]:
         figures = {"both_ms": [10 * ratio] * 3, "both_ratio": [ratio - 1, ratio, ratio + 1], "errors": {}}
         peer = {"implementation": "peer", "status": status, **({"reason": "why"} if status == "refused" else figures)}
@@ -627,7 +634,7 @@ def test_the_median_of_processes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "words"),
     [
         (["--loss", "triplet"], 2, "expected one of"),
         (["--size", "33"], 2, "expected even numbers from 32"),
@@ -640,14 +647,14 @@ def test_the_median_of_processes() -> None:
         (["--device", "cuda", "--columns", "8"], 2, "expected even numbers from 16"),
     ],
 )
-def test_misuse(arguments: list[str], code: int, said: str) -> None:
+def test_misuse_is_reported(arguments: list[str], code: int, words: str) -> None:
     result = CliRunner().invoke(command.app, arguments)
     assert result.exit_code == code
-    assert said in " ".join(result.output.replace("│", " ").split())
+    assert words in " ".join(result.output.replace("│", " ").split())
 
 
 class Event:
-    """Stands for a CUDA event: the n-th that is recorded is n ms after the first."""
+    """Replaces a CUDA event; one millisecond passes between two records."""
 
     now = 0
 
@@ -662,7 +669,7 @@ class Event:
         return float(later.time - self.time)
 
 
-def test_cuda_code_with_a_stand_in_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cuda_clock_with_mocked_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
@@ -681,7 +688,7 @@ def test_cuda_code_with_a_stand_in_for_the_device(monkeypatch: pytest.MonkeyPatc
 
 
 class Stream:
-    """Stands for a CUDA stream that is waited for."""
+    """Replaces a CUDA stream."""
 
     def __init__(self, *_: Any) -> None:
         self.waited: list[Stream] = []
@@ -690,7 +697,7 @@ class Stream:
         self.waited.append(other)
 
 
-def test_capture_with_a_stand_in_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_with_a_mocked_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     current, calls = Stream(), []
     graph = SimpleNamespace(replay=lambda: calls.append("replay"))
 
@@ -720,7 +727,7 @@ def test_capture_with_a_stand_in_for_the_device(monkeypatch: pytest.MonkeyPatch)
     assert z.grad.tolist() == [2.0] * 3
 
 
-def test_a_job_in_tf32_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_in_tf32_enables_it(monkeypatch: pytest.MonkeyPatch) -> None:
     matmul = SimpleNamespace(allow_tf32=False)
     monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
     worker._prepare_device({"device": "cuda", "dtype": "bfloat16"})
@@ -730,13 +737,13 @@ def test_a_job_in_tf32_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu() -> None:
+def test_without_a_gpu_the_command_exits_with_3() -> None:
     result = CliRunner().invoke(command.app, ["--device", "cuda"])
     assert result.exit_code == 3
     assert "finds no CUDA device here" in result.output
 
 
-def test_no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 
@@ -745,14 +752,14 @@ def test_no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         report.pyplot()
 
 
-def test_a_job_that_breaks_says_its_last_words() -> None:
+def test_the_error_of_a_job_is_reported() -> None:
     job = {"kind": "memory", "loss": "supcon", "n": "many", "implementation": peers.OURS, "regime": "tuned"}
     with pytest.raises(peers.Unavailable, match=r"SupCon, two per class, N=many, memory of pairproof: ValueError"):
         jobs.run({**job, "device": "cpu", "dtype": "float32", "d": D, "temperature": TEMPERATURE, "backend": "auto"})
 
 
 @pytest.mark.parametrize("plan", [jobs.FULL, jobs.QUICK])
-def test_jobs_that_fail_leave_rows_that_say_so(monkeypatch: pytest.MonkeyPatch, plan: jobs.Plan) -> None:
+def test_failed_jobs_have_rows_with_the_reason(monkeypatch: pytest.MonkeyPatch, plan: jobs.Plan) -> None:
     def fails(job: dict[str, Any]) -> dict[str, Any]:
         raise peers.Unavailable("killed")
 
@@ -763,7 +770,7 @@ def test_jobs_that_fail_leave_rows_that_say_so(monkeypatch: pytest.MonkeyPatch, 
                 assert (row["status"], row["reason"]) == ("refused", "killed")
 
 
-def test_nothing_is_measured_where_ours_fails() -> None:
+def test_nothing_is_measured_if_ours_fails() -> None:
     result = CliRunner().invoke(command.app, ["--quick", "--backend", "abacus"])
     assert result.exit_code == 3
     assert "pairproof.fast fails on a small batch: ValueError: backend" in result.output

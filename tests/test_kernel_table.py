@@ -1,4 +1,4 @@
-"""The table of tiles, the search for better ones, and the tool that compiles every kernel with them."""
+"""Tests of the table of tiles, the search for faster tiles, and the tool that compiles every kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ needs_triton = pytest.mark.skipif(NO_TRITON or kernels.interpreting(), reason="n
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Any], Path]]:
-    """Name a file of tiles in the environment; whatever was read is forgotten before and after."""
+    """Write a file of tiles and name it in the environment; the cache is cleared before and after."""
     path = tmp_path / "tiles.json"
 
     def write(content: Any) -> Path:
@@ -51,11 +51,11 @@ def test_the_table_lists_every_architecture_kind_and_length() -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dim", DIMS)
-def test_every_tile_keeps_the_rules(arch: int, kind: table.Kind, dim: int) -> None:
+def test_every_tile_follows_the_rules(arch: int, kind: table.Kind, dim: int) -> None:
     launches = {kernel: launch_of(kernel, kind, dim, arch) for kernel in KERNELS}
     for kernel, launch in launches.items():
         assert table.violations(kernel, launch, dim) == []
-        # Tensor cores that take their rows from shared or tensor memory want 64 of them.
+        # Tensor cores that read rows from shared or tensor memory need 64 rows.
         assert launch.rows >= (64 if arch in (90, 100) else 32)
         if kernel in PLAIN:
             assert table.disagreements(kernel, launch, launches[PLAIN[kernel]]) == []
@@ -65,12 +65,12 @@ def test_every_tile_keeps_the_rules(arch: int, kind: table.Kind, dim: int) -> No
     ("capability", "arch"),
     [(80, 80), (86, 89), (87, 80), (89, 89), (90, 90), (100, 100), (103, 100), (110, 100), (120, 89), (130, 89)],
 )
-def test_a_device_takes_tiles_that_fit_it(capability: int, arch: int) -> None:
+def test_every_capability_uses_the_tiles_of_an_architecture(capability: int, arch: int) -> None:
     assert table.architecture_of(capability) == arch
     assert launch_of("sums_plain", "bfloat16", 128, capability) == launch_of("sums_plain", "bfloat16", 128, arch)
 
 
-def test_float16_takes_the_tiles_of_bfloat16() -> None:
+def test_float16_uses_the_tiles_of_bfloat16() -> None:
     for kernel, dim in itertools.product(KERNELS, DIMS):
         assert launch_of(kernel, "float16", dim, 90) == launch_of(kernel, "bfloat16", dim, 90)
 
@@ -91,7 +91,7 @@ GOOD = Launch(64, 64, 64, 64, 4, 2)
         (GOOD._replace(stages=0), "stages: expected one of 1, 2, 3, 4, 5, 6, 7, 8, got 0"),
     ],
 )
-def test_a_broken_rule_is_told(launch: Launch, rule: str) -> None:
+def test_a_violated_rule_is_reported(launch: Launch, rule: str) -> None:
     assert table.violations("sums_plain", GOOD, 192) == []
     assert rule in table.violations("sums_plain", launch, 192)
 
@@ -105,7 +105,7 @@ def tiles(*entries: Any) -> dict[str, Any]:
     return {"format": table.FORMAT, "tiles": list(entries)}
 
 
-def test_a_named_file_stands_in_the_place_of_the_table(named: Callable[[Any], Path]) -> None:
+def test_a_named_file_replaces_the_table(named: Callable[[Any], Path]) -> None:
     key = Key("sums_plain", "bfloat16", 128, 90)
     committed = launch_of(*key)
     mine = committed._replace(stages=committed.stages + 1)
@@ -135,19 +135,19 @@ def test_a_named_file_stands_in_the_place_of_the_table(named: Callable[[Any], Pa
         (tiles(entry(rows=32)), "sums_marked .*: rows: expected a divisor of the 32 of sums_plain, got 64"),
     ],
 )
-def test_a_bad_file_is_an_error_that_says_why(named: Callable[[Any], Path], content: Any, message: str) -> None:
+def test_an_invalid_file_is_an_error_with_the_reason(named: Callable[[Any], Path], content: Any, message: str) -> None:
     path = named(content)
     with pytest.raises(ValueError, match=f"^PAIRPROOF_KERNEL_TABLE: {path}: .*{message}"):
         launch_of("sums_plain", "bfloat16", 128, 90)
 
 
-def test_a_file_that_is_not_there_is_an_error(named: Callable[[Any], Path]) -> None:
+def test_a_missing_file_is_an_error(named: Callable[[Any], Path]) -> None:
     named({}).unlink()
     with pytest.raises(ValueError, match=r"^PAIRPROOF_KERNEL_TABLE: .*cannot be read"):
         launch_of("sums_plain", "bfloat16", 128, 90)
 
 
-def test_tiles_taken_instead_are_put_back() -> None:
+def test_replaced_tiles_are_restored() -> None:
     key = Key("sums_plain", "tf32", 64, 80)
     before = launch_of(*key)
     with table.instead({key: GOOD}):
@@ -158,18 +158,18 @@ def test_tiles_taken_instead_are_put_back() -> None:
 
 
 class Model:
-    """A timer without a device: every tile has its time by a formula, and some do not run."""
+    """A timer without a device: a formula gives the time of a tile, or None if it does not run."""
 
     def __init__(self, time_of: Callable[[Key, Launch], float | None]) -> None:
         self.time_of = time_of
-        self.asked: list[tuple[Key, Launch]] = []
+        self.timed: list[tuple[Key, Launch]] = []
 
     def __call__(self, key: Key, launches: Sequence[Launch]) -> list[float | None]:
-        self.asked += [(key, launch) for launch in launches]
+        self.timed += [(key, launch) for launch in launches]
         return [self.time_of(key, launch) for launch in launches]
 
 
-def test_the_search_follows_the_times() -> None:
+def test_the_search_finds_the_fastest_tile() -> None:
     key = Key("sums_plain", "bfloat16", 256, 90)
     start = launch_of(*key)
     found = tune.best_of(key, Model(lambda _, launch: 100.0 / launch.stages if launch.stages < 6 else None))
@@ -178,28 +178,28 @@ def test_the_search_follows_the_times() -> None:
     assert found.milliseconds == 100.0 / found.launch.stages
 
 
-def test_the_search_takes_no_noise_for_a_gain() -> None:
+def test_the_search_ignores_gains_within_noise() -> None:
     key = Key("gradient_plain", "pieces", 128, 90)
     start = launch_of(*key)
     found = tune.best_of(key, Model(lambda _, launch: 1.0 if launch == start else 0.99))
     assert found == tune.Timed(start, 1.0, 1.0)
 
 
-def test_the_search_says_when_the_table_does_not_run() -> None:
+def test_the_search_reports_a_tile_that_does_not_run() -> None:
     with pytest.raises(RuntimeError, match=r"sums_plain: the tile .* does not run on this device"):
         tune.best_of(Key("sums_plain", "tf32", 128, 80), Model(lambda *_: None))
 
 
-def test_the_search_offers_only_tiles_that_keep_the_rules() -> None:
+def test_the_search_tries_only_tiles_that_follow_the_rules() -> None:
     def time_of(key: Key, launch: Launch) -> float:
-        return 1.0 / (launch.rows * launch.columns)  # ever larger tiles
+        return 1.0 / (launch.rows * launch.columns)  # larger tiles are faster
 
     for kind, dim in itertools.product(KINDS, (16, 128, 384)):
         model = Model(time_of)
         found = tune.tune(KERNELS[::-1], kind, dim, 90, model)
         assert set(found) == {Key(kernel, kind, dim, 90) for kernel in KERNELS}
         assert list(found)[:2] == [Key(kernel, kind, dim, 90) for kernel in ("sums_plain", "gradient_plain")]
-        for key, launch in model.asked:
+        for key, launch in model.timed:
             assert table.violations(key.kernel, launch, dim) == []
         for key, timed in found.items():
             if key.kernel in PLAIN:
@@ -208,7 +208,7 @@ def test_the_search_offers_only_tiles_that_keep_the_rules() -> None:
 
 
 @needs_triton
-def test_what_tuning_writes_can_be_named(
+def test_the_file_of_tuning_can_be_used(
     named: Callable[[Any], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "mine.json"
@@ -234,21 +234,21 @@ def test_what_tuning_writes_can_be_named(
         (["--rows", "1"], "--rows: expected at least 2, got 1"),
     ],
 )
-def test_tuning_with_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuning_reports_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         tune.main(arguments, Model(lambda *_: 1.0), 90)
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_tuning_without_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuning_without_a_device_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert tune.main([]) == 3
     assert "finds no CUDA device here" in capsys.readouterr().err
 
 
 @needs_triton
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_timed_pass_queues_the_kernel(kernel: table.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timed_pass_launches_the_kernel(kernel: table.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = kernels.evaluation()
     names: list[str] = []
     monkeypatch.setattr(queue, "run", lambda one, grid, given: names.append(one.fn.__name__))
@@ -260,8 +260,8 @@ def test_a_timed_pass_queues_the_kernel(kernel: table.Kernel, monkeypatch: pytes
 
 
 @needs_triton
-def test_the_dry_run_is_as_if_with_memory() -> None:
-    """Tensors without memory take the forms of kernels that tensors with memory take."""
+def test_the_dry_run_finds_the_jobs_of_tensors_with_memory() -> None:
+    """Tensors without memory launch the same variants of kernels as tensors with memory."""
     found = set()
     with tool.dry_run("bfloat16", 128, 90) as queued:
         for call in tool.calls(torch.bfloat16, "cpu"):
@@ -273,7 +273,7 @@ def test_the_dry_run_is_as_if_with_memory() -> None:
 
 
 @needs_triton
-def test_calls_are_refused_for_what_excludes_each_other() -> None:
+def test_calls_with_conflicting_arguments_are_rejected() -> None:
     refused = set()
     with tool.dry_run("pieces", 64, 90) as queued:
         for call in tool.calls(torch.float32):
@@ -286,7 +286,7 @@ def test_calls_are_refused_for_what_excludes_each_other() -> None:
 
 
 @needs_triton
-def test_the_jobs() -> None:
+def test_the_jobs_cover_every_kernel_kind_and_length() -> None:
     every = tool.jobs([90], [64, 128], KINDS)
     assert len({job[:5] for job in every}) == len(every)
     tiled = [job for job in every if job.kernel in KERNELS]
@@ -327,7 +327,7 @@ CODE = """
 """
 
 
-def test_the_code_is_read() -> None:
+def test_instructions_are_counted_in_sass() -> None:
     code = tool.instructions_of(CODE)
     assert len(code) == 12
     assert {name: tool.count(code, pattern) for name, pattern in tool.PATTERNS.items()} == {
@@ -360,7 +360,7 @@ $L__BB0_2:                              // the loop
 """
 
 
-def test_the_step_before_is_read() -> None:
+def test_instructions_are_counted_in_ptx() -> None:
     code = tool.steps_of(PTX)
     assert {name: tool.count(code, pattern) for name, pattern in tool.PATTERNS.items()} == {
         "products": 1,
@@ -390,7 +390,7 @@ def test_every_check_can_fail() -> None:
         ({"instructions": {**good.instructions, "products": 0}}, "no HGMMA, at least 1"),
         ({"instructions": {**good.instructions, "atomics": 1}}, "1 atomic instructions, at most 0"),
         ({"exponentials": 2 * each}, f"{2 * each} exponentials per thread and tile, expected {each}"),
-        ({"error": "it broke"}, "did not compile: it broke"),
+        ({"error": "out of registers"}, "did not compile: out of registers"),
     ]:
         (line,) = tool.failures(job, good._replace(**change))
         assert re.match(message, line), line
@@ -406,13 +406,15 @@ def test_every_check_can_fail() -> None:
         (["--jobs", "0"], "argument --jobs: invalid choice: 0"),
     ],
 )
-def test_the_tool_with_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tool_reports_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         tool.main(arguments)
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_the_tool_without_a_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tool_without_a_compiler_exits_with_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(tool, "cuobjdump", lambda: None)
     assert tool.main([]) == 3
     assert "triton, with its cuobjdump, is not installed" in capsys.readouterr().err
@@ -422,12 +424,12 @@ def test_the_tool_without_a_compiler(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_the_tool_compiles_reports_and_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # In this process: starting others takes longer than compiling.
+    # In this process, because starting others takes longer than compiling.
     monkeypatch.setattr(tool, "compiled", lambda work, processes: [tool.examine(job) for job in work])
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     usual = ["--arch", "90", "--dim", "64", "--kind", "bfloat16", "--kernel"]
-    asked = [*usual, "sums_plain"]
-    assert tool.main([*asked, "--report", str(tmp_path / "report.json")]) == 0
+    given = [*usual, "sums_plain"]
+    assert tool.main([*given, "--report", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     fixed = [value for one in report["compiled"] for name, _, value in one["arguments"] if name == "FIXED"]
     assert sorted(fixed) == [False, True]
@@ -437,10 +439,10 @@ def test_the_tool_compiles_reports_and_fails(
         assert record["instructions"]["products"] > 0
     capsys.readouterr()
     monkeypatch.setitem(tool.DEVICES, 90, tool.DEVICES[90]._replace(shared=16))
-    assert tool.main(asked) == 1
-    told = capsys.readouterr().err
-    assert "sums_plain bfloat16 D=64 sm_90, FIXED=True RAW=True " in told
-    assert "bytes of shared memory, at most 16" in told
+    assert tool.main(given) == 1
+    printed = capsys.readouterr().err
+    assert "sums_plain bfloat16 D=64 sm_90, FIXED=True RAW=True " in printed
+    assert "bytes of shared memory, at most 16" in printed
     with pytest.raises(SystemExit, match="2"):
         tool.main([*usual, "matmul"])
     assert "--kernel: expected names of kernels that losses launch, got matmul" in capsys.readouterr().err

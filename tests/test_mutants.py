@@ -45,7 +45,7 @@ def verdict(mutant: Any, outcome: str, check: str = "") -> Any:
 # Making mutants.
 
 
-def test_mutants_are_made_of_code_and_know_the_lines_of_their_statement(
+def test_mutants_are_made_of_code_and_store_the_lines_of_their_statement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sample.py").write_text(SAMPLE, encoding="utf-8")
@@ -79,7 +79,7 @@ def test_mutants_have_unique_ids_and_change_one_line() -> None:
         assert before == one.text != after
 
 
-def test_an_id_depends_on_the_line_and_on_no_other() -> None:
+def test_an_id_depends_only_on_the_line_file_operator_and_turn() -> None:
     made = tool.Mutant("fast/supcon.py", "AddNot", 3, 40, "if a:", 0, range(40, 41))
     assert made.id == "e1cf5b5113"
     assert dataclasses.replace(made, occurrence=5, line=90, lines=range(90, 92)).id == made.id
@@ -239,21 +239,21 @@ def test_verdicts_are_resumed(
     made = tool.draw([file], 2)
     killed = verdict(made[0], "killed")._replace(code=tool.digest())
     path.write_text("".join(json.dumps(one) + "\n" for one in (killed, verdict(made[1], "killed"))), encoding="utf-8")
-    asked: list[Any] = []
+    judged_again: list[Any] = []
 
     def judge_all(package: str, work: list[Any], processes: int) -> list[Any]:
-        asked.extend(work)
+        judged_again.extend(work)
         return [verdict(one, "unreached") for one in work]
 
     monkeypatch.setattr(tool, "judge_all", judge_all)
     monkeypatch.setattr(tool, "explanations", dict)
     assert tool.main(["--only", file, "--count", "2", "--resume", str(path)]) == 0
-    assert asked == [made[1]]
+    assert judged_again == [made[1]]
     assert tool.stored(path)[2] == verdict(made[1], "unreached")
     assert "1 judged, 1 killed" in capsys.readouterr().out
     monkeypatch.setattr(tool, "RESULTS", path)
     assert tool.main(["--id", made[0].id, "--survivors"]) == 0
-    assert asked == [made[1]]
+    assert judged_again == [made[1]]
 
 
 @pytest.mark.parametrize("arguments", [["--only", "fast/nothing.py"], ["--id", "0123456789"]])

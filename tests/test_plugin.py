@@ -1,4 +1,4 @@
-"""The pytest plugin: what adopters' runs say and end with."""
+"""Tests of the pytest plugin: output and exit codes of an adopter's test runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from torch.nn import functional
 
 def supcon(embeddings, labels, temperature=0.1, factor=1.0):
     rows = functional.normalize(embeddings, dim=1)
-    itself = torch.eye(len(rows), dtype=torch.bool)
-    logits = (rows @ rows.T / temperature).masked_fill(itself, float("-inf"))
-    positives = (labels[:, None] == labels) & ~itself
+    diagonal = torch.eye(len(rows), dtype=torch.bool)
+    logits = (rows @ rows.T / temperature).masked_fill(diagonal, float("-inf"))
+    positives = (labels[:, None] == labels) & ~diagonal
     sums = torch.log_softmax(logits, dim=1).masked_fill(~positives, 0).sum(1)
     return factor * (-sums / positives.sum(1).clamp(min=1)).mean()
 
@@ -39,9 +39,8 @@ def doubled(embeddings, labels, temperature=0.1):
 
 
 def crashing(embeddings, labels, temperature=0.1):
-    raise RuntimeError("out of order")
+    raise RuntimeError("always fails")
 """
-LONELY = "golden/supcon/lonely-"
 FEW = '["golden/supcon/temperature-1*"]'
 
 
@@ -57,7 +56,7 @@ def _every_case() -> dict[Case, GoldenCase | None]:
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A project with losses of its own; the cases are read once for all tests."""
+    """A project with its own losses; the cases are read once for all tests."""
     _every_case()
     monkeypatch.setattr(run, "load_cases", lambda fixtures, losses=(): _cases(losses))
     monkeypatch.setattr(load, "load_worked", list)
@@ -111,28 +110,30 @@ def test_a_wrong_loss_fails_with_the_case_the_term_and_how_to_repeat_it(runs: Ru
         [
             "golden/supcon/temperature-1* float64: failed: *expected *, got *",
             "values are 2 times too large",
-            "the case is there for: *",
+            "flags of the case: *",
             "repeat: pytest 'test_own.py::test_it[[]golden/supcon/temperature-1*-float64]'",
         ]
     )
 
 
-def test_what_is_no_longer_explained_says_so(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_failures_are_explained(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "SHOWN", 1)
     output = runs("losses.doubled", f', loss="supcon", cases={FEW}', "-rN").stdout.str()
     failed = output.count("failed: loss: expected")
     assert failed > 1
     assert output.count("values are 2 times too large") == 1
-    assert output.count("1 failures of this run are explained above; run alone, this one is too") == failed - 1
+    assert (
+        output.count("1 failures of this run are explained above; to explain this one, run it separately") == failed - 1
+    )
 
 
-def test_a_crash_is_told_apart(runs: Runs) -> None:
+def test_an_exception_is_reported_as_errored(runs: Runs) -> None:
     result = runs("losses.crashing", f', loss="supcon", cases={FEW}')
-    result.stdout.fnmatch_lines(["*float64: errored: RuntimeError: out of order"])
+    result.stdout.fnmatch_lines(["*float64: errored: RuntimeError: always fails"])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_the_test_may_name_the_target(runs: Runs) -> None:
+def test_a_test_can_pass_the_target_to_check(runs: Runs) -> None:
     result = runs("", f'loss="supcon", cases={FEW}', body="check(losses.supcon)")
     result.stdout.fnmatch_lines(["losses:supcon as supcon: * checks judged: *"])
     assert result.ret == 0
@@ -141,7 +142,7 @@ def test_the_test_may_name_the_target(runs: Runs) -> None:
     assert nobody.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_a_test_that_does_not_check_fails(runs: Runs) -> None:
+def test_a_test_that_does_not_call_check_fails(runs: Runs) -> None:
     result = runs("losses.supcon", f', loss="supcon", cases={FEW}', body="assert check is not None")
     result.stdout.fnmatch_lines(["the test did not call check(), so nothing was judged"])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -174,7 +175,7 @@ def declared(project: pytest.Pytester, *entries: str) -> None:
 REASON = 'reason = "it is doubled"\nlink = "https://example.org/7"'
 
 
-def test_a_declared_deviation_must_show(runs: Runs, project: pytest.Pytester) -> None:
+def test_a_declared_deviation_must_be_found(runs: Runs, project: pytest.Pytester) -> None:
     case = "golden/supcon/temperature-1"
     assert case in {one.id for one in _cases()}
     declared(project, f'case = "{case}"\n{REASON}')
@@ -188,12 +189,12 @@ def test_a_declared_deviation_must_show(runs: Runs, project: pytest.Pytester) ->
     assert right.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_a_declaration_that_meets_nothing_is_an_error(runs: Runs, project: pytest.Pytester) -> None:
+def test_a_declaration_that_matches_no_check_is_an_error(runs: Runs, project: pytest.Pytester) -> None:
     declared(
         project,
         f'case = "golden/supcon_epsilon/one-positive-balanced-dot"\n{REASON}',
         f'flag = "tiny-norms"\nloss = "nt_xent"\n{REASON}',
-        # Neither of which this run judges.
+        # This run judges neither of these.
         f'case = "golden/nt_xent/temperature-1"\n{REASON}',
         f'flag = "tiny-norms"\nloss = "supcon_epsilon"\ndtype = "float16"\n{REASON}',
     )
@@ -205,7 +206,7 @@ def test_a_declaration_that_meets_nothing_is_an_error(runs: Runs, project: pytes
     assert not [line for line in some.outlines if line.startswith("ERROR")]
 
 
-def test_without_a_test_file(project: pytest.Pytester) -> None:
+def test_pyargs_runs_the_checks_without_a_test_file(project: pytest.Pytester) -> None:
     options = ["--pyargs", "pairproof.conformance", "--pairproof-target=losses:supcon", "--pairproof-loss=supcon"]
     options += ["--pairproof-case=golden/supcon/temperature-1*", "--import-mode=importlib"]
     result = project.runpytest_inprocess(*options)
@@ -215,7 +216,7 @@ def test_without_a_test_file(project: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("asserted", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_processes_count_together_what_each_of_them_judged(project: pytest.Pytester, asserted: int) -> None:
+def test_the_results_of_all_processes_are_counted_together(project: pytest.Pytester, asserted: int) -> None:
     options = ["--pyargs", "pairproof.conformance", "--pairproof-target=losses:supcon", "--pairproof-loss=supcon"]
     options += ["--pairproof-case=golden/supcon/temperature-1*", "--pairproof-dtype=float64", "-n", "2"]
     shared = subprocess.run(
@@ -230,8 +231,8 @@ def test_processes_count_together_what_each_of_them_judged(project: pytest.Pytes
     assert shared.returncode == (asserted == 2)
 
 
-def test_marks_and_parameters_are_counted_apart(runs: Runs, project: pytest.Pytester) -> None:
-    """Two marks of the same cases, each asked for twice: four times the checks, each of which is asserted."""
+def test_each_mark_and_parameter_has_its_own_counts(runs: Runs, project: pytest.Pytester) -> None:
+    """Two marks of the same cases and a parameter with two values give four groups of checks, each with its count."""
     project.makepyfile(
         test_twice=f"""
         import losses
@@ -256,7 +257,7 @@ def test_marks_and_parameters_are_counted_apart(runs: Runs, project: pytest.Pyte
 
 
 @pytest.mark.slow
-def test_a_declaration_may_be_met_by_another_test_of_the_target(runs: Runs, project: pytest.Pytester) -> None:
+def test_a_declaration_can_be_matched_by_another_test_of_the_target(runs: Runs, project: pytest.Pytester) -> None:
     declared(project, f'flag = "tiny-norms"\nloss = "supcon_epsilon"\n{REASON}')
     project.makepyfile(
         test_two="""
@@ -277,33 +278,35 @@ def test_a_declaration_may_be_met_by_another_test_of_the_target(runs: Runs, proj
     assert not [line for line in project.runpytest_inprocess("test_two.py").outlines if line.startswith("ERROR")]
 
 
-def test_what_the_line_says_of_nobody_is_an_error(runs: Runs) -> None:
+def test_an_option_that_no_test_uses_is_an_error(runs: Runs) -> None:
     result = runs("losses.supcon", f', loss="supcon", cases={FEW}', "--pairproof-checks=3")
     result.stdout.fnmatch_lines(["ERROR --pairproof-checks: no test used it*"])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_the_line_leaves_what_it_does_not_say(runs: Runs) -> None:
+def test_the_command_line_keeps_the_other_arguments_of_a_mark(runs: Runs) -> None:
     result = runs("", f'loss="supcon", cases={FEW}', "--pairproof-target=losses:supcon", "--pairproof-dtype=float64")
     result.stdout.fnmatch_lines(["losses:supcon as supcon: 3 of 5 checks judged: *"])
     assert result.ret == 0
 
 
-def test_declarations_of_another_target_are_said(runs: Runs, project: pytest.Pytester) -> None:
+def test_declarations_for_another_target_are_reported(runs: Runs, project: pytest.Pytester) -> None:
     declared(project, f'flag = "tiny-norms"\ntarget = "losses:sucpon"\n{REASON}')
     result = runs("losses.supcon", f', loss="supcon", cases={FEW}')
-    result.stdout.fnmatch_lines(["declared of losses:sucpon, which was not judged here: pyproject.toml, *"])
+    result.stdout.fnmatch_lines(
+        ["declaration not used, because losses:sucpon was not judged in this run: pyproject.toml, *"]
+    )
     assert result.ret == 0
 
 
-def test_a_device_that_is_not_here_fails_its_tests_alone(runs: Runs) -> None:
+def test_an_unavailable_device_fails_its_tests(runs: Runs) -> None:
     result = runs("losses.supcon", f', loss="supcon", cases={FEW}, device="nowhere"')
     result.stdout.fnmatch_lines(["losses:supcon cannot be judged: device 'nowhere' cannot be used: *"])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_command_is_started_once_and_ended(runs: Runs, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+def test_a_command_is_started_once_and_terminated(runs: Runs, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     class Watched(subprocess.Popen[bytes]):
@@ -314,7 +317,7 @@ def test_a_command_is_started_once_and_ended(runs: Runs, monkeypatch: pytest.Mon
     monkeypatch.setattr(lines.subprocess, "Popen", Watched)
     command = f"{sys.executable} {Path(__file__).parent / 'targets' / 'command.py'} right"
     arguments = f', loss="supcon", call="command", cases={FEW}'
-    # The same text, made anew for each test.
+    # The same text, as a new object in each test.
     body = "check()" if named else f"check(' '.join({command.split()}))"
     result = runs(repr(command) if named else "None", arguments, body=body)
     assert result.parseoutcomes().get("passed", 0) > 2
@@ -323,13 +326,13 @@ def test_a_command_is_started_once_and_ended(runs: Runs, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("options", [[], pytest.param(["-n", "2"], marks=pytest.mark.slow)])
-def test_checks_that_no_test_comes_to_are_missed(
+def test_checks_that_no_test_calls_are_reported(
     runs: Runs, project: pytest.Pytester, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a fixture that skips, by a test that skips, and by tests that split the checks between two targets."""
-    project.makeconftest("import pytest\n@pytest.fixture\ndef away():\n    pytest.skip('not today')")
+    """A test skips, a fixture skips, and tests split the checks between two targets."""
+    project.makeconftest("import pytest\n@pytest.fixture\ndef skips():\n    pytest.skip('by the fixture')")
     asked = f', loss="supcon", cases={FEW}, checks=999'
-    skips = runs("losses.supcon", asked, *options, body="import pytest; pytest.skip('nor today')")
+    skips = runs("losses.supcon", asked, *options, body="import pytest; pytest.skip('by the test')")
     assert skips.ret == pytest.ExitCode.TESTS_FAILED
     skips.stdout.fnmatch_lines(
         [
@@ -338,7 +341,7 @@ def test_checks_that_no_test_comes_to_are_missed(
             "ERROR losses:supcon as supcon: 0 checks were judged where 999 are asserted",
         ]
     )
-    source = Path("test_own.py").read_text().replace("(check)", "(check, away)")
+    source = Path("test_own.py").read_text().replace("(check)", "(check, skips)")
     project.makepyfile(test_own=source)
     result = project.runpytest_inprocess("test_own.py", *options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -354,23 +357,23 @@ def test_checks_that_no_test_comes_to_are_missed(
     assert "losses:supcon as supcon" in line
 
 
-def test_a_target_that_no_test_takes_is_an_error(project: pytest.Pytester) -> None:
+def test_a_target_that_no_test_uses_is_an_error(project: pytest.Pytester) -> None:
     project.makepyfile(test_other="def test_other():\n    pass")
     options = ["--pairproof-target=losses:nobody", "--pairproof-loss=supkon"]
     result = project.runpytest_inprocess("test_other.py", *options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["ERROR --pairproof-target: no test used it: pytest --pyargs *"])
+    result.stdout.fnmatch_lines(["ERROR --pairproof-target: no test used it; to run the checks: pytest --pyargs *"])
     assert project.runpytest_inprocess("test_other.py", "--collect-only", *options).ret == 0
 
 
-def test_a_command_without_gradients_is_said_to_give_none(runs: Runs) -> None:
+def test_a_command_without_gradients_is_reported(runs: Runs) -> None:
     command = f"{sys.executable} {Path(__file__).parent / 'targets' / 'command.py'} values"
     result = runs(repr(command), f', loss="supcon", call="command", cases={FEW}')
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["  gradients were not judged: the target gives none"])
+    result.stdout.fnmatch_lines(["  gradients were not judged: the target returns none"])
 
 
-def test_a_pattern_that_matches_nothing_is_refused(runs: Runs) -> None:
+def test_a_pattern_that_matches_no_case_is_an_error(runs: Runs) -> None:
     result = runs(
         "losses.supcon", ', loss="supcon", cases=["golden/supcon/temperature-1*", "golden/supcon/temprature"]'
     )
@@ -398,13 +401,13 @@ def test_a_pattern_that_matches_nothing_is_refused(runs: Runs) -> None:
         ),
     ],
 )
-def test_wrong_options(project: pytest.Pytester, options: list[str], words: str) -> None:
+def test_wrong_options_are_reported(project: pytest.Pytester, options: list[str], words: str) -> None:
     result = project.runpytest_inprocess("--pyargs", "pairproof.conformance", "--import-mode=importlib", *options)
     assert words in result.stdout.str() + result.stderr.str()
     assert result.ret in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED)
 
 
-def test_a_target_that_is_not_there(project: pytest.Pytester) -> None:
+def test_an_unknown_target_is_reported(project: pytest.Pytester) -> None:
     options = ["--pairproof-target=losses:nobody", "--pairproof-loss=supcon", "--pairproof-case=*temperature-1"]
     result = project.runpytest_inprocess("--pyargs", "pairproof.conformance", "--import-mode=importlib", *options)
     result.stdout.fnmatch_lines(["losses:nobody cannot be judged: losses has no nobody"])
@@ -431,7 +434,7 @@ ENTRY = 'case = "golden/supcon/temperature-1"\n' + REASON
         ("own.toml", "[[deviations", "is not valid TOML"),
     ],
 )
-def test_a_malformed_declaration(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_a_malformed_declaration_is_an_error(tmp_path: Path, name: str, text: str, words: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(DeclarationError) as caught:
@@ -451,26 +454,13 @@ def test_a_malformed_declaration(tmp_path: Path, name: str, text: str, words: st
         (f'flag = "tiny-norms"\ndtype = "float31"\n{REASON}', "unknown dtype 'float31'"),
     ],
 )
-def test_a_declaration_of_what_does_not_exist(runs: Runs, project: pytest.Pytester, entry: str, words: str) -> None:
+def test_a_declaration_with_an_unknown_name_is_an_error(
+    runs: Runs, project: pytest.Pytester, entry: str, words: str
+) -> None:
     declared(project, entry)
     result = runs("losses.supcon", f', loss="supcon", cases={FEW}')
     assert words in result.stdout.str()
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-
-
-def test_plugin_imports_no_torch_before_a_test_requests_a_check(pytester: pytest.Pytester) -> None:
-    """pytest loads the plugin in every project where pairproof is installed."""
-    pytester.makepyfile(
-        """
-        import sys
-
-        def test_modules():
-            assert "pairproof.conformance.pytest_plugin" in sys.modules
-            assert not {"torch", "numpy", "scipy", "rich"} & set(sys.modules)
-        """
-    )
-    result = pytester.runpytest_subprocess("-p", "no:hypothesispytest")
-    result.assert_outcomes(passed=1)
 
 
 def test_collection_imports_neither_scipy_nor_jsonschema(pytester: pytest.Pytester) -> None:
@@ -496,3 +486,23 @@ def test_collection_imports_neither_scipy_nor_jsonschema(pytester: pytest.Pytest
     )
     result = pytester.runpytest_subprocess("--collect-only", "-q", "-s", "-p", "no:hypothesispytest")
     result.stdout.fnmatch_lines(["collected cases of supcon with"])
+
+
+LOADED = ("", "._moved", ".judge", ".judge.options", ".judge.results", ".pytest_plugin")
+PRINT_MODULES = """
+import sys
+
+def pytest_unconfigure():
+    heavy = {"flint", "numpy", "rich", "scipy", "torch", "typer"} & set(sys.modules)
+    print("heavy:", sorted(heavy), *sorted(name for name in sys.modules if name.startswith("pairproof.conformance")))
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--help"]])
+def test_a_run_without_checks_imports_only_the_plugin_and_its_options(tmp_path: Path, options: list[str]) -> None:
+    """pytest loads the plugin in every project where pairproof is installed."""
+    (tmp_path / "conftest.py").write_text(PRINT_MODULES)
+    (tmp_path / "test_other.py").write_text("def test_other():\n    pass")
+    command = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-q", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert f"heavy: [] {' '.join(f'pairproof.conformance{name}' for name in LOADED)}\n" in done.stdout

@@ -1,4 +1,4 @@
-"""The forward pass of a small batch enters few files and functions, as `tools/trace_calls.py` counts them."""
+"""The forward pass of a small batch calls functions of few files, as counted by `tools/trace_calls.py`."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ FILES, FUNCTIONS = 8, 32
 
 
 @pytest.mark.parametrize("rows_per_class", [2, 16])
-def test_a_forward_pass_enters_few_files_and_functions(rows_per_class):
+def test_a_forward_pass_calls_few_functions_of_few_files(rows_per_class):
     found = tool.entered(torch.arange(tool.ROWS) // rows_per_class)
     assert ("supcon.py", "supcon_loss") in found
     assert ("engine/formulas.py", "value") in found

@@ -35,7 +35,6 @@ from .renew import renew
 
 Array = npt.NDArray[Any]
 
-_FORMATS = "X.npy, X.csv or X.safetensors:TENSOR"
 _LAYOUTS = {"interleaved": views.interleaved_partners, "stacked": views.stacked_partners}
 _ROWS = ("ref_labels", "self_rows", "anchors")
 
@@ -67,7 +66,8 @@ def read_array(source: str, option: str, name: str) -> Array:
     path = Path(f"{stem}.safetensors" if tensor else source)
     where = f"{option} {source}"
     _require(path.is_file(), f"{where}: there is no file {path}")
-    _require(path.suffix in _READERS, f"{where}: expected {_FORMATS}, got {path.suffix or 'no suffix'!r}")
+    wanted = "expected X.npy, X.csv or X.safetensors:TENSOR"
+    _require(path.suffix in _READERS, f"{where}: {wanted}, got {path.suffix or 'no suffix'!r}")
     try:
         return _READERS[path.suffix](path, where, tensor if path.suffix == ".safetensors" else name)
     except Refused:
@@ -176,8 +176,7 @@ def make_case(batch: Batch) -> Case:
     keywords = {key: option for key, option in keywords.items() if option != loss.keywords[key]}
     if "anchors" in arguments:
         keywords["anchors"] = arguments.pop("anchors")
-    embeddings = matrices.pop(first)
-    return Case(f"{FOLDER}/{batch.loss}/{name}", batch.loss, embeddings, arguments, keywords, matrices)
+    return Case(f"{FOLDER}/{batch.loss}/{name}", batch.loss, matrices.pop(first), arguments, keywords, matrices)
 
 
 def _arrays(batch: Batch) -> dict[str, Array]:
@@ -268,8 +267,7 @@ def add(
     for flag in flags:
         advice = f"known: {', '.join(known)}; to add a flag, describe it in {root / FLAGS}"
         _require(flag in known, f"--flag: unknown flag {flag!r}; {advice}")
-    once = 0 < len(flags) == len(set(flags))
-    _require(once, f"--flag: expected at least one flag, each once; known: {', '.join(known)}")
+    _require(0 < len(flags) == len(set(flags)), f"--flag: expected at least one, each once; known: {', '.join(known)}")
     case = make_case(batch)
     untrue = first_untrue(case, flags)
     _require(untrue is None, f"--flag: {untrue}")

@@ -1,10 +1,10 @@
-"""The skeleton of a new loss: a copy of one of the catalogue under another name, in every place that a loss has."""
+"""Write the skeleton of a new loss: a copy of an existing loss under another name, in every file that a loss needs."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,11 +19,11 @@ CATALOGUE = "conformance/suite/catalogue.py"
 
 @dataclass(frozen=True)
 class NewLoss:
-    """What was written.
+    """The result of writing a skeleton.
 
     Attributes:
-        written: the files, relative to the checkout.
-        left: what is left to do, in order.
+        written: the written files, relative to the checkout.
+        left: the remaining steps for the author, in order.
     """
 
     written: tuple[str, ...]
@@ -31,29 +31,29 @@ class NewLoss:
 
 
 def new_loss(name: str, like: str, source: str, top: Path | None = None) -> NewLoss:
-    """Write a loss that computes what another one does, ready to be changed.
+    """Write a loss that computes the same as an existing one, as a starting point.
 
     Args:
         name: short name of the new loss.
-        like: short name of the loss that is copied: its arguments, its options and its formula.
+        like: short name of the existing loss, whose arguments, options and formula are copied.
         source: where the new loss is published.
-        top: the checkout; by default the one that holds the installed fixtures.
+        top: folder of the checkout; by default the one with the installed fixtures.
 
     Returns:
-        The files, and what is left to do.
+        The written files, and the remaining steps.
 
     Raises:
-        UsageError: a name is taken, unknown or not a name, or this is not a checkout.
+        UsageError: A name is invalid, exists already or is unknown, or the folder is not a checkout.
     """
     top = fixtures_root().parent if top is None else top
     if like not in LOSSES:
         raise UsageError(f"--like: unknown loss {like!r}; known: {', '.join(LOSSES)}")
     if not re.fullmatch("[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
-        raise UsageError(f"NAME: expected small letters and digits joined by underscores, got {name!r}")
+        raise UsageError(f"NAME: expected lower-case words and digits joined by underscores, got {name!r}")
     if name in LOSSES or (top / f"reference/{name}.py").exists():
-        raise UsageError(f"NAME: {name} exists")
+        raise UsageError(f"NAME: {name} exists; choose another name")
     if not (top / CATALOGUE).is_file():
-        raise UsageError(f"{top} is not a checkout of pairproof: a loss is added to its source")
+        raise UsageError(f"{top} is not a checkout of pairproof; run this command in an editable install of a checkout")
     old = LOSSES[like]
     words = "".join(part.capitalize() for part in name.split("_"))
     new = replace(old, name=name, module=name, module_class=f"{words}Loss", source=source, variant={})
@@ -63,14 +63,12 @@ def new_loss(name: str, like: str, source: str, top: Path | None = None) -> NewL
     with registered(new):
         _fixtures(top / "fixtures", old, new)
         tables = renew(top, name)
-    written = (CATALOGUE, f"reference/{name}.py", f"fast/{name}.py")
-    others = dict.fromkeys((*texts, f"fixtures/{new.golden_file}", f"fixtures/{golden.ERRORS}", *tables))
     return NewLoss(
-        written=(*written, *(path for path in others if path not in written)),
+        written=(*texts, f"fixtures/{new.golden_file}", f"fixtures/{golden.ERRORS}", *tables),
         left=(
-            f"{written[0]}: its keywords, and a baseline of its own; it has that of {like}",
-            f"{written[1]}: the formula {name}_anchor, its equation, the documentation",
-            f"{written[2]}: the rule, the equation, the documentation",
+            f"{CATALOGUE}: the keywords, and the baseline, which is still that of {like}",
+            f"reference/{name}.py: the formula {name}_anchor, its equation and the documentation",
+            f"fast/{name}.py: the rule, the equation and the documentation",
             "make format lint types test",
             f"cases: pairproof fixtures add --loss {name} ...",
         ),
@@ -78,7 +76,7 @@ def new_loss(name: str, like: str, source: str, top: Path | None = None) -> NewL
 
 
 def _code(top: Path, old: Loss, new: Loss) -> Iterator[tuple[str, str]]:
-    """The text of every source file that is new or changed."""
+    """Yield the path and text of every source file that is new or changed."""
     catalogue = (top / CATALOGUE).read_text(encoding="utf-8")
     yield CATALOGUE, f"{catalogue.rstrip()}\n{_entry(catalogue, old, new)}"
     names = {f"{old.name}_loss": f"{new.name}_loss", f"{old.name}_anchor": f"{new.name}_anchor"}
@@ -100,32 +98,24 @@ def _code(top: Path, old: Loss, new: Loss) -> Iterator[tuple[str, str]]:
 
 
 def _entry(catalogue: str, old: Loss, new: Loss) -> str:
-    """The statement that registers the new loss, made of the old one's."""
+    """Return the statement that registers the new loss, copied from that of the old loss."""
     changed = {name: f'"{getattr(new, name)}"' for name in ("name", "module", "module_class", "source")}
-    for node in ast.walk(ast.parse(catalogue)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Loss":
-            given = {word.arg: ast.get_source_segment(catalogue, word.value) for word in node.keywords}
-            if given["name"] == f'"{old.name}"':
-                lines = [f"        {name}={changed.get(str(name), value)}," for name, value in given.items()]
-                kept = [line for line in lines if not line.startswith("        variant=")]
-                return "\n".join(["register(", "    Loss(", *kept, "    )", ")", ""])
-    raise AssertionError(f"{CATALOGUE} does not register {old.name}")
+    calls = [node for node in ast.walk(ast.parse(catalogue)) if isinstance(node, ast.Call)]
+    losses = [call.keywords for call in calls if ast.unparse(call.func) == "Loss"]
+    entries = [{word.arg: ast.get_source_segment(catalogue, word.value) for word in words} for words in losses]
+    (given,) = [entry for entry in entries if entry["name"] == f'"{old.name}"']
+    lines = [f"        {name}={changed.get(str(name), value)}," for name, value in given.items() if name != "variant"]
+    return "\n".join(["register(", "    Loss(", *lines, "    )", ")", ""])
 
 
-def _copied(folder: Path, module: str, wanted: Sequence[str], renamed: Container[str]) -> tuple[list[str], str]:
-    """Definitions of a module, and the imports that they need beside what is renamed in another one of its folder."""
+def _copied(folder: Path, module: str, wanted: Sequence[str], renamed: Iterable[str]) -> tuple[list[str], str]:
+    """Return the imports that definitions of a module need in another module of its folder, and their source."""
     text = (folder / f"{module}.py").read_text(encoding="utf-8")
     tree = ast.parse(text)
-    defined: dict[str, ast.stmt] = {}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            defined[node.name] = node
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            defined[node.targets[0].id] = node
+    defined: dict[str, ast.stmt] = {getattr(node, "name", ""): node for node in tree.body}
+    defined |= {ast.unparse(node.targets[0]): node for node in tree.body if isinstance(node, ast.Assign)}
     copied = [defined[name] for name in wanted]
-    used = {
-        node.id for part in copied for node in ast.walk(part) if isinstance(node, ast.Name) and node.id not in renamed
-    }
+    used = {node.id for part in copied for node in ast.walk(part) if isinstance(node, ast.Name)}.difference(renamed)
     imports = []
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom) and ast.unparse(node) != "from __future__ import annotations":
@@ -137,27 +127,20 @@ def _copied(folder: Path, module: str, wanted: Sequence[str], renamed: Container
     if siblings:
         imports.append(f"from .{module} import {', '.join(siblings)}")
     lines = text.splitlines()
-    bodies = []
-    for part in copied:
-        decorators = getattr(part, "decorator_list", [])
-        first = min([part.lineno, *(decorator.lineno for decorator in decorators)])
-        bodies.append("\n".join(lines[first - 1 : part.end_lineno]))
+    starts = [min(node.lineno for node in (part, *getattr(part, "decorator_list", []))) for part in copied]
+    bodies = ["\n".join(lines[first - 1 : part.end_lineno]) for first, part in zip(starts, copied, strict=True)]
     return imports, "\n\n\n".join(bodies)
 
 
 def _exported(text: str, module: str, names: Sequence[str]) -> str:
-    """The text of a package's ``__init__.py`` with the names of a module imported and listed."""
-    line = f"from .{module} import {', '.join(sorted(names))}\n"
-    imports = re.finditer(r"^from \.(\w+)[. ]", text, re.MULTILINE)
-    place = next((found.start() for found in imports if found[1] > module), text.index("\n__all__"))
-    text = text[:place] + line + text[place:]
-    listed = ast.literal_eval(text[text.index("[", text.index("__all__")) :])
-    order = sorted([*listed, *names], key=lambda name: (name[0].islower(), name))
-    return text[: text.index("__all__")] + "__all__ = [\n" + "".join(f'    "{name}",\n' for name in order) + "]\n"
+    """Add the import and export of a module's names to the text of an ``__init__.py``; ``make format`` sorts them."""
+    line = f"from .{module} import {', '.join(names)}\n"
+    text = re.sub(r"^(?=from \.)", line, text, count=1, flags=re.MULTILINE)
+    return text.replace("__all__ = [\n", "__all__ = [\n" + "".join(f'    "{name}",\n' for name in names))
 
 
 def _fixtures(root: Path, old: Loss, new: Loss) -> None:
-    """An empty golden file, and in the error table the old loss's call and mistakes under the new name."""
+    """Write an empty golden file, and copy the old loss's entries of the error table for the new one."""
     write_atomically(root / new.golden_file, dump_json(golden.file_of(new, [])))
     errors = read_json(root, golden.ERRORS)
     errors["good"][new.name] = errors["good"][old.name]

@@ -1,4 +1,4 @@
-"""Prove golden cases anew: every result, in parallel, and what differs from the files."""
+"""Prove the results of all golden cases again, in parallel, and report what differs from the files."""
 
 from __future__ import annotations
 
@@ -15,83 +15,79 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.progress import Progress, tracked
 from ..suite.records import BY_CHOICE, Expected
-from ..suite.store import check_schema, dump_json, fixtures_root, write_atomically, write_manifest
+from ..suite.store import dump_json, fixtures_root, write_atomically, write_manifest
 from ..truth.certify import certify
 
 
 def prove_golden(
     root: Path | None = None, *, processes: int | None = None, progress: Progress | None = None
 ) -> list[str]:
-    """Prove every golden case anew and write what changed. On a clean tree this writes nothing.
+    """Prove every golden case again and write the files that changed. On a clean tree this writes nothing.
 
-    Everything is computed before anything is written, and each file is replaced whole, so that an interrupted or
-    failing run leaves the old files.
+    All results are computed before the first file is written, and each file is replaced atomically. An error or an
+    interruption during the proofs leaves the old files.
 
     Args:
-        root: a folder of fixtures; by default the installed one.
-        processes: how many processes prove; by default one per core.
+        root: folder of fixtures; by default the installed one.
+        processes: number of processes; by default one per core.
         progress: called at each step.
 
     Returns:
-        What changed, one line per change.
+        The changes, one line each.
 
     Raises:
-        FixtureError: a file cannot be read or a case cannot be evaluated as it is written.
-        CertificationError: a result cannot be proved.
+        FixtureError: A file cannot be read, or a case is invalid.
+        CertificationError: A result cannot be proved.
     """
     root = fixtures_root() if root is None else root
     flags = golden.read_flags(root)
-    files: dict[str, Any] = {}
-    jobs: list[tuple[Case, bool]] = []
-    for name in golden.golden_files(root):
-        files[name] = data = golden.read_inputs(root, name)
-        for case, raw in zip(golden.inputs_of(name, data, flags), data["cases"], strict=True):
-            stored = raw.get("expected")
-            chosen = isinstance(stored, Mapping) and stored.get("gradient_left_out") == BY_CHOICE
-            jobs.append((case, not chosen))
-    proved = iter(zip(jobs, prove(jobs, processes=processes, progress=progress), strict=True))
-    texts: dict[str, str] = {}
-    changes: list[str] = []
-    for name, data in files.items():
-        loss, cases, differing = LOSSES[data["loss"]], [], len(changes)
-        for raw in data["cases"]:
-            (case, _), expected = next(proved)
-            cases.append(golden.as_json(case, raw["flags"], raw["note"], expected))
-            changes += (f"{name}: {raw['id']}: {change}" for change in _differences(raw, cases[-1]))
-        rebuilt = golden.file_of(loss, cases)
-        check_schema(root, name, rebuilt, golden.FORMAT)
-        text = dump_json(rebuilt)
-        if (root / name).read_bytes() != text.encode():
-            texts[name] = text
-            if len(changes) == differing:
-                changes.append(f"{name}: the same content in another layout")
+    stored = {name: golden.read_inputs(root, name) for name in golden.golden_files(root)}
+    jobs = [
+        (name, raw, case)
+        for name, data in stored.items()
+        for case, raw in zip(golden.inputs_of(name, data, flags), data["cases"], strict=True)
+    ]
+    proved = prove([(case, _proves_gradient(raw)) for _, raw, case in jobs], processes=processes, progress=progress)
+    rebuilt: dict[str, list[Any]] = {name: [] for name in stored}
+    found: dict[str, list[str]] = {name: [] for name in stored}
+    for (name, raw, case), expected in zip(jobs, proved, strict=True):
+        rebuilt[name].append(golden.as_json(case, raw["flags"], raw["note"], expected))
+        found[name] += (f"{name}: {raw['id']}: {change}" for change in _differences(raw, rebuilt[name][-1]))
+    texts = {name: dump_json(golden.file_of(LOSSES[data["loss"]], rebuilt[name])) for name, data in stored.items()}
+    texts = {name: text for name, text in texts.items() if (root / name).read_bytes() != text.encode()}
     for name, text in texts.items():
         write_atomically(root / name, text)
     if texts:
         write_manifest(root)
-    return changes
+    return [line for name in texts for line in found[name] or [f"{name}: the same content in another layout"]]
+
+
+def _proves_gradient(raw: Mapping[str, Any]) -> bool:
+    """Whether the gradient of a stored case is proved: always, except when its author left it out."""
+    stored = raw.get("expected")
+    return not (isinstance(stored, Mapping) and stored.get("gradient_left_out") == BY_CHOICE)
 
 
 def prove(
     cases: Sequence[tuple[Case, bool]], *, processes: int | None = None, progress: Progress | None = None
 ) -> list[Expected]:
-    """Certify many cases, each with or without its gradient, in parallel.
+    """Certify the results of cases in parallel.
 
     Args:
-        cases: the cases, and whether the gradient of each is wanted.
-        processes: how many processes; by default one per core. With one, nothing is started.
+        cases: the cases, each with whether to prove its gradient.
+        processes: number of processes; by default one per core. With 1, no process is started.
         progress: called at each step.
 
     Returns:
         The results, in the order of the cases.
 
     Raises:
-        CertificationError: a result cannot be proved.
+        CertificationError: A result cannot be proved.
     """
     processes = processes or os.cpu_count() or 1
     if processes == 1 or len(cases) < 2:
         return list(tracked("proving", map(_certified, cases), len(cases), progress))
-    # The dearest first, or a large one begun last would run alone.
+    # The most expensive first: an expensive case that starts last would occupy only one process.
     order = sorted(range(len(cases)), key=lambda k: -_cost(*cases[k]))
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         proved = pool.map(_certified, [cases[k] for k in order])
@@ -111,7 +107,7 @@ def _cost(case: Case, gradient: bool) -> int:
 
 
 def _differences(stored: Mapping[str, Any], rebuilt: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """One line per field that differs, the first differing entry of a list alone."""
+    """Describe each field that differs in one line; of a list, only the first entry that differs."""
     for key in {**stored, **rebuilt}:
         old, new = stored.get(key), rebuilt.get(key)
         where = f"{path}{key}"

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..documents.load import dump_worked, load_worked
 from ..implementations import ALL
 from ..implementations.supcontrast import RECORDED, RECORDED_FORMAT, TODAY_COMMIT, TODAY_SHA256, record
@@ -28,8 +26,6 @@ from ..suite import golden, store
 from ..suite.progress import Progress
 from ..suite.store import MANIFEST, FixtureError
 from .prove import prove_golden
-
-Judge = Callable[[Selection, Progress | None], verify.Report]
 
 LONGEST_DIFF = 40
 """Number of lines of a difference that are printed."""
@@ -57,7 +53,7 @@ def rebuild(
     processes: int | None = None,
     progress: Progress | None = None,
     keep: bool = True,
-    judge: Judge | None = None,
+    judge: Callable[[Selection, Progress | None], verify.Report] | None = None,
 ) -> Rebuilt:
     """Derive everything again and write the files that differ. On a clean tree this writes nothing.
 
@@ -92,13 +88,13 @@ def rebuild(
         changes += prove_golden(stage, processes=processes, progress=progress)
         changes += _record(stage, recorded, peers.get("supcontrast"), notes)
         store.write_manifest(stage)
-        report = _count(stage, peers, changes, progress, judge or verify.run)
+        selection = Selection(peers={name: path for name, path in peers.items() if name == "folder"})
+        report = _count(stage, changes, lambda: (judge or verify.run)(selection, progress))
         store.write_manifest(stage)
         validate(stage)
         reported = {change.partition(": ")[0] for change in changes}
-        for name in _changed(stage, before):
-            if name not in reported:
-                changes.append(f"{name}: {'changed' if name in before else 'new'}")
+        others = [name for name in _changed(stage, before) if name not in reported]
+        changes += [f"{name}: {'changed' if name in before else 'new'}" for name in others]
         if keep:
             put_in_place(stage, root, before)
     return Rebuilt(tuple(changes), (*notes, *counted_without_running(report)), tuple(failures(report)))
@@ -139,13 +135,9 @@ def _contents(root: Path) -> dict[str, bytes]:
 @contextmanager
 def staged(root: Path) -> Iterator[tuple[Path, dict[str, bytes]]]:
     """Copy a folder of fixtures to a temporary folder; yield the copy and the content of every file."""
-    before = _contents(root)
     with tempfile.TemporaryDirectory(prefix="pairproof-") as folder:
-        stage = Path(folder) / "fixtures"
-        for name, data in before.items():
-            (stage / name).parent.mkdir(parents=True, exist_ok=True)
-            (stage / name).write_bytes(data)
-        yield stage, before
+        stage = Path(shutil.copytree(root, Path(folder) / "fixtures"))
+        yield stage, _contents(stage)
 
 
 def put_in_place(stage: Path, root: Path, before: Mapping[str, bytes]) -> None:
@@ -169,7 +161,7 @@ def put_in_place(stage: Path, root: Path, before: Mapping[str, bytes]) -> None:
     try:
         for name, temporary in temporaries.items():
             temporary.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(stage / name, temporary)
+            shutil.copy(stage / name, temporary)
         for name, temporary in temporaries.items():
             replaced.append(name)
             temporary.replace(root / name)
@@ -255,8 +247,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]
             yield f"{key}: {_text(old.get(key))} -> {_text(new[key])}"
     before, after = ({(e["case"], e["dtype"]): e for e in each.get("records", ())} for each in (old, new))
     for place in {**before, **after}:
-        change = _difference(before.get(place), after.get(place))
-        if change:
+        if change := _difference(before.get(place), after.get(place)):
             yield f"{', '.join(place)}: {change}"
 
 
@@ -269,13 +260,13 @@ def _difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) ->
         return f"recorded for the first time: value {values}"
     parts = [f"value {', '.join(map(_text, old['values']))} -> {values}"] if old["values"] != new["values"] else []
     if old["gradient"] != new["gradient"]:
-        was, now = (np.array(entry["gradient"], dtype=object) for entry in (old, new))
-        if was.shape != now.shape:
-            return "; ".join([*parts, f"gradient of shape {list(was.shape)} -> {list(now.shape)}"])
-        differ = np.argwhere(was != now)
-        i, d = differ[0]
-        change = f"{_text(was[i, d])} -> {_text(now[i, d])} ({len(differ)} of {was.size} entries differ)"
-        parts = [*(parts or ["value the same"]), f"gradient [{i}, {d}] {change}"]
+        entries = (enumerate(record["gradient"]) for record in (old, new))
+        was, now = ({(i, d): x for i, row in rows for d, x in enumerate(row)} for rows in entries)
+        differ = [place for place in {**was, **now} if was.get(place) != now.get(place)]
+        change = (
+            f"{_text(was.get(differ[0]))} -> {_text(now.get(differ[0]))} ({len(differ)} of {len(was)} entries differ)"
+        )
+        parts = [*(parts or ["value the same"]), f"gradient {list(differ[0])} {change}"]
     return "; ".join(parts)
 
 
@@ -289,9 +280,7 @@ def shortened(lines: Sequence[str]) -> list[str]:
     return [*lines[:LONGEST_DIFF], f"... and {more} more"] if more > 0 else list(lines)
 
 
-def _count(
-    stage: Path, peers: Mapping[str, str], changes: list[str], progress: Progress | None, judge: Judge
-) -> verify.Report:
+def _count(stage: Path, changes: list[str], judge: Callable[[], verify.Report]) -> verify.Report:
     """Run everything on the copy, write the counts of checks and add their changes; return the report of the run."""
     stored = None
     try:
@@ -301,7 +290,7 @@ def _count(
     (stage / verify.EXPECTED).unlink(missing_ok=True)
     store.write_manifest(stage)
     with store.fixtures_at(stage):
-        report = judge(Selection(peers={name: path for name, path in peers.items() if name == "folder"}), progress)
+        report = judge()
         found = verify.expected_counts(report, verify.load_cases(load_worked()))
     if stored:
         was, now = ({**each["counts"], verify.PRINTED: each["entries"]} for each in (stored, found))
@@ -314,9 +303,10 @@ def _count(
 
 def counted_without_running(report: verify.Report) -> list[str]:
     """Describe the implementations that are absent, whose counts follow from their declarations; one line each."""
-    names = {kind.name for kind in ALL if kind.anywhere}
     return [
-        f"{name}: not run, counted as it declares: {reason}" for name, reason in report.absent.items() if name in names
+        f"{kind.name}: not run, counted as it declares: {report.absent[kind.name]}"
+        for kind in ALL
+        if kind.anywhere and kind.name in report.absent
     ]
 
 
