@@ -159,7 +159,7 @@ def load_worked(root: Path | None = None) -> list[WorkedFixture]:
 
     Raises:
         FixtureError: a file is altered, missing or extra, does not match the schema, or is inconsistent.
-        ImportError: jsonschema is not installed.
+        ImportError: ``root`` is not the installed folder, and jsonschema is not installed.
     """
     root = checked_root(root)
     loaded: list[WorkedFixture] = []

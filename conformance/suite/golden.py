@@ -132,7 +132,7 @@ def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[
     Raises:
         FixtureError: a file is altered, missing or extra, does not match the schema, or is inconsistent. The
             message names the file and the field.
-        ImportError: jsonschema is not installed.
+        ImportError: ``root`` is not the installed folder, and jsonschema is not installed.
     """
     root = checked_root(root)
     flags = read_flags(root)
