@@ -7,60 +7,116 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
+import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 try:
     import typer
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 except ImportError as error:  # the base install has the losses alone
     sys.exit(f'pairproof: the command needs {error.name}: pip install "pairproof[verify]"')
 
-from .judge.options import Batch, CouldNotRun, Rebuild, Request, Selection, UsageError, options_of
+from pairproof import __version__
+
+from .judge import options as tables
+from .judge.options import CouldNotRun, Request, Selection, UsageError
 
 if TYPE_CHECKING:
     from .judge.check import CheckResult
     from .judge.verify import Report
     from .suite.progress import Progress
 
+T = TypeVar("T", bound=Callable[..., Any])
+
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 NOT_CONFORMING, MISUSED, COULD_NOT_RUN = 1, 2, 3
 
-Group = functools.partial(typer.Typer, no_args_is_help=True, rich_markup_mode="rich", add_completion=False)
-app = Group(
-    help="Proves what contrastive losses compute, and holds implementations to it.", pretty_exceptions_enable=False
+Group = functools.partial(
+    typer.Typer,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+app = Group(help="Prove what contrastive losses compute, and judge implementations by it.")
 fixtures = Group(help="Rebuild, check, extend or explain the fixtures.")
 app.add_typer(fixtures, name="fixtures")
 
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the report as JSON to this file.")]
-Junit = Annotated[Path | None, typer.Option("--junit", help="Also write the report as JUnit XML to this file.")]
+LISTS = ("losses", "implementations", "cases", "figures", "claims")
 
 
-def with_options(table: type, *keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a table.
+class Output(Console):
+    """Standard output. Texts are printed as they are; a reader that closes the pipe does not end the command."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, highlight=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing more; the command goes on, writes its reports, and keeps its exit code."""
+        self.quiet = True
+        _discard_output()
+
+
+def _discard_output() -> None:
+    """Redirect standard output to the null device, so that Python does not fail when it flushes it at the end."""
+    with suppress(OSError), Path(os.devnull).open("w") as null:
+        os.dup2(null.fileno(), sys.stdout.fileno())
+
+
+def _command(group: typer.Typer, name: str | None = None) -> Callable[[T], T]:
+    """Register a command; its docstring is its help, in which lines of a paragraph are joined and markup is escaped."""
+
+    def register(function: T) -> T:
+        text = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(function) or "")
+        group.command(name, help=escape(text))(function)
+        return function
+
+    return register
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pairproof {__version__}")
+        raise typer.Exit
+
+
+VERSION = typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit.")
+
+
+@app.callback()
+def _main(version: Annotated[bool, VERSION] = False) -> None: ...
+
+
+def with_options(*kinds: type, only: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of some tables.
 
     Args:
-        table: of :mod:`pairproof.conformance.judge.options`.
-        keywords: the fields of the table to use; all if there are none.
+        kinds: tables of :mod:`pairproof.conformance.judge.options`.
+        only: the fields to use; all if there are none.
 
     Returns:
-        A decorator. The command takes the options by keyword, with the values that the table's fields have.
+        A decorator. The command takes the options by keyword, with the values that the tables' fields have.
     """
-    chosen = [one for name, one in options_of(table).items() if name in keywords or not keywords]
+    chosen = [one for kind in kinds for name, one in tables.options_of(kind).items() if name in only or not only]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         parameters = []
         for one in chosen:
             kind, default = (list[str], None) if one.read else (one.type if one.flags else str, one.default)
             form = typer.Option if one.flags else typer.Argument
-            about = form(*one.flags, help=one.help, metavar=one.metavar, show_default=default is not None)
+            about = form(*one.flags, help=escape(one.help), metavar=one.metavar, show_default=default is not None)
             default = inspect.Parameter.empty if one.required else default
             more = {"default": default, "annotation": Annotated[kind, about]}
             parameters.append(inspect.Parameter(one.keyword, KEYWORD_ONLY, **more))
@@ -90,113 +146,135 @@ def _bar() -> Iterator[Progress]:
         yield lambda what, done, total: bars.update(task(what), completed=done, total=total)
 
 
-def _say(lines: Iterable[str]) -> None:
+def _split(options: Mapping[str, Any], *kinds: type) -> Iterator[Any]:
+    """An object of each table, from the options of a command that has several."""
+    return (kind(**{name: options[name] for name in tables.options_of(kind)}) for kind in kinds)
+
+
+def _print(lines: Iterable[str]) -> None:
+    """Print lines, wrapped to the width of the terminal."""
+    from .report import wrapped
+
+    output = Output()
     for line in lines:
-        typer.echo(line)
+        output.print(wrapped(line, output.width), soft_wrap=True)
 
 
-def _judge(judge: Callable[[Progress], Report | CheckResult], json: Path | None, junit: Path | None) -> None:
-    """Judge, print the report, write it, and end with its exit code; a file that cannot be written stops it before."""
+def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.Printing) -> None:
+    """Judge, print the report, write it to the files, and end with its exit code.
+
+    Raises:
+        UsageError: a file is in a folder that does not exist, or a detail is unknown; nothing is judged then.
+        CouldNotRun: a file could not be written.
+    """
     from . import report as pages
 
-    for option, path in (("--json", json), ("--junit", junit)):
+    details = printing.show if isinstance(printing, tables.RunPrinting) else ()
+    for name in details:
+        if name not in (*tables.DETAILS, "all"):
+            raise tables.unknown("value of --show", name, (*tables.DETAILS, "all"))
+    for option, path in (("--json", printing.json), ("--junit", printing.junit)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise UsageError(f"{option}: {path} {'is a folder' if path.is_dir() else 'has no folder to be in'}")
+            raise UsageError(f"{option}: {path} is {'a' if path.is_dir() else 'in a missing'} folder")
     start = time.perf_counter()
     with _bar() as bar:
         found = judge(bar)
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False, emoji=False)
-    pages.show(found, console, seconds=time.perf_counter() - start)
-    for write, path in ((pages.write_json, json), (pages.write_junit, junit)):
+    details = tables.DETAILS if "all" in details else details
+    pages.show(found, Output(), seconds=time.perf_counter() - start, details=None if printing.quiet else details)
+    for write, path in ((pages.write_json, printing.json), (pages.write_junit, printing.junit)):
         if path is not None:
-            write(found, path)
+            try:
+                write(found, path)
+            except OSError as error:
+                raise CouldNotRun(f"{path} cannot be written: {error.strerror}") from None
     raise typer.Exit(found.exit_code)
 
 
-@app.command()
-@with_options(Selection)
-def verify(json: Json = None, junit: Junit = None, **options: Any) -> None:
+@_command(app)
+@with_options(Selection, tables.RunPrinting)
+def verify(**options: Any) -> None:
     """Judge every printed figure and every implementation.
 
-    Each figure that the five documents print is recomputed by the reference over balls and is either *reproduced* or
-    a proved *artefact*; each claim that they make in words is tried; each implementation is held to the certified
-    value and gradient of every case. Exit code 0 only if all of it holds and the expected number of checks ran.
+    The reference recomputes each figure that the five documents print with interval arithmetic: the figure is either
+    reproduced or a proved artefact. The claims that the documents make in words are tested. Every implementation is
+    compared with the proved value and gradient of every case.
+
+    Exit codes: 0 everything holds and the expected number of checks ran, 1 something does not hold, 2 the command was
+    misused, 3 it could not run: something that was named is not available, or nothing was judged.
 
     Examples:
         pairproof verify
-
         pairproof verify --loss supcon --impl pml
-
         pairproof verify --case 'supcon_notebook/*' --dtype float32
-
+        pairproof verify --show figures,claims
         pairproof verify --peer supcontrast=../SupContrast --junit report.xml
-
         TRITON_INTERPRET=1 pairproof verify --impl fast-triton --covering
     """
     from .judge.verify import run
 
-    _judge(functools.partial(run, Selection(**options)), json, junit)
+    selection, printing = _split(options, Selection, tables.RunPrinting)
+    _judge(functools.partial(run, selection), printing)
 
 
-@app.command()
-@with_options(Request)
+@_command(app)
+@with_options(Request, tables.Printing)
 def check(
     everything: Annotated[bool, typer.Option("--all", help="Show and explain all failures, not the first 10.")] = False,
-    json: Json = None,
-    junit: Junit = None,
     **options: Any,
 ) -> None:
-    """Judge a loss of your own, or anybody's.
+    """Judge a loss of your own, or any other.
 
-    It is held to the proved values and gradients of every case that it claims, within the bounds of [bold]verify[/].
-    Options of the catalogue that it takes by keyword are passed, and all their values judged; of every other option
-    only the default, or what --set claims. How many cases that leaves out is said, by reason. Exit codes: 0 it
-    conforms, 1 it does not, 2 the command was misused, 3 it could not run.
+    Its values and gradients are compared with the proved ones of every case that it claims, within the same bounds as
+    in pairproof verify. Options of the catalogue that the loss takes by keyword are passed, and all their values are
+    judged; for every other option only the default is judged, or what --set claims. Cases that are left out are
+    counted by reason.
 
-    A declared deviation must show on every check that it names, and must name one: its form is described by
-    pydoc pairproof.conformance.judge.deviations.
+    Exit codes: 0 it conforms, 1 it does not, 2 the command was misused, 3 it could not run.
+
+    A declared deviation must occur on every check that it names, and must name at least one. For its form see pydoc
+    pairproof.conformance.judge.deviations.
 
     Examples:
         pairproof check mylib.losses:SupConLoss --loss supcon
+        pairproof check losses.py:my_loss --loss supcon --temperature 0.1
+        pairproof check losses.py:my_loss --loss supcon --set no_positive=drop
+        pairproof check losses.py:nt_xent --loss nt_xent --call views --normalised
+        pairproof check './loss --stdin' --call command --loss supcon --limit 5
 
-        pairproof check losses.py:my_loss --loss supcon --temperature 0.1 --set no_positive=drop
+    A command (--call command) is started once. It reads one JSON object per line from its standard input:
 
-        pairproof check losses.py:nt_xent --loss nt_xent --call views --normalised --junit report.xml
+        {"id": 7, "loss": "supcon", "dtype": "float64",
+         "matrices": {"embeddings": [[0.5, -1.25], ...]},
+         "arguments": {"labels": [0, ...]},
+         "options": {"temperature": 0.1, "reduction": "mean", ...}}
 
-        pairproof check './loss --stdin' --call command --loss supcon --set 'reduction=*' --limit 5
+    For each it writes one line to its standard output, and flushes it; the gradients are optional:
 
-    A command speaks JSON lines. It is started once; for every line on its standard input, such as
+        {"id": 7, "value": 1.25, "gradients": {"embeddings": [[0.01, ...], ...]}}
 
-        {"id": 7, "loss": "supcon", "dtype": "float64", "matrices": {"embeddings": [[0.5, -1.25], ...]},
-        "arguments": {"labels": [0, ...]}, "options": {"temperature": 0.1, "reduction": "mean", ...}}
-
-    it writes one line to its standard output, with gradients or without, and flushes it:
-
-        {"id": 7, "value": 1.25, "gradients": {"embeddings": [[0.01, -0.02], ...]}}
-
-    or "values", one per anchor, for reduction "none"; or "error" with a text. What is no number is NaN, Infinity or
-    null, never a text. One that hangs, crashes or answers anything else gives errored, and is started anew at most
-    three times. pydoc pairproof.conformance.implementations.subprocess has the whole of it.
+    With reduction "none" it writes "values", one per anchor; on failure "error" with a text. NaN, Infinity and null
+    stand for values that are not finite. A command that hangs, crashes or writes anything else gives errored checks
+    and is restarted at most three times. See pydoc pairproof.conformance.implementations.subprocess.
     """
     from .judge import check as checking
 
-    explain = None if everything else checking.SHOWN
-    _judge(functools.partial(checking.check, Request(**options), explain=explain), json, junit)
+    request, printing = _split(options, Request, tables.Printing)
+    _judge(functools.partial(checking.check, request, explain=None if everything else checking.SHOWN), printing)
 
 
-@app.command()
-@with_options(Request, "target", "call", "arrays", "limit")
+@_command(app)
+@with_options(Request, only=("target", "call", "arrays", "limit"))
 def identify(target: str, **options: Any) -> None:
-    """Identify which loss a black box computes, with which options and which temperature.
+    """Identify which loss a function computes, with which options and which temperature.
 
-    It is called with batches on which losses differ, and the results are compared with every loss of the catalogue,
-    every option, and known mistakes. A temperature that is built in is recovered. Exit codes: 0 it is recognised, as a
-    right loss or as a known wrong one; 1 it is not recognised, and the nearest is reported; 2 --call is needed; 3 it
-    cannot be called.
+    The function is called with batches on which losses differ. The results are compared with every loss of the
+    catalogue, every option, and known mistakes. A built-in temperature is recovered.
+
+    Exit codes: 0 it is recognised, as a right loss or as a known wrong one; 1 it is not recognised, and the nearest
+    loss is reported; 2 --call is needed; 3 it cannot be called.
 
     Examples:
         pairproof identify mylib.losses:contrastive_loss
-
         pairproof identify losses.py:MyLoss --call features
     """
     from .diagnose import identify as diagnosis
@@ -208,72 +286,96 @@ def identify(target: str, **options: Any) -> None:
     except TargetError as error:
         typer.echo(f"{target}: {error}")
         raise typer.Exit(MISUSED if isinstance(error, TargetMisused) else COULD_NOT_RUN) from None
-    _say([*found.lines(), f"  {found.seconds:.1f} s"])
+    _print([*found.lines(), f"  {found.seconds:.1f} s"])
     raise typer.Exit(found.exit_code)
 
 
-@app.command("list")
-@with_options(Selection, "losses")
-def list_everything(losses: tuple[str, ...]) -> None:
-    """List the losses, implementations, documents and cases by the names that the other commands take."""
+@_command(app, "list")
+@with_options(Selection, only=("losses",))
+def list_everything(
+    what: Annotated[str | None, typer.Argument(metavar="[WHAT]", help=f"List all {', '.join(LISTS)}.")] = None,
+    *,
+    losses: tuple[str, ...],
+) -> None:
+    """List the names that the other commands take: losses, implementations and documents, or all of one kind.
+
+    Examples:
+        pairproof list
+        pairproof list cases --loss nt_xent
+        pairproof list figures
+    """
     from .documents.load import load_worked
     from .implementations import ALL
-    from .judge.verify import load_cases
+    from .judge.verify import check_names, load_cases
     from .suite.catalogue import LOSSES
 
     chosen, fixtures = Selection(losses), load_worked()
+    check_names(chosen)
+    if what not in (None, *LISTS):
+        raise tables.unknown("list", str(what), LISTS)
     entries = {name: entry for name, entry in LOSSES.items() if chosen.takes_loss(name)}
     takes = {name: ", ".join(filter(None, (*entry.embeddings, entry.targets))) for name, entry in entries.items()}
-    groups = {
+    cases = [case for case in load_cases(fixtures) if case.loss in entries]
+    count = Counter(case.loss for case in cases)
+    figures = [(f"{fixture.document.id}/{it.id}", it) for fixture in fixtures for it in fixture.figures]
+    claims = [(f"{fixture.document.id}/{it.id}", it) for fixture in fixtures for it in fixture.claims]
+    lists = {
         "losses": [f"{name}: {it.function}({takes[name]}); {it.source}" for name, it in entries.items()],
         "implementations": [f"{kind.name}: {kind.title}" for kind in ALL],
-        "cases": [f"{it.id}: {it.loss}, {it.sizes()}" for it in load_cases(fixtures) if it.loss in entries],
+        "cases": [f"{it.id}: {it.loss}, {it.sizes()}" for it in cases],
+        "figures": [f"{name}: {it.what} ({it.place})" for name, it in figures],
+        "claims": [f'{name}: "{it.words}"' for name, it in claims],
     }
-    if not losses:
-        groups["figures and claims"] = lines = []
-        for fixture in fixtures:
-            lines += [f"{fixture.document.id}/{it.id}: {it.what} ({it.place})" for it in fixture.figures]
-            lines += [f"{fixture.document.id}/{it.id}: “{it.words}”" for it in fixture.claims]
-    for title, lines in groups.items():
-        typer.secho(title, bold=True)
-        _say(f"  {line}" for line in lines)
+    summary = {
+        "losses": [f"{name}: {it.function}({takes[name]}), {count[name]} cases" for name, it in entries.items()],
+        "implementations": lists["implementations"],
+        "documents": [f"{it.document.id}: {len(it.figures)} figures, {len(it.claims)} claims" for it in fixtures],
+        f"pairproof list {'|'.join(LISTS)} lists all of one kind": [],
+    }
+    shown = {name: lists[name] for name in ([what] if what else ["losses", "cases"])} if what or losses else summary
+    for title, lines in shown.items():
+        _print([title, *(f"  {line}" for line in lines)])
 
 
-@app.command("new-loss")
+@_command(app, "new-loss")
 def new_loss(
     name: Annotated[str, typer.Argument(help="A new short name: small letters, digits, underscores.")],
-    like: Annotated[str, typer.Option(help="The loss to start from: its arguments, options and formula are copied.")],
-    source: Annotated[str, typer.Option(help="Where the new loss is published.")],
+    like: Annotated[
+        str, typer.Option(metavar="LOSS", help="The loss to start from: its arguments, options and formula are copied.")
+    ],
+    source: Annotated[str, typer.Option(metavar="TEXT", help="Where the new loss is published.")],
 ) -> None:
-    """Write the skeleton of a new loss into a checkout, and say what is left to do.
+    """Write the skeleton of a new loss into a checkout, and list the steps that are left.
 
-    The skeleton computes what the other loss does, under its own name, without a case. Three files are edited then: its
+    The skeleton computes what the other loss computes, under its own name, without a case. Edit three files then: its
     entry in the catalogue, its formula in reference/ and its function in fast/.
 
     Examples:
-        pairproof new-loss dcl --like nt_xent --source "Yeh et al. 2022, arXiv 2110.06848, equation 6"
+        pairproof new-loss dcl --like nt_xent --source "Yeh et al. 2022, equation 6"
     """
     from .maintain import new_loss as writing
 
-    made = writing.new_loss(name, like, source)
-    _say([*(f"written: {path}" for path in made.written), *(f"left: {line}" for line in made.left)])
+    made = writing.new_loss(name, tables.loss_named(like), source)
+    _print([*(f"written: {path}" for path in made.written), *(f"left: {line}" for line in made.left)])
 
 
-@app.command()
+@_command(app)
 def explain(
-    case: Annotated[str, typer.Argument(help="A case, or a loss figure of a document; see: pairproof list.")],
-    anchor: Annotated[int | None, typer.Option(help="Only this row.")] = None,
+    case: Annotated[str, typer.Argument(metavar="CASE", help="A case, or a loss figure of a document.")],
+    anchor: Annotated[int | None, typer.Option(metavar="ROW", help="Only this row.")] = None,
 ) -> None:
-    """Print the terms of one case as the notebooks do, and the whole sum written out.
+    """Print the terms of one case as the notebooks do, and the whole sum.
+
+    pairproof list cases has the names of the cases; golden/ may be left out.
 
     Examples:
         pairproof explain supcon_notebook/supcon-3x3 --anchor 0
-
         pairproof explain pair_notebook/in-103-loss-0.01
+        pairproof explain supcon/lonely-nan
     """
     from . import explain as words
 
-    _say(words.explain(words.find_case(case), anchor))
+    _print(words.explain(words.find_case(case), anchor))
 
 
 def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
@@ -282,7 +384,7 @@ def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
 
     with _bar() as bar:
         found = rebuild(peers, progress=bar, keep=keep)
-    _say([*shortened(found.changes), *shortened(found.notes), *shortened(found.failed)])
+    _print([*shortened(found.changes), *shortened(found.notes), *shortened(found.failed)])
     changes = len(found.changes)
     if keep:
         typer.echo(f"fixtures: {changes} changes" if changes else "fixtures: nothing changed")
@@ -295,8 +397,8 @@ def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
         raise typer.Exit(NOT_CONFORMING)
 
 
-@fixtures.command("rebuild")
-@with_options(Rebuild)
+@_command(fixtures, "rebuild")
+@with_options(tables.Rebuild)
 def fixtures_rebuild(peers: dict[str, str]) -> None:
     """Derive everything again in the fixtures, and write what differs. On a clean tree this changes nothing.
 
@@ -306,14 +408,13 @@ def fixtures_rebuild(peers: dict[str, str]) -> None:
 
     Examples:
         pairproof fixtures rebuild
-
         pairproof fixtures rebuild --peer supcontrast=../SupContrast
     """
     _rebuild(peers, keep=True)
 
 
-@fixtures.command("check")
-@with_options(Rebuild)
+@_command(fixtures, "check")
+@with_options(tables.Rebuild)
 def fixtures_check(peers: dict[str, str]) -> None:
     """Validate every file and report what a rebuild would change, without writing.
 
@@ -322,26 +423,30 @@ def fixtures_check(peers: dict[str, str]) -> None:
     _rebuild(peers, keep=False)
 
 
-@fixtures.command("add")
-@with_options(Batch)
+@_command(fixtures, "add")
+@with_options(tables.Batch)
 def fixtures_add(
-    flag: Annotated[list[str], typer.Option(help="Why the case exists, a name of golden/flags.json (repeatable).")],
-    note: Annotated[str, typer.Option(help="What the case shows, in a sentence.")],
-    temperature: Annotated[str | None, typer.Option(help="Short for --set temperature=...")] = None,
-    gradient: Annotated[bool, typer.Option(help="Prove the gradient too; takes long for large batches.")] = True,
+    flag: Annotated[
+        list[str],
+        typer.Option(metavar="FLAG", help="Why the case exists, a name of golden/flags.json (repeatable)."),
+    ],
+    note: Annotated[str, typer.Option(metavar="TEXT", help="What the case shows, in a sentence.")],
+    temperature: Annotated[str | None, typer.Option(metavar="T", help="Short for --set temperature=T.")] = None,
+    gradient: Annotated[bool, typer.Option(help="Also prove the gradient; this is slow for large batches.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the case and change nothing.")] = False,
     **options: Any,
 ) -> None:
-    """Add a batch to the golden cases: validate it, prove its results, write it, and update counts and checksums.
+    r"""Add a batch to the golden cases: validate it, prove its results, write it, and update counts and checksums.
 
     Every file is npy, csv, or FILE.safetensors:TENSOR.
 
     Examples:
-        pairproof fixtures add --loss supcon --embeddings z.npy --labels y.npy --id mine --flag no-positive --note ...
-
-        pairproof fixtures add --loss nt_xent --embeddings z.csv --partners stacked --set reduction=sum ... --dry-run
-
-        pairproof fixtures add --loss info_nce --embeddings a.npy --embeddings-b b.npy --negatives queue.npy ...
+        pairproof fixtures add --loss supcon --embeddings z.npy --labels y.npy \
+            --id mine --flag no-positive --note "What the case shows."
+        pairproof fixtures add --loss nt_xent --embeddings z.csv \
+            --partners stacked --set reduction=sum ... --dry-run
+        pairproof fixtures add --loss info_nce --embeddings a.npy \
+            --embeddings-b b.npy --negatives queue.npy ...
     """
     from .maintain.add import add
     from .suite.store import dump_json
@@ -349,16 +454,19 @@ def fixtures_add(
     if temperature is not None:
         options["settings"]["temperature"] = temperature
     with _bar() as bar:
-        added = add(Batch(**options), flag, note, gradient=gradient, dry_run=dry_run, progress=bar)
+        added = add(tables.Batch(**options), flag, note, gradient=gradient, dry_run=dry_run, progress=bar)
     written = [f"fixtures: golden/{added.entry['id']} is proved and written", *added.notes]
-    _say([dump_json(added.entry).rstrip("\n")] if dry_run else written)
+    if dry_run:
+        typer.echo(dump_json(added.entry), nl=False)
+    else:
+        _print(written)
 
 
-@fixtures.command("show")
+@_command(fixtures, "show")
 def fixtures_show(
-    case: Annotated[str, typer.Argument(help="The id of a golden case.")],
+    case: Annotated[str, typer.Argument(metavar="CASE", help="The id of a golden case.")],
     terms: Annotated[
-        bool | None, typer.Option(help="Spell out every term; without either, batches of up to 12 rows are.")
+        bool | None, typer.Option(help="Write out every term. Default: for batches of up to 12 rows.")
     ] = None,
 ) -> None:
     """Explain a golden case: why it exists, what goes in, what must come out, and its terms.
@@ -369,23 +477,44 @@ def fixtures_show(
     from .explain import describe, find_golden
     from .suite.golden import load_flags
 
-    _say(describe(find_golden(case), load_flags(), terms=terms))
+    _print(describe(find_golden(case), load_flags(), terms=terms))
+
+
+def _prepare_streams() -> None:
+    """Make standard output and standard error accept every text, even if they are closed or their encoding is ASCII."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - open until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _message(error: Exception) -> tuple[str, int]:
+    """The message and the exit code of an error. An error of pairproof itself is raised again."""
+    if isinstance(error, UsageError):
+        return str(error), MISUSED
+    # Imported here, because the help of a command must not wait for torch.
+    from .implementations.base import Unavailable
+    from .suite.store import FixtureError
+    from .truth.certify import CertificationError
+
+    if isinstance(error, (CouldNotRun, Unavailable, OSError)):
+        return f"could not run: {error}", COULD_NOT_RUN
+    if isinstance(error, (FixtureError, CertificationError)):
+        return f"fixtures: {error}", NOT_CONFORMING
+    raise error
 
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line."""
-    from .implementations import Unavailable
-    from .suite.store import FixtureError
-    from .truth.certify import CertificationError
-
+    _prepare_streams()
     try:
         return app(args=arguments)
-    except UsageError as error:
-        words, code = str(error), MISUSED
-    except (CouldNotRun, Unavailable) as error:
-        words, code = f"could not run: {error}", COULD_NOT_RUN
-    except (FixtureError, CertificationError) as error:
-        words, code = f"fixtures: {error}", NOT_CONFORMING
+    except Exception as error:
+        words, code = _message(error)
+        if isinstance(error, OSError):
+            _discard_output()
     typer.echo(f"pairproof: {words}", err=True)
     sys.exit(code)
 

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from pairproof.reference import Pair, Result, Terms
 
-from .documents.load import load_worked
-from .judge.options import Selection, UsageError
-from .judge.verify import load_cases
+from .documents.load import load_worked, worked_cases
+from .judge.options import Selection, UsageError, meant
 from .suite.cases import Case, call_reference
 from .suite.catalogue import LOSSES
 from .suite.golden import ARGUMENTS, DTYPES, FOLDER, Flag, GoldenCase, load_golden
@@ -130,26 +129,30 @@ def _part(form: str, pairs: Sequence[Pair]) -> str:
 
 
 def find_case(name: str) -> Case:
-    """A case by its id, or by that of a figure that a document prints of it.
+    """Find a case by its id, by the id of a figure that prints its loss, or as ``find_golden`` does.
 
     Raises:
-        UsageError: no case is called so.
+        UsageError: there is no such case, or there are several.
     """
     fixtures = load_worked()
-    cases = {case.id: case for case in load_cases(fixtures)}
+    cases = {case.id: case for fixture in fixtures for case in worked_cases(fixture)}
     calls = {f"{one.document.id}/{it.id}": f"{one.document.id}/{it.call}" for one in fixtures for it in one.figures}
     found = cases.get(name) or cases.get(calls.get(name, ""))
-    if found is None:
-        known = f"{name} is not a loss of known inputs, so it has no terms"
-        raise UsageError(f"{known if name in calls else f'unknown case {name!r}'}; see: pairproof list")
-    return found
+    if found is None and name in calls:
+        raise UsageError(f"{name} is not a loss of known inputs, so it has no terms; see: pairproof list cases")
+    return found or find_golden(name, others=[*cases, *calls]).case
 
 
-def find_golden(name: str, root: Path | None = None) -> GoldenCase:
-    """A golden case by its id, with or without "golden/" and, where that is enough, without the loss.
+def find_golden(name: str, root: Path | None = None, others: Sequence[str] = ()) -> GoldenCase:
+    """Find a golden case by its id, with or without "golden/" and, if that is unique, without the loss.
+
+    Args:
+        name: the id.
+        root: a folder of fixtures; by default the installed one.
+        others: further names that a misspelt name may mean.
 
     Raises:
-        UsageError: no case is called so, or several are.
+        UsageError: there is no such case, or there are several.
     """
     cases = load_golden(root)
     found = [case for case in cases if case.id in (name, f"{FOLDER}/{name}")]
@@ -157,7 +160,9 @@ def find_golden(name: str, root: Path | None = None) -> GoldenCase:
     if len(found) > 1:
         raise UsageError(f"{name} is a case of several losses: {', '.join(case.id for case in found)}")
     if not found:
-        raise UsageError(f"no golden case is called {name!r}; see: pairproof list")
+        names = [case.id.removeprefix(f"{FOLDER}/") for case in cases]
+        near = meant(name.removeprefix(f"{FOLDER}/"), [*names, *others])
+        raise UsageError(f"no {'' if others else 'golden '}case is called {name!r}; see: pairproof list cases{near}")
     return found[0]
 
 

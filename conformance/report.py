@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 from xml.etree import ElementTree
 
@@ -18,6 +21,7 @@ from rich.text import Text
 
 from .documents.figures import Judgement
 from .documents.load import Figure
+from .implementations import ALL
 from .judge.check import CONFORMS, CheckResult
 from .judge.results import BAD, Check, Status, counted, grouped, tally
 from .judge.verify import Report, show_counts
@@ -27,7 +31,7 @@ FORMAT = "pairproof-report/1"
 CHECK_FORMAT = "pairproof-check/1"
 
 COLUMNS = {"fast": "fast", "pml": "PML", "supcontrast": "original"}
-"""Implementations with a column of their own in the table of figures, and its title."""
+"""Implementations whose values are shown beside the printed losses, and the titles of their columns."""
 
 STYLE = {
     Status.PASSED: "green",
@@ -36,43 +40,73 @@ STYLE = {
     Status.SKIPPED: "dim",
     Status.ERRORED: "bold magenta",
 }
-NUMBERS = {*Status, "cases", "median", "90 %", "99 %", "worst", "ulp", "published", "reference"}
-"""Columns of numbers, which are aligned on the right."""
+NUMBERS = {*Status, *LOSSES, "skip", "cases", "median", "90 %", "99 %", "worst", "ulp", "published", "reference"} | {
+    *("figures", "reproduced", "artefacts", "claims", "hold", "partly", "not")
+}
+"""Columns that are aligned on the right."""
 
 TAGS = {Status.FAILED: "failure", Status.ERRORED: "error", Status.SKIPPED: "skipped"}
 """Elements of JUnit XML."""
 
+REPEAT = "repeat: "
+"""What precedes a command that repeats a check."""
+
+LEGEND = "checks passed; ~ some deviate as declared; ! some of these are declared mistakes; x some fail; - all skipped"
+
 Cell = str | Text
 Part = Cell | Table
-"""What is printed as it is: a text in one line, or a table."""
+"""What is printed: a text, which is wrapped, or a table."""
 
 
-def show(found: Report | CheckResult, console: Console, *, seconds: float) -> None:
-    """Print a run or a check: what was judged, the results in tables, the failures, the verdict last.
+def show(
+    found: Report | CheckResult, console: Console, *, seconds: float, details: Collection[str] | None = ()
+) -> None:
+    """Print a run or a check: what was judged, the failures, the results in tables, the verdict last.
 
     Args:
         found: what to print.
-        console: on which; one that leaves markup and emoji codes as they are.
-        seconds: how long it took.
+        console: where to print.
+        seconds: how long the run took.
+        details: the parts of a run to add, names of ``DETAILS``; None to print only the failures and the verdict.
     """
-    parts = _of_check(found, seconds) if isinstance(found, CheckResult) else _of_run(found, seconds)
-    for part in parts:
-        console.print(part, soft_wrap=not isinstance(part, Table))
+    for part in (
+        _of_check(found, seconds, details) if isinstance(found, CheckResult) else _of_run(found, seconds, details)
+    ):
+        if not isinstance(part, Table):
+            part = Text(wrapped(str(part), console.width), part.style if isinstance(part, Text) else "")
+        console.print(part, soft_wrap=isinstance(part, Text))
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[Table]:
-    """A table, if it has rows, in which a first cell that repeats the one above it is left blank."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+def wrapped(text: str, width: int) -> str:
+    """A text in lines of at most ``width`` characters, which only longer words exceed; commands stay valid."""
+    margin = " " * (len(text) - len(text.lstrip()))
+    command = text.strip().startswith(REPEAT)
+    if command:
+        # Quoted arguments are kept in one piece, and there is room for the backslash.
+        words = shlex.split(text)
+        text, width = margin + " ".join(shlex.quote(word).replace(" ", "\0") for word in words), width - len(" \\")
+    lines = wrap(text, width, subsequent_indent=f"{margin}  ", break_long_words=False, break_on_hyphens=False)
+    return (" \\\n" if command else "\n").join(lines).replace("\0", " ")
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[Part]:
+    """A table below its title, if it has rows; a first cell that equals the one above it is left blank."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for name in columns:
+        # A loss's name is broken where its last word begins.
+        header = "_\n".join(name.rsplit("_", 1)) if name in LOSSES else name
         table.add_column(
-            name, justify="right" if name in NUMBERS else "left", overflow="fold", no_wrap=name == "published"
+            header, justify="right" if name in NUMBERS else "left", overflow="fold", no_wrap=name == "published"
         )
     before: Cell = ""
     for first, *others in rows:
-        table.add_row("" if first == before else first, *others)
+        # As texts, so that no console interprets markup or emoji codes in them.
+        table.add_row(
+            *(Text(cell) if isinstance(cell, str) else cell for cell in ("" if first == before else first, *others))
+        )
         before = first
     if table.row_count:
-        yield table
+        yield from ("", Text(title, "bold"), table)
 
 
 def _counts(counts: Counter[Status], statuses: Iterable[Status] = Status) -> list[Cell]:
@@ -81,7 +115,8 @@ def _counts(counts: Counter[Status], statuses: Iterable[Status] = Status) -> lis
 
 
 def _versions(header: Mapping[str, str]) -> str:
-    return f"python {header['python']}, numpy {header['numpy']}, torch {header['torch']}, {header['device']}"
+    """The versions of a header, and the device."""
+    return f"python {header['python']}, numpy {header['numpy']}, torch {header['torch']}, device {header['device']}"
 
 
 def _style(good: bool) -> str:
@@ -89,158 +124,250 @@ def _style(good: bool) -> str:
 
 
 def _failure(check: Check, who: str, diagnosis: str = "") -> Iterator[Cell]:
-    """A check that failed: what was found, what explains it, how to repeat it."""
+    """A check that failed: what was found, its explanation, and the command that repeats it."""
     yield Text(f"{check.status.value} {check.case} {who}".rstrip(), "bold red")
-    for words in (check.message, diagnosis, f"repeat: {check.repeat}"):
+    for words in (check.message, diagnosis, f"{REPEAT}{check.repeat}"):
         if words:
             yield f"    {words}"
 
 
-def _of_run(report: Report, seconds: float) -> Iterator[Part]:
-    """What was tested, the figures, the implementations, the findings, the verdict."""
-    header = report.header()
-    yield f"pairproof {header['pairproof']} from {header['copy']}; {_versions(header)}"
-    yield from (f"  {name}: {version}" for name, version in report.versions.items())
-    yield from (Text(f"  {name}: skipped: {reason}", "yellow") for name, reason in report.absent.items())
-    yield from _figures(report)
-    claims = [(it.document, it.claim.id, Text(it.verdict, _style(it.passed)), it.evidence) for it in report.claims]
-    yield from _table("Claims in words", ("document", "claim", "verdict", "evidence"), claims)
-    cases = [check for check in report.checks if check.kind == "case"]
-    yield from _implementations(cases)
-    yield from _distribution(cases)
-    yield from _flags(cases)
-    if bad := [check for check in report.checks if check.status in BAD]:
-        yield Text(f"\n{len(bad)} failures", "bold red")
-    for check in bad:
-        yield from _failure(check, f"{check.implementation} {check.dtype}" if check.kind == "case" else "")
-    for title, texts in _findings(report).items():
-        if texts:
-            yield f"\n{title}"
-        yield from (Text(f"  {text}", "dim" if title == "Skipped" else "") for text in texts)
-    yield from _verdict(report, seconds)
+def _of_run(report: Report, seconds: float, details: Collection[str] | None) -> Iterator[Part]:
+    """What ran and what failed, the details on request, the summary: documents, implementations, findings, verdict."""
+    header, cases = report.header(), [check for check in report.checks if check.kind == "case"]
+    if details is not None:
+        yield f"pairproof {header['pairproof']}, {_versions(header)}"
+        yield f"  from {header['copy']}"
+        names = grouped((version, name) for name, version in report.versions.items())
+        yield "  judged: " + "; ".join(f"{', '.join(who)} ({version})" for version, who in names.items())
+        yield from (Text(f"  {name} is skipped: {reason}", "yellow") for name, reason in report.absent.items())
+    for check in report.checks:
+        if check.status in BAD:
+            yield from _failure(check, f"{check.implementation} {check.dtype}" if check.kind == "case" else "")
+    if details is not None:
+        shown = {
+            "skips": _skips(cases),
+            "figures": _figures(report),
+            "claims": _claims(report),
+            "deviations": _deviations(cases),
+            "bounds": _distribution(cases),
+            "flags": _flags(cases),
+        }
+        yield from chain.from_iterable(parts for name, parts in shown.items() if name in details)
+        yield from (*_documents(report), *_matrix(cases), "", *_findings(report))
+    counts = counted(report.checks)
+    yield ", ".join(f"{counts[status]} {status}" for status in Status) + f" in {seconds:.1f} s"
+    yield from (Text(problem, "bold red") for problem in report.problems)
+    yield Text("everything holds" if report.passed else "NOT everything holds", _style(report.passed))
 
 
-def _figures(report: Report) -> Iterator[Table]:
+def _skips(cases: Sequence[Check]) -> Iterator[Part]:
+    """The skipped checks by reason."""
+    skips = Counter((one.message, one.implementation) for one in cases if one.status is Status.SKIPPED)
+    rows = [(why, who, str(n)) for (why, who), n in sorted(skips.items())]
+    return _table("Skipped checks by reason", ("reason", "implementation", "skip"), rows)
+
+
+def _claims(report: Report) -> Iterator[Part]:
+    """The claims that the documents make in words, with the evidence."""
+    rows = [(it.document, it.claim.id, Text(it.verdict, _style(it.passed)), it.evidence) for it in report.claims]
+    return _table("Claims in words", ("document", "claim", "verdict", "evidence"), rows)
+
+
+def _documents(report: Report) -> Iterator[Part]:
+    """One row for each document: its figures and its claims by verdict."""
+
+    def row(name: str) -> Iterator[Cell]:
+        judged = [one for one in report.judgements if one.document == name]
+        claims = [one.verdict for one in report.claims if one.document == name]
+        verdicts = Counter(one.verdict if one.passed else "failed" for one in judged)
+        hold, refuted = claims.count("holds"), claims.count("does not hold")
+        yield from (name, str(len(judged)), str(verdicts["reproduced"]), str(verdicts["artefact"]))
+        yield Text(str(verdicts["failed"]), STYLE[Status.FAILED] if verdicts["failed"] else "")
+        yield from map(str, (len(claims), hold, len(claims) - hold - refuted, refuted))
+
+    names = dict.fromkeys([one.document for one in report.judgements] + [one.document for one in report.claims])
+    columns = ("document", "figures", "reproduced", "artefacts", "failed", "claims", "hold", "partly", "not")
+    return _table("Documents: printed figures, and claims in words", columns, map(list, map(row, names)))
+
+
+def _matrix(cases: Sequence[Check]) -> Iterator[Part]:
+    """Implementations by losses: how the checks ended."""
+    mistakes = {kind.name: {one.name for one in kind.deviations if one.wrong} for kind in ALL}
+    groups = grouped(((check.implementation, check.loss), check) for check in cases)
+    losses = [loss for loss in LOSSES if any(loss == judged for _, judged in groups)]
+
+    def cell(who: str, loss: str) -> Cell:
+        checks = groups.get((who, loss), [])
+        counts = counted(checks)
+        bad = sum(counts[status] for status in BAD)
+        if not counts.total() - counts[Status.SKIPPED]:
+            return Text("-", STYLE[Status.SKIPPED])
+        if bad:
+            return Text(f"{counts[Status.PASSED]}x{bad}", STYLE[Status.FAILED])
+        if not counts[Status.DEVIATES]:
+            return Text(str(counts[Status.PASSED]), STYLE[Status.PASSED])
+        wrong = any(mistakes[who].intersection(check.declared) for check in checks)
+        return Text(f"{counts[Status.PASSED]}{'!' if wrong else '~'}{counts[Status.DEVIATES]}", STYLE[Status.DEVIATES])
+
+    rows = []
+    for who, checks in grouped((check.implementation, check) for check in cases).items():
+        skipped = counted(checks)[Status.SKIPPED]
+        rows.append([who, *(cell(who, loss) for loss in losses), Text(str(skipped or ""), STYLE[Status.SKIPPED])])
+    yield from _table("Implementations on the cases of each loss", ("implementation", *losses, "skip"), rows)
+    if rows:
+        yield Text(LEGEND, "dim")
+
+
+def _figures(report: Report) -> Iterator[Part]:
+    """Every printed figure, and what implementations return for the printed losses."""
+
+    def row(judgement: Judgement) -> Iterator[Cell]:
+        figure = judgement.figure
+        count = len(list(figure.entries()))
+        kinds = "indices" if figure.kind == "index" else f"{figure.kind}s"
+        yield from (figure.id, figure.place, str(figure.printed) if count == 1 else f"{count} {kinds}")
+        yield _reference(judgement, count)
+        style = "yellow" if judgement.verdict == "artefact" else "green"
+        yield Text(judgement.verdict, style) if judgement.passed else Text(f"{judgement.verdict}!", "bold red")
+
+    columns = ("figure", "place", "published", "reference", "verdict")
+    for document, judgements in grouped((one.document, one) for one in report.judgements).items():
+        yield from _table(f"Figures of {document}", columns, map(list, map(row, judgements)))
+
     # The value of an implementation on a case: in float32, which the documents use, if that was run.
     values: dict[tuple[str, str], Check] = {}
     for check in sorted(report.checks, key=lambda check: check.dtype != "float32"):
         if check.kind == "case" and check.value is not None:
             values.setdefault((check.implementation, check.case), check)
 
-    def row(judgement: Judgement) -> Iterator[Cell]:
-        figure, document = judgement.figure, judgement.document
-        count = len(list(figure.entries()))
-        kinds = "indices" if figure.kind == "index" else f"{figure.kind}s"
-        yield from (document, figure.id, figure.place, str(figure.printed) if count == 1 else f"{count} {kinds}")
-        yield _reference(judgement, count)
-        for name in COLUMNS:
-            check = values.get((name, f"{document}/{figure.call}"))
-            if check is None or check.value is None or figure.quantity != "loss":
-                yield ""
-            else:
-                text = _digits(check.value, figure)
-                yield text if check.status is Status.PASSED else Text(f"{text} {check.status}", STYLE[check.status])
-        style = "yellow" if judgement.verdict == "artefact" else "green"
-        yield Text(judgement.verdict, style) if judgement.passed else Text(f"{judgement.verdict}!", "bold red")
+    def value(name: str, judgement: Judgement) -> Cell:
+        check = values.get((name, f"{judgement.document}/{judgement.figure.call}"))
+        if check is None or check.value is None:
+            return ""
+        text = _digits(check.value, judgement.figure)
+        return text if check.status is Status.PASSED else Text(f"{text} {check.status}", STYLE[check.status])
 
-    columns = ("document", "figure", "place", "published", "reference", *COLUMNS.values(), "verdict")
-    return _table("Printed figures", columns, map(list, map(row, report.judgements)))
+    losses = [one for one in report.judgements if one.figure.quantity == "loss"]
+    rows = [(one.document, one.figure.id, *(value(name, one) for name in COLUMNS)) for one in losses]
+    found = [row for row in rows if any(row[2:])]
+    yield from _table("Printed losses by implementation", ("document", "figure", *COLUMNS.values()), found)
+    notes = [
+        (one.case, note)
+        for one in report.judgements
+        for note, holds in (
+            (
+                f"prints {one.figure.printed}: {one.finding}",
+                one.passed and (one.verdict == "artefact" or one.figure.length),
+            ),
+            (f"{one.figure.place}: {one.figure.cut}", one.figure.cut),
+        )
+        if holds
+    ]
+    yield from _table("Artefacts, figures of full length, and outputs that are cut off", ("figure", "note"), notes)
 
 
 def _reference(judgement: Judgement, count: int) -> Cell:
+    """The reference's value, or whether it reproduces all entries."""
     figure = judgement.figure
     if judgement.value is not None:
         return _digits(judgement.value, figure)
     if figure.verdict == "artefact" and figure.instead is not None:
         return f"{float(figure.instead['value']):.9g}"
     if not judgement.passed:
-        return Text("missed", "bold red")
-    return "met" if count == 1 else "all met"
+        return Text("differs", "bold red")
+    return "agrees" if count == 1 else "all agree"
 
 
 def _digits(value: float, figure: Figure) -> str:
     return f"{value:.9g}" if figure.decimals is None or not math.isfinite(value) else f"{value:.{figure.decimals}f}"
 
 
-def _implementations(cases: Sequence[Check]) -> Iterator[Table]:
-    rows = []
-    for names, checks in grouped(((check.implementation, check.loss), check) for check in cases).items():
-        judged = [check for check in checks if check.status in (Status.PASSED, Status.FAILED)]
-        ratios = [check.ratio for check in judged if check.ratio is not None]
-        ulps = [check.ulps for check in judged if check.ulps is not None]
-        dtypes = " ".join(dict.fromkeys(check.dtype for check in checks if check.ratio is not None))
-        worst = f"{max(ratios):.2f}" if ratios else "", f"{max(ulps):.3g}" if ulps else ""
-        if any(check.status is not Status.SKIPPED for check in checks):
-            rows.append((*names, dtypes, *_counts(counted(checks)), *worst))
-    title = "Implementations on the cases (worst error in units of its bound, and of the loss in ulp)"
-    return _table(title, ("implementation", "loss", "dtypes", *Status, "worst", "ulp"), rows)
+def _deviations(cases: Sequence[Check]) -> Iterator[Part]:
+    """The declared deviations by reason, with their numbers of checks."""
+    ends = Counter(
+        (check.message.split(" Declared: ")[-1], check.implementation)
+        for check in cases
+        if check.status is Status.DEVIATES
+    )
+    if ends:
+        yield from ("", Text("Declared deviations, each seen", "bold"))
+    for why, found in grouped((why, f"{who} {n}") for (why, who), n in ends.items()).items():
+        yield f"  {', '.join(found)}: {why}"
 
 
-def _distribution(cases: Sequence[Check]) -> Iterator[Table]:
-    """How close the errors come to their bounds: a bound that is too wide would show."""
+def _distribution(cases: Sequence[Check]) -> Iterator[Part]:
+    """How close the errors come to their bounds; a bound that is too wide shows here."""
+    judged = [one for one in cases if one.status in (Status.PASSED, Status.FAILED) and one.ratio is not None]
+    rows = [
+        (*names, f"{max(one.ratio or 0 for one in checks):.2f}", f"{max(one.ulps or 0 for one in checks):.3g}")
+        for names, checks in grouped(((check.implementation, check.loss), check) for check in judged).items()
+    ]
+    title = "Worst error in units of its bound, and of the loss in ulp"
+    yield from _table(title, ("implementation", "loss", "worst", "ulp"), rows)
     order = list(dict.fromkeys(check.implementation for check in cases))
     ratios = grouped(
         ((check.implementation, check.dtype), check.ratio)
         for check in sorted(cases, key=lambda check: order.index(check.implementation))
         if check.status is Status.PASSED and check.ratio is not None
     )
-    rows = [
+    found = [
         (*key, str(len(found)), *(f"{ratio:.3f}" for ratio in np.quantile(found, (0.5, 0.9, 0.99, 1))))
         for key, found in ratios.items()
     ]
     columns = ("implementation", "dtype", "cases", "median", "90 %", "99 %", "worst")
-    return _table("Error ÷ bound over all cases that conform", columns, rows)
+    yield from _table("Error in units of its bound, over all checks that passed", columns, found)
 
 
-def _flags(cases: Sequence[Check]) -> Iterator[Table]:
+def _flags(cases: Sequence[Check]) -> Iterator[Part]:
     """What each kind of case found."""
     rows = []
     for flag, checks in sorted(grouped((flag, check) for check in cases for flag in check.flags).items()):
         notable = sorted({check.implementation for check in checks if check.status in (*BAD, Status.DEVIATES)})
         rows.append((flag, str(len({check.case for check in checks})), *_counts(counted(checks)), ", ".join(notable)))
-    return _table("Golden cases by flag", ("flag", "cases", *Status, "who deviates or fails"), rows)
+    return _table("Golden cases by flag", ("flag", "cases", *Status, "deviate or fail"), rows)
 
 
-def _findings(report: Report) -> dict[str, list[str]]:
-    """What else is worth knowing, by title."""
-    passed = [one for one in report.judgements if one.passed]
-    words = {one.case: f"{one.case} prints {one.figure.printed}: {one.finding}" for one in passed}
-    ends = Counter((one.status, one.implementation, one.message.split(" Declared: ")[-1]) for one in report.checks)
-    declared = [(who, n, why) for (status, who, why), n in ends.items() if status is Status.DEVIATES]
-    skipped = [(who, n, why) for (status, who, why), n in ends.items() if status is Status.SKIPPED]
-    return {
-        "Artefacts": [words[one.case] for one in passed if one.verdict == "artefact"],
-        "Printed in full": [words[one.case] for one in passed if one.verdict == "reproduced" and one.figure.length],
-        "Cut off in the document": [f"{one.case}: {one.figure.cut}" for one in report.judgements if one.figure.cut],
-        "Declared deviations, each seen": [f"{who}, {n} checks: {why}" for who, n, why in declared],
-        "Skipped": [f"{who}, {n}: {why}" for who, n, why in skipped],
-    }
-
-
-def _verdict(report: Report, seconds: float) -> Iterator[Cell]:
+def _findings(report: Report) -> Iterator[Cell]:
+    """What else a run found, and what it left out."""
+    for one in report.judgements:
+        if one.passed and one.verdict == "artefact" and one.figure.instead:
+            value = float(one.figure.instead["value"])
+            yield f"{one.case} prints {one.figure.printed}, an artefact: the exact value is {value:.9g}"
     counts = counted(report.checks)
-    yield ""
+    if counts[Status.DEVIATES]:
+        yield f"{counts[Status.DEVIATES]} checks deviate as declared, every one seen: --show deviations"
+    if counts[Status.SKIPPED]:
+        yield f"{counts[Status.SKIPPED]} checks were skipped, each with its reason: --show skips"
     if report.judgements:
         figures = Counter(one.verdict for one in report.judgements if one.passed)
         yield (
             f"{len(report.fixtures)} documents, {len(report.judgements)} figures: {figures['reproduced']} reproduced,"
-            f" {figures['artefact']} proved artefacts; entries: {show_counts(report.entries())};"
-            f" {len(report.claims)} claims judged"
+            f" {figures['artefact']} artefacts; entries: {show_counts(report.entries())}; {len(report.claims)} claims"
         )
-    yield ", ".join(f"{counts[status]} {status}" for status in Status) + f" in {seconds:.1f} s"
-    if report.absent:
-        who = f"{len(report.absent)} implementation{'s' if len(report.absent) > 1 else ''}"
-        yield Text(f"{who} not here, so skipped: {', '.join(report.absent)}", "yellow")
-    yield from (Text(f"counts {problem}", "bold red") for problem in report.problems)
     if report.selection.covering:
         yield f"{report.cases_chosen} of {report.cases_in_all} cases were run: a covering choice"
     if not report.selection.whole:
         yield Text("the counts are not asserted: the run was filtered", "dim")
-    yield Text("everything holds" if report.passed else "NOT everything holds", _style(report.passed))
 
 
-def _of_check(result: CheckResult, seconds: float) -> Iterator[Part]:
+def _of_check(result: CheckResult, seconds: float, details: Collection[str] | None) -> Iterator[Part]:
     """What was judged, as which loss, on which cases, with which results; the verdict last."""
+    if details is not None:
+        yield from _judged(result)
+    failures = list(grouped(((check.case, check.status), check) for check in result.failures).values())
+    shown = len(failures) if result.explained is None else result.explained
+    for first, *others in failures[:shown]:
+        dtypes = ", ".join(check.dtype for check in (first, *others))
+        yield from _failure(first, dtypes, result.diagnoses.get((first.case, first.dtype), ""))
+    if len(failures) > shown:
+        yield f"and {len(failures) - shown} more cases: --all shows them"
+    yield from (Text(words, "bold red") for words in result.unused)
+    yield from (Text(f"advice: {words}", "yellow") for words in result.advice)
+    yield Text(f"{result.summary} in {seconds:.1f} s", _style(result.verdict == CONFORMS))
+
+
+def _judged(result: CheckResult) -> Iterator[Part]:
+    """The target, how it is called, its declarations, and the checks in tables."""
     request, header = result.request, result.report.header()
     yield f"{request.name} as {LOSSES[request.loss].function}"
     yield f"  pairproof {header['pairproof']}; {_versions(header)}"
@@ -258,19 +385,9 @@ def _of_check(result: CheckResult, seconds: float) -> Iterator[Part]:
         yield from _check_tables(result)
         if not result.gradients_judged:
             yield Text("gradients were not judged: the target gives none", "yellow")
-    failures = list(grouped(((check.case, check.status), check) for check in result.failures).values())
-    shown = len(failures) if result.explained is None else result.explained
-    for first, *others in failures[:shown]:
-        dtypes = ", ".join(check.dtype for check in (first, *others))
-        yield from _failure(first, dtypes, result.diagnoses.get((first.case, first.dtype), ""))
-    if len(failures) > shown:
-        yield f"and {len(failures) - shown} more cases: --all shows them"
-    yield from (Text(words, "bold red") for words in result.unused)
-    yield from (Text(f"advice: {words}", "yellow") for words in result.advice)
-    yield Text(f"{result.summary} in {seconds:.1f} s", _style(result.verdict == CONFORMS))
 
 
-def _check_tables(result: CheckResult) -> Iterator[Table]:
+def _check_tables(result: CheckResult) -> Iterator[Part]:
     shown = [status for status in Status if status is not Status.DEVIATES or result.declared]
     worst = {dtype: f"{ratio:.3g}" for dtype, ratio in result.worst().items()}
     rows = [

@@ -105,6 +105,12 @@ def edit(root: Path, name: str, change: Callable[[Any], object], write: Callable
     (root / name).write_text(write(data), encoding="utf-8")
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No text is wrapped."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 def call(*arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
         cli.main(["fixtures", *arguments])

@@ -38,6 +38,12 @@ def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "load_worked", list)
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No text is wrapped."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 @cache
 def _cases(losses: tuple[str, ...] = ()) -> dict[Case, GoldenCase | None]:
     return {case: golden for case, golden in _every_case().items() if not losses or case.loss in losses}
@@ -93,7 +99,7 @@ def test_right_loss_conforms(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not judged: takes no anchors" in text
     assert f"conforms: {LOSSES}:supcon as supcon: " in text
     assert "Checks by flag" in text
-    assert "failed " not in text.partition("Checks by flag")[2].partition("\n")[2].replace("   failed", "")
+    assert "failed " not in text.partition("Checks by flag")[2].partition("\n")[2].replace(" failed errored\n", "\n")
 
 
 def test_fast_loss_is_judged_on_every_case() -> None:
@@ -376,7 +382,7 @@ def test_report_path_is_validated_before_the_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["check", f"{LOSSES}:supcon", "--loss", "supcon", "--case", "golden/supcon/temperature-1"]
-    for path, words in ((".", "is a folder"), ("none/report", "has no folder to be in")):
+    for path, words in ((".", "is a folder"), ("none/report", "is in a missing folder")):
         assert call(*arguments, option, path) == 2
         assert words in capsys.readouterr().err
     assert call(*arguments, option, "report") == 0

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
+import pairproof
 from pairproof.conformance import cli
+from pairproof.conformance.explain import find_case, find_golden
+from pairproof.conformance.implementations.optax_ntxent import Optax
+from pairproof.conformance.judge.options import DETAILS, Batch, Request, Selection, loss_named
+from pairproof.conformance.judge.results import Check, Status
+from pairproof.conformance.judge.verify import Report, run
+from pairproof.conformance.report import show
 
 
 def call(*arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
         cli.main(list(arguments))
     return int(caught.value.code or 0)
+
+
+def unwrapped(text: str) -> str:
+    """The text of a screen in one line, without the breaks that its width makes."""
+    return " ".join(text.replace(" \\\n", " ").split())
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,7 +56,8 @@ def test_verify_filtered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     text = capsys.readouterr().out
     assert "everything holds" in text
     assert "the counts are not asserted: the run was filtered" in text
-    assert "2.1959722995368245" in text
+    assert re.search(r"^supcon_notebook +31 +31 +0 +0 +14 +10 +2 +2$", text, re.MULTILINE)
+    assert re.search(r"^fast +8 +4 +8 +20$", text, re.MULTILINE)
     data = json.loads(report.read_text())
     assert data["passed"] is True
     assert data["format"] == "pairproof-report/1"
@@ -68,8 +89,9 @@ def test_a_failure_exits_1_and_says_how_to_repeat_it(
     assert call("verify", "--case", "supcon_notebook/supcon-3x3", "--impl", "fast", "--dtype", "float64") == 1
     text = capsys.readouterr().out
     assert "NOT everything holds" in text
+    assert "failed supcon_notebook/supcon-3x3 fast float64" in text
     assert "value of anchor 0: expected 1.80" in text
-    assert "repeat: pairproof verify --case supcon_notebook/supcon-3x3 --impl fast --dtype float64" in text
+    assert "repeat: pairproof verify --case supcon_notebook/supcon-3x3 --impl fast --dtype float64" in unwrapped(text)
 
 
 def test_misuse_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,17 +108,17 @@ def test_what_is_not_here_exits_3(
 ) -> None:
     monkeypatch.setenv("PAIRPROOF_PEERS", str(tmp_path))
     assert call("verify", "--require", "supcontrast") == 3
-    assert "supcontrast is required and not here" in capsys.readouterr().err
+    assert "could not run: supcontrast is not available: no " in capsys.readouterr().err
     assert call("verify", "--device", "cuda:77") == 3
 
 
 def test_explain_writes_the_whole_sum_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("explain", "supcon_notebook/supcon-3x3") == 0
     text = capsys.readouterr().out
-    assert re.search(r"^-\(\(log 0\.1407 \+ log 0\.1922\)/2 \+ .*\)/9 = 2\.1960$", text, re.MULTILINE)
+    assert re.search(r" -\(\(log 0\.1407 \+ log 0\.1922\)/2 \+ .*\)/9 = 2\.1960 \(each", unwrapped(text))
     assert "anchor 0: positives 3 6; negatives 1 2 4 5 7 8" in text
     assert call("explain", "supcon_notebook/out-27-loss", "--anchor", "0") == 0
-    text = capsys.readouterr().out
+    text = unwrapped(capsys.readouterr().out)
     assert "over rows 1 2 3 4 5 7 8" in text
     assert "anchor 1" not in text
     assert "= 2.0615" in text
@@ -125,17 +147,29 @@ def test_list_names_what_verify_takes(capsys: pytest.CaptureFixture[str]) -> Non
         "supcon_epsilon",
         "supcontrast-today",
         "fast-triton",
-        "supcon_notebook/supcon-3x3",
-        "pair_notebook/in-103-loss-0.01",
+        "supcon_notebook: 31 figures, 14 claims",
+        "supcon: supcon_loss(embeddings, labels), 323 cases",
     ):
         assert name in text
+    assert len(text.splitlines()) <= 50
+    for what, name in (
+        ("losses", "  nt_xent: nt_xent_loss(embeddings, partners); "),
+        ("implementations", "  fast: pairproof.fast, torch"),
+        ("cases", "  supcon_notebook/supcon-3x3: supcon, 9 rows of 5 numbers"),
+        ("figures", "  pair_notebook/in-103-loss-0.01: "),
+        ("claims", "  supcon_notebook/"),
+    ):
+        assert call("list", what) == 0
+        listed = capsys.readouterr().out.splitlines()
+        assert listed[0] == what
+        assert any(line.startswith(name) for line in listed)
     assert call("list", "--loss", "nt_bxent") == 0
     assert "supcon_notebook" not in capsys.readouterr().out
 
 
 def test_explain_says_what_is_contrasted_with_what(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("explain", "golden/info_nce/queue-tau-half", "--anchor", "5") == 0
-    text = capsys.readouterr().out
+    text = unwrapped(capsys.readouterr().out)
     assert "info_nce_loss, 4 rows of 3 numbers in each of two towers, 5 negatives" in text
     assert "columns: 0 to 3 the rows of the other tower, 4 to 8 the negatives" in text
     assert "anchor 5 (row 1 of embeddings_b): positives 1; negatives 4 5 6 7 8" in text
@@ -147,5 +181,235 @@ def test_explain_says_what_is_contrasted_with_what(capsys: pytest.CaptureFixture
     assert "anchor 0: positives 2 5; negatives 0 1 4" in text
     assert call("list", "--loss", "info_nce") == 0
     text = capsys.readouterr().out
-    assert "info_nce: info_nce_loss(embeddings_a, embeddings_b); van den Oord" in text
-    assert "golden/info_nce/one-negative: info_nce, 3 rows of 3 numbers in each of two towers, 1 negative\n" in text
+    assert "info_nce: info_nce_loss(embeddings_a, embeddings_b); van den Oord" in unwrapped(text)
+    assert (
+        "golden/info_nce/one-negative: info_nce, 3 rows of 3 numbers in each of two towers, 1 negative golden/"
+        in unwrapped(text)
+    )
+
+
+HEAVY = ("torch", "numpy", "scipy", "flint", "jsonschema", "jax", "pytorch_metric_learning")
+
+COMMANDS = (
+    *((), ("verify",), ("check",), ("identify",), ("list",), ("new-loss",), ("explain",), ("fixtures",)),
+    *(("fixtures", name) for name in ("rebuild", "check", "add", "show")),
+)
+
+
+def test_help_of_every_command_imports_no_heavy_module_and_fits_80_columns() -> None:
+    """One process for all: what one help imported would show in every later one too."""
+    program = f"""
+import contextlib, io, sys
+from pairproof.conformance import cli
+for command in {COMMANDS!r}:
+    for flag in ("-h", "--help"):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+            cli.main([*command, flag])
+        assert "Usage: " in out.getvalue(), command
+        assert max(map(len, out.getvalue().splitlines())) <= 80, command
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=PLAIN, check=True)
+    assert run.stdout == "[]\n"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out == f"pairproof {pairproof.__version__}\n"
+
+
+PLAIN = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS")}
+
+ONE_CHECK = """
+import sys
+from pairproof.conformance import cli
+from pairproof.conformance.judge import verify
+from pairproof.conformance.judge.results import Check, Status
+passed = Check("case", "fast", "supcon", "golden/supcon/some", "float64", Status.PASSED)
+verify.run = lambda selection, progress: verify.Report(selection, [passed], absent={"pml": "\\u03c4"})
+cli.main(sys.argv[1:])
+"""
+"""The command line, with a run of one check that passed and a message that is not ASCII."""
+
+
+def command(*arguments: str, shell: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, which ``shell`` may redirect."""
+    line = f"set -o pipefail; {shlex.join([sys.executable, '-c', ONE_CHECK, *arguments])}{shell}"
+    return subprocess.run(["bash", "-c", line], check=False, capture_output=True, text=True, env=PLAIN | more)
+
+
+@pytest.mark.parametrize("shell", [" | true", " >&-", " >&- 2>&-"])
+def test_a_closed_output_changes_neither_the_exit_code_nor_the_reports(tmp_path: Path, shell: str) -> None:
+    report = tmp_path / "report.json"
+    run = command("verify", "--json", str(report), shell=shell)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert json.loads(report.read_text())["passed"] is True
+
+
+def test_a_full_device_is_reported() -> None:
+    run = command("verify", "--json", "/dev/full")
+    assert run.returncode == 3
+    assert "everything holds" in run.stdout
+    assert run.stderr == "pairproof: could not run: /dev/full cannot be written: No space left on device\n"
+    run = command("verify", shell=" > /dev/full")
+    assert run.returncode == 3
+    assert run.stderr.splitlines() == ["pairproof: could not run: [Errno 28] No space left on device"]
+
+
+def test_an_ascii_locale_prints_everything_without_colour() -> None:
+    run = command("verify", LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.isascii()
+    assert "pml is skipped: \\u03c4" in run.stdout
+    assert "\x1b" not in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "loss"),
+    [("supcon_loss", "supcon"), ("nt-xent", "nt_xent"), ("NTXentPairwiseLoss", "nt_xent_pairwise"), ("x", "x")],
+)
+def test_other_spellings_of_a_loss_are_understood(given: str, loss: str) -> None:
+    assert loss_named(given) == loss
+    assert Selection(losses=(given,)).losses == (loss,)
+    assert Request("target", given).loss == loss
+    assert Batch(loss=given, id="", embeddings="").loss == loss
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("verify", "--loss", "supcom"), "did you mean 'supcon'?"),
+        (("verify", "--impl", "fsat"), "did you mean 'fast'?"),
+        (("verify", "--case", "golden/supcon/lonely-na"), "did you mean 'golden/supcon/lonely-nan'?"),
+        (("verify", "--show", "figure"), "did you mean 'figures'?"),
+        (("explain", "supcon/lonely-na"), "did you mean 'supcon/lonely-nan'?"),
+        (("explain", "supcon_notebook/supcon-3x"), "did you mean 'supcon_notebook/supcon-3x3'?"),
+        (("fixtures", "show", "supcon/lonely-na"), "did you mean 'supcon/lonely-nan'?"),
+        (("list", "case"), "did you mean 'cases'?"),
+        (("list", "--loss", "supcom"), "did you mean 'supcon'?"),
+        (("verfy",), "Did you mean 'verify'?"),
+        (("verify", "--los", "supcon"), "--loss"),
+    ],
+)
+def test_a_misspelt_name_exits_2_and_names_the_nearest(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_named_peer_that_is_absent_exits_3(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert call("verify", "--impl", "supcontrast-today", "--peer", "supcontrast=missing.py") == 3
+    assert "--peer supcontrast: there is no file or folder missing.py" in capsys.readouterr().err
+    empty = tmp_path / "losses.py"
+    empty.touch()
+    assert call("verify", "--peer", f"supcontrast={empty}") == 3
+    assert "supcontrast-today is not available: " in capsys.readouterr().err
+
+
+def test_a_run_that_judged_nothing_exits_3(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    arguments = ("verify", "--loss", "supcon_epsilon", "--case", "golden/*", "--impl", "supcontrast-today")
+    assert call(*arguments, "--json", str(report)) == 3
+    text = capsys.readouterr().out
+    assert "nothing was judged: every check was skipped: has no supcon_epsilon" in text
+    assert text.splitlines()[-1] == "NOT everything holds"
+    assert json.loads(report.read_text())["passed"] is False
+
+
+@pytest.mark.parametrize("name", ["info_nce/queue-tau-half", "golden/info_nce/queue-tau-half", "queue-tau-half"])
+def test_explain_takes_every_id_that_fixtures_show_takes(name: str) -> None:
+    assert find_case(name).id == find_golden(name).id == "golden/info_nce/queue-tau-half"
+
+
+def sample(message: str, **more: object) -> Report:
+    """A run of two checks, one of which failed with a message."""
+    kind = Check("case", "fast", "supcon", "golden/supcon/some", "float64", Status.PASSED)
+    repeat = "pairproof verify --case 'golden/supcon/a b' --impl pml-cross-batch-memory --dtype float32 --device cpu"
+    failed = replace(kind, status=Status.FAILED, message=message, repeat=repeat)
+    return Report(Selection(), [kind, failed], versions={"fast": message}, absent={"pml": message}, **more)
+
+
+def screen(report: Report, details: tuple[str, ...] | None = DETAILS) -> str:
+    """What a run prints on a terminal that interprets markup and emoji codes."""
+    output = io.StringIO()
+    console = Console(file=output, width=80, markup=True, emoji=True, force_terminal=True, color_system=None)
+    show(report, console, seconds=1.0, details=details)
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("text", ['pip install "pairproof[peers]"', "[batch, views, dim]", "/tmp/[/x]/a", ":smile:"])
+def test_messages_are_printed_as_they_are(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = screen(sample(text, problems=[text]))
+    assert found.count(text) == 4
+    assert call("verify", "--case", text) == 2
+    assert text in capsys.readouterr().err
+    assert call("list", text) == 2
+    assert text in unwrapped(capsys.readouterr().err)
+
+
+def test_a_line_is_wrapped_to_80_columns_and_its_command_stays_valid() -> None:
+    text = screen(sample("value of anchor 0: expected 1.0, got 2.0, " + "far beyond the bound " * 20))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "far beyond the bound" in text
+    (command,) = re.findall(r"repeat: ((?:.*\\\n)*.*)", text)
+    assert "\\\n" in command
+    (_, failed) = sample("").checks
+    assert shlex.split(command.replace("\\\n", " ")) == shlex.split(failed.repeat)
+
+
+def test_quiet_prints_the_failures_and_the_verdict() -> None:
+    lines = screen(sample("wrong"), details=None).splitlines()
+    assert lines[0] == "failed golden/supcon/some fast float64"
+    assert lines[1] == "    wrong"
+    assert lines[-2:] == ["1 passed, 1 failed, 0 deviates, 0 skipped, 0 errored in 1.0 s", "NOT everything holds"]
+    assert len(lines) == 6
+
+
+def test_the_matrix_tells_passes_deviations_mistakes_failures_and_skips_apart() -> None:
+    def checks(who: str, loss: str, *ends: tuple[Status, int], declared: tuple[str, ...] = ()) -> list[Check]:
+        return [
+            Check("case", who, loss, f"{loss}/{k}", "float64", status, declared=declared)
+            for status, count in ends
+            for k in range(count)
+        ]
+
+    passed, deviates, failed, skipped = Status.PASSED, Status.DEVIATES, Status.FAILED, Status.SKIPPED
+    (mistake, *_) = (one.name for one in Optax.deviations if one.wrong)
+    found = [
+        *checks("fast", "supcon", (passed, 12), (skipped, 3)),
+        *checks("fast", "nt_xent", (passed, 2), (failed, 1), (Status.ERRORED, 1)),
+        *checks("optax", "supcon", (skipped, 4)),
+        *checks("optax", "nt_xent", (passed, 5), (deviates, 2), declared=("norms are clamped",)),
+        *checks("optax", "nt_xent_pairwise", (passed, 6), (deviates, 1), declared=("norms are clamped", mistake)),
+    ]
+    text = screen(Report(Selection(), found), details=())
+    assert re.search(r"^implementation +supcon +xent pairwise skip$", text, re.MULTILINE)
+    assert re.search(r"^fast +12 +2x2 +- +3 *$", text, re.MULTILINE)
+    assert re.search(r"^optax +- +5~2 +6!1 +4 *$", text, re.MULTILINE)
+
+
+def test_details_are_printed_only_on_request() -> None:
+    report = run(Selection(cases=("supcon_notebook/*",), implementations=("reference", "fast"), processes=1))
+    short = screen(report, details=())
+    assert len(short.splitlines()) < 30
+    assert "inputs are not exactly representable" not in short
+    assert "2.1959722995368245" not in short
+    full = screen(report)
+    assert "2.1959722995368245" in full
+    assert "Figures of supcon_notebook" in full
+    assert "Claims in words" in full
+    assert "inputs are not exactly representable in float16" in unwrapped(full)
+    assert max(map(len, full.splitlines())) <= 80
+
+
+def test_output_has_colour_only_on_a_terminal() -> None:
+    def colours(**options: Any) -> bool:
+        output = io.StringIO()
+        show(sample("x"), Console(file=output, width=80, **options), seconds=1.0)
+        return re.search(r"\x1b\[(\d;)?3\d", output.getvalue()) is not None
+
+    assert colours(force_terminal=True, color_system="standard", no_color=False)
+    assert not colours()
+    assert not colours(force_terminal=True, no_color=True)

@@ -284,10 +284,24 @@ def test_an_unused_deviation_and_wrong_counts_are_problems(fake: pytest.MonkeyPa
 
 def test_absence_is_skipped_unless_required(fake: pytest.MonkeyPatch) -> None:
     fake.setattr(Fake, "mode", "absent")
-    report = run(replace(ONLY, implementations=("fake", "reference"), dtypes=("float64",)))
+    everyone = replace(ONLY, implementations=(), dtypes=("float64",))
+    report = run(everyone)
     assert report.absent == {"fake": "not installed: pip install fake"}
-    with pytest.raises(CouldNotRun, match=r"fake is required and not here: not installed"):
-        run(replace(ONLY, required=("fake",)))
+    assert report.exit_code == 0
+    for named in (replace(everyone, required=("fake",)), replace(everyone, implementations=("fake", "reference"))):
+        with pytest.raises(CouldNotRun, match=r"fake is not available: not installed"):
+            run(named)
+
+
+def test_a_run_that_judged_nothing_does_not_pass(fake: pytest.MonkeyPatch) -> None:
+    skipped = run(replace(ONLY, cases=("supcon_notebook/nt-xent-2x2",)))
+    assert {check.status for check in skipped.checks} == {Status.SKIPPED}
+    assert skipped.problems == ["nothing was judged: every check was skipped: has no nt_xent"]
+    without_dtype = run(replace(ONLY, dtypes=("bfloat16",), cases=("supcon_notebook/supcon-3x3",)))
+    assert without_dtype.problems == ["nothing was judged: no implementation has the selected dtypes"]
+    for report in (skipped, without_dtype):
+        assert not report.passed
+        assert report.exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -535,11 +549,13 @@ def test_the_kernels_say_why_they_are_not_run(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(Unavailable, match="on a CUDA device, got cpu"):
         FastTriton({}, "cpu")
-    report = run(replace(ONLY, implementations=("fast-triton", "reference"), cases=("golden/supcon/refs-self-some",)))
+    monkeypatch.setattr(running, "ALL", (Reference, FastTriton))
+    everyone = replace(ONLY, implementations=(), cases=("golden/supcon/refs-self-some",))
+    report = run(everyone)
     assert set(report.absent) == {"fast-triton"}
     assert {check.implementation for check in report.checks} == {"reference"}
-    with pytest.raises(CouldNotRun, match="fast-triton is required and not here: it needs embeddings on a CUDA device"):
-        run(replace(ONLY, implementations=(), required=("fast-triton",)))
+    with pytest.raises(CouldNotRun, match="fast-triton is not available: it needs embeddings on a CUDA device"):
+        run(replace(everyone, required=("fast-triton",)))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(kernels, "_importable", lambda: False)
     with pytest.raises(Unavailable, match="triton is not installed: pip install triton"):

@@ -10,8 +10,9 @@ import inspect
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
@@ -27,6 +28,28 @@ NAME_PATH = "NAME=PATH"
 
 class UsageError(ValueError):
     """An option is wrong, or names something that does not exist."""
+
+
+def meant(name: str, known: Collection[str]) -> str:
+    """The end of a message about an unknown name: the nearest known one, if one is near."""
+    return "".join(f"; did you mean {near!r}?" for near in get_close_matches(name, known, 1))
+
+
+def unknown(what: str, name: str, known: Collection[str]) -> UsageError:
+    """The error for a name that does not exist."""
+    return UsageError(f"unknown {what} {name!r}; known: {', '.join(known)}{meant(name, known)}")
+
+
+def loss_named(name: str) -> str:
+    """The catalogue's name of a loss that is written in another way (``supcon_loss``, ``nt-xent``, ``NTXentLoss``).
+
+    Args:
+        name: as it was given. It is returned as it is if no loss has it.
+    """
+    from ..suite.catalogue import LOSSES
+
+    plain = {loss.replace("_", ""): loss for loss in LOSSES}
+    return plain.get(re.sub("[^a-z]", "", name.lower()).removesuffix("loss"), name)
 
 
 class CouldNotRun(RuntimeError):
@@ -193,15 +216,18 @@ class Selection:
             kernel; always the same ones.
     """
 
-    losses: Sequence[str] = option((), "--loss", "-l", read=read_commas)
-    cases: Sequence[str] = option((), "--case", "-c", read=tuple)
-    implementations: Sequence[str] = option((), "--impl", "-i", read=read_commas)
-    dtypes: Sequence[str] = option((), "--dtype", "-d", read=read_commas)
-    device: str = option("cpu", "--device")
-    required: Sequence[str] = option((), "--require", read=read_commas)
+    losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
+    cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=tuple)
+    implementations: Sequence[str] = option((), "--impl", "-i", metavar="NAME", read=read_commas)
+    dtypes: Sequence[str] = option((), "--dtype", "-d", metavar="DTYPE", read=read_commas)
+    device: str = option("cpu", "--device", metavar="DEVICE")
+    required: Sequence[str] = option((), "--require", metavar="NAME", read=read_commas)
     peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)
     processes: int | None = None
     covering: bool = option(False, "--covering")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "losses", tuple(map(loss_named, self.losses)))
 
     @property
     def whole(self) -> bool:
@@ -223,6 +249,36 @@ class Selection:
     def takes_case(self, case: str) -> bool:
         """Whether a case, figure or claim is selected."""
         return not self.cases or any(fnmatchcase(case, pattern) for pattern in self.cases)
+
+
+@dataclass(frozen=True)
+class Printing:
+    """What ``pairproof check`` prints and writes.
+
+    Attributes:
+        quiet: Print only the failures and the verdict.
+        json: Also write the report as JSON to this file.
+        junit: Also write the report as JUnit XML to this file.
+    """
+
+    quiet: bool = option(False, "--quiet", "-q")
+    json: Path | None = option(None, "--json", metavar="FILE")  # noqa: RUF009 - it makes a field
+    junit: Path | None = option(None, "--junit", metavar="FILE")  # noqa: RUF009 - it makes a field
+
+
+DETAILS = ("skips", "figures", "claims", "deviations", "bounds", "flags")
+"""The parts of a run that are printed on request."""
+
+
+@dataclass(frozen=True)
+class RunPrinting(Printing):
+    """What ``pairproof verify`` prints and writes.
+
+    Attributes:
+        show: Also show skips, figures, claims, deviations, bounds, flags, or all (repeatable, or a,b).
+    """
+
+    show: Sequence[str] = option((), "--show", metavar="DETAILS", read=read_commas)
 
 
 @dataclass(frozen=True)
@@ -253,23 +309,24 @@ class Request:
     """
 
     target: object = option(None, required=True)
-    loss: str = option("", "--loss", "-l", required=True)
+    loss: str = option("", "--loss", "-l", metavar="LOSS", required=True)
     _: KW_ONLY
     call: str | None = option(None, "--call", metavar="HOW")
     arrays: str | None = option(None, "--arrays", metavar="KIND")
     temperature: float | None = option(None, "--temperature", metavar="T")
     normalised: bool | None = option(None, "--normalised/--raw")
     settings: Mapping[str, object] = option({}, "--set", metavar=KEY_VALUE, read=read_settings)
-    device: str = option("cpu", "--device")
+    device: str = option("cpu", "--device", metavar="DEVICE")
     limit: float = option(60.0, "--limit", metavar="SECONDS")
     deviations: Path | None = option(None, "--deviations", metavar="FILE")  # noqa: RUF009 - it makes a field
-    cases: Sequence[str] = option((), "--case", "-c", read=tuple)
-    dtypes: Sequence[str] = option((), "--dtype", "-d", read=read_commas)
+    cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=tuple)
+    dtypes: Sequence[str] = option((), "--dtype", "-d", metavar="DTYPE", read=read_commas)
 
     def __post_init__(self) -> None:
         for name in ("cases", "dtypes"):
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+        object.__setattr__(self, "loss", loss_named(self.loss))
 
     @property
     def name(self) -> str:
@@ -310,7 +367,7 @@ class Batch:
         settings: KEY=VALUE, an option of the loss.
     """
 
-    loss: str = option("", "--loss", "-l", required=True)
+    loss: str = option("", "--loss", "-l", metavar="LOSS", required=True)
     id: str = option("", "--id", required=True)
     embeddings: str = option("", "--embeddings", required=True)
     labels: str | None = option(None, "--labels")
@@ -323,7 +380,10 @@ class Batch:
     self_rows: str | None = option(None, "--self-rows")
     embeddings_b: str | None = option(None, "--embeddings-b")
     negatives: str | None = option(None, "--negatives")
-    settings: Mapping[str, str] = option({}, "--set", read=read_choices)
+    settings: Mapping[str, str] = option({}, "--set", metavar=KEY_VALUE, read=read_choices)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", loss_named(self.loss))
 
 
 @dataclass(frozen=True)
@@ -335,4 +395,4 @@ class Rebuild:
             folder=PATH says where the peers' files lie (default: PAIRPROOF_PEERS, then .peers).
     """
 
-    peers: Mapping[str, str] = option({}, "--peer", read=read_pairs)
+    peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)

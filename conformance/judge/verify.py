@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +39,7 @@ from ..truth.compare import compare
 from ..truth.evaluate import stored_truth, truth
 from ..truth.tolerances import bounds, held_to, rounded_once, with_narrowed_weights
 from .deviations import verdict
-from .options import CouldNotRun, Selection, UsageError
+from .options import CouldNotRun, Selection, UsageError, meant, unknown
 from .results import BAD, Check, Status, tally, unused
 
 EXPECTED = "expected.json"
@@ -60,14 +63,19 @@ class Report:
     cases_in_all: int = 0
 
     @property
+    def judged(self) -> bool:
+        """Whether any check was not skipped."""
+        return any(check.status is not Status.SKIPPED for check in self.checks)
+
+    @property
     def passed(self) -> bool:
-        """Whether every check ended well and the right number of them ran."""
-        return not self.problems and not any(check.status in BAD for check in self.checks)
+        """Whether something was judged, every check passed or deviated as declared, and the expected number ran."""
+        return self.judged and not self.problems and not any(check.status in BAD for check in self.checks)
 
     @property
     def exit_code(self) -> int:
-        """0 if it passed, 1 if not."""
-        return int(not self.passed)
+        """0 if it passed, 1 if not, 3 if nothing was judged."""
+        return int(not self.passed) if self.judged else 3
 
     def entries(self) -> dict[str, int]:
         """How many printed entries were judged, by kind."""
@@ -118,23 +126,24 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     check_device(selection.device)
     report = Report(selection, fixtures=load_worked())
     implementations = list(_present(selection, report))
-    if any(i.name == "reference" for i in implementations) and selection.takes_dtype("float64"):
-        _judge_documents(report, progress)
     stored = load_cases(report.fixtures)
-    cases = [case for case in stored if selection.takes_loss(case.loss) and selection.takes_case(case.id)]
-    names = {case.id for case in cases} | {check.case for check in report.checks}
-    missing = [pattern for pattern in selection.cases if not any(fnmatchcase(name, pattern) for name in names)]
-    if missing:
-        raise UsageError(f"no case matches {', '.join(missing)}; see: pairproof list")
-    if not names:
-        raise UsageError(f"{', '.join(selection.losses)}: no case yet; see: pairproof fixtures add --help")
     report.cases_in_all = len(stored)
+    cases = [case for case in stored if selection.takes_loss(case.loss) and selection.takes_case(case.id)]
     if selection.covering:
         cases = covering({case: stored[case] for case in cases})
     report.cases_chosen = len(cases)
     jobs = [partial(judge_case, case, stored[case], implementations, selection) for case in cases]
-    for checks in tracked("cases", _share_out(jobs, selection), len(jobs), progress):
-        report.checks += checks
+    with _shared_out(jobs, selection) as results:
+        # Meanwhile the other processes judge the first cases.
+        if any(i.name == "reference" for i in implementations) and selection.takes_dtype("float64"):
+            _judge_documents(report, progress)
+        _check_cases(selection, {case.id for case in cases} | {check.case for check in report.checks}, stored)
+        for checks in tracked("cases", results, len(jobs), progress):
+            report.checks += checks
+    if not report.judged:
+        reasons = Counter(check.message for check in report.checks).most_common(1)
+        why = f"every check was skipped: {reasons[0][0]}" if reasons else "no implementation has the selected dtypes"
+        report.problems.append(f"nothing was judged: {why}")
     if selection.whole:
         for one in implementations:
             used = {name for check in report.checks if check.implementation == one.name for name in check.declared}
@@ -257,24 +266,44 @@ def predicted(kinds: Sequence[type[Implementation]], stored: Mapping[Case, Golde
 
 
 _jobs: Sequence[Callable[[], list[Check]]] = ()
-"""What :func:`_share_out` runs; forked processes inherit it, with the loaded implementations."""
+"""The jobs of :func:`_shared_out`. Forked processes inherit them, with the loaded implementations."""
 
 
 def _job(k: int) -> list[Check]:
     return _jobs[k]()
 
 
-def _share_out(jobs: Sequence[Callable[[], list[Check]]], selection: Selection) -> Iterator[list[Check]]:
-    """Run the jobs in order, shared among processes where that pays and is safe."""
+@contextmanager
+def _shared_out(jobs: Sequence[Callable[[], list[Check]]], selection: Selection) -> Iterator[Iterator[list[Check]]]:
+    """Run the jobs, in several processes if that is faster and safe; the results come in the order of the jobs."""
     global _jobs
     _jobs = jobs
     processes = selection.processes or os.cpu_count() or 1
     # An accelerator's context does not survive a fork.
     if processes == 1 or len(jobs) < 50 or selection.device != "cpu" or sys.platform != "linux":
-        yield from map(_job, range(len(jobs)))
-    else:
+        yield map(_job, range(len(jobs)))
+        return
+    # The garbage collector need not traverse what is loaded already, in any of the processes.
+    gc.freeze()
+    try:
         with multiprocessing.get_context("fork").Pool(processes) as pool:
-            yield from pool.imap(_job, range(len(jobs)), chunksize=8)
+            yield pool.imap(_job, range(len(jobs)), chunksize=8)
+    finally:
+        gc.unfreeze()
+
+
+def _check_cases(selection: Selection, names: Collection[str], stored: Iterable[Case]) -> None:
+    """Check that every pattern of a selection matches a case, a figure or a claim, and that there is one.
+
+    Raises:
+        UsageError: a pattern matches none of the names, or there are none.
+    """
+    for pattern in selection.cases:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = meant(pattern, {case.id for case in stored})
+            raise UsageError(f"no case matches {pattern}; see: pairproof list cases{near}")
+    if not names:
+        raise UsageError(f"{', '.join(selection.losses)}: no case yet; see: pairproof fixtures add --help")
 
 
 def check_names(selection: Selection) -> None:
@@ -282,6 +311,7 @@ def check_names(selection: Selection) -> None:
 
     Raises:
         UsageError: a loss, implementation, dtype or peer is unknown.
+        CouldNotRun: the path of a peer does not exist.
     """
     kinds = [kind.name for kind in ALL]
     for given, known, what in (
@@ -292,7 +322,10 @@ def check_names(selection: Selection) -> None:
     ):
         for name in given:
             if name not in known:
-                raise UsageError(f"unknown {what} {name!r}; known: {', '.join(known)}")
+                raise unknown(what, name, known)
+    for name, path in selection.peers.items():
+        if not Path(path).exists():
+            raise CouldNotRun(f"--peer {name}: there is no file or folder {path}")
 
 
 def check_device(device: str) -> None:
@@ -308,14 +341,23 @@ def check_device(device: str) -> None:
 
 
 def _present(selection: Selection, report: Report) -> Iterator[Implementation]:
+    """Load the selected implementations; note which are absent and which versions the others have.
+
+    Raises:
+        CouldNotRun: one that the selection names is absent.
+    """
+    # --peer supcontrast=PATH is what supcontrast-today runs.
+    named = {*selection.implementations, *selection.required, *(f"{peer}-today" for peer in selection.peers)}
     for kind in ALL:
         if selection.implementations and kind.name not in (*selection.implementations, *selection.required):
             continue
         try:
             implementation = kind(selection.peers, selection.device)
-        except Unavailable as error:
-            if kind.name in selection.required:
-                raise CouldNotRun(f"{kind.name} is required and not here: {error}") from None
+        except Exception as error:  # a file that the user names may raise anything
+            if kind.name in named:
+                raise CouldNotRun(f"{kind.name} is not available: {error}") from None
+            if not isinstance(error, Unavailable):
+                raise
             report.absent[kind.name] = str(error)
         else:
             report.versions[kind.name] = implementation.version()
