@@ -186,7 +186,7 @@ def test_verdict_in_the_readme_is_what_the_command_prints(tmp_path: Path, monkey
     """The failures of the sample, each as the command prints it for that case."""
     (tmp_path / "losses.py").write_text(EXAMPLES[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setenv("COLUMNS", "80")
     (sample,) = (block.strip("\n") for block in blocks(TEXT, "text"))
     failures = re.findall(r"^failed (\S+) .*$(?:\n .*$)+", sample, re.MULTILINE)
     assert len(failures) >= 2
