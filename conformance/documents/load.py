@@ -198,8 +198,7 @@ def _plain(value: Any) -> Any:
 
 def recount(figures: tuple[Figure, ...]) -> dict[str, int]:
     """Count the printed entries by kind, with infinities counted separately, and the figures by verdict."""
-    tally = Counter(figure.verdict for figure in figures)
-    tally["figures"] = len(figures)
+    tally = Counter([figure.verdict for figure in figures] + ["figures"] * len(figures))
     for figure in figures:
         for _, entry in figure.entries():
             tally["infinite" if figure.kind == "number" and entry in INFINITE else figure.kind] += 1

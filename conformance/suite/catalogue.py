@@ -117,8 +117,7 @@ class Loss:
         return self._find("formula", f"pairproof.reference.{self.module}", f"{self.name}_anchor")
 
     def _find(self, key: str, module: str, name: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = self.functions.get(key) or getattr(importlib.import_module(module), name)
-        return found
+        return self.functions.get(key) or getattr(importlib.import_module(module), name)
 
     @property
     def golden_file(self) -> str:

@@ -7,7 +7,7 @@ seed of a generator.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[
         sources = (root / file for file in (name, FLAGS, SCHEMA))
         key = (name.encode(), *(path.read_bytes() for path in sources if path.is_file()))
         if key not in _loaded:
-            _loaded[key] = _load_file(root, name, flags)
+            _loaded[key] = list(_load_file(root, name, flags))
         loaded += _loaded[key]
     return loaded
 
@@ -152,15 +152,13 @@ _loaded: dict[tuple[bytes, ...], list[GoldenCase]] = {}
 """The cases of every file that was loaded, by name and content of the file, the flags and the schema."""
 
 
-def _load_file(root: Path, name: str, flags: Mapping[str, Flag]) -> list[GoldenCase]:
+def _load_file(root: Path, name: str, flags: Mapping[str, Flag]) -> Iterator[GoldenCase]:
     data = read_checked(root, name, FORMAT)
-    loaded: list[GoldenCase] = []
     for k, (case, raw) in enumerate(zip(inputs_of(name, data, flags), data["cases"], strict=True)):
         path, dtypes, stored = f"{name}: $.cases[{k}]", _dtypes(case), raw["dtypes"]
         expect(stored == dtypes, f"{path}.dtypes", f"{dtypes}, the dtypes that represent the matrices exactly", stored)
         expected = _expected(f"{path}.expected", case, raw["expected"])
-        loaded.append(GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(dtypes), expected))
-    return loaded
+        yield GoldenCase(case, tuple(raw["flags"]), raw["note"], tuple(dtypes), expected)
 
 
 def load_flags(root: Path | None = None) -> dict[str, Flag]:

@@ -89,8 +89,7 @@ def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterat
         for i, expected in truth.anchors.items():
             yield f"value of anchor {i}", expected, outcome.anchors.get(i, math.nan), bounds.anchors[i]
     for k, (expected, found) in enumerate(zip(truth.values, outcome.values, strict=False)):
-        name = "loss" if len(truth.values) == 1 else f"loss, value {k}"
-        yield name, expected, found, bounds.values[k]
+        yield "loss" if len(truth.values) == 1 else f"loss, value {k}", expected, found, bounds.values[k]
 
 
 def _pairs(terms: Terms) -> Iterator[tuple[str, float, float, float]]:
