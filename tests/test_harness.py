@@ -272,7 +272,7 @@ def test_an_unused_deviation_and_wrong_counts_are_problems(fake: pytest.MonkeyPa
     expected = {"format": running.EXPECTED_FORMAT, "counts": {"fake/supcon": {"passed": 1}}, "entries": {}}
     (tmp_path / "expected.json").write_text(json.dumps(expected))
     fake.setattr(running, "fixtures_root", lambda: tmp_path)
-    fake.setattr(running, "load_golden", list)
+    fake.setattr(running, "load_golden", lambda losses: [])
     fake.setattr(Fake, "deviations", (deviation(False),))
     report = run(Selection(implementations=("fake",), processes=1))
     assert not report.passed
@@ -296,7 +296,7 @@ def test_absence_is_skipped_unless_required(fake: pytest.MonkeyPatch) -> None:
 def test_a_run_that_judged_nothing_does_not_pass(fake: pytest.MonkeyPatch) -> None:
     skipped = run(replace(ONLY, cases=("supcon_notebook/nt-xent-2x2",)))
     assert {check.status for check in skipped.checks} == {Status.SKIPPED}
-    assert skipped.problems == ["nothing was judged: every check was skipped: has no nt_xent"]
+    assert skipped.problems == ["nothing was judged: every check was skipped: does not compute nt_xent"]
     without_dtype = run(replace(ONLY, dtypes=("bfloat16",), cases=("supcon_notebook/supcon-3x3",)))
     assert without_dtype.problems == ["nothing was judged: no implementation has the selected dtypes"]
     for report in (skipped, without_dtype):
@@ -407,7 +407,7 @@ def test_who_has_no_references_says_so() -> None:
         assert kind({}, "cpu").refuses(TOWERS) == "does not compute info_nce"
     pml = PytorchMetricLearning({}, "cpu")
     assert pml.refuses(paired) is None
-    assert pml.refuses(REFERENCED) == "leaves no row of the references out"
+    assert pml.refuses(REFERENCED) == "cannot exclude the row of an anchor from the references"
 
 
 def test_pml_gives_gradients_by_the_references() -> None:
@@ -580,7 +580,7 @@ def test_who_runs_on_some_machines_only_is_counted_by_the_cases(fake: pytest.Mon
     expected = {"format": running.EXPECTED_FORMAT, "counts": {}, "entries": {}}
     (tmp_path / "expected.json").write_text(json.dumps(expected))
     fake.setattr(running, "fixtures_root", lambda: tmp_path)
-    fake.setattr(running, "load_golden", list)
+    fake.setattr(running, "load_golden", lambda losses: [])
     fake.setattr(Fake, "anywhere", False)
     everyone = Selection(implementations=("fake",), processes=1)
     report = run(everyone)
