@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -82,9 +83,9 @@ def wrapped(text: str, width: int) -> str:
     margin = " " * (len(text) - len(text.lstrip()))
     command = text.strip().startswith(REPEAT)
     if command:
-        # Quoted arguments are kept in one piece, and there is room for the backslash.
-        words = shlex.split(text)
-        text, width = margin + " ".join(shlex.quote(word).replace(" ", "\0") for word in words), width - len(" \\")
+        # An option stays on the line of its value, and there is room for the backslash.
+        words = (shlex.quote(word).replace(" ", "\0") for word in shlex.split(text))
+        text, width = margin + re.sub(" (?!-)", "\0", " ".join(words)), width - len(" \\")
     lines = wrap(text, width, subsequent_indent=f"{margin}  ", break_long_words=False, break_on_hyphens=False)
     return (" \\\n" if command else "\n").join(lines).replace("\0", " ")
 

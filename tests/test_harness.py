@@ -251,6 +251,13 @@ def test_statuses(fake: pytest.MonkeyPatch, mode: str, status: Status) -> None:
         assert check.message == "RuntimeError: out of order"
 
 
+def test_a_check_of_a_live_peer_is_repeated_with_its_path(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake.setattr(Fake, "mode", "wrong")
+    found = run(replace(ONLY, peers={"folder": str(tmp_path)})).checks
+    (check,) = (check for check in found if check.status is Status.FAILED)
+    assert check.repeat.endswith(f" --impl fake --dtype float64 --peer folder={tmp_path}")
+
+
 def deviation(applies: bool) -> Deviation:
     return Deviation("minus", lambda case, dtype, true: applies, "the sign is wrong", "https://example.org/1")
 

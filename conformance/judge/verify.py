@@ -204,7 +204,7 @@ def judge_case(
     Returns:
         The checks, implementation by implementation.
     """
-    alone = Selection(cases=(case.id,))
+    alone = Selection(cases=(case.id,), peers=selection.peers)
     blank = Check("case", "reference", case.loss, case.id, "", Status.SKIPPED, flags=golden.flags if golden else ())
     try:
         true = truth_of(case, golden)
