@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import re
-import runpy
-from contextlib import redirect_stdout
+import subprocess
+import sys
 from pathlib import Path
 
 from ..documents.load import load_worked
@@ -40,8 +39,7 @@ def renew(top: Path, loss: str) -> list[str]:
         return []
     before = {name: (top / name).read_bytes() for name in names}
     for script, arguments in zip(TABLES, ([], ["--loss", loss]), strict=True):
-        with redirect_stdout(io.StringIO()):
-            runpy.run_path(str(top / script))["main"](arguments)
+        subprocess.run([sys.executable, top / script, *arguments], stdout=subprocess.DEVNULL, check=True)
     _count(top)
     return [name for name, content in before.items() if (top / name).read_bytes() != content]
 
