@@ -1,4 +1,4 @@
-"""Tests marked slow are left out by pyproject.toml; the last line of the output gives their number."""
+"""Tests marked slow are left out by the options in pyproject.toml; the last line of the output gives their number."""
 
 from __future__ import annotations
 
@@ -34,4 +34,5 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and config.stash.get(LEFT_OUT, 0) and not hasattr(config, "workerinput"):
-        reporter.write_line(f"slow tests left out: {config.stash[LEFT_OUT]}; make test-all runs them")
+        number, targets = config.stash[LEFT_OUT], "make test-all, make kernels-golden-slow"
+        reporter.write_line(f'slow tests left out: {number}; to run them: -m "" ({targets})')

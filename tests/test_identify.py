@@ -35,6 +35,12 @@ from pairproof.conformance.suite.catalogue import COMMON, LOSSES, Loss, register
 from pairproof.conformance.suite.records import Outcome, Truth
 from pairproof.conformance.truth.evaluate import truth
 
+
+def slow_except(quick, every):
+    """Parameters of which all but a few are left to ``make test-all``: a search takes seconds."""
+    return [pytest.param(one, id=one.__name__, marks=() if one in quick else pytest.mark.slow) for one in every]
+
+
 TEMPERATURES = (0.1, *(pytest.param(temperature, marks=pytest.mark.slow) for temperature in (0.05, 0.5, 1.0)))
 
 
@@ -342,6 +348,7 @@ def test_infonce_is_identified():
     assert "exp(0) of the diagonal leaks into the denominator" in supervised.wrong
 
 
+@pytest.mark.slow
 def test_optax_is_identified_with_its_gradient():
     """Runs in a separate process: JAX starts threads, and later tests may fork."""
     if importlib.util.find_spec("optax") is None or importlib.util.find_spec("jax") is None:
@@ -471,7 +478,7 @@ def test_mistake_is_reported_without_known_faults(function, words):
     assert identification.exit_code == 0
 
 
-@pytest.mark.parametrize("function", [keeps_itself, leaks_one, divides_twice], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", slow_except([leaks_one], [keeps_itself, leaks_one, divides_twice]))
 def test_built_in_temperature_of_a_wrong_loss_is_recovered(function):
     identification = found(lambda e, y: function(e, y, 0.2), call="labels", arrays="torch")
     assert identification.verdict == "wrong"
@@ -584,7 +591,7 @@ def mean_square(x1, x2):
     return F.mse_loss(F.normalize(x1, dim=1), F.normalize(x2, dim=1))
 
 
-@pytest.mark.parametrize("function", [byol, simsiam, cosine_embedding, mean_square], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", slow_except([byol], [byol, simsiam, cosine_embedding, mean_square]))
 def test_similarity_without_contrast_is_reported_as_unknown(function):
     """A sum of exponentials with one dominant term is the same at many temperatures, so it determines none."""
     identification = found(function)
@@ -670,7 +677,7 @@ def test_guesses_are_reported_if_the_target_cannot_be_called():
         found(three)
 
 
-@pytest.mark.parametrize("function", [triplet, noise, constant, spread], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", slow_except([triplet], [triplet, noise, constant, spread]))
 def test_unknown_loss_is_reported_as_unknown(function):
     identification = found(function, call="labels")
     assert (identification.verdict, identification.exit_code) == ("none", 1)
