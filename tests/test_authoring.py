@@ -26,7 +26,7 @@ from pairproof.conformance.implementations.supcontrast import SupContrastToday, 
 from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.options import Batch, UsageError
 from pairproof.conformance.maintain import add as authoring
-from pairproof.conformance.maintain import prove, rebuild
+from pairproof.conformance.maintain import prove, rebuild, renew
 from pairproof.conformance.maintain.add import Refused, make_case, read_array
 from pairproof.conformance.maintain.rebuild import differences, shortened
 from pairproof.conformance.suite import golden
@@ -812,6 +812,29 @@ def test_add_needs_no_optional_peer(root: Path, batch: Path, monkeypatch: pytest
     assert added.notes == ("absent: not run, counted as it declares: not here: get it somewhere",)
     counts = json.loads((root / "expected.json").read_text())["counts"]
     assert counts["absent/supcon"] == {"passed": 4}
+
+
+@pytest.mark.slow
+def test_the_tables_and_counts_of_a_checkout_are_updated(tmp_path: Path) -> None:
+    top = ROOT.parent
+    shutil.copytree(top / "tools", tmp_path / "tools")
+    shutil.copytree(top / "examples", tmp_path / "examples")
+    names = ["README.md", *renew.TABLES.values()]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(top / name, tmp_path / name)
+    assert renew.renew(tmp_path, "supcon_epsilon") == []
+    names += renew.COUNTED[1:]
+    before = {name: (tmp_path / name).read_text() for name in names}
+    for name, text in before.items():
+        # One check fewer; of the faults, only those of the loss.
+        section = text.partition("## supcon_epsilon") if "faults" in name else ("", "", text)
+        number = r"(checks=)(\d+)" if name in renew.COUNTED else r"( of |conforms \()(\d+)"
+        changed = re.sub(number, lambda match: f"{match[1]}{int(match[2]) - 1}", section[2], count=1)
+        assert changed != section[2], name
+        (tmp_path / name).write_text("".join((*section[:2], changed)))
+    assert renew.renew(tmp_path, "supcon_epsilon") == [*renew.TABLES.values(), *renew.COUNTED]
+    assert {name: (tmp_path / name).read_text() for name in names} == before
 
 
 def test_add_refuses_changed_fixtures(root: Path, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
