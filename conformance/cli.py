@@ -50,8 +50,8 @@ Group = functools.partial(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app = Group(help="Prove what contrastive losses compute, and judge implementations by it.")
-fixtures = Group(help="Rebuild, check, extend or explain the fixtures.")
+app = Group(help="Check whether implementations of contrastive losses are right.")
+fixtures = Group(help="Rebuild, check, extend or explain the fixtures: the cases and the results that are expected.")
 app.add_typer(fixtures, name="fixtures")
 
 LISTS = ("losses", "implementations", "cases", "figures", "claims")
@@ -193,11 +193,11 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
 @_command(app)
 @with_options(Selection, tables.RunPrinting)
 def verify(**options: Any) -> None:
-    """Judge every printed figure and every implementation.
+    """Check every implementation, and every figure that the five documents print.
 
-    The reference recomputes each figure that the five documents print with interval arithmetic: the figure is either
-    reproduced or a proved artefact. The claims that the documents make in words are tested. Every implementation is
-    compared with the proved value and gradient of every case.
+    A figure is a number that a document prints. The reference recomputes each figure with interval arithmetic. A figure
+    that is not reproduced is called an artefact; its recorded explanation is checked. The claims that the documents
+    make in words are tested. Every implementation is compared with the proved value and gradient of every case.
 
     Exit codes: 0 everything holds and the expected number of checks ran, 1 something does not hold, 2 the command was
     misused, 3 it could not run: something that was named is not available, or nothing was judged.
@@ -222,17 +222,16 @@ def check(
     everything: Annotated[bool, typer.Option("--all", help="Show and explain all failures, not the first 10.")] = False,
     **options: Any,
 ) -> None:
-    """Judge a loss of your own, or any other.
+    """Check a loss of your own.
 
-    Its values and gradients are compared with the proved ones of every case that it claims, within the same bounds as
-    in pairproof verify. Options of the catalogue that the loss takes by keyword are passed, and all their values are
-    judged; for every other option only the default is judged, or what --set claims. Cases that are left out are
-    counted by reason.
+    The values and gradients of the loss are compared with the proved ones of every case whose options it supports. If
+    the loss has an option as a keyword, all values of this option are passed and checked. For every other option, only
+    the default is checked, or the value that --set claims. The report counts the other cases by reason.
 
     Exit codes: 0 it conforms, 1 it does not, 2 the command was misused, 3 it could not run.
 
-    A declared deviation must occur on every check that it names, and must name at least one. For its form see pydoc
-    pairproof.conformance.judge.deviations.
+    A declaration of a deviation must match at least one check, and the deviation must occur in every check that it
+    matches. python -m pydoc pairproof.conformance.judge.deviations describes the format.
 
     Examples:
         pairproof check mylib.losses:SupConLoss --loss supcon
@@ -241,20 +240,22 @@ def check(
         pairproof check losses.py:nt_xent --loss nt_xent --call views --normalised
         pairproof check './loss --stdin' --call command --loss supcon --limit 5
 
-    A command (--call command) is started once. It reads one JSON object per line from its standard input:
+    With --call command, the target is a shell command, which is started once. It reads one JSON object per line from
+    its standard input:
 
         {"id": 7, "loss": "supcon", "dtype": "float64",
          "matrices": {"embeddings": [[0.5, -1.25], ...]},
          "arguments": {"labels": [0, ...]},
          "options": {"temperature": 0.1, "reduction": "mean", ...}}
 
-    For each it writes one line to its standard output, and flushes it; the gradients are optional:
+    For each object, it writes one line to its standard output and flushes it; gradients are optional:
 
         {"id": 7, "value": 1.25, "gradients": {"embeddings": [[0.01, ...], ...]}}
 
-    With reduction "none" it writes "values", one per anchor; on failure "error" with a text. NaN, Infinity and null
-    stand for values that are not finite. A command that hangs, crashes or writes anything else gives errored checks
-    and is restarted at most three times. See pydoc pairproof.conformance.implementations.subprocess.
+    With reduction "none", it writes "values", one per anchor. If it fails, it writes "error" with a message. NaN,
+    Infinity and null stand for values that are not finite. If the command hangs, crashes or writes anything else, the
+    check is errored; the command is restarted at most three times. For details, see python -m pydoc
+    pairproof.conformance.implementations.subprocess.
     """
     from .judge import check as checking
 
@@ -267,11 +268,12 @@ def check(
 def identify(target: str, **options: Any) -> None:
     """Identify which loss a function computes, with which options and which temperature.
 
-    The function is called with batches on which losses differ. The results are compared with every loss of the
-    catalogue, every option, and known mistakes. A built-in temperature is recovered.
+    The function is called with batches on which the losses give different results. The results are compared with those
+    of every loss that pairproof list prints, with every option, and with known mistakes. If the temperature is built
+    in, its value is found.
 
-    Exit codes: 0 it is recognised, as a right loss or as a known wrong one; 1 it is not recognised, and the nearest
-    loss is reported; 2 --call is needed; 3 it cannot be called.
+    Exit codes: 0 the function is recognised, as a right loss or as a known wrong one; 1 it is not recognised, and the
+    nearest loss is reported; 2 --call is needed; 3 the function cannot be called.
 
     Examples:
         pairproof identify mylib.losses:contrastive_loss
@@ -293,11 +295,15 @@ def identify(target: str, **options: Any) -> None:
 @_command(app, "list")
 @with_options(Selection, only=("losses",))
 def list_everything(
-    what: Annotated[str | None, typer.Argument(metavar="[WHAT]", help=f"List all {', '.join(LISTS)}.")] = None,
+    what: Annotated[
+        str | None, typer.Argument(metavar="[WHAT]", help=f"What to list: {', '.join(LISTS[:-1])} or {LISTS[-1]}.")
+    ] = None,
     *,
     losses: tuple[str, ...],
 ) -> None:
-    """List the names that the other commands take: losses, implementations and documents, or all of one kind.
+    """List the names that the other commands accept: losses, implementations, documents, cases, figures and claims.
+
+    Without WHAT, losses, implementations and documents are listed. With --loss alone, the cases of the loss are listed.
 
     Examples:
         pairproof list
@@ -345,10 +351,10 @@ def new_loss(
     ],
     source: Annotated[str, typer.Option(metavar="TEXT", help="Where the new loss is published.")],
 ) -> None:
-    """Write the skeleton of a new loss into a checkout, and list the steps that are left.
+    """Create the files of a new loss in a checkout, and list the remaining steps.
 
-    The skeleton computes what the other loss computes, under its own name, without a case. Edit three files then: its
-    entry in the catalogue, its formula in reference/ and its function in fast/.
+    The files are copies of those of another loss, under the new name and without cases. Then edit three files: the
+    entry in the catalogue, the formula in reference/ and the function in fast/.
 
     Examples:
         pairproof new-loss dcl --like nt_xent --source "Yeh et al. 2022, equation 6"
@@ -361,12 +367,12 @@ def new_loss(
 
 @_command(app)
 def explain(
-    case: Annotated[str, typer.Argument(metavar="CASE", help="A case, or a loss figure of a document.")],
-    anchor: Annotated[int | None, typer.Option(metavar="ROW", help="Only this row.")] = None,
+    case: Annotated[str, typer.Argument(metavar="CASE", help="A case, or a figure of a document that is a loss.")],
+    anchor: Annotated[int | None, typer.Option(metavar="ROW", help="Only this anchor, by its row.")] = None,
 ) -> None:
-    """Print the terms of one case as the notebooks do, and the whole sum.
+    """Print every term of the loss of one case, and their sum.
 
-    pairproof list cases has the names of the cases; golden/ may be left out.
+    pairproof list cases prints the names of the cases; golden/ may be left out.
 
     Examples:
         pairproof explain supcon_notebook/supcon-3x3 --anchor 0
@@ -400,11 +406,11 @@ def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
 @_command(fixtures, "rebuild")
 @with_options(tables.Rebuild)
 def fixtures_rebuild(peers: dict[str, str]) -> None:
-    """Derive everything again in the fixtures, and write what differs. On a clean tree this changes nothing.
+    """Recompute everything in the fixtures that is derived, and write what differs.
 
     This proves the golden results, formats the worked examples, runs every check, and updates the counts and
-    checksums. The recorded values of a peer are recorded again only if its path is given; the changes are printed. If a
-    proof fails, nothing is written. Exit code 1 if a check of an implementation fails.
+    checksums. The results of a peer are recorded again only if its path is given; the changes are printed. If a proof
+    fails, nothing is written. On a clean tree nothing changes. Exit code 1 if a check of an implementation fails.
 
     Examples:
         pairproof fixtures rebuild
@@ -418,7 +424,7 @@ def fixtures_rebuild(peers: dict[str, str]) -> None:
 def fixtures_check(peers: dict[str, str]) -> None:
     """Validate every file and report what a rebuild would change, without writing.
 
-    Everything but the inputs is proved and run again. Exit code 1 if anything would change or a check fails.
+    All results are computed and proved again. Exit code 1 if anything would change or a check fails.
     """
     _rebuild(peers, keep=False)
 
@@ -428,9 +434,11 @@ def fixtures_check(peers: dict[str, str]) -> None:
 def fixtures_add(
     flag: Annotated[
         list[str],
-        typer.Option(metavar="FLAG", help="Why the case exists, a name of golden/flags.json (repeatable)."),
+        typer.Option(
+            metavar="FLAG", help="What the case can reveal: a flag in fixtures/golden/flags.json (repeatable)."
+        ),
     ],
-    note: Annotated[str, typer.Option(metavar="TEXT", help="What the case shows, in a sentence.")],
+    note: Annotated[str, typer.Option(metavar="TEXT", help="One sentence on what the case shows.")],
     temperature: Annotated[str | None, typer.Option(metavar="T", help="Short for --set temperature=T.")] = None,
     gradient: Annotated[bool, typer.Option(help="Also prove the gradient; this is slow for large batches.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the case and change nothing.")] = False,
@@ -469,7 +477,9 @@ def fixtures_show(
         bool | None, typer.Option(help="Write out every term. Default: for batches of up to 12 rows.")
     ] = None,
 ) -> None:
-    """Explain a golden case: why it exists, what goes in, what must come out, and its terms.
+    """Explain a golden case: why it exists, its inputs, the expected results, and the terms of the loss.
+
+    pairproof list cases prints the names of the cases; golden/ may be left out.
 
     Examples:
         pairproof fixtures show supcon/lonely-nan

@@ -376,7 +376,7 @@ def _judged(result: CheckResult) -> Iterator[Part]:
     yield from (f"  {note}" for note in result.notes)
     if request.temperature is not None:
         yield f"  temperature: {request.temperature:g} built in: only cases of that temperature are judged"
-    yield "  rows: " + ("brought to norm 1 under cosine" if result.claim.normalised else "as they are")
+    yield "  rows: passed " + ("with norm 1 under cosine" if result.claim.normalised else "without normalising them")
     yield from (f"  declared: {one.name}: {one.reason} ({one.link})" for one in result.declared)
     yield from (Text(f"  declared of another target, {one.target}: {one.name}", "dim") for one in result.aside)
     yield f"{result.report.cases_chosen} of {result.cases} cases of {request.loss} judged"
@@ -398,8 +398,10 @@ def _check_tables(result: CheckResult) -> Iterator[Part]:
     ]
     yield from _table("Checks by dtype (worst error in units of its bound)", ("dtype", *shown, "worst"), rows)
     shown.remove(Status.SKIPPED)
-    rows = [(flag, *_counts(counts, shown)) for flag, counts in result.flags().items()]
-    yield from _table("Checks by flag", ("flag", *shown), rows)
+    flags = {flag: counts for flag, counts in result.flags().items() if any(counts[status] for status in BAD)}
+    if flags:
+        rows = [(flag, *_counts(counts, shown)) for flag, counts in flags.items()]
+        yield from _table("Checks by flag, for flags with failures", ("flag", *shown), rows)
 
 
 def as_json(found: Report | CheckResult) -> dict[str, Any]:

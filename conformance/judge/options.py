@@ -209,11 +209,11 @@ class Selection:
         dtypes: Only this dtype: float64, float32, bfloat16 or float16.
         device: The torch device on which the torch implementations run.
         required: An implementation that must be present, else exit code 3 (repeatable, or a,b).
-        peers: supcontrast=PATH runs today's SupContrast live from its repository or its losses.py; folder=PATH says
-            where the peers' files lie (default: PAIRPROOF_PEERS, then .peers).
-        processes: How many share the cases; by default one per core, where that is safe.
-        covering: Of the selected cases only as few as together show every flag, every value of every option and every
-            kernel; always the same ones.
+        peers: supcontrast=PATH runs the current SupContrast code from its repository or its losses.py; folder=PATH is
+            the folder of the peers' files (default: PAIRPROOF_PEERS, then .peers).
+        processes: Number of processes; by default one per core, where that is safe.
+        covering: Run only a small, fixed part of the selected cases that covers every flag, every value of every option
+            and every kernel.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -288,22 +288,24 @@ class Request:
     Attributes:
         target: package.module:attribute or file.py:attribute: a function, a class that is constructed with its
             options, or an instance. With --call command (not for identify): a shell command line.
-        loss: What it is held to; see: pairproof list.
-        call: How it is called: labels (embeddings, labels), features (features, labels=None, mask=None; of two or three
-            views where all classes divide so, else of one), views (view_a, view_b), stacked (all first views, then all
-            second ones), pairs (embeddings, positive_pairs), or command (not for identify). Guessed from the
-            parameters' names if not given, and reported.
-        arrays: What it is given: torch, numpy or jax. Guessed from its imports if not given, and reported.
-        temperature: The temperature that is built in, where no parameter temperature (tau, or logit_scale, its inverse)
-            takes a case's.
-        normalised: Whether it expects rows of norm 1, which cases of cosine similarity then have. Default: raw.
-        settings: An option that it claims (repeatable); KEY=* if it takes the option by keyword.
-        device: The torch device on which it runs.
-        limit: Seconds that one evaluation may take.
-        deviations: TOML file that declares where it knowingly deviates, with reasons. Default: tool.pairproof of the
-            nearest pyproject.toml.
+        loss: The loss that the target should compute; pairproof list prints the names.
+        call: The arguments of the target: labels (embeddings, labels), features (features, labels=None, mask=None; with
+            two or three views if the sizes of all classes allow this, else one), views (view_a, view_b), stacked
+            (embeddings: all first views, then all second views), pairs (embeddings, positive_pairs), or command (not
+            for identify). By default guessed from the names of the parameters, and reported.
+        arrays: The kind of the arrays that are passed: torch, numpy or jax. By default guessed from the imports of the
+            target, and reported.
+        temperature: The temperature that is built into the target. Not needed if the target has a parameter
+            temperature, tau, or logit_scale (the inverse).
+        normalised: Whether to normalise the rows before they are passed, in cases of cosine similarity. Default: raw.
+        settings: A value of an option that is built into the target (repeatable); KEY=* if the target has the option as
+            a keyword.
+        device: The torch device on which the target runs.
+        limit: Maximum time of one evaluation, in seconds.
+        deviations: TOML file that declares known deviations with their reasons. Default: tool.pairproof in the nearest
+            pyproject.toml.
         cases: Only this case; * and ? match (repeatable).
-        dtypes: float64, float32, bfloat16 or float16 (repeatable). Default: the first two.
+        dtypes: float64, float32, bfloat16 or float16 (repeatable). Default: float64 and float32.
 
     In Python the target may be the function, class or instance itself, and several values of a setting are a tuple.
     """
@@ -352,19 +354,19 @@ class Batch:
 
     Attributes:
         loss: The loss; see: pairproof list.
-        embeddings: File of [N, D]: npy, csv, or FILE.safetensors:TENSOR; of info_nce the first tower.
-        id: A new name: small letters, digits, hyphens.
+        embeddings: File of [N, D]: npy, csv, or FILE.safetensors:TENSOR; for info_nce, the first tower.
+        id: A new name: lower-case letters, digits and hyphens.
         labels: File of [N] integers: npy, csv, or FILE.safetensors:TENSOR.
         partners: File of [N] rows, or: interleaved, stacked.
         positive_pairs: File of [M, 2] rows.
         positives: File of [N, N] booleans.
         anchors: File of [N] booleans.
-        ref_embeddings: File of [M, D], the references in place of the batch.
+        ref_embeddings: File of [M, D], the references that replace the batch.
         ref_labels: File of [M] integers, the labels of the references.
-        self_rows: File of [N] rows of the references, -1 for none.
+        self_rows: File of [N] integers: each anchor's own row in the references, or -1.
         embeddings_b: File of [N, D], the second tower of info_nce.
-        negatives: File of [K, D].
-        settings: KEY=VALUE, an option of the loss.
+        negatives: File of [K, D], the queue of info_nce.
+        settings: An option of the loss (repeatable).
     """
 
     loss: str = option("", "--loss", "-l", metavar="LOSS", required=True)
@@ -391,8 +393,8 @@ class Rebuild:
     """What ``pairproof fixtures rebuild`` takes.
 
     Attributes:
-        peers: supcontrast=PATH takes the recorded values of today's SupContrast anew, from its repository or losses.py;
-            folder=PATH says where the peers' files lie (default: PAIRPROOF_PEERS, then .peers).
+        peers: supcontrast=PATH records the results of the current SupContrast code again, from its repository or its
+            losses.py; folder=PATH is the folder of the peers' files (default: PAIRPROOF_PEERS, then .peers).
     """
 
     peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)
