@@ -1,7 +1,7 @@
-"""The goals for the figures on a CPU and on an H200, and whether they are met.
+"""The goals for the measurements on a CPU and on an H200, and whether they are met.
 
 A ratio is the time of a peer divided by that of pairproof, as the median over pairs. The "best" peer has the smallest
-ratio. If the figures of a goal are missing, ``met`` is None and ``reason`` says what is missing.
+ratio. If the measurements for a goal are missing, ``met`` is None and ``reason`` says what is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHARES = {4096: 0.60, 8192: 0.60}
 
 MEMORY = {4096: 12 * MIB, 8192: 20 * MIB}
 GROWTH = 2.5
-"""Goal for the peak at 8192 rows divided by the peak at 4096: 2 is linear, 4 is quadratic."""
+"""Goal for the peak memory at 8192 rows divided by that at 4096: linear memory gives 2, quadratic memory 4."""
 
 LARGE_MEMORY = GIB
 ACCURACY_FACTOR = 2.0
@@ -45,19 +45,22 @@ DEVICE_SHARES = {128: {"forward": 0.45, "both": 0.55}, 512: {"both": 0.65}}
 """Goals on an H200 in bfloat16 as shares of the matrix products in the same run, by number of columns."""
 DEVICE_PRODUCTS = {"share": "torch.mm at the tile's shape", "square_share": "a large square torch.mm"}
 DEVICE_LEAST_ROWS = 16384
-"""Number of rows below which launching kernels dominates."""
+"""Smallest number of rows with a goal; in smaller batches, the overhead of kernel launches dominates."""
 EAGER_RATIO = 12.0
-"""Goal in bfloat16 at 128 columns against cross_entropy in TF32, for sizes at which its matrices fit."""
+"""Goal for the speedup in bfloat16 at 128 columns over cross_entropy in TF32, at sizes whose matrices fit in memory."""
 EAGER_ROWS = (16384, 65536)
 DEVICE_GROWTH = 1.25
-"""Goal for the peak per row at the most rows divided by that at `DEVICE_LEAST_ROWS`: 1 is linear, 16 quadratic."""
+"""Goal for the peak memory per row at the largest number of rows, divided by that at `DEVICE_LEAST_ROWS`.
+
+Linear memory gives 1; quadratic memory gives the ratio of the numbers of rows, 16.
+"""
 
 Goal = dict[str, Any]
 Row = dict[str, Any]
 
 
 def _goal(what: str, sense: str, goal: float, row: Row, key: str, unit: float = 1.0, **more: Any) -> Goal:
-    """Judge a figure of a row, or the median of its quartiles, in the given unit."""
+    """Judge one entry of a row, in the given unit; of a list of quartiles, the median is judged."""
     value = row.get(key)
     if value is not None:
         value = (value[1] if isinstance(value, list) else value) / unit
@@ -79,7 +82,7 @@ def _best(rows: list[Row], key: str) -> Row:
 
 
 def ratio_goals(report: Row, fraction: float = 1.0) -> list[Goal]:
-    """Judge the goals on ratios for the measured sizes and regimes, each goal multiplied by a fraction."""
+    """Judge the goals on ratios for the measured sizes and allocator regimes, each goal multiplied by a fraction."""
     goals = []
     for n, part, against, losses, *values in RATIOS:
         for loss, (regime, value) in product(losses, zip(("default", "tuned"), values, strict=True)):
@@ -104,7 +107,7 @@ def _growth_goal(what: str, goal: float, growth: float) -> Goal:
 
 
 def memory_goals(report: Row, fraction: float = 1.0) -> list[Goal]:
-    """Judge the goals on peaks for the measured sizes, each goal divided by a fraction."""
+    """Judge the goals on peak memory for the measured sizes, each goal divided by a fraction."""
     goals = []
     for loss in TWO_VIEW:
         peaks = {row["n"]: row for row in _select(report["memory"], loss=loss, implementation=OURS)}
@@ -158,12 +161,12 @@ def judge(report: Row) -> list[Goal]:
 
 
 def floors(report: Row, fraction: float) -> list[Goal]:
-    """Judge the goals on ratios and memory, relaxed by a fraction: 0.5 halves a ratio and doubles a peak."""
+    """Judge the goals on ratios and memory, relaxed by a fraction: 0.5 halves ratios and doubles limits on memory."""
     return ratio_goals(report, fraction) + memory_goals(report, fraction)
 
 
 def judge_device(report: Row) -> list[Goal]:
-    """Judge every goal for a GPU that the plan covers; returns what `judge` does. The goals are for an H200."""
+    """Judge every GPU goal that the plan of the run covers, as `judge` does for the CPU. The goals are for an H200."""
     shares, ratios, growths = [], [], []
     for row in _ours(report, dtype="bfloat16"):
         named = "{loss}, N={n}, D={d}, {dtype}".format_map(row)
@@ -185,7 +188,7 @@ def judge_device(report: Row) -> list[Goal]:
 
 
 def per_row(report: Row) -> dict[tuple[str, int, str], dict[int, float]]:
-    """Return the peaks of pairproof per row, in bytes, by loss, columns and dtype, then by number of rows."""
+    """Return the peak memory of pairproof per row, in bytes, by loss, columns and dtype, then by number of rows."""
     found: dict[tuple[str, int, str], dict[int, float]] = {}
     for row in _select(report["memory"], implementation=OURS):
         if "bytes" in row:

@@ -16,10 +16,10 @@
                   both_ms       the same for forward and backward; a step replayed as a CUDA graph has only this
                   forward_ratio, both_ratio   quartiles over the pairs: time of the peer divided by that of pairproof
                   errors        {"random": {"loss", "gradient"}, "trained": {...}}, relative to float64; empty if
-                                another row of the same loss, n and implementation has them. On a GPU with more
-                                than 65536 rows, "gradient" is measured on 512 rows, spread over the batch
-                  forward_gflops, both_gflops, mm_gflops   of pairproof, counting N^2 D and 4 N^2 D operations
-                                (2 and 6 on a GPU), and of torch.mm
+                                they are in another row of the same loss, n and implementation. On a GPU with
+                                more than 65536 rows, "gradient" is measured on 512 rows, spread over the batch
+                  forward_gflops, both_gflops, mm_gflops   throughput of pairproof and of torch.mm; the step is counted
+                                as N^2 D and 4 N^2 D operations (on a GPU 2 N^2 D and 6 N^2 D)
                   forward_share, both_share   quartiles over the pairs: throughput of pairproof divided by that of mm
                   square_gflops, forward_square_share, both_square_share   on a GPU, the same for a product of
                                 square matrices of 8192 rows in the same dtype
@@ -82,7 +82,7 @@ def _titled(group: Group) -> str:
 
 
 def _ratio_or_shares(row: Row) -> str:
-    """Format the median and quartiles of a ratio; for pairproof, the shares of the two matrix products."""
+    """Format the median and quartiles of a peer's ratio, or the shares of pairproof of the matrix products."""
     if "both_ratio" in row:
         low, middle, high = (_number(value) for value in row["both_ratio"])
         return f"{middle} ({low}-{high})"
@@ -126,7 +126,7 @@ def _timings(report: Row, group: Group) -> Table:
 
 
 def _refusals(report: Row) -> list[str]:
-    """Return a line for each reason why something was not timed."""
+    """Return one line per distinct reason why an implementation was not timed, with the sizes that it applies to."""
     lines: dict[str, dict[str, None]] = {}
     for row in report["timings"]:
         if row["status"] != "measured":
@@ -136,7 +136,7 @@ def _refusals(report: Row) -> list[str]:
 
 
 def _crossed(title: str, left: Sequence[str], cells: Mapping[Any, str]) -> Table:
-    """Return a table of cells, keyed by the row's labels and the column's name; a missing cell is "-"."""
+    """Return a table of cells, by the labels of the row and the name of the column; a missing cell is "-"."""
     columns = list(dict.fromkeys(column for _, column in cells))
     table = _table(title, left, columns)
     for words in dict.fromkeys(words for words, _ in cells):
@@ -174,7 +174,7 @@ def _accuracy(report: Row) -> Table:
 
 
 def goals_table(goals: list[Goal], title: str) -> Table:
-    """Return a table of goals or floors, missed ones first; goals on accuracy that are met are only counted."""
+    """Return a table of goals or floors, missed ones first; the caption counts the met goals on accuracy."""
     accuracy = [goal for goal in goals if goal.get("accuracy")]
     counted = [goal for goal in accuracy if goal["met"]]
     caption = f"accuracy: {len(counted)} of {len(accuracy)} goals met" if accuracy else None
@@ -244,7 +244,8 @@ def pyplot() -> Any:
 def plot(report: Row, path: Path) -> None:
     """Plot time and memory of one step against N, with logarithmic axes and one line per implementation.
 
-    There is one pair of plots for each loss, number of columns and dtype; only bfloat16 if the report has it.
+    There is one pair of plots for each loss, number of columns and dtype; if the report has bfloat16, only that
+    dtype is plotted.
 
     Args:
         report: the report.

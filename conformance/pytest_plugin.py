@@ -421,7 +421,7 @@ class CaseCheck:
         suite, case = self.group.suite, self.inputs
         if check.status is Status.FAILED:
             if suite.explained == SHOWN:
-                yield f"{SHOWN} failures of this run are explained above; to explain this one, run it separately"
+                yield f"only the first {SHOWN} failures of a run are explained; to explain this one, run it alone"
             elif words := explanation(check, case, self.golden, judged.outcomes.get((case.id, self.dtype))):
                 suite.explained += 1
                 yield words
@@ -482,7 +482,7 @@ class Tally:
             if not judged:
                 yield f"{who}: none of its checks {'could be' if called else 'was'} judged"
             if asserted not in (None, judged):
-                yield f"{who}: {judged} checks were judged where {asserted} are asserted"
+                yield f"{who}: {judged} checks were judged, expected {asserted}"
         for title, tests in grouped((test["title"], test) for test in self.called()).items():
             if complete.keys() >= {test["group"] for test in tests}:
                 declared = dict.fromkeys(name for test in tests if test["whole"] for name in test["declared"])

@@ -2,7 +2,7 @@
 
 In the layout "stacked", all first views come before all second views, as in SupContrast's
 ``cat(unbind(features, dim=1))`` and in the SimCLR paper's code. In the layout "interleaved", the views of one item are
-adjacent, as SimCLR's equation numbers them.
+adjacent, as in the equation of the SimCLR paper.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def flatten_views(features: Tensor, layout: Layout = "stacked") -> Tensor:
         [[1.0], [2.0], [3.0], [4.0]]
 
     Args:
-        features: ``[batch, views, dim]``, view v of item b at ``[b, v]``.
-        layout: "stacked" puts that view into row ``v * batch + b``, "interleaved" into row ``b * views + v``.
+        features: ``[batch, views, dim]``; ``features[b, v]`` is view v of item b.
+        layout: row of view v of item b: ``v * batch + b`` for "stacked", ``b * views + v`` for "interleaved".
 
     Returns:
         Embeddings ``[views * batch, dim]``.
@@ -99,7 +99,7 @@ def flatten_views(features: Tensor, layout: Layout = "stacked") -> Tensor:
 
 
 def split_views(embeddings: Tensor, n_views: int, layout: Layout = "stacked") -> Tensor:
-    """Return rows as views: the inverse of `flatten_views`.
+    """Group rows into views; the inverse of `flatten_views`.
 
     Example:
         >>> import torch

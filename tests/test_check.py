@@ -497,9 +497,9 @@ def test_declared_deviations_must_show_and_match_a_check(tmp_path: Path, capsys:
     path.write_text(entry.format(f"case = {json.dumps(failed)}") + elsewhere + unclaimed)
     capsys.readouterr()
     assert call("check", *arguments) == 1
-    lines = [line for line in capsys.readouterr().out.splitlines() if "meets no check" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "matches no check" in line]
     assert len(lines) == 1
-    assert lines[0].startswith("known.toml, deviations 4: meets no check of")
+    assert lines[0].startswith("known.toml, deviations 4: matches no check of")
     right = next(one.case for one in wrong.judged if one.status is Status.PASSED and one.case not in failed)
     path.write_text(entry.format(f"case = {json.dumps([*failed, right])}"))
     assert call("check", *arguments, "--case", right) == 1

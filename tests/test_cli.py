@@ -103,7 +103,7 @@ def test_misuse_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected one of 0, 1, 2, 3" in capsys.readouterr().err
 
 
-def test_what_is_not_here_exits_3(
+def test_unavailable_requirement_exits_3(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PAIRPROOF_PEERS", str(tmp_path))
@@ -313,7 +313,7 @@ def test_a_run_that_judged_nothing_exits_3(capsys: pytest.CaptureFixture[str], t
     arguments = ("verify", "--loss", "supcon_epsilon", "--case", "golden/*", "--impl", "supcontrast-today")
     assert call(*arguments, "--json", str(report)) == 3
     text = capsys.readouterr().out
-    assert "nothing was judged: every check was skipped: has no supcon_epsilon" in text
+    assert "nothing was judged: every check was skipped: does not compute supcon_epsilon" in text
     assert text.splitlines()[-1] == "NOT everything holds"
     assert json.loads(report.read_text())["passed"] is False
 

@@ -1,4 +1,4 @@
-"""Values of `pairproof.fast`: every formula in plain Python, its options and its policies."""
+"""Values of `pairproof.fast`, compared with the formulas in plain Python; their options and policies."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def logits(similarity: str, temperature: float = TAU) -> list[list[float]]:
     ]
 
 
-def split(i: int) -> tuple[list[int], list[int]]:
+def positives_and_negatives(i: int) -> tuple[list[int], list[int]]:
     positives = [j for j in range(6) if j != i and LABELS[j] == LABELS[i]]
     return positives, [j for j in range(6) if j != i and j not in positives]
 
 
 def ratios(s: list[float], i: int, denominator: str) -> list[float]:
-    positives, negatives = split(i)
+    positives, negatives = positives_and_negatives(i)
     below = sum(math.exp(s[n]) for n in negatives)
     above = sum(math.exp(s[p]) for p in positives)
     return [
@@ -62,7 +62,7 @@ def ratios(s: list[float], i: int, denominator: str) -> list[float]:
 def expected(loss: str, similarity: str, denominator: str = "all") -> list[float]:
     values = []
     for i, s in enumerate(logits(similarity)):
-        positives, negatives = split(i)
+        positives, negatives = positives_and_negatives(i)
         parts = ratios(s, i, denominator)
         if loss == "binary":
             attract = sum(math.log1p(math.exp(-s[p])) for p in positives) / (len(positives) + 1)
@@ -81,7 +81,7 @@ def expected(loss: str, similarity: str, denominator: str = "all") -> list[float
     return values
 
 
-PAIRS = torch.tensor([[i, j] for i in range(6) for j in split(i)[0]])
+PAIRS = torch.tensor([[i, j] for i in range(6) for j in positives_and_negatives(i)[0]])
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
@@ -187,7 +187,7 @@ def test_rows_without_negatives_follow_the_policy(loss: Loss) -> None:
         assert found.tolist() == pytest.approx([true] * 6, nan_ok=True)
     assert loss(EMBEDDINGS, same, denominator="one_positive", no_negative="nan", reduction="none").tolist() == [0.0] * 6
     assert bool((loss(EMBEDDINGS, same, denominator="all", no_negative="nan", reduction="none") > 0).all())
-    # Row 0 has no negatives but counts in the mean, row 1 has one negative, and row 2 has no positives.
+    # Row 0 has no negatives but counts in the mean. Row 1 has one negative. Row 2 has no positives.
     positives = torch.tensor([[False, True, True], [True, False, False], [False, False, False]])
     few = EMBEDDINGS[:3]
     each = loss(few, positives=positives, denominator="only_negatives", reduction="none")
@@ -210,12 +210,12 @@ def test_nt_bxent_without_negatives_follows_the_policy() -> None:
     assert not bool(nt_bxent_loss(EMBEDDINGS, PAIRS, no_negative="nan").isnan())
 
 
-def test_positive_pairs_are_directed_and_ignore_duplicates_and_the_diagonal() -> None:
+def test_positive_pairs_are_directed_and_duplicates_and_self_pairs_are_ignored() -> None:
     plain = nt_bxent_loss(EMBEDDINGS, torch.tensor([[0, 1], [2, 3]]), reduction="none")
-    noisy = nt_bxent_loss(EMBEDDINGS, torch.tensor([[2, 3], [0, 1], [0, 1], [4, 4]]), reduction="none")
-    assert torch.equal(plain, noisy)
-    turned = nt_bxent_loss(EMBEDDINGS, torch.tensor([[1, 0], [2, 3]]), reduction="none")
-    assert plain[0] != turned[0]
+    redundant = nt_bxent_loss(EMBEDDINGS, torch.tensor([[2, 3], [0, 1], [0, 1], [4, 4]]), reduction="none")
+    assert torch.equal(plain, redundant)
+    reversed_pair = nt_bxent_loss(EMBEDDINGS, torch.tensor([[1, 0], [2, 3]]), reduction="none")
+    assert plain[0] != reversed_pair[0]
     none = nt_bxent_loss(EMBEDDINGS, torch.empty(0, 2, dtype=torch.int64), temperature=TAU, reduction="none")
     s = logits("cosine")
     true = [sum(math.log1p(math.exp(s[i][j])) for j in range(6) if j != i) / 5 for i in range(6)]
@@ -245,9 +245,9 @@ def test_mask_of_equal_labels_gives_the_loss_of_the_labels(loss: Loss) -> None:
     off_diagonal = mask & ~torch.eye(6, dtype=torch.bool)
     assert torch.equal(loss(EMBEDDINGS, positives=off_diagonal, reduction="none"), by_mask)
     one_way = mask.triu()
-    turned = loss(EMBEDDINGS, positives=one_way, reduction="none")
-    assert turned[0] == by_mask[0]
-    assert turned[3] == 0
+    directed = loss(EMBEDDINGS, positives=one_way, reduction="none")
+    assert directed[0] == by_mask[0]
+    assert directed[3] == 0
 
 
 @pytest.mark.parametrize(
@@ -274,13 +274,13 @@ def test_nt_xent_equals_supcon_with_one_positive_per_anchor() -> None:
     )
 
 
-def test_loss_of_a_collapsed_batch_is_the_logarithm_of_the_others() -> None:
+def test_loss_of_identical_rows_is_the_logarithm_of_the_number_of_contrasts() -> None:
     same = torch.tensor([[0.3, -0.4]]).repeat(8, 1)
     assert nt_xent_loss(same, stacked_partners(8)).item() == pytest.approx(math.log(7), rel=1e-6)
 
 
 def test_tutorial_loss_is_constant_for_unnormalised_rows() -> None:
-    """Unnormalised products far below the row's maximum give 2 ln 4 / 5 for every input."""
+    """If every dot product of two rows is far below both squared norms, the loss is 2 ln 4 / 5 for any such input."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(5, 200, generator=generator) * 3
     loss = supcon_epsilon_loss(rows, torch.tensor([0, 0, 1, 2, 3]))

@@ -81,7 +81,7 @@ def test_the_truth_conforms_to_itself(case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_bounds_are_a_few_roundings_wide(dtype: str) -> None:
-    """A bound is derived; here it is only held to be neither idle nor impossible."""
+    """Check only the size of the bounds, which are derived elsewhere: neither too loose nor impossible to satisfy."""
     true = truth(CASE)
     found = bounds(CASE, true, dtype)
     accumulated = unit_roundoff("float64" if dtype == "float64" else "float32")
@@ -283,7 +283,7 @@ def test_an_unused_deviation_and_wrong_counts_are_problems(fake: pytest.MonkeyPa
     fake.setattr(Fake, "deviations", (deviation(False),))
     report = run(Selection(implementations=("fake",), processes=1))
     assert not report.passed
-    assert any("minus: meets no check of fake" in problem for problem in report.problems)
+    assert any("minus: matches no check of fake" in problem for problem in report.problems)
     assert any(problem.startswith("fake/supcon: expected 1 passed, ran 4 passed") for problem in report.problems)
     (tmp_path / "expected.json").unlink()
     assert any("expected.json is missing" in p for p in run(Selection(implementations=("fake",), processes=1)).problems)
@@ -431,7 +431,7 @@ def test_rows_are_normalised_without_overflow() -> None:
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(4, dtype=torch.float64))
 
 
-def test_fast_is_held_to_the_straightforward_road() -> None:
+def test_bounds_are_tightened_to_twice_the_error_of_the_baseline() -> None:
     true = truth(CASE)
     allowed = bounds(CASE, true, "float32")
     plain = plain_outcome(CASE, "float32")

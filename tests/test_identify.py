@@ -597,7 +597,7 @@ def test_similarity_without_contrast_is_reported_as_unknown(function):
     identification = found(function)
     assert (identification.verdict, identification.exit_code) == ("none", 1)
     assert identification.temperature is None
-    assert "the answers do not depend on it, so the loss contrasts nothing" in identification.nearest
+    assert "the answers do not depend on the temperature, so the loss has no contrast" in identification.nearest
 
 
 def supcon_through_a_mask(embeddings, labels):

@@ -1,4 +1,4 @@
-"""A loss that is defined in this module and registered works with every command."""
+"""A new loss, defined and registered in this module, works with every command."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ HARDEST = Loss(
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of the fixtures with golden cases and an error case of the loss."""
+    """A copy of the fixtures, to which golden cases and an error case of the new loss are added."""
     root = Path(shutil.copytree(fixtures_root(), tmp_path_factory.mktemp("new") / "fixtures"))
     errors = json.loads((root / "golden/errors.json").read_text())
     errors["good"]["hardest"] = errors["good"]["supcon"]

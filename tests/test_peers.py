@@ -1,4 +1,4 @@
-"""Every peer computes what its adapter claims and deviates as declared; a missing peer names what to install."""
+"""Peers compute what their adapters claim and deviate as declared; errors for missing peers say what to install."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ GOLDEN = load_golden()
 
 
 def peer(kind: type[Implementation]) -> Implementation:
-    """The peer; the test is skipped if it is not installed."""
+    """Return the peer; skip the test if it is not installed."""
     try:
         return kind({}, "cpu")
     except Unavailable as error:
@@ -59,19 +59,21 @@ def peer(kind: type[Implementation]) -> Implementation:
 
 
 def unit(*axes: int) -> np.ndarray:
-    """Unit rows along axes: the cosine of two rows is 1 for the same axis, else 0."""
+    """Return unit rows along axes; the cosine of two rows is 1 if they have the same axis, otherwise 0."""
     return np.eye(max(axes) + 1)[list(axes)]
 
 
 LABELLED = {"labels": [0, 0, 1, 1]}
 WARM = {"temperature": 0.5}
 E = math.exp(1 / 0.5)
-"""Exponential of a cosine of 1 at this temperature; that of a cosine of 0 is 1."""
+"""The exponential of the logit of two equal rows at temperature 0.5; for orthogonal rows it is 1."""
 
-PAIR_AND_TWO = math.log(E + 2) - math.log(E)
-"""Loss of an anchor with a positive on its axis and two negatives on other axes."""
+LOSS_WITH_TWO_NEGATIVES = math.log(E + 2) - math.log(E)
+"""Loss of an anchor whose positive is equal to it, with two orthogonal negatives."""
 
-PAIR_AND_ONE = math.log(E + 1) - math.log(E)
+LOSS_WITH_ONE_NEGATIVE = math.log(E + 1) - math.log(E)
+"""The same with one orthogonal negative."""
+
 TWO_PAIRS = Case("test/two-pairs", "nt_xent_pairwise", unit(0, 0, 1, 1), LABELLED, {**WARM, "reduction": "mean_pairs"})
 VIEWS = Case("test/views", "nt_xent", unit(0, 1, 0, 1), {"partners": [2, 3, 0, 1]}, WARM)
 INTERLEAVED = Case("test/interleaved", "nt_xent", unit(0, 0, 1, 1), {"partners": [1, 0, 3, 2]}, WARM)
@@ -113,16 +115,16 @@ EIGHT = Case("test/eight", "nt_xent", unit(0, 0, 1, 1, 2, 2, 3, 3), {"partners":
 SHIFTED = Case("test/shifted", "supcon_epsilon", unit(0, 0, 1, 1), LABELLED, {**WARM, "similarity": "dot"})
 
 BY_HAND = {
-    TWO_PAIRS: PAIR_AND_TWO,
-    VIEWS: PAIR_AND_TWO,
-    INTERLEAVED: PAIR_AND_TWO,
+    TWO_PAIRS: LOSS_WITH_TWO_NEGATIVES,
+    VIEWS: LOSS_WITH_TWO_NEGATIVES,
+    INTERLEAVED: LOSS_WITH_TWO_NEGATIVES,
     EIGHT: math.log(E + 6) - math.log(E),
-    CLASSES: PAIR_AND_TWO,
-    TOWERS: PAIR_AND_ONE,
-    # Both rows of b lie on the first axis: one is next to its partner, the other next to the partner of the first.
+    CLASSES: LOSS_WITH_TWO_NEGATIVES,
+    TOWERS: LOSS_WITH_ONE_NEGATIVE,
+    # Both rows of b equal the first row of a. For the first anchor, that is the positive; for the second, the negative.
     ONE_WAY: (2 * math.log(E + 1) - math.log(E)) / 2,
     LONG: math.log(E**3 + 1) - 3 * math.log(E),
-    QUEUE: PAIR_AND_TWO,
+    QUEUE: LOSS_WITH_TWO_NEGATIVES,
     MEMORY: (ANCHOR_OF_ONE + ANCHOR_OF_TWO) / 2,
     UNBALANCED: (3 * OF_THREE + 2 * OF_TWO) / 5,
     SHIFTED: math.log(1 + 2 * (1 / E + 1e-8) / (1 + 1e-8)) / (1 + 1e-8),
@@ -139,16 +141,16 @@ def test_values_by_hand(kind: type[Implementation], dtype: str, tolerance: float
     cases = [case for case in BY_HAND if implementation.refuses(case) is None]
     assert cases, f"{kind.name}: add a value by hand for a case that it computes"
     for case in cases:
-        met = {one.name for one in kind.deviations if one.applies(case, dtype, truth(case))}
-        # Six pairs in the larger class and two in the smaller one, instead of three anchors and two.
-        expected = (6 * OF_THREE + 2 * OF_TWO) / 8 if "mean over pairs" in met else BY_HAND[case]
+        applying = {one.name for one in kind.deviations if one.applies(case, dtype, truth(case))}
+        # A mean over pairs weighs the classes by their 6 and 2 pairs, a mean over anchors by their 3 and 2 anchors.
+        expected = (6 * OF_THREE + 2 * OF_TWO) / 8 if "mean over pairs" in applying else BY_HAND[case]
         assert implementation.evaluate(case, dtype).values == pytest.approx([expected], abs=tolerance), case.id
 
 
 def test_infonce_counts_the_self_pair_in_both_sums() -> None:
     implementation = peer(infonce.InfoNCEPackage)
     case = Case("test/leak", "supcon_in", unit(0, 0, 1, 1), LABELLED, {**WARM, "denominator": "only_negatives"})
-    # The right sums have one positive, and two negatives of 1 each; the self pair adds exp(0) to both.
+    # The correct sums are E over the positive, and 1 + 1 over the negatives. The self pair adds exp(0) = 1 to both.
     assert truth(case).values == pytest.approx([math.log(2) - math.log(E)])
     assert implementation.evaluate(case, "float64").values == pytest.approx([math.log(3) - math.log(1 + E)])
     rows = torch.tensor(np.random.default_rng(4).standard_normal((6, 3)))
@@ -157,11 +159,12 @@ def test_infonce_counts_the_self_pair_in_both_sums() -> None:
     assert found.item() == pytest.approx(infonce.unmasked(rows, labels[:, None] == labels, 0.3).item(), rel=1e-12)
 
 
-def test_optax_loses_a_positive_below_another() -> None:
+def test_optax_gives_minus_infinity_for_a_positive_far_below_another_positive() -> None:
     implementation = peer(optax_ntxent.Optax)
-    # The first positive of the first row is the maximum; relative to it the second, and the negative, are exp(-200).
+    # Relative to the first positive of row 0, the exponentials of its second positive and its negative are exp(-200),
+    # which is 0 in float32.
     keywords = {"temperature": 0.005, "reduction": "mean_pairs"}
-    case = Case("test/drown", "nt_xent_pairwise", unit(0, 0, 1, 2), {"labels": [0, 0, 0, 1]}, keywords)
+    case = Case("test/underflow", "nt_xent_pairwise", unit(0, 0, 1, 2), {"labels": [0, 0, 0, 1]}, keywords)
     lost = implementation.evaluate(case, "float32")
     assert lost.values == [-math.inf]
     assert lost.gradient is not None
@@ -169,7 +172,7 @@ def test_optax_loses_a_positive_below_another() -> None:
     assert implementation.evaluate(case, "float64").values == pytest.approx(truth(case).values, rel=1e-12)
 
 
-def test_optax_ends_its_process() -> None:
+def test_process_of_optax_ends_with_the_adapter() -> None:
     implementation = peer(optax_ntxent.Optax)
     assert isinstance(implementation, optax_ntxent.Optax)
     implementation.evaluate(TWO_PAIRS, "float64")
@@ -182,7 +185,7 @@ def test_optax_ends_its_process() -> None:
 
 
 def test_setfit_has_no_loss_without_labels() -> None:
-    """With one view of every sentence, the loss that its docstring calls SimCLR's is an empty mean."""
+    """With one view per sentence, the loss that SetFit's docstring attributes to SimCLR is a mean of no terms."""
     implementation = peer(setfit.SetFit)
     assert isinstance(implementation, setfit.SetFit)
     loss = implementation.loss(lambda rows: {"sentence_embedding": rows})
@@ -202,7 +205,7 @@ def test_per_anchor_reducer_fails_for_positives_outside_the_batch() -> None:
 def cases_with_deviation(
     implementation: Implementation, deviation_name: str, dtype: str, rows: int
 ) -> Iterator[tuple[GoldenCase, Truth]]:
-    """Small golden cases with one declared deviation and no other."""
+    """Yield small golden cases to which exactly one declared deviation applies."""
     for golden in GOLDEN:
         case = golden.case
         if case.n > rows or implementation.refuses(case) is not None or not case.holds_in(dtype):
@@ -242,7 +245,7 @@ def test_detached_matrix_has_no_gradient_and_all_else_is_right(
 
 
 def gradient_through(case: Case, weights: np.ndarray) -> np.ndarray:
-    """The gradient of the rows for a derivative ``weights`` by their similarities to the rows."""
+    """Return the gradient of the rows if ``weights`` is the derivative with respect to their similarities."""
     rows = torch.tensor(case.embeddings)
     norms = rows.norm(dim=1, keepdim=True)
     cosine = case.option("similarity") == "cosine"
@@ -254,8 +257,8 @@ def gradient_through(case: Case, weights: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", tool.PEERS, ids=lambda kind: kind.name)
-def test_declared_deviations_show(kind: type[Implementation]) -> None:
-    """The smallest golden case of each declared deviation deviates."""
+def test_declared_deviations_occur(kind: type[Implementation]) -> None:
+    """For each declared deviation, the smallest golden case to which it applies deviates."""
     implementation = peer(kind)
     wanted = {deviation.name for deviation in kind.deviations}
     for golden in sorted(GOLDEN, key=lambda golden: golden.case.size):
@@ -345,8 +348,8 @@ def test_package_is_loaded_without_its_init(tmp_path: Path, monkeypatch: pytest.
     assert sys.modules["heavy"] is before
 
 
-def test_page_has_the_stored_counts() -> None:
-    """The page has the counts of a full run, which asserts the stored counts: python tools/peer_table.py."""
+def test_page_of_peers_has_the_stored_counts() -> None:
+    """The page has the counts of `expected.json`; python tools/peer_table.py updates it."""
     sections = re.split(r"^## ", tool.PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     assert [text.splitlines()[0] for text in sections] == [kind.name for kind in tool.PEERS]
     expected = json.loads((ROOT / "fixtures" / "expected.json").read_text())["counts"]
@@ -367,7 +370,7 @@ def test_page_has_the_stored_counts() -> None:
             assert f"**{deviation.name}** ({word}; [source]({deviation.link})): {deviation.reason}. " in text
 
 
-def test_page_names_the_pinned_versions() -> None:
+def test_page_of_peers_names_the_pinned_versions() -> None:
     page = tool.PAGE.read_text(encoding="utf-8")
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     for kind in FILES:

@@ -70,9 +70,9 @@ Runs = Callable[..., pytest.RunResult]
 
 @pytest.fixture
 def runs(project: pytest.Pytester) -> Runs:
-    """Run a test file in which a loss is judged on a few cases."""
+    """A function that runs a test file in which a loss is judged on a few cases."""
 
-    def of(target: str, arguments: str, *options: str, body: str = "check()") -> pytest.RunResult:
+    def run_tests(target: str, arguments: str, *options: str, body: str = "check()") -> pytest.RunResult:
         project.makepyfile(
             test_own=f"""
             import losses
@@ -85,7 +85,7 @@ def runs(project: pytest.Pytester) -> Runs:
         )
         return project.runpytest_inprocess("test_own.py", *options)
 
-    return of
+    return run_tests
 
 
 def test_a_right_loss_passes_and_is_counted(runs: Runs) -> None:
@@ -103,7 +103,7 @@ def test_a_right_loss_passes_and_is_counted(runs: Runs) -> None:
     assert result.ret == 0
 
 
-def test_a_wrong_loss_fails_with_the_case_the_term_and_how_to_repeat_it(runs: Runs) -> None:
+def test_the_failure_of_a_wrong_loss_shows_case_explanation_and_repeat_command(runs: Runs) -> None:
     result = runs("losses.doubled", f', loss="supcon", cases={FEW}')
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
@@ -123,7 +123,8 @@ def test_only_the_first_failures_are_explained(runs: Runs, monkeypatch: pytest.M
     assert failed > 1
     assert output.count("values are 2 times too large") == 1
     assert (
-        output.count("1 failures of this run are explained above; to explain this one, run it separately") == failed - 1
+        output.count("only the first 1 failures of a run are explained; to explain this one, run it alone")
+        == failed - 1
     )
 
 
@@ -137,9 +138,9 @@ def test_a_test_can_pass_the_target_to_check(runs: Runs) -> None:
     result = runs("", f'loss="supcon", cases={FEW}', body="check(losses.supcon)")
     result.stdout.fnmatch_lines(["losses:supcon as supcon: * checks judged: *"])
     assert result.ret == 0
-    nobody = runs("", f'loss="supcon", cases={FEW}')
-    nobody.stdout.fnmatch_lines(["no target: check(MyLoss), or --pairproof-target=*"])
-    assert nobody.ret == pytest.ExitCode.TESTS_FAILED
+    without = runs("", f'loss="supcon", cases={FEW}')
+    without.stdout.fnmatch_lines(["no target: check(MyLoss), or --pairproof-target=*"])
+    assert without.ret == pytest.ExitCode.TESTS_FAILED
 
 
 def test_a_test_that_does_not_call_check_fails(runs: Runs) -> None:
@@ -153,7 +154,7 @@ def test_the_number_of_checks_is_asserted(runs: Runs) -> None:
     exact = runs("losses.supcon", f', loss="supcon", cases={FEW}, checks={judged}')
     assert exact.ret == 0
     other = runs("losses.supcon", f', loss="supcon", cases={FEW}, checks={judged + 1}')
-    other.stdout.fnmatch_lines([f"ERROR *: {judged} checks were judged where {judged + 1} are asserted"])
+    other.stdout.fnmatch_lines([f"ERROR *: {judged} checks were judged, expected {judged + 1}"])
     assert other.ret == pytest.ExitCode.TESTS_FAILED
     filtered = runs("losses.supcon", f', loss="supcon", cases={FEW}, checks={judged + 1}', "-k", "float64")
     filtered.stdout.fnmatch_lines(["*did not run: counts are not asserted"])
@@ -199,9 +200,9 @@ def test_a_declaration_that_matches_no_check_is_an_error(runs: Runs, project: py
         f'flag = "tiny-norms"\nloss = "supcon_epsilon"\ndtype = "float16"\n{REASON}',
     )
     arguments = ', loss="supcon_epsilon", settings={"similarity": "cosine"}'
-    stale = "ERROR pyproject.toml, tool.pairproof.deviations 1: meets no check of losses:crashing as supcon_epsilon"
+    error = "ERROR pyproject.toml, tool.pairproof.deviations 1: matches no check of losses:crashing as supcon_epsilon"
     whole = runs("losses.crashing", arguments)
-    assert [line for line in whole.outlines if line.startswith("ERROR")] == [f"{stale}: remove it"]
+    assert [line for line in whole.outlines if line.startswith("ERROR")] == [f"{error}: remove it"]
     some = runs("losses.crashing", arguments, "-k", "temperature")
     assert not [line for line in some.outlines if line.startswith("ERROR")]
 
@@ -227,12 +228,12 @@ def test_the_results_of_all_processes_are_counted_together(project: pytest.Pytes
         check=False,
     )
     assert "losses:supcon as supcon: 3 of 5 checks judged" in shared.stdout, shared.stdout + shared.stderr
-    assert ("3 checks were judged where 2 are asserted" in shared.stdout) == (asserted == 2)
+    assert ("3 checks were judged, expected 2" in shared.stdout) == (asserted == 2)
     assert shared.returncode == (asserted == 2)
 
 
 def test_each_mark_and_parameter_has_its_own_counts(runs: Runs, project: pytest.Pytester) -> None:
-    """Two marks of the same cases and a parameter with two values give four groups of checks, each with its count."""
+    """Two marks and a parameter with two values give four groups of checks; each group is counted separately."""
     project.makepyfile(
         test_twice=f"""
         import losses
@@ -252,7 +253,7 @@ def test_each_mark_and_parameter_has_its_own_counts(runs: Runs, project: pytest.
     text = result.stdout.str()
     assert "did not run" not in text
     assert text.count("losses:supcon as supcon: 3 of 5 checks judged") == 4
-    assert text.count("ERROR losses:supcon as supcon: 3 checks were judged where 4 are asserted") == 1
+    assert text.count("ERROR losses:supcon as supcon: 3 checks were judged, expected 4") == 1
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
@@ -329,16 +330,16 @@ def test_a_command_is_started_once_and_terminated(runs: Runs, monkeypatch: pytes
 def test_checks_that_no_test_calls_are_reported(
     runs: Runs, project: pytest.Pytester, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A test skips, a fixture skips, and tests split the checks between two targets."""
+    """Three causes: the test skips, a fixture skips, or the checks are split between two targets."""
     project.makeconftest("import pytest\n@pytest.fixture\ndef skips():\n    pytest.skip('by the fixture')")
-    asked = f', loss="supcon", cases={FEW}, checks=999'
-    skips = runs("losses.supcon", asked, *options, body="import pytest; pytest.skip('by the test')")
+    arguments = f', loss="supcon", cases={FEW}, checks=999'
+    skips = runs("losses.supcon", arguments, *options, body="import pytest; pytest.skip('by the test')")
     assert skips.ret == pytest.ExitCode.TESTS_FAILED
     skips.stdout.fnmatch_lines(
         [
             "losses:supcon as supcon: * tests ended before their check",
             "ERROR losses:supcon as supcon: none of its checks was judged",
-            "ERROR losses:supcon as supcon: 0 checks were judged where 999 are asserted",
+            "ERROR losses:supcon as supcon: 0 checks were judged, expected 999",
         ]
     )
     source = Path("test_own.py").read_text().replace("(check)", "(check, skips)")
@@ -350,10 +351,10 @@ def test_checks_that_no_test_calls_are_reported(
     project.makepyfile(
         losses=LOSSES + "\n\nper = lambda embeddings, labels, temperature=0.1: supcon(embeddings, labels, temperature)"
     )
-    both = runs("None", asked, *options, body=split)
+    both = runs("None", arguments, *options, body=split)
     assert both.ret == pytest.ExitCode.TESTS_FAILED
     (line,) = [line for line in both.outlines if line.startswith("ERROR")]
-    assert line.endswith("checks were judged where 999 are asserted")
+    assert line.endswith("checks were judged, expected 999")
     assert "losses:supcon as supcon" in line
 
 
@@ -464,7 +465,7 @@ def test_a_declaration_with_an_unknown_name_is_an_error(
 
 
 def test_collection_imports_neither_scipy_nor_jsonschema(pytester: pytest.Pytester) -> None:
-    """Collection takes little longer than to import torch: cases of one loss are loaded, and slow modules are not."""
+    """To collect fast, the plugin loads only the cases of the tested loss, and no module that is slow to import."""
     pytester.makepyfile(
         """
         import pairproof.conformance

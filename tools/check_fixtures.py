@@ -1,7 +1,7 @@
 """Report what ``make fixtures`` would change, without running the implementations again.
 
-Everything that is derived in the fixtures is recomputed in a copy. The counts of checks are taken from a report of
-``pairproof verify --json``. Exit code: 0 nothing would change; 1 something would change; 2 the report cannot be used.
+All derived values are recomputed in a copy of the fixtures. The counts of checks are taken from a report of ``pairproof
+verify --json``. Exit code: 0 if nothing would change, 1 if something would change, 2 if the report cannot be used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     found = rebuild({}, keep=False, judge=lambda selection, progress: report)
     print("\n".join([*shortened(found.changes), *shortened(found.notes)]))
-    print(f"fixtures: a rebuild makes {len(found.changes)} changes" if found.changes else "fixtures: nothing to change")
+    print(
+        f"fixtures: make fixtures would make {len(found.changes)} changes"
+        if found.changes
+        else "fixtures: nothing would change"
+    )
     return int(bool(found.changes))
 
 

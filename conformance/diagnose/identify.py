@@ -1,11 +1,11 @@
 """Identify which loss a black box computes, from small batches on which the catalogue's losses differ.
 
 The target is called with probes: batches with classes of unequal size, rows of unequal norm, views, duplicates.
-``search`` finds the variant that explains all answers, with the temperature that is built in. Probes with anchors
-without positives, and probes near the ends of the range, then show how the target treats these.
+``search`` finds the variant of a loss that reproduces all answers, and the built-in temperature. Further probes then
+show how the target handles anchors without positives, and logits near the ends of the range of the dtype.
 
-If no variant explains the answers, the target is compared with known faults. If no fault does either, the nearest
-variant is reported, with a probe on which it differs.
+If no variant reproduces the answers, the target is compared with known faults. If no fault reproduces them either, the
+nearest variant is reported, with a probe on which it differs.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .search import CLEARLY, CLOSE, EXACT, GRID, Match, Probe, Search, call_with
 from .variants import POLICIES, words_of
 
 PUBLISHED_BASE = 0.07
-"""The base temperature of the original SupCon code; another one cannot be told from an ordinary factor."""
+"""The base temperature of the original SupCon code; any other cannot be distinguished from a constant factor."""
 
 ROUNDING = 1e-12
-"""Largest difference of values that counts as rounding on the probes for policies and ranges."""
+"""Largest difference of values that is attributed to rounding, on the probes for policies and for the range."""
 
 
 @dataclass
@@ -44,17 +44,17 @@ class Identification:
         call: how it was called.
         verdict: "match", "wrong" (recognised as a modification of a loss of the catalogue) or "none".
         loss: the catalogue's short name of the loss that it computes or modifies; "" if unknown.
-        options: its options that are not at their default.
+        options: the options of the loss that differ from their defaults.
         temperature: the built-in temperature, as recovered; None if it is passed or nothing was recognised.
-        factor: what the loss is multiplied by.
-        wrong: the differences from the loss, in words.
+        factor: the constant that the loss is multiplied by.
+        wrong: descriptions of the differences from the loss.
         faults: names of the known faults that return the same values.
         remarks: policies, behaviour near the ends of the range, and other observations.
         evidence: how closely the answers agree, and on how many probes.
         equals: other names for the same function.
         nearest: for "none", the nearest variant, and a probe on which it differs.
-        notes: what was guessed.
-        match: the explanation.
+        notes: the guesses that were made, such as how to call the target.
+        match: the variant of the loss that reproduces the answers; None if there is none.
         seconds: duration of the identification.
     """
 
@@ -81,7 +81,7 @@ class Identification:
         return int(self.verdict == "none")
 
     def lines(self) -> list[str]:
-        """The report."""
+        """The lines of the report."""
         at = "passed" if self.temperature is None else f"{_short(self.temperature)} (built in, recovered)"
         options = ", ".join(f"{key}={value}" for key, value in self.options.items())
         computes = f"computes {self.loss}{options and f' with {options}'}, temperature {at}"
@@ -120,10 +120,10 @@ def identify(
             exactly a loss of the catalogue is compared.
 
     Returns:
-        What it computes, as data.
+        What the target computes.
 
     Raises:
-        TargetError: it cannot be called, or does not return a loss.
+        TargetError: the target cannot be called, or does not return a loss.
     """
     start = time.perf_counter()
     if isinstance(target, External):
@@ -154,7 +154,7 @@ def identify(
 
 
 def _unusable(search: Search) -> str:
-    """Return why nothing can be concluded from the answers, or ""."""
+    """Return why the target cannot be identified from its answers, or ""."""
     totals = [search.answers[probe].total for probe in search.ordinary]
     if not any(math.isfinite(total) for total in totals):
         return "it returns NaN or infinity for every batch"
@@ -190,7 +190,7 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     _report_factor(found, match)
     _report_gradient(found, search, match)
     if match.error > EXACT and not search.single:
-        words = "close, but not exact: something is added or clamped that changes the values by a relative"
+        words = "close, but not exact: a term that is added or clamped changes the values by a relative error of"
         found.remarks.append(f"{words} {match.error:.0e}")
     found.verdict = "wrong" if found.wrong else "match"
     _report_evidence(found, search, match)
@@ -201,10 +201,10 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
 
 
 def _preference(match: Match, search: Search) -> tuple[Any, ...]:
-    """A key that is smaller for an explanation that is preferred."""
+    """Return a sort key; the preferred match has the smallest key."""
     gradient = match.gradient_error is not None and match.gradient_error > search.close
     loss, (scaled, place) = match.variant.entry, match.plainness
-    # Views without labels are partners.
+    # Without labels, the positive of a view is the other view of the same item.
     unlabelled = search.call == FEATURES and search.probes.alike[0].labels is None
     other_way = not (unlabelled and loss.positives_by == "partners")
     tail = len(match.variant.options), list(LOSSES).index(loss.name), place
@@ -317,12 +317,13 @@ STEEP: Mapping[str, tuple[str, float, tuple[tuple[float, ...], ...]]] = {
         ((1, 1, 1), (1, -1, -1.01), (-1, 1.02, -1), (-1.03, -1, 1)),
     ),
     "a distant positive and a close negative at a low temperature": (
-        "exponentials underflow before the logarithm is taken: a large cost of a pair becomes infinite",
+        "exponentials underflow before the logarithm is taken: the loss of a distant positive becomes infinite",
         1 / 1000,
         ((1, 0, 0.1), (0, 1, 0.1), (0.1, 0.1, 1), (0.1, 1, 0), (0, 0.1, 1.1), (1, 0.1, 0)),
     ),
 }
-"""Batches with logits of about 700 or 1000: the cause if the answer is not finite, the temperature, and the rows."""
+"""Batches with logits of about 700 or 1000, by name: the cause of an answer that is not finite, the temperature, and
+the rows."""
 
 
 def _probe_range(found: Identification, search: Search, match: Match) -> None:
@@ -351,11 +352,11 @@ def _probe_range(found: Identification, search: Search, match: Match) -> None:
 
 
 def _report_nearest(found: Identification, search: Search, matches: list[Match]) -> None:
-    """Report the nearest variant; first of all one that explains the answers at any temperature."""
+    """Report the nearest variant, or preferably one that reproduces the answers at several temperatures."""
     if search.undetermined:
         match = min(search.undetermined, key=lambda match: (len(match.variant.words()), match.plainness))
-        why = "the answers do not depend on it, so the loss contrasts nothing"
-        found.nearest = f"{match.variant.describe()}, which gives the same at more than one temperature: {why}"
+        why = "the answers do not depend on the temperature, so the loss has no contrast"
+        found.nearest = f"{match.variant.describe()}, which gives the same values at several temperatures: {why}"
     elif matches:
         nearest = min(matches, key=lambda match: (match.distance, len(match.variant.words())))
         name, expected, given = nearest.worst
@@ -365,7 +366,7 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
 
 
 def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:
-    """Name the faults that return the same as the target for every probe, unless the target is exactly a loss."""
+    """Name the faults that return the target's values for every probe, unless the target matches a loss exactly."""
     exact = found.match is not None and (found.match.error <= EXACT or search.single)
     differs = any(remark.startswith(("differs", "out of range", "breaks")) for remark in found.remarks)
     if found.verdict == "match" and exact and not differs:
@@ -382,12 +383,12 @@ def name_faults(found: Identification, search: Search, faults: Sequence[Any]) ->
 
 def _same_answers(search: Search, function: Any, found: Identification, close: float) -> bool:
     fault = Target(function, search.call, "torch")
-    built_in = None if search.target.takes_temperature else found.temperature or _solved(search, fault)
+    built_in = None if search.target.takes_temperature else found.temperature or _solve_temperature(search, fault)
     for probe, answer in search.answers.items():
         other = call_with(fault, Probe(probe.batch, probe.temperature or built_in))
         if len(other.values) != len(answer.values) or relative(other.total, answer.total) > close:
             return False
-        # Without torch, a target may give no gradient.
+        # Only torch targets must return a gradient.
         judged = answer.gradient is not None or search.target.arrays == "torch"
         if judged and relative(_gradient(other), _gradient(answer), 1e-12 * abs(answer.total)) > 10 * search.close:
             return False
@@ -396,12 +397,12 @@ def _same_answers(search: Search, function: Any, found: Identification, close: f
 
 
 def _gradient(answer: Answer) -> torch.Tensor:
-    """[K], or one number: infinity if the gradient is missing, NaN if it is not finite."""
+    """Return the flattened gradient; [inf] if there is none, [nan] if it is not finite."""
     flat = torch.tensor([math.inf]) if answer.gradient is None else answer.gradient.flatten()
     return flat if answer.gradient is None or bool(flat.isfinite().all()) else torch.tensor([math.nan])
 
 
-def _solved(search: Search, fault: Target) -> float:
+def _solve_temperature(search: Search, fault: Target) -> float:
     """Return the temperature at which a fault returns the target's values for two probes.
 
     Raises:
@@ -410,11 +411,11 @@ def _solved(search: Search, fault: Target) -> float:
     first, second = search.probes.alike[-1], search.probes.alike[0]
     given, other = (search.answers[Probe(batch, None)].total for batch in (first, second))
 
-    def off(temperature: float) -> float:
+    def difference(temperature: float) -> float:
         return call_with(fault, Probe(first, temperature)).total - given
 
-    for (low, a), (high, b) in pairwise((temperature, off(temperature)) for temperature in GRID[::4]):
-        root = crossing(off, low, high) if -math.inf < a * b <= 0 else None
+    for (low, a), (high, b) in pairwise((temperature, difference(temperature)) for temperature in GRID[::4]):
+        root = crossing(difference, low, high) if -math.inf < a * b <= 0 else None
         if root is not None and relative(call_with(fault, Probe(second, root)).total, other) <= search.close:
             return root
     raise TargetError("no temperature gives the target's values")

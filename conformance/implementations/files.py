@@ -51,7 +51,7 @@ class FilePeer(TorchImplementation):
     requirement: ClassVar[str]
     """The requirement for pip, with the version."""
     files: ClassVar[Mapping[str, str]]
-    """The SHA-256 of each file, by its path in the folder of peers; the path begins with the folder of the package."""
+    """The SHA-256 of each file, by its path below the folder of peers; the path starts with the package's folder."""
     attribute: ClassVar[str]
     """The name of the loss in the first file."""
 
@@ -62,7 +62,7 @@ class FilePeer(TorchImplementation):
             path = folder / name
             if not path.is_file():
                 install = f"pip install --no-deps --target {folder / Path(name).parts[0]} {self.requirement}"
-                raise Unavailable(f"no {path}: {install}, or set PAIRPROOF_PEERS to the folder that holds it")
+                raise Unavailable(f"no file {path}: {install}, or set PAIRPROOF_PEERS to the folder of peers")
             if (found := sha256(path)) != checksum:
                 raise Unavailable(f"{path}: expected SHA-256 {checksum}, got {found}")
         self.path = folder / next(iter(self.files))
@@ -106,27 +106,27 @@ def load_from_package(folder: Path, module: str, packages: Iterable[str], empty:
         folder: the folder that contains the package.
         module: the full name of the module.
         packages: the packages that contain the module and its imports.
-        empty: modules that it imports but does not need; they stay empty.
+        empty: modules that are imported but not needed; an empty module replaces each of them.
 
     Raises:
         Unavailable: one of its imports is not installed.
     """
-    before = _unloaded(module)
+    before = _unload(module)
     try:
         for name in (*packages, *empty):
-            bare = sys.modules[name] = ModuleType(name)
+            stub = sys.modules[name] = ModuleType(name)
             if name not in empty:
-                bare.__path__ = [str(folder.joinpath(*name.split(".")))]
+                stub.__path__ = [str(folder.joinpath(*name.split(".")))]
         return importlib.import_module(module)
     except ImportError as error:
         raise Unavailable(f"{module} imports a package that is not installed: {error}") from None
     finally:
         # A later import of the package must load the whole package, or fail if it is not installed.
-        _unloaded(module)
+        _unload(module)
         sys.modules.update(before)
 
 
-def _unloaded(module: str) -> dict[str, ModuleType]:
+def _unload(module: str) -> dict[str, ModuleType]:
     """Remove the modules of the package of a module from ``sys.modules``, and return them."""
     top = module.partition(".")[0]
     return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == top}

@@ -1,6 +1,6 @@
-"""Judge a user's loss on every case that its claim covers: :func:`check_loss` and ``pairproof check``.
+"""Judge a user's loss on the cases of the loss that it claims to compute: :func:`check_loss`, ``pairproof check``.
 
-The cases, the true values and the bounds are those with which ``pairproof verify`` judges a peer.
+The cases, the true values and the bounds are the same as for the peers in ``pairproof verify``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ SHOWN = 10
 """Default number of failing cases that are explained and shown."""
 
 SHARED_WITHIN = 1000.0
-"""Error, in units of its bound, above which a failure is not attributed to lost digits."""
+"""Largest error, in units of its bound, that may be attributed to rounding."""
 
-SHARED = "digits are lost in this dtype: a straightforward implementation has as large an error"
+SHARED = "rounding errors of this dtype: a straightforward implementation has a similar error"
 """The explanation of a failure whose error is at most twice that of the baseline (norms, products, logsumexp)."""
 
 CONFORMS, DOES_NOT, COULD_NOT = "conforms", "does not conform", "could not run"
@@ -55,16 +55,16 @@ class CheckResult:
     Attributes:
         request: the target, the loss that it claims to compute, and the options.
         claim: what the target computes, according to the request and its signature.
-        notes: what was guessed.
-        report: every check, in the form of a run.
+        notes: the guesses that were made, such as how to call the target.
+        report: all checks, as a report of ``pairproof verify``.
         cases: number of cases of the loss that were selected.
         gradients_judged: whether the target gives gradients.
         left_out: number of cases that were not judged, by reason.
         diagnoses: explanations of failures, by case and dtype.
         advice: options to try if the verdict is unexpected.
         declared: the declared deviations for this loss and this target.
-        unused: one problem for each of them that no check met.
-        aside: the declared deviations for this loss and another target.
+        unused: one message for each of these deviations that matches no check.
+        aside: the declared deviations for this loss but another target.
         explained: number of failing cases that are explained and shown; None for all.
     """
 
@@ -165,7 +165,7 @@ def check_loss(*target: Any, **options: Any) -> CheckResult:
 
 @one_thread()
 def check(request: Request, progress: Progress | None = None, *, explain: int | None = SHOWN) -> CheckResult:
-    """Judge a target on every case that it claims.
+    """Judge a target on the selected cases of the loss that it claims to compute.
 
     Args:
         request: the target, the loss that it claims to compute, and the options.
@@ -223,14 +223,14 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
 def judge_target(
     request: Request, target: External, case: Case, golden: GoldenCase | None, dtypes: Sequence[str]
 ) -> Iterator[Check]:
-    """Judge a target on one case; afterwards its ``outcomes`` are those of this case.
+    """Judge a target on one case, and leave only the outcomes of this case in ``target.outcomes``.
 
     Args:
         request: the request of the check.
         target: the target, as ``load_target`` returns it.
         case: the case.
         golden: its golden entry, if it has one.
-        dtypes: of the inputs.
+        dtypes: the dtypes of the inputs.
 
     Yields:
         The checks, with the commands that repeat them.
@@ -288,14 +288,14 @@ def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Ou
         check: the check that failed.
         case: its case.
         golden: the golden entry of the case, if it has one.
-        outcome: what the target returned; with None, only an error that the baseline has too is explained.
+        outcome: the result of the target. If None, the only explanation tried is that the baseline has a similar error.
 
     Returns:
-        A sentence, or "" if nothing explains it.
+        A sentence, or "" if no explanation is found.
     """
     ratio = math.inf if check.ratio is None else check.ratio
     if ratio <= 1:
-        # The check fails only because a deviation is declared.
+        # The result is within its bound: the check fails only because a declared deviation did not occur.
         return ""
     true = truth_of(case, golden)
     if ratio <= SHARED_WITHIN:
@@ -311,7 +311,7 @@ def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Ou
 
 
 def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
-    """Yield options to try, derived from the cases that failed and the target's results."""
+    """Yield suggestions of options to try, based on the failed cases and on the target's results."""
     claim = target.claim
     given = {*claim.settings, *claim.passed}
     if "reduction" not in given and any(len(o.values) == len(case.counted()) > 1 for case, o in failing):

@@ -1,7 +1,8 @@
-"""The options of a run, of a check and of a new case: one table for Python, the command line and pytest.
+"""The options of the Python functions, of the command line and of the pytest plugin, each defined once.
 
-Each field of a table is a keyword of the Python functions. Its metadata holds the flag of the command line; what the
-table's docstring says of it is the help. pytest takes the flags of a request with the prefix ``--pairproof-``.
+A dataclass ("table") lists the options of one command. Each field is a keyword of the Python function. The metadata of
+the field contains the flag of the command line, and the docstring of the dataclass contains the help text. In pytest,
+the flags of a ``Request`` have the prefix ``--pairproof-``.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ NAME_PATH = "NAME=PATH"
 
 
 class UsageError(ValueError):
-    """An option is wrong, or names something that does not exist."""
+    """An option is invalid, or names something that does not exist."""
 
 
 def meant(name: str, known: Collection[str]) -> str:
-    """The end of a message about an unknown name: the nearest known one, if one is near."""
+    """Return a suggestion of the most similar known name, to end a message with; "" if no known name is similar."""
     return "".join(f"; did you mean {near!r}?" for near in get_close_matches(name, known, 1))
 
 
 def unknown(what: str, name: str, known: Collection[str]) -> UsageError:
-    """The error for a name that does not exist."""
+    """Return the error for a name that does not exist."""
     return UsageError(f"unknown {what} {name!r}; known: {', '.join(known)}{meant(name, known)}")
 
 
 def loss_named(name: str) -> str:
-    """The catalogue's name of a loss that is written in another way (``supcon_loss``, ``nt-xent``, ``NTXentLoss``).
+    """Return the catalogue's name of a loss from another spelling (``supcon_loss``, ``nt-xent``, ``NTXentLoss``).
 
     Args:
-        name: as it was given. It is returned as it is if no loss has it.
+        name: a spelling of the name. If it matches no loss, it is returned unchanged.
     """
     from ..suite.catalogue import LOSSES
 
@@ -53,7 +54,7 @@ def loss_named(name: str) -> str:
 
 
 class CouldNotRun(RuntimeError):
-    """Something needed is not installed or not available; the message says what and how to get it."""
+    """A requirement is not installed or not available; the message explains how to install it."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,14 @@ class Option:
     """An option of the command line.
 
     Attributes:
-        keyword: the field that it sets.
-        help: in a sentence.
-        type: of a value that is given.
-        default: of the field.
-        flags: the long flag first; none for an argument without a flag.
-        metavar: what stands for the value in help texts.
-        read: makes the field's value of the texts of an option that can be repeated; None if it cannot.
-        required: whether the command line must give it.
+        keyword: the name of the field that it sets.
+        help: the help text.
+        type: the type of one value.
+        default: the default of the field.
+        flags: the flags, the long one first; empty for a positional argument.
+        metavar: the placeholder for the value in help texts.
+        read: converts all texts of a repeatable option to the value of the field; None if it is not repeatable.
+        required: whether it is mandatory on the command line.
     """
 
     keyword: str
@@ -81,14 +82,14 @@ class Option:
     required: bool = False
 
     def value(self, given: Any, flag: str) -> Any:
-        """The field's value for what a command line gives: the texts of an option that can be repeated are read.
+        """Return the value of the field for the arguments of a command line.
 
         Args:
-            given: the parsed value, or the texts.
-            flag: by which the message names the option.
+            given: the parsed value; for a repeatable option, its texts.
+            flag: the name of the option in error messages.
 
         Raises:
-            UsageError: a text is not of the option's form.
+            UsageError: a text does not have the format of the option.
         """
         try:
             return self.read(given or ()) if self.read else given
@@ -98,7 +99,7 @@ class Option:
 
 @cache
 def options_of(kind: type) -> dict[str, Option]:
-    """The options of a table, by keyword, in the order of its fields."""
+    """Return the options of a table by keyword, in the order of its fields."""
     helps: dict[str, str] = defaultdict(str)
     for base in reversed(kind.__mro__):
         helps |= re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.cleandoc(base.__doc__ or ""), re.MULTILINE)
@@ -112,7 +113,7 @@ def options_of(kind: type) -> dict[str, Option]:
 
 
 def takes(table: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Give a function that takes any arguments the signature of a table."""
+    """Return a decorator that gives a function with ``*args, **kwargs`` the signature of a table."""
 
     def decorate(function: Callable[..., R]) -> Callable[P, R]:
         signature = inspect.signature(table)
@@ -124,15 +125,15 @@ def takes(table: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P
 
 
 def read_commas(texts: Iterable[str]) -> tuple[str, ...]:
-    """Texts that may each hold several, with commas between them."""
+    """Split each text at its commas, and return all parts."""
     return tuple(part for text in texts for part in text.split(",") if part)
 
 
 def read_pairs(texts: Iterable[str], form: str = NAME_PATH) -> dict[str, str]:
-    """Texts of the form ``KEY=VALUE`` as a mapping.
+    """Convert texts of the form ``KEY=VALUE`` to a mapping.
 
     Raises:
-        ValueError: a text is not of this form.
+        ValueError: a text does not have this form.
     """
     found = {}
     for text in texts:
@@ -147,10 +148,10 @@ read_choices = partial(read_pairs, form=KEY_VALUE)
 
 
 def read_settings(texts: Iterable[str]) -> dict[str, object]:
-    """Texts of the form ``KEY=VALUE`` as a mapping; a key that is given several values has a tuple of them.
+    """Convert texts of the form ``KEY=VALUE`` to a mapping; the value of a repeated key is a tuple.
 
     Raises:
-        ValueError: a text is not of this form.
+        ValueError: a text does not have this form.
     """
     values: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for text in texts:
@@ -160,11 +161,11 @@ def read_settings(texts: Iterable[str]) -> dict[str, object]:
 
 
 def option(default: Any, *flags: str, **more: Any) -> Any:
-    """A field that is an option of the command line.
+    """Return a dataclass field that is also an option of the command line.
 
     Args:
-        default: of the field; an empty mapping is made anew for each object.
-        flags: the long flag first; none for an argument without a flag.
+        default: the default of the field; for an empty mapping, each object gets its own.
+        flags: the flags, the long one first; none for a positional argument.
         more: ``metavar``, ``read`` and ``required`` of :class:`Option`.
     """
     metadata = {"flags": flags, **more}
@@ -174,11 +175,11 @@ def option(default: Any, *flags: str, **more: Any) -> Any:
 
 
 def command_options(values: object, table: type) -> list[str]:
-    """The options of the command line that set these values, without those that are defaults.
+    """Return the arguments of the command line that set these values; defaults are omitted.
 
     Args:
-        values: an object of the table's class.
-        table: its class, or a base of it whose options are meant.
+        values: an instance of the table, or of a subclass.
+        table: the dataclass whose options are returned.
     """
     words: list[str] = []
     for keyword, one in options_of(table).items():
@@ -200,7 +201,7 @@ def command_options(values: object, table: type) -> list[str]:
 
 @dataclass(frozen=True)
 class Selection:
-    """What ``pairproof verify`` runs. Empty means everything.
+    """What ``pairproof verify`` runs. An empty option selects everything.
 
     Attributes:
         losses: Only this loss (repeatable, or a,b).
@@ -231,7 +232,7 @@ class Selection:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is filtered by loss, case or dtype, so that counts can be asserted."""
+        """Whether no loss, case or dtype is filtered out, so that the counts can be compared with the expected ones."""
         return not (self.losses or self.cases or self.dtypes or self.covering)
 
     def command(self) -> str:
@@ -267,7 +268,7 @@ class Printing:
 
 
 DETAILS = ("skips", "figures", "claims", "deviations", "bounds", "flags")
-"""The parts of a run that are printed on request."""
+"""The parts of a report that are printed only on request."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +284,7 @@ class RunPrinting(Printing):
 
 @dataclass(frozen=True)
 class Request:
-    """What ``pairproof check`` judges, as which loss, and on which cases.
+    """The target of ``pairproof check``, the loss that it claims to compute, and the cases to run.
 
     Attributes:
         target: package.module:attribute or file.py:attribute: a function, a class that is constructed with its
@@ -307,7 +308,7 @@ class Request:
         cases: Only this case; * and ? match (repeatable).
         dtypes: float64, float32, bfloat16 or float16 (repeatable). Default: float64 and float32.
 
-    In Python the target may be the function, class or instance itself, and several values of a setting are a tuple.
+    In Python, the target may be the function, class or instance itself, and a setting with several values is a tuple.
     """
 
     target: object = option(None, required=True)
@@ -332,33 +333,33 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The target in words: as it was named, or its module and its name."""
+        """The name of the target: the text that was given, or its module and name."""
         from ..implementations.sandbox import describe
 
         return describe(self.target)
 
     @property
     def whole(self) -> bool:
-        """Whether no case or dtype is filtered out, so that every declared deviation must show."""
+        """Whether no case or dtype is filtered out, so that every declared deviation must match a check."""
         return not self.cases and not self.dtypes
 
     def repeat(self, case: str, dtype: str) -> str:
-        """The command that repeats one check."""
+        """Return the command that repeats one check."""
         one = replace(self, cases=(case,), dtypes=(dtype,))
         return shlex.join(["pairproof", "check", self.name, *command_options(one, Request)])
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What ``pairproof fixtures add`` makes a case of: a path for each array, the text of each option.
+    """The input of ``pairproof fixtures add``: the path of each array, and the options as texts.
 
     Attributes:
         loss: The loss; see: pairproof list.
         embeddings: File of [N, D]: npy, csv, or FILE.safetensors:TENSOR; for info_nce, the first tower.
         id: A new name: lower-case letters, digits and hyphens.
         labels: File of [N] integers: npy, csv, or FILE.safetensors:TENSOR.
-        partners: File of [N] rows, or: interleaved, stacked.
-        positive_pairs: File of [M, 2] rows.
+        partners: File of [N] row numbers, or: interleaved, stacked.
+        positive_pairs: File of [M, 2] row numbers.
         positives: File of [N, N] booleans.
         anchors: File of [N] booleans.
         ref_embeddings: File of [M, D], the references that replace the batch.
@@ -390,7 +391,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Rebuild:
-    """What ``pairproof fixtures rebuild`` takes.
+    """The options of ``pairproof fixtures rebuild``.
 
     Attributes:
         peers: supcontrast=PATH records the results of the current SupContrast code again, from its repository or its

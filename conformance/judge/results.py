@@ -86,11 +86,11 @@ def tally(checks: Iterable[Check]) -> dict[str, dict[str, int]]:
 
 
 def unused(declared: Iterable[str], used: Collection[str], who: str) -> list[str]:
-    """The problem of each declared deviation that names no check.
+    """Return one message for each declared deviation that matches no check.
 
     Args:
         declared: names of deviations.
-        used: those that name a check.
+        used: the names of those that match a check.
         who: the implementation, as messages name it.
     """
-    return [f"{name}: meets no check of {who}: remove it" for name in declared if name not in used]
+    return [f"{name}: matches no check of {who}: remove it" for name in declared if name not in used]

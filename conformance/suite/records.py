@@ -86,7 +86,7 @@ class Bounds:
         anchors: bounds on the error of each anchor's value, by row.
         rows: by the name of the matrix, the embeddings first: bounds on the Euclidean norm of the error of each row
             of its gradient. The norm of ``rows`` bounds the norm of the error of the whole gradient.
-        share_of_floor: the fraction of each bound below which ``truth.tolerances.held_to`` does not tighten it.
+        share_of_floor: ``truth.tolerances.held_to`` never tightens a bound to less than this fraction of it.
         similarity: bounds on the error of each similarity, of the case's ``shape``.
     """
 
@@ -108,7 +108,7 @@ class Bounds:
         return replace(self, values=values, anchors=dict(zip(self.anchors, of_anchors, strict=True)))
 
     def map_rows(self, function: Callable[..., Matrix], *results: Expected | Outcome) -> Bounds:
-        """Replace the bounds on rows by a function of them and of the results' gradients, where all have one."""
+        """Replace the bounds on the rows of gradients in the same way, for each gradient that all results have."""
         found = [self.gradients(result) for result in results]
         common = [name for name in self.rows if all(name in gradients for gradients in found)]
         changed = {name: function(self.rows[name], *(gradients[name] for gradients in found)) for name in common}

@@ -16,19 +16,19 @@ from .spec import KERNELS, UNSHIFTED, Backend, Batch, Plan
 __all__ = ["UNSHIFTED", "choose", "tile_size", "tiles_of"]
 
 PAIRS_UP_TO = 320
-"""Largest number of rows for which a batch of pairs is one matrix; tiles would be so small that overhead dominates."""
+"""Largest number of rows for which a batch of pairs is evaluated as one matrix; with tiles, overhead would dominate."""
 DENSE_UP_TO = 512
 """Largest number of rows, and of columns, for which "auto" evaluates the batch as one panel."""
 NARROW_UP_TO = 1024
-"""Largest number of rows of a batch whose tiles extend from the diagonal to the last column."""
+"""Largest number of rows of a batch with wide tiles, which extend from the diagonal to the last column."""
 NARROW_ROWS = 128
-"""Rows of such a tile; with fewer rows, less of the matrix is computed twice."""
+"""Rows of a wide tile; the fewer rows, the less of the symmetric matrix is computed twice."""
 TILE_ROWS = 256
 """Rows of a tile in larger batches."""
 TILE_COLUMNS = 512
 """Columns of a tile in larger batches; a tile and its rows must fit in a core's second-level cache."""
 PANEL_ELEMENTS = 2**18
-"""Entries of a panel: few enough to bound memory, and enough rows for an efficient matrix product."""
+"""Entries of a panel: few enough to limit memory, but enough rows for an efficient matrix product."""
 ACCELERATOR_FACTOR = 8
 """Factor by which tiles have more rows, and more columns, on an accelerator, so that it is not idle."""
 KEPT_ELEMENTS = 2**20
@@ -54,12 +54,12 @@ def tiles_of(rows: int) -> Iterator[None]:
 
 
 def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Plan, Batch]:
-    """Choose a plan by size, device, dtype and formula; values are read only where that needs no synchronisation.
+    """Choose a plan by size, device, dtype and formula; also by values, if reading them needs no synchronisation.
 
     Args:
         batch: the batch.
-        backend: any but "exact".
-        backward: whether a backward pass may follow: for it alone exponentials are kept.
+        backend: any backend except "exact".
+        backward: whether a backward pass may follow; exponentials are kept only for a backward pass.
 
     Returns:
         The plan and the batch. Labels that form pairs may have been replaced by partners.
@@ -79,7 +79,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     if others is None and targets.kind == "labels" and rule.terms in ("out", "in") and reads:
         targets = symmetric.read_labels(targets)
     paired = reads and (targets.paired or targets.kind == "partners")
-    # The largest |s_ij|, or infinity if finding it would mean reading an accelerator's memory.
+    # An upper bound on |s_ij|; infinity if none is known without reading the memory of an accelerator.
     largest, temperature = math.inf, rule.temperature
     if isinstance(temperature, Tensor):
         temperature = float(temperature.detach()) if reads and device.may_read(temperature) else 0.0
@@ -89,14 +89,14 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
         elif reads:
             largest = largest_norm(embeddings, batch.sizes) ** 2 / temperature
     unshifted = UNSHIFTED[device.dtypes_of(embeddings)[0]] - math.log(count)
-    # With one ratio per positive inside the logarithm, a row's smallest exponential is divided by its largest.
+    # This formula divides exponentials inside the logarithm, at worst the smallest of a row by the largest.
     if largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1) <= unshifted:
         few = backend == "dense" or (backend == "auto" and count <= PAIRS_UP_TO)
         if few and paired and rule.denominator != "only_negatives" and 2 * largest <= unshifted:
             targets = symmetric.as_partners(targets) if targets.paired else targets
             return Plan("pairs", count, count, backward, reads), replace(batch, targets=targets)
         rows, wide = (count, count) if backend == "dense" else tile_size(count, 1 if reads else ACCELERATOR_FACTOR)
-        # The tiles hold half of all entries, and both halves of the squares on the diagonal.
+        # The tiles contain half of the matrix, except that the squares on the diagonal are complete.
         keep = backward and (backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS)
         return Plan("symmetric", rows, wide, keep, reads), replace(batch, targets=targets)
     if targets.paired:

@@ -229,7 +229,7 @@ class _PairRow(_Row):
 
 
 _LARGE = 2.0**100
-"""Quotients between 1 / _LARGE and _LARGE have not lost digits to the range of float32."""
+"""Quotients outside 1 / _LARGE to _LARGE are not used, because float32 might overflow or underflow."""
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:

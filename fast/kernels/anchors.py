@@ -1,8 +1,8 @@
-"""Per anchor: values from sums, and coefficients of the backward pass from values and upstream gradients.
+"""Per anchor: compute values from sums, and the coefficients of the backward pass from sums and upstream gradients.
 
-Arrays hold a few lines with one number per row. The formulas are those of the published losses, in a form that keeps
-its digits where a loss is near 0: log(sum of all / sum over positives) is computed as log1p of the ratio of sums, or as
-a difference of logarithms where the ratio leaves the range of float32.
+Each array consists of a few lines, with one number per row in each line. The formulas are those of the published
+losses, in a form that stays accurate for losses near 0: log(sum of all / sum over positives) is computed as log1p of
+the ratio of sums, or as a difference of logarithms if the ratio exceeds `LARGE`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from .sums import LINES
 from .tile import EPSILON, log1p
 
 LARGE = tl.constexpr(2.0**100)
-"""Quotients up to this value have not lost digits to the range of float32."""
+"""Largest quotient that is used; larger quotients are treated as infinite, because float32 might overflow."""
 COUNTED = tl.constexpr(11)
-"""The line of the stats that is 1 for anchors that count and 0 for all other rows."""
+"""The line of the stats that is 1 for anchors that count, and 0 for all other rows."""
 
 
 @triton.jit
 def ratio_of(first, first_top, second, second_top):
     """Return first e^first_top / (second e^second_top): 0 if either sum is 0, infinity if the ratio exceeds LARGE.
 
-    A sum relative to its largest logit is at least 1. A sum that is not shifted may be small, but then its top is 0 and
-    the other sum is moderate.
+    A sum of exponentials that are shifted by their largest logit is at least 1. A sum of unshifted exponentials may be
+    small; its top is 0, and the other sum is then neither very small nor very large.
     """
     some = (first != 0) & (second != 0)
     apart = tl.where(some, first_top - second_top, 0.0)
@@ -64,12 +64,12 @@ def combine(
     ORDERED: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Add the shares of `sums_plain` and `sums_marked`, and compute the values of terms that need no other sums.
+    """Add the shares of `sums_plain` and `sums_marked`; compute the values of the losses that need no second pass.
 
     The lines of the stats: 0 to 4 are FIRST, SECOND, NUMBER, FIRST_TOP and SECOND_TOP. 5 and 6, for `positives`, are
     the logarithm of the sum over negatives and the boost (epsilon: the sum of guarded exponentials and the largest
-    logit). 7 to 10 are the lines of `positives`. 11 is 1 for rows that count and 0 for others; it is the only line in
-    the order of the given rows.
+    logit). 7 to 10 are the lines of `positives`. 11 is 1 for rows that count and 0 for others; only this line has
+    the rows in their given order, all other lines have them in sorted order.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < n
@@ -185,7 +185,7 @@ def combine_positives(
     ORDERED: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Add the shares of `positives`, store them in lines 7 to 10 of the stats, and compute the remaining values."""
+    """Add the shares of `positives`, store the sums in lines 7 to 10 of the stats, and compute the remaining values."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < n
     source = place_of(rows, order, n, ORDERED)
@@ -208,7 +208,7 @@ def combine_positives(
     if TERMS == "out":
         value = logs / total
     elif TERMS == "in":
-        # The mean ratio is 1 - share. Near 1, log1p is accurate; elsewhere, the direct logarithm is.
+        # The loss is -log of the mean ratio, 1 - share. log1p is accurate if the ratio is near 1, log otherwise.
         share = missed / total
         lift = tl.load(stats + 6 * n + rows, mask=real, other=0.0)
         rare = lift + tl.log(total) - tl.log(tl.where(hit != 0, hit, 1.0))
@@ -236,7 +236,7 @@ def coefficients(
     ORDERED: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Compute the coefficients described in `gradient` from upstream gradients that are scaled to about 1.
+    """Compute the coefficients that `gradient` describes, from upstream gradients scaled to about 1.
 
     The coefficients of rows that do not count are 0.
     """

@@ -1,7 +1,8 @@
 """Backward: the gradient with respect to rows of x, ``sum over j of G_ij y_j``; the tiles of logits are recomputed.
 
-G_ij is dL_i/ds_ij if row i of x is an anchor, plus dL_j/ds_ji if row j of y is one. A batch without references has
-both, so one program computes the complete gradient of a row. `coefficients` computes these numbers per anchor:
+G_ij is the sum of dL_i/ds_ij, if row i of x is an anchor, and dL_j/ds_ji, if row j of y is an anchor. In a batch
+without references, both are present, and one program computes the complete gradient of a row. The weight of a
+pair is computed from the numbers that `coefficients` computes per anchor:
 
     a negative          NEGATIVE e^(t - NEGATIVE_TOP)
     a positive          SLOPE e^(t - SLOPE_TOP) + LEVEL
@@ -39,7 +40,7 @@ from .tile import (
 )
 
 COEFFICIENTS = tl.constexpr(5)
-"""Numbers per anchor from which weights are computed."""
+"""Number of coefficients per anchor."""
 
 
 @triton.jit
@@ -213,7 +214,7 @@ def gradient_marked(
     GROUP: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Store the same for the tiles that `gradient_plain` hides, or for all tiles if it does not apply (see ALL)."""
+    """Store the gradient from the tiles that `gradient_plain` masks; under ALL, from all tiles, without that kernel."""
     ALL: tl.constexpr = MARKS != "labels" or (TERMS != "softmax" and TERMS != "own")
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)

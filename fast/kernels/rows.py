@@ -1,4 +1,4 @@
-"""Convert embeddings to the padded rows that the kernels multiply, and gradients of rows to those of embeddings.
+"""Convert embeddings to the padded rows that the kernels multiply, and gradients of rows to gradients of embeddings.
 
 Under "cosine", float32 rows are normalised. bfloat16 and float16 rows are only scaled into range by a power of two,
 which is exact, because rounding normalised rows to so few digits would cost more accuracy than all later steps. The
@@ -54,7 +54,7 @@ def store_bounds(bounds, label, itself, block, pad, BN: tl.constexpr, ROWS: tl.c
 
 @triton.jit
 def place_of(rows, order, n, ORDERED: tl.constexpr):
-    """Return the given row at each sorted position; positions past the end repeat the last row."""
+    """Return the number of the given row at each position of the sorted rows; the last row repeats past the end."""
     place = tl.minimum(rows, n - 1).to(tl.int64)
     if ORDERED:
         place = tl.load(order + place)
@@ -83,9 +83,10 @@ def prepare_labels(
 ):
     """Store each row's ``label`` and ``itself``, and the bounds of both for tiles of 128, 64 and 32 rows.
 
-    LABELS: "given"; "paired", the smaller of a row's number and its partner's; "place", the row's number; "never", a
-    label that no column has. SELVES: "place", "given" or "never". The first program also stores the constants: the
-    factor that turns products into logits, and the same factor divided by log 2.
+    LABELS selects the labels: "given"; "paired": the smaller of the row numbers of a row and its partner; "place": the
+    row number; "never": a label that no column has. SELVES ("place", "given" or "never") selects ``itself`` likewise.
+    The first program also stores the constants: the factor that turns products into logits, and the same factor divided
+    by log 2.
     """
     block = tl.program_id(0)
     if block == 0:
@@ -148,7 +149,7 @@ def prepare(
     WIDTH: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Store the padded rows, and the powers of two and reciprocal norms that scale them."""
+    """Store the padded rows, and the powers of two and reciprocal norms by which they are scaled."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     source = place_of(rows, order, n, ORDERED)
     lifted = tl.full((BM,), 1.0, tl.float32)
@@ -226,7 +227,7 @@ def finish(
     source = place_of(rows, order, n, ORDERED)
     factor = tl.load(scale + rows)
     lifted = tl.load(power + rows)
-    # One over the temperature, times the size by which `coefficients` divided.
+    # 1 / temperature, times the power of two by which `coefficients` divided the upstream gradients.
     whole = tl.load(constants) * (1.0 / REACH) * two_to_the(exponent_of(tl.load(largest)))
     step = pad.to(tl.int64) * DIM
 

@@ -36,10 +36,10 @@ pytestmark = pytest.mark.usefixtures("small_tiles")
 
 def rows_of(count: int, dim: int, dtype: str, seed: int = 1) -> Matrix:
     """Return random rows that the dtype represents exactly, as float64."""
-    return held(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)), dtype)
+    return rounded_to(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)), dtype)
 
 
-def held(rows: Tensor, dtype: str) -> Matrix:
+def rounded_to(rows: Tensor, dtype: str) -> Matrix:
     """Return rows rounded to a dtype, as float64; subnormal numbers become 0."""
     kind = getattr(torch, dtype)
     rounded = rows.to(kind).double()
@@ -47,7 +47,7 @@ def held(rows: Tensor, dtype: str) -> Matrix:
 
 
 def truth_of(case: Case) -> Truth:
-    """Return the float64 result of the exact form, and the straightforward formula's derivative by each similarity."""
+    """Return the exact backend's float64 result, with the baseline's derivative with respect to each similarity."""
     found = FastExact({}, "cpu").evaluate(case, "float64")
     s = plain.similarities(case, {name: torch.tensor(matrix) for name, matrix in case.matrices.items()})
     s = s.detach().requires_grad_()
@@ -66,15 +66,15 @@ def truth_of(case: Case) -> Truth:
 
 
 class Kernels(FastTriton):
-    """Evaluates the values once: these cases already have one value per anchor."""
+    """The kernels, without the second evaluation for values per anchor: these cases already have reduction "none"."""
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         given = self.tensors(case, dtype)
         return outcome_of(self._loss(case, given), given)
 
 
-def allowed_of(case: Case, true: Truth, dtype: str) -> Bounds:
-    """Return the suite's bounds, enlarged because they count the sum of a few exponentials as one rounding."""
+def enlarged_bounds(case: Case, true: Truth, dtype: str) -> Bounds:
+    """Return the suite's bounds plus the rounding errors of the sums, which the suite counts as one rounding each."""
     found = with_narrowed_weights(bounds(case, true, dtype), case, true, dtype)
     more = math.sqrt(case.shape[1]) * unit_roundoff(accumulating(dtype))
     return replace(found, values=[bound + more for bound in found.values])
@@ -87,12 +87,12 @@ def assert_right(case: Case, *dtypes: str) -> None:
     for dtype in dtypes:
         assert case.holds_in(dtype)
         found = Kernels({}, "cpu").evaluate(case, dtype)
-        comparison = compare(case, true, found, allowed_of(case, true, dtype), dtype)
+        comparison = compare(case, true, found, enlarged_bounds(case, true, dtype), dtype)
         assert not comparison.first, f"{case.id}, {dtype}: {comparison.first}"
 
 
 def layouts(count: int) -> dict[str, list[int]]:
-    """Return labels in every order that matters to tiles."""
+    """Return labels in each order that the kernels treat differently."""
     place = torch.arange(count)
     shuffle = torch.randperm(count, generator=torch.Generator().manual_seed(count))
     found = {
@@ -129,7 +129,7 @@ def by_mask(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any]
 
 
 def by_pairs(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
-    """Return pairs with duplicates and self pairs, in one direction only."""
+    """Return directed pairs, with duplicates and self pairs."""
     count = len(rows)
     pairs = [[i, (i * 5 + 2) % count] for i in range(count) if i % 4] + [[4, 4], [0, count - 1]]
     return {"positive_pairs": pairs + pairs[::3] + [[j, i] for i, j in pairs[::2]]}, {}
@@ -151,12 +151,15 @@ def by_references(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str
     return given, {"ref_embeddings": rows_of(bank, rows.shape[1], dtype, seed=2)}
 
 
-def of_towers(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
+def with_towers(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
     return {}, {"embeddings_b": rows_of(*rows.shape, dtype, seed=3)}
 
 
-def of_a_queue(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
-    return {}, {**of_towers(rows, labels, dtype)[1], "negatives": rows_of(len(rows) + 13, rows.shape[1], dtype, seed=4)}
+def with_queue(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
+    return {}, {
+        **with_towers(rows, labels, dtype)[1],
+        "negatives": rows_of(len(rows) + 13, rows.shape[1], dtype, seed=4),
+    }
 
 
 FORMULAS = {
@@ -171,14 +174,14 @@ FORMULAS = {
     "pairs": Formula("nt_bxent", {}, by_pairs),
     "references": Formula("supcon", {}, by_references),
     "references in only_negatives": Formula("supcon_in", {"denominator": "only_negatives"}, by_references),
-    "towers": Formula("info_nce", {}, of_towers),
-    "queue": Formula("info_nce", {"direction": "a_to_b"}, of_a_queue),
+    "towers": Formula("info_nce", {}, with_towers),
+    "queue": Formula("info_nce", {"direction": "a_to_b"}, with_queue),
 }
 SHAPES = ((33, 1), (65, 63), (34, 100), (33, 130), (33, 300), (34, 513))
 LONG = ("out all", "in one_positive", "epsilon mask", "pairs", "queue")
-"""Formulas that are tested on the longest rows; the interpreter takes a second for each."""
-HOW = (("cosine", 0.1), ("cosine", 0.01), ("dot", 1.0), ("cosine", 100.0), ("cosine", 1e-3))
-"""Unshifted exponentials, running maxima, norms of any size, and the ends of the range."""
+"""Formulas that are also tested with more than 300 columns, for which the interpreter takes a second each."""
+SIMILARITIES = (("cosine", 0.1), ("cosine", 0.01), ("dot", 1.0), ("cosine", 100.0), ("cosine", 1e-3))
+"""Similarities and temperatures for unshifted exponentials, running maxima, arbitrary norms, and extreme logits."""
 
 
 def batches() -> Iterator[Any]:
@@ -187,7 +190,7 @@ def batches() -> Iterator[Any]:
         if dim > 300 and name not in LONG:
             continue
         layout = list(layouts(count))[(f + k) % 7]
-        similarity, temperature = HOW[(f + 2 * k) % len(HOW)]
+        similarity, temperature = SIMILARITIES[(f + 2 * k) % len(SIMILARITIES)]
         dtype = DTYPES[(f + k + k // 3) % len(DTYPES)]
         yield pytest.param(
             name,
@@ -246,10 +249,10 @@ def test_anchors_select_rows(name: str, temperature: float) -> None:
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", ["out all", "partners", "references", "pairs"])
 def test_rows_of_very_different_norms_are_right(name: str, dtype: str) -> None:
-    """Under cosine a row's norm affects only its own gradient, which is divided by it."""
+    """With cosine similarity, the norm of a row affects only the gradient of that row, as a divisor."""
     case = case_of(name, 34, 12, "unsorted", "cosine", 0.5, dtype, reduction="mean")
-    sizes = 2.0 ** np.linspace(-13, 13, 34).round()
-    rows = held(torch.tensor(case.embeddings * sizes[:, None]), dtype)
+    norms = 2.0 ** np.linspace(-13, 13, 34).round()
+    rows = rounded_to(torch.tensor(case.embeddings * norms[:, None]), dtype)
     assert_right(replace(case, embeddings=rows), dtype)
 
 
@@ -257,11 +260,11 @@ def test_rows_of_very_different_norms_are_right(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("denominator", DENOMINATORS)
 @pytest.mark.parametrize("loss", ["supcon", "supcon_in"])
 def test_batches_with_tiny_weights_are_right(loss: str, denominator: str, dtype: str) -> None:
-    """Weights of 1e-7 and less are representable in float16 only because they are scaled."""
+    """float16 can represent weights of 1e-7 or less only because the kernels scale them."""
     count, dim = 40, 64
     centres, noise = rows_of(8, dim, "float32"), rows_of(count, dim, "float32", seed=2)
     labels = [i % 8 for i in range(count)]
-    rows = held(torch.tensor(centres[labels] + 0.1 * noise), dtype)
+    rows = rounded_to(torch.tensor(centres[labels] + 0.1 * noise), dtype)
     keywords = {"temperature": 0.05, "denominator": denominator, "reduction": "mean"}
     case = Case("test/solved", loss, rows, {"labels": labels}, keywords)
     true = truth_of(case)
@@ -270,7 +273,7 @@ def test_batches_with_tiny_weights_are_right(loss: str, denominator: str, dtype:
     assert_right(case, dtype)
 
 
-def sizes(targets: Targets, references: References | None, rows: int, backend: Any) -> tuple[Tensor, Tensor]:
+def counts_of(targets: Targets, references: References | None, rows: int, backend: Any) -> tuple[Tensor, Tensor]:
     z = torch.tensor(rows_of(rows, 4, "float32")).float()
     found = engine.anchor_values(Batch(z, targets, Rule("out", "cosine", 0.5), references or References()), backend)
     return found.positives, found.negatives
@@ -293,8 +296,8 @@ def test_numbers_of_positives_and_negatives_are_right(layout: str) -> None:
         (Targets("partners", torch.arange(count) % bank), others),
         (Targets("none", torch.empty(0, dtype=torch.int64)), others),
     ):
-        found = sizes(targets, references, count, "triton")
-        true = sizes(targets, references, count, "exact")
+        found = counts_of(targets, references, count, "triton")
+        true = counts_of(targets, references, count, "exact")
         assert found[0].dtype == found[1].dtype == torch.int64
         assert torch.equal(found[0], true[0]), targets.kind
         assert torch.equal(found[1], true[1]), targets.kind
@@ -318,11 +321,11 @@ def test_strided_rows_and_masks_are_right(kind: str) -> None:
     mask = torch.rand(80, 70, generator=torch.Generator().manual_seed(3)) < 0.2
     for z, marks in ((wide.T[:35], mask.T[:35, :35]), (wide.T[::2][:35, 1:6], mask[::2, ::2][:35, :35])):
         found, true = [], []
-        for given, pulled in (((z, marks), found), ((z.contiguous(), marks.contiguous()), true)):
+        for given, results in (((z, marks), found), ((z.contiguous(), marks.contiguous()), true)):
             leaf = given[0].detach().requires_grad_()
             for loss in (supcon_loss, supcon_in_loss):
                 value = loss(leaf, positives=given[1], backend="triton")
-                pulled += [value.detach(), *torch.autograd.grad(value, leaf)]
+                results += [value.detach(), *torch.autograd.grad(value, leaf)]
         for one, other in zip(found, true, strict=True):
             assert torch.equal(one, other)
 
@@ -333,7 +336,7 @@ def strided(given: Tensor) -> Tensor:
 
 
 def test_strided_labels_and_anchors_are_right() -> None:
-    """``batch[:, 0]`` is a common expression."""
+    """Labels are often a column of a larger tensor, such as ``batch[:, 0]``."""
     rows = torch.tensor(rows_of(40, 6, "float32")).float()
     references = rows[:36].flip(0).contiguous()
     numbers = torch.arange(40)

@@ -1,7 +1,7 @@
-"""The kernels on golden cases, judged as by ``pairproof verify``; ``--all-cases`` runs all of them.
+"""Judge the kernels on golden cases, as ``pairproof verify`` does; ``--all-cases`` runs all cases instead of a subset.
 
-The selected cases cover every loss, flag and option. Another test checks, without running kernels, that they launch
-every kernel form that any case launches.
+The subset covers every loss, flag and option. Another test checks, without running kernels, that every kernel form
+that any case launches is also launched by a case of the subset.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pairproof.fast.engine import device
 
 Tensor = torch.Tensor
 SOME = ("supcon_loss all", "supcon_in_loss one_positive mask", "epsilon", "pairs", "partners", "queue")
-"""One call for each kernel, for tests with `torch`."""
+"""Calls that together use every kernel."""
 SEVERAL = (*SOME, "supcon_loss only_negatives references", "anchors", "both directions")
 
 
@@ -78,12 +78,12 @@ def test_operators_pass_the_checks_of_torch(name: str, dtype: torch.dtype, calls
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
-    met: list[tuple[Any, tuple[Any, ...]]] = []
+    calls_made: list[tuple[Any, tuple[Any, ...]]] = []
 
     class Recorder(torch.fx.Interpreter):
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
             if str(target).startswith("pairproof"):
-                met.append((target, tuple(a.detach().clone() if isinstance(a, Tensor) else a for a in args)))
+                calls_made.append((target, tuple(a.detach().clone() if isinstance(a, Tensor) else a for a in args)))
             return super().call_function(target, args, kwargs)
 
     def recorded(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -93,11 +93,11 @@ def test_operators_pass_the_checks_of_torch(name: str, dtype: torch.dtype, calls
     compiled = torch.compile(call.loss, fullgraph=True, backend=aot_autograd(fw_compiler=recorded))
     given = [matrix.to(dtype, copy=True).requires_grad_() for matrix in (call.rows, *call.others)]
     torch.autograd.grad(compiled(*given, backend="triton"), given)
-    assert {str(operator) for operator, _ in met} == {
+    assert {str(operator) for operator, _ in calls_made} == {
         "pairproof.anchor_values.default",
         "pairproof.anchor_gradients.default",
     }
-    for operator, args in met:
+    for operator, args in calls_made:
         torch.library.opcheck(operator, args)
 
 
@@ -119,7 +119,7 @@ def test_functional_transforms_equal_the_backward_pass(name: str, calls: dict[st
 
 @pytest.mark.parametrize("name", SOME)
 def test_second_derivative_equals_that_of_the_exact_backend(name: str, calls: dict[str, Any]) -> None:
-    """It is computed by `torch.func` and by autograd."""
+    """The second derivative is computed both by `torch.func` and by autograd."""
     call = calls[name]
     given = (call.rows, *call.others)
     direction = torch.randn(call.rows.shape, generator=torch.Generator().manual_seed(8))
@@ -137,8 +137,8 @@ def test_second_derivative_equals_that_of_the_exact_backend(name: str, calls: di
     assert_close([torch.func.grad(first("triton"))(*given)], [true], 2e-5)
     leaf = call.rows.clone().requires_grad_()
     value = call.loss(leaf, *call.others, backend="triton", temperature=0.5)
-    (pulled,) = torch.autograd.grad(value, leaf, create_graph=True)
-    (found,) = torch.autograd.grad((pulled * direction).sum(), leaf)
+    (gradient,) = torch.autograd.grad(value, leaf, create_graph=True)
+    (found,) = torch.autograd.grad((gradient * direction).sum(), leaf)
     assert_close([found], [true], 2e-5)
 
 
@@ -149,10 +149,10 @@ def test_gradient_of_a_learned_temperature_equals_the_exact_one(temperature: flo
         temperature = 0.1
     found = []
     for backend, dtype in (("triton", torch.float32), ("exact", torch.float64)):
-        hot = torch.tensor(temperature, dtype=torch.float32).to(dtype).requires_grad_()
+        learned = torch.tensor(temperature, dtype=torch.float32).to(dtype).requires_grad_()
         given = [matrix.to(dtype, copy=True).requires_grad_() for matrix in (call.rows, *call.others)]
-        value = call.loss(*given, backend=backend, temperature=hot)
-        found.append([value.detach(), *torch.autograd.grad(value, [*given, hot])])
+        value = call.loss(*given, backend=backend, temperature=learned)
+        found.append([value.detach(), *torch.autograd.grad(value, [*given, learned])])
     # A logit is accurate to a few units in the last place, and low temperatures make logits large.
     assert_close(found[0], found[1], 4e-6 / temperature)
 
@@ -160,11 +160,11 @@ def test_gradient_of_a_learned_temperature_equals_the_exact_one(temperature: flo
 def test_temperature_may_have_any_dtype() -> None:
     z, labels = torch.randn(9, 5), torch.arange(9) % 2
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        hot = torch.tensor(0.25, dtype=dtype, requires_grad=True)
-        value = supcon_loss(z, labels, temperature=hot, backend="triton")
+        learned = torch.tensor(0.25, dtype=dtype, requires_grad=True)
+        value = supcon_loss(z, labels, temperature=learned, backend="triton")
         value.backward()
-        assert hot.grad is not None
-        assert hot.grad.dtype == dtype
+        assert learned.grad is not None
+        assert learned.grad.dtype == dtype
         torch.testing.assert_close(value.detach(), supcon_loss(z, labels, temperature=0.25, backend="triton"))
 
 
@@ -215,7 +215,7 @@ def test_forward_mode_and_vmap_raise(calls: dict[str, Any]) -> None:
 
 
 def test_tf32_follows_the_setting_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under TF32 rows are rounded to ten fraction bits; the interpreter multiplies them exactly."""
+    """With TF32, rows are rounded to ten fraction bits; the interpreter then multiplies them exactly."""
     z, labels = torch.randn(40, 16, generator=torch.Generator().manual_seed(2)), torch.arange(40) % 4
     monkeypatch.setattr(device, "tf32_allowed", lambda: True)
     leaf = z.clone().requires_grad_()
@@ -223,14 +223,14 @@ def test_tf32_follows_the_setting_of_torch(monkeypatch: pytest.MonkeyPatch) -> N
     (gradient,) = torch.autograd.grad(value, leaf)
     exact = z.double().requires_grad_()
     true = supcon_loss(exact, labels, temperature=0.1, backend="exact")
-    (pulled,) = torch.autograd.grad(true, exact)
-    apart = abs(float(value.detach()) - float(true.detach()))
-    assert 1e-7 < apart < 2.0**-11 * 2 / 0.1
-    errors = (gradient.double() - pulled).norm() / pulled.norm()
-    assert 1e-6 < float(errors) < 2.0**-11 * 4 / 0.1
+    (true_gradient,) = torch.autograd.grad(true, exact)
+    error = abs(float(value.detach()) - float(true.detach()))
+    assert 1e-7 < error < 2.0**-11 * 2 / 0.1
+    gradient_error = (gradient.double() - true_gradient).norm() / true_gradient.norm()
+    assert 1e-6 < float(gradient_error) < 2.0**-11 * 4 / 0.1
 
 
-def test_batch_without_gradient_saves_no_tensor() -> None:
+def test_result_under_no_grad_requires_no_gradient() -> None:
     z = torch.randn(12, 4)
     with torch.no_grad():
         value = nt_xent_loss(z.requires_grad_(), torch.arange(12) ^ 1, backend="triton")
