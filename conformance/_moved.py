@@ -26,7 +26,7 @@ MOVED = {
 
 
 class _Moved(MetaPathFinder, Loader):
-    """Finds the old paths, and what lies below them."""
+    """Finds the modules with old paths, and their submodules."""
 
     def find_spec(self, fullname: str, *given: object) -> ModuleSpec | None:
         first, dot, below = fullname.partition(f"{PACKAGE}.")[2].partition(".")

@@ -85,7 +85,7 @@ def cross_entropy_of_exponentials(e: Row, i: int, p: int, members: Columns, *, s
         denominator=denominator,
         log_numerator=shift + np.log(e[p]),
         log_denominator=shift + np.log(denominator),
-        # The sum is divided by e_ip, whose quotient is the 1 of log1p: a small loss keeps its digits.
+        # The ratio of sums is 1 + rest / e_ip; log1p is accurate if the loss is small.
         value=np.log1p(rest / e[p]),
     )
 

@@ -179,10 +179,10 @@ def assert_agree(
         unit = 32 * torch.finfo(rows.dtype).eps * logit
         for form in forms:
             with engine(form) as backend:
-                found, pulled = both(loss, rows, target, backend=backend, **options)
+                found, found_grad = both(loss, rows, target, backend=backend, **options)
             what = f"{name}, {form}, {dtype}, {len(z)} rows, {similarity}, temperature {temperature}"
             assert_near(found, values, unit, f"values: {what}")
-            assert_near(pulled, gradient, 4 * unit * steep, f"gradient: {what}")
+            assert_near(found_grad, gradient, 4 * unit * steep, f"gradient: {what}")
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
@@ -281,10 +281,10 @@ def test_every_form_equals_the_plain_formulas(form: str) -> None:
     for similarity, (name, loss) in itertools.product(SIMILARITIES, formulas):
         leaf = z.clone().requires_grad_()
         true = plain(name, leaf, leaf, mask, own, temperature=0.5, similarity=similarity)
-        (pull,) = torch.autograd.grad(true, leaf, weights)
+        (true_grad,) = torch.autograd.grad(true, leaf, weights)
         with engine(form) as backend:
             found = both(loss, z, mask, temperature=0.5, similarity=similarity, backend=backend)
-        torch.testing.assert_close(found, (true.detach(), pull), rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(found, (true.detach(), true_grad), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
@@ -307,11 +307,11 @@ def test_references_equal_the_plain_formulas(form: str) -> None:
         leaves = z.clone().requires_grad_(), bank.clone().requires_grad_()
         rows = [-1] * 7 if self_rows is None else self_rows.tolist()
         true = plain(name, *leaves, positive, rows, temperature=0.5, similarity=similarity)
-        pulls = torch.autograd.grad(true, leaves, spread(7))
+        true_grads = torch.autograd.grad(true, leaves, spread(7))
         options: dict[str, Any] = {"temperature": 0.5, "similarity": similarity, "self_rows": self_rows, **targets}
         with engine(form) as backend:
             found = both(lambda z, w, f=loss, **o: f(z, ref_embeddings=w, **o), (z, bank), backend=backend, **options)
-        torch.testing.assert_close(found, (true.detach(), *pulls), rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(found, (true.detach(), *true_grads), rtol=1e-11, atol=1e-12)
 
 
 def test_references_are_right_at_every_temperature() -> None:
@@ -325,17 +325,17 @@ def test_references_are_right_at_every_temperature() -> None:
             return f(z, labels, ref_embeddings=w, ref_labels=ref_labels, self_rows=own, **o)
 
         options: dict[str, Any] = {"temperature": temperature, "similarity": similarity}
-        values, *pulls = both(call, (z, bank), backend="exact", **options)
+        values, *true_grads = both(call, (z, bank), backend="exact", **options)
         everyone = torch.cat((z, bank))
         logit = max(1.0, largest_logit(everyone, similarity, temperature))
         steep = slope(everyone, similarity, temperature)
         for dtype, form in ((torch.float64, "tiled by 4"), (torch.float32, "auto")):
             unit = 32 * torch.finfo(dtype).eps * logit
             with engine(form) as backend:
-                found, *pulled = both(call, (z.to(dtype), bank.to(dtype)), backend=backend, **options)
+                found, *found_grad = both(call, (z.to(dtype), bank.to(dtype)), backend=backend, **options)
             what = f"{name}, {form}, {similarity}, temperature {temperature}"
             assert_near(found, values, unit, f"values: {what}")
-            for one, true in zip(pulled, pulls, strict=True):
+            for one, true in zip(found_grad, true_grads, strict=True):
                 assert_near(one, true, 4 * unit * steep, f"gradient: {what}")
 
 
@@ -350,7 +350,7 @@ def test_batch_as_its_own_references_gives_the_plain_loss(form: str) -> None:
     for similarity, (loss, targets, more) in itertools.product(SIMILARITIES, losses):
         options: dict[str, Any] = {"similarity": similarity, "temperature": 0.4, **targets}
         with engine(form) as backend:
-            values, pull = both(loss, z, backend=backend, **options)
+            values, true_grad = both(loss, z, backend=backend, **options)
             found, by_rows, by_references = both(
                 lambda z, w, f=loss, **o: f(z, ref_embeddings=w, self_rows=own, **o),
                 (z, z),
@@ -359,8 +359,8 @@ def test_batch_as_its_own_references_gives_the_plain_loss(form: str) -> None:
                 **more,
             )
         torch.testing.assert_close(found, values, rtol=1e-12, atol=1e-13)
-        torch.testing.assert_close(by_rows + by_references, pull, rtol=1e-11, atol=1e-12)
-        assert not torch.allclose(by_rows, pull, atol=1e-3)
+        torch.testing.assert_close(by_rows + by_references, true_grad, rtol=1e-11, atol=1e-12)
+        assert not torch.allclose(by_rows, true_grad, atol=1e-3)
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
@@ -405,18 +405,20 @@ def test_info_nce_equals_cross_entropy(direction: str, queue: bool, similarity: 
     for temperature in (0.02, 0.3, 10.0):
         leaves = [t.clone().requires_grad_() for t in towers]
         true = hand_written(*leaves, temperature=temperature)
-        pulls = torch.autograd.grad(true, leaves, spread(len(true)))
+        true_grads = torch.autograd.grad(true, leaves, spread(len(true)))
         logit = max(1.0, *(largest_logit(t, similarity, temperature) for t in towers))
         steep = max(slope(t, similarity, temperature) for t in towers)
         for dtype, form in itertools.product((torch.float64, torch.float32), ENGINES):
             with engine(form) as backend:
-                found, *pulled = both(
+                found, *found_grad = both(
                     ours, tuple(t.to(dtype) for t in towers), temperature=temperature, backend=backend
                 )
             unit = 32 * torch.finfo(dtype).eps * logit
             assert_near(found, true, unit, f"values: {form}, {dtype}, temperature {temperature}")
-            for one, true_pull in zip(pulled, pulls, strict=True):
-                assert_near(one, true_pull, 4 * unit * steep, f"gradient: {form}, {dtype}, temperature {temperature}")
+            for one, one_true_grad in zip(found_grad, true_grads, strict=True):
+                assert_near(
+                    one, one_true_grad, 4 * unit * steep, f"gradient: {form}, {dtype}, temperature {temperature}"
+                )
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
@@ -445,13 +447,13 @@ def test_anchors_and_reductions_select_values_and_gradients(form: str) -> None:
         tight = 1e3 * torch.finfo(dtype).eps
         for reduction, reduce in REDUCTIONS.items():
             goal = reduce(every[anchors])
-            (pull,) = torch.autograd.grad(goal, leaf, torch.ones_like(goal), retain_graph=True)
+            (true_grad,) = torch.autograd.grad(goal, leaf, torch.ones_like(goal), retain_graph=True)
             rows = z.to(dtype, copy=True).requires_grad_()
             with engine(form) as backend:
                 found = loss(rows, target, anchors=anchors, reduction=reduction, backend=backend)
-                (pulled,) = torch.autograd.grad(found, rows, torch.ones_like(found))
+                (found_grad,) = torch.autograd.grad(found, rows, torch.ones_like(found))
             torch.testing.assert_close(found.double(), goal.double(), rtol=tight, atol=tight, msg=name)
-            torch.testing.assert_close(pulled.double(), pull, rtol=tight, atol=tight, msg=name)
+            torch.testing.assert_close(found_grad.double(), true_grad, rtol=tight, atol=tight, msg=name)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -819,9 +821,9 @@ def test_simultaneous_graphs_are_independent(name: str, form: str) -> None:
                 # Evaluations without a graph, and graphs that are discarded, happen in between.
                 loss(batches[0] * 3, target, backend=backend)
                 loss(leaves[0] * 2, target, backend=backend)
-                (pull,) = torch.autograd.grad(values[k], leaves[k], spread(40))
+                (true_grad,) = torch.autograd.grad(values[k], leaves[k], spread(40))
                 assert torch.equal(values[k], apart[k][0])
-                assert torch.equal(pull, apart[k][1])
+                assert torch.equal(true_grad, apart[k][1])
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
@@ -889,10 +891,10 @@ def test_buffers_are_usable_inside_and_outside_inference_mode(form: str) -> None
             loss(torch.cat((z, z.flip(0))), torch.cat((target, target + 40)), backend=backend)
             within = loss(z, target, backend=backend, reduction="none")
         outside = loss(z, target, backend=backend, reduction="none")
-        values, pull = both(loss, z, target, backend=backend)
+        values, true_grad = both(loss, z, target, backend=backend)
         with torch.inference_mode():
             again = loss(z, target, backend=backend, reduction="none")
-        assert bool(pull.isfinite().all())
+        assert bool(true_grad.isfinite().all())
         return [values, within, outside, again]
 
     for loss, target in KEPT.values():
@@ -1010,14 +1012,14 @@ def test_rows_of_extreme_norm_are_right(dtype: torch.dtype, temperature: float) 
         if not name.endswith(("balanced", "mask", "shuffled views", "stacked_partners")):
             continue
         options: dict[str, Any] = {"temperature": temperature, "similarity": "cosine"}
-        values, pull = both(loss, unit, target, backend="exact", **options)
+        values, true_grad = both(loss, unit, target, backend="exact", **options)
         for form in ENGINES:
             with engine(form) as backend:
-                found, pulled = both(loss, z, target, backend=backend, **options)
+                found, found_grad = both(loss, z, target, backend=backend, **options)
             assert_near(found, values, tight, f"values: {name}, {form}")
             # The gradient is multiplied by the row's length, in steps that stay within the range.
             root = lengths.sqrt()[:, None]
-            assert_near(pulled.double() * root * root, pull, tight / temperature, f"gradient: {name}, {form}")
+            assert_near(found_grad.double() * root * root, true_grad, tight / temperature, f"gradient: {name}, {form}")
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
@@ -1027,11 +1029,11 @@ def test_references_of_extreme_norm_are_right(form: str) -> None:
     call = lambda z, w, **o: supcon_loss(z, labels[:6], ref_embeddings=w, ref_labels=labels, **o)  # noqa: E731
     values, by_rows, by_references = both(call, (z, bank), backend="exact")
     with engine(form) as backend:
-        found, *pulled = both(call, (z.float(), bank.float() * lengths), backend=backend)
+        found, *found_grad = both(call, (z.float(), bank.float() * lengths), backend=backend)
     assert_near(found, values, 1e-4, "values")
-    assert_near(pulled[0], by_rows, 1e-3, "by rows")
+    assert_near(found_grad[0], by_rows, 1e-3, "by rows")
     root = lengths.double().sqrt()
-    assert_near(pulled[1].double() * root * root, by_references, 1e-3, "by references")
+    assert_near(found_grad[1].double() * root * root, by_references, 1e-3, "by references")
 
 
 @pytest.mark.parametrize("form", list(ENGINES))
@@ -1053,11 +1055,11 @@ def test_inputs_may_have_any_memory_layout(form: str) -> None:
                 leaf = other.detach().requires_grad_()
                 assert not leaf.is_contiguous()
                 values = call(leaf, reduction="none", backend=backend)
-                (pull,) = torch.autograd.grad(values, leaf, spread(10))
-                torch.testing.assert_close((values.detach(), pull), true, rtol=1e-13, atol=1e-14)
+                (true_grad,) = torch.autograd.grad(values, leaf, spread(10))
+                torch.testing.assert_close((values.detach(), true_grad), true, rtol=1e-13, atol=1e-14)
         # Rows that share memory are equal, so all gradients are zero.
         alike = z[:1].expand(10, 4).requires_grad_()
         loss = supcon_loss(alike, labels, backend=backend)
         assert loss.item() == pytest.approx(math.log(9), rel=1e-13)
-        (pull,) = torch.autograd.grad(loss, alike)
-        torch.testing.assert_close(pull, torch.zeros_like(pull), rtol=0, atol=1e-14)
+        (true_grad,) = torch.autograd.grad(loss, alike)
+        torch.testing.assert_close(true_grad, torch.zeros_like(true_grad), rtol=0, atol=1e-14)

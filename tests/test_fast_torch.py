@@ -646,9 +646,9 @@ def test_extreme_sizes_read_no_value(backend: str) -> None:
     for strange in (math.nan, math.inf, 1e38):
         leaf = normal(ROWS).requires_grad_()
         value = supcon_loss(leaf, LABELS, backend=backend, reduction="none")
-        (true_pull,) = torch.autograd.grad(value, leaf, torch.where(no_positives, 0.0, 1.0), retain_graph=True)
+        (true_row_gradients,) = torch.autograd.grad(value, leaf, torch.where(no_positives, 0.0, 1.0), retain_graph=True)
         (found,) = torch.autograd.grad(value, leaf, torch.where(no_positives, strange, 1.0))
-        assert torch.equal(found, true_pull)
+        assert torch.equal(found, true_row_gradients)
 
 
 @unread

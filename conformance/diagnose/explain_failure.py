@@ -30,7 +30,7 @@ EXPLAINED_BY_VALUE = 1e-4
 """The same if only one number is compared, which one of hundreds of variants would otherwise match by chance."""
 
 SLIGHT = "the formula is right, but digits are lost"
-"""The beginning of an explanation that reports nothing but lost digits."""
+"""Start of an explanation if rounding errors are the only difference."""
 
 DTYPE_NOISE = 1e-6
 """Relative error below which nothing can be explained."""
@@ -161,7 +161,7 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth) -> str | None:
         truth: the certified results.
 
     Returns:
-        What was computed instead, in words, or None if no known mistake explains it.
+        A description of what was computed instead, or None if no known mistake explains it.
     """
     if case.size > LARGEST_EXPLAINED or not case.anchors():
         return None

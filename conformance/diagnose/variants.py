@@ -225,7 +225,7 @@ _EPSILONS = ("1e-12", "1e-10", "1e-08", "1e-07", "1e-06", "1e-05", "1e-04", "1e-
 GUARDS: Mapping[str, str] = {
     f"{kind} {size}": f"an epsilon of {size} is added {where}" for kind, where in _GUARDED.items() for size in _EPSILONS
 }
-"""What is added to avoid a logarithm of 0, and where, in words."""
+"""Descriptions of the number that is added to avoid a logarithm of 0, and of the place where it is added."""
 
 
 # Forms: how the pairs of an anchor become its value, [T, M] of (pairs)
@@ -302,7 +302,7 @@ NAMES: Mapping[str, str] = {
 
 
 def words_of(part: str) -> str:
-    """What is wrong about a choice of one of the tables, in words; "" if nothing is."""
+    """Return a description of the difference that a part makes; "" if the part is correct."""
     return DENOMINATORS[part].words if part in DENOMINATORS else NAMES.get(part, part)
 
 
@@ -316,7 +316,7 @@ class Variant:
 
     Attributes:
         loss: its name in the catalogue.
-        options: those that are not at their default, except ``REDUCED_BY``.
+        options: the options that differ from their defaults, except ``REDUCED_BY``.
     """
 
     loss: str
@@ -364,7 +364,7 @@ def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
 
     Args:
         loss: the loss.
-        options: those that are not at their default.
+        options: the options that differ from their defaults.
     """
     own = dict.fromkeys(name for name in (*loss.choices, *loss.formula_options) if name not in REDUCED_BY)
     given = {**loss.keywords, **options}

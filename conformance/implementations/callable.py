@@ -99,7 +99,7 @@ class Target:
         takes_temperature: whether a temperature can be passed.
         call: how it is called, one of ``CALLS``.
         arrays: the arrays that it takes, one of ``ARRAYS``.
-        notes: what was guessed.
+        notes: the guesses that were made, such as how to call the target.
         strict: whether a torch target must return a tensor.
     """
 
@@ -243,7 +243,7 @@ class External(Implementation):
         target: the target; None for a command.
         command: the command; None for a target.
         claim: what it computes.
-        notes: what was guessed, in words.
+        notes: the guesses that were made, such as how to call the target.
         gradients_judged: whether it returns gradients; None until a command has answered.
         outcomes: what it returned, by case and dtype, until the caller clears it.
     """

@@ -271,7 +271,7 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
         signature: signature of the target; None for a command.
 
     Returns:
-        The claim, and what was guessed.
+        The claim, and the guesses that were made.
 
     Raises:
         TargetMisused: the claim contradicts the signature, or is incomplete.

@@ -426,7 +426,7 @@ def _count_problems(report: Report, implementations: Sequence[Implementation], c
 
 
 def show_counts(counts: Mapping[str, int] | None) -> str:
-    """Counts in words."""
+    """Format counts as text."""
     return ", ".join(f"{n} {name}" for name, n in counts.items()) if counts else "nothing"
 
 

@@ -270,7 +270,7 @@ class _Row:
 
     def _mean_below(self, top: Tensor) -> Tensor:
         """Return the mean over positives of ``top - s_ip``, ``[N, 1]``; it overflows only if the mean itself does."""
-        # Only logits near the end of the range are scaled by 2^-64 before they are summed; others would lose digits.
+        # Only logits near the end of the range are scaled by 2^-64 before summation; others would lose precision.
         large = self.logits.abs().amax() > 2.0 ** _RANGES[self.logits.dtype].factor
         scale = torch.where(large, 2.0**-64, 1.0).to(self.logits.dtype)
         below = torch.where(self.positive, top * scale - self.logits * scale, 0.0)

@@ -1,6 +1,6 @@
 """pairproof: a verification suite for contrastive losses.
 
-The parts of this package lie at the top of the repository, each in a folder of its own: ``pairproof.reference`` in
+The parts of this package are folders at the top of the repository: ``pairproof.reference`` in
 ``reference/``, ``pairproof.fast`` in ``fast/``, ``pairproof.conformance`` in ``conformance/`` and
 ``pairproof.fixtures`` in ``fixtures/``. ``pyproject.toml`` maps them; importing this module alone imports none of them.
 """

@@ -30,11 +30,11 @@ def test_upstream_gradients_of_any_size_are_applied(call: Any, calls: dict[str, 
     values = call.loss(*given, backend="triton", reduction="none", temperature=0.3)
     up = upstream_of(len(values))
 
-    def pulled(size: float) -> list[Tensor]:
+    def gradients_of_size(size: float) -> list[Tensor]:
         return [g.float() for g in torch.autograd.grad(values, given, up * size, retain_graph=True)]
 
     exact = call.results(torch.float64, backend="exact", reduction="none", temperature=0.3, upstream=up)
-    found = pulled(1.0)
+    found = gradients_of_size(1.0)
     torch.testing.assert_close(values.detach().double(), exact[0], rtol=1e-5, atol=1e-5)
     for one, true in zip(found, exact[1:], strict=True):
         limit = ROUNDING[dtype] * float(true.abs().max()) + 1e-9
@@ -42,14 +42,14 @@ def test_upstream_gradients_of_any_size_are_applied(call: Any, calls: dict[str, 
     # For float16, only sizes that it can represent.
     sizes = (2.0**-3, 2.0**4) if dtype == torch.float16 else (2.0**-60, 2.0**90)
     for size in sizes:
-        for one, other in zip(pulled(size), found, strict=True):
+        for one, other in zip(gradients_of_size(size), found, strict=True):
             normal = other.abs() * size >= torch.finfo(dtype).tiny
             assert torch.equal(one[normal], (other * size)[normal])
     for size in () if dtype == torch.float16 else (1e-30, 1e30):
-        for one, other in zip(pulled(size), found, strict=True):
+        for one, other in zip(gradients_of_size(size), found, strict=True):
             limit = ROUNDING[dtype] * float(other.abs().max()) + 1e-12
             torch.testing.assert_close(one / size, other, rtol=0, atol=limit)
-    assert not any(bool(one.any()) for one in pulled(0.0))
+    assert not any(bool(one.any()) for one in gradients_of_size(0.0))
 
 
 LABELS = torch.where(torch.arange(35) == 17, -5, torch.arange(35) % 2 * 2**40)
