@@ -859,8 +859,7 @@ def test_closing_a_command_ends_its_process() -> None:
     assert process.returncode == 0
 
 
-# JAX, if an earlier test has imported it, and Python 3.12 warn about a fork of a process with threads.
-@pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # by Python 3.12, if the process has threads
 def test_command_has_one_process_per_forked_process() -> None:
     lines = Lines(f"{sys.executable} {COMMAND} one")
     request = {"matrices": {"embeddings": [[1.0]]}}
