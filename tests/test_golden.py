@@ -26,7 +26,7 @@ from pairproof.conformance.implementations.fast import Fast, FastDense, FastExac
 from pairproof.conformance.judge.verify import truth_of
 from pairproof.conformance.maintain import prove, rebuild
 from pairproof.conformance.maintain.prove import prove_golden
-from pairproof.conformance.suite import golden
+from pairproof.conformance.suite import golden, store
 from pairproof.conformance.suite.cases import MATRICES, Case, call_reference
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.golden import GoldenCase, load_errors, load_flags, load_golden
@@ -877,5 +877,20 @@ def test_float32_cases_distinguish_the_exact_backend_from_the_others() -> None:
 
 
 def test_installed_files_match_their_schemas(tmp_path: Path) -> None:
-    """The loaders validate a copy, and of the installed folder only the checksums."""
+    """The loaders validate a copy; of the installed folder they only compare the checksums."""
     rebuild.validate(Path(shutil.copytree(ROOT, tmp_path / "fixtures")))
+
+
+def test_copy_of_loaded_installed_files_is_validated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = Path(shutil.copytree(ROOT, tmp_path / "fixtures"))
+    path = copied / "golden/nt_bxent.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["cases"][0]["unknown"] = 1
+    path.write_text(json.dumps(data), encoding="utf-8")
+    write_manifest(copied)
+    with monkeypatch.context() as installed:
+        for module in (store, golden):
+            installed.setattr(module, "is_installed", lambda root: True)
+        load_golden(copied)
+    with pytest.raises(FixtureError, match=r"golden/nt_bxent.json: \$.cases\[0\]: .*unknown"):
+        load_golden(copied)

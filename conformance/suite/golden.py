@@ -21,7 +21,18 @@ from .cases import Case
 from .catalogue import LOSSES, Loss
 from .flags import first_untrue
 from .records import Expected, Matrix
-from .store import FixtureError, check_ids, check_schema, checked_root, expect, place, read_checked, read_json, require
+from .store import (
+    FixtureError,
+    check_ids,
+    check_schema,
+    checked_root,
+    expect,
+    is_installed,
+    place,
+    read_checked,
+    read_json,
+    require,
+)
 
 FORMAT = "pairproof-golden/1"
 FLAGS_FORMAT = "pairproof-golden-flags/1"
@@ -141,15 +152,15 @@ def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[
         if losses and Path(name).stem not in losses:
             continue
         sources = (root / file for file in (name, FLAGS, SCHEMA))
-        key = (name.encode(), *(path.read_bytes() for path in sources if path.is_file()))
+        key = (name, is_installed(root), *(path.read_bytes() for path in sources if path.is_file()))
         if key not in _loaded:
             _loaded[key] = list(_load_file(root, name, flags))
         loaded += _loaded[key]
     return loaded
 
 
-_loaded: dict[tuple[bytes, ...], list[GoldenCase]] = {}
-"""The cases of every file that was loaded, by name and content of the file, the flags and the schema."""
+_loaded: dict[tuple[str | bool | bytes, ...], list[GoldenCase]] = {}
+"""The cases of every file that was loaded, by its name, whether it is installed, and the files that it depends on."""
 
 
 def _load_file(root: Path, name: str, flags: Mapping[str, Flag]) -> Iterator[GoldenCase]:

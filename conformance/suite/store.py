@@ -237,6 +237,11 @@ def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Callab
         raise FixtureError(f"{name}: {wrong.json_path}: {wrong.message}")
 
 
+def is_installed(root: Path) -> bool:
+    """Return whether a folder of fixtures is the installed one, whose files are not validated again."""
+    return _elsewhere.get() is None and root == fixtures_root()
+
+
 def read_checked(root: Path, name: str, expected: str) -> Any:
     """Read a JSON file of a folder of fixtures and validate it against its schema.
 
@@ -252,7 +257,7 @@ def read_checked(root: Path, name: str, expected: str) -> Any:
         FixtureError: the file cannot be read, has another format, or does not match the schema.
     """
     data = read_json(root, name)
-    if _elsewhere.get() is None and root == fixtures_root():
+    if is_installed(root):
         _check_format(name, data, expected)
     else:
         check_schema(root, name, data, expected)
