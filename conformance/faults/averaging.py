@@ -43,7 +43,7 @@ def supcon_divided_by_the_rows(batch: parts.Batch) -> Tensor:
 
 @fault("supcon", github("vturrisi/solo-learn", "issues/185"), build=parts.features)
 def supcon_count_of_another_row(given: parts.Features) -> Tensor:
-    """The counts are broadcast along the wrong axis: a pair is divided by its positive's number of positives."""
+    """The counts are broadcast along the wrong axis: the term of a pair (i, p) is divided by |P(p)|, not |P(i)|."""
     batch = given.cosines
     return parts.row_sums(batch.values / batch.counts.clamp(min=1), batch.positive)
 
@@ -99,7 +99,7 @@ def supcon_without_positives_kept(batch: parts.Batch) -> parts.Batch:
 
 @fault("supcon", github("HobbitLong/SupContrast", "issues/141"), build=parts.features)
 def supcon_without_positives_nan(given: parts.Features) -> Tensor:
-    """The sum of an anchor without positives is divided by their number, 0: the loss is NaN."""
+    """The term of an anchor without positives is 0 / 0, so the loss is NaN."""
     batch = given.cosines
     return parts.row_sums(batch.values, batch.positive) / batch.positive.sum(dim=1)
 
@@ -119,7 +119,7 @@ def supcon_summed(batch: parts.Batch) -> Tensor:
 
 @fault("supcon", pml("reducers/avg_non_zero_reducer.py"), build=parts.labelled)
 def supcon_mean_over_nonzero(batch: parts.Batch) -> Tensor:
-    """The mean runs over the anchors with a value above 0: anchors with the value 0 are left out."""
+    """The mean is taken only over anchors with a value above 0."""
     values = parts.anchors("supcon", batch)
     return values.sum() / (values > 0).sum().clamp(min=1)
 

@@ -17,14 +17,14 @@ def supcon_self_a_positive(batch: parts.Batch) -> parts.Batch:
 
 @fault("supcon", build=parts.features)
 def supcon_mask_transposed(given: parts.Features) -> parts.Batch:
-    """The mask is transposed: anchors and positives are exchanged."""
+    """The mask is transposed, which exchanges anchors and positives."""
     batch = given.cosines
     return batch._replace(positive=batch.positive.T)
 
 
 @fault("supcon", build=parts.features)
 def supcon_mask_made_symmetric(given: parts.Features) -> parts.Batch:
-    """The mask is made symmetric: every anchor becomes a positive of its positives."""
+    """The mask is made symmetric: if j is a positive of i, then i becomes a positive of j."""
     batch = given.cosines
     return batch._replace(positive=batch.positive | batch.positive.T)
 
