@@ -1,4 +1,4 @@
-"""The machine and the versions with which the figures were measured."""
+"""Describe the machine and the package versions of a measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PEERS = ("pytorch-metric-learning", "info-nce-pytorch", "bioencoder", "lightly",
 
 
 def field(path: str, start: str = "") -> str | None:
-    """Return the rest of the first line of a file that begins with a text, without a colon; None if there is none."""
+    """Return what follows ``start``, without a colon, on the first line that begins with it; None if no line does."""
     with suppress(OSError):
         for line in Path(path).read_text().splitlines():
             if line.startswith(start):
@@ -26,13 +26,13 @@ def field(path: str, start: str = "") -> str | None:
 
 
 def field_bytes(path: str, start: str) -> int | None:
-    """Return a field that the kernel gives in kB, in bytes."""
+    """Return a field that the Linux kernel reports in kB, converted to bytes."""
     found = field(path, start)
     return 1024 * int(found.split()[0]) if found else None
 
 
 def machine() -> dict[str, Any]:
-    """Return the CPU, its cores, memory, frequency governor (None if it cannot be read) and load."""
+    """Return the CPU, memory, operating system and load. Values that cannot be read are None."""
     return {
         "cpu": field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -46,7 +46,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, pairproof and the installed packages; that of the SupCon code is in its rows."""
+    """Return the versions of Python, pairproof and installed packages. Rows of the SupCon code contain its version."""
     found = {"python": platform.python_version(), "pairproof": __version__}
     for package in ("torch", "numpy", "triton", *PEERS):
         with suppress(metadata.PackageNotFoundError):

@@ -1,7 +1,7 @@
-"""The harness: cases, their certified truth, the implementations, the verdicts, the command line, the pytest plugin.
+"""The harness: cases, their proved results, adapters, verdicts, the command line and the pytest plugin.
 
 It needs the extra ``pairproof[verify]``. ``check_loss`` judges a loss, ``identify`` recognises one, and both return
-their results as data. ``parametrize`` makes pytest tests of a check.
+their results as data. ``parametrize`` turns a test function into one pytest test per check.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function when it is used, so that the base install imports this package."""
+    """Import a function on first use, so that this package can be imported without the optional dependencies."""
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for package in ("pytest",) if name == "parametrize" else ("flint", "jsonschema", "rich"):
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
 
     @wraps(function)
     def with_faults(*given: Any, **options: Any) -> Any:
-        # Faults depend on ``judge``, and so on ``diagnose``, which therefore does not import them.
+        # ``diagnose`` cannot import ``faults``: ``faults`` imports ``judge``, which imports ``diagnose``.
         return function(*given, **{"faults": FAULTS, **options})
 
     return with_faults

@@ -24,7 +24,7 @@ try:
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
-except ImportError as error:  # the base install has the losses alone
+except ImportError as error:  # the base install contains only the losses
     sys.exit(f'pairproof: the command needs {error.name}: pip install "pairproof[verify]"')
 
 from pairproof import __version__
@@ -303,7 +303,7 @@ def list_everything(
 ) -> None:
     """List the names that the other commands accept: losses, implementations, documents, cases, figures and claims.
 
-    Without WHAT, losses, implementations and documents are listed. With --loss alone, the cases of the loss are listed.
+    Without WHAT, losses, implementations and documents are listed. With only --loss, the cases of the loss are listed.
 
     Examples:
         pairproof list

@@ -1,4 +1,4 @@
-"""A case in words: what a golden case is for, and the terms of any case as the notebooks write them."""
+"""Explain a case: the purpose and results of a golden case, and the terms of any case as the notebooks write them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL_TERMS = 12
 
 
 def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
-    """Lines that spell a case out.
+    """Yield lines that show every term of a case.
 
     Args:
         case: the case.
@@ -42,8 +42,8 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
     yield "  " + ", ".join(f"{name} {value}" for name, value in options.items())
     yield from (f"  {name} {value}" for name, value in case.arguments.items())
     if case.entry.two_towers:
-        queue = f", {case.n} to {case.shape[1] - 1} the negatives" if case.shape[1] > case.n else ""
-        yield f"  columns: 0 to {case.n - 1} the rows of the other tower{queue}"
+        queue = f"; {case.n} to {case.shape[1] - 1} are the negatives" if case.shape[1] > case.n else ""
+        yield f"  columns: 0 to {case.n - 1} are the rows of the other tower{queue}"
     elif "ref_embeddings" in case.others:
         yield "  columns: the references"
     for i in anchors if anchor is None else [anchor]:
@@ -66,14 +66,14 @@ def _number(value: Any) -> str:
 
 
 def _anchor(case: Case, terms: Terms, i: int) -> Iterator[str]:
-    """An anchor, and which row of which matrix it is where that is not clear; its pairs; its value."""
+    """Yield the lines of one anchor: its positives and negatives, its pairs and its value."""
     tower, row = divmod(i, case.n)
     place = f" (row {row} of {case.blocks()[tower].left})" if case.entry.two_towers else ""
     yield f"anchor {i}{place}: positives {_listed(terms.positives[i])}; negatives {_listed(terms.negatives[i])}"
     for (anchor, other), pair in terms.pairs.items():
         if anchor == i:
             yield f"  {_pair(case, pair, terms.similarity[i][other])}"
-    policy = "" if i in terms.counted else "  (left out of the mean: no positive)"
+    policy = "" if i in terms.counted else "  (left out of the mean: no positives)"
     yield f"  value of anchor {i}: {_number(terms.anchor_losses[i])}{policy}"
 
 
@@ -82,7 +82,7 @@ def _pair(case: Case, pair: Pair, similarity: Any) -> str:
     if case.entry.form == "binary":
         sign, kind = ("-", "positive") if pair.positive else ("", "negative")
         return f"with {pair.other} ({kind}): {s}; softplus({sign}s) = {_number(pair.value)}"
-    # As the document writes them, unless the exponentials leave the range of float64.
+    # Print exponentials of the logits, as the documents do, unless they overflow or underflow in float64.
     numerator, denominator = _exp(pair.log_numerator), _exp(pair.log_denominator)
     if case.entry.epsilon or not (0 < numerator < np.inf and 0 < denominator < np.inf):
         numerator, denominator = pair.numerator, pair.denominator
@@ -98,7 +98,7 @@ def _ratio(pair: Pair) -> str:
 
 
 def _whole(case: Case, result: Result) -> Iterator[str]:
-    """The whole sum on one line: -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960."""
+    """Yield the whole sum on one line: -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960."""
     terms, form, reduction = result.terms, case.entry.form, case.option("reduction")
     sign = "" if form == "binary" else "-"
     scale = "" if case.option("base_temperature") is None else f" x {_number(terms.scale)}"
@@ -115,7 +115,7 @@ def _whole(case: Case, result: Result) -> Iterator[str]:
 
 
 def _part(form: str, pairs: Sequence[Pair]) -> str:
-    """What an anchor adds to the sum."""
+    """Return the contribution of an anchor to the sum."""
     if not pairs:
         return "0"
     if form == "binary":
@@ -139,7 +139,7 @@ def find_case(name: str) -> Case:
     calls = {f"{one.document.id}/{it.id}": f"{one.document.id}/{it.call}" for one in fixtures for it in one.figures}
     found = cases.get(name) or cases.get(calls.get(name, ""))
     if found is None and name in calls:
-        raise UsageError(f"{name} is not a loss of known inputs, so it has no terms; see: pairproof list cases")
+        raise UsageError(f"{name} is not a loss with known inputs, so it has no terms; see: pairproof list cases")
     return found or find_golden(name, others=[*cases, *calls]).case
 
 
@@ -149,7 +149,7 @@ def find_golden(name: str, root: Path | None = None, others: Sequence[str] = ())
     Args:
         name: the id.
         root: a folder of fixtures; by default the installed one.
-        others: further names that a misspelt name may mean.
+        others: further names to suggest for a misspelt name.
 
     Raises:
         UsageError: there is no such case, or there are several.
@@ -167,12 +167,12 @@ def find_golden(name: str, root: Path | None = None, others: Sequence[str] = ())
 
 
 def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | None = None) -> Iterator[str]:
-    """Lines that explain a golden case: why it exists, what goes in, what must come out, how to repeat it.
+    """Yield lines that explain a golden case: its purpose, its inputs, the expected results, and how to repeat it.
 
     Args:
         golden: the case.
         flags: the explanation of every flag.
-        terms: whether to spell out every term; by default if the batch is small.
+        terms: whether to show every term; by default only for small batches.
     """
     case, loss = golden.case, LOSSES[golden.case.loss]
     whole = case.size <= ALL_TERMS if terms is None else terms
@@ -184,7 +184,7 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
         yield from (f"  where: {_address(link)}" for link in flag.links)
     yield from ("", f"{case.sizes()}, exact in {', '.join(golden.dtypes)}")
     if others := [dtype for dtype in DTYPES if dtype not in golden.dtypes]:
-        yield f"  not in {', '.join(others)}, which would round them"
+        yield f"  not exact in {', '.join(others)}, so not judged there"
     if whole:
         for name, matrix in case.matrices.items():
             yield from _matrix("row" if name == "embeddings" else f"{name}, row", matrix)
@@ -194,7 +194,7 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
             yield f"  {key} {case.keywords[key]}"
         elif key not in (*ARGUMENTS, "anchors"):
             yield f"  {key} {'not given' if default is None else default} (the default)"
-    yield from ("", "expected, each number the float64 nearest to the true one")
+    yield from ("", "expected; each number is the float64 nearest to the true value")
     yield from _results(golden.expected, case, whole)
     yield from ("", f"repeat: {Selection(cases=(golden.id,)).command()}")
     yield f"terms: pairproof explain {golden.id} --anchor {next(iter(case.anchors()), 0)}"
@@ -213,11 +213,11 @@ def _results(expected: Expected, case: Case, whole: bool) -> Iterator[str]:
         yield f"  gradient left out: {expected.gradient_left_out}"
         return
     for name, gradient in {case.first: expected.gradient, **expected.other_gradients}.items():
-        by = "" if name == "embeddings" else f" by {name}"
+        wrt = "" if name == "embeddings" else f" with respect to {name}"
         if whole:
-            yield from _matrix(f"gradient{by}, row" if by else "gradient by row", gradient)
+            yield from _matrix(f"gradient{wrt}, row", gradient)
         else:
-            yield f"  gradient{by} of norm {float(np.linalg.norm(gradient))}"
+            yield f"  gradient{wrt}: norm {float(np.linalg.norm(gradient))}"
 
 
 def _matrix(what: str, matrix: npt.NDArray[np.float64]) -> Iterator[str]:

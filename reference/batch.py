@@ -26,7 +26,7 @@ from .terms import Anchor, Columns, Result, Terms
 
 Formula = Callable[..., Anchor]
 ABSENT = object()
-"""Stands for an argument that the loss does not have."""
+"""The value of an argument that the loss does not have."""
 
 
 def evaluate(
@@ -161,7 +161,7 @@ def evaluate_similarities(
     """
 
     def scaled(value: Scalar) -> Scalar:
-        # Multiply first: dividing the two temperatures first would add a rounding error.
+        # Multiply first: the quotient of the two temperatures would be rounded to float64, also for wider numbers.
         return value if base_temperature is None else value * float(temperature) / float(base_temperature)
 
     rows = range(len(similarity))

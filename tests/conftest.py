@@ -1,4 +1,4 @@
-"""Tests marked slow are left out by the options in pyproject.toml; the last line of the output gives their number."""
+"""Print the number of slow tests, which the options in pyproject.toml leave out, at the end of the output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Tests are deselected by name first, then by mark: only the second leaves out slow tests and no other."""
+    """Count the slow tests. Pytest deselects by name first, then by mark; only the second call has slow tests only."""
     if items and all(item.get_closest_marker("slow") for item in items):
         items[0].config.stash[LEFT_OUT] += len(items)
 
@@ -27,7 +27,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Every worker of pytest-xdist collects all tests, so that any of them has the number."""
+    """Take the number from any worker of pytest-xdist: every worker collects all tests."""
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("slow", 0)
 
 

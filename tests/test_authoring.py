@@ -190,7 +190,7 @@ def test_changed_files_are_reported(root: Path, capsys: pytest.CaptureFixture[st
         (
             "worked/batch_tutorial.json",
             lambda data: data["counts"].update(figures=7),
-            "worked/batch_tutorial.json: $.counts.figures: expected 1, counted, got 7",
+            "worked/batch_tutorial.json: $.counts.figures: expected 1, the number counted, got 7",
         ),
         (
             RECORDED,
@@ -527,7 +527,7 @@ def test_every_format_gives_the_same_case(batch: Path) -> None:
 def test_without_safetensors_the_error_says_what_to_install(batch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     (batch / "all.safetensors").write_bytes(b"")
-    with pytest.raises(Refused, match=r'reading it needs safetensors: pip install "pairproof\[safetensors\]"'):
+    with pytest.raises(Refused, match=r'this format requires safetensors: pip install "pairproof\[safetensors\]"'):
         read_array(f"{batch}/all.safetensors:z", "--embeddings", "embeddings")
 
 
@@ -700,19 +700,23 @@ def write(path: Path, content: object) -> Path:
         (1.0, [0, 0], "embeddings: expected shape [N, D], got shape []"),
         (EMBEDDINGS[:4], [0, 0, 1], "labels: expected one label per embedding, shape [4], got shape [3]"),
         (EMBEDDINGS[:4], [0.0, 0, 1, 1], "labels: expected an integer dtype, got float64"),
-        (EMBEDDINGS[:4], "0\n0\n1.5\n1\n", "line 3: expected an integer of 64 bits, got '1.5'"),
-        (EMBEDDINGS[:4], f"0\n0\n{2**63}\n1\n", f"line 3: expected an integer of 64 bits, got '{2**63}'"),
-        (EMBEDDINGS[:4], np.array([0, 0, 1, 2**63], dtype=np.uint64), "labels: expected signed integers of 64 bits"),
+        (EMBEDDINGS[:4], "0\n0\n1.5\n1\n", "line 3: expected a 64-bit integer, got '1.5'"),
+        (EMBEDDINGS[:4], f"0\n0\n{2**63}\n1\n", f"line 3: expected a 64-bit integer, got '{2**63}'"),
+        (EMBEDDINGS[:4], np.array([0, 0, 1, 2**63], dtype=np.uint64), "labels: expected signed 64-bit integers"),
         (EMBEDDINGS[:2], "0,1\n0,1\n", "expected one line, or one entry per line, got shape (2, 2)"),
         ([[1.0, math.nan], [1.0, 1.0]], [0, 0], "embeddings: expected finite values, got NaN or infinity in row 0"),
         ([[1.0, 1.0], [0.0, 0.0]], [0, 0], "got zeros in row 1"),
         ([[1, 2], [3, 4]], [0, 0], "embeddings: expected a floating dtype, got int64"),
-        ([[1j, 2], [3, 4]], [0, 0], "embeddings: expected a floating dtype of at most 64 bits, got complex128"),
-        (np.eye(2, dtype=np.longdouble), [0, 0], "embeddings: expected a floating dtype of at most 64 bits, got "),
+        ([[1j, 2], [3, 4]], [0, 0], "embeddings: expected a floating-point dtype of at most 64 bits, got complex128"),
+        (
+            np.eye(2, dtype=np.longdouble),
+            [0, 0],
+            "embeddings: expected a floating-point dtype of at most 64 bits, got ",
+        ),
         (np.array([{}, 1]), [0, 0], "cannot be read as npy: Object arrays cannot be loaded"),
         (b"PK nothing", [0, 0], "cannot be read as npy: the magic string is not correct"),
         (b"\x93NUMPY\x01", [0, 0], "cannot be read as npy: "),
-        ("1,2\n3\n", [0, 0], "line 2: expected as many entries as in the first line, 2, got 1"),
+        ("1,2\n3\n", [0, 0], "line 2: expected 2 entries, as in the first line, got 1"),
         ("a,b\n1,2\n3,4\n", [0, 0], "line 1: expected a number, got 'a'"),
         ("", [0, 0], "embeddings: expected at least 2 rows, got shape [0, 2]"),
     ],
@@ -874,7 +878,7 @@ def test_show_explains_a_case(root: Path, capsys: pytest.CaptureFixture[str]) ->
         "golden/info_nce/queue-tau-half: info_nce_loss(embeddings_a, embeddings_b, negatives), van den Oord",
         "4 rows of 3 numbers in each of two towers, 5 negatives, exact in float64",
         f"  negatives, row 4: {found.case.others['negatives'][4, 0]!s}, ",
-        f"  gradient by embeddings_b, row 3: {found.expected.other_gradients['embeddings_b'][3, 0]!s}, ",
+        f"  gradient with respect to embeddings_b, row 3: {found.expected.other_gradients['embeddings_b'][3, 0]!s}, ",
         "  direction both (the default)",
         "anchor 4 (row 0 of embeddings_b): positives 0; negatives 4 5 6 7 8",
     ):
@@ -884,11 +888,11 @@ def test_show_explains_a_case(root: Path, capsys: pytest.CaptureFixture[str]) ->
     assert call("show", FIRST, "--no-terms") == 0
     text = capsys.readouterr().out
     assert f"  loss {case.expected.loss!r}" in text
-    assert f"  gradient of norm {np.linalg.norm(case.expected.gradient)}" in text
+    assert f"  gradient: norm {np.linalg.norm(case.expected.gradient)}" in text
     assert "positives" not in text.partition("terms: ")[2]
     assert call("show", FIRST, "--terms") == 0
     text = capsys.readouterr().out
-    assert f"  gradient by row 1: {case.expected.gradient.tolist()[1][0]!r}, " in text
+    assert f"  gradient, row 1: {case.expected.gradient.tolist()[1][0]!r}, " in text
     assert f"  row 0: {case.case.embeddings[0].tolist()[0]!r}, " in text
 
 

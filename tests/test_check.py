@@ -290,7 +290,7 @@ def test_exception_is_an_error_of_its_case() -> None:
     assert checked.verdict == "does not conform"
     errored = [one for one in checked.failures if one.status is Status.ERRORED]
     assert errored
-    assert {one.message for one in errored} == {"RuntimeError: an even batch is needed"}
+    assert {one.message for one in errored} == {"RuntimeError: the batch size must be even"}
     assert all(one.repeat for one in errored)
     assert any(one.status is Status.PASSED for one in checked.judged)
 
@@ -451,7 +451,7 @@ def test_junit_report_counts_the_checks(tmp_path: Path) -> None:
     skipped = sum(one.status is Status.SKIPPED for one in checked.report.checks)
     assert counts == {"tests": len(checked.report.checks), "failures": 0, "errors": errored, "skipped": skipped}
     (message,) = {error.get("message") for error in suite.iter("error")}
-    assert message == "RuntimeError: an even batch is needed"
+    assert message == "RuntimeError: the batch size must be even"
     checked = of("mean_over_pairs", "golden/supcon/unbalanced-classes")
     report.write_junit(checked, path)
     (suite,) = ElementTree.parse(path).getroot()

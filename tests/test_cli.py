@@ -171,7 +171,7 @@ def test_explain_says_what_is_contrasted_with_what(capsys: pytest.CaptureFixture
     assert call("explain", "golden/info_nce/queue-tau-half", "--anchor", "5") == 0
     text = unwrapped(capsys.readouterr().out)
     assert "info_nce_loss, 4 rows of 3 numbers in each of two towers, 5 negatives" in text
-    assert "columns: 0 to 3 the rows of the other tower, 4 to 8 the negatives" in text
+    assert "columns: 0 to 3 are the rows of the other tower; 4 to 8 are the negatives" in text
     assert "anchor 5 (row 1 of embeddings_b): positives 1; negatives 4 5 6 7 8" in text
     assert call("explain", "golden/supcon/refs-self-some", "--anchor", "0") == 0
     text = capsys.readouterr().out

@@ -233,12 +233,12 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
     "wrong count": (
         "vectorized_notebook",
         lambda d: d["counts"].update(number=136),
-        "$.counts.number: expected 137, counted, got 136",
+        "$.counts.number: expected 137, the number counted, got 136",
     ),
     "wrong count of figures": (
         "pair_notebook",
         lambda d: d["counts"].update(artefact=0),
-        "$.counts.artefact: expected 1, counted, got 0",
+        "$.counts.artefact: expected 1, the number counted, got 0",
     ),
     "unknown call": (
         "vectorized_notebook",
@@ -275,7 +275,11 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
         lambda d: d["document"].update(id="sit_article"),
         "$.document.id: 'sit_article' is already the id of worked/sit_article.json",
     ),
-    "ragged": ("pair_notebook", _drop_last, "$.figures[2].printed[3]: expected shape [8], as before it, got [7]"),
+    "ragged": (
+        "pair_notebook",
+        _drop_last,
+        "$.figures[2].printed[3]: expected shape [8], like the first entry, got [7]",
+    ),
     "wrong shape": ("pair_notebook", _transpose, "$.figures[2].printed: expected shape [8, 8] for 'similarity', got"),
     "too many decimals": (
         "pair_notebook",
@@ -285,12 +289,12 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
     "too few decimals": (
         "pair_notebook",
         lambda d: d["figures"][7].update(printed="2.855"),
-        "$.figures[7].printed: no entry has 4 decimals",
+        "$.figures[7].printed: no entry has the declared 4 decimals",
     ),
     "not all digits of its dtype": (
         "pair_notebook",
         lambda d: d["figures"][8].update(printed="167.33396911621095"),
-        "$.figures[8].printed: expected 167.33396911621094, a float32 in full, got 167.33396911621095",
+        "$.figures[8].printed: expected 167.33396911621094, a float32 printed in full, got 167.33396911621095",
     ),
     "infinity off the diagonal": (
         "pair_notebook",
@@ -315,7 +319,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
     "exact value that is not a float32": (
         "pair_notebook",
         lambda d: d["inputs"]["x"]["exact"][0].__setitem__(0, "-0.2385765165090562"),
-        "$.inputs.x.exact[0][0]: expected -0.2385765165090561, a float32 in full, got -0.2385765165090562",
+        "$.inputs.x.exact[0][0]: expected -0.2385765165090561, a float32 printed in full, got -0.2385765165090562",
     ),
     "input of another shape": (
         "pair_notebook",

@@ -1,4 +1,4 @@
-"""The number types of the harness: balls of printed decimals, rounded arithmetic, and the reverse tape."""
+"""The number types of the harness: intervals of printed decimals, rounded arithmetic, reverse-mode derivatives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_ieee_operations_equal_those_of_numpy(a: float, b: float) -> None:
 @given(st.floats(min_value=-80, max_value=80, width=32))
 @settings(derandomize=True, max_examples=300)
 def test_slack_encloses_exp_and_log_of_the_libraries(a: float) -> None:
-    """Of torch in float32 and of numpy in float64, which the documents use."""
+    """The documents use torch in float32 and numpy in float64."""
     for dtype, name in ((np.float32, torch.float32), (np.float64, torch.float64)):
         x = Rounded.number(a, dtype, 1)
         value = torch.tensor([a], dtype=name)
@@ -61,7 +61,7 @@ def test_saturation_and_infinities_are_enclosed() -> None:
         assert not touching_zero.log().is_bounded
 
 
-def test_ball_contains_the_numbers_that_print_as_its_decimal() -> None:
+def test_ball_contains_every_number_that_rounds_to_its_decimal() -> None:
     with precision():
         printed = ball("-1.0192", 4)
         assert printed.contains(arb("-1.01915001"))
@@ -77,7 +77,7 @@ def test_inputs_are_rounded_to_the_dtype() -> None:
     assert number.lower == number.upper == float(np.float32(0.1))
 
 
-def _everything(x: Any, y: Any) -> Any:
+def _every_operation(x: Any, y: Any) -> Any:
     """Return a function of x and y that uses every operation of the tape, with each argument on each side."""
     a = np.exp(x) * y - 2 / y + np.log(y) / 3
     return np.sqrt(a * a + 1) + np.log1p(y * y) - np.expm1(-x) + (1 - x) * (y - 5) + (-x) / y
@@ -87,10 +87,10 @@ def _everything(x: Any, y: Any) -> Any:
 @settings(derandomize=True, max_examples=100)
 def test_tape_agrees_with_the_complex_step(a: float, b: float) -> None:
     ((x, y),) = tape.variables([[a, b]])
-    ((dx, dy),) = tape.gradient(_everything(x, y), [[x, y]])
+    ((dx, dy),) = tape.gradient(_every_operation(x, y), [[x, y]])
     h = 1e-200
-    assert dx == pytest.approx(_everything(complex(a, h), complex(b, 0)).imag / h, rel=1e-12)
-    assert dy == pytest.approx(_everything(complex(a, 0), complex(b, h)).imag / h, rel=1e-12)
+    assert dx == pytest.approx(_every_operation(complex(a, h), complex(b, 0)).imag / h, rel=1e-12)
+    assert dy == pytest.approx(_every_operation(complex(a, 0), complex(b, h)).imag / h, rel=1e-12)
 
 
 def test_tape_over_balls_encloses_the_derivative() -> None:

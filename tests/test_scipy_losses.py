@@ -25,7 +25,7 @@ from pairproof.conformance.truth.tolerances import bounds
 from pairproof.reference import scalars, scipy_losses, supcon, terms
 
 SCIPY = ScipyLosses({}, "cpu")
-WRITTEN = {name: loss for name, loss in LOSSES.items() if hasattr(scipy_losses, loss.function)}
+IMPLEMENTED = {name: loss for name, loss in LOSSES.items() if hasattr(scipy_losses, loss.function)}
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +34,16 @@ def golden() -> list[GoldenCase]:
 
 
 def ratio(case: Case, true: Truth) -> float:
-    """Return the largest error of the evaluation with scipy, in units of the bound."""
+    """Return the largest error of the evaluation with scipy, divided by its bound."""
     return compare(case, true, SCIPY.evaluate(case, "float64"), bounds(case, true, "float64")).ratio
 
 
-@pytest.mark.parametrize("loss", WRITTEN)
+@pytest.mark.parametrize("loss", IMPLEMENTED)
 def test_golden_values_are_within_their_bounds(golden: list[GoldenCase], loss: str) -> None:
     """The usual float64 bound holds, because logits are subtracted before they are exponentiated."""
-    mine = [g for g in golden if g.case.loss == loss]
-    assert len(mine) > (50 if loss == "info_nce" else 100)
-    worst = {g.id: ratio(g.case, stored_truth(g.case, g.expected)) for g in mine}
+    cases = [g for g in golden if g.case.loss == loss]
+    assert len(cases) > (50 if loss == "info_nce" else 100)
+    worst = {g.id: ratio(g.case, stored_truth(g.case, g.expected)) for g in cases}
     assert {name: r for name, r in worst.items() if not r <= 1} == {}
 
 
@@ -75,13 +75,13 @@ def test_figures_of_the_notebook_are_reproduced() -> None:
     assert full_length == 6
 
 
-@pytest.mark.parametrize("loss", WRITTEN.values(), ids=list(WRITTEN))
+@pytest.mark.parametrize("loss", IMPLEMENTED.values(), ids=list(IMPLEMENTED))
 def test_signatures_equal_those_of_the_loops(loss: Any) -> None:
     found, loops = (inspect.signature(getattr(module, loss.function)) for module in (scipy_losses, reference))
     assert list(found.parameters.values()) == list(loops.parameters.values())
 
 
-def test_module_imports_nothing_of_the_package() -> None:
+def test_module_does_not_import_pairproof() -> None:
     tree = ast.parse(Path(scipy_losses.__file__).read_text())
     imported = set()
     for node in ast.walk(tree):
@@ -119,8 +119,8 @@ def test_wrong_formula_in_the_loops_is_found(
     assert ratio(CASE, truth(CASE)) > 1e6
 
 
-def drawn(rng: np.random.Generator, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Draw a call of a loss with references or with two towers; every option is drawn."""
+def random_call(rng: np.random.Generator, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a random call with references or with two towers, with random options."""
     loss = LOSSES[name]
     n, m, dim = (int(rng.integers(1, most)) for most in (6, 8, 5))
     options: dict[str, Any] = {key: str(rng.choice(values)) for key, values in loss.choices.items()}
@@ -142,13 +142,13 @@ def drawn(rng: np.random.Generator, name: str) -> tuple[tuple[Any, ...], dict[st
     return (rows, rng.integers(0, 3, n)), options | {"ref_labels": rng.integers(0, 3, m)}
 
 
-@pytest.mark.parametrize("loss", [name for name, loss in WRITTEN.items() if loss.matrices])
+@pytest.mark.parametrize("loss", [name for name, loss in IMPLEMENTED.items() if loss.matrices])
 def test_random_references_and_towers_agree_with_the_loops(loss: str) -> None:
     """Logits are at most about 15 / 0.07: 1e-11 exceeds their rounding error, but not the error of a wrong formula."""
     rng = np.random.default_rng(20260731)
     sizes = set()
     for _ in range(300):
-        arguments, options = drawn(rng, loss)
+        arguments, options = random_call(rng, loss)
         found = getattr(scipy_losses, LOSSES[loss].function)(*arguments, **options)
         loops = getattr(reference, LOSSES[loss].function)(*arguments, **options)
         np.testing.assert_allclose(found.anchors, list(loops.terms.anchor_losses.values()), rtol=1e-11, atol=1e-11)
@@ -158,12 +158,12 @@ def test_random_references_and_towers_agree_with_the_loops(loss: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
-def test_loss_is_right_where_squares_leave_the_range(scale: float) -> None:
+def test_loss_is_correct_if_squares_overflow_or_underflow(scale: float) -> None:
     plain, scaled = (scipy_losses.supcon_loss(rows, [0, 1, 0, 1, 0]).loss for rows in (ROWS, ROWS * scale))
     assert scaled == pytest.approx(plain, rel=1e-13)
 
 
-def test_error_of_a_loss_near_zero_is_a_rounding_error_of_one() -> None:
+def test_loss_near_zero_has_an_absolute_error_of_half_an_ulp_of_one() -> None:
     """At temperature 1e-3 logits are 1000; their rounding error, 1e-13, must not remain in a loss of 0."""
     rows = np.array([[1.0, 0.25], [1.0, 0.25], [-1.0, 0.5], [-1.0, 0.5]])
     for function in (scipy_losses.supcon_loss, scipy_losses.supcon_in_loss, scipy_losses.nt_xent_pairwise_loss):
@@ -177,7 +177,7 @@ def test_empty_selections_give_zero() -> None:
         assert found.loss == expected
         assert not len(found.anchors)
     assert len(np.ravel(scipy_losses.supcon_loss(ROWS, [0, 1, 0, 1, 0], anchors=none, reduction="none").loss)) == 0
-    alone = scipy_losses.supcon_loss(ROWS, range(5), no_positive="drop")
-    assert alone.loss == 0
-    assert alone.anchors.tolist() == [0.0] * 5
+    dropped = scipy_losses.supcon_loss(ROWS, range(5), no_positive="drop")
+    assert dropped.loss == 0
+    assert dropped.anchors.tolist() == [0.0] * 5
     assert math.isnan(scipy_losses.nt_bxent_loss(ROWS[:2], [(0, 1)], no_negative="nan").loss)

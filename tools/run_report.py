@@ -44,7 +44,7 @@ def read_report(path: Path) -> Recorded:
     for met, words in (
         (data.get("format") == FORMAT, f"the format is not {FORMAT}"),
         (data.get("passed") is True, "the run did not pass"),
-        (header.items() <= data.get("header", {}).items(), f"the run is not of {header}"),
+        (header.items() <= data.get("header", {}).items(), f"the header does not contain {header}"),
         (max(one.stat().st_mtime for one in files) <= path.stat().st_mtime, "a file was changed after the run"),
     ):
         if not met:
@@ -52,7 +52,7 @@ def read_report(path: Path) -> Recorded:
     report = Recorded(Selection(), [_check(entry) for entry in data["checks"]], absent=data["absent"])
     found = {check.case for check in report.checks if check.kind == "case"}
     if found != {case.id for case in load_cases(load_worked())}:
-        raise UsageError(f"{path}: the run is not of all cases; write it with: pairproof verify --json {path}")
+        raise UsageError(f"{path}: the run does not have all cases; write it with: pairproof verify --json {path}")
     return report
 
 

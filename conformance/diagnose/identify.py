@@ -29,7 +29,7 @@ from .search import CLEARLY, CLOSE, EXACT, GRID, Match, Probe, Search, call_with
 from .variants import POLICIES, words_of
 
 PUBLISHED_BASE = 0.07
-"""The base temperature of the original SupCon code; any other cannot be distinguished from a constant factor."""
+"""The base temperature of the original SupCon code. Other base temperatures look the same as a constant factor."""
 
 ROUNDING = 1e-12
 """Largest difference of values that is attributed to rounding, on the probes for policies and for the range."""
@@ -116,8 +116,8 @@ def identify(
         arrays: "torch", "numpy" or "jax"; guessed when None.
         limit: seconds that one answer may take; None for no limit.
         title: name of the target in the report.
-        faults: wrong implementations, such as ``pairproof.conformance.faults.FAULTS``, with which a target that is not
-            exactly a loss of the catalogue is compared.
+        faults: wrong implementations, such as ``pairproof.conformance.faults.FAULTS``. A target that does not match a
+            loss of the catalogue exactly is compared with them.
 
     Returns:
         What the target computes.
@@ -190,7 +190,7 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     _report_factor(found, match)
     _report_gradient(found, search, match)
     if match.error > EXACT and not search.single:
-        words = "close, but not exact: a term that is added or clamped changes the values by a relative error of"
+        words = "close, but not exact: an added or clamped term may explain the relative error of"
         found.remarks.append(f"{words} {match.error:.0e}")
     found.verdict = "wrong" if found.wrong else "match"
     _report_evidence(found, search, match)
@@ -250,11 +250,13 @@ def _report_factor(found: Identification, match: Match) -> None:
 
 
 def _report_gradient(found: Identification, search: Search, match: Match) -> None:
-    """Report a gradient that differs from that of the value, is not finite, or is missing."""
+    """Report a gradient that is not the derivative of the value, is not finite, or is missing."""
     if match.gradient_factor != 1:
-        found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times that of the value")
+        found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times the derivative of the value")
     elif match.gradient_error is not None and match.gradient_error > search.close:
-        found.wrong.append(f"the gradient is not that of the value: the relative error is {match.gradient_error:.2g}")
+        found.wrong.append(
+            f"the gradient is not the derivative of the value: the relative error is {match.gradient_error:.2g}"
+        )
     finite = [(probe, answer) for probe, answer in search.answers.items() if math.isfinite(answer.total)]
     broken = [probe.batch.name for probe, answer in finite if bool(_gradient(answer).isnan().any())]
     if broken:
@@ -297,7 +299,7 @@ def _policy(found: Identification, search: Search, match: Match) -> str:
 
 
 def _difference(search: Search, match: Match, probe: Probe, policy: str) -> str:
-    """Describe how the target differs from a match on a probe; "" if it does not, or if nothing is expected."""
+    """Describe how the target differs from a match on a probe; "" if it does not, or if the match predicts no value."""
     expected = match.predict(probe, policy)
     value, given = math.nan if expected is None else float(expected.sum()), search.answers[probe].total
     if expected is None or relative(value, given) <= search.close or abs(value - given) <= ROUNDING:
@@ -305,7 +307,7 @@ def _difference(search: Search, match: Match, probe: Probe, policy: str) -> str:
     return f"differs on {probe.name}: it returns {given:.6g} instead of {value:.6g}"
 
 
-STEEP: Mapping[str, tuple[str, float, tuple[tuple[float, ...], ...]]] = {
+EXTREME_BATCHES: Mapping[str, tuple[str, float, tuple[tuple[float, ...], ...]]] = {
     "rows close together at a low temperature": (
         "exponentials overflow: the row's maximum is not subtracted",
         1 / 1000,
@@ -329,7 +331,7 @@ the rows."""
 def _probe_range(found: Identification, search: Search, match: Match) -> None:
     """Add remarks on overflow and on logarithms of 0 near the ends of the range."""
     passed = search.target.takes_temperature
-    for name, (words, temperature, rows) in STEEP.items():
+    for name, (words, temperature, rows) in EXTREME_BATCHES.items():
         # Logits are large because of the temperature that is passed, or of the norms if they are dot products.
         if not (match.as_passed if passed else match.variant.similarity == "dot"):
             continue
@@ -352,7 +354,7 @@ def _probe_range(found: Identification, search: Search, match: Match) -> None:
 
 
 def _report_nearest(found: Identification, search: Search, matches: list[Match]) -> None:
-    """Report the nearest variant, or preferably one that reproduces the answers at several temperatures."""
+    """Report a variant that reproduces the answers at several temperatures or, if there is none, the nearest one."""
     if search.undetermined:
         match = min(search.undetermined, key=lambda match: (len(match.variant.words()), match.plainness))
         why = "the answers do not depend on the temperature, so the loss has no contrast"

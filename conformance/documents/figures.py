@@ -270,7 +270,7 @@ def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
     text, true = str(figure.printed), proper.str(12, radius=False)
     number = np.dtype(figure.length).type(text)
     spelled = repr(float(number))
-    message = f"{text} is not a {figure.length} in full; the nearest one is {spelled}"
+    message = f"{text} is not a {figure.length} printed in full; the nearest one is {spelled}"
     matches = [Match("printed in full", spelled == text, message)]
     allowed = own_loss(case, figure.arithmetic, slack=1)
     if not allowed.is_bounded:

@@ -263,7 +263,7 @@ def _check(top: str, fixture: WorkedFixture) -> None:
         for j, reference in enumerate(claim.figures):
             require(reference in figures, f"{top}.claims[{k}].figures[{j}]", f"unknown figure {reference!r}")
     for key, found in recount(fixture.figures).items():
-        expect(fixture.counts[key] == found, f"{top}.counts.{key}", f"{found}, counted", fixture.counts[key])
+        expect(fixture.counts[key] == found, f"{top}.counts.{key}", f"{found}, the number counted", fixture.counts[key])
 
 
 def _check_input(path: str, value: Input) -> None:
@@ -312,7 +312,7 @@ def _check_figure(path: str, figure: Figure, fixture: WorkedFixture) -> None:
         right = entry not in INFINITE or (figure.diagonal == entry and len(index) == 2 and index[0] == index[1])
         require(right, where, f"{entry} is allowed only on the diagonal of a figure whose diagonal is {entry}")
     needed, given = int(kind in ("number", "layout")), 2 - [figure.decimals, figure.length].count(None)
-    expect(given == needed, f"{path}.decimals", f"{needed} of decimals and length for kind {kind!r}", given)
+    expect(given == needed, f"{path}.decimals", f"{needed} of the fields decimals and length for kind {kind!r}", given)
     if figure.decimals is not None:
         _check_decimals(f"{path}.printed", figure.printed, figure.decimals)
 
@@ -326,7 +326,7 @@ def _shape(path: str, printed: Printed, cut: bool = False) -> tuple[int, ...]:
     first = shapes[0]
     for i, shape in enumerate(shapes):
         shorter = cut and i == last and len(shape) == len(first) and shape <= first
-        expect(shape == first or shorter, f"{path}[{i}]", f"shape {list(first)}, as before it", list(shape))
+        expect(shape == first or shorter, f"{path}[{i}]", f"shape {list(first)}, like the first entry", list(shape))
     return (len(printed), *first)
 
 
@@ -349,10 +349,10 @@ def _check_decimals(path: str, printed: Printed, decimals: int | None) -> None:
         found = len(str(entry).partition(".")[2])
         most = max(most, found)
         expect(found <= declared, f"{path}{place(index)}", f"at most {declared} decimals", entry)
-    require(most == declared, path, f"no entry has {declared} decimals, the declared number")
+    require(most == declared, path, f"no entry has the declared {declared} decimals")
 
 
 def _check_length(path: str, text: str, dtype: str) -> None:
-    """Check that a text is the shortest decimal that gives a value of the dtype, as Python prints it."""
+    """Check that a text is what ``repr`` prints for a value of the dtype, converted to float64."""
     value = float(np.dtype(dtype).type(text))
-    expect(repr(value) == text, path, f"{value!r}, a {dtype} in full", text)
+    expect(repr(value) == text, path, f"{value!r}, a {dtype} printed in full", text)

@@ -1,9 +1,9 @@
-"""The right parts that every fault is built of, and the right losses built of the same parts.
+"""Correct parts from which every fault is built, and the correct losses built from the same parts.
 
-A builder turns the arguments of a call into what a loss is evaluated on: a ``Batch``, the ``Rows`` of a logits matrix,
-or a list with one ``Direction`` per direction. ``loss_of`` evaluates it. A fault differs from the right loss with the
-same name and call in one thing, so that a case that catches it catches exactly that. ``RIGHT`` holds the right losses,
-which pass every case.
+A builder converts the arguments of a call to the input of a loss: a ``Batch``, the ``Rows`` of a logits matrix, or a
+list with one ``Direction`` per direction. ``loss_of`` evaluates it. A fault differs in one detail from the correct loss
+with the same name and call, so that a case that the fault fails detects this detail. ``RIGHT`` contains the correct
+losses, which pass every case.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..implementations import base
 from ..suite.catalogue import LOSSES
 
 EPSILON = 1e-8
-"""What the batch tutorial adds to every exponential and to the number of positives."""
+"""The constant that the batch tutorial adds to every exponential and to the number of positives."""
 
 unit = base.unit
 """Rows of norm 1."""
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
     """A batch contrasted with itself.
 
     Attributes:
-        s: [N, N] logits, less the largest off-diagonal logit of their row, which is a constant.
+        s: [N, N] logits minus the largest off-diagonal logit of their row, which is detached.
         positive: [N, N], true where the column is a positive of the row; false on the diagonal.
         other: [N, N], true off the diagonal.
     """
@@ -93,7 +93,7 @@ class Direction(NamedTuple):
     Attributes:
         anchors: [B, D].
         keys: [B, D], the positive of each anchor; without ``negatives`` the other keys are its negatives.
-        temperature: of the cosines.
+        temperature: divides the cosines.
         negatives: [K, D], or None.
     """
 
@@ -121,7 +121,7 @@ Function: TypeAlias = Callable[..., Tensor]
 
 
 def loss_of(loss: str, found: Evaluable) -> Tensor:
-    """The right loss of what a builder returns; for values, their mean."""
+    """Evaluate the correct loss on what a builder returns; for values, return their mean."""
     if isinstance(found, list):
         return torch.stack([loss_of(loss, each) for each in found]).mean()
     if isinstance(found, Direction):
@@ -132,7 +132,7 @@ def loss_of(loss: str, found: Evaluable) -> Tensor:
 
 
 def composed(loss: str, build: Builder, function: Callable[[Any], Evaluable] = lambda built: built) -> Function:
-    """The loss of a function of what a builder returns, with the parameters of the builder."""
+    """Return a loss with the parameters of a builder, evaluated on what ``function`` makes of the builder's result."""
 
     @wraps(build)
     def called(*given: Tensor | None, **options: Any) -> Tensor:
@@ -148,7 +148,7 @@ def off_diagonal(n: int) -> Tensor:
 
 
 def shifted(s: Tensor, members: Tensor) -> Tensor:
-    """Logits [N, M] less the largest member of their row, which is a constant."""
+    """Logits [N, M] minus the largest member of their row, which is detached."""
     return s - s.detach().masked_fill(~members, torch.finfo(s.dtype).min).amax(dim=1, keepdim=True)
 
 
@@ -187,7 +187,7 @@ def paired(embeddings: Tensor, positive_pairs: Tensor, temperature: float) -> Ba
 
 
 class Features(NamedTuple):
-    """The arguments of a call with features [B, V, D] and labels, a mask, or neither: then every item is a class."""
+    """The arguments of a call with features [B, V, D], and labels, a mask or neither (then items are classes)."""
 
     features: Tensor
     labels: Tensor | None
@@ -267,7 +267,7 @@ def diagonal(logits: Tensor) -> Rows:
 
 
 def log_sum(s: Tensor, members: Tensor) -> Tensor:
-    """[N, 1], the logarithm of the sum of the members' exponentials; a huge negative number without members."""
+    """[N, 1], the logarithm of the sum of the members' exponentials; a huge negative number if there are none."""
     return s.masked_fill(~members, torch.finfo(s.dtype).min).logsumexp(dim=1, keepdim=True)
 
 
@@ -321,4 +321,4 @@ RIGHT: Mapping[tuple[str, str], Function] = {
     ("supcon_epsilon", "labels"): composed("supcon_epsilon", products),
     ("info_nce", "views"): composed("info_nce", directions),
 }
-"""The right implementation of every loss for every call that some fault uses."""
+"""The correct implementation of every loss, for every call that some fault uses."""

@@ -12,7 +12,7 @@ MODULES = (
 
 
 def _named(module: str) -> list[type[Implementation]]:
-    """The implementations with a name that a module defines, in order."""
+    """Return the implementations that a module defines, in order. Classes without a name are base classes."""
     found = vars(import_module(f"{__name__}.{module}"))
     ours = [kind for kind in found.values() if isinstance(kind, type) and kind.__module__ == found["__name__"]]
     return [kind for kind in ours if issubclass(kind, Implementation) and "name" in vars(kind)]

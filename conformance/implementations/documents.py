@@ -65,7 +65,7 @@ def batch_tutorial(x: torch.Tensor, labels: torch.Tensor, temperature: float) ->
 
 
 def pair_notebook(case: Case, x: torch.Tensor) -> torch.Tensor:
-    """The loss of a case by the function of the pair notebook that computes it."""
+    """Evaluate a case with the function of the pair notebook that computes its loss."""
     if "partners" in case.arguments:
         return pair_nt_xent(x, case.temperature)
     pairs = torch.tensor(case.arguments["positive_pairs"], dtype=torch.int64, device=x.device).reshape(-1, 2)
@@ -155,7 +155,7 @@ DETACHED = "https://github.com/KevinMusgrave/pytorch-metric-learning/issues/282"
 
 @base.deviation("the maximum is detached", DETACHED, wrong=True)
 def maximum_is_detached(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the tutorial's loss, evaluated in float64, is out of its bounds.
+    """Whether the tutorial's loss, evaluated in float64, differs from the proved results by more than the bounds.
 
     The row's maximum is detached, although the epsilon makes the loss depend on it.
     """

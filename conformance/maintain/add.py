@@ -40,7 +40,7 @@ _ROWS = ("ref_labels", "self_rows", "anchors")
 
 
 class Refused(UsageError):
-    """The batch cannot be added. The message begins with the option, or with the name of the reference's argument."""
+    """The batch cannot be added. The message begins with the option, or with the name of the invalid argument."""
 
 
 def _require(met: object, message: str) -> None:
@@ -53,7 +53,7 @@ def read_array(source: str, option: str, name: str) -> Array:
 
     Args:
         source: X.npy, X.csv or X.safetensors:TENSOR.
-        option: name of the command line's option, used in messages.
+        option: name of the command-line option, used in messages.
         name: name of the argument, which determines the dtype and rank of a csv file; the other formats store both.
 
     Returns:
@@ -95,7 +95,7 @@ def _read_csv(path: Path, where: str, name: str) -> Array:
                 raise Refused(f"{where}: line {k}: expected {words}, got {cell!r}") from None
         if row:
             rows.append(row)
-            wanted = f"expected as many entries as in the first line, {len(rows[0])}"
+            wanted = f"expected {len(rows[0])} entries, as in the first line"
             _require(len(row) == len(rows[0]), f"{where}: line {k}: {wanted}, got {len(row)}")
     array = np.array(rows, dtype=dtype).reshape(len(rows), len(rows[0]) if rows else 2)
     if len(SHAPES[name]) == 2:
@@ -109,7 +109,7 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _BOOLEAN = (np.bool_, lambda text: _BOOLEANS[text.lower()], "true or false")
 _CELLS: dict[str, tuple[type[np.generic], Callable[[str], Any], str]] = {
     "embeddings": (np.float64, float, "a number"),
-    "labels": (np.int64, int, "an integer of 64 bits"),
+    "labels": (np.int64, int, "a 64-bit integer"),
     "positives": _BOOLEAN,
     "anchors": _BOOLEAN,
 }
@@ -121,7 +121,7 @@ def _read_safetensors(path: Path, where: str, tensor: str) -> Array:
     try:
         safetensors: Any = importlib.import_module("safetensors")
     except ImportError:
-        raise Refused(f'{where}: reading it needs safetensors: pip install "pairproof[safetensors]"') from None
+        raise Refused(f'{where}: this format requires safetensors: pip install "pairproof[safetensors]"') from None
     # With torch, because numpy has no bfloat16.
     with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
         names = sorted(file.keys())
@@ -139,7 +139,7 @@ _READERS: dict[str, Callable[[Path, str, str], Array]] = {
 
 
 def make_case(batch: Batch) -> Case:
-    """Make a case of a batch and validate it by calling the reference.
+    """Make a case from a batch and validate it by calling the reference.
 
     Args:
         batch: the files and options of the batch.
@@ -169,7 +169,7 @@ def make_case(batch: Batch) -> Case:
     except (TypeError, ValueError) as error:
         raise Refused(str(error)) from error
     for key in sorted(arrays.keys() & {"labels", "ref_labels"}):
-        _require(max(map(int, arrays[key]), default=0) < 2**63, f"{key}: expected signed integers of 64 bits")
+        _require(max(map(int, arrays[key]), default=0) < 2**63, f"{key}: expected signed 64-bit integers")
         arrays[key] = arrays[key].astype(np.int64)
     matrices = {key: arrays.pop(key).astype(np.float64) for key in (first, *MATRICES) if key in arrays}
     arguments = {key: array.tolist() for key, array in arrays.items()}
@@ -205,7 +205,7 @@ def _arrays(batch: Batch) -> dict[str, Array]:
     }
     for key, dtype in {key: array.dtype for key, array in arrays.items() if "D" in SHAPES[key]}.items():
         wide = dtype.kind == "c" or dtype.itemsize > 8
-        _require(not wide, f"{key}: expected a floating dtype of at most 64 bits, got {dtype}")
+        _require(not wide, f"{key}: expected a floating-point dtype of at most 64 bits, got {dtype}")
     if layout:
         try:
             arrays["partners"] = np.asarray(layout(arrays[first].shape[0] if arrays[first].ndim else 0))
@@ -241,7 +241,7 @@ def add(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Added:
-    """Prove the results of a batch, append it to the golden cases of its loss, and update counts and checksums.
+    """Prove the results of a batch, append the batch to the golden cases of its loss, and update counts and checksums.
 
     Args:
         batch: the files and options of the batch.

@@ -12,14 +12,14 @@ batch is evaluated:
 The backends:
 
 - "auto" evaluates up to 512 rows as a whole and more rows in tiles or panels. On CUDA devices it uses the fused
-  kernels wherever they can take the embeddings.
+  kernels if they support the embeddings.
 - "dense" evaluates the whole batch as one tile or one panel.
 - "tiled" bounds the size of tiles and panels, so that memory is linear in the number of rows.
 - "triton" uses the fused kernels of `pairproof.fast.kernels`.
-- "exact" computes in float64 on whole matrices, whatever the dtype, over the whole range of the dtypes.
+- "exact" computes in float64 on whole matrices for every dtype. It is also accurate for extreme norms.
 
-float64 embeddings are computed in float64, all others in float32. Values and gradients are right, within the bounds of
-the conformance suite, at temperatures from 1e-3 to 1e3. A pair weight that underflows in the computing dtype counts as
+float64 embeddings are computed in float64, all others in float32. Values and gradients are within the bounds of the
+conformance suite at temperatures from 1e-3 to 1e3. A pair weight that underflows in the computing dtype counts as
 zero; only "exact" keeps it.
 """
 

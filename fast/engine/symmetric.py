@@ -10,9 +10,9 @@ The rows are scaled so that their products t are logits in units of log 2: on a 
 e^s. With E_ij = e^s_ij = 2^t_ij, every value and every weight dL_i/ds_ij follows from a row's sums of E; see
 `formulas`.
 
-A batch of up to a few hundred rows that form pairs has its own form, because there the number of operations determines
-the time, not their size. It uses one matrix, sorts nothing, and adds the weights of both directions of a pair before
-the matrix product.
+Separate functions evaluate batches of up to a few hundred rows that form pairs. The time for such a batch depends on
+the number of operations, not on their size. These functions use one matrix, do not sort rows, and add the weights of
+both directions of a pair before the matrix product.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _neighbours(count: int) -> tuple[Tensor, Tensor]:
     """Describe sorted labels of pairs, on the CPU.
 
     Returns:
-        Where labels differ from their predecessors, bool ``[count - 1]``, and the place of each place's partner, int64
+        Where labels differ from their predecessors, bool ``[count - 1]``, and the position of each row's partner, int64
         ``[count]``.
     """
     with torch.inference_mode(False):
@@ -157,7 +157,7 @@ def _tiles(count: int, plan: Plan) -> Iterator[_Tile]:
 
 
 def _same(classes: Classes, tile: _Tile, dtype: torch.dtype) -> Tensor:
-    """Return 1 where row and column are each other's positives, else 0, as a matrix of the tile's size."""
+    """Return a matrix of the tile's size: 1 where the column is a positive of the row, else 0."""
     labels = classes.labels
     positive = (labels[tile.rows, None] == labels[None, tile.columns]).to(dtype)
     if tile.square:
@@ -326,7 +326,7 @@ def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums
             if rule.terms == "out":
                 first[place].sub_((F.logsigmoid(against.neg_()) * mask).sum(across))
                 continue
-            # The boost of a row suits only its positives; other exponentials could overflow.
+            # The boost of a row is only valid for its positives; products with other exponentials could overflow.
             exponentials = part.exp2()
             whole = exponentials + sums.neg[place].unsqueeze(across)
             ratio = exponentials * mask * boost[place].unsqueeze(across) / whole
@@ -340,7 +340,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
 
     Args:
         grad: ``[N]``, 0 for every row that is not an anchor or whose sums are empty.
-        size: a factor of the result.
+        size: factor by which the result is multiplied.
         batch: the batch that was evaluated.
         plan: the size of the tiles.
         saved: what the forward pass saved.
@@ -403,7 +403,7 @@ def _weigh(
     """Turn the coefficients of a tile's negatives into the weights of all its pairs."""
     positive = _same(classes, tile, combined.dtype)
     square = tile.square
-    # The coefficient of a row suits only its negatives; products with other exponentials could overflow.
+    # The coefficient of a row is only valid for its negatives; products with other exponentials could overflow.
     combined.mul_(torch.addcmul(exponentials, exponentials, positive, value=-1))
     if square:
         combined.diagonal().zero_()
@@ -417,7 +417,7 @@ def _weigh(
             if rule.terms == "in":
                 own *= part * mask * boost[place].unsqueeze(lacking) / whole
         else:
-            # The slope of a row suits only its positives; products with other exponentials could overflow.
+            # The slope of a row is only valid for its positives; products with other exponentials could overflow.
             own = torch.addcmul(level, part * mask, weights.slope[place].unsqueeze(lacking))
         own *= mask
         if lacking:
@@ -451,7 +451,7 @@ def evaluate_pairs(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 
 
 def _without_pairs(exponentials: Tensor, column: Tensor) -> Tensor:
-    """Set self pairs to 0, and the pair of each row with its positive, given by ``column``."""
+    """Set self pairs to 0, and also the pair of each row and its positive, which is in ``column``."""
     exponentials.diagonal().zero_()
     return exponentials.scatter_(1, column, 0.0)
 

@@ -63,7 +63,7 @@ class Timed(NamedTuple):
 
 
 def candidates(key: Key, launch: Launch) -> list[Launch]:
-    """Return a tile and those that differ from it by a factor of two, by one stage, or in rows and warps together.
+    """Return a tile and its neighbours: a size, the warps, or both doubled or halved, or one stage more or less.
 
     All obey the rules of the table. The tiles of a pass fit together because its plain kernel is tuned first.
     """
@@ -124,7 +124,7 @@ def best_of(key: Key, timer: Timer) -> Timed:
 
 
 def tune(kernels: Sequence[Kernel], kind: Kind, dim: int, capability: int, timer: Timer) -> dict[Key, Timed]:
-    """Search for the fastest tiles of some kernels, one after the other; each uses the tiles found before.
+    """Search for the fastest tiles of some kernels, one after the other; each search uses the tiles already found.
 
     Args:
         kernels: the kernels, in any order; plain kernels are tuned first.

@@ -15,9 +15,9 @@ from pairproof.fast import InfoNCELoss, SupConLoss, nt_xent_loss, supcon_loss
 from pairproof.fast.engine import device
 
 Tensor = torch.Tensor
-SOME = ("supcon_loss all", "supcon_in_loss one_positive mask", "epsilon", "pairs", "partners", "queue")
+EVERY_KERNEL = ("supcon_loss all", "supcon_in_loss one_positive mask", "epsilon", "pairs", "partners", "queue")
 """Calls that together use every kernel."""
-SEVERAL = (*SOME, "supcon_loss only_negatives references", "anchors", "both directions")
+MORE_CALLS = (*EVERY_KERNEL, "supcon_loss only_negatives references", "anchors", "both directions")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def assert_close(found: list[Tensor], true: list[Tensor], unit: float = 2e-6) ->
 
 @compiles
 @old_torch_warns
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name", MORE_CALLS)
 def test_step_compiles_as_one_graph(name: str, calls: dict[str, Any]) -> None:
     call = calls[name]
     given = [matrix.clone().requires_grad_() for matrix in (call.rows, *call.others)]
@@ -74,7 +74,7 @@ def test_one_graph_serves_every_batch_size() -> None:
 @old_torch_warns
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["supcon_loss all", "pairs", "supcon_in_loss one_positive references"])
-def test_operators_pass_the_checks_of_torch(name: str, dtype: torch.dtype, calls: dict[str, Any]) -> None:
+def test_operators_pass_opcheck(name: str, dtype: torch.dtype, calls: dict[str, Any]) -> None:
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
@@ -101,7 +101,7 @@ def test_operators_pass_the_checks_of_torch(name: str, dtype: torch.dtype, calls
         torch.library.opcheck(operator, args)
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name", MORE_CALLS)
 def test_functional_transforms_equal_the_backward_pass(name: str, calls: dict[str, Any]) -> None:
     call = calls[name]
     given = (call.rows, *call.others)
@@ -117,8 +117,8 @@ def test_functional_transforms_equal_the_backward_pass(name: str, calls: dict[st
     assert_close([output, *back(torch.tensor(2.0))], [value, *(2 * gradient for gradient in true)])
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_second_derivative_equals_that_of_the_exact_backend(name: str, calls: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", EVERY_KERNEL)
+def test_second_derivative_equals_the_exact_backend(name: str, calls: dict[str, Any]) -> None:
     """The second derivative is computed both by `torch.func` and by autograd."""
     call = calls[name]
     given = (call.rows, *call.others)
@@ -183,7 +183,7 @@ def test_module_learns_its_temperature(module: type[torch.nn.Module]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_autocast_changes_nothing(dtype: torch.dtype, calls: dict[str, Any]) -> None:
-    for name in SOME:
+    for name in EVERY_KERNEL:
         plain = calls[name].results(dtype)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             within = calls[name].results(dtype)
@@ -191,8 +191,8 @@ def test_autocast_changes_nothing(dtype: torch.dtype, calls: dict[str, Any]) -> 
             assert torch.equal(one, other), name
 
 
-def test_backward_pass_may_run_twice_and_in_parts(calls: dict[str, Any]) -> None:
-    for name in SOME:
+def test_backward_pass_may_run_twice(calls: dict[str, Any]) -> None:
+    for name in EVERY_KERNEL:
         call = calls[name]
         leaf = call.rows.clone().requires_grad_()
         values = call.loss(leaf, *call.others, backend="triton", reduction="none")
@@ -202,7 +202,7 @@ def test_backward_pass_may_run_twice_and_in_parts(calls: dict[str, Any]) -> None
 
 @old_torch_warns
 def test_forward_mode_and_vmap_raise(calls: dict[str, Any]) -> None:
-    for name in SOME:
+    for name in EVERY_KERNEL:
         call = calls[name]
 
         def loss(z: Tensor, call: Any = call) -> Tensor:

@@ -99,7 +99,7 @@ at_half = Instance(0.5)
 
 
 class Features(torch.nn.Module):
-    """The original code's signature: [batch, views, dim], with labels, a mask or neither; rows of norm 1 expected."""
+    """Right for rows of norm 1; the original code's signature: [batch, views, dim], and labels, a mask or neither."""
 
     def __init__(self, temperature=0.07, base_temperature=0.07):
         super().__init__()
@@ -151,7 +151,7 @@ def hangs(embeddings, labels, temperature):
     while True:
         try:
             time.sleep(0.01)
-        except Exception:  # it must not stop the time limit
+        except Exception:  # would also catch an exception that the time limit raises
             continue
 
 
@@ -163,7 +163,7 @@ def leaves(embeddings, labels, temperature):
 def breaks(embeddings, labels, temperature):
     """Fails on batches of odd size."""
     if len(embeddings) % 2:
-        raise RuntimeError("an even batch is needed")
+        raise RuntimeError("the batch size must be even")
     return supcon(embeddings, labels, temperature)
 
 
@@ -181,7 +181,7 @@ NOT_A_FUNCTION = 5
 
 
 def stacked(embeddings, temperature):
-    """All first views, then all second views, in one matrix."""
+    """Right: NT-Xent of one matrix with all first views, then all second views."""
     rows = F.normalize(embeddings, dim=1)
     logits = (rows @ rows.T / temperature).fill_diagonal_(-torch.inf)
     return F.cross_entropy(logits, torch.arange(len(rows)).roll(len(rows) // 2))
