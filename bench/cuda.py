@@ -62,7 +62,7 @@ class EventClock(Clock):
         torch.cuda.synchronize(self.device)
 
     def available(self) -> int | None:
-        """Return the free memory of the device, less a reserve; other processes may use the device too."""
+        """Return the free memory of the device, minus a reserve; other processes may use the device too."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return int((1 - SPARE) * free)
 

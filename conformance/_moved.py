@@ -1,4 +1,4 @@
-"""Old module paths that the documentation named: importing one warns, and gives the module at its new path.
+"""Old documented module paths: importing one warns and returns the module from its new path.
 
 They go with the next release.
 """

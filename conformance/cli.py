@@ -147,7 +147,7 @@ def _bar() -> Iterator[Progress]:
 
 
 def _split(options: Mapping[str, Any], *kinds: type) -> Iterator[Any]:
-    """An object of each table, from the options of a command that has several."""
+    """Build one object per table from the options of a command."""
     return (kind(**{name: options[name] for name in tables.options_of(kind)}) for kind in kinds)
 
 
@@ -385,7 +385,7 @@ def explain(
 
 
 def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
-    """Rebuild the fixtures, write the changes or not, and print them; exit code 1 if a check fails."""
+    """Rebuild the fixtures and print the changes, written or not; exit code 1 if a check fails."""
     from .maintain.rebuild import rebuild, shortened
 
     with _bar() as bar:

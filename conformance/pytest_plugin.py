@@ -123,7 +123,7 @@ def _flag(keyword: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark, and in the process that prints the summary the tally."""
+    """Register the mark; in the process that prints the summary, also register the tally."""
     config.addinivalue_line("markers", "pairproof: made by pairproof.conformance.parametrize")
     if not hasattr(config, "workerinput"):
         given = {} if config.option.collectonly else _given(config)

@@ -1,4 +1,4 @@
-"""What a run or a check found: tables for a terminal, JSON for programs, JUnit XML for continuous integration."""
+"""Print or write the results of a run or a check: tables for a terminal, JSON, and JUnit XML for CI."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ TAGS = {Status.FAILED: "failure", Status.ERRORED: "error", Status.SKIPPED: "skip
 """Elements of JUnit XML."""
 
 REPEAT = "repeat: "
-"""What precedes a command that repeats a check."""
+"""The prefix of a command that repeats a check."""
 
 LEGEND = "checks passed; ~ some deviate as declared; ! some of these are declared mistakes; x some fail; - all skipped"
 
 Cell = str | Text
 Part = Cell | Table
-"""What is printed: a text, which is wrapped, or a table."""
+"""A text, which is wrapped when it is printed, or a table."""
 
 
 def show(
@@ -111,7 +111,7 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -
 
 
 def _counts(counts: Counter[Status], statuses: Iterable[Status] = Status) -> list[Cell]:
-    """One cell for each status: how many checks ended with it."""
+    """One cell for each status: the number of checks with it."""
     return [Text(str(counts[status]), STYLE[status]) if counts[status] else "" for status in statuses]
 
 
@@ -297,7 +297,7 @@ def _deviations(cases: Sequence[Check]) -> Iterator[Part]:
 
 
 def _distribution(cases: Sequence[Check]) -> Iterator[Part]:
-    """How close the errors come to their bounds; a bound that is too wide shows here."""
+    """The distribution of errors relative to their bounds, which reveals bounds that are too wide."""
     judged = [one for one in cases if one.status in (Status.PASSED, Status.FAILED) and one.ratio is not None]
     rows = [
         (*names, f"{max(one.ratio or 0 for one in checks):.2f}", f"{max(one.ulps or 0 for one in checks):.3g}")
@@ -320,7 +320,7 @@ def _distribution(cases: Sequence[Check]) -> Iterator[Part]:
 
 
 def _flags(cases: Sequence[Check]) -> Iterator[Part]:
-    """What each kind of case found."""
+    """The results for each kind of case."""
     rows = []
     for flag, checks in sorted(grouped((flag, check) for check in cases for flag in check.flags).items()):
         notable = sorted({check.implementation for check in checks if check.status in (*BAD, Status.DEVIATES)})
@@ -329,7 +329,7 @@ def _flags(cases: Sequence[Check]) -> Iterator[Part]:
 
 
 def _findings(report: Report) -> Iterator[Cell]:
-    """What else a run found, and what it left out."""
+    """Other results of a run, and what was not judged."""
     for one in report.judgements:
         if one.passed and one.verdict == "artefact" and one.figure.instead:
             value = float(one.figure.instead["value"])
@@ -448,7 +448,7 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Non-finite numbers as strings, for JSON has none."""
+    """Convert non-finite numbers to strings, because JSON cannot represent them."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -2,7 +2,8 @@
 
 A formula is built from three kinds of pairs: cross_entropy, cross_entropy_of_exponentials and binary_cross_entropy.
 Each evaluates a pair and returns all its terms; no other code computes a numerator or a denominator. Both are stored
-relative to ``e^shift`` and as logarithms, because at a temperature of 1e-3 the exponentials leave the range of float64.
+relative to ``e^shift`` and as logarithms, because at a temperature of 1e-3 the exponentials overflow or underflow in
+float64.
 """
 
 from __future__ import annotations

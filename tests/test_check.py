@@ -346,7 +346,7 @@ def test_command_that_hangs_once_fails_one_check() -> None:
     assert [one.status for one in checked.judged] == [Status.PASSED, Status.ERRORED]
 
 
-def test_numpy_is_judged_by_values_only_and_the_report_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_numpy_target_is_reported_as_judged_by_values_only(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["check", f"{FOLDER / 'plain.py'}:supcon", "--loss", "supcon", "--case", SOME]
     assert call(*arguments) == 0
     text = capsys.readouterr().out
@@ -474,7 +474,7 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_declared_deviations_must_show_and_match_a_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_declared_deviations_must_occur_and_match_a_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``drops`` excludes anchors without positives from the mean; it conforms if exactly this is declared."""
     path = tmp_path / "known.toml"
     entry = '[[deviations]]\n{}\nreason = "anchors without positives are not counted"\nlink = "https://example.org/7"\n'

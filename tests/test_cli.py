@@ -1,4 +1,4 @@
-"""The command line: what it prints, and exit codes that mean something."""
+"""The command line: printed output, report files and exit codes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def call(*arguments: str) -> int:
 
 
 def unwrapped(text: str) -> str:
-    """The text of a screen in one line, without the breaks that its width makes."""
+    """Return printed text as one line, without the line breaks of wrapping."""
     return " ".join(text.replace(" \\\n", " ").split())
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_commands_and_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--help") == 0
     text = capsys.readouterr().out
     for command in ("verify", "list", "explain", "fixtures"):
@@ -79,7 +79,7 @@ def test_verify_a_covering_choice(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert len({check["case"] for check in data["checks"]}) == data["cases"]["run"]
 
 
-def test_a_failure_exits_1_and_says_how_to_repeat_it(
+def test_failure_exits_1_and_prints_the_command_that_repeats_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pairproof import fast
@@ -112,7 +112,7 @@ def test_unavailable_requirement_exits_3(
     assert call("verify", "--device", "cuda:77") == 3
 
 
-def test_explain_writes_the_whole_sum_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_the_whole_sum(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("explain", "supcon_notebook/supcon-3x3") == 0
     text = capsys.readouterr().out
     assert re.search(r" -\(\(log 0\.1407 \+ log 0\.1922\)/2 \+ .*\)/9 = 2\.1960 \(each", unwrapped(text))
@@ -140,7 +140,7 @@ def test_every_case_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None
     assert explained > 100
 
 
-def test_list_names_what_verify_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_the_names_that_verify_accepts(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("list") == 0
     text = capsys.readouterr().out
     for name in (
@@ -148,7 +148,7 @@ def test_list_names_what_verify_takes(capsys: pytest.CaptureFixture[str]) -> Non
         "supcontrast-today",
         "fast-triton",
         "supcon_notebook: 31 figures, 14 claims",
-        "supcon: supcon_loss(embeddings, labels), 323 cases",
+        "supcon: supcon_loss(embeddings, labels), 324 cases",
     ):
         assert name in text
     assert len(text.splitlines()) <= 50
@@ -167,7 +167,7 @@ def test_list_names_what_verify_takes(capsys: pytest.CaptureFixture[str]) -> Non
     assert "supcon_notebook" not in capsys.readouterr().out
 
 
-def test_explain_says_what_is_contrasted_with_what(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_describes_rows_columns_and_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("explain", "golden/info_nce/queue-tau-half", "--anchor", "5") == 0
     text = unwrapped(capsys.readouterr().out)
     assert "info_nce_loss, 4 rows of 3 numbers in each of two towers, 5 negatives" in text
@@ -197,7 +197,7 @@ COMMANDS = (
 
 
 def test_help_of_every_command_imports_no_heavy_module_and_fits_80_columns() -> None:
-    """One process for all: what one help imported would show in every later one too."""
+    """All commands run in one process, so an import by one of them is found at the end."""
     program = f"""
 import contextlib, io, sys
 from pairproof.conformance import cli
@@ -234,7 +234,7 @@ cli.main(sys.argv[1:])
 
 
 def command(*arguments: str, shell: str = "", **more: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, which ``shell`` may redirect."""
+    """Run the command in a separate process; ``shell`` may contain redirections."""
     line = f"set -o pipefail; {shlex.join([sys.executable, '-c', ONE_CHECK, *arguments])}{shell}"
     return subprocess.run(["bash", "-c", line], check=False, capture_output=True, text=True, env=PLAIN | more)
 
@@ -308,7 +308,7 @@ def test_a_named_peer_that_is_absent_exits_3(capsys: pytest.CaptureFixture[str],
     assert "supcontrast-today is not available: " in capsys.readouterr().err
 
 
-def test_a_run_that_judged_nothing_exits_3(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_run_without_judged_checks_exits_3(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     arguments = ("verify", "--loss", "supcon_epsilon", "--case", "golden/*", "--impl", "supcontrast-today")
     assert call(*arguments, "--json", str(report)) == 3
@@ -319,12 +319,12 @@ def test_a_run_that_judged_nothing_exits_3(capsys: pytest.CaptureFixture[str], t
 
 
 @pytest.mark.parametrize("name", ["info_nce/queue-tau-half", "golden/info_nce/queue-tau-half", "queue-tau-half"])
-def test_explain_takes_every_id_that_fixtures_show_takes(name: str) -> None:
+def test_explain_and_fixtures_show_accept_the_same_ids(name: str) -> None:
     assert find_case(name).id == find_golden(name).id == "golden/info_nce/queue-tau-half"
 
 
 def sample(message: str, **more: object) -> Report:
-    """A run of two checks, one of which failed with a message."""
+    """Return a run of two checks, one of which failed with the message."""
     kind = Check("case", "fast", "supcon", "golden/supcon/some", "float64", Status.PASSED)
     repeat = "pairproof verify --case 'golden/supcon/a b' --impl pml-cross-batch-memory --dtype float32 --device cpu"
     failed = replace(kind, status=Status.FAILED, message=message, repeat=repeat)
@@ -332,7 +332,7 @@ def sample(message: str, **more: object) -> Report:
 
 
 def screen(report: Report, details: tuple[str, ...] | None = DETAILS) -> str:
-    """What a run prints on a terminal that interprets markup and emoji codes."""
+    """Return what a run prints on a terminal that interprets markup and emoji codes."""
     output = io.StringIO()
     console = Console(file=output, width=80, markup=True, emoji=True, force_terminal=True, color_system=None)
     show(report, console, seconds=1.0, details=details)
@@ -367,7 +367,7 @@ def test_quiet_prints_the_failures_and_the_verdict() -> None:
     assert len(lines) == 6
 
 
-def test_the_matrix_tells_passes_deviations_mistakes_failures_and_skips_apart() -> None:
+def test_matrix_distinguishes_passes_deviations_mistakes_failures_and_skips() -> None:
     def checks(who: str, loss: str, *ends: tuple[Status, int], declared: tuple[str, ...] = ()) -> list[Check]:
         return [
             Check("case", who, loss, f"{loss}/{k}", "float64", status, declared=declared)

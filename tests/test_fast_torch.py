@@ -321,7 +321,7 @@ def operator_calls(call: Call, z: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
         ],
     ),
 )
-def test_operators_pass_the_checks_of_torch(name: str, dtype: torch.dtype) -> None:
+def test_operators_pass_opcheck(name: str, dtype: torch.dtype) -> None:
     extra = {"anchors": ANCHORS} if name in ("mask", "supcon") else {}
     with tiles_of(4):
         calls = operator_calls(lambda z: LOSSES[name](z, backend="tiled", **extra), normal(ROWS, dtype=dtype))
@@ -336,7 +336,7 @@ def test_operators_pass_the_checks_of_torch(name: str, dtype: torch.dtype) -> No
 @compiles
 @old_torch_warns
 @pytest.mark.parametrize("name", slow_except(["supcon"], ["supcon", "nt_xent", "dot", "references"]))
-def test_operators_pass_the_checks_of_torch_for_rows_stored_by_columns(name: str) -> None:
+def test_operators_pass_opcheck_for_rows_stored_by_columns(name: str) -> None:
     rows = normal(ROWS).T.contiguous().T
     with tiles_of(4):
         calls = operator_calls(lambda z: LOSSES[name](z, backend="tiled"), rows)

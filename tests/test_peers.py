@@ -378,5 +378,5 @@ def test_page_of_peers_names_the_pinned_versions() -> None:
         assert pins[package] == version
         assert f"({package} {version}, SHA-256 " in page
     assert f"({pins['optax']}, jax {pins['jax']})" in page
-    for package in {kind.distribution for kind in PACKAGES}:
-        assert f"live ({pins[package]})." in page
+    for kind in PACKAGES:
+        assert f"{kind.title} ({pins[kind.distribution]})." in page

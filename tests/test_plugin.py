@@ -161,7 +161,7 @@ def test_the_number_of_checks_is_asserted(runs: Runs) -> None:
     assert filtered.ret == 0
 
 
-def test_a_run_that_judges_nothing_fails(runs: Runs) -> None:
+def test_a_run_without_judged_checks_fails(runs: Runs) -> None:
     result = runs("losses.supcon", ', loss="supcon", cases=["golden/supcon/*-drop"], settings={"no_positive": "zero"}')
     result.stdout.fnmatch_lines(["ERROR losses:supcon as supcon: none of its checks could be judged"])
     assert set(result.parseoutcomes()) == {"skipped"}

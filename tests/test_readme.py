@@ -34,7 +34,7 @@ DOCUMENTS = {
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """The fenced blocks of a language; each begins with as many empty lines as stand before it in the text."""
+    """Return the fenced blocks of a language, each after empty lines that keep its line numbers in the text."""
     found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return ["\n" * text.count("\n", 0, one.start(1)) + one[1] for one in found]
 

@@ -33,7 +33,7 @@ def test_tiny_loss_is_not_rounded_to_zero() -> None:
     assert loss == pytest.approx(2 * math.exp(-40), rel=1e-14)
 
 
-def test_loss_is_right_where_squares_leave_the_range() -> None:
+def test_loss_is_correct_if_squares_overflow_or_underflow() -> None:
     plain = reference.supcon_loss(ROWS, LABELS).loss
     for scale in (1e-200, 1e200, 5e-324 / 2.0**-40):
         assert reference.supcon_loss(ROWS * scale, LABELS).loss == pytest.approx(plain, rel=1e-12)

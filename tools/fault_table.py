@@ -1,9 +1,9 @@
 """Write ``conformance/faults/README.md``: every fault, what is wrong with it, and which golden cases catch it.
 
-By default, every fault is judged again and the last column is kept. ``--loss`` judges only the faults of one loss and
-keeps the rows of the others. ``--named`` also computes the last column with identify and the explanations of failures,
-which takes minutes; ``--named 'nt_xent/*'`` does so for some faults. ``--check`` writes nothing and exits with 1 if the
-file would change.
+By default, every fault is judged again and the last column is copied from the file. ``--loss`` judges only the faults
+of one loss and keeps the rows of the others. ``--named`` also computes the last column, with identify and the
+explanations of failures, which takes minutes; ``--named 'nt_xent/*'`` does so for some faults. ``--check`` writes
+nothing and exits with 1 if the file would change.
 """
 
 from __future__ import annotations
@@ -131,15 +131,15 @@ def table(rows: Mapping[str, str]) -> str:
 This file is written by `python tools/fault_table.py`; `tests/test_faults.py` checks that it is up to date.
 
 The table lists {len(FAULTS)} wrong implementations, {linked} of them seen or discussed in public. Each differs from a
-correct loss in one detail, and the correct loss passes every case with the same adapter. A fault is judged on
-the golden cases that it claims to support, with up to {LARGEST} rows, in float64 and float32. A case catches the
-fault if an error is clearly beyond its bound. The number after a flag is the number of its cases that catch the
-fault, followed by the number of its judged cases if these are more.
+correct loss in one detail, and the correct loss passes every case with the same adapter. A fault is judged in
+float64 and float32 on the golden cases with up to {LARGEST} rows whose options it supports. A case catches the
+fault if an error is clearly beyond its bound. The number after a flag is the number of cases with this flag that
+catch the fault; if other judged cases have the flag too, "of" and the number of judged cases follow.
 
 Faults that only one case catches, which may indicate a missing case: {once or "none"}.
 
-The last column has an entry for {named} faults: the result of `identify`, which does not know
-this list, or else the explanation of a failure. It is not checked whether the entry describes the fault.
+The last column has an entry for {named} faults: the result of `identify` without this list of faults or, if it
+finds no difference, the explanation of a failed case. No test checks that the entry describes the fault.
 """
     families = Counter(fault.family for fault in FAULTS)
     counted = Counter(fault.loss for fault in FAULTS)

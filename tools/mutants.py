@@ -414,7 +414,7 @@ def load_mutated(mutant: Mutant) -> Loaded:
 
 
 def _outcome(judge: Judge, mutant: Mutant) -> tuple[str, str]:
-    """Return the outcome of a mutant and the deciding check. The process cannot be used for anything else after."""
+    """Return the outcome of a mutant and the deciding check. The process must not be used afterwards."""
     order = judge.order(mutant)
     signal.setitimer(signal.ITIMER_REAL, PATIENCE)
     try:

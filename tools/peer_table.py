@@ -1,9 +1,9 @@
 """Write ``conformance/implementations/README.md``: what every peer computes, and where it deviates or is wrong.
 
 The counts are those of ``--report``, a file that ``pairproof verify --json`` wrote. Without it, and for peers that are
-not installed, the counts follow from the peers' declarations, which ``pairproof verify`` checks, and no peer is run.
-The version of a peer that is not installed is kept from the file. ``--check`` writes nothing and exits with 1 if the
-file would change.
+not installed, no peer is run: the counts follow from the declarations of the peers, which ``pairproof verify`` checks.
+If a peer is not installed, its version is copied from the present file. ``--check`` writes nothing and exits with 1 if
+the file would change.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ HEAD = """# Peers: what each computes
 
 `python tools/peer_table.py` writes this file; `tests/test_peers.py` compares its counts with `fixtures/expected.json`.
 
-A peer is a public implementation, a *case* is a batch with its options, and a *check* is a case in one dtype. Value and
-gradient of a peer are checked on every case that it supports. The check *conforms* if the errors are within the bounds
-of `truth/tolerances.py`. It *deviates* if the peer follows another convention, and is *wrong* if no convention explains
-the difference. Differences are declared beforehand with their conditions. A declared difference that does not occur is
-a failure, so the table holds for the versions given. Reasons for skipped cases are listed with the number of cases.
+A *peer* is a public implementation, a *case* is a batch with its options, and a *check* is a case in one dtype. The
+value and the gradient of a peer are checked on every case that it supports. A check *conforms* if its errors are within
+the bounds of `conformance/truth/tolerances.py`. It *deviates* if the peer follows another convention, and is *wrong* if
+no convention explains the difference. Every difference is declared in the adapter, with the condition under which it
+occurs. A declared difference that does not occur is a failure, so the tables are correct for the versions given.
 """
 
 

@@ -42,7 +42,7 @@ SQUARES_OVERFLOW = (1.8e19, 1.3e154)
 """Norms whose squares exceed the range of float32, and of float64."""
 
 SIMPLE = (2.0, 0.5, 4.0, 0.25)
-"""Factors that occur in formulas by themselves, so another quantity of the same size may be a coincidence."""
+"""Factors that occur in formulas on their own, so a quantity of the same size may match by coincidence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +64,11 @@ class Suspect:
     words: str = ""
 
     def other(self, words: str = "", **parts: Any) -> Suspect:
-        """The same with other parts of its variant."""
+        """Return a copy whose variant has other parts."""
         return replace(self, variant=replace(self.variant, **parts), words=words)
 
     def read(self, words: str, **parts: Any) -> Suspect:
-        """The same with other parts of its setting."""
+        """Return a copy whose setting has other parts."""
         return replace(self, setting=replace(self.setting, **parts), words=words)
 
 
@@ -204,7 +204,7 @@ def _not_finite(found: _Failure) -> str | None:
     if hidden := (own - seen.amax(dim=1) > 87).nonzero().reshape(-1).tolist():
         return f"{value}: the maximum of row {hidden[0]} includes the self pair, and all other exponentials underflow"
     far = max(-least, largest) > 80
-    return f"{value}: exponentials leave the range of the dtype; logits reach {largest:.4g}" if far else None
+    return f"{value}: exponentials overflow or underflow in the dtype; logits reach {largest:.4g}" if far else None
 
 
 def _slight(found: _Failure) -> str | None:
@@ -231,7 +231,7 @@ def _clamped_norms(found: _Failure) -> str | None:
         unit = torch.where(norms > end, 0.0, rows / norms.clamp(min=CLAMP))
         if bad and _remaining(found.value(_dot(found, unit)), *found.compared[0]) <= EXPLAINED_BY_VALUE:
             which = f"row {bad[0]} is" if len(bad) == 1 else f"{len(bad)} rows, the first of them row {bad[0]}, are"
-            norm = f"a norm of {float(norms[bad[0]]):.2g} is clamped, or its square leaves the range of the dtype"
+            norm = f"a norm of {float(norms[bad[0]]):.2g} is clamped, or its square overflows or underflows"
             return f"{which} not brought to norm 1: {norm}"
     return None
 

@@ -1,4 +1,4 @@
-"""Judge faults, and the right losses built of the same parts, on the golden cases that their claims cover."""
+"""Judge faults, and the correct losses built from the same parts, on the golden cases that their claims cover."""
 
 from __future__ import annotations
 

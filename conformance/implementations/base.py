@@ -32,7 +32,7 @@ class Deviation:
     """A declared difference: every check that it applies to must fail.
 
     A check that passes after all is a failure, and a declaration that applies to no check of a full run is an error, so
-    that no declaration outlives its reason. Implementations of this package declare theirs in code, users declare
+    that outdated declarations are found. Implementations of this package declare theirs in code, users declare
     theirs in TOML (:mod:`pairproof.conformance.judge.deviations`).
 
     Attributes:
@@ -248,7 +248,7 @@ def outcome_of(loss: Tensor, leaves: Mapping[str, Tensor], anchors: dict[int, fl
 
 
 def gradients_of(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradient of the sum of a loss's values by each leaf, as float64 on the CPU; 0 if the loss does not use it."""
+    """The gradient of the sum of a loss's values with respect to each leaf, as float64 on the CPU; 0 if unused."""
     found: Iterable[Tensor] = map(torch.zeros_like, leaves.values())
     if loss.requires_grad:
         found = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
@@ -282,7 +282,7 @@ def norms_out_of_range(case: Case, dtype: str, smallest: float) -> bool:
 
 def clamped_norms(minimum: float, function: str = "normalize", who: str = "torch") -> Deviation:
     """The deviation of a torch function that clamps norms from below and computes them from squares."""
-    reason = f"{who} divides by a norm of at least {minimum:g}, and squares that it sums may leave the dtype's range"
+    reason = f"{who} divides by a norm of at least {minimum:g}, and the squares in a norm may overflow or underflow"
     link = f"https://pytorch.org/docs/stable/generated/torch.nn.functional.{function}.html"
     return Deviation("norms are clamped", lambda case, dtype, _: norms_out_of_range(case, dtype, minimum), reason, link)
 
@@ -389,7 +389,7 @@ def gradient_of(case: Case, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.
 
     Args:
         case: a case without other matrices.
-        weights: ``[N, N]``, the derivative of the loss by each similarity.
+        weights: ``[N, N]``, the derivative of the loss with respect to each similarity.
     """
     if case.option("similarity") != "cosine":
         return weights @ case.embeddings

@@ -20,7 +20,7 @@ class InfoNCEPytorch(PackagePeer):
     """The function ``info_nce`` of the package."""
 
     name = "info-nce-pytorch"
-    title = "info-nce-pytorch, live"
+    title = "info-nce-pytorch"
     distribution = "info-nce-pytorch"
     modules = ("info_nce",)
     support = Support(losses=("info_nce",), options={"similarity": ("cosine",)}, lacks=("base_temperature",))

@@ -53,7 +53,7 @@ class InfoNCEPackage(PackagePeer):
     """The two losses of the package."""
 
     name = "infonce"
-    title = "infonce, live"
+    title = "infonce"
     distribution = "infonce"
     modules = ("infonce",)
     support = Support(

@@ -1,6 +1,6 @@
 """optax's ``ntxent`` as a command that answers ``pairproof-lines/1`` (see ``subprocess.py``), one request per line.
 
-JAX starts threads, which do not survive the forks of ``pairproof verify``, so that the adapter runs it in its own
+JAX starts threads, which do not survive the forks of ``pairproof verify``, so the adapter runs it in its own
 process. This file imports nothing of pairproof.
 """
 

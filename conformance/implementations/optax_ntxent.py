@@ -101,7 +101,7 @@ class Optax(Implementation):
     """``optax.losses.ntxent``."""
 
     name = "optax"
-    title = "optax's ntxent on JAX, live on the CPU in its own process"
+    title = "optax's ntxent on JAX, on the CPU in its own process"
     support = Support(
         losses=("nt_xent", "nt_xent_pairwise"),
         options={"similarity": ("cosine",), "reduction": ("mean", "mean_pairs"), "no_positive": ("zero", "drop")},

@@ -209,7 +209,7 @@ class PytorchMetricLearning(PackagePeer):
     """The two losses of pytorch-metric-learning that the notebook compares, with their default reducers."""
 
     name = "pml"
-    title = "pytorch-metric-learning, live"
+    title = "pytorch-metric-learning"
     distribution = "pytorch-metric-learning"
     modules = tuple(f"pytorch_metric_learning.{name}" for name in ("losses", "distances", "reducers"))
     extra = "pml"
@@ -235,7 +235,7 @@ class Reducers(PytorchMetricLearning):
     """Both losses with ``MeanReducer``, ``SumReducer``, ``DoNothingReducer``, and ``PerAnchorReducer`` around them."""
 
     name = "pml-reducers"
-    title = "pytorch-metric-learning with the reducers that correspond to our reductions, live"
+    title = "pytorch-metric-learning with the reducers that correspond to our reductions"
     support = replace(
         SUPPORT,
         options={**SUPPORT.options, "no_positive": ("zero",)},
@@ -260,7 +260,7 @@ class SelfSupervised(PytorchMetricLearning):
     """``SelfSupervisedLoss`` around ``NTXentLoss``: symmetric for two views, not symmetric for two towers."""
 
     name = "pml-self-supervised"
-    title = "pytorch-metric-learning's SelfSupervisedLoss around NTXentLoss, live"
+    title = "pytorch-metric-learning's SelfSupervisedLoss around NTXentLoss"
     support = Support(
         losses=("nt_xent", "info_nce"),
         options={"reduction": ("mean",)},
@@ -279,7 +279,7 @@ class CrossBatchMemory(PytorchMetricLearning):
     """``CrossBatchMemory`` around both losses: a memory that holds the references and the rows of the batch."""
 
     name = "pml-cross-batch-memory"
-    title = "pytorch-metric-learning's CrossBatchMemory around both losses, live"
+    title = "pytorch-metric-learning's CrossBatchMemory around both losses"
     support = replace(SUPPORT, options=MEANS, also=(OWN_ROWS_ONLY, MEAN_OVER_PAIRS, PAIRS_FIT))
     deviations = (memory_is_detached, *DEVIATIONS)
 

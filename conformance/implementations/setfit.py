@@ -1,8 +1,8 @@
 """setfit's copy of the original SupCon code (``setfit/losses.py``), loaded by path because it needs only torch.
 
 Terms: it takes a model in place of features, so the adapter's model returns the embeddings unchanged; a mask is
-positives. It normalises, and takes one view of every sentence: without labels no anchor has a positive, so that it
-does not compute NT-Xent.
+positives. It normalises, and takes one view of every sentence: without labels no anchor has a positive, so it does
+not compute NT-Xent.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ EVERY = "*"
 
 TEMPERATURES = ("temperature", "tau", "logit_scale")
 INVERSE = "logit_scale"
-"""The one of these names that means one over the temperature."""
+"""The name among these that stands for one over the temperature."""
 
 _MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy", "np.", "npt.")}
 """Words in annotations that show which arrays a target takes."""

@@ -31,7 +31,7 @@ class Scaled(NamedTuple):
         rows: ``[N, D]`` in the computing dtype: embedding times ``power`` times ``factor``.
         factor: ``[N, 1]``, or ``[1, 1]`` under "dot".
         power: ``[N, 1]``, powers of two that keep norms within range, or None if all are 1. They are applied separately
-            from ``factor``, because ``power * factor`` may leave the range although the scaled row does not.
+            from ``factor``, because ``power * factor`` may overflow or underflow although the scaled row does not.
     """
 
     rows: Tensor

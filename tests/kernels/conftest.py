@@ -42,8 +42,8 @@ if "triton" in sys.modules:
 os.environ["TRITON_INTERPRET"] = "1"
 
 
-def _quicken() -> None:
-    """Save a third of the interpreter's time, spent on patching names again at every call within a kernel."""
+def _patch_names_once() -> None:
+    """Let the interpreter patch names once per kernel; patching at every call within it takes a third of its time."""
     interpreter = pytest.importorskip("triton.runtime.interpreter")
     if not all(hasattr(interpreter, name) for name in ("_patch_lang", "GridExecutor")):
         return
@@ -68,11 +68,11 @@ def _quicken() -> None:
 
 
 if importlib.util.find_spec("triton") is not None:
-    _quicken()
+    _patch_names_once()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-cases", action="store_true", help="every case of the suite, not a covering choice of them")
+    parser.addoption("--all-cases", action="store_true", help="run every case, not only a subset with every trait")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""How kernels are queued: every form runs, buffers are linear in size, and neither their contents nor shares matter."""
+"""How kernels are queued: every form runs, buffers are linear in size, and their contents do not affect results."""
 
 from __future__ import annotations
 
