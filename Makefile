@@ -99,8 +99,8 @@ kernels-3.6: $(VENV_STAMP) $(OLD_TRITON_STAMP) ## compile every variant with tri
 	@echo "kernels-3.6: compiling with triton $(OLD_TRITON)"
 	@PYTHONPATH=$(OLD_TRITON_FOLDER) $(BIN)/python tools/compile_kernels.py $(ARGS)
 
-kernels-long: $(VENV_STAMP) ## compile for more architectures, lengths and types
-	@echo "kernels-long: compiling for every architecture and every length with its own tiles"
+kernels-long: $(VENV_STAMP) ## compile for more architectures, embedding dimensions and types
+	@echo "kernels-long: compiling for every architecture and every embedding dimension with its own tiles"
 	@$(BIN)/python tools/compile_kernels.py --long $(ARGS)
 
 # triton decides at its import whether to interpret or to compile kernels, so these tests need a separate run.

@@ -841,6 +841,22 @@ def test_the_tables_and_counts_of_a_checkout_are_updated(tmp_path: Path) -> None
     assert {name: (tmp_path / name).read_text() for name in names} == before
 
 
+@pytest.mark.slow
+def test_the_counts_in_the_sample_of_the_readme_are_updated(tmp_path: Path) -> None:
+    text, readme = (ROOT.parent / "README.md").read_text(), tmp_path / "README.md"
+    readme.write_text(
+        re.sub(
+            r"\d+ passed, \d+ failed",
+            "1 passed, 2 failed",
+            re.sub("^[0-9]+ of [0-9]+", "3 of 4", text, flags=re.MULTILINE),
+        )
+    )
+    assert "\n3 of 4 " in readme.read_text()
+    assert ": 1 passed, 2 failed in " in readme.read_text()
+    renew._sample(readme)
+    assert readme.read_text() == text
+
+
 def test_add_refuses_changed_fixtures(root: Path, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(root, "golden/supcon.json", lambda data: data["cases"][0].update(note="Another note."))
     assert call(*arguments("nt_xent", batch / "z.npy", "--labels", batch / "y.npy")) == 1

@@ -181,21 +181,36 @@ def test_table_of_losses_has_the_signatures_and_the_keywords_of_the_code() -> No
             assert others == (", ".join(f"`{key}`" for key in keywords) or "none"), name
 
 
-@pytest.mark.slow
-def test_verdict_in_the_readme_is_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The failures of the sample, each as the command prints it for that case."""
+def assert_sample(document: str, line: str, exit_code: int) -> None:
+    """Assert that the sample of output in a document occurs in the output of a command, except for the seconds.
+
+    ``[...]`` in the sample stands for omitted lines.
+    """
+    (sample,) = (block.lstrip("\n") for block in blocks(DOCUMENTS[document], "text"))
+    done = CliRunner().invoke(app, shlex.split(line)[1:])
+    assert done.exit_code == exit_code, done.output
+    printed = "".join(f"{line.rstrip()}\n" for line in done.output.splitlines())
+    sample, rest = (re.sub(r"(?<= in )\d+\.\d s$", "", text, flags=re.MULTILINE) for text in (sample, printed))
+    for part in sample.split("[...]\n"):
+        assert part in rest
+        rest = rest.partition(part)[2]
+
+
+def test_sample_in_the_readme_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "losses.py").write_text(EXAMPLES[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    (sample,) = (block.strip("\n") for block in blocks(TEXT, "text"))
-    failures = re.findall(r"^failed (\S+) .*$(?:\n .*$)+", sample, re.MULTILINE)
-    assert len(failures) >= 2
-    chosen = [word for case in failures for word in ("--case", case)]
-    done = CliRunner().invoke(app, ["check", "losses.py:supcon", "--loss", "supcon", *chosen])
-    assert done.exit_code == 1, done.output
-    printed = done.output.rstrip().splitlines()[:-1]
-    first = next(number for number, line in enumerate(printed) if line.startswith("failed "))
-    assert [line for line in sample[sample.index("failed ") :].splitlines()[:-1] if line != "[...]"] == printed[first:]
+    line = "pairproof check losses.py:supcon --loss supcon"
+    assert line in TEXT
+    assert_sample("README.md", line, exit_code=1)
+
+
+def test_sample_of_verify_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    (line,) = (
+        line for name, line in commands("pairproof", inline=True) if name == "docs/judging.md" and "--impl" in line
+    )
+    assert_sample("docs/judging.md", line, exit_code=0)
 
 
 @pytest.mark.slow

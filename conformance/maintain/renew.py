@@ -1,4 +1,4 @@
-"""Update what a checkout derives from the cases outside ``fixtures/``: two tables, and the example project's counts."""
+"""Update what a checkout derives from the cases outside ``fixtures/``: two tables, and counts in examples."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ..documents.load import load_worked
 from ..implementations.callable import External
+from ..judge.check import check_loss
+from ..judge.results import Status
 from ..judge.verify import load_cases
 from ..suite.store import write_atomically
 
@@ -41,6 +44,8 @@ def renew(top: Path, loss: str) -> list[str]:
     for script, arguments in zip(TABLES, ([], ["--loss", loss]), strict=True):
         subprocess.run([sys.executable, top / script, *arguments], stdout=subprocess.DEVNULL, check=True)
     _count(top)
+    if loss == "supcon":
+        _sample(top / "README.md")
     return [name for name, content in before.items() if (top / name).read_bytes() != content]
 
 
@@ -56,3 +61,15 @@ def _count(top: Path) -> None:
         texts = {name: stated.sub(rf"\g<1>{new}", text) for name, text in texts.items()}
     for name, text in texts.items():
         write_atomically(top / name, text)
+
+
+def _sample(readme: Path) -> None:
+    """Update the counts in the README's sample of the output of ``pairproof check`` on its first example."""
+    text = readme.read_text(encoding="utf-8")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "losses.py"
+        path.write_text(text.split("```python\n")[1].partition("```")[0], encoding="utf-8")
+        found = check_loss(f"{path}:supcon", "supcon")
+    text = re.sub(r"\d+ of \d+(?= cases of supcon)", f"{found.report.cases_chosen} of {found.cases}", text)
+    counts = f"{found.counts[Status.PASSED]} passed, {found.counts[Status.FAILED]} failed"
+    write_atomically(readme, re.sub(r"\d+ passed, \d+ failed(?= in )", counts, text))
