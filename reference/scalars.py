@@ -22,7 +22,7 @@ def order(value: Scalar) -> float:
 
     That is the real part of a complex number, the midpoint of a ball, or the first entry of an array.
     """
-    return float(np.ravel(np.real(value))[0])
+    return value if isinstance(value, float) else float(np.ravel(np.real(value))[0])
 
 
 def zero_like(value: Scalar) -> Scalar:

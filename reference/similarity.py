@@ -22,28 +22,37 @@ def scaled_row(row: Sequence[Scalar]) -> list[Scalar]:
     return [x * 2.0**-half * 2.0 ** (half - exponent) for x in row]
 
 
-def cosine(a: Sequence[Scalar], b: Sequence[Scalar]) -> Scalar:
-    """Return Σ_d a_d b_d / (‖a‖ ‖b‖); the norms neither overflow nor underflow."""
-    a, b = scaled_row(a), scaled_row(b)
-    return dot(a, b) / (np.sqrt(dot(a, a)) * np.sqrt(dot(b, b)))
+def norm(row: Sequence[Scalar]) -> Scalar:
+    """Return ‖a‖ = sqrt(Σ_d a_d²)."""
+    return np.sqrt(dot(row, row))
 
 
 def similarity_matrix(
     rows: Sequence[Sequence[Scalar]], similarity: str, others: Sequence[Sequence[Scalar]] | None = None
 ) -> list[list[Scalar]]:
-    """Return the similarity of every row with every row, [N][N], or with every row of ``others``, [N][M].
+    """Return the similarity of every row a with every row b, [N][N], or with every row b of ``others``, [N][M].
+
+    The cosine is Σ_d a_d b_d / (‖a‖ ‖b‖); the dot product is Σ_d a_d b_d.
 
     Args:
         rows: [N][D] scalars.
         similarity: "cosine" or "dot".
         others: [M][D] scalars; ``rows`` by default.
     """
-    measure = cosine if similarity == "cosine" else dot
-    if others is not None:
-        return [[measure(row, other) for other in others] for row in rows]
-    n = len(rows)
-    matrix: list[list[Scalar]] = [[None] * n for _ in range(n)]
-    for i in range(n):
-        for j in range(i, n):
-            matrix[i][j] = matrix[j][i] = measure(rows[i], rows[j])
+    columns = rows if others is None else others
+    if similarity == "cosine":
+        # Cosines do not depend on the scale of a row; scaled rows have norms that neither overflow nor underflow.
+        rows, columns = list(map(scaled_row, rows)), list(map(scaled_row, columns))
+        row_norms, column_norms = list(map(norm, rows)), list(map(norm, columns))
+
+    def measure(i: int, j: int) -> Scalar:
+        product = dot(rows[i], columns[j])
+        return product / (row_norms[i] * column_norms[j]) if similarity == "cosine" else product
+
+    matrix: list[list[Scalar]] = [[None] * len(columns) for _ in rows]
+    for i, row in enumerate(matrix):
+        for j in range(0 if others is not None else i, len(columns)):
+            row[j] = measure(i, j)
+            if others is None:
+                matrix[j][i] = row[j]
     return matrix

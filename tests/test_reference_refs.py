@@ -15,7 +15,7 @@ from pairproof import reference
 from pairproof.conformance.truth import autodiff as tape
 from pairproof.reference import info_nce, supcon
 from pairproof.reference.batch import evaluate_similarities
-from pairproof.reference.similarity import cosine, similarity_matrix
+from pairproof.reference.similarity import similarity_matrix
 
 ROWS = np.array([[1.0, 0.5, -0.25], [0.75, -1.0, 0.5], [-0.5, 0.25, 1.5], [1.25, 1.0, 0.125], [-1.0, -0.5, 0.375]])
 OTHERS = np.array([[0.5, 0.5, 1.0], [-0.75, 1.0, 0.25], [1.0, -0.25, -0.5], [0.125, 1.5, -1.0], [0.25, -1.0, 0.75]])
@@ -353,7 +353,7 @@ def test_rows_may_share_a_reference_and_number_types_may_differ() -> None:
 def test_evaluate_similarities_accepts_sets_of_columns() -> None:
     """Rows and columns differ, and A(i) is given as lists."""
     matrix = similarity_matrix(ROWS.tolist(), "cosine", QUEUE.tolist())
-    assert matrix[4][2] == cosine(ROWS[4].tolist(), QUEUE[2].tolist())
+    assert [[matrix[4][2]]] == similarity_matrix([ROWS[4].tolist()], "cosine", [QUEUE[2].tolist()])
     loss, terms = evaluate_similarities(
         supcon.supcon_anchor,
         matrix,

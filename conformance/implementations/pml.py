@@ -94,8 +94,12 @@ def saturated(case: Case, dtype: str, true: Truth) -> bool:
     NTXentLoss adds finfo.tiny inside its logarithm: the loss of a pair is at most 87.34 in float32 and 708.40 in
     float64, where its gradient vanishes.
     """
+    limit, positives = -math.log(np.finfo(dtype).tiny) - 8, case.positives()
+    # No pair's loss is larger than the sum of those of its anchor, of which the anchor's loss is at least the mean.
+    if all(value * max(len(positives[i]), 1) < limit for i, value in true.anchors.items()):
+        return False
     pairs = {} if case.size > PROVE_UP_TO else call_reference(case).terms.pairs
-    return any(float(pair.value) > -math.log(np.finfo(dtype).tiny) - 8 for pair in pairs.values())
+    return any(float(pair.value) > limit for pair in pairs.values())
 
 
 @base.deviation("0 without negatives", SUPCON_LOSS, losses=SUPCON)

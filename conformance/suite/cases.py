@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,24 @@ MATRICES = ("embeddings_b", "negatives", "ref_embeddings")
 
 COUNTED = {"negatives": "negatives", "ref_embeddings": "references"}
 """The matrices with a number of rows of their own, and what their rows are called in messages."""
+
+
+T = TypeVar("T")
+
+
+def once(method: Callable[[Case], T]) -> Callable[[Case], T]:
+    """Make a method of a case compute its result once; callers must not change the result."""
+
+    name = f"_{method.__name__}"
+
+    @functools.wraps(method)
+    def stored(self: Case) -> T:
+        if name not in self.__dict__:
+            self.__dict__[name] = method(self)
+        found: T = self.__dict__[name]
+        return found
+
+    return stored
 
 
 @dataclass(frozen=True)
@@ -95,6 +114,7 @@ class Case:
             return rows, self.n + len(self.others.get("negatives", ()))
         return self.n, len(self.others.get("ref_embeddings", self.embeddings))
 
+    @once
     def blocks(self) -> list[Block]:
         """The blocks of the similarity matrix, one for each pair of matrices."""
         n = self.n
@@ -135,6 +155,7 @@ class Case:
         normal = (exponent > smallest) & (exponent <= 2 - smallest)
         return bool((normal & (fraction * 2.0 ** SIGNIFICAND[dtype] % 1 == 0)).all())
 
+    @once
     def members(self) -> list[list[int]]:
         """A(i) of every row that may be an anchor: the columns that the row is contrasted with."""
         rows, columns = self.shape
@@ -145,11 +166,13 @@ class Case:
             own = self.arguments.get("self_rows", [-1] * rows)
         return [[j for j in range(columns) if j != own[i]] for i in range(rows)]
 
+    @once
     def positives(self) -> list[list[int]]:
         """P(i) of every row that may be an anchor."""
         mask = self.positive_mask()
         return [[j for j in others if mask[i][j]] for i, others in enumerate(self.members())]
 
+    @once
     def positive_mask(self) -> list[list[bool]]:
         """The mask of positives, of the case's ``shape``, from labels, positives, partners, pairs or towers."""
         rows, columns = self.shape
@@ -165,6 +188,7 @@ class Case:
         pairs = {tuple(pair) for pair in self.arguments["positive_pairs"]}
         return [[(i, j) in pairs for j in range(columns)] for i in range(rows)]
 
+    @once
     def anchors(self) -> list[int]:
         """The rows that are anchors."""
         chosen = self.option("anchors")
@@ -179,6 +203,7 @@ class Case:
         found = {i for i in self.anchors() if applies and len(positives[i]) == len(members[i])} - without
         return found | without if policy == "nan" else found
 
+    @once
     def counted(self) -> list[int]:
         """The anchors that reduction "none" returns: all, except those that ``no_positive="drop"`` leaves out."""
         positives = self.positives()
