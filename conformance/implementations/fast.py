@@ -39,27 +39,30 @@ class Fast(Implementation):
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Evaluate the value and the gradients, and the values of all anchors by a second call."""
-        given = self.tensors(case, dtype)
-        loss = self._loss(case, given)
-        policy = {"no_positive": "zero"} if case.option("no_positive") == "drop" else {}
-        with torch.no_grad():
-            each = self._loss(case, given, reduction="none", **policy)
-        anchors = dict(zip(case.anchors(), each.double().cpu().tolist(), strict=True))
-        return outcome_of(loss, given, anchors)
-
-    def _loss(self, case: Case, matrices: Mapping[str, torch.Tensor], **changed: Any) -> torch.Tensor:
-        given: dict[str, Any] = {**case.keywords, **self.arrays(case), **changed}
-        n, partners = case.n, [*case.arguments.get("partners", ())]
-        stacked, interleaved = [*range(n // 2, n), *range(n // 2)], [i ^ 1 for i in range(n)]
-        # If the partners of a case are those of a layout, the helper of that layout provides them.
-        for layout, helper in ((stacked, fast.stacked_partners), (interleaved, fast.interleaved_partners)):
-            if partners == layout and not case.others:
-                given["partners"] = helper(n, device=self.device)
+        leaves = self.tensors(case, dtype)
+        given = {**case.keywords, **leaves, **self.arrays(case)}
+        n, partners = case.n, case.arguments.get("partners")
+        if partners is not None and not case.others:
+            # If the partners of a case are those of a layout, the helper of that layout provides them.
+            if [*partners] == [*range(n // 2, n), *range(n // 2)]:
+                given["partners"] = fast.stacked_partners(n, device=self.device)
+            elif [*partners] == [i ^ 1 for i in range(n)]:
+                given["partners"] = fast.interleaved_partners(n, device=self.device)
         if self.backend is not None:
             given["backend"] = self.backend
-        with tiles_of(4) if self.backend == "tiled" else nullcontext():
-            loss: torch.Tensor = case.entry.fast(**matrices, **given)
-        return loss
+
+        def evaluated(**changed: Any) -> torch.Tensor:
+            with tiles_of(4) if self.backend == "tiled" else nullcontext():
+                loss: torch.Tensor = case.entry.fast(**{**given, **changed})
+            return loss
+
+        loss, dropped = evaluated(), case.option("no_positive") == "drop"
+        each = loss.detach()
+        if dropped or case.option("reduction") != "none":
+            with torch.no_grad():
+                each = evaluated(reduction="none", **({"no_positive": "zero"} if dropped else {}))
+        anchors = dict(zip(case.anchors(), each.double().cpu().tolist(), strict=True))
+        return outcome_of(loss, leaves, anchors)
 
 
 class FastDense(Fast):

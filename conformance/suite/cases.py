@@ -33,7 +33,6 @@ T = TypeVar("T")
 
 def once(method: Callable[[Case], T]) -> Callable[[Case], T]:
     """Make a method of a case compute its result once; callers must not change the result."""
-
     name = f"_{method.__name__}"
 
     @functools.wraps(method)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from ..suite.cases import Case
@@ -64,8 +65,8 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def anchor_values(case: Case, s: torch.Tensor) -> torch.Tensor:
     """The value of every row from the logits ``s``; 0 for a row without terms."""
-    member = torch.zeros(case.shape, dtype=torch.bool)
+    member = np.zeros(case.shape, dtype=bool)
     for i, columns in enumerate(case.members()):
         member[i, columns] = True
-    positive = torch.tensor(case.positive_mask()) & member
-    return case.entry.baseline(s, member, positive, **case.formula_options())
+    positive = np.array(case.positive_mask()) & member
+    return case.entry.baseline(s, torch.from_numpy(member), torch.from_numpy(positive), **case.formula_options())

@@ -14,7 +14,6 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
-from pairproof.conformance.implementations.base import outcome_of
 from pairproof.conformance.implementations.fast import FastExact, FastTriton
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.records import Bounds, Outcome, Truth
@@ -66,11 +65,10 @@ def truth_of(case: Case) -> Truth:
 
 
 class Kernels(FastTriton):
-    """The kernels, without the second evaluation for values per anchor: these cases already have reduction "none"."""
+    """The kernels, without values per anchor: only the bounds of the returned values are enlarged."""
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        given = self.tensors(case, dtype)
-        return outcome_of(self._loss(case, given), given)
+        return replace(super().evaluate(case, dtype), anchors=None)
 
 
 def enlarged_bounds(case: Case, true: Truth, dtype: str) -> Bounds:
