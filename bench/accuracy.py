@@ -38,7 +38,7 @@ def error_rows(job: dict[str, Any]) -> list[dict[str, Any]]:
         batches = [(batch, truth.loss_and_gradient(batch, temperature)) for batch in made]
         smallest = min(expected[0] for _, expected in batches)
         for name in names_for(loss, job["device"], job["dtype"]):
-            # Leave out what takes seconds per step or minutes to compile, and what runs in another dtype.
+            # Leave out peers that take seconds per step or minutes to compile, or that run in another dtype.
             if name == SLOWEST or PEERS[name].compiled or PEERS[name].tf32:
                 continue
             row: dict[str, Any] = {"kind": kind, "implementation": name, "smallest_loss": smallest}

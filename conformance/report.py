@@ -291,7 +291,7 @@ def _deviations(cases: Sequence[Check]) -> Iterator[Part]:
         if check.status is Status.DEVIATES
     )
     if ends:
-        yield from ("", Text("Declared deviations, each seen", "bold"))
+        yield from ("", Text("Declared deviations, which all occurred", "bold"))
     for why, found in grouped((why, f"{who} {n}") for (why, who), n in ends.items()).items():
         yield f"  {', '.join(found)}: {why}"
 
@@ -336,7 +336,7 @@ def _findings(report: Report) -> Iterator[Cell]:
             yield f"{one.case} prints {one.figure.printed}, an artefact: the exact value is {value:.9g}"
     counts = counted(report.checks)
     if counts[Status.DEVIATES]:
-        yield f"{counts[Status.DEVIATES]} checks deviate as declared, every one seen: --show deviations"
+        yield f"{counts[Status.DEVIATES]} checks deviate as declared: --show deviations"
     if counts[Status.SKIPPED]:
         yield f"{counts[Status.SKIPPED]} checks were skipped, each with its reason: --show skips"
     if report.judgements:
@@ -346,7 +346,7 @@ def _findings(report: Report) -> Iterator[Cell]:
             f" {figures['artefact']} artefacts; entries: {show_counts(report.entries())}; {len(report.claims)} claims"
         )
     if report.selection.covering:
-        yield f"{report.cases_chosen} of {report.cases_in_all} cases were run: a covering choice"
+        yield f"{report.cases_chosen} of {report.cases_in_all} cases were run: a subset with every trait"
     if not report.selection.whole:
         yield Text("the counts are not asserted: the run was filtered", "dim")
 
@@ -378,14 +378,14 @@ def _judged(result: CheckResult) -> Iterator[Part]:
         yield f"  temperature: {request.temperature:g} built in: only cases of that temperature are judged"
     yield "  rows: passed " + ("with norm 1 under cosine" if result.claim.normalised else "without normalising them")
     yield from (f"  declared: {one.name}: {one.reason} ({one.link})" for one in result.declared)
-    yield from (Text(f"  declared of another target, {one.target}: {one.name}", "dim") for one in result.aside)
+    yield from (Text(f"  declared for another target, {one.target}: {one.name}", "dim") for one in result.aside)
     yield f"{result.report.cases_chosen} of {result.cases} cases of {request.loss} judged"
     for reason, count in result.left_out.most_common():
         yield Text(f"  {count} not judged: {reason}", "dim")
     if result.judged:
         yield from _check_tables(result)
         if not result.gradients_judged:
-            yield Text("gradients were not judged: the target gives none", "yellow")
+            yield Text("gradients were not judged: the target returns none", "yellow")
 
 
 def _check_tables(result: CheckResult) -> Iterator[Part]:

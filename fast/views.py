@@ -71,7 +71,7 @@ def stacked_partners(n: int, device: torch.device | str | None = None) -> Tensor
 
 
 def flatten_views(features: Tensor, layout: Layout = "stacked") -> Tensor:
-    """Lay out views as rows, as the losses take them.
+    """Lay out views as rows, the input of the losses.
 
     Example:
         >>> import torch

@@ -295,7 +295,7 @@ def test_an_absent_implementation_is_counted_as_declared(
         monkeypatch.setattr(module, "ALL", (Reference, Fast, SupContrastToday, Absent))
     assert call("rebuild") == 0
     text = capsys.readouterr().out
-    assert "absent: not run, counted as it declares: not here: get it somewhere" in text
+    assert "absent: not run, so its counts follow from its declarations: not here: get it somewhere" in text
     assert json.loads(files(root)["expected.json"])["counts"] == json.loads(before["expected.json"])["counts"]
 
 
@@ -813,7 +813,7 @@ def test_add_needs_no_optional_peer(root: Path, batch: Path, monkeypatch: pytest
     added = authoring.add(
         Batch("supcon", "mine", str(batch / "z.npy"), str(batch / "y.npy")), ["trained-like"], "A note."
     )
-    assert added.notes == ("absent: not run, counted as it declares: not here: get it somewhere",)
+    assert added.notes == ("absent: not run, so its counts follow from its declarations: not here: get it somewhere",)
     counts = json.loads((root / "expected.json").read_text())["counts"]
     assert counts["absent/supcon"] == {"passed": 4}
 

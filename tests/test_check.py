@@ -351,7 +351,7 @@ def test_numpy_target_is_reported_as_judged_by_values_only(capsys: pytest.Captur
     assert call(*arguments) == 0
     text = capsys.readouterr().out
     assert "arrays: numpy, guessed from its annotations" in text
-    assert "gradients were not judged: the target gives none" in text
+    assert "gradients were not judged: the target returns none" in text
     assert "as supcon, values only: 6 passed" in text
     nt_xent = ["check", f"{FOLDER / 'plain.py'}:nt_xent", "--loss", "nt_xent", "--case", "golden/nt_xent/temperature-1"]
     assert call(*nt_xent) == 0

@@ -52,7 +52,7 @@ def read_report(path: Path) -> Recorded:
     report = Recorded(Selection(), [_check(entry) for entry in data["checks"]], absent=data["absent"])
     found = {check.case for check in report.checks if check.kind == "case"}
     if found != {case.id for case in load_cases(load_worked())}:
-        raise UsageError(f"{path}: the run does not have all cases; write it with: pairproof verify --json {path}")
+        raise UsageError(f"{path}: the run does not cover all cases; write it with: pairproof verify --json {path}")
     return report
 
 

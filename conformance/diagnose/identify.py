@@ -269,7 +269,7 @@ def _report_gradient(found: Identification, search: Search, match: Match) -> Non
 def _report_evidence(found: Identification, search: Search, match: Match) -> None:
     values, batches, gradient = len(search.ordinary), len(search.batches), match.gradient_error
     found.evidence.append(f"the largest relative error of {values} values on {batches} batches is {match.error:.1e}")
-    reason = "no gradient could be compared" if search.gives_gradient else "the target gives no gradient"
+    reason = "no gradient could be compared" if search.gives_gradient else "the target returns no gradient"
     compared = "" if gradient is None else f"the largest relative error of their gradients is {gradient:.1e}"
     found.evidence.append(compared or f"only values were compared: {reason}")
     if search.single:

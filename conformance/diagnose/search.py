@@ -149,9 +149,9 @@ PROBES = _probes(
     (LABELS, "further", "pairs only, stacked", 12, TWINS),
     (LABELS, "further", "duplicated rows", 13, "0101202211", {"duplicates": True}),
     (LABELS, "further", "pairs only, side by side", 14, "00112233"),
-    (LABELS, "edges", "two anchors without positive", 21, TWO_SINGLES),
+    (LABELS, "edges", "two anchors without positives", 21, TWO_SINGLES),
     (LABELS, "edges", "a batch of one class", 22, "00000"),
-    (LABELS, "edges", "a batch without any positive", 23, "01234"),
+    (LABELS, "edges", "a batch without any positives", 23, "01234"),
     (LABELS, "edges", "labels far apart", 24, TWINS, {"labels": FAR_APART}),
     (LABELS, "edges", "rows of norm 1e-9", 25, UNBALANCED, {"scale": 1e-9}),
     (LABELS, "alike", "six pairs", 31, TWINS),
@@ -162,7 +162,7 @@ PROBES = _probes(
     (FEATURES, "further", "4 items of 3 views in 2 classes", 46, "0100", {"n_views": 3}),
     (FEATURES, "further", "9 items of 1 view in 3 classes", 47, UNBALANCED, {"n_views": 1}),
     (FEATURES, "further", "6 items of 2 views, no labels", 48, "012345"),
-    (FEATURES, "edges", "one view, two anchors without positive", 49, TWO_SINGLES, {"n_views": 1}),
+    (FEATURES, "edges", "one view, two anchors without positives", 49, TWO_SINGLES, {"n_views": 1}),
     (FEATURES, "edges", "a batch of one class", 50, "000"),
     (FEATURES, "alike", "6 items of 2 views", 51, "012345"),
     (FEATURES, "further", "9 items of 2 views", 56, "012345678"),
@@ -180,7 +180,7 @@ PROBES = _probes(
     (PAIRS, "further", "each of 8 rows with one partner", 77, "01201201", {"pairs": "0>4 1>5 2>6 3>7 4>0 5>1 6>2 7>3"}),
     (PAIRS, "further", "6 rows, both directions", 78, "012012", {"pairs": "0>1 1>0 2>3 3>2 4>5 5>4 0>5 5>0"}),
     (PAIRS, "edges", "pairs listed twice", 79, "01201201", {"pairs": "0>2 2>0 1>4 4>1 5>0 6>3 7>2 3>6 0>2 5>0"}),
-    (PAIRS, "edges", "two rows without positive", 80, "0120120", {"pairs": "0>2 2>0 1>4 4>1 3>6 5>0"}),
+    (PAIRS, "edges", "two rows without positives", 80, "0120120", {"pairs": "0>2 2>0 1>4 4>1 3>6 5>0"}),
     (PAIRS, "edges", "a row without negatives", 81, "0120", {"pairs": "0>1 0>2 0>3 1>0 2>1 3>0"}),
     (PAIRS, "edges", "a diagonal entry listed", 82, "012012", {"pairs": "0>1 1>0 2>3 3>2 4>5 5>4 2>2"}),
 )
@@ -217,7 +217,7 @@ def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answe
             return target.evaluate(replace(probe.batch, keywords=keywords))
     except TargetError:
         raise
-    except Exception as error:  # outside code may raise anything
+    except Exception as error:  # external code may raise any exception
         raise TargetError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
 

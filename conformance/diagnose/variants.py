@@ -559,7 +559,7 @@ class Pairs:
 def _less(a: Tensor, b: Tensor) -> Tensor:
     """log(e^a - e^b) for b <= a; -inf if they are equal."""
     gap = torch.exp((b - a).clamp(max=0))
-    # Nothing remains if they are equal; the infinite derivative is kept out of the graph.
+    # If they are equal, the logarithm of 0 is avoided, because its derivative is infinite.
     left = gap < 1
     return torch.where(left, a + torch.log1p(-torch.where(left, gap, 0.0)), -math.inf)
 

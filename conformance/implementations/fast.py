@@ -77,7 +77,7 @@ class FastTiled(Fast):
     """The losses of ``pairproof.fast`` with ``backend="tiled"`` and several small tiles per case."""
 
     name = "fast-tiled"
-    title = 'pairproof.fast, torch, backend="tiled", 4 rows a tile'
+    title = 'pairproof.fast, torch, backend="tiled", 4 rows per tile'
     backend = "tiled"
 
 

@@ -1,7 +1,7 @@
 """pytorch-metric-learning, live: ``SupConLoss`` for supcon, ``NTXentLoss`` for both readings of NT-Xent.
 
 Terms: a reducer is a reduction; ``AvgNonZeroReducer`` is a mean over the anchors with a loss above 0;
-``PerAnchorReducer`` first averages over the pairs of each anchor. ``NTXentLoss`` builds a matrix of pairs by pairs, so
+``PerAnchorReducer`` first averages over the pairs of each anchor. ``NTXentLoss`` builds a pairs x pairs matrix, so
 that larger cases are skipped for it (its issues 547, 203, 604).
 
 ``pml`` is both losses with their default reducers; ``pml-reducers`` is the same with the reducers that correspond to
@@ -185,14 +185,14 @@ def _pairs_do_not_fit(case: Case) -> bool:
     return pairs * (sum(len(members) for members in case.members()) - pairs) > LARGEST_PAIRS
 
 
-PAIRS_FIT = ("NTXentLoss would build a matrix of pairs by pairs that is too large", _pairs_do_not_fit)
+PAIRS_FIT = ("NTXentLoss would build a pairs x pairs matrix that is too large", _pairs_do_not_fit)
 ALL_REFERENCES = ("cannot exclude the row of an anchor from the references", _leaves_rows_out)
 MEAN_OVER_PAIRS = (
     "NTXentLoss has no option for anchors without positives",
     lambda case: case.loss in NT_XENT and case.option("no_positive") == "drop",
 )
 POSITIVES_IN_THE_BATCH = (
-    "PerAnchorReducer builds a matrix of batch by batch: IndexError for a positive outside the batch",
+    "PerAnchorReducer builds a batch x batch matrix: IndexError for a positive outside the batch",
     lambda case: _per_anchor(case) and any(j >= case.n for found in case.positives() for j in found),
 )
 OWN_ROWS_ONLY = (

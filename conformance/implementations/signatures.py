@@ -255,7 +255,7 @@ class Claim:
         options = {option: values for option, values in judged.items() if values is not None}
         if self.temperature is not None:
             options = {"temperature": (self.temperature,), **options}
-        # The call has no place for these.
+        # The call has no parameters for these.
         by_partners = entry.targets == "partners" and "partners" not in self.passed and self.call != "command"
         without = {"ref_embeddings"} if by_partners or self.call == "features" else set()
         without |= {"anchors"} if by_partners and self.call != "labels" else set()

@@ -197,7 +197,7 @@ def record(cases: Sequence[Case], path: str) -> dict[str, Any]:
         for dtype in filter(case.holds_in, live.dtypes):
             try:
                 outcome = live.evaluate(case, dtype)
-            except Exception as error:  # outside code may raise anything
+            except Exception as error:  # external code may raise any exception
                 message = f"{live.path} fails on {case.id}, {dtype}: {type(error).__name__}: {error}"
                 raise Unavailable(message.splitlines()[0]) from error
             values, gradient = _shortest(outcome.values, dtype), _shortest(outcome.gradient, dtype)

@@ -304,7 +304,7 @@ def _count(stage: Path, changes: list[str], judge: Callable[[], verify.Report]) 
 def counted_without_running(report: verify.Report) -> list[str]:
     """Describe the implementations that are absent, whose counts follow from their declarations; one line each."""
     return [
-        f"{kind.name}: not run, counted as it declares: {report.absent[kind.name]}"
+        f"{kind.name}: not run, so its counts follow from its declarations: {report.absent[kind.name]}"
         for kind in ALL
         if kind.anywhere and kind.name in report.absent
     ]

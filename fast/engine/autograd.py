@@ -35,7 +35,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         Values in the computing dtype, and the sizes of P(i) and N(i).
 
     Raises:
-        ValueError: ``backend="triton"`` cannot take these embeddings.
+        ValueError: ``backend="triton"`` does not support these embeddings.
     """
     compiling = torch.compiler.is_compiling()
     rows, others = batch.embeddings, batch.references.embeddings
@@ -254,7 +254,7 @@ class _Traceable(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradients with respect to embeddings, references and temperature, given that of the values ``[N]``."""
+    """Compute the gradients with respect to embeddings, references and temperature from those of the values ``[N]``."""
 
     @staticmethod
     def forward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""The exact form: float64 on whole N x N matrices, right over the whole range of the dtypes, at any cost in time.
+"""The exact form: float64 on whole N x N matrices, correct over the whole range of the dtypes, and slow.
 
 The guaranteed range, for temperatures from 1e-3 to 1e3 (the range of a dtype includes subnormal numbers, unless they
 are flushed to zero):

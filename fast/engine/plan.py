@@ -65,7 +65,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
         The plan and the batch. Labels that form pairs may have been replaced by partners.
 
     Raises:
-        ValueError: ``backend="triton"`` cannot take these embeddings.
+        ValueError: ``backend="triton"`` does not support these embeddings.
     """
     embeddings, rule, targets = batch.embeddings, batch.rule, batch.targets
     if backend == "triton" or (backend == "auto" and embeddings.is_cuda and KERNELS["triton"].chosen(embeddings)):

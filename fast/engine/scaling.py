@@ -123,7 +123,7 @@ def to_embeddings(
         pull: the gradient with respect to the scaled rows; overwritten.
         scaled: the result of `scale_rows`.
         rule: the formula.
-        size: a factor of the result.
+        size: factor by which the result is multiplied.
         dtype: the dtype of the result.
         unit: the unit of the logits.
     """

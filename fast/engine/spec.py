@@ -196,7 +196,7 @@ class Kernels(Protocol):
     """How many numbers per anchor the forward pass saves for the backward pass."""
 
     def refusal(self, embeddings: Tensor) -> str | None:
-        """Return why the kernels cannot take embeddings ``[N, D]``, or None if they can. Values are not read."""
+        """Return why the kernels do not support embeddings ``[N, D]``, or None if they do. Values are not read."""
 
     def chosen(self, embeddings: Tensor) -> bool:
         """Return whether "auto" uses the kernels for embeddings ``[N, D]``."""

@@ -46,7 +46,7 @@ def interpreting() -> bool:
 
 
 def refusal(embeddings: Tensor) -> str | None:
-    """Return why the kernels cannot take embeddings ``[N, D]``, or None if they can. Values are not read."""
+    """Return why the kernels do not support embeddings ``[N, D]``, or None if they do. Values are not read."""
     if embeddings.dtype not in DTYPES:
         return f"its kernels take float32, bfloat16 and float16, not {str(embeddings.dtype).removeprefix('torch.')}"
     if embeddings.shape[1] > LONGEST:

@@ -40,7 +40,7 @@ PLAIN: Mapping[Kernel, Kernel] = {
     "positives": "sums_plain",
     "gradient_marked": "gradient_plain",
 }
-"""Maps each kernel that visits the tiles hidden by a plain kernel to that kernel, whose tiles its own must divide."""
+"""Each kernel that visits the tiles that a plain kernel hides, and that plain kernel, whose tiles its own divide."""
 VARIABLE = "PAIRPROOF_KERNEL_TABLE"
 FORMAT = 1
 """Version of the file format."""
