@@ -326,9 +326,9 @@ def test_references_are_right_at_every_temperature() -> None:
 
         options: dict[str, Any] = {"temperature": temperature, "similarity": similarity}
         values, *true_grads = both(call, (z, bank), backend="exact", **options)
-        everyone = torch.cat((z, bank))
-        logit = max(1.0, largest_logit(everyone, similarity, temperature))
-        steep = slope(everyone, similarity, temperature)
+        all_rows = torch.cat((z, bank))
+        logit = max(1.0, largest_logit(all_rows, similarity, temperature))
+        steep = slope(all_rows, similarity, temperature)
         for dtype, form in ((torch.float64, "tiled by 4"), (torch.float32, "auto")):
             unit = 32 * torch.finfo(dtype).eps * logit
             with engine(form) as backend:
@@ -375,8 +375,8 @@ def test_single_anchor_and_single_reference_are_right(form: str) -> None:
             assert all(not bool(t.any()) for t in both(call, (z, bank)))
             # Without any reference the anchor has no positives.
             assert all(not bool(t.any()) for t in both(call, (z, bank), self_rows=torch.tensor([0])))
-            alone = call(z, bank, self_rows=torch.tensor([0]), no_positive="nan")
-            assert bool(alone.isnan())
+            unmatched = call(z, bank, self_rows=torch.tensor([0]), no_positive="nan")
+            assert bool(unmatched.isnan())
 
 
 @pytest.mark.parametrize("direction", ["both", "a_to_b", "b_to_a"])

@@ -201,12 +201,12 @@ def test_rows_without_negatives_follow_the_policy(loss: Loss) -> None:
 
 
 def test_nt_bxent_without_negatives_follows_the_policy() -> None:
-    everyone = torch.cartesian_prod(torch.arange(6), torch.arange(6))
-    each = nt_bxent_loss(EMBEDDINGS, everyone, temperature=TAU, reduction="none")
+    all_pairs = torch.cartesian_prod(torch.arange(6), torch.arange(6))
+    each = nt_bxent_loss(EMBEDDINGS, all_pairs, temperature=TAU, reduction="none")
     s = logits("cosine")
     true = [sum(math.log1p(math.exp(-s[i][j])) for j in range(6) if j != i) / 6 for i in range(6)]
     assert each.tolist() == pytest.approx(true, rel=1e-13)
-    assert bool(nt_bxent_loss(EMBEDDINGS, everyone, no_negative="nan").isnan())
+    assert bool(nt_bxent_loss(EMBEDDINGS, all_pairs, no_negative="nan").isnan())
     assert not bool(nt_bxent_loss(EMBEDDINGS, PAIRS, no_negative="nan").isnan())
 
 

@@ -273,17 +273,17 @@ def test_info_nce_with_negatives_equals_supcon_per_anchor(options: dict[str, Any
     """Each anchor is evaluated separately, with its positive and the queue as references."""
     found = reference.info_nce_loss(ROWS, OTHERS, negatives=QUEUE, reduction="none", **options)
     pairs = [*zip(ROWS, OTHERS, strict=True), *zip(OTHERS, ROWS, strict=True)]
-    alone = [
+    separate = [
         reference.supcon_loss([z], [1], ref_embeddings=[p, *QUEUE], ref_labels=[1, 0, 0, 0], **options)
         for z, p in pairs
     ]
-    assert found.loss == pytest.approx([result.loss for result in alone], rel=1e-14)
+    assert found.loss == pytest.approx([result.loss for result in separate], rel=1e-14)
     terms = found.terms
     assert (len(terms.logits), {len(row) for row in terms.logits}) == (10, {8})
     assert terms.positives == [[i % 5] for i in range(10)]
     assert terms.negatives == [[5, 6, 7]] * 10
     assert terms.pairs[6, 1].members == (1, 5, 6, 7)
-    assert terms.pairs[6, 1].log_numerator == alone[6].terms.logits[0][0]
+    assert terms.pairs[6, 1].log_numerator == separate[6].terms.logits[0][0]
 
 
 def test_terms_of_towers_cover_both_directions() -> None:

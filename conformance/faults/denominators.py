@@ -12,8 +12,8 @@ from .base import fault, github
 @fault("supcon", build=parts.labelled)
 def supcon_self_kept(batch: parts.Batch) -> Tensor:
     """The denominator includes the self pair: the diagonal is removed from the positives only."""
-    everyone = torch.ones_like(batch.other)
-    return parts.row_means(parts.log_sum(batch.s, everyone) - batch.s, batch.positive)
+    all_columns = torch.ones_like(batch.other)
+    return parts.row_means(parts.log_sum(batch.s, all_columns) - batch.s, batch.positive)
 
 
 @fault("nt_xent")

@@ -280,9 +280,9 @@ def norms_out_of_range(case: Case, dtype: str, smallest: float) -> bool:
     return bool(norms.min() < max(smallest, math.sqrt(info.tiny)) or norms.max() > math.sqrt(info.max))
 
 
-def clamped_norms(minimum: float, function: str = "normalize", who: str = "torch") -> Deviation:
+def clamped_norms(minimum: float, function: str = "normalize", module: str = "torch") -> Deviation:
     """The deviation of a torch function that clamps norms from below and computes them from squares."""
-    reason = f"{who} divides by a norm of at least {minimum:g}, and the squares in a norm may overflow or underflow"
+    reason = f"{module} divides by a norm of at least {minimum:g}, and the squares in a norm may overflow or underflow"
     link = f"https://pytorch.org/docs/stable/generated/torch.nn.functional.{function}.html"
     return Deviation("norms are clamped", lambda case, dtype, _: norms_out_of_range(case, dtype, minimum), reason, link)
 

@@ -37,7 +37,7 @@ SUPCON = ("supcon",)
 NT_XENT = ("nt_xent", "nt_xent_pairwise", "info_nce")
 """The losses that NTXentLoss computes."""
 
-NORMS = base.clamped_norms(1e-12, who="CosineSimilarity")
+NORMS = base.clamped_norms(1e-12, module="CosineSimilarity")
 
 
 @base.deviation("anchors without positives are left out of the mean", REDUCER, losses=SUPCON)

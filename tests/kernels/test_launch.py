@@ -142,12 +142,12 @@ def test_every_kernel_form_is_run(queued: Queued, calls: dict[str, Any], monkeyp
 def bytes_of(count: int, monkeypatch: pytest.MonkeyPatch, dim: int = 16) -> dict[str, list[int]]:
     """Return the bytes of every buffer that a step of ``count`` rows allocates, by the kind of targets."""
     place = torch.arange(count)
-    asked: list[int] = []
+    allocated: list[int] = []
     right = launch.empty
 
     def noted(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
         memory = right(shape, like, dtype)
-        asked.append(memory.numel() * memory.element_size())
+        allocated.append(memory.numel() * memory.element_size())
         return memory.zero_()
 
     monkeypatch.setattr(launch, "empty", noted)
@@ -165,10 +165,10 @@ def bytes_of(count: int, monkeypatch: pytest.MonkeyPatch, dim: int = 16) -> dict
     }
     for (name, given), dtype in itertools.product(calls.items(), DTYPES):
         given = {k: v.to(dtype) if k == "ref_embeddings" else v for k, v in given.items()}
-        asked.clear()
+        allocated.clear()
         z = torch.ones(count, dim, dtype=dtype, requires_grad=True)
         supcon_loss(z, **given, backend="triton", reduction="sum").backward()
-        found[f"{name}, {dtype}"] = list(asked)
+        found[f"{name}, {dtype}"] = list(allocated)
     monkeypatch.setattr(launch, "empty", right)
     return found
 
