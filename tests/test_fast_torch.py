@@ -145,8 +145,18 @@ def assert_same_step(loss: Callable[[Tensor], Tensor], backend: str) -> None:
 
 @compiles
 @old_torch_warns
-@pytest.mark.parametrize("backend", ["auto", "tiled"])
-@pytest.mark.parametrize("name", slow_except(("supcon", "nt_xent", "references", "info_nce queue"), LOSSES))
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        *(pytest.param(name, "auto", marks=() if name == "supcon" else pytest.mark.slow) for name in LOSSES),
+        *(
+            pytest.param(
+                name, "tiled", marks=() if name in ("nt_xent", "references", "info_nce queue") else pytest.mark.slow
+            )
+            for name in LOSSES
+        ),
+    ],
+)
 def test_training_step_compiles_as_one_graph(name: str, backend: str) -> None:
     with tiles_of(4):
         assert_same_step(lambda z: LOSSES[name](z, backend=backend), "aot_eager")
@@ -156,9 +166,7 @@ def test_training_step_compiles_as_one_graph(name: str, backend: str) -> None:
 @old_torch_warns
 @pytest.mark.parametrize(
     "name",
-    slow_except(
-        ("supcon", "nt_bxent"), ["supcon", "supcon_in one_positive", "nt_xent", "nt_bxent", "references", "info_nce"]
-    ),
+    slow_except(["nt_bxent"], ["supcon", "supcon_in one_positive", "nt_xent", "nt_bxent", "references", "info_nce"]),
 )
 def test_training_step_of_the_exact_backend_compiles_as_one_graph(name: str) -> None:
     assert_same_step(lambda z: LOSSES[name](z, backend="exact"), "aot_eager")
@@ -204,17 +212,24 @@ def test_module_with_a_learned_temperature_compiles(module: type[torch.nn.Module
 @compiles
 @old_torch_warns
 @quick_backends
-def test_reductions_and_anchors_compile(backend: str) -> None:
-    for reduction, anchors in (("mean", ANCHORS), ("none", None), ("none", ANCHORS), ("mean_pairs", None)):
-        torch._dynamo.reset()
+@pytest.mark.parametrize(
+    ("reduction", "anchors"),
+    [
+        pytest.param("mean", ANCHORS, marks=pytest.mark.slow),
+        pytest.param("none", None, marks=pytest.mark.slow),
+        ("none", ANCHORS),
+        ("mean_pairs", None),
+    ],
+    ids=["mean, anchors", "none", "none, anchors", "mean_pairs"],
+)
+def test_reductions_and_anchors_compile(reduction: Any, anchors: Tensor | None, backend: str) -> None:
+    def call(z: Tensor) -> Tensor:
+        return nt_xent_pairwise_loss(z, LABELS, anchors=anchors, reduction=reduction, backend=backend)
 
-        def call(z: Tensor, reduction: str = reduction, anchors: Tensor | None = anchors) -> Tensor:
-            return nt_xent_pairwise_loss(z, LABELS, anchors=anchors, reduction=reduction, backend=backend)
-
-        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-        z = normal(ROWS)
-        found, true = value_and_gradient(compiled, z), value_and_gradient(call, z)
-        torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-6)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    z = normal(ROWS)
+    found, true = value_and_gradient(compiled, z), value_and_gradient(call, z)
+    torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-6)
 
 
 def of_any_size(z: Tensor, backend: str, loss: str) -> Tensor:
@@ -228,9 +243,11 @@ def of_any_size(z: Tensor, backend: str, loss: str) -> Tensor:
 @old_torch_warns
 @quick_backends
 @pytest.mark.parametrize("loss", slow_except(["supcon"], ["supcon", "nt_xent"]))
-def test_compiled_loss_accepts_another_batch_size(loss: str, backend: str) -> None:
+def test_one_graph_serves_every_batch_size(loss: str, backend: str) -> None:
+    """There are more batch sizes than torch allows recompilations."""
     compiled = torch.compile(of_any_size, fullgraph=True, backend="aot_eager")
-    for count in (8, 14, 6):
+    counts = range(6, 6 + 2 * (torch._dynamo.config.recompile_limit + 2), 2)
+    for count in (8, 14, *counts):
         found = value_and_gradient(lambda z: compiled(z, backend, loss), normal(count))
         true = value_and_gradient(lambda z: of_any_size(z, backend, loss), normal(count))
         torch.testing.assert_close(found, true, rtol=2e-4, atol=1e-4)
@@ -239,41 +256,36 @@ def test_compiled_loss_accepts_another_batch_size(loss: str, backend: str) -> No
 @compiles
 @old_torch_warns
 @quick_backends
-def test_rows_stored_by_columns_compile(backend: str) -> None:
+@pytest.mark.parametrize("loss", slow_except(["info_nce"], ["supcon", "info_nce"]))
+def test_rows_stored_by_columns_compile(loss: str, backend: str) -> None:
     rows = normal(8).T.contiguous().T
     assert not rows.is_contiguous()
-    for call in (
-        lambda z: of_any_size(z, backend, "supcon"),
-        lambda z: info_nce_loss(z, z.detach().flip(0).T.contiguous().T, backend=backend),
-    ):
-        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-        found, true = value_and_gradient(compiled, rows), value_and_gradient(call, rows.contiguous())
-        torch.testing.assert_close(found, true, rtol=2e-4, atol=1e-4)
-
-
-@compiles
-@old_torch_warns
-@quick_backends
-def test_one_graph_serves_every_batch_size(backend: str) -> None:
-    """There are more batch sizes than torch allows recompilations."""
-    compiled = torch.compile(of_any_size, fullgraph=True, backend="aot_eager")
-    for count in range(6, 6 + 2 * (torch._dynamo.config.recompile_limit + 2), 2):
-        _, gradient = value_and_gradient(lambda z: compiled(z, backend, "supcon"), normal(count))
-        assert bool(gradient.isfinite().all())
+    if loss == "supcon":
+        call = lambda z: of_any_size(z, backend, "supcon")  # noqa: E731
+    else:
+        call = lambda z: info_nce_loss(z, z.detach().flip(0).T.contiguous().T, backend=backend)  # noqa: E731
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    found, true = value_and_gradient(compiled, rows), value_and_gradient(call, rows.contiguous())
+    torch.testing.assert_close(found, true, rtol=2e-4, atol=1e-4)
 
 
 @compiles
 @old_torch_warns
 @quick_backends
 @pytest.mark.parametrize("mode", slow_except([torch.no_grad], [torch.no_grad, torch.inference_mode, torch.enable_grad]))
-def test_evaluation_without_gradient_compiles(mode: Callable[[], Any], backend: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    slow_except(
+        ("supcon", "info_nce queue", "nt_bxent"),
+        ["supcon", "nt_xent", "shifted", "references", "info_nce queue", "nt_bxent"],
+    ),
+)
+def test_evaluation_without_gradient_compiles(name: str, mode: Callable[[], Any], backend: str) -> None:
     layer = torch.nn.Linear(4, 3).requires_grad_(mode is not torch.enable_grad)
-    for name in ("supcon", "nt_xent", "shifted", "references", "info_nce queue", "nt_bxent"):
-        torch._dynamo.reset()
-        call = lambda z, f=LOSSES[name]: f(torch.cat((layer(z), z), 1)[:, 3:], backend=backend)  # noqa: E731
-        with mode():
-            found = torch.compile(call, fullgraph=True, backend="aot_eager")(normal(ROWS))
-            torch.testing.assert_close(found, call(normal(ROWS)), rtol=1e-5, atol=1e-5)
+    call = lambda z: LOSSES[name](torch.cat((layer(z), z), 1)[:, 3:], backend=backend)  # noqa: E731
+    with mode():
+        found = torch.compile(call, fullgraph=True, backend="aot_eager")(normal(ROWS))
+        torch.testing.assert_close(found, call(normal(ROWS)), rtol=1e-5, atol=1e-5)
 
 
 COMPILER = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
@@ -284,7 +296,9 @@ COMPILER = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
 @pytest.mark.skipif(COMPILER is None, reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize("name", slow_except(["supcon"], ["supcon", "nt_xent", "dot", "info_nce queue"]))
 def test_training_step_compiles_with_the_default_compiler(name: str) -> None:
-    assert_same_step(LOSSES[name], "inductor")
+    # In this process, because starting others takes longer than compiling.
+    with torch._inductor.config.patch(compile_threads=1):
+        assert_same_step(LOSSES[name], "inductor")
 
 
 def operator_calls(call: Call, z: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:

@@ -260,11 +260,11 @@ def test_a_timed_pass_launches_the_kernel(kernel: table.Kernel, monkeypatch: pyt
 
 
 @needs_triton
-def test_the_dry_run_finds_the_jobs_of_tensors_with_memory() -> None:
+def test_the_dry_run_finds_the_same_jobs_for_tensors_without_memory() -> None:
     """Tensors without memory launch the same variants of kernels as tensors with memory."""
     found = set()
     with tool.dry_run("bfloat16", 128, 90) as queued:
-        for call in tool.calls(torch.bfloat16, "cpu"):
+        for call in tool.calls(torch.bfloat16, "meta"):
             queued.clear()
             with contextlib.suppress(ValueError):
                 call().sum().backward()
@@ -304,10 +304,16 @@ def test_the_jobs_cover_every_kernel_kind_and_length() -> None:
     assert len(chosen) < len(every)
     assert {job.form for job in chosen} == {job.form for job in every}
     assert {(job.kernel, *job[5:7]) for job in chosen} == {(job.kernel, *job[5:7]) for job in every}
-    longer = tool.jobs([90], [128], ["bfloat16"], ["sums_marked"], long=True)
-    assert {job[:5] for job in every if job.kernel == "sums_marked" and job[5:7] == ("bfloat16", 128)} < {
-        job[:5] for job in longer
-    }
+
+
+@needs_triton
+@pytest.mark.parametrize("losses", [["nt_xent_pairwise_loss"], pytest.param(None, marks=pytest.mark.slow)])
+def test_the_longer_run_has_masks_with_long_strides(losses: list[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if losses is not None:
+        monkeypatch.setattr(tool.fast, "__all__", losses)
+    arguments: Any = [90], [128], ["bfloat16"], ["sums_marked"]
+    longer = tool.jobs(*arguments, long=True)
+    assert {job[:5] for job in tool.jobs(*arguments)} < {job[:5] for job in longer}
     assert {kind for job in longer for name, kind, _ in job.arguments if name == "row_stride"} == {"i32", "i64"}
 
 
@@ -427,6 +433,14 @@ def test_the_tool_compiles_reports_and_fails(
     # In this process, because starting others takes longer than compiling.
     monkeypatch.setattr(tool, "compiled", lambda work, processes: [tool.examine(job) for job in work])
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    # One dry run serves every run of the tool.
+    found = tool.jobs([90], [64], ["bfloat16"])
+
+    def jobs(archs: Any, dims: Any, kinds: Any, names: list[str], *, long: bool) -> list[tool.Job]:
+        assert (archs, dims, kinds, long) == ([90], [64], ["bfloat16"], False)
+        return [job for job in found if job.kernel in names]
+
+    monkeypatch.setattr(tool, "jobs", jobs)
     usual = ["--arch", "90", "--dim", "64", "--kind", "bfloat16", "--kernel"]
     given = [*usual, "sums_plain"]
     assert tool.main([*given, "--report", str(tmp_path / "report.json")]) == 0

@@ -1,9 +1,9 @@
 """Compile every variant of every GPU kernel, without a GPU, and check the compiled code.
 
-The variants are found by a dry run: every loss is called with every combination of the relevant arguments, on tensors
-without memory, and `pairproof.fast.kernels.launch` passes its kernels to this tool instead of to a device. Triton
-determines how it specialises each kernel for its arguments. Each distinct variant is compiled, and the compiled code is
-checked without running it:
+The variants are found by a dry run: every loss is called with every combination of the relevant arguments, and
+`pairproof.fast.kernels.launch` passes its kernels to this tool instead of to a device. Triton determines how it
+specialises each kernel for its arguments. Each distinct variant is compiled, and the compiled code is checked without
+running it:
 
 - shared memory (on sm_100 also tensor memory) is within the limit, and no registers are spilled to the stack;
 - matrix products use tensor cores;
@@ -118,12 +118,12 @@ class Job(NamedTuple):
         return f"{self.kernel} {self.kind} D={self.dim} sm_{self.arch}, {' '.join(given)}"
 
 
-def calls(dtype: torch.dtype, where: str = "meta", *, wide: bool = False) -> list[Callable[[], torch.Tensor]]:
+def calls(dtype: torch.dtype, where: str = "cpu", *, wide: bool = False) -> list[Callable[[], torch.Tensor]]:
     """Return calls of every loss with all arguments that affect which kernels are launched; some calls are invalid.
 
     Args:
         dtype: dtype of the embeddings.
-        where: device of all tensors; tensors on "meta" have no memory.
+        where: device of all tensors; tensors on "meta" have no memory, but operations on them are several times slower.
         wide: whether to include masks with strides beyond 32 bits, which need "meta".
     """
     z, y = (torch.randn(6, 5).to(where, dtype).requires_grad_() for _ in range(2))
@@ -213,7 +213,7 @@ def jobs(
     found: dict[Any, Job] = {}
     untiled = SMALL_DIM if SMALL_DIM in dims else dims[0]
     for kind in kinds:
-        chosen = calls(DTYPES[kind], wide=long)
+        chosen = calls(DTYPES[kind], "meta" if long else "cpu", wide=long)
         for dim, arch in itertools.product(sorted(dims, key=lambda dim: dim != untiled), archs):
             effective = []
             with dry_run(kind, dim, arch) as queued:

@@ -21,7 +21,7 @@ import torch
 
 from ..implementations.callable import Answer, Batch, Target
 from ..implementations.sandbox import TargetError, within
-from ..suite.catalogue import LOSSES
+from ..suite.catalogue import LOSSES, Loss
 from .positives import ADJACENT, FEATURES, LABELS, PAIRS, POSITIVES, STACKED, VIEWS, Setting, batch_setting
 from .variants import COUNTS, FLOWS, REDUCED_BY, Evaluation, Variant, temperings, variant_of, variations
 
@@ -40,7 +40,7 @@ EXACT = 1e-10
 CLEARLY = 1e3
 """Factor by which one of two close explanations must be closer to be preferred for that reason."""
 
-GRID: list[float] = (torch.logspace(-3, 2, 80, dtype=torch.float64) * 1.0001).tolist()
+GRID: tuple[float, ...] = tuple((torch.logspace(-3, 2, 80, dtype=torch.float64) * 1.0001).tolist())
 """Temperatures between which crossings are searched; none of them is a number that people choose."""
 
 PASSED = (0.5, 0.2)
@@ -251,16 +251,33 @@ def known_losses(call: str) -> list[Variant]:
     return found
 
 
-def _levels(call: str) -> Iterator[list[Variant]]:
+def _levels(call: str) -> Iterator[Sequence[Variant]]:
     """Yield variants in the order in which they are tried: right ones, then those with one mistake, then with two."""
+    losses = tuple(LOSSES.values())
+    return (make(call, losses) for make in (_right_variants, _wrong_variants, _twice_wrong_variants))
+
+
+# The variants are the same for every target, so they are enumerated once; ``losses`` tells catalogues apart.
+
+
+@lru_cache
+def _right_variants(call: str, losses: tuple[Loss, ...]) -> Sequence[Variant]:
     known = known_losses(call)
     # The mean over pairs is found as a multiple of the sum over pairs.
     over_pairs = [variant for variant in known if "mean_pairs" in variant.entry.choices["reduction"]]
-    yield [*known, *(replace(variant, form="sum") for variant in over_pairs)]
-    yield _unique(wrong for variant in known for wrong in variations(variant, call))
-    yield _unique(
+    return [*known, *(replace(variant, form="sum") for variant in over_pairs)]
+
+
+@lru_cache
+def _wrong_variants(call: str, losses: tuple[Loss, ...]) -> Sequence[Variant]:
+    return _unique(wrong for variant in known_losses(call) for wrong in variations(variant, call))
+
+
+@lru_cache
+def _twice_wrong_variants(call: str, losses: tuple[Loss, ...]) -> Sequence[Variant]:
+    return _unique(
         second
-        for variant in known
+        for variant in known_losses(call)
         if not variant.guard and not dict(variant.options).keys() - {"similarity", "denominator"}
         for first in variations(variant, call)
         if not first.guard and first.similarity == variant.similarity
@@ -275,6 +292,35 @@ def _unique(variants: Iterable[Variant]) -> list[Variant]:
     for variant in variants:
         first.setdefault(replace(variant, loss="", options=()) if variant.in_parts else variant, variant)
     return list(first.values())
+
+
+@torch.no_grad()
+def totals(tried: Sequence[Variant], batches: Sequence[Batch], temperatures: Sequence[float]) -> Array:
+    """[B, V, T], the sum over the anchors that each variant predicts; NaN if it cannot read the batch.
+
+    At the temperatures of the search these sums are the same for every target, so they are kept.
+    """
+    at, losses = tuple(temperatures), tuple(LOSSES.values())
+    found = np.empty((len(batches), len(tried), len(at)))
+    for batch, sums in zip(batches, found, strict=True):
+        known = _kept_sums(batch, at, losses) if at in (PASSED, GRID) else {}
+        evaluations: dict[str, Evaluation | None] = {}
+        for k, variant in enumerate(tried):
+            if variant not in known:
+                name = variant.positives
+                if name not in evaluations:
+                    setting = read_as(batch, name)
+                    evaluations[name] = setting and Evaluation(setting, torch.tensor(at, dtype=torch.float64))
+                evaluation = evaluations[name]
+                known[variant] = evaluation.anchors(variant).sum(dim=1).numpy() if evaluation else np.nan
+            sums[k] = known[variant]
+    return found
+
+
+@lru_cache(maxsize=1000)
+def _kept_sums(batch: Batch, temperatures: tuple[float, ...], losses: tuple[Loss, ...]) -> dict[Variant, Any]:
+    """Return the sums at these temperatures by variant, which ``totals`` adds; ``losses`` tells catalogues apart."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -417,19 +463,6 @@ class Search:
         """[B, 1, P], the sum of the values that the target returned."""
         return np.array([[[self.answers[Probe(batch, at)].total for at in passed]] for batch in batches])
 
-    @torch.no_grad()
-    def totals(self, tried: Sequence[Variant], batches: Sequence[Batch], temperatures: Sequence[float]) -> Array:
-        """[B, V, T], the sum over the anchors that each variant predicts; NaN if it cannot read the batch."""
-        at = torch.tensor(temperatures, dtype=torch.float64)
-        found = np.full((len(batches), len(tried), len(at)), np.nan)
-        for batch, sums in zip(batches, found, strict=True):
-            settings = {positives: read_as(batch, positives) for positives in {variant.positives for variant in tried}}
-            evaluations = {positives: Evaluation(setting, at) for positives, setting in settings.items() if setting}
-            for k, variant in enumerate(tried):
-                if variant.positives in evaluations:
-                    sums[k] = evaluations[variant.positives].anchors(variant).sum(dim=1).numpy()
-        return found
-
     def fitting(self, matches: Iterable[Match]) -> list[Match]:
         """Return the matches that are close enough to be explanations."""
         return [match for match in matches if match.error <= self.close]
@@ -455,7 +488,7 @@ class Search:
         """Yield explanations that use the temperature that is passed."""
         first, *inner, last = self.probes.alike
         for batches, most in (((first, last), SHORTLIST), ((first, last, *inner), REFINED)):
-            off = disproportion(self.totals(tried, batches, PASSED), self.given(batches, PASSED)).max(axis=1)
+            off = disproportion(totals(tried, batches, PASSED), self.given(batches, PASSED)).max(axis=1)
             tried = [tried[k] for k in np.argsort(off.round(TIED), kind="stable")[:most].tolist()]
         for variant in tried:
             yield from self.explain(variant, {passed: passed for passed in PASSED})
@@ -487,7 +520,7 @@ class Search:
         0, the other probes must be near too.
         """
         ends = self.probes.alike[0], self.probes.alike[-1]
-        given, values = self.given(self.probes.alike, [passed])[:, :, 0], self.totals(tried, self.probes.alike, GRID)
+        given, values = self.given(self.probes.alike, [passed])[:, :, 0], totals(tried, self.probes.alike, GRID)
         off = (values[0] * given[-1] - values[-1] * given[0]) / np.maximum(np.abs(values[0]), np.abs(values[-1]))
         k, j = np.nonzero(np.sign(off[:, :-1]) * np.sign(off[:, 1:]) <= 0)
         share = np.nan_to_num(off[k, j] / (off[k, j] - off[k, j + 1]))
@@ -496,7 +529,7 @@ class Search:
         order = np.lexsort((k, (away * (1 + wrong[k])).round(TIED)))
 
         def difference(variant: Variant, temperature: float) -> float:
-            one, two = self.totals([variant], ends, [temperature])[:, 0, 0]
+            one, two = totals([variant], ends, [temperature])[:, 0, 0]
             return float(one * given[-1, 0] - two * given[0, 0])
 
         found = [(tried[k[place]], j[place]) for place in order[away[order] < NEAR][:REFINED]]
@@ -513,7 +546,7 @@ class Search:
         """
         settings = {batch: setting for batch in self.batches if (setting := read_as(batch, variant.positives))}
         at = [temperatures.get(passed, math.nan) for passed in self.passed]
-        value, given = self.totals([variant], list(settings), at)[:, 0], self.given(settings, self.passed)[:, 0]
+        value, given = totals([variant], list(settings), at)[:, 0], self.given(settings, self.passed)[:, 0]
         matches = []
         counts = [count for count in COUNTS if variant.form == "sum" or count != "mean_pairs"]
         for count in ["sum"] if variant.form == "pooled" else counts:

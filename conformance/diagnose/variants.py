@@ -434,12 +434,6 @@ class Pairs:
         some: bool [M], the anchors that have a value: those with a pair that counts or, for some variants, all.
         positive: bool [M, M], the positive pairs that count.
         n: [M], the number of positives, at least 1.
-        members: [M], the number of members, at least 1.
-        p: [M], the number of positives.
-        negatives: [M], the number of negatives.
-        q: [M], the number of negatives, at least 1.
-        attract: [T, M], the sum of the binary cross-entropies of the positives, only if every pair is classified.
-        repel: [T, M], the same for the negatives.
     """
 
     def __init__(self, evaluation: Evaluation, variant: Variant) -> None:
@@ -458,12 +452,36 @@ class Pairs:
         self.positive = setting.positive & self.some[:, None] & ~(setting.own & variant.binary)
         kind, _, epsilon = variant.guard.partition(" ")
         self.n = setting.counts.double().clamp(min=1) + (float(epsilon) if kind == "each" else 0.0)
-        self.members = setting.member.sum(dim=1).clamp(min=1)
-        self.p, self.negatives = self.positive.sum(dim=1), setting.negative.sum(dim=1)
-        self.q = self.negatives.clamp(min=1)
-        if variant.binary:
-            self.attract = self.softplus(-self.above, self.positive)
-            self.repel = self.softplus(self.above, setting.negative)
+
+    @cached_property
+    def members(self) -> Tensor:
+        """[M], the number of members, at least 1."""
+        return self.setting.member.sum(dim=1).clamp(min=1)
+
+    @cached_property
+    def p(self) -> Tensor:
+        """[M], the number of positives."""
+        return self.positive.sum(dim=1)
+
+    @cached_property
+    def negatives(self) -> Tensor:
+        """[M], the number of negatives."""
+        return self.setting.negative.sum(dim=1)
+
+    @property
+    def q(self) -> Tensor:
+        """[M], the number of negatives, at least 1."""
+        return self.negatives.clamp(min=1)
+
+    @property
+    def attract(self) -> Tensor:
+        """[T, M], the sum of the binary cross-entropies of the positives."""
+        return self.softplus(-self.above, self.positive)
+
+    @property
+    def repel(self) -> Tensor:
+        """[T, M], the sum of the binary cross-entropies of the negatives."""
+        return self.softplus(self.above, self.setting.negative)
 
     def _similarities(self) -> Tensor:
         name, flow, rows = self.variant.similarity, self.variant.flow, self.setting.rows

@@ -56,9 +56,9 @@ FAST_ONLY_KEYWORDS: Mapping[str, object] = {"validate": False, "backend": "auto"
 """Keywords that only ``fast`` has. ``validate`` is off by default because it synchronises an accelerator."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Loss:
-    """One loss of the catalogue.
+    """One loss of the catalogue; it is equal only to itself, so it can be a key of a cache.
 
     Attributes:
         name: short name, as on the command line.
