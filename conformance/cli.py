@@ -10,6 +10,7 @@ import inspect
 import io
 import os
 import re
+import shutil
 import sys
 import time
 from collections import Counter
@@ -500,6 +501,12 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def _first_problem(error: Exception) -> object:
+    """The first error of a copy of a folder, which lists one entry (source, copy, message) per file; else the error."""
+    entries = error.args[0] if isinstance(error, shutil.Error) and error.args else None
+    return entries[0][-1] if isinstance(entries, list) and entries else error
+
+
 def _message(error: Exception) -> tuple[str, int]:
     """The message and the exit code of an error. An error of pairproof itself is raised again."""
     if isinstance(error, UsageError):
@@ -510,7 +517,7 @@ def _message(error: Exception) -> tuple[str, int]:
     from .truth.certify import CertificationError
 
     if isinstance(error, (CouldNotRun, Unavailable, OSError)):
-        return f"could not run: {error}", COULD_NOT_RUN
+        return f"could not run: {_first_problem(error)}", COULD_NOT_RUN
     if isinstance(error, (FixtureError, CertificationError)):
         return f"fixtures: {error}", NOT_CONFORMING
     raise error

@@ -30,7 +30,7 @@ import pytest
 import pairproof
 
 from .judge.options import CouldNotRun, Request, UsageError, option, options_of, takes
-from .judge.results import Status, grouped, unused
+from .judge.results import BAD, Status, grouped, unused
 
 if TYPE_CHECKING:
     from .implementations.base import Deviation
@@ -191,10 +191,12 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
     """List the targets with their numbers of checks, and the files of declared deviations."""
     groups = [check.group for item in items if (check := _check_of(item))]
     titles = Counter(group.mark.title for group in groups)
+    marked = sum(item.get_closest_marker("xfail") is not None for item in items if _check_of(item))
     declared = {group.file: len(group.entries) for group in groups if group.entries}
     return [
         *(f"pairproof {pairproof.__version__}: {title}, {count} checks" for title, count in titles.items()),
         *(f"declared deviations: {count} in {file}" for file, count in declared.items()),
+        *([f"expected to fail, by xfail marks: {marked} of {len(groups)} checks"] if marked else []),
     ]
 
 
@@ -447,7 +449,7 @@ class Tally:
         record = next((json.loads(str(value)) for name, value in report.user_properties if name == PROPERTY), None)
         ended = report.when == "call" or not report.passed
         if record and report.when != "teardown" and (ended or report.nodeid not in self.tests):
-            self.tests[report.nodeid] = {**record, "ended": ended}
+            self.tests[report.nodeid] = {**record, "ended": ended, "outcome": report.outcome}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run with wrong counts or declarations even if its tests passed."""
@@ -501,6 +503,9 @@ class Tally:
                 yield from dict.fromkeys(f"  {note}" for test in called for note in test["notes"])
                 skipped = Counter(test["message"] for test in called if test["status"] == "skipped")
                 yield from (f"  {count} skipped: {reason}" for reason, count in skipped.most_common())
+                excused = sum(test["status"] in BAD and test["outcome"] != "failed" for test in called)
+                if excused:
+                    yield f"  {excused} failed checks were expected to fail: by marks or hooks of the tests, undeclared"
                 if missing := _missing(tests):
                     yield f"  {missing} did not run: counts are not asserted"
                 yield from (f"  declared: {place}: {words}" for place, words in called[0]["declared"].items())

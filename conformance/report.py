@@ -457,6 +457,15 @@ def write_json(found: Report | CheckResult, path: Path) -> None:
     path.write_text(json.dumps(as_json(found), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
+NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""A character that XML cannot contain."""
+
+
+def _as_xml(text: str) -> str:
+    """Replace the characters of a text that XML cannot contain by their escapes in Python."""
+    return NOT_XML.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def write_junit(found: Report | CheckResult, path: Path) -> None:
     """Write what was found as JUnit XML: one suite per implementation, one case per check."""
     report, diagnoses = (found.report, found.diagnoses) if isinstance(found, CheckResult) else (found, {})
@@ -482,5 +491,8 @@ def write_junit(found: Report | CheckResult, path: Path) -> None:
         for problem in report.problems:
             case = add(suite, "testcase", classname="counts", name=problem.partition(":")[0])
             add(case, "failure", message=problem)
+    for element in root.iter():
+        element.text = element.text and _as_xml(element.text)
+        element.attrib.update({name: _as_xml(value) for name, value in element.attrib.items()})
     ElementTree.indent(root)
     ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)

@@ -6,9 +6,11 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from pairproof.conformance.implementations.fast import Fast
 from pairproof.conformance.implementations.reference import Reference
 from pairproof.conformance.implementations.supcontrast import SupContrastToday, sha256
 from pairproof.conformance.judge import verify as run
-from pairproof.conformance.judge.options import Batch, UsageError
+from pairproof.conformance.judge.options import Batch, CouldNotRun, UsageError
 from pairproof.conformance.maintain import add as authoring
 from pairproof.conformance.maintain import prove, rebuild, renew
 from pairproof.conformance.maintain.add import Refused, make_case, read_array
@@ -221,7 +223,7 @@ def test_damaged_counts_are_replaced(root: Path) -> None:
     assert files(root) == before
 
 
-@pytest.mark.parametrize("place", ["prove", "run", "count", "manifest", "copy", "first", "second"])
+@pytest.mark.parametrize("place", ["prove", "run", "count", "manifest", "copy", "first", "second", "full"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_an_interrupted_rebuild_leaves_the_old_files(
     root: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: type[BaseException]
@@ -237,11 +239,15 @@ def test_an_interrupted_rebuild_leaves_the_old_files(
         nonlocal seen
         if target.is_relative_to(root):
             seen += 1
-            if seen == {"first": 1, "second": 2}.get(place):
+            if seen == 2 and place == "full":
+                # From here on, files can be renamed, but nothing can be written.
+                monkeypatch.setattr(Path, "write_bytes", stop)
+                monkeypatch.setattr(shutil, "copy", stop)
+            if seen == {"first": 1, "second": 2, "full": 2}.get(place):
                 raise error("stopped")
         return right(self, target)
 
-    if place in ("first", "second"):
+    if place in ("first", "second", "full"):
         monkeypatch.setattr(Path, "replace", replace)
     else:
         where, what = {
@@ -255,6 +261,50 @@ def test_an_interrupted_rebuild_leaves_the_old_files(
     with pytest.raises(error, match="stopped"):
         rebuild.rebuild({}, root, processes=1)
     assert files(root) == before
+
+
+@contextmanager
+def full_disk(free: int) -> Iterator[None]:
+    """Let the operating system refuse to write more than ``free`` bytes to any file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("free", [0, 2000])
+@pytest.mark.parametrize("command", ["fixtures rebuild", "fixtures check", "fixtures add", "new-loss"])
+def test_a_full_disk_is_reported_in_one_line(
+    root: Path, batch: Path, capsys: pytest.CaptureFixture[str], command: str, free: int
+) -> None:
+    for name in ("conformance/suite/catalogue.py", "reference", "fast"):
+        source, copy = ROOT.parent / name, root.parent / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, copy)
+    before, code = files(root), files(root.parent / "reference")
+    more = {
+        "fixtures add": [*arguments("supcon", batch / "z.npy", "--labels", batch / "y.npy")[1:]],
+        "new-loss": ["dcl", "--like", "nt_xent", "--source", "a test"],
+    }
+    with full_disk(free), pytest.raises(SystemExit) as caught:
+        cli.main([*command.split(), *map(str, more.get(command, []))])
+    assert caught.value.code == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pairproof: could not run: [Errno 27] File too large")
+    assert (files(root), files(root.parent / "reference")) == (before, code)
+
+
+def test_a_script_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:
+    for name in (*renew.TABLES, *renew.TABLES.values(), *renew.COUNTED):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('raise OSError(28, "No space left on device")')
+    words = (
+        "^the fixtures are written, but tools/peer_table.py failed: OSError: .Errno 28. No space left on device; run"
+    )
+    with pytest.raises(CouldNotRun, match=words):
+        renew.renew(tmp_path, "supcon")
 
 
 def test_a_file_changed_during_the_rebuild_is_not_overwritten(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -464,6 +464,26 @@ def test_junit_report_counts_the_checks(tmp_path: Path) -> None:
     assert nothing.summary == str(next(suites["counts"].iter("failure")).get("message"))
 
 
+def test_reports_hold_every_character_of_a_message(tmp_path: Path) -> None:
+    # A message is its first line.
+    message = "".join(c for c in map(chr, range(32)) if c.splitlines() == [c])
+    message += "\x7f \ud800 \ufffe \U0010ffff < & \" '"
+
+    def noisy(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+        raise ValueError(message)
+
+    checked = check_loss(noisy, loss="supcon", cases=(SOME,))
+    path = tmp_path / "report.xml"
+    report.write_junit(checked, path)
+    for error in ElementTree.parse(path).getroot().iter("error"):
+        for text in (error.text, error.get("message")):
+            assert r"\x00\x01\x02" in str(text)
+            assert "\x7f \\ud800 \\ufffe \U0010ffff < & \" '" in str(text)
+    assert list(ElementTree.parse(path).getroot().iter("error"))
+    report.write_json(checked, path)
+    assert message in json.loads(path.read_text())["checks"][0]["message"]
+
+
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("check", "--help") == 0
     text = " ".join(capsys.readouterr().out.split())

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from pairproof.conformance.documents.load import Printed, WorkedFixture, dump_worked, load_worked
+from pairproof.conformance.maintain.rebuild import read_expected
+from pairproof.conformance.suite.golden import load_errors, load_golden
 from pairproof.conformance.suite.store import FixtureError, check_manifest, data_files, fixtures_root, write_manifest
 
 COUNTS = {
@@ -196,6 +198,99 @@ def test_duplicate_name_in_an_object(copy: Path) -> None:
     (copy / "worked" / "sit_article.json").write_text('{"format": "a", "format": "b"}')
     write_manifest(copy)
     assert error(copy) == "worked/sit_article.json: duplicate name 'format' in an object"
+
+
+LOADERS: dict[str, Callable[[Path], object]] = {
+    "manifest.json": load_worked,
+    "worked/batch_tutorial.json": load_worked,
+    "worked/pair_notebook.json": load_worked,
+    "golden/supcon.json": lambda root: load_golden(root, ["supcon"]),
+    "golden/errors.json": load_errors,
+    "expected.json": read_expected,
+}
+"""A function that loads each file, with others."""
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ('{"a": ' * 100_000 + "0" + "}" * 100_000, "nested too deeply"),
+        ("1" * 4301, "Exceeds the limit"),
+    ],
+    ids=["deep-array", "deep-object", "long-integer"],
+)
+@pytest.mark.parametrize("name", ["manifest.json", "worked/pair_notebook.json", "golden/supcon.json", "expected.json"])
+def test_values_that_python_cannot_read_are_reported(copy: Path, name: str, value: str, message: str) -> None:
+    (copy / name).write_text(f'{{"format": {value}}}')
+    if name != "manifest.json":
+        write_manifest(copy)
+    with pytest.raises(FixtureError, match=rf"^{re.escape(name)}: {message}[^\n]*$"):
+        LOADERS[name](copy)
+
+
+@pytest.mark.parametrize("depth", [100, 300, 500, 700, 900])
+@pytest.mark.parametrize("name", ["manifest.json", "worked/pair_notebook.json", "golden/errors.json"])
+def test_every_depth_is_reported(copy: Path, name: str, depth: int) -> None:
+    data = json.loads((copy / name).read_text(encoding="utf-8"))
+    for key in ("files", "claims", "cases"):
+        if key in data:
+            (copy / name).write_text(
+                json.dumps(data | {key: 0}).replace(f'"{key}": 0', f'"{key}": {"[" * depth + "]" * depth}')
+            )
+    if name != "manifest.json":
+        write_manifest(copy)
+    with pytest.raises(FixtureError, match=f"^{re.escape(name)}: "):
+        LOADERS[name](copy)
+
+
+def _set(data: Any, *keys: str | int, value: object) -> None:
+    for key in keys[:-1]:
+        data = data[key]
+    data[keys[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "value"),
+    [
+        ("worked/batch_tutorial.json", ("calls", "supcon-epsilon", "keywords", "temperature"), "9" * 5000),
+        ("worked/pair_notebook.json", ("inputs", "x", "shape"), [10**400, 2]),
+        ("worked/pair_notebook.json", ("figures", 0, "decimals"), 10**400),
+        ("golden/supcon.json", ("cases", 0, "embeddings", 0, 0), 10**400),
+        ("golden/supcon.json", ("cases", 0, "expected", "anchors", 0), 10**400),
+        ("golden/supcon.json", ("cases", 0, "expected", "loss"), 10**400),
+        ("golden/supcon.json", ("cases", 0, "keywords"), {"temperature": 10**400}),
+        ("golden/supcon.json", ("cases", 0, "arguments", "labels", 0), 10**400),
+        ("golden/supcon.json", ("cases", 0, "arguments", "labels", 0), "9" * 5000),
+        ("expected.json", ("entries", "number"), -(10**400)),
+    ],
+)
+def test_numbers_beyond_every_dtype_are_reported(copy: Path, name: str, keys: tuple[str, ...], value: object) -> None:
+    data = json.loads((copy / name).read_text(encoding="utf-8"))
+    _set(data, *keys, value=value)
+    (copy / name).write_text(json.dumps(data), encoding="utf-8")
+    write_manifest(copy)
+    with pytest.raises(FixtureError, match=rf"^{re.escape(name)}: [^\n]+$"):
+        LOADERS[name](copy)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        [],
+        3,
+        {"type": 3},
+        {"$ref": "#"},
+        {"$ref": "#/nowhere"},
+        {"$ref": "elsewhere.json"},
+        {"properties": {"a": {"pattern": "("}}},
+    ],
+    ids=str,
+)
+def test_a_malformed_schema_is_reported(copy: Path, schema: object) -> None:
+    (copy / "schema" / "worked.schema.json").write_text(json.dumps(schema))
+    write_manifest(copy)
+    assert "schema/worked.schema.json: not a valid schema: " in error(copy) or "nested too deeply" in error(copy)
 
 
 def _drop_last(data: Any) -> None:

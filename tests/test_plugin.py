@@ -15,7 +15,7 @@ from pairproof.conformance.documents import load
 from pairproof.conformance.implementations import subprocess as lines
 from pairproof.conformance.judge import check as judging
 from pairproof.conformance.judge import verify as run
-from pairproof.conformance.judge.deviations import DeclarationError, read_declarations
+from pairproof.conformance.judge.deviations import DeclarationError, project_file, read_declarations
 from pairproof.conformance.judge.verify import load_cases
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
@@ -188,6 +188,53 @@ def test_a_declared_deviation_must_be_found(runs: Runs, project: pytest.Pytester
     right.stdout.fnmatch_lines(["*declared to deviate (pyproject.toml, tool.pairproof.deviations 1) but conforms*"])
     assert "straightforward" not in right.stdout.str()
     assert right.ret == pytest.ExitCode.TESTS_FAILED
+
+
+MARKS = {
+    "mark": """
+        import pytest
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                item.add_marker(pytest.mark.xfail)
+        """,
+    "fixture": """
+        import pytest
+        @pytest.fixture(autouse=True)
+        def excuse(request):
+            request.node.add_marker(pytest.mark.xfail(reason="later"))
+        """,
+    "hook": """
+        import pytest
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_makereport(item, call):
+            report = yield
+            report.outcome = "passed"
+            return report
+        """,
+}
+
+
+@pytest.mark.parametrize("way", MARKS)
+def test_wrong_results_that_do_not_fail_their_tests_are_counted(runs: Runs, project: pytest.Pytester, way: str) -> None:
+    project.makeconftest(MARKS[way])
+    result = runs("losses.doubled", f', loss="supcon", cases={FEW}')
+    outcomes = {"passed": 10} if way == "hook" else {"xfailed": 6, "skipped": 4}
+    assert result.parseoutcomes() == outcomes
+    lines = [
+        "losses:doubled as supcon: 6 of 10 checks judged: 6 failed, 4 skipped",
+        "  6 failed checks were expected to fail: by marks or hooks of the tests, undeclared",
+    ]
+    header = "expected to fail, by xfail marks: 10 of 10 checks"
+    result.stdout.fnmatch_lines([header, *lines] if way == "mark" else lines)
+    assert (header in result.stdout.str()) == (way == "mark")
+    assert "did not fail" not in runs("losses.doubled", f', loss="supcon", cases={FEW}', "--noconftest").stdout.str()
+
+
+def test_a_run_of_declared_deviations_counts_none_as_undeclared(runs: Runs, project: pytest.Pytester) -> None:
+    declared(project, f'case = "golden/supcon/temperature-1"\n{REASON}')
+    result = runs("losses.doubled", ', loss="supcon", cases=["golden/supcon/temperature-1"]')
+    assert "expected to fail" not in result.stdout.str()
+    assert result.ret == 0
 
 
 def test_a_declaration_that_matches_no_check_is_an_error(runs: Runs, project: pytest.Pytester) -> None:
@@ -415,6 +462,7 @@ def test_an_unknown_target_is_reported(project: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+OTHERS = "[tool.other]\na = 1\n[project]\nname = 'b'\n"
 ENTRY = 'case = "golden/supcon/temperature-1"\n' + REASON
 
 
@@ -433,6 +481,9 @@ ENTRY = 'case = "golden/supcon/temperature-1"\n' + REASON
         ("own.toml", "[[deviations]]\nwhy = 1\n" + ENTRY, "why: unknown; known"),
         ("own.toml", "[[deviations]]\nloss = 1\n" + ENTRY, "loss: expected a text, got 1"),
         ("own.toml", "[[deviations", "is not valid TOML"),
+        ("own.toml", "[tool.other]\na = 1", "own.toml: tool: unknown; known: deviations"),
+        ("own.toml", f"[[deviations]]\n{ENTRY}\n[[tool.pairproof.deviations]]\n{ENTRY}", "got both"),
+        ("pyproject.toml", f"[[deviations]]\n{ENTRY}\n[tool.pairproof]", "got both"),
     ],
 )
 def test_a_malformed_declaration_is_an_error(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -441,6 +492,25 @@ def test_a_malformed_declaration_is_an_error(tmp_path: Path, name: str, text: st
     with pytest.raises(DeclarationError) as caught:
         read_declarations(path)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "more"),
+    [
+        ("own.toml", "deviations", ""),
+        *(
+            (name, "tool.pairproof.deviations", more)
+            for name in ("pyproject.toml", "own.toml")
+            for more in ("", OTHERS)
+        ),
+        *(("pyproject.toml", "deviations", more) for more in ("", OTHERS)),
+    ],
+)
+def test_declarations_are_read_from_both_tables(tmp_path: Path, name: str, table: str, more: str) -> None:
+    path = tmp_path / name
+    path.write_text(f"{more}[[{table}]]\n{ENTRY}\n[[{table}]]\n{ENTRY}")
+    assert list(read_declarations(path)) == [f"{name}, {table} 1", f"{name}, {table} 2"]
+    assert project_file(tmp_path) == (path if name == "pyproject.toml" else None)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ the checks of this module (shapes, precision, references between entries, counts
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
@@ -19,7 +20,7 @@ import numpy as np
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import check_arguments
-from ..suite.store import check_ids, checked_root, dump_json, expect, place, read_checked, require
+from ..suite.store import check_ids, checked_root, damage_of, dump_json, expect, place, read_checked, require
 from .quantities import QUANTITIES
 
 FORMAT = "pairproof-worked/1"
@@ -166,8 +167,10 @@ def load_worked(root: Path | None = None) -> list[WorkedFixture]:
     owner: dict[str, str] = {}
     for path in sorted((root / "worked").glob("*.json")):
         name = path.relative_to(root).as_posix()
-        fixture = _fixture(read_checked(root, name, FORMAT))
-        _check(f"{name}: $", fixture)
+        data = read_checked(root, name, FORMAT)
+        with damage_of(name):
+            fixture = _fixture(data)
+            _check(f"{name}: $", fixture)
         other = owner.setdefault(fixture.document.id, name)
         require(other == name, f"{name}: $.document.id", f"{fixture.document.id!r} is already the id of {other}")
         loaded.append(fixture)
@@ -285,8 +288,10 @@ def _check_call(path: str, call: Call, inputs: Mapping[str, Input]) -> None:
     expect(call.loss in LOSSES, f"{path}.loss", f"one of {', '.join(LOSSES)}", repr(call.loss))
     require(call.input in inputs, f"{path}.input", f"unknown input {call.input!r}")
     loss = LOSSES[call.loss]
-    for keyword in call.keywords:
+    for keyword, value in call.keywords.items():
         require(keyword in loss.keywords, f"{path}.keywords.{keyword}", f"{loss.function} has no such keyword")
+        finite = not keyword.endswith("temperature") or math.isfinite(float(value))
+        require(finite, f"{path}.keywords.{keyword}", "expected a finite number")
     check_arguments(path, loss, {loss.embeddings[0]: np.ones(inputs[call.input].shape), **call.arguments}, False)
 
 

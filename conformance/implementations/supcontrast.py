@@ -10,7 +10,6 @@ the first view are anchors. The code does not normalise: under cosine similarity
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ import torch
 
 from ..suite.cases import Case
 from ..suite.records import Outcome, Truth
-from ..suite.store import fixtures_root
+from ..suite.store import fixtures_root, read_checked
 from . import base
 from .base import Support, TorchImplementation, Unavailable
 from .files import FilePeer, load_file, sha256
@@ -139,9 +138,7 @@ class SupContrastToday(_SupConCode):
         recorded = fixtures_root() / RECORDED
         if not recorded.is_file():
             raise Unavailable(f"{RECORDED} is missing; pass the path of the repository with --peer supcontrast=PATH")
-        data = json.loads(recorded.read_text(encoding="utf-8"))
-        if data.get("format") != RECORDED_FORMAT:
-            raise Unavailable(f"{RECORDED}: $.format: expected {RECORDED_FORMAT!r}, got {data.get('format')!r}")
+        data = read_checked(fixtures_root(), RECORDED, RECORDED_FORMAT)
         self.torch = str(data["torch"])
         self.records = {}
         for record in data["records"]:

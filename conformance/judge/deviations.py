@@ -1,7 +1,7 @@
 """Declared deviations: a project states where its loss is meant to differ, with a reason; each must show.
 
-They are in ``pyproject.toml`` under ``[[tool.pairproof.deviations]]``, or in another TOML file under
-``[[deviations]]``::
+They are in ``pyproject.toml``, or in another TOML file, under ``[[tool.pairproof.deviations]]``. A file of
+declarations alone may also call the table ``[[deviations]]``::
 
     [[tool.pairproof.deviations]]
     loss = "supcon"                                      # optional: only this loss
@@ -63,7 +63,7 @@ def verdict(difference: str, declared: Sequence[Deviation]) -> tuple[Status, str
 
 
 def project_file(start: Path) -> Path | None:
-    """Return the nearest ``pyproject.toml`` in a folder or its parents, if it has a table tool.pairproof.
+    """Return the nearest ``pyproject.toml`` in a folder or its parents, if it has declarations.
 
     Raises:
         DeclarationError: the file is not TOML.
@@ -73,31 +73,39 @@ def project_file(start: Path) -> Path | None:
 
 
 def _table(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the table with a file's declarations (None if a project has none) and the prefix of its keys."""
+    """Return the table that contains a file's deviations (None if a project has none) and the prefix of its keys."""
     try:
-        table, prefix = tomllib.loads(path.read_text(encoding="utf-8")), ""
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DeclarationError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DeclarationError(f"{path}: is not valid TOML: {error}") from None
-    for name in ("tool", "pairproof") if path.name == PROJECT else ():
-        if name not in table:
-            return None, prefix
-        table = table[name]
-        _require(isinstance(table, dict), f"{path}: {prefix}{name}", "expected a table")
+    nested, prefix = table, ""
+    for name in ("tool", "pairproof"):
+        if name not in nested:
+            break
+        nested = nested[name]
+        _require(isinstance(nested, dict), f"{path}: {prefix}{name}", "expected a table")
         prefix = f"{prefix}{name}."
-    return table, prefix
+    else:
+        both = "[[deviations]] and [[tool.pairproof.deviations]]"
+        _require("deviations" not in table, f"{path}: {both}", "expected one of these tables, got both")
+        return nested, prefix
+    if path.name == PROJECT:
+        return ({"deviations": table["deviations"]} if "deviations" in table else None), ""
+    return table, ""
 
 
 def read_declarations(path: Path) -> dict[str, dict[str, Any]]:
     """Read and validate the entries of a TOML file.
 
     Args:
-        path: a ``pyproject.toml`` with the table tool.pairproof, or another file that contains only declarations.
+        path: a TOML file. Its entries are in the table ``tool.pairproof.deviations`` or in the table ``deviations``. A
+            file that has no table tool.pairproof and is not named ``pyproject.toml`` contains nothing else.
 
     Returns:
         The entries in their order, by their places; each has the keys of the file, with a tuple for every list. Empty
-        if a ``pyproject.toml`` has no such table.
+        if a ``pyproject.toml`` has neither table.
 
     Raises:
         DeclarationError: the file is missing or malformed, or an entry lacks a key, or has an unknown or wrong one.

@@ -403,8 +403,9 @@ def _count_problems(report: Report, implementations: Sequence[Implementation], c
     if not (fixtures_root() / EXPECTED).is_file():
         return [f"{EXPECTED} is missing: the counts of checks cannot be asserted"]
     data = read_json(fixtures_root(), EXPECTED)
-    if data.get("format") != EXPECTED_FORMAT:
-        return [f"{EXPECTED}: $.format: expected {EXPECTED_FORMAT!r}, got {data.get('format')!r}"]
+    found_format = data.get("format") if isinstance(data, dict) else None
+    if found_format != EXPECTED_FORMAT:
+        return [f"{EXPECTED}: $.format: expected {EXPECTED_FORMAT!r}, got {found_format!r}"]
     present = {one.name for one in implementations if one.anywhere}
     found = tally(report.checks)
     if "reference" in present:

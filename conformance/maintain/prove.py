@@ -15,7 +15,7 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.progress import Progress, tracked
 from ..suite.records import BY_CHOICE, Expected
-from ..suite.store import dump_json, fixtures_root, write_atomically, write_manifest
+from ..suite.store import damage_of, dump_json, fixtures_root, write_atomically, write_manifest
 from ..truth.certify import certify
 
 
@@ -42,11 +42,11 @@ def prove_golden(
     root = fixtures_root() if root is None else root
     flags = golden.read_flags(root)
     stored = {name: golden.read_inputs(root, name) for name in golden.golden_files(root)}
-    jobs = [
-        (name, raw, case)
-        for name, data in stored.items()
-        for case, raw in zip(golden.inputs_of(name, data, flags), data["cases"], strict=True)
-    ]
+    jobs: list[tuple[str, Any, Case]] = []
+    for name, data in stored.items():
+        with damage_of(name):
+            cases = golden.inputs_of(name, data, flags)
+        jobs += [(name, raw, case) for case, raw in zip(cases, data["cases"], strict=True)]
     proved = prove([(case, _proves_gradient(raw)) for _, raw, case in jobs], processes=processes, progress=progress)
     rebuilt: dict[str, list[Any]] = {name: [] for name in stored}
     found: dict[str, list[str]] = {name: [] for name in stored}

@@ -156,25 +156,30 @@ def put_in_place(stage: Path, root: Path, before: Mapping[str, bytes]) -> None:
         if now.get(name) != before.get(name):
             raise FixtureError(f"{name}: changed by another process; nothing was written")
     changed = _changed(stage, before)
-    temporaries = {name: (root / name).with_name(f".{Path(name).name}.{os.getpid()}") for name in changed}
+    new, old = (
+        {name: (root / name).with_name(f".{Path(name).name}.{os.getpid()}.{kind}") for name in changed}
+        for kind in ("new", "old")
+    )
     replaced: list[str] = []
     try:
-        for name, temporary in temporaries.items():
-            temporary.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(stage / name, temporary)
-        for name, temporary in temporaries.items():
+        # Everything is written before a file is replaced: if the disk is full, renaming still works.
+        for name in changed:
+            new[name].parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(stage / name, new[name])
+            if name in before:
+                old[name].write_bytes(before[name])
+        for name in changed:
             replaced.append(name)
-            temporary.replace(root / name)
+            new[name].replace(root / name)
     except BaseException:
         for name in replaced:
             if name in before:
-                temporaries[name].write_bytes(before[name])
-                temporaries[name].replace(root / name)
+                old[name].replace(root / name)
             else:
                 (root / name).unlink(missing_ok=True)
         raise
     finally:
-        for temporary in temporaries.values():
+        for temporary in (*new.values(), *old.values()):
             temporary.unlink(missing_ok=True)
 
 

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from ..documents.load import load_worked
 from ..implementations.callable import External
 from ..judge.check import check_loss
+from ..judge.options import CouldNotRun
 from ..judge.results import Status
 from ..judge.verify import load_cases
 from ..suite.store import write_atomically
@@ -36,13 +37,20 @@ def renew(top: Path, loss: str) -> list[str]:
 
     Returns:
         The files that changed, relative to ``top``.
+
+    Raises:
+        CouldNotRun: A script failed.
     """
     names = [*TABLES.values(), *COUNTED]
     if not all((top / name).is_file() for name in (*TABLES, *names)):
         return []
     before = {name: (top / name).read_bytes() for name in names}
     for script, arguments in zip(TABLES, ([], ["--loss", loss]), strict=True):
-        subprocess.run([sys.executable, top / script, *arguments], stdout=subprocess.DEVNULL, check=True)
+        command = [sys.executable, str(top / script), *arguments]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+            raise CouldNotRun(f"the fixtures are written, but {script} failed: {reason}; run it again")
     _count(top)
     if loss == "supcon":
         _sample(top / "README.md")

@@ -26,6 +26,7 @@ from .store import (
     check_ids,
     check_schema,
     checked_root,
+    damage_of,
     expect,
     is_installed,
     place,
@@ -154,7 +155,8 @@ def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[
         sources = (root / file for file in (name, FLAGS, SCHEMA))
         key = (name, is_installed(root), *(path.read_bytes() for path in sources if path.is_file()))
         if key not in _loaded:
-            _loaded[key] = list(_load_file(root, name, flags))
+            with damage_of(name):
+                _loaded[key] = list(_load_file(root, name, flags))
         loaded += _loaded[key]
     return loaded
 
@@ -184,8 +186,12 @@ def load_errors(root: Path | None = None) -> list[ErrorCase]:
     for loss in good:
         require(loss in LOSSES, f"{ERRORS}: $.good", f"unknown loss {loss!r}; known: {', '.join(LOSSES)}")
     check_ids(f"{ERRORS}: $.cases", [raw["id"] for raw in data["cases"]])
-    cases = []
-    for k, raw in enumerate(data["cases"]):
+    with damage_of(ERRORS):
+        return list(_error_cases(data["cases"], good))
+
+
+def _error_cases(entries: Sequence[Mapping[str, Any]], good: Mapping[str, Any]) -> Iterator[ErrorCase]:
+    for k, raw in enumerate(entries):
         path, expected = f"{ERRORS}: $.cases[{k}]", raw["expected"]
         error, argument, words = EXCEPTIONS[expected["error"]], expected["argument"], tuple(expected["words"])
         for loss in raw["losses"]:
@@ -195,8 +201,7 @@ def load_errors(root: Path | None = None) -> list[ErrorCase]:
                 require(name in known, path, f"{LOSSES[loss].function} has no argument {name!r}")
             given = {name: x for name, x in {**good[loss], **raw["changes"]}.items() if x["kind"] != "absent"}
             arguments = {name: _typed(f"{path}.changes.{name}", value) for name, value in given.items()}
-            cases.append(ErrorCase(f"{raw['id']}/{loss}", loss, arguments, error, argument, words))
-    return cases
+            yield ErrorCase(f"{raw['id']}/{loss}", loss, arguments, error, argument, words)
 
 
 def golden_files(root: Path) -> list[str]:
@@ -376,6 +381,7 @@ def _keywords(path: str, loss: Loss, raw: Mapping[str, Any]) -> dict[str, Any]:
         wanted = f"one of {', '.join(choices)}" if choices else "a number"
         expect(value in choices if choices else not isinstance(value, str), where, wanted, repr(value))
         require(value != loss.keywords[key], where, f"{value!r} is the default, which is left out")
+        require(not isinstance(value, float) or math.isfinite(value), where, "expected a finite number")
     return {key: float(value) if key.endswith("temperature") else value for key, value in raw.items()}
 
 

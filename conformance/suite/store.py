@@ -49,6 +49,29 @@ def expect(met: bool, path: str, expected: object, found: object) -> None:
 
 
 @contextmanager
+def damage_of(name: str) -> Iterator[None]:
+    """Report exceptions that Python raises because of the content of a file as FixtureErrors that name the file.
+
+    Examples are objects that are nested too deeply, and integers that have too many digits or exceed every float.
+
+    Args:
+        name: name of the file, for messages.
+    """
+    try:
+        yield
+    except FixtureError:
+        raise
+    except RecursionError as error:
+        raise FixtureError(f"{name}: nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise FixtureError(f"{name}: not UTF-8: {error.reason} at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise FixtureError(f"{name}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+    except (ArithmeticError, ValueError) as error:
+        raise FixtureError(f"{name}: {str(error).splitlines()[0]}") from error
+
+
+@contextmanager
 def fixtures_at(root: Path) -> Iterator[None]:
     """Use another folder of fixtures in place of the installed one inside a ``with`` statement.
 
@@ -135,7 +158,8 @@ def check_manifest(root: Path) -> None:
     manifest = read_json(root, MANIFEST)
     _check_format(MANIFEST, manifest, MANIFEST_FORMAT)
     listed = manifest.get("files")
-    expect(isinstance(listed, dict), f"{MANIFEST}: $.files", "an object of path to SHA-256", type(listed).__name__)
+    right = isinstance(listed, dict) and all(isinstance(checksum, str) for checksum in listed.values())
+    expect(right, f"{MANIFEST}: $.files", "an object of path to SHA-256", type(listed).__name__)
     present = _checksums(root)
     for name, actual in present.items():
         require(name in listed, name, f"not listed in {MANIFEST} (its SHA-256 is {actual})")
@@ -172,7 +196,8 @@ def read_json(root: Path, name: str) -> Any:
     """Read a JSON file of a folder of fixtures.
 
     Raises:
-        FixtureError: the file cannot be read or is not JSON, or an object has a duplicate name.
+        FixtureError: the file cannot be read or is not JSON, it is nested too deeply, an integer is too long, or an
+            object has a duplicate name.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -183,18 +208,16 @@ def read_json(root: Path, name: str) -> Any:
         return seen
 
     try:
-        return json.loads((root / name).read_text(encoding="utf-8"), object_pairs_hook=unique)
+        with damage_of(name):
+            return json.loads((root / name).read_text(encoding="utf-8"), object_pairs_hook=unique)
     except OSError as error:
         raise FixtureError(f"{name}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise FixtureError(f"{name}: not UTF-8: {error.reason} at byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        raise FixtureError(f"{name}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
 
 
 def _check_format(name: str, data: Any, expected: str) -> None:
     found = data.get("format") if isinstance(data, dict) else None
-    expect(found == expected, f"{name}: $.format", repr(expected), repr(found))
+    got = repr(found) if isinstance(found, str) or found is None else type(found).__name__
+    expect(found == expected, f"{name}: $.format", repr(expected), got)
 
 
 def _first_rows(value: Any) -> Any:
@@ -221,22 +244,30 @@ def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Callab
         loosen: function that is applied to the schema before validation; by default a copy.
 
     Raises:
-        FixtureError: the content has another format or does not match the schema.
+        FixtureError: the content has another format or does not match the schema, or the schema is malformed.
         ImportError: jsonschema is not installed.
     """
     _check_format(name, data, expected)
     kind = expected.removeprefix("pairproof-").partition("/")[0].replace("-", "_")
-    schema = loosen(read_json(root, f"schema/{kind}.schema.json"))
+    file = f"schema/{kind}.schema.json"
+    schema = read_json(root, file)
     try:
         jsonschema: Any = importlib.import_module("jsonschema")
     except ImportError as error:
         raise ImportError('loading the fixtures needs jsonschema: pip install "pairproof[verify]"') from error
-    rows = _first_rows(data)
-    # Commands read a file several times, and copies of it.
-    digest = hashlib.sha256(json.dumps([schema, rows]).encode()).digest()
-    if digest in _valid:
-        return
-    wrong = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(rows))
+    try:
+        schema, rows = loosen(schema), _first_rows(data)
+        # Commands read a file several times, and copies of it.
+        digest = hashlib.sha256(json.dumps([schema, rows]).encode()).digest()
+        if digest in _valid:
+            return
+        jsonschema.Draft202012Validator.check_schema(schema)
+        wrong = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(rows))
+    except RecursionError as error:
+        raise FixtureError(f"{name}: nested too deeply for {file}") from error
+    except Exception as error:  # a malformed schema raises exceptions of many types
+        words = getattr(error, "message", str(error) or type(error).__name__).splitlines()[0]
+        raise FixtureError(f"{file}: not a valid schema: {words}") from error
     if wrong is not None:
         raise FixtureError(f"{name}: {wrong.json_path}: {wrong.message}")
     _valid.add(digest)
