@@ -267,6 +267,13 @@ def repeat_first(data: Any) -> None:
     data["cases"].append(copy.deepcopy(data["cases"][0]))
 
 
+FIRST = "golden/supcon/one-positive-balanced-tau-half"
+UNTRUE = (
+    *("asymmetric-mask", "low-temperature", "first-view-anchors", "identical-embeddings", "duplicate-embeddings"),
+    *("self-similarity-dominates", "similarity", "labels-huge", "tiny-norms", "huge-norms", "rows-without-negatives"),
+)
+"""Flags that do not apply to the first case."""
+
 FIELDS: list[tuple[str, str, Any, str]] = [
     ("supcon", "format", "pairproof-golden/2", "expected 'pairproof-golden/1', got 'pairproof-golden/2'"),
     ("supcon", "loss", "nt_xent", "expected 'supcon', got 'nt_xent'"),
@@ -334,6 +341,10 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
         "supcon",
         put("cases.0.flags.0", "lonely-anchors"),
         "$.cases[0].flags: golden/supcon/one-positive-balanced-tau-half: the flag 'lonely-anchors' needs a case in",
+    ),
+    *(
+        ("supcon", put("cases.0.flags.0", flag), f"$.cases[0].flags: {FIRST}: the flag '{flag}' needs a case in which ")
+        for flag in UNTRUE
     ),
     ("supcon", put("cases.0.flags.0", "queue"), "$.cases[0].flags: golden/supcon/one-positive-balanced-tau-half: the"),
     ("supcon", put("cases.0.flags.0", "repeated-pairs"), "$.cases[0].flags: golden/supcon/one-positive-balanced-tau-h"),

@@ -22,6 +22,11 @@ class Facts:
         rows: the rows of all matrices, concatenated.
         norms: the norm of each of those rows.
         given: the arguments, matrices and keywords of the case, by name.
+        longest: the largest norm.
+        shortest: the smallest norm of a row that is not zero.
+        anchors: the rows that are anchors.
+        first_views: for two, three and four views, the rows of the first view, stacked and interleaved.
+        mutual: whether the positives of rows among themselves are mutual.
         labels: the labels of rows and references; a single 0 if the case has no labels.
     """
 
@@ -32,6 +37,12 @@ class Facts:
         self.negatives = [m - p for m, p in zip(self.members, self.positives, strict=True)]
         self.rows = np.concatenate(list(case.matrices.values())) + 0.0
         self.norms = [math.hypot(*row) for row in self.rows]
+        self.longest, self.shortest = max(self.norms), min((x for x in self.norms if x), default=0.0)
+        self.anchors = case.anchors()
+        counts = [views for views in (2, 3, 4) if case.n % views == 0]
+        self.first_views = [list(rows) for v in counts for rows in (range(case.n // v), range(0, case.n, v))]
+        mask = np.array(case.positive_mask())
+        self.mutual = mask.shape[0] == mask.shape[1] and bool((mask == mask.T).all())
         self.given: dict[str, Any] = {**case.arguments, **case.others, **case.keywords}
         self.labels = [*self.given.get("labels", [0]), *self.given.get("ref_labels", [])]
 
@@ -61,6 +72,9 @@ CONDITIONS: Mapping[str, Condition] = {
     "all-distinct": _NO_PAIRS,
     "empty-positive-pairs": _NO_PAIRS,
     "one-class": ("no row has a negative", lambda facts: not any(facts.negatives)),
+    "asymmetric-mask": ("positives are not mutual", lambda facts: not facts.mutual),
+    "directed-pairs": ("positives are not mutual", lambda facts: not facts.mutual),
+    "rows-without-negatives": ("a row has no negative", lambda facts: 0 in facts.negatives),
     "one-negative": ("every row has one negative", lambda facts: set(facts.negatives) == {1}),
     "unbalanced-classes": _UNEQUAL,
     "unequal-positives": _UNEQUAL,
@@ -68,6 +82,10 @@ CONDITIONS: Mapping[str, Condition] = {
     "nothing-left": ("a row is contrasted with no column", lambda facts: 0 in facts.members),
     "diagonal-true": ("a row is given as its own positive", lambda facts: any(np.diagonal(facts.case.positive_mask()))),
     "repeated-pairs": ("a pair is given twice", lambda facts: _repeats(facts.given["positive_pairs"])),
+    "first-view-anchors": (
+        "the rows of the first of several views are the anchors",
+        lambda facts: any(facts.anchors == first for first in facts.first_views),
+    ),
     "anchor-subset": ("some rows are not anchors", lambda facts: not all(facts.given.get("anchors") or [True])),
     "no-anchors": ("no anchor is counted", lambda facts: not facts.case.counted()),
     "one-row": _ONE_ROW,
@@ -76,6 +94,15 @@ CONDITIONS: Mapping[str, Condition] = {
     "odd-batch": ("the number of rows is odd", lambda facts: facts.case.n % 2 == 1),
     "large-batch": ("there are 256 rows or more", lambda facts: facts.case.n >= 256),
     "one-dimension": ("rows have one entry", lambda facts: facts.rows.shape[1] == 1),
+    "duplicate-embeddings": ("two rows are equal", lambda facts: _repeats(facts.rows)),
+    "identical-embeddings": ("all rows are equal", lambda facts: (facts.rows == facts.rows[0]).all()),
+    "self-similarity-dominates": (
+        "the product of every row with itself is larger than with any other row",
+        lambda facts: ((facts.rows @ facts.rows.T).argmax(axis=1) == np.arange(len(facts.rows))).all(),
+    ),
+    "mixed-norms": ("two norms differ by a factor of 2 or more", lambda facts: facts.longest >= 2 * facts.shortest),
+    "tiny-norms": ("a norm is below 2^-8", lambda facts: facts.shortest < 2.0**-8),
+    "huge-norms": ("a norm is 2^8 or more", lambda facts: facts.longest >= 2.0**8),
     "antipodal-embeddings": ("two rows are opposite", lambda facts: (facts.rows[:, None] == -facts.rows).all(2).any()),
     "orthogonal-embeddings": ("two rows are orthogonal", lambda facts: (facts.rows @ facts.rows.T == 0).any()),
     "zero-row": ("a row is zero", lambda facts: 0 in facts.norms),
@@ -86,6 +113,12 @@ CONDITIONS: Mapping[str, Condition] = {
     ),
     "labels-negative": ("a label is negative", lambda facts: min(facts.labels) < 0),
     "base-temperature": _given("base_temperature"),
+    "labels-huge": ("a label is 2^24 or more in size", lambda facts: max(map(abs, facts.labels)) >= 2**24),
+    "low-temperature": (
+        "e^(2/temperature) overflows float32: the temperature is below 0.0226",
+        lambda facts: 2 / facts.case.temperature > math.log(float(np.finfo(np.float32).max)),
+    ),
+    "similarity": _given("similarity"),
     "high-temperature": ("the temperature is 1 or more", lambda facts: facts.case.temperature >= 1),
     "denominator": _given("denominator"),
     "references": _given("ref_embeddings"),
