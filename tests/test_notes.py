@@ -219,6 +219,11 @@ def finite_exponentials(c: Noted, dtype: str) -> bool:
 
 RULES: list[Rule] = [
     # Whole sentences.
+    (r"Without positives it (?:is counted as|has the value) 0", lambda c: c.results[0] == 0 == c.positives[0]),
+    (
+        r"the second row, which has no negative, is NaN",
+        lambda c: math.isnan(c.results[1]) and c.negatives[1] == 0 < c.positives[1],
+    ),
     (r"A mask with one pair in one direction", lambda c: c.mask.sum() == 1),
     (
         r"Two classes of four, each on one point, at opposite ends",

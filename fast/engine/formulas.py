@@ -223,7 +223,8 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
     rule = batch.rule
     rows = batch.anchors
     if policy.no_negative == "nan" and (rule.terms == "binary" or rule.denominator == "only_negatives"):
-        values = torch.where(negatives == 0, torch.nan, values)
+        # An anchor without positives follows `no_positive`, even if it has no negatives either.
+        values = torch.where((negatives == 0) & (positives > 0), torch.nan, values)
     if policy.no_positive == "nan":
         values = torch.where(positives == 0, torch.nan, values)
     elif policy.no_positive == "drop":
