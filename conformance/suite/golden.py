@@ -153,7 +153,11 @@ def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[
         if losses and Path(name).stem not in losses:
             continue
         sources = (root / file for file in (name, FLAGS, SCHEMA))
-        key = (name, is_installed(root), *(path.read_bytes() for path in sources if path.is_file()))
+        key: tuple[str | bool | bytes, ...] = (
+            name,
+            is_installed(root),
+            *(path.read_bytes() for path in sources if path.is_file()),
+        )
         if key not in _loaded:
             with damage_of(name):
                 _loaded[key] = list(_load_file(root, name, flags))
