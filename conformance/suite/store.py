@@ -251,6 +251,7 @@ def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Callab
     kind = expected.removeprefix("pairproof-").partition("/")[0].replace("-", "_")
     file = f"schema/{kind}.schema.json"
     schema = read_json(root, file)
+    require(isinstance(schema, dict), file, "not a valid schema: expected an object")
     try:
         jsonschema: Any = importlib.import_module("jsonschema")
     except ImportError as error:
