@@ -1,1 +1,1 @@
-"""Verdicts: every implementation, or anybody's loss, held against the suite."""
+"""Judge implementations, and losses of users, on the cases of the suite."""

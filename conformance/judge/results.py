@@ -1,4 +1,4 @@
-"""What a check ends as, and how many of each there are."""
+"""The result of a check, and counts of results by status."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ T = TypeVar("T")
 
 
 class Status(StrEnum):
-    """The verdicts; there is no vague one.
+    """The possible results of a check.
 
-    A deviation is declared beforehand, with reason and link, and must show; a crash is ``errored``, never ``failed``.
+    A deviation is declared beforehand, with a reason and a link. A declared deviation that does not occur is a failure.
+    A crash is ``errored``, never ``failed``.
     """
 
     PASSED = "passed"
@@ -30,21 +31,21 @@ BAD = (Status.FAILED, Status.ERRORED)
 
 @dataclass(frozen=True)
 class Check:
-    """One check done.
+    """The result of one check.
 
     Attributes:
         kind: "figure", "claim" or "case".
-        implementation: who was judged; the reference for figures and claims.
-        loss: short name, or "" where none is involved.
+        implementation: name of what was judged; "reference" for figures and claims.
+        loss: short name; "" if no loss is involved.
         case: id of the case, figure or claim.
-        dtype: of the inputs, or "".
-        status: how it ended.
-        message: what was found; for a failure the first differing term and by how much.
-        ratio: worst error in units of its bound, where there is one.
-        value: the loss found, where there is one.
+        dtype: dtype of the inputs, or "".
+        status: the result.
+        message: details; for a failure, the first term that differs and its error.
+        ratio: the largest error divided by its bound; None if nothing was compared.
+        value: the loss that was returned, if there is one.
         repeat: a command that repeats the check.
-        flags: why the case exists.
-        ulps: worst error of the loss in units of the last place of the dtype that accumulates.
+        flags: names of the flags of the case.
+        ulps: largest error of the loss in units in the last place of the accumulating dtype.
         declared: names of the declared deviations that name this check.
     """
 
@@ -64,7 +65,7 @@ class Check:
 
 
 def grouped(items: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    """The values of pairs by their keys, in the order in which they come."""
+    """Group the values of (key, value) pairs by key, in their order."""
     groups: dict[K, list[T]] = {}
     for key, item in items:
         groups.setdefault(key, []).append(item)
@@ -72,7 +73,7 @@ def grouped(items: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
 
 
 def counted(checks: Iterable[Check]) -> Counter[Status]:
-    """How many checks ended with each status."""
+    """Count the checks by status."""
     return Counter(check.status for check in checks)
 
 
@@ -91,6 +92,6 @@ def unused(declared: Iterable[str], used: Collection[str], who: str) -> list[str
     Args:
         declared: names of deviations.
         used: the names of those that match a check.
-        who: the implementation, as messages name it.
+        who: name of the implementation in messages.
     """
     return [f"{name}: matches no check of {who}: remove it" for name in declared if name not in used]

@@ -1,4 +1,4 @@
-"""How a long run reports what it has done."""
+"""Progress reports of long runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Progress = Callable[[str, int, int], None]
 
 
 def tracked(what: str, items: Iterable[T], total: int, progress: Progress | None) -> Iterator[T]:
-    """The items of a step, each reported when it has been used.
+    """Yield the items of a step, and report each of them after its use.
 
     Args:
         what: the name of the step.
         items: in their order.
-        total: how many there are.
+        total: number of items.
         progress: called before the first and after each; None for no reports.
     """
     report = progress or (lambda what, done, total: None)
