@@ -88,8 +88,9 @@ def test_check_loss_returns_results_as_data() -> None:
         conformance.check_los  # noqa: B018 - reading it is the test
 
 
-def test_right_loss_conforms(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("check", f"{LOSSES}:supcon", "--loss", "supcon") == 0
+@pytest.mark.parametrize("chosen", [["--case", "golden/supcon/[a-l]*"], pytest.param([], marks=pytest.mark.slow)])
+def test_right_loss_conforms(chosen: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("check", f"{LOSSES}:supcon", "--loss", "supcon", *chosen) == 0
     text = capsys.readouterr().out
     assert f"{LOSSES}:supcon as supcon_loss" in text
     assert "call: labels, guessed from the parameters (embeddings, labels, temperature); override with --call" in text
@@ -111,6 +112,11 @@ def test_fast_loss_is_judged_on_every_case() -> None:
     assert statuses <= {Status.PASSED, Status.SKIPPED}
 
 
+@cache
+def _right_verdict(*cases: str) -> str:
+    return of("supcon", *cases).verdict
+
+
 @pytest.mark.parametrize("name", ["without_other_positives", "mean_over_pairs", "drops", "detached", "dot", "breaks"])
 def test_wrong_loss_does_not_conform(name: str) -> None:
     checked = of(name, ODD, "supcon_notebook/*", "golden/supcon/unbalanced-classes")
@@ -118,8 +124,7 @@ def test_wrong_loss_does_not_conform(name: str) -> None:
     assert checked.exit_code == 1
     assert checked.failures
     assert checked.advice == [] or name in ("drops", "dot")
-    # The right loss conforms on the same cases.
-    assert of("supcon", ODD, "supcon_notebook/*", "golden/supcon/unbalanced-classes").verdict == "conforms"
+    assert _right_verdict(ODD, "supcon_notebook/*", "golden/supcon/unbalanced-classes") == "conforms"
 
 
 def test_failure_is_printed_with_its_term_and_a_command_to_repeat_it(
@@ -227,7 +232,7 @@ def test_built_in_temperature_is_an_option_and_selects_cases(capsys: pytest.Capt
     text = capsys.readouterr().out
     assert "temperature: 0.5 built in: only cases of that temperature are judged" in text
     assert "not judged: temperature other than 0.5 is not claimed" in text
-    assert call(*arguments, "--temperature", "0.3") == 1
+    assert call(*arguments, "--temperature", "0.3", "--case", "golden/supcon/two-*") == 1
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ Call = Callable[..., Tensor]
 DENOMINATORS = ("all", "one_positive", "only_negatives")
 SIMILARITIES = ("cosine", "dot")
 TEMPERATURES = (1e-3, 0.02, 0.1, 1.0, 1e3)
+ENDS_FIRST = [t if t in (1e-3, 0.1, 1e3) else pytest.param(t, marks=pytest.mark.slow) for t in TEMPERATURES]
 ENGINES: dict[str, tuple[str, int | None]] = {
     "dense": ("dense", None),
     "tiled by 4": ("tiled", 4),
@@ -54,6 +55,8 @@ ENGINES: dict[str, tuple[str, int | None]] = {
 FORMS = [name for name in ENGINES if name != "exact"]
 SEAMS = ["dense", "tiled by 4", "exact"]
 """One engine of each kind, for tests in which all engines would take too long."""
+KINDS_FIRST = [form if form in SEAMS else pytest.param(form, marks=pytest.mark.slow) for form in ENGINES]
+"""Parameters of a test that takes seconds: the engines of a kind that is already tested are left to make test-all."""
 
 
 @contextmanager
@@ -186,7 +189,7 @@ def assert_agree(
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("temperature", ENDS_FIRST)
 def test_every_form_agrees_with_the_exact_values_and_gradients(temperature: float, similarity: str) -> None:
     engines = {"float64": ["dense", "tiled by 4"], "float32": ["tiled by 6"]}
     if temperature == 0.1:
@@ -287,7 +290,7 @@ def test_every_form_equals_the_plain_formulas(form: str) -> None:
         torch.testing.assert_close(found, (true.detach(), true_grad), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", list(ENGINES))
+@pytest.mark.parametrize("form", KINDS_FIRST)
 def test_references_equal_the_plain_formulas(form: str) -> None:
     z, bank = normal(7), normal(11, seed=8)
     labels, ref_labels = torch.arange(7) % 3, torch.arange(11) * 5 % 4
@@ -435,7 +438,7 @@ def test_info_nce_of_one_pair_is_right(form: str) -> None:
 REDUCTIONS = {"mean": lambda v: v.mean(), "sum": lambda v: v.sum(), "none": lambda v: v}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", KINDS_FIRST)
 def test_anchors_and_reductions_select_values_and_gradients(form: str) -> None:
     """Anchors select from the values of all rows, and the gradient is that of the selected values."""
     z, anchors = normal(10), torch.arange(10) % 3 != 1
@@ -807,7 +810,7 @@ def test_retained_graph_gives_the_same_gradient_again(name: str, form: str) -> N
         torch.autograd.grad(values, z, spread(40))
 
 
-@pytest.mark.parametrize("form", list(ENGINES))
+@pytest.mark.parametrize("form", KINDS_FIRST)
 @pytest.mark.parametrize("name", list(KEPT))
 def test_simultaneous_graphs_are_independent(name: str, form: str) -> None:
     loss, target = KEPT[name]
@@ -909,7 +912,7 @@ STEEP = {"moderate": 0.1, "steep": 2e-3}
 
 @pytest.mark.parametrize("temperature", list(STEEP.values()), ids=list(STEEP))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("form", list(ENGINES))
+@pytest.mark.parametrize("form", KINDS_FIRST)
 def test_upstream_gradients_of_any_size_are_applied(form: str, dtype: torch.dtype, temperature: float) -> None:
     z = normal(10, dtype=dtype)
     sizes = (1e-30, 1e-36, 1e30, 1e36, 0.0) if dtype == torch.float32 else (1e-290, 1e290, 0.0)
@@ -972,7 +975,7 @@ def test_nan_in_the_upstream_gradient_is_propagated(form: str) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("form", list(ENGINES))
+@pytest.mark.parametrize("form", KINDS_FIRST)
 def test_results_are_bitwise_reproducible(form: str, deterministic: bool) -> None:
     before = torch.are_deterministic_algorithms_enabled()
     with engine(form) as backend:

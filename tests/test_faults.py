@@ -28,7 +28,7 @@ def judged(loss: str) -> tuple[list[Verdict], list[Verdict]]:
 @pytest.mark.parametrize(
     "loss",
     [
-        loss if loss in ("supcon_epsilon", "info_nce") else pytest.param(loss, marks=pytest.mark.slow)
+        loss if loss == "supcon_epsilon" else pytest.param(loss, marks=pytest.mark.slow)
         for loss in dict.fromkeys(fault.loss for fault in FAULTS)
     ],
 )

@@ -204,7 +204,17 @@ def same_name(identification, loss, options):
     return identification.verdict == "match" and (identification.loss, options_found) == (loss, wanted)
 
 
-@pytest.mark.parametrize(("loss", "options"), VARIANTS, ids=str)
+def is_quick(loss, options):
+    """Whether an option is tested in every run: an option that all losses share is tested for three of them."""
+    shared = options.keys() & {"similarity", "reduction", "base_temperature"}
+    return not shared or loss in ("supcon", "nt_xent_pairwise", "info_nce")
+
+
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [pytest.param(*v, marks=() if is_quick(*v) else pytest.mark.slow) for v in VARIANTS],
+    ids=str,
+)
 def test_every_fast_loss_is_identified_with_its_options(loss, options):
     function = with_temperature(in_fast(loss, **options))
     identification = found(function, call=CALLS.get(loss, "labels"), arrays="torch")
@@ -492,7 +502,7 @@ def is_another_loss(identification, fault):
     return identification.verdict == "match" and (identification.loss, options) != (fault.loss, claimed)
 
 
-@pytest.mark.parametrize("step", [8, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [12, pytest.param(4, marks=pytest.mark.slow)])
 def test_known_faults_are_named_or_reported_as_another_loss(step):
     chosen = FAULTS[::step]
     missed = []

@@ -275,9 +275,10 @@ def test_every_property_catches_a_mistake() -> None:
     assert len(BY_NAME) == len(PROPERTIES)
 
 
+@pytest.mark.parametrize("examples", [5, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("prop", [p for p in PROPERTIES if "supcon" in p.losses], ids=lambda prop: prop.name)
-def test_naive_loss_without_mistakes_satisfies_the_properties(prop: Property) -> None:
-    found = hunt(prop, "supcon", [NAIVE], options=PLAIN, examples=20)
+def test_naive_loss_without_mistakes_satisfies_the_properties(prop: Property, examples: int) -> None:
+    found = hunt(prop, "supcon", [NAIVE], options=PLAIN, examples=examples)
     assert found.violation is None, found.violation
 
 

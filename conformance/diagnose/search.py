@@ -310,7 +310,7 @@ def totals(tried: Sequence[Variant], batches: Sequence[Batch], temperatures: Seq
                 name = variant.positives
                 if name not in evaluations:
                     setting = read_as(batch, name)
-                    evaluations[name] = setting and Evaluation(setting, torch.tensor(at, dtype=torch.float64))
+                    evaluations[name] = Evaluation(setting, torch.tensor(at, dtype=torch.float64)) if setting else None
                 evaluation = evaluations[name]
                 known[variant] = evaluation.anchors(variant).sum(dim=1).numpy() if evaluation else np.nan
             sums[k] = known[variant]
