@@ -21,6 +21,7 @@ import pairproof
 from pairproof.conformance import cli
 from pairproof.conformance.explain import find_case, find_golden
 from pairproof.conformance.implementations.optax_ntxent import Optax
+from pairproof.conformance.judge import verify
 from pairproof.conformance.judge.options import DETAILS, Batch, Request, Selection, loss_named
 from pairproof.conformance.judge.results import Check, Status
 from pairproof.conformance.judge.verify import Report, run
@@ -148,7 +149,7 @@ def test_list_prints_the_names_that_verify_accepts(capsys: pytest.CaptureFixture
         "supcontrast-today",
         "fast-triton",
         "supcon_notebook: 31 figures, 14 claims",
-        "supcon: supcon_loss(embeddings, labels), 324 cases",
+        "supcon: supcon_loss(embeddings, labels), 326 cases",
     ):
         assert name in text
     assert len(text.splitlines()) <= 50
@@ -247,11 +248,13 @@ def test_a_closed_output_changes_neither_the_exit_code_nor_the_reports(tmp_path:
     assert json.loads(report.read_text())["passed"] is True
 
 
-def test_a_full_device_is_reported() -> None:
-    run = command("verify", "--json", "/dev/full")
-    assert run.returncode == 3
-    assert "everything holds" in run.stdout
-    assert run.stderr == "pairproof: could not run: /dev/full cannot be written: No space left on device\n"
+def test_a_full_device_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    passed = Check("case", "fast", "supcon", "golden/supcon/some", "float64", Status.PASSED)
+    monkeypatch.setattr(verify, "run", lambda selection, progress: Report(selection, [passed]))
+    assert call("verify", "--json", "/dev/full") == 3
+    printed = capsys.readouterr()
+    assert "everything holds" in printed.out
+    assert printed.err == "pairproof: could not run: /dev/full cannot be written: No space left on device\n"
     run = command("verify", shell=" > /dev/full")
     assert run.returncode == 3
     assert run.stderr.splitlines() == ["pairproof: could not run: [Errno 28] No space left on device"]
