@@ -586,7 +586,7 @@ def test_case_has_a_time_limit() -> None:
 
 
 def hungry(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
-    return torch.ones(2**27).sum() * embeddings.sum()
+    return torch.ones(2**26).sum() * embeddings.sum()
 
 
 def starving(embeddings: np.ndarray, labels: np.ndarray, temperature: float) -> float:

@@ -227,6 +227,12 @@ def read_as(batch: Batch, positives: str) -> Setting | None:
     return POSITIVES[positives].change(batch_setting(batch))
 
 
+@lru_cache(maxsize=10_000)
+def _number(setting: Setting, count: str) -> float:
+    """What the sum over the anchors is divided by, by a name of ``COUNTS``."""
+    return float(COUNTS[count](setting))
+
+
 # Variants to try
 
 READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -550,7 +556,7 @@ class Search:
         matches = []
         counts = [count for count in COUNTS if variant.form == "sum" or count != "mean_pairs"]
         for count in ["sum"] if variant.form == "pooled" else counts:
-            number = np.array([[float(COUNTS[count](setting))] for setting in settings.values()])
+            number = np.array([[_number(setting, count)] for setting in settings.values()])
             usable = (value != 0) & np.isfinite(value) & (number > 0)
             if not usable.any(axis=0).all():
                 continue
@@ -627,7 +633,7 @@ def relative(expected: Any, given: Any, floor: float = 0.0) -> Array:
     It is 0 if they are the same, NaN included, or no larger than ``floor``, and infinite if only one of them is finite.
     """
     expected, given = np.atleast_1d(expected), np.atleast_1d(given)
-    same = np.isclose(expected, given, rtol=0, atol=0, equal_nan=True).all(axis=-1)
+    same = ((expected == given) | (np.isnan(expected) & np.isnan(given))).all(axis=-1)
     size = np.maximum(np.linalg.norm(expected, axis=-1), np.linalg.norm(given, axis=-1))
     away = np.linalg.norm(expected - given, axis=-1) / size
     return np.where(same | (size <= floor), 0.0, np.where(np.isnan(away), math.inf, away))
