@@ -231,6 +231,9 @@ def check(
 
     Exit codes: 0 it conforms, 1 it does not, 2 the command was misused, 3 it could not run.
 
+    The target runs in a child process. If it crashes, exits or exceeds --limit, the check is errored, and the next one
+    is made in a new child process. What the target prints is written to standard error.
+
     A declaration of a deviation must match at least one check, and the deviation must occur in every check that it
     matches. python -m pydoc pairproof.conformance.judge.deviations describes the format.
 
@@ -282,10 +285,10 @@ def identify(target: str, **options: Any) -> None:
     """
     from .diagnose import identify as diagnosis
     from .faults import FAULTS
-    from .implementations.sandbox import TargetError, TargetMisused, find
+    from .implementations.sandbox import TargetError, TargetMisused
 
     try:
-        found = diagnosis.identify(find(target), **options, title=target, faults=FAULTS)
+        found = diagnosis.identify(target, **options, title=target, faults=FAULTS)
     except TargetError as error:
         typer.echo(f"{target}: {error}")
         raise typer.Exit(MISUSED if isinstance(error, TargetMisused) else COULD_NOT_RUN) from None

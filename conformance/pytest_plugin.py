@@ -389,6 +389,8 @@ class CaseCheck:
             pytest.fail(f"{mark.name} cannot be judged: {error}", pytrace=False)
         with one_thread():
             (check,) = judge_target(mark, judged, self.inputs, self.golden, (self.dtype,))
+        if judged not in self.group.loaded.values():
+            judged.close()
         self.report(self._outcome(check, mark, judged))
         if check.status is Status.SKIPPED:
             pytest.skip(check.message)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from ..implementations.callable import Answer, Batch, External, Target
+from ..implementations.child import load_target
 from ..implementations.sandbox import TargetError
 from ..suite.catalogue import LOSSES
 from .positives import FEATURES, LABELS, VIEWS
@@ -110,7 +111,7 @@ def identify(
     """Identify which loss a black box computes.
 
     Args:
-        target: a function, a class, an instance, or an ``External``.
+        target: a function, a class, an instance, an ``External``, or text that names one as ``pairproof check`` does.
         call: how it is called, one of "labels", "features", "views", "stacked", "pairs"; guessed from its parameters
             when None.
         arrays: "torch", "numpy" or "jax"; guessed when None.
@@ -128,10 +129,17 @@ def identify(
     start = time.perf_counter()
     if isinstance(target, External):
         call, arrays = call or target.claim.call, arrays or target.claim.arrays
-        target = target.target.thing if target.target else target
+        target = target.spec
     if call == "command":
         raise TargetError("identify cannot run a command: use pairproof check, with the name of its loss")
-    called = Target(target, call, arrays)
+    with closing(load_target(target, call, arrays, limit)) as called:
+        found = _identify(called, limit, title, faults)
+    found.seconds = time.perf_counter() - start
+    return found
+
+
+def _identify(called: Target, limit: float | None, title: str, faults: Sequence[Any]) -> Identification:
+    """Identify a target that is loaded."""
     found = Identification(title or called.__name__, called.call, notes=list(called.notes))
     if called.constructs:
         found.notes.append("a class: a new instance is constructed for each probe, so state is not kept between probes")
@@ -147,9 +155,10 @@ def identify(
         _report_match(found, search, good)
     found.remarks += [f"breaks on {name}: {error}" for name, error in search.broken.items()]
     name_faults(found, search, faults)
+    if called.last_death and called.last_death not in search.broken.values():
+        found.remarks.append(f"breaks on other batches: {called.last_death}")
     if not good and not found.faults:
         _report_nearest(found, search, matches)
-    found.seconds = time.perf_counter() - start
     return found
 
 

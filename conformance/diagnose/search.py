@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..implementations.callable import Answer, Batch, Target
-from ..implementations.sandbox import TargetError, within
+from ..implementations.sandbox import TargetError
 from ..suite.catalogue import LOSSES, Loss
 from .positives import ADJACENT, FEATURES, LABELS, PAIRS, POSITIVES, STACKED, VIEWS, Setting, batch_setting
 from .variants import COUNTS, FLOWS, REDUCED_BY, Evaluation, Variant, temperings, variant_of, variations
@@ -213,8 +213,7 @@ def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answe
     """
     keywords = {} if probe.temperature is None else {"temperature": probe.temperature}
     try:
-        with within(limit):
-            return target.evaluate(replace(probe.batch, keywords=keywords))
+        return target.evaluate(replace(probe.batch, keywords=keywords), limit)
     except TargetError:
         raise
     except Exception as error:  # external code may raise any exception

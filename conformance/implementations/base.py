@@ -131,6 +131,15 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def unusable(device: str) -> str:
+    """Return why a torch device cannot be used, or ""."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        return f"device {device!r} cannot be used: {str(error).splitlines()[0]}"
+    return ""
+
+
 class Implementation(ABC):
     """One implementation of some of the losses.
 

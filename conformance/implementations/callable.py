@@ -20,7 +20,18 @@ import torch
 
 from ..suite.cases import Case
 from ..suite.records import Outcome
-from .base import Deviation, Implementation, directed, gradients_of, items_of, joined, labels_of, normalised, targets_of
+from .base import (
+    Deviation,
+    Implementation,
+    directed,
+    gradients_of,
+    items_of,
+    joined,
+    labels_of,
+    normalised,
+    targets_of,
+    unusable,
+)
 from .sandbox import TargetError, TargetMisused, copy_of, describe, find, within, within_memory
 from .signatures import Claim, Signature, complete, guess_arrays, guess_call, is_module, kind_of
 from .subprocess import Lines
@@ -125,16 +136,29 @@ class Target:
         if arrays == "jax":
             import_jax()
 
-    def evaluate(self, batch: Batch) -> Answer:
+    def evaluate(self, batch: Batch, limit: float | None = None) -> Answer:
         """Call it on a batch of torch tensors; return its values and their gradient.
 
+        Args:
+            batch: the batch.
+            limit: seconds that the call may take; None for no limit.
+
         Raises:
-            TargetError: the result is not a loss.
+            TargetError: the result is not a loss, or the call took too long.
         """
         rows = batch.embeddings.detach().clone().requires_grad_()
-        loss = self.loss(replace(batch, embeddings=rows))
-        gradient = gradients_of(loss, {"": rows})[""] if loss.requires_grad else None
-        return Answer(loss.detach(), gradient)
+        with within(limit):
+            loss = self.loss(replace(batch, embeddings=rows))
+            gradient = gradients_of(loss, {"": rows})[""] if loss.requires_grad else None
+            return Answer(loss.detach(), gradient)
+
+    @property
+    def last_death(self) -> str:
+        """How the target's own process died the last time; "" because the target runs in this process."""
+        return ""
+
+    def close(self) -> None:
+        """Release what the target holds: nothing, because it runs in this process."""
 
     def loss(self, batch: Batch) -> Tensor:
         """Call it on a batch of torch tensors; return its values, [K] float64, differentiable by the tensors.
@@ -240,7 +264,8 @@ class External(Implementation):
     """The loss of a user, judged according to a claim.
 
     Attributes:
-        target: the target; None for a command.
+        spec: the target as it was given.
+        target: the target; None for a command, and for a target in a child process.
         command: the command; None for a target.
         claim: what it computes.
         notes: the guesses that were made, such as how to call the target.
@@ -283,13 +308,15 @@ class External(Implementation):
             deviations: declared differences.
 
         Raises:
-            TargetError: it cannot be loaded.
+            TargetError: it cannot be loaded, or the device cannot be used.
             TargetMisused: an option contradicts it, or an option is missing.
         """
         super().__init__({}, device)
+        if reason := unusable(device):
+            raise TargetError(reason)
         # Other implementations have these as class attributes.
         vars(self).update(dtypes=dtypes, deviations=deviations)
-        self.limit, self._version = limit, describe(spec)
+        self.spec, self.limit, self._version = spec, limit, describe(spec)
         self.target: Target | None = None
         self.command: Lines | None = None
         self.outcomes: dict[tuple[str, str], Outcome] = {}

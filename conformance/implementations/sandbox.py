@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 MEMORY_SHARE = 0.85
-"""Share of the free memory that a case may use, so that a pairs x pairs matrix does not exhaust the machine."""
+"""Share of the free memory that a case may use, so that a loss of pairs by pairs does not exhaust the machine."""
 
 
 class TargetError(ValueError):

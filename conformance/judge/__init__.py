@@ -1,1 +1,1 @@
-"""Judge implementations, and losses of users, on the cases of the suite."""
+"""Verdicts: every implementation, or anybody's loss, held against the suite."""

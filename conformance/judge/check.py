@@ -20,6 +20,7 @@ from ..diagnose.explain_failure import explain_failure
 from ..documents.load import load_worked
 from ..implementations.base import Deviation, lacks_positives, one_thread
 from ..implementations.callable import External
+from ..implementations.child import load_loss
 from ..implementations.sandbox import TargetError, TargetMisused
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
@@ -33,7 +34,7 @@ from ..truth.tolerances import bounds
 from .deviations import deviations, project_file, read_declarations
 from .options import CouldNotRun, Request, Selection, UsageError, takes
 from .results import BAD, Check, Status, counted, grouped, unused
-from .verify import Report, check_device, check_names, judge_case, load_cases, truth_of
+from .verify import Report, check_names, judge_case, load_cases, truth_of
 
 SHOWN = 10
 """Default number of failing cases that are explained and shown."""
@@ -270,13 +271,12 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
         UsageError: an option is wrong or missing.
         CouldNotRun: it cannot be loaded, or the device cannot be used.
     """
-    check_device(request.device)
     same = ("loss", "call", "arrays", "temperature", "normalised", "settings", "limit", "device")
     options = {name: getattr(request, name) for name in same}
     dtypes = tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes))
     concerning = tuple(one for one in declared if one.concerns(request.loss, request.name))
     try:
-        return External(request.target, **options, dtypes=dtypes, deviations=concerning)
+        return load_loss(request.target, **options, dtypes=dtypes, deviations=concerning)
     except TargetError as error:
         raise (UsageError if isinstance(error, TargetMisused) else CouldNotRun)(str(error)) from None
 

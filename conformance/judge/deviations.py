@@ -1,4 +1,4 @@
-"""Declared deviations: where the loss of a project differs on purpose, with a reason; each must occur.
+"""Declared deviations: a project states where its loss is meant to differ, with a reason; each must show.
 
 They are in ``pyproject.toml``, or in another TOML file, under ``[[tool.pairproof.deviations]]``. A file of
 declarations alone may also call the table ``[[deviations]]``::

@@ -1,4 +1,4 @@
-"""The result of a check, and counts of results by status."""
+"""What a check ends as, and how many of each there are."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ T = TypeVar("T")
 
 
 class Status(StrEnum):
-    """The possible results of a check.
+    """The verdicts; there is no vague one.
 
-    A deviation is declared beforehand, with a reason and a link. A declared deviation that does not occur is a failure.
-    A crash is ``errored``, never ``failed``.
+    A deviation is declared beforehand, with reason and link, and must show; a crash is ``errored``, never ``failed``.
     """
 
     PASSED = "passed"
@@ -31,21 +30,21 @@ BAD = (Status.FAILED, Status.ERRORED)
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check.
+    """One check done.
 
     Attributes:
         kind: "figure", "claim" or "case".
-        implementation: name of what was judged; "reference" for figures and claims.
-        loss: short name; "" if no loss is involved.
+        implementation: who was judged; the reference for figures and claims.
+        loss: short name, or "" where none is involved.
         case: id of the case, figure or claim.
-        dtype: dtype of the inputs, or "".
-        status: the result.
-        message: details; for a failure, the first term that differs and its error.
-        ratio: the largest error divided by its bound; None if nothing was compared.
-        value: the loss that was returned, if there is one.
+        dtype: of the inputs, or "".
+        status: how it ended.
+        message: what was found; for a failure the first differing term and by how much.
+        ratio: worst error in units of its bound, where there is one.
+        value: the loss found, where there is one.
         repeat: a command that repeats the check.
-        flags: names of the flags of the case.
-        ulps: largest error of the loss in units in the last place of the accumulating dtype.
+        flags: why the case exists.
+        ulps: worst error of the loss in units of the last place of the dtype that accumulates.
         declared: names of the declared deviations that name this check.
     """
 
@@ -65,7 +64,7 @@ class Check:
 
 
 def grouped(items: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    """Group the values of (key, value) pairs by key, in their order."""
+    """The values of pairs by their keys, in the order in which they come."""
     groups: dict[K, list[T]] = {}
     for key, item in items:
         groups.setdefault(key, []).append(item)
@@ -73,7 +72,7 @@ def grouped(items: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
 
 
 def counted(checks: Iterable[Check]) -> Counter[Status]:
-    """Count the checks by status."""
+    """How many checks ended with each status."""
     return Counter(check.status for check in checks)
 
 
@@ -92,6 +91,6 @@ def unused(declared: Iterable[str], used: Collection[str], who: str) -> list[str
     Args:
         declared: names of deviations.
         used: the names of those that match a check.
-        who: name of the implementation in messages.
+        who: the implementation, as messages name it.
     """
     return [f"{name}: matches no check of {who}: remove it" for name in declared if name not in used]

@@ -26,7 +26,7 @@ from ..documents.claims import CHECKS, ClaimJudgement, judge_claims
 from ..documents.figures import Judgement, judge
 from ..documents.load import WorkedFixture, load_worked, worked_cases
 from ..implementations import ALL, Implementation, Unavailable
-from ..implementations.base import one_thread
+from ..implementations.base import one_thread, unusable
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase, load_golden
@@ -334,10 +334,8 @@ def check_device(device: str) -> None:
     Raises:
         CouldNotRun: it cannot.
     """
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise CouldNotRun(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    if reason := unusable(device):
+        raise CouldNotRun(reason)
 
 
 def _present(selection: Selection, report: Report) -> Iterator[Implementation]:

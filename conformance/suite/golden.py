@@ -132,11 +132,11 @@ class ErrorCase:
 
 
 def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[GoldenCase]:
-    """Load every golden case: losses in the order of the catalogue, cases in the order of the file.
+    """Load every golden case, in the order of the catalogue and of its file.
 
     Args:
         root: a folder of fixtures; by default the installed one.
-        losses: short names of the losses to load; all if empty.
+        losses: short names; only their cases are loaded, or all if there are none.
 
     Returns:
         The cases, checked.
@@ -272,7 +272,7 @@ def _number(x: float) -> float | str:
 
 
 def read_inputs(root: Path, name: str) -> Any:
-    """Read a golden file whose computed fields may be missing or wrong. Raises the errors of ``read_checked``."""
+    """Read a golden file in which the computed fields may be missing or wrong. Raises as ``read_checked``."""
 
     def loosen(schema: Any) -> Any:
         case = schema["$defs"]["case"]
@@ -296,7 +296,7 @@ def inputs_of(name: str, data: Any, flags: Mapping[str, Flag]) -> list[Case]:
 
     Args:
         name: name of the file, relative to the folder of fixtures.
-        data: content of the file, valid according to the schema.
+        data: content of the file, valid by the schema.
         flags: the explanation of every flag.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Progress reports of long runs."""
+"""How a long run reports what it has done."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Progress = Callable[[str, int, int], None]
 
 
 def tracked(what: str, items: Iterable[T], total: int, progress: Progress | None) -> Iterator[T]:
-    """Yield the items of a step, and report each of them after its use.
+    """The items of a step, each reported when it has been used.
 
     Args:
         what: the name of the step.
         items: in their order.
-        total: number of items.
+        total: how many there are.
         progress: called before the first and after each; None for no reports.
     """
     report = progress or (lambda what, done, total: None)

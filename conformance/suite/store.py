@@ -104,7 +104,7 @@ def checked_root(root: Path | None) -> Path:
     """Check a folder of fixtures, by default the installed one, against its manifest, and return the folder.
 
     Raises:
-        FixtureError: the same errors as ``check_manifest``.
+        FixtureError: as ``check_manifest``.
     """
     root = fixtures_root() if root is None else root
     check_manifest(root)

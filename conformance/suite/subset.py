@@ -22,7 +22,7 @@ SIZES = (1, 2, 3, 16, 32, 64, 128)
 
 
 def covering(cases: Mapping[Case, GoldenCase | None]) -> list[Case]:
-    """Choose cases that together have every trait of the given cases.
+    """Choose cases that together have every trait of the given ones.
 
     Args:
         cases: the cases to choose from, each with its golden case, or None if it has none.

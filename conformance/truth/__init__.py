@@ -1,1 +1,1 @@
-"""The expected results of a case: proved values and gradients, tolerances, and the comparison with results."""
+"""What each case must give: proved values and gradients, tolerances, and the comparison with an outcome."""

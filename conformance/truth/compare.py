@@ -35,7 +35,7 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
 
     Args:
         case: the case.
-        truth: its proved results.
+        truth: its certified results.
         outcome: the results of the implementation.
         bounds: the bounds on their errors.
         dtype: dtype of the inputs; the units in the last place are those of its accumulating dtype.

@@ -1,0 +1,475 @@
+"""A Python target in a child process, so that it cannot end, delay or alter the process that judges it.
+
+The child is forked, not started anew: a target may be a lambda or a local function, and torch is imported already. One
+process, the spawner, is forked before the target is loaded. It runs no code of the target, and forks a worker that
+loads the target and answers all requests. If the worker dies, the spawner forks another one from its own unchanged
+state. Requests are pickled. Answers are JSON, because reading a pickle of the target could run its code here.
+
+Some processes cannot be forked: those of systems other than Linux, and those in which CUDA or jax runs. The target is
+then loaded in this process, and a note says so.
+"""
+
+from __future__ import annotations
+
+import builtins
+import faulthandler
+import gc
+import json
+import math
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import wait
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from ..suite.cases import Case
+from ..suite.records import Outcome
+from .callable import Answer, Batch, External, Target
+from .sandbox import TargetError, TargetMisused, find
+from .signatures import Claim
+from .subprocess import BRIEFLY, LONGEST_LINE, PATIENCE
+
+DEATHS = 10
+"""Number of consecutive deaths of the worker after which it is not started again."""
+
+LOADING = 60.0
+"""Seconds that loading a target may take if the limit of an answer is shorter."""
+
+LONGEST_MESSAGE = 1000
+"""Maximum length of an error message, in characters."""
+
+Served = tuple[dict[str, Any], Callable[..., Any]]
+"""Facts about a target as JSON data, and a function that answers a request with JSON data."""
+
+
+class CannotFork(Exception):
+    """The target cannot run in a child process; the message says why."""
+
+
+class _Ended(Exception):
+    """The worker died, is late, or wrote an answer that cannot be read."""
+
+
+class Child:
+    """A target in a worker process.
+
+    Attributes:
+        facts: what the worker reported when it had loaded the target.
+        last_death: how the worker died the last time; "" if it never died.
+    """
+
+    def __init__(self, load: Callable[[], Served], limit: float | None) -> None:
+        """Fork the spawner and the first worker, and load the target.
+
+        Args:
+            load: loads the target; called in the worker.
+            limit: time limit of an answer in seconds; None for no limit. The worker applies it too.
+
+        Raises:
+            CannotFork: this process cannot be forked.
+            TargetError: the target cannot be loaded.
+        """
+        if sys.platform != "linux":
+            raise CannotFork(f"{sys.platform} has no safe fork")
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            raise CannotFork("CUDA is in use and does not survive a fork")
+        self._load, self._limit, self._owner = load, math.inf if limit is None else limit, os.getpid()
+        self._deaths, self.last_death, self._spawner, self._worker = 0, "", 0, 0
+        try:
+            self.facts: dict[str, Any] = self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, *request: Any) -> Any:
+        """Send one request and return the answer.
+
+        Raises:
+            TargetError: the target raised an error, died, or did not answer in time.
+        """
+        if self._worker and wait([self._control], 0):
+            # It died after its last answer, so that death is not an error of this request.
+            self._end(0.0)
+        if not self._worker:
+            if self._deaths >= DEATHS:
+                raise TargetError(f"gave up after {DEATHS} deaths of the process in a row; the last: {self.last_death}")
+            self._start()
+        late = f"took longer than {self._limit:g} s (--limit) and was killed"
+        answer = self._answer(pickle.dumps(request), self._limit + PATIENCE, late)
+        self._deaths = 0
+        return self._result(answer, "result")
+
+    def close(self) -> None:
+        """End the worker and the spawner."""
+        if self._owner == os.getpid():
+            if self._worker:
+                self._end(0.0)
+            self._stop()
+
+    def _stop(self) -> None:
+        """End the spawner."""
+        if self._spawner:
+            self._control.close()
+            with suppress(OSError):
+                os.kill(self._spawner, signal.SIGKILL)
+                os.waitpid(self._spawner, 0)
+            self._spawner = 0
+
+    def _start(self) -> dict[str, Any]:
+        """Start a worker, and return the facts about the target."""
+        if not self._spawner:
+            self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._spawner = _fork()
+            if not self._spawner:
+                _spawn(control, self._control, self._load)
+            control.close()
+        try:
+            self._control.send(b"start")
+            worker, (found, *_), _, _ = socket.recv_fds(self._control, 32, 1)
+        except (OSError, ValueError):
+            self._stop()
+            raise TargetError("the process that starts the target was killed") from None
+        self._worker, self._socket = int(worker), socket.socket(fileno=found)
+        seconds = max(self._limit, LOADING)
+        answer = self._answer(b"", seconds, f"took longer than {seconds:g} s to load and was killed")
+        if "cannot_fork" in answer:
+            raise CannotFork(_line(answer["cannot_fork"]))
+        facts: dict[str, Any] = self._result(answer, "facts")
+        return facts
+
+    def _answer(self, request: bytes, seconds: float, late: str) -> dict[str, Any]:
+        """Send a request and read one line of JSON; end the worker if that fails or takes too long."""
+        try:
+            line = self._exchange(request, seconds, late)
+            answer = json.loads(line)
+            if not isinstance(answer, dict):
+                raise ValueError("not an object")
+        except _Ended as error:
+            raise TargetError(self._died(str(error))) from None
+        except (ValueError, RecursionError):
+            raise TargetError(self._died("wrote an answer that cannot be read")) from None
+        return answer
+
+    def _exchange(self, request: bytes, seconds: float, late: str) -> bytes:
+        deadline = time.monotonic() + seconds
+        line = bytearray()
+        # The message of a worker that has died is read below.
+        with suppress(OSError):
+            self._socket.settimeout(None if math.isinf(seconds) else seconds)
+            self._socket.sendall(request)
+        while not line.endswith(b"\n"):
+            left = max(deadline - time.monotonic(), 0.0)
+            ready = wait([self._socket, self._control], None if math.isinf(left) else left)
+            if not ready:
+                raise _Ended(late)
+            part = b""
+            if self._socket in ready:
+                with suppress(OSError):
+                    part = self._socket.recv(2**20)
+            if not part:
+                raise _Ended("")
+            line += part
+            if len(line) > LONGEST_LINE:
+                raise _Ended(f"wrote an answer of more than {LONGEST_LINE} bytes")
+        return bytes(line)
+
+    def _result(self, answer: Mapping[str, Any], name: str) -> Any:
+        """Return a part of an answer, and repeat the warnings of the target in this process."""
+        for category, text, file, row in answer.get("warnings", []):
+            kind = getattr(builtins, str(category), UserWarning)
+            kind = kind if isinstance(kind, type) and issubclass(kind, Warning) else UserWarning
+            with suppress(Warning):
+                warnings.warn_explicit(str(text), kind, str(file), int(row))
+        if "error" in answer:
+            raise (TargetMisused if answer.get("misused") else TargetError)(_line(answer["error"]))
+        return answer.get(name)
+
+    def _died(self, why: str) -> str:
+        """End the worker, and return what happened to it."""
+        self._deaths += 1
+        code = self._end(0.0 if why else BRIEFLY)
+        if not why and code is None:
+            why = "closed its connection and was killed"
+        elif not why and code is not None:
+            kind = f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
+            why = f"{'crashed' if code < 0 else 'ended'} its process ({kind})"
+        self.last_death = why if why.startswith("took") else f"the target {why}"
+        return self.last_death
+
+    def _end(self, patience: float) -> int | None:
+        """Kill the worker and its children if it does not end in time; return its exit code, None if it was killed."""
+        alone = bool(wait([self._control], patience))
+        with suppress(OSError):
+            os.killpg(self._worker, signal.SIGKILL)
+        self._socket.close()
+        self._worker = 0
+        code = b""
+        with suppress(OSError):
+            code = self._control.recv(32)
+        if not code:
+            # The spawner was killed too.
+            self._stop()
+        return int(code) if code and alone else None
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python 3.12 and jax warn of forks in processes with threads; the child runs torch on one thread.
+        warnings.simplefilter("ignore")
+        return os.fork()
+
+
+def _spawn(control: socket.socket, parents: socket.socket, load: Callable[[], Served]) -> NoReturn:
+    """Start a worker for each message, one at a time, and report its process, its socket, and then its exit code."""
+    try:
+        os.setsid()
+        parents.close()
+        while control.recv(32):
+            ours, theirs = socket.socketpair()
+            worker = _fork()
+            if not worker:
+                control.close()
+                ours.close()
+                _work(theirs, load)
+            socket.send_fds(control, [b"%d" % worker], [ours.fileno()])
+            ours.close()
+            theirs.close()
+            control.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
+    finally:
+        os._exit(0)
+
+
+def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
+    """Load the target and answer requests until the connection ends."""
+    try:
+        os.setsid()
+        # The parent reports a crash in one line.
+        faulthandler.disable()
+        # The garbage collector must not copy the memory of the parent.
+        gc.freeze()
+        sys.stdout = sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        torch.set_num_threads(1)
+        shown: list[tuple[str, str, str, int]] = []
+        warnings.showwarning = lambda text, kind, file, row, *_: shown.append((kind.__name__, str(text), file, row))
+        requests, owner = connection.makefile("rb"), os.getpid()
+        answer: dict[str, Any] = {}
+        try:
+            # Autograd with threads for a GPU does not survive a fork.
+            torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            answer = {"cannot_fork": _described(error)}
+        else:
+            try:
+                answer["facts"], serve = load()
+            except BaseException as error:
+                text = " ".join(line.strip() for line in _described(error).splitlines())
+                answer = {"error": text, "misused": isinstance(error, TargetMisused)}
+        loaded = "facts" in answer
+        # A fork that the target made and did not end is not the worker.
+        while os.getpid() == owner:
+            connection.sendall(json.dumps(answer | {"warnings": shown}).encode() + b"\n")
+            shown.clear()
+            if not loaded:
+                break
+            try:
+                answer = {"result": serve(*pickle.load(requests))}
+            except EOFError:
+                break
+            except BaseException as error:
+                answer = {"error": _described(error)}
+    finally:
+        os._exit(0)
+
+
+def _described(error: BaseException) -> str:
+    """Return the kind and the message of an error, whatever these raise."""
+    try:
+        text = str(error)
+        return text if isinstance(error, TargetError) else f"{type(error).__name__}: {text}"
+    except BaseException:
+        return "raised an exception whose name or message cannot be read"
+
+
+def _line(text: object) -> str:
+    """Return the first line of a text of the target, in printable characters."""
+    first = next(iter(str(text).splitlines()), "")
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in first[: LONGEST_MESSAGE + 1])
+    return shown if len(first) <= LONGEST_MESSAGE else f"{shown[:LONGEST_MESSAGE]}..."
+
+
+class IsolatedLoss(External):
+    """The loss of a user, judged according to a claim, in a child process."""
+
+    def __init__(self, spec: object, *, device: str = "cpu", **options: Any) -> None:
+        """Load a target in a child process; the arguments and errors are those of ``External``.
+
+        Raises:
+            CannotFork: this process cannot be forked.
+        """
+        super(External, self).__init__({}, device)
+
+        def load() -> Served:
+            target = External(spec, device=device, **options)
+            claim = {name: getattr(target.claim, name) for name in ("call", "arrays", "settings")}
+            # The temperature is a number that the user passed, or one that the target has built in.
+            at = None if target.claim.temperature is None else float(target.claim.temperature)
+            claim |= {"temperature": at, "passed": sorted(target.claim.passed)}
+            facts: dict[str, Any] = {"claim": claim, "notes": target.notes, "version": target.version()}
+            facts["gradients_judged"] = target.gradients_judged
+            return facts, lambda case, dtype: _written(target.evaluate(case, dtype), case)
+
+        self.child = Child(load, options.get("limit", 60.0))
+        facts = self.child.facts
+        given = facts["claim"]
+        settings = {name: tuple(it) if isinstance(it, list) else it for name, it in given["settings"].items()}
+        more = {"settings": settings, "passed": frozenset(given["passed"])}
+        self.claim = Claim(options["loss"], normalised=bool(options.get("normalised")), **given | more)
+        if self.claim.arrays == "jax" and "jax" in sys.modules:
+            self.child.close()
+            raise CannotFork("jax is in use and does not survive a fork")
+        vars(self).update({name: options[name] for name in ("dtypes", "deviations") if name in options})
+        self.spec, self.target, self.command, self.support = spec, None, None, self.claim.support
+        self.notes, self._version = tuple(map(_line, facts["notes"])), _line(facts["version"])
+        self.gradients_judged = facts["gradients_judged"]
+        self.outcomes: dict[tuple[str, str], Outcome] = {}
+
+    def close(self) -> None:
+        """End the child process."""
+        self.child.close()
+
+    def evaluate(self, case: Case, dtype: str) -> Outcome:
+        """Return the value and the gradients of a case.
+
+        Raises:
+            TargetError: the target raised an error, died or was late, or the result is not a loss.
+        """
+        # Cases of documents have read-only mappings, which cannot be pickled.
+        mappings: dict[str, Any] = {name: dict(getattr(case, name)) for name in ("arguments", "keywords", "others")}
+        outcome = self.outcomes[case.id, dtype] = _read(self.child.ask(replace(case, **mappings), dtype), case)
+        return outcome
+
+
+def _written(outcome: Outcome, case: Case) -> dict[str, Any]:
+    """Return an outcome as JSON data; every float64 keeps its value."""
+    gradients = {} if outcome.gradient is None else {case.first: outcome.gradient, **outcome.other_gradients}
+    anchors = None if outcome.anchors is None else list(outcome.anchors.items())
+    rows = {name: gradient.tolist() for name, gradient in gradients.items()}
+    return {"values": outcome.values, "anchors": anchors, "gradients": rows}
+
+
+def _read(answer: Any, case: Case) -> Outcome:
+    """Return the outcome that a worker wrote.
+
+    Raises:
+        TargetError: its data is malformed.
+    """
+    try:
+        rows = {name: np.array(matrix, dtype=np.float64) for name, matrix in answer["gradients"].items()}
+        anchors = answer["anchors"] and {int(row): float(value) for row, value in answer["anchors"]}
+        if rows and {name: z.shape for name, z in rows.items()} != {n: z.shape for n, z in case.matrices.items()}:
+            raise ValueError("shapes")
+        values = [float(value) for value in answer["values"]]
+    except (TypeError, ValueError, KeyError, AttributeError):
+        raise TargetError("wrote an answer that cannot be read") from None
+    return Outcome(values, rows.pop(case.first, None), anchors, other_gradients=rows)
+
+
+class IsolatedTarget(Target):
+    """A target that is called in a child process."""
+
+    def __init__(
+        self, thing: Any, call: str | None = None, arrays: str | None = None, limit: float | None = None
+    ) -> None:
+        """Load a target in a child process; the arguments and errors are those of ``Target``.
+
+        Args:
+            thing: the function, the instance or the class, or the text that names it.
+            call: how it is called; guessed if None.
+            arrays: the arrays that it takes; guessed if None.
+            limit: seconds that an answer may take; None for no limit.
+
+        Raises:
+            CannotFork: this process cannot be forked.
+        """
+
+        def load() -> Served:
+            target = _loaded(thing, call, arrays)
+            names = ("__name__", "call", "arrays", "notes", "constructs", "takes_temperature")
+            return {name: getattr(target, name) for name in names}, partial(_answered, target)
+
+        self.child = Child(load, limit)
+        vars(self).update(self.child.facts)
+        self.thing, self.notes, self.strict = thing, tuple(map(_line, self.notes)), False
+        if self.arrays == "jax" and "jax" in sys.modules:
+            self.child.close()
+            raise CannotFork("jax is in use and does not survive a fork")
+
+    @property
+    def last_death(self) -> str:
+        """How the child process died the last time; "" if it never died."""
+        return self.child.last_death
+
+    def close(self) -> None:
+        """End the child process."""
+        self.child.close()
+
+    def evaluate(self, batch: Batch, limit: float | None = None) -> Answer:
+        """Call it on a batch of torch tensors; return its values and their gradient.
+
+        Raises:
+            TargetError: the target raised an error, died or was late, or the result is not a loss.
+        """
+        values, gradient = self.child.ask(batch, limit)
+        try:
+            found = None if gradient is None else torch.tensor(gradient, dtype=torch.float64)
+            if found is not None and found.shape != batch.embeddings.shape:
+                raise ValueError("shape")
+            return Answer(torch.tensor(values, dtype=torch.float64).reshape(-1), found)
+        except (TypeError, ValueError):
+            raise TargetError("wrote an answer that cannot be read") from None
+
+
+def _loaded(thing: Any, call: str | None, arrays: str | None) -> Target:
+    return Target(find(thing) if isinstance(thing, str) else thing, call, arrays)
+
+
+def _answered(target: Target, batch: Batch, limit: float | None) -> tuple[list[float], list[list[float]] | None]:
+    answer = target.evaluate(batch, limit)
+    return answer.values.tolist(), None if answer.gradient is None else answer.gradient.tolist()
+
+
+def load_loss(spec: object, **options: Any) -> External:
+    """Load a target for judging, in a child process if possible; the arguments and errors are those of ``External``."""
+    if options.get("call") == "command":
+        return External(spec, **options)
+    try:
+        return IsolatedLoss(spec, **options)
+    except CannotFork as reason:
+        target = External(spec, **options)
+        target.notes += (_in_this_process(reason),)
+        return target
+
+
+def load_target(thing: Any, call: str | None, arrays: str | None, limit: float | None) -> Target:
+    """Load a target for identification, in a child process if possible; the errors are those of ``Target``."""
+    try:
+        return IsolatedTarget(thing, call, arrays, limit)
+    except CannotFork as reason:
+        target = _loaded(thing, call, arrays)
+        target.notes += (_in_this_process(reason),)
+        return target
+
+
+def _in_this_process(reason: CannotFork) -> str:
+    return f"process: the target runs in the process that judges it: {reason}"
