@@ -353,7 +353,7 @@ class External(Implementation):
         """Return the value and the gradients of a case.
 
         Raises:
-            TargetError: the result is not a loss, or it is late.
+            TargetError: the result is not a loss, or takes too long.
         """
         leaves = self.tensors(case, dtype)
         given = {name: normalised(z, case) for name, z in leaves.items()} if self.claim.normalised else leaves

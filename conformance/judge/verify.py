@@ -1,4 +1,4 @@
-"""Everything judged: figures, claims, and every implementation on every case; the counts asserted."""
+"""Judge figures, claims, and every implementation on every case, and assert the counts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PRINTED = "printed entries"
 
 @dataclass
 class Report:
-    """What a run found."""
+    """The results of a run."""
 
     selection: Selection
     checks: list[Check] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Report:
         return int(not self.passed) if self.judged else 3
 
     def entries(self) -> dict[str, int]:
-        """How many printed entries were judged, by kind."""
+        """The number of judged printed entries, by kind."""
         counts = Counter(
             "infinite" if entry in ("inf", "-inf") else judgement.figure.kind
             for judgement in self.judgements
@@ -87,7 +87,7 @@ class Report:
         return dict(sorted(counts.items()))
 
     def header(self) -> dict[str, str]:
-        """What is tested, where, with which versions."""
+        """The header of the report: what is tested, the device and the versions."""
         return {
             "pairproof": pairproof.__version__,
             "copy": pairproof.__path__[0],
@@ -176,7 +176,7 @@ class Limits:
         return found if computing == dtype else rounded_once(found, self.true, dtype)
 
     def _bounds_of(self, dtype: str, plain: bool, narrowed: bool) -> Bounds:
-        """At most twice what the straightforward implementation attains if ``plain``; plus narrowed weights'."""
+        """The bounds, at most twice the error of the baseline if ``plain``, plus those of weights if ``narrowed``."""
         if narrowed:
             return with_narrowed_weights(self._bounds(dtype, plain, False), self.case, self.true, dtype)
         if plain:
@@ -196,10 +196,10 @@ def judge_case(
 
     Args:
         case: the case.
-        golden: its golden entry, where it has one.
-        implementations: to judge.
+        golden: its golden entry, if it has one.
+        implementations: the implementations to judge.
         selection: limits the dtypes, and names the device in the commands that repeat a check.
-        predict: run nothing; every check ends as the implementation's declarations say.
+        predict: run nothing; the status of each check follows from the declared deviations.
 
     Returns:
         The checks, implementation by implementation.
@@ -228,7 +228,7 @@ def judge_case(
         try:
             outcome = implementation.evaluate(case, dtype)
             comparison = compare(case, true, outcome, limits.of(implementation, dtype), dtype)
-        except Exception as error:  # a crash of outside code is a result, not the end of the run
+        except Exception as error:  # a crash of external code is a result, not the end of the run
             message = f"{type(error).__name__}: {error}".splitlines()[0]
             return replace(check, status=Status.ERRORED, message=message)
         status, message = verdict(comparison.first, declared)
@@ -247,11 +247,11 @@ def judge_case(
 
 
 def predicted(kinds: Sequence[type[Implementation]], stored: Mapping[Case, GoldenCase | None]) -> list[Check]:
-    """The checks of implementations, present or not, as they end if all that they declare is right.
+    """Predict the checks of implementations, installed or not, from their declared deviations.
 
     Args:
         kinds: the implementations, of which no method is called but ``refuses``.
-        stored: the cases, with their golden entries where they have them.
+        stored: the cases, each with its golden entry if it has one.
     """
 
     def declared_by(kind: type[Implementation]) -> Implementation:
@@ -307,7 +307,7 @@ def _check_cases(selection: Selection, names: Collection[str], stored: Iterable[
 
 
 def check_names(selection: Selection) -> None:
-    """Refuse a selection of what does not exist.
+    """Check that the names in a selection exist.
 
     Raises:
         UsageError: a loss, implementation, dtype or peer is unknown.
@@ -377,7 +377,7 @@ def _judge_documents(report: Report, progress: Progress | None) -> None:
                 continue
             try:
                 (judged,) = judge(fixture, [figure.id])
-            except Exception as error:  # what breaks one figure must not hide the others
+            except Exception as error:  # an error in one figure must not hide the others
                 add("figure", name, False, f"{type(error).__name__}: {error}", loss, status=Status.ERRORED)
                 continue
             report.judgements.append(judged)
@@ -396,7 +396,7 @@ def _judge_documents(report: Report, progress: Progress | None) -> None:
 def _count_problems(report: Report, implementations: Sequence[Implementation], cases: Sequence[Case]) -> list[str]:
     """The differences between the counts of a whole run and those of the file, for the implementations present.
 
-    An implementation that needs a device of its own has no counts in the file: it must pass every case.
+    An implementation that needs a special device has no counts in the file: it must pass every case.
     """
     if not (fixtures_root() / EXPECTED).is_file():
         return [f"{EXPECTED} is missing: the counts of checks cannot be asserted"]
