@@ -433,7 +433,7 @@ def expected_counts(report: Report, stored: Mapping[Case, GoldenCase | None]) ->
     """The JSON object of ``fixtures/expected.json`` for a run.
 
     Absent implementations and failed checks are counted as declared: passed, or deviates. Implementations that need a
-    device of their own are left out.
+    special device are left out.
 
     Args:
         report: the report of the run.
