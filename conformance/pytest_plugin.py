@@ -378,7 +378,7 @@ class CaseCheck:
         """
         __tracebackhide__ = True
         from .implementations.base import one_thread
-        from .judge.check import judge_target
+        from .judge.check import as_claimed, judge_target
 
         mark = self.group.mark if target is None else replace(self.group.mark, target=target)
         if mark.target is None:
@@ -387,8 +387,9 @@ class CaseCheck:
             judged = self.group.target(mark)
         except (UsageError, CouldNotRun) as error:
             pytest.fail(f"{mark.name} cannot be judged: {error}", pytrace=False)
+        case, golden = as_claimed(self.inputs, self.golden, judged.claim)
         with one_thread():
-            (check,) = judge_target(mark, judged, self.inputs, self.golden, (self.dtype,))
+            (check,) = judge_target(mark, judged, case, golden, (self.dtype,))
         if judged not in self.group.loaded.values():
             judged.close()
         self.report(self._outcome(check, mark, judged))
@@ -397,7 +398,7 @@ class CaseCheck:
         if check.status is Status.DEVIATES:
             pytest.xfail(check.message)
         if check.status is not Status.PASSED:
-            pytest.fail("\n".join(self._failure(check, mark, judged)), pytrace=False)
+            pytest.fail("\n".join(self._failure(check, mark, judged, case, golden)), pytrace=False)
 
     def _outcome(self, check: Check, mark: Mark, judged: External) -> dict[str, Any]:
         declared = self.group.deviations
@@ -417,16 +418,18 @@ class CaseCheck:
             "met": check.declared,
         }
 
-    def _failure(self, check: Check, mark: Mark, judged: External) -> Iterator[str]:
+    def _failure(
+        self, check: Check, mark: Mark, judged: External, case: Case, golden: GoldenCase | None
+    ) -> Iterator[str]:
         """Yield the lines that a failed test prints."""
         from .judge.check import SHOWN, explanation
 
         yield f"{self.case} {self.dtype}: {check.status}: {check.message}"
-        suite, case = self.group.suite, self.inputs
+        suite = self.group.suite
         if check.status is Status.FAILED:
             if suite.explained == SHOWN:
                 yield f"only the first {SHOWN} failures of a run are explained; to explain this one, run it alone"
-            elif words := explanation(check, case, self.golden, judged.outcomes.get((case.id, self.dtype))):
+            elif words := explanation(check, case, golden, judged.outcomes.get((case.id, self.dtype))):
                 suite.explained += 1
                 yield words
         if check.flags:

@@ -27,6 +27,7 @@ from .judge.check import CONFORMS, CheckResult
 from .judge.results import BAD, Check, Status, counted, grouped, tally
 from .judge.verify import Report, show_counts
 from .suite.catalogue import LOSSES
+from .truth.evaluate import PROVE_UP_TO
 
 FORMAT = "pairproof-report/1"
 CHECK_FORMAT = "pairproof-check/1"
@@ -375,7 +376,8 @@ def _judged(result: CheckResult) -> Iterator[Part]:
     yield from (f"  target: {version}" for version in result.report.versions.values() if version != request.name)
     yield from (f"  {note}" for note in result.notes)
     if request.temperature is not None:
-        yield f"  temperature: {request.temperature:g} built in: only cases of that temperature are judged"
+        proved = f"cases of up to {PROVE_UP_TO} rows are proved again with it"
+        yield f"  temperature: {request.temperature:g} built in; {proved}"
     yield "  rows: passed " + ("with norm 1 under cosine" if result.claim.normalised else "without normalising them")
     yield from (f"  declared: {one.name}: {one.reason} ({one.link})" for one in result.declared)
     yield from (Text(f"  declared for another target, {one.target}: {one.name}", "dim") for one in result.aside)

@@ -6,6 +6,7 @@ import inspect
 import json
 import shlex
 import sys
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ FOLDER = Path(__file__).parent / "targets"
 LOSSES = FOLDER / "losses.py"
 SOME = "golden/supcon/temperature-1*"
 ODD = "golden/supcon/lonely*"
+REFERENCES = "golden/supcon/refs-shape-*"
 
 
 @pytest.fixture(autouse=True)
@@ -199,18 +201,19 @@ def test_failure_shared_with_the_baseline_is_reported_as_shared() -> None:
     assert of("mean_over_pairs", "golden/supcon/unbalanced-classes").shared == set()
 
 
-def test_settings_select_cases_and_other_cases_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_cases_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     checked = of("drops", ODD, settings={"no_positive": "drop"})
     assert checked.verdict == "conforms"
     assert checked.report.cases_chosen + checked.left_out.total() == checked.cases
-    assert checked.left_out["no_positive=zero is not claimed"] >= 2
+    assert not any("no_positive" in reason for reason in checked.left_out)
+    ((reason, count),) = checked.left_out.most_common(1)
     assert {one.case for one in checked.judged}
     assert of("drops", ODD).verdict == "does not conform"
     arguments = ["check", f"{LOSSES}:drops", "--loss", "supcon", "--case", ODD, "--set", "no_positive=drop"]
     assert call(*arguments) == 0
     text = capsys.readouterr().out
     assert f"{checked.report.cases_chosen} of {checked.cases} cases of supcon judged" in text
-    assert f"{checked.left_out['no_positive=zero is not claimed']} not judged: no_positive=zero is not claimed" in text
+    assert f"{count} not judged: {reason}" in text
 
 
 def test_several_values_of_one_option_can_be_claimed() -> None:
@@ -219,20 +222,43 @@ def test_several_values_of_one_option_can_be_claimed() -> None:
         "no_positive": "drop",
     }
     checked = of("Module", "golden/supcon/*sum*", "golden/supcon/*none*", settings={"reduction": ("sum", "mean")})
-    assert checked.left_out["reduction=none is not claimed"] > 0
+    assert not any("reduction" in reason for reason in checked.left_out)
     assert checked.verdict == "conforms"
 
 
-def test_built_in_temperature_is_an_option_and_selects_cases(capsys: pytest.CaptureFixture[str]) -> None:
+def test_built_in_temperature_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["check", f"{LOSSES}:built_in", "--loss", "supcon"]
     assert call(*arguments) == 2
     error = capsys.readouterr().err
     assert "no parameter temperature (or tau, or logit_scale): pass the temperature that is built in with" in error
     assert call(*arguments, "--temperature", "0.5") == 0
     text = capsys.readouterr().out
-    assert "temperature: 0.5 built in: only cases of that temperature are judged" in text
+    assert "temperature: 0.5 built in; cases of up to 40 rows are proved again with it" in text
     assert "not judged: temperature other than 0.5 is not claimed" in text
     assert call(*arguments, "--temperature", "0.3", "--case", "golden/supcon/two-*") == 1
+
+
+def test_loss_is_judged_at_a_temperature_that_no_case_has() -> None:
+    chosen = "golden/supcon/*shape-*"
+    right = of("at_0_033", chosen, temperature=0.033)
+    assert right.verdict == "conforms"
+    small = {c.id for c in _cases(("supcon",)) if fnmatchcase(c.id, chosen) and c.size <= 40 and not c.others}
+    assert {one.case for one in right.judged} == small
+    wrong = of("at_0_033_without_the_last_row", chosen, temperature=0.033)
+    odd = {case.id for case in _cases(("supcon",)) if case.id in small and case.n % 2}
+    assert {one.case for one in wrong.failures} == odd
+
+
+def test_claimed_options_replace_those_of_the_cases() -> None:
+    both = {case.id for case in _cases(("info_nce",)) if case.option("direction") == "both"}
+    options = {"loss": "info_nce", "temperature": 0.37, "settings": {"direction": "a_to_b"}}
+    right = of("one_way_at_0_37", "golden/info_nce/shape-*", **options)
+    assert right.verdict == "conforms"
+    assert both & {one.case for one in right.judged}
+    assert of("other_way_at_0_37", "golden/info_nce/shape-*", **options).verdict == "does not conform"
+    nan = of("supcon", ODD, settings={"no_positive": "nan"})
+    assert nan.failures
+    assert all("expected nan" in one.message for one in nan.failures)
 
 
 @pytest.mark.parametrize(
@@ -274,12 +300,12 @@ def test_target_that_cannot_run_exits_3(capsys: pytest.CaptureFixture[str]) -> N
     assert call("check", f"{LOSSES}:supkon", "--loss", "supcon") == 3
     assert call("check", f"{LOSSES}:supcon", "--loss", "supcon", "--device", "cuda:77") == 3
     capsys.readouterr()
-    # Nothing to judge: no case has this temperature.
-    assert call("check", f"{LOSSES}:built_in", "--loss", "supcon", "--temperature", "0.123", "--case", SOME) == 3
+    # Nothing to judge: the loss takes no references.
+    assert call("check", f"{LOSSES}:supcon", "--loss", "supcon", "--case", REFERENCES) == 3
     text = capsys.readouterr().out
-    number = sum(case.loss == "supcon" and fnmatchcase(case.id, SOME) for case in _cases())
+    number = sum(case.loss == "supcon" and fnmatchcase(case.id, REFERENCES) for case in _cases())
     assert f"could not run: none of the {number} cases of supcon can be judged" in text
-    assert f"{number} not judged: temperature other than 0.123 is not claimed" in text
+    assert f"{number} not judged: takes no ref_embeddings" in text
     # Every check is an error.
     assert call("check", f"{LOSSES}:returns_a_tuple", "--loss", "supcon", "--case", SOME) == 3
     text = capsys.readouterr().out
@@ -463,7 +489,7 @@ def test_junit_report_counts_the_checks(tmp_path: Path) -> None:
     failure = next(suite.iter("failure"))
     assert checked.diagnoses["golden/supcon/unbalanced-classes", "float64"] in (failure.text or "")
     assert "repeat: pairproof check" in (failure.text or "")
-    nothing = of("built_in", SOME, temperature=0.123)
+    nothing = of("supcon", REFERENCES)
     report.write_junit(nothing, path)
     suites = {suite.get("name"): suite for suite in ElementTree.parse(path).getroot()}
     assert nothing.summary == str(next(suites["counts"].iter("failure")).get("message"))
@@ -474,10 +500,8 @@ def test_reports_hold_every_character_of_a_message(tmp_path: Path) -> None:
     message = "".join(c for c in map(chr, range(32)) if c.splitlines() == [c])
     message += "\x7f \ud800 \ufffe \U0010ffff < & \" '"
 
-    def noisy(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
-        raise ValueError(message)
-
-    checked = check_loss(noisy, loss="supcon", cases=(SOME,))
+    checked = of("supcon", SOME)
+    checked.report.checks[:] = [replace(one, status=Status.ERRORED, message=message) for one in checked.checks]
     path = tmp_path / "report.xml"
     report.write_junit(checked, path)
     for error in ElementTree.parse(path).getroot().iter("error"):

@@ -9,8 +9,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,20 @@ import numpy as np
 
 from ..diagnose.explain_failure import explain_failure
 from ..documents.load import load_worked
-from ..implementations.base import Deviation, lacks_positives, one_thread
+from ..implementations.base import Deviation, lacks_positives, matters, one_thread
 from ..implementations.callable import External
 from ..implementations.child import load_loss
 from ..implementations.sandbox import TargetError, TargetMisused
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
+from ..suite.flags import first_untrue
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.progress import Progress, tracked
-from ..suite.records import Outcome
+from ..suite.records import NAN_LOSS, TIE, Expected, Outcome, Truth
 from ..truth.baseline import plain_outcome
 from ..truth.compare import compare
+from ..truth.evaluate import PROVE_UP_TO, truth
 from ..truth.tolerances import bounds
 from .deviations import deviations, project_file, read_declarations
 from .options import CouldNotRun, Request, Selection, UsageError, takes
@@ -195,8 +198,9 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         result.declared = [one for one in known if one.concerns(request.loss, request.name)]
         result.aside = [one for one in known if one not in result.declared and one.concerns(request.loss, one.target)]
         failing: list[tuple[Case, Outcome]] = []
-        for case in tracked("cases", cases, len(cases), progress):
-            checks = list(judge_target(request, target, case, stored[case], dtypes))
+        for chosen in tracked("cases", cases, len(cases), progress):
+            case, golden = as_claimed(chosen, stored[chosen], target.claim)
+            checks = list(judge_target(request, target, case, golden, dtypes))
             report.checks += checks
             if all(one.status is Status.SKIPPED for one in checks):
                 result.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
@@ -205,7 +209,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
                 # A case that fails in several dtypes is explained only once.
                 first = one is failed[0] and (explain is None or len(failing) < explain)
                 outcome = target.outcomes[case.id, one.dtype] if first else None
-                if words := explanation(one, case, stored[case], outcome):
+                if words := explanation(one, case, golden, outcome):
                     result.diagnoses[case.id, one.dtype] = words
             failing += [(case, target.outcomes[case.id, one.dtype]) for one in failed[:1]]
         result.advice += _advice(target, failing)
@@ -219,6 +223,48 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     if result.verdict == COULD_NOT:
         report.problems.append(result.summary)
     return result
+
+
+def as_claimed(case: Case, golden: GoldenCase | None, claim: Claim) -> tuple[Case, GoldenCase | None]:
+    """Return a case with the built-in temperature and the claimed options of a target, and prove its results again.
+
+    Without this, a target with a built-in temperature would be judged only on the cases that have this temperature.
+    Cases of more than ``PROVE_UP_TO`` rows, and the similarity of every case, stay as they are.
+
+    Args:
+        case: the case.
+        golden: its golden entry, if it has one.
+        claim: what the target computes.
+
+    Returns:
+        The case and its golden entry, unchanged if they agree with the claim.
+    """
+    if case.size > PROVE_UP_TO:
+        return case, golden
+    fixed = {name: values[0] for name, values in claim.support.options.items() if case.option(name) not in values}
+    claimed = {"temperature", *claim.settings} - {"similarity"}
+    changed = {name: value for name, value in fixed.items() if name in claimed and matters(case, name)}
+    if claim.directed_here and case.option("direction") == "both":
+        # The mean of both directions would not show that they are exchanged.
+        changed["direction"] = claim.settings["direction"]
+    if not changed:
+        return case, golden
+    case, true = _proved_with(case, tuple(changed.items()))
+    if golden is None:
+        return case, None
+    left_out = NAN_LOSS if any(map(math.isnan, true.values)) else None
+    if golden.expected.gradient_left_out == TIE:
+        true, left_out = replace(true, gradient=None, other_gradients={}), left_out or TIE
+    results = {each.name: getattr(true, each.name) for each in fields(Expected)} | {"gradient_left_out": left_out}
+    flags = tuple(flag for flag in golden.flags if first_untrue(case, (flag,)) is None)
+    return case, replace(golden, case=case, flags=flags, expected=Expected(**results))
+
+
+@lru_cache(maxsize=1)  # the checks of a case in several dtypes follow each other
+def _proved_with(case: Case, options: tuple[tuple[str, object], ...]) -> tuple[Case, Truth]:
+    """Return a case with other values of some options, and its proved results."""
+    case = replace(case, keywords={**case.keywords, **dict(options)})
+    return case, truth(case)
 
 
 def judge_target(

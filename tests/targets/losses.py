@@ -43,6 +43,27 @@ def built_in(embeddings, labels):
     return supcon(embeddings, labels, 0.5)
 
 
+def at_0_033(embeddings, labels):
+    """Right at temperature 0.033, which no case has."""
+    return supcon(embeddings, labels, 0.033)
+
+
+def at_0_033_without_the_last_row(embeddings, labels):
+    """Wrong for an odd number of rows."""
+    even = len(embeddings) // 2 * 2
+    return supcon(embeddings[:even], labels[:even], 0.033)
+
+
+def one_way_at_0_37(query, key):
+    """Right at temperature 0.37, with direction "a_to_b"."""
+    return one_way(query, key, 0.37)
+
+
+def other_way_at_0_37(query, key):
+    """Wrong: the softmax runs over the anchors."""
+    return one_way(key, query, 0.37)
+
+
 def without_other_positives(embeddings, labels, temperature=0.1):
     """Wrong: a positive's denominator lacks the other positives."""
     logits, own, positives = _parts(embeddings, labels, temperature)
