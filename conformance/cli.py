@@ -1,6 +1,6 @@
 """The command line: ``pairproof verify``, ``check``, ``identify``, ``list``, ``explain`` and ``fixtures``.
 
-Exit codes: 0 everything holds, 1 something does not, 2 the command was misused, 3 it could not run.
+Exit codes: 0 everything holds, 1 something does not, 2 invalid command line, 3 could not run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Group = functools.partial(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app = Group(help="Check whether implementations of contrastive losses are right.")
+app = Group(help="Check whether implementations of contrastive losses are correct.")
 fixtures = Group(help="Rebuild, check, extend or explain the fixtures: the cases and the results that are expected.")
 app.add_typer(fixtures, name="fixtures")
 
@@ -100,12 +100,15 @@ VERSION = typer.Option("--version", "-V", callback=_print_version, is_eager=True
 def _main(version: Annotated[bool, VERSION] = False) -> None: ...
 
 
-def with_options(*kinds: type, only: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(
+    *kinds: type, only: Sequence[str] = (), until: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of some tables.
 
     Args:
         kinds: tables of :mod:`pairproof.conformance.judge.options`.
         only: the fields to use; all if there are none.
+        until: end each help text before this phrase.
 
     Returns:
         A decorator. The command takes the options by keyword, with the values that the tables' fields have.
@@ -117,7 +120,8 @@ def with_options(*kinds: type, only: Sequence[str] = ()) -> Callable[[Callable[.
         for one in chosen:
             kind, default = (list[str], None) if one.read else (one.type if one.flags else str, one.default)
             form = typer.Option if one.flags else typer.Argument
-            about = form(*one.flags, help=escape(one.help), metavar=one.metavar, show_default=default is not None)
+            text = escape(one.help.partition(until)[0] if until else one.help)
+            about = form(*one.flags, help=text, metavar=one.metavar, show_default=default is not None)
             default = inspect.Parameter.empty if one.required else default
             more = {"default": default, "annotation": Annotated[kind, about]}
             parameters.append(inspect.Parameter(one.keyword, KEYWORD_ONLY, **more))
@@ -200,8 +204,8 @@ def verify(**options: Any) -> None:
     that is not reproduced is called an artefact; its recorded explanation is checked. The claims that the documents
     make in words are tested. Every implementation is compared with the proved value and gradient of every case.
 
-    Exit codes: 0 everything holds and the expected number of checks ran, 1 something does not hold, 2 the command was
-    misused, 3 it could not run: something that was named is not available, or nothing was judged.
+    Exit codes: 0 everything holds and the expected number of checks ran, 1 something does not hold, 2 invalid command
+    line, 3 could not run: something that was named is not available, or no result could be compared.
 
     Examples:
         pairproof verify
@@ -220,22 +224,25 @@ def verify(**options: Any) -> None:
 @_command(app)
 @with_options(Request, tables.Printing)
 def check(
-    everything: Annotated[bool, typer.Option("--all", help="Show and explain all failures, not the first 10.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show and explain all failures, not only the first 10.")
+    ] = False,
     **options: Any,
 ) -> None:
     """Check a loss of your own.
 
-    The values and gradients of the loss are compared with the proved ones of every case whose options it supports. If
-    the loss has an option as a keyword, all values of this option are passed and checked. For every other option, only
-    the default is checked, or the value that --set claims. The report counts the other cases by reason.
+    The values and gradients of the loss are compared with the proved ones of every case that it supports. If the loss
+    has a parameter named like an option, such as no_positive, it is assumed to support all values, and receives that of
+    the case. Otherwise it is assumed to compute the default, or the value that --set claims. Other cases are skipped;
+    the report counts them by reason.
 
-    Exit codes: 0 it conforms, 1 it does not, 2 the command was misused, 3 it could not run.
+    Exit codes: 0 it conforms, 1 it does not, 2 invalid command line, 3 could not run.
 
-    The target runs in a child process. If it crashes, exits or exceeds --limit, the check is errored, and the next one
-    is made in a new child process. What the target prints is written to standard error.
+    The target runs in a child process. If it crashes, exits or exceeds --limit, the check counts as errored, and the next
+    one runs in a new child process. What the target prints is written to standard error.
 
-    A declaration of a deviation must match at least one check, and the deviation must occur in every check that it
-    matches. python -m pydoc pairproof.conformance.judge.deviations describes the format.
+    If a deviation is declared, the declaration must match at least one check, and every check that it matches must
+    deviate. python -m pydoc pairproof.conformance.judge.deviations describes the format.
 
     Examples:
         pairproof check mylib.losses:SupConLoss --loss supcon
@@ -258,7 +265,7 @@ def check(
 
     With reduction "none", it writes "values", one per anchor. If it fails, it writes "error" with a message. NaN,
     Infinity and null stand for values that are not finite. If the command hangs, crashes or writes anything else, the
-    check is errored; the command is restarted at most three times. For details, see python -m pydoc
+    check counts as errored; the command is restarted at most three times. For details, see python -m pydoc
     pairproof.conformance.implementations.subprocess.
     """
     from .judge import check as checking
@@ -268,7 +275,7 @@ def check(
 
 
 @_command(app)
-@with_options(Request, only=("target", "call", "arrays", "limit"))
+@with_options(Request, only=("target", "call", "arrays", "limit"), until=" With --call command")
 def identify(target: str, **options: Any) -> None:
     """Identify which loss a function computes, with which options and which temperature.
 
@@ -276,7 +283,7 @@ def identify(target: str, **options: Any) -> None:
     of every loss that pairproof list prints, with every option, and with known mistakes. If the temperature is built
     in, its value is found.
 
-    Exit codes: 0 the function is recognised, as a right loss or as a known wrong one; 1 it is not recognised, and the
+    Exit codes: 0 the function is recognised, as a correct loss or as a known wrong one; 1 it is not recognised, and the
     nearest loss is reported; 2 --call is needed; 3 the function cannot be called.
 
     Examples:
@@ -316,6 +323,7 @@ def list_everything(
     """
     from .documents.load import load_worked
     from .implementations import ALL
+    from .judge.results import several
     from .judge.verify import check_names, load_cases
     from .suite.catalogue import LOSSES
 
@@ -339,7 +347,10 @@ def list_everything(
     summary = {
         "losses": [f"{name}: {it.function}({takes[name]}), {count[name]} cases" for name, it in entries.items()],
         "implementations": lists["implementations"],
-        "documents": [f"{it.document.id}: {len(it.figures)} figures, {len(it.claims)} claims" for it in fixtures],
+        "documents": [
+            f"{it.document.id}: {several(len(it.figures), 'figure')}, {several(len(it.claims), 'claim')}"
+            for it in fixtures
+        ],
         f"pairproof list {'|'.join(LISTS)} lists all of one kind": [],
     }
     shown = {name: lists[name] for name in ([what] if what else ["losses", "cases"])} if what or losses else summary
@@ -349,7 +360,7 @@ def list_everything(
 
 @_command(app, "new-loss")
 def new_loss(
-    name: Annotated[str, typer.Argument(help="A new short name: small letters, digits, underscores.")],
+    name: Annotated[str, typer.Argument(help="A new short name: lower-case letters, digits, underscores.")],
     like: Annotated[
         str, typer.Option(metavar="LOSS", help="The loss to start from: its arguments, options and formula are copied.")
     ],
@@ -371,7 +382,7 @@ def new_loss(
 
 @_command(app)
 def explain(
-    case: Annotated[str, typer.Argument(metavar="CASE", help="A case, or a figure of a document that is a loss.")],
+    case: Annotated[str, typer.Argument(metavar="CASE", help="A case, or a printed figure that is a loss value.")],
     anchor: Annotated[int | None, typer.Option(metavar="ROW", help="Only this anchor, by its row.")] = None,
 ) -> None:
     """Print every term of the loss of one case, and their sum.
@@ -410,7 +421,7 @@ def _rebuild(peers: dict[str, str], *, keep: bool) -> None:
 @_command(fixtures, "rebuild")
 @with_options(tables.Rebuild)
 def fixtures_rebuild(peers: dict[str, str]) -> None:
-    """Recompute everything in the fixtures that is derived, and write what differs.
+    """Recompute the derived parts of the fixtures, and write the changes.
 
     This proves the golden results, formats the worked examples, runs every check, and updates the counts and
     checksums. The results of a peer are recorded again only if its path is given; the changes are printed. If a proof
@@ -439,12 +450,12 @@ def fixtures_add(
     flag: Annotated[
         list[str],
         typer.Option(
-            metavar="FLAG", help="What the case can reveal: a flag in fixtures/golden/flags.json (repeatable)."
+            metavar="FLAG", help="The mistake that the case can reveal; see fixtures/golden/flags.json (repeatable)."
         ),
     ],
     note: Annotated[str, typer.Option(metavar="TEXT", help="One sentence on what the case shows.")],
     temperature: Annotated[str | None, typer.Option(metavar="T", help="Short for --set temperature=T.")] = None,
-    gradient: Annotated[bool, typer.Option(help="Also prove the gradient; this is slow for large batches.")] = True,
+    gradient: Annotated[bool, typer.Option(help="Prove the gradient too (slow for large batches).")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the case and change nothing.")] = False,
     **options: Any,
 ) -> None:

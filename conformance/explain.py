@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,11 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
         yield "  columns: the references"
     for i in anchors if anchor is None else [anchor]:
         yield from ("", *_anchor(case, result.terms, i))
-    yield from ("", *_whole(case, result), "  (each printed number is rounded; the sum is not)")
+    yield from (
+        "",
+        *_whole(case, result),
+        "  (numbers are rounded for display; the result is computed from unrounded ones)",
+    )
 
 
 def _exp(x: Any) -> float:
@@ -105,7 +110,10 @@ def _whole(case: Case, result: Result) -> Iterator[str]:
     if reduction == "mean_pairs":
         parts = [f"log {_ratio(pair)}" for pair in terms.pairs.values() if pair.positive]
     else:
-        parts = [_part(form, [pair for (a, _), pair in terms.pairs.items() if a == i]) for i in terms.counted]
+        pairs = {i: [pair for (a, _), pair in terms.pairs.items() if a == i] for i in terms.counted}
+        parts = [
+            "nan" if math.isnan(terms.anchor_losses[i]) else _part(form, of_anchor) for i, of_anchor in pairs.items()
+        ]
     if reduction == "none":
         for i, part, value in zip(terms.counted, parts, result.loss, strict=True):
             yield f"anchor {i}: {sign}({part}){scale} = {_number(value)}"
@@ -180,7 +188,7 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
     yield from (f"  {golden.note}", "")
     for name in golden.flags:
         flag = flags[name]
-        yield from (f"flag {name}", f"  hunts: {flag.hunts}", f"  effect: {flag.effect}")
+        yield from (f"flag {name}", f"  detects: {flag.hunts}", f"  effect: {flag.effect}")
         yield from (f"  where: {_address(link)}" for link in flag.links)
     yield from ("", f"{case.sizes()}, exact in {', '.join(golden.dtypes)}")
     if others := [dtype for dtype in DTYPES if dtype not in golden.dtypes]:

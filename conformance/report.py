@@ -24,7 +24,7 @@ from .documents.figures import Judgement
 from .documents.load import Figure
 from .implementations import ALL
 from .judge.check import CONFORMS, CheckResult
-from .judge.results import BAD, Check, Status, counted, grouped, tally
+from .judge.results import BAD, Check, Status, counted, grouped, phrase, tally
 from .judge.verify import Report, show_counts
 from .suite.catalogue import LOSSES
 from .truth.evaluate import PROVE_UP_TO
@@ -53,7 +53,7 @@ TAGS = {Status.FAILED: "failure", Status.ERRORED: "error", Status.SKIPPED: "skip
 REPEAT = "repeat: "
 """The prefix of a command that repeats a check."""
 
-LEGEND = "checks passed; ~ some deviate as declared; ! some of these are declared mistakes; x some fail; - all skipped"
+LEGEND = "checks passed; ~ some deviate as declared; ! some deviations are known mistakes; x some fail; - all skipped"
 
 Cell = str | Text
 Part = Cell | Table
@@ -157,7 +157,7 @@ def _of_run(report: Report, seconds: float, details: Collection[str] | None) -> 
         yield from chain.from_iterable(parts for name, parts in shown.items() if name in details)
         yield from (*_documents(report), *_matrix(cases), "", *_findings(report))
     counts = counted(report.checks)
-    yield ", ".join(f"{counts[status]} {status}" for status in Status) + f" in {seconds:.1f} s"
+    yield ", ".join(phrase(status, counts[status]) for status in Status) + f" in {seconds:.1f} s"
     yield from (Text(problem, "bold red") for problem in report.problems)
     yield Text("everything holds" if report.passed else "NOT everything holds", _style(report.passed))
 
@@ -292,7 +292,7 @@ def _deviations(cases: Sequence[Check]) -> Iterator[Part]:
         if check.status is Status.DEVIATES
     )
     if ends:
-        yield from ("", Text("Declared deviations, which all occurred", "bold"))
+        yield from ("", Text("Declared deviations", "bold"))
     for why, found in grouped((why, f"{who} {n}") for (why, who), n in ends.items()).items():
         yield f"  {', '.join(found)}: {why}"
 
@@ -304,7 +304,7 @@ def _distribution(cases: Sequence[Check]) -> Iterator[Part]:
         (*names, f"{max(one.ratio or 0 for one in checks):.2f}", f"{max(one.ulps or 0 for one in checks):.3g}")
         for names, checks in grouped(((check.implementation, check.loss), check) for check in judged).items()
     ]
-    title = "Worst error in units of its bound, and of the loss in ulp"
+    title = "Largest errors (worst = largest error / bound; ulp = largest error of the loss in ulp)"
     yield from _table(title, ("implementation", "loss", "worst", "ulp"), rows)
     order = list(dict.fromkeys(check.implementation for check in cases))
     ratios = grouped(
@@ -317,7 +317,7 @@ def _distribution(cases: Sequence[Check]) -> Iterator[Part]:
         for key, found in ratios.items()
     ]
     columns = ("implementation", "dtype", "cases", "median", "90 %", "99 %", "worst")
-    yield from _table("Error in units of its bound, over all checks that passed", columns, found)
+    yield from _table("error / bound, over all checks that passed", columns, found)
 
 
 def _flags(cases: Sequence[Check]) -> Iterator[Part]:
@@ -337,9 +337,9 @@ def _findings(report: Report) -> Iterator[Cell]:
             yield f"{one.case} prints {one.figure.printed}, an artefact: the exact value is {value:.9g}"
     counts = counted(report.checks)
     if counts[Status.DEVIATES]:
-        yield f"{counts[Status.DEVIATES]} checks deviate as declared: --show deviations"
+        yield f"{phrase(Status.DEVIATES, counts[Status.DEVIATES])}, all as declared: --show deviations"
     if counts[Status.SKIPPED]:
-        yield f"{counts[Status.SKIPPED]} checks were skipped, each with its reason: --show skips"
+        yield f"{counts[Status.SKIPPED]} skipped, each with its reason: --show skips"
     if report.judgements:
         figures = Counter(one.verdict for one in report.judgements if one.passed)
         yield (
@@ -349,7 +349,7 @@ def _findings(report: Report) -> Iterator[Cell]:
     if report.selection.covering:
         yield f"{report.cases_chosen} of {report.cases_in_all} cases were run: a subset with every trait"
     if not report.selection.whole:
-        yield Text("the counts are not asserted: the run was filtered", "dim")
+        yield Text("counts not compared with the expected ones, because only a part ran", "dim")
 
 
 def _of_check(result: CheckResult, seconds: float, details: Collection[str] | None) -> Iterator[Part]:
@@ -378,32 +378,35 @@ def _judged(result: CheckResult) -> Iterator[Part]:
     if request.temperature is not None:
         proved = f"cases of up to {PROVE_UP_TO} rows are proved again with it"
         yield f"  temperature: {request.temperature:g} built in; {proved}"
-    yield "  rows: passed " + ("with norm 1 under cosine" if result.claim.normalised else "without normalising them")
+    yield "  rows: passed " + ("normalised in cosine cases" if result.claim.normalised else "unnormalised")
     yield from (f"  declared: {one.name}: {one.reason} ({one.link})" for one in result.declared)
     yield from (Text(f"  declared for another target, {one.target}: {one.name}", "dim") for one in result.aside)
-    yield f"{result.report.cases_chosen} of {result.cases} cases of {request.loss} judged"
+    yield f"{result.report.cases_chosen} of {result.cases} {request.loss} cases apply to this target"
     for reason, count in result.left_out.most_common():
-        yield Text(f"  {count} not judged: {reason}", "dim")
+        yield Text(f"  {count} skipped: {reason}", "dim")
+    needed = (reason.removeprefix("needs ") for reason, _ in result.left_out.most_common() if "=" in reason)
+    yield from (Text(f"  to claim a value that is built in, for example: --set {it}", "dim") for it in [*needed][:1])
     if result.judged:
         yield from _check_tables(result)
         if not result.gradients_judged:
-            yield Text("gradients were not judged: the target returns none", "yellow")
+            yield Text("gradients were not checked: the target returns none", "yellow")
 
 
 def _check_tables(result: CheckResult) -> Iterator[Part]:
     shown = [status for status in Status if status is not Status.DEVIATES or result.declared]
-    worst = {dtype: f"{ratio:.3g}" for dtype, ratio in result.worst().items()}
+    worst = {dtype: f"{ratio:#.3g}" for dtype, ratio in result.worst().items()}
     rows = [
         (dtype, *_counts(counted(checks), shown), worst.get(dtype, ""))
         for dtype, checks in grouped((check.dtype, check) for check in result.checks).items()
         if any(check.status is not Status.SKIPPED for check in checks)
     ]
-    yield from _table("Checks by dtype (worst error in units of its bound)", ("dtype", *shown, "worst"), rows)
+    yield from _table("Checks by dtype (worst = largest error / bound)", ("dtype", *shown, "worst"), rows)
     shown.remove(Status.SKIPPED)
     flags = {flag: counts for flag, counts in result.flags().items() if any(counts[status] for status in BAD)}
     if flags:
         rows = [(flag, *_counts(counts, shown)) for flag, counts in flags.items()]
-        yield from _table("Checks by flag, for flags with failures", ("flag", *shown), rows)
+        title = "Checks by flag (what a case can reveal; pairproof fixtures show CASE explains its flags)"
+        yield from _table(title, ("flag", *shown), rows)
 
 
 def as_json(found: Report | CheckResult) -> dict[str, Any]:

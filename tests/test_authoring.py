@@ -923,7 +923,7 @@ def test_show_explains_a_case(root: Path, capsys: pytest.CaptureFixture[str]) ->
         assert text.startswith("golden/supcon/lonely-nan: supcon_loss(embeddings, labels), Khosla")
     for line in (
         "flag lonely-anchors",
-        "  hunts: An anchor without positive",
+        "  detects: An anchor without positive",
         "  where: https://github.com/HobbitLong/SupContrast/issues/142",
         "  no_positive nan",
         "  temperature 0.4",

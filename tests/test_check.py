@@ -97,9 +97,9 @@ def test_right_loss_conforms(chosen: list[str], capsys: pytest.CaptureFixture[st
     assert f"{LOSSES}:supcon as supcon_loss" in text
     assert "call: labels, guessed from the parameters (embeddings, labels, temperature); override with --call" in text
     assert "arrays: torch, guessed from what its module imports (torch); override with --arrays" in text
-    assert "rows: passed without normalising them" in text
-    assert "not judged: reduction=sum is not claimed" in text
-    assert "not judged: takes no anchors" in text
+    assert "rows: passed unnormalised" in text
+    assert "skipped: needs reduction=sum" in text
+    assert "skipped: has no parameter anchors" in text
     assert f"conforms: {LOSSES}:supcon as supcon: " in text
     assert "Checks by flag" not in text
     assert "\nfailed " not in text
@@ -212,8 +212,8 @@ def test_other_cases_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["check", f"{LOSSES}:drops", "--loss", "supcon", "--case", ODD, "--set", "no_positive=drop"]
     assert call(*arguments) == 0
     text = capsys.readouterr().out
-    assert f"{checked.report.cases_chosen} of {checked.cases} cases of supcon judged" in text
-    assert f"{count} not judged: {reason}" in text
+    assert f"{checked.report.cases_chosen} of {checked.cases} supcon cases apply to this target" in text
+    assert f"{count} skipped: {reason}" in text
 
 
 def test_several_values_of_one_option_can_be_claimed() -> None:
@@ -234,7 +234,7 @@ def test_built_in_temperature_is_an_option(capsys: pytest.CaptureFixture[str]) -
     assert call(*arguments, "--temperature", "0.5") == 0
     text = capsys.readouterr().out
     assert "temperature: 0.5 built in; cases of up to 40 rows are proved again with it" in text
-    assert "not judged: temperature other than 0.5 is not claimed" in text
+    assert "skipped: needs a temperature other than 0.5" in text
     assert call(*arguments, "--temperature", "0.3", "--case", "golden/supcon/two-*") == 1
 
 
@@ -304,8 +304,8 @@ def test_target_that_cannot_run_exits_3(capsys: pytest.CaptureFixture[str]) -> N
     assert call("check", f"{LOSSES}:supcon", "--loss", "supcon", "--case", REFERENCES) == 3
     text = capsys.readouterr().out
     number = sum(case.loss == "supcon" and fnmatchcase(case.id, REFERENCES) for case in _cases())
-    assert f"could not run: none of the {number} cases of supcon can be judged" in text
-    assert f"{number} not judged: takes no ref_embeddings" in text
+    assert f"could not run: none of the {number} supcon cases applies to this target" in text
+    assert f"{number} skipped: has no parameter ref_embeddings" in text
     # Every check is an error.
     assert call("check", f"{LOSSES}:returns_a_tuple", "--loss", "supcon", "--case", SOME) == 3
     text = capsys.readouterr().out
@@ -338,7 +338,7 @@ def test_right_command_conforms(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("check", line, "--call", "command", "--loss", "supcon", "--case", SOME, "--set", "reduction=*") == 0
     text = capsys.readouterr().out
     assert "6 passed" in text
-    assert "gradients were not judged" not in text
+    assert "gradients were not checked" not in text
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_numpy_target_is_reported_as_judged_by_values_only(capsys: pytest.Captur
     assert call(*arguments) == 0
     text = capsys.readouterr().out
     assert "arrays: numpy, guessed from its annotations" in text
-    assert "gradients were not judged: the target returns none" in text
+    assert "gradients were not checked: the target returns none" in text
     assert "as supcon, values only: 6 passed" in text
     nt_xent = ["check", f"{FOLDER / 'plain.py'}:nt_xent", "--loss", "nt_xent", "--case", "golden/nt_xent/temperature-1"]
     assert call(*nt_xent) == 0
@@ -395,8 +395,8 @@ def test_cases_that_a_dtype_cannot_hold_are_counted_with_the_reason(capsys: pyte
     arguments = ["check", f"{LOSSES}:supcon", "--loss", "supcon"]
     assert call(*arguments, "--case", "golden/supcon/huge-norms-float64", "--dtype", "float32") == 3
     text = capsys.readouterr().out
-    assert "0 of 1 cases of supcon judged" in text
-    assert "1 not judged: inputs are not exactly representable in float32" in text
+    assert "0 of 1 supcon cases apply to this target" in text
+    assert "1 skipped: inputs are not exactly representable in float32" in text
 
 
 def test_pattern_without_a_match_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -537,7 +537,7 @@ def test_declared_deviations_must_occur_and_match_a_check(tmp_path: Path, capsys
     assert (
         "declared: known.toml, deviations 1: anchors without positives are not counted (https://example.org/7)" in text
     )
-    assert f"{len(wrong.failures)} deviates" in text
+    assert f"{len(wrong.failures)} deviate" in text
     elsewhere = entry.format('case = "golden/nt_xent/one-positive-balanced"')
     elsewhere += entry.format('flag = "lonely-anchors"\ndtype = "float16"')
     path.write_text(entry.format(f"case = {json.dumps(failed)}") + elsewhere)

@@ -410,7 +410,7 @@ def test_implementations_without_references_refuse_them() -> None:
     pytest.importorskip("pytorch_metric_learning", reason=NEEDS_PML)
     paired = replace(REFERENCED, loss="nt_xent", arguments={"partners": [0, 3, 1, 1]}, keywords={"temperature": 0.5})
     for kind in (SupContrastToday, StackedCriterion):
-        assert kind({}, "cpu").refuses(paired) == "takes no ref_embeddings"
+        assert kind({}, "cpu").refuses(paired) == "has no parameter ref_embeddings"
         assert kind({}, "cpu").refuses(TOWERS) == "does not compute info_nce"
     pml = PytorchMetricLearning({}, "cpu")
     assert pml.refuses(paired) is None

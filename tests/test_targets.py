@@ -215,7 +215,7 @@ def test_built_in_temperature_selects_the_cases() -> None:
     for found in (target("built_in", temperature=0.5), target("at_half")):
         assert found.claim.temperature == 0.5
         assert ratio(found, SUPCON) <= 1
-        assert found.refuses(with_options(SUPCON, temperature=0.1)) == "temperature other than 0.5 is not claimed"
+        assert found.refuses(with_options(SUPCON, temperature=0.1)) == "needs a temperature other than 0.5"
     assert any("0.5 is built in, an attribute of the instance" in note for note in target("at_half").notes)
 
 
@@ -263,7 +263,7 @@ def test_mask_of_positives_is_passed_with_features() -> None:
     mask = [[i != j and (i + j) % 2 == 0 for j in range(6)] for i in range(6)]
     case = replace(SUPCON, arguments={"positives": mask})
     assert ratio(target("Features", normalised=True), case) <= 1
-    assert target("supcon").refuses(case) == "takes no positives"
+    assert target("supcon").refuses(case) == "has no parameter positives"
     assert ratio(External("pairproof.fast:supcon_loss", loss="supcon"), case) <= 1
 
 
@@ -327,9 +327,11 @@ def test_arrays_are_passed_by_keyword_if_the_target_takes_them() -> None:
     assert ratio(ours, refs) <= 1
     assert ratio(ours, some) <= 1
     assert ratio(External("pairproof.fast:info_nce_loss", loss="info_nce"), queue) <= 1
-    for case, words in ((refs, "takes no ref_embeddings"), (some, "takes no anchors")):
+    for case, words in ((refs, "has no parameter ref_embeddings"), (some, "has no parameter anchors")):
         assert target("supcon").refuses(case) == words
-    assert target("one_way", "info_nce", settings={"direction": "a_to_b"}).refuses(queue) == ("takes no negatives")
+    assert target("one_way", "info_nce", settings={"direction": "a_to_b"}).refuses(queue) == (
+        "has no parameter negatives"
+    )
 
 
 def test_own_losses_support_their_calls() -> None:
@@ -347,8 +349,8 @@ def test_support_returns_the_reason_to_skip_a_case() -> None:
         (("has 7 rows", lambda case: case.n == 7), ("has 6 rows", lambda case: case.n == 6)),
     )
     assert support.refuses(NT_XENT) == "does not compute nt_xent"
-    assert support.refuses(with_options(SUPCON, reduction="sum")) == "reduction=sum is not claimed"
-    assert support.refuses(with_options(SUPCON, anchors=(True,) * 6)) == "takes no anchors"
+    assert support.refuses(with_options(SUPCON, reduction="sum")) == "needs reduction=sum"
+    assert support.refuses(with_options(SUPCON, anchors=(True,) * 6)) == "has no parameter anchors"
     assert support.refuses(SUPCON) == "has 6 rows"
     assert replace(support, also=()).refuses(SUPCON) is None
     assert Support().refuses(NT_XENT) is None
@@ -389,13 +391,13 @@ def test_target_is_called_on_a_batch() -> None:
 def test_options_without_a_parameter_must_be_claimed() -> None:
     plain = target("supcon")
     dropped = with_options(SUPCON, no_positive="drop")
-    assert plain.refuses(dropped) == "no_positive=drop is not claimed"
-    assert plain.refuses(with_options(SUPCON, reduction="sum")) == "reduction=sum is not claimed"
+    assert plain.refuses(dropped) == "needs no_positive=drop"
+    assert plain.refuses(with_options(SUPCON, reduction="sum")) == "needs reduction=sum"
     scaled = with_options(SUPCON, base_temperature=1.0)
-    assert plain.refuses(scaled) == "base_temperature other than None is not claimed"
+    assert plain.refuses(scaled) == "needs a base_temperature"
     assert plain.refuses(NT_XENT) == "does not compute nt_xent"
     drops = target("drops", settings={"no_positive": "drop"})
-    assert drops.refuses(SUPCON) == "no_positive=zero is not claimed"
+    assert drops.refuses(SUPCON) == "needs no_positive=zero"
     assert ratio(drops, dropped) <= 1
     # The option has no effect if every anchor has a positive.
     paired = replace(dropped, arguments={"labels": [0, 0, 1, 1, 2, 2]})
@@ -409,7 +411,7 @@ def test_options_without_a_parameter_must_be_claimed() -> None:
 
 def test_claimed_value_restricts_a_passed_option() -> None:
     module = target("Module", settings={"reduction": "sum"})
-    assert module.refuses(SUPCON) == "reduction=mean is not claimed"
+    assert module.refuses(SUPCON) == "needs reduction=mean"
     assert ratio(module, with_options(SUPCON, reduction="sum")) <= 1
     assert ratio(target("Module"), with_options(SUPCON, reduction="none")) <= 1
 
@@ -484,7 +486,7 @@ def test_rows_are_normalised_if_claimed() -> None:
     assert ratio(target("dot"), SUPCON) > 1
     dot = with_options(SUPCON, similarity="dot")
     assert ratio(target("dot", settings={"similarity": "dot"}), dot) <= 1
-    assert target("dot", normalised=True).refuses(dot) == "similarity=dot is not claimed"
+    assert target("dot", normalised=True).refuses(dot) == "needs similarity=dot"
 
 
 def test_numpy_target_is_judged_by_values_only() -> None:
@@ -651,7 +653,7 @@ def test_float32_temperature_is_shown_with_all_digits() -> None:
             return fast.supcon_loss(embeddings, labels, temperature=float(self.temperature.detach()))
 
     found = External(Learned(), loss="supcon")
-    assert found.refuses(SUPCON) == "temperature other than 0.10000000149011612 is not claimed"
+    assert found.refuses(SUPCON) == "needs a temperature other than 0.10000000149011612"
     assert any("--temperature 0.1 --dtype float32 judges it as 0.1" in note for note in found.notes)
     assert (
         ratio(External(Learned(), loss="supcon", temperature=0.1), with_options(SUPCON, temperature=0.1), "float32")
@@ -692,7 +694,7 @@ def test_command_returns_values_and_gradients() -> None:
         assert found.gradients_judged
         assert isinstance(found.command, Lines)
         assert found.command.started == 1
-        assert found.refuses(with_options(SUPCON, reduction="sum")) == "reduction=sum is not claimed"
+        assert found.refuses(with_options(SUPCON, reduction="sum")) == "needs reduction=sum"
     finally:
         found.close()
     found = command("right", loss="info_nce", settings={"direction": "*", "reduction": "*"})

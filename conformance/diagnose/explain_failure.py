@@ -230,9 +230,11 @@ def _clamped_norms(found: _Failure) -> str | None:
         bad = ((norms < CLAMP) | (norms > end))[:, 0].nonzero()[:, 0].tolist()
         unit = torch.where(norms > end, 0.0, rows / norms.clamp(min=CLAMP))
         if bad and _remaining(found.value(_dot(found, unit)), *found.compared[0]) <= EXPLAINED_BY_VALUE:
-            which = f"row {bad[0]} is" if len(bad) == 1 else f"{len(bad)} rows, the first of them row {bad[0]}, are"
-            norm = f"a norm of {float(norms[bad[0]]):.2g} is clamped, or its square overflows or underflows"
-            return f"{which} not brought to norm 1: {norm}"
+            which = f"row {bad[0]} is" if len(bad) == 1 else f"{len(bad)} rows, including row {bad[0]}, are"
+            norm = float(norms[bad[0]])
+            small = f"the norm {norm:.2g} is clamped, or its square underflows"
+            large = "the norm overflows" if math.isinf(norm) else f"the square of the norm {norm:.2g} overflows"
+            return f"{which} not normalised: {small if norm < CLAMP else large}"
     return None
 
 
@@ -282,7 +284,8 @@ def _causes(found: _Failure) -> Iterator[tuple[float, str]]:
         yield 1 / number, f"{total} divided by their number, but the sum is required"
     if mean and 0 < counted < anchors:
         had = f"{_have(found.empty)} no positives and {'was' if len(found.empty) == 1 else 'were'}"
-        yield anchors / counted, f"{had} left out of the mean"
+        remedy = " (if intended: --set no_positive=drop)" * ("no_positive" in found.case.entry.choices)
+        yield anchors / counted, f"{had} left out of the mean{remedy}"
         yield counted / anchors, f"{had} counted in the mean, as 0"
     yield temperature, f"values are multiplied by the temperature, {temperature:g}"
     for base in map(float, filter(None, (0.07, found.case.option("base_temperature")))):

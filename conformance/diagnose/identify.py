@@ -83,9 +83,11 @@ class Identification:
 
     def lines(self) -> list[str]:
         """The lines of the report."""
-        at = "passed" if self.temperature is None else f"{_short(self.temperature)} (built in, recovered)"
+        at = "; takes the temperature as an argument"
+        if self.temperature is not None:
+            at = f", temperature {_short(self.temperature)} (built in, recovered)"
         options = ", ".join(f"{key}={value}" for key, value in self.options.items())
-        computes = f"computes {self.loss}{options and f' with {options}'}, temperature {at}"
+        computes = f"computes {self.loss}{options and f' with {options}'}{at}"
         if self.verdict == "none":
             computes = "computes no loss of the catalogue and no known fault"
         found = {"nearest: ": [self.nearest], "but ": self.wrong, "known as the fault ": self.faults, "": self.remarks}

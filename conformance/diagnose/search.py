@@ -151,7 +151,7 @@ PROBES = _probes(
     (LABELS, "further", "pairs only, side by side", 14, "00112233"),
     (LABELS, "edges", "two anchors without positives", 21, TWO_SINGLES),
     (LABELS, "edges", "a batch of one class", 22, "00000"),
-    (LABELS, "edges", "a batch without any positives", 23, "01234"),
+    (LABELS, "edges", "a batch without positives", 23, "01234"),
     (LABELS, "edges", "labels far apart", 24, TWINS, {"labels": FAR_APART}),
     (LABELS, "edges", "rows of norm 1e-9", 25, UNBALANCED, {"scale": 1e-9}),
     (LABELS, "alike", "six pairs", 31, TWINS),

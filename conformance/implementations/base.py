@@ -103,10 +103,11 @@ class Support:
         for option, values in self.options.items():
             value = case.option(option)
             if option in case.entry.keywords and value not in values and matters(case, option):
-                words = f"={value}" if option in case.entry.choices else f" other than {' or '.join(map(str, values))}"
-                return f"{option}{words} is not claimed"
+                if option in case.entry.choices:
+                    return f"needs {option}={value}"
+                return f"needs a {option}" + (f" other than {' or '.join(map(str, values))}" * (values != (None,)))
         given = {**case.keywords, **case.arguments, **case.others}
-        lacking = (f"takes no {name}" for name in self.lacks if given.get(name) is not None)
+        lacking = (f"has no parameter {name}" for name in self.lacks if given.get(name) is not None)
         return next(chain(lacking, (reason for reason, applies in self.also if applies(case))), None)
 
 

@@ -36,7 +36,7 @@ from ..truth.evaluate import PROVE_UP_TO, truth
 from ..truth.tolerances import bounds
 from .deviations import deviations, project_file, read_declarations
 from .options import CouldNotRun, Request, Selection, UsageError, takes
-from .results import BAD, Check, Status, counted, grouped, unused
+from .results import BAD, Check, Status, counted, grouped, phrase, unused
 from .verify import Report, check_names, judge_case, load_cases, truth_of
 
 SHOWN = 10
@@ -129,11 +129,11 @@ class CheckResult:
         """The verdict with the number of checks of each status, in one line."""
         loss, counts = self.request.loss, counted(self.judged)
         if not counts:
-            return f"could not run: none of the {self.cases} cases of {loss} can be judged"
+            return f"could not run: none of the {self.cases} {loss} cases applies to this target"
         if self.verdict == COULD_NOT:
             return f"could not run: each of {counts.total()} checks ended in an error: {self.failures[0].message}"
         values = "" if self.gradients_judged else ", values only"
-        ends = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
+        ends = ", ".join(phrase(status, counts[status]) for status in Status if counts[status])
         shared = f" ({len(self.shared)} of them no worse than a straightforward implementation)" if self.shared else ""
         idle = f"; {len(self.unused)} declarations match no check" if self.unused else ""
         return f"{self.verdict}: {self.request.name} as {loss}{values}: {ends}{shared}{idle}"

@@ -204,17 +204,17 @@ class Selection:
     """What ``pairproof verify`` runs. An empty option selects everything.
 
     Attributes:
-        losses: Only this loss (repeatable, or a,b).
-        cases: Only this case, figure or claim; * and ? match (repeatable).
-        implementations: Only this implementation (repeatable, or a,b).
+        losses: Only this loss (repeatable or comma-separated).
+        cases: Only this case, figure or claim; * and ? are wildcards (repeatable).
+        implementations: Only this implementation (repeatable or comma-separated).
         dtypes: Only this dtype: float64, float32, bfloat16 or float16.
         device: The torch device on which the torch implementations run.
-        required: An implementation that must be present, else exit code 3 (repeatable, or a,b).
+        required: Exit with 3 if this implementation is missing (repeatable or comma-separated).
         peers: supcontrast=PATH runs the current SupContrast code from its repository or its losses.py; folder=PATH is
             the folder of the peers' files (default: PAIRPROOF_PEERS, then .peers).
         processes: Number of processes; by default one per core, where that is safe.
-        covering: Run only a small, fixed part of the selected cases that covers every flag, every value of every option
-            and every kernel.
+        covering: Run only a small fixed subset of the selected cases, chosen to cover every flag, every value of every
+            option and every kernel.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -276,7 +276,7 @@ class RunPrinting(Printing):
     """What ``pairproof verify`` prints and writes.
 
     Attributes:
-        show: Also show skips, figures, claims, deviations, bounds, flags, or all (repeatable, or a,b).
+        show: Also show skips, figures, claims, deviations, bounds, flags, or all (repeatable or comma-separated).
     """
 
     show: Sequence[str] = option((), "--show", metavar="DETAILS", read=read_commas)
@@ -287,25 +287,26 @@ class Request:
     """The target of ``pairproof check``, the loss that it claims to compute, and the cases to run.
 
     Attributes:
-        target: package.module:attribute or file.py:attribute: a function, a class that is constructed with its
-            options, or an instance. With --call command (not for identify): a shell command line.
+        target: package.module:attribute or file.py:attribute: a function, an instance, or a class, which is
+            constructed with the options of the case. With --call command, a shell command line.
         loss: The loss that the target should compute; pairproof list prints the names.
-        call: The arguments of the target: labels (embeddings, labels), features (features, labels=None, mask=None; with
-            two or three views if the sizes of all classes allow this, else one), views (view_a, view_b), stacked
-            (embeddings: all first views, then all second views), pairs (embeddings, positive_pairs), or command (not
-            for identify). By default guessed from the names of the parameters, and reported.
-        arrays: The kind of the arrays that are passed: torch, numpy or jax. By default guessed from the imports of the
+        call: The arguments of the target: labels (embeddings, labels), features (features, labels=None, mask=None; two
+            or three views, if every class size is divisible by that number; otherwise one), views (view_a, view_b),
+            stacked (embeddings: all first views, then all second views), or pairs (embeddings, positive_pairs). By
+            default inferred from the parameter names, and reported. With --call command, the target is a program that
+            reads and writes JSON lines.
+        arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred from the imports of the
             target, and reported.
         temperature: The temperature that is built into the target. Not needed if the target has a parameter
-            temperature, tau, or logit_scale (the inverse).
-        normalised: Whether to normalise the rows before they are passed, in cases of cosine similarity. Default: raw.
+            temperature, tau, or logit_scale (1/temperature).
+        normalised: Normalise rows before passing them (cosine cases only). Default: raw.
         settings: A value of an option that is built into the target (repeatable); KEY=* if the target has the option as
             a keyword.
         device: The torch device on which the target runs.
         limit: Maximum time of one evaluation, in seconds.
         deviations: TOML file that declares known deviations with their reasons. Default: tool.pairproof in the nearest
             pyproject.toml.
-        cases: Only this case; * and ? match (repeatable).
+        cases: Only this case; * and ? are wildcards (repeatable).
         dtypes: float64, float32, bfloat16 or float16 (repeatable). Default: float64 and float32.
 
     In Python, the target may be the function, class or instance itself, and a setting with several values is a tuple.
@@ -355,19 +356,19 @@ class Batch:
 
     Attributes:
         loss: The loss; see: pairproof list.
-        embeddings: File of [N, D]: npy, csv, or FILE.safetensors:TENSOR; for info_nce, the first tower.
+        embeddings: File with an [N, D] array: npy, csv, or FILE.safetensors:TENSOR; for info_nce, the first tower.
         id: A new name: lower-case letters, digits and hyphens.
-        labels: File of [N] integers: npy, csv, or FILE.safetensors:TENSOR.
-        partners: File of [N] row numbers, or: interleaved, stacked.
-        positive_pairs: File of [M, 2] row numbers.
-        positives: File of [N, N] booleans.
-        anchors: File of [N] booleans.
-        ref_embeddings: File of [M, D], the references that replace the batch.
-        ref_labels: File of [M] integers, the labels of the references.
-        self_rows: File of [N] integers: each anchor's own row in the references, or -1.
-        embeddings_b: File of [N, D], the second tower of info_nce.
-        negatives: File of [K, D], the queue of info_nce.
-        settings: An option of the loss (repeatable).
+        labels: File with [N] integers: npy, csv, or FILE.safetensors:TENSOR.
+        partners: File with [N] row numbers, or: interleaved, stacked.
+        positive_pairs: File with [M, 2] row numbers.
+        positives: File with [N, N] booleans.
+        anchors: File with [N] booleans.
+        ref_embeddings: File with an [M, D] array, the rows that anchors are contrasted with instead of the batch.
+        ref_labels: File with [M] integers, the labels of the reference rows.
+        self_rows: File with [N] integers: each anchor's own row in the reference rows, or -1.
+        embeddings_b: File with an [N, D] array, the second tower of info_nce.
+        negatives: File with a [K, D] array, the queue of info_nce.
+        settings: A non-default option of the loss (repeatable).
     """
 
     loss: str = option("", "--loss", "-l", metavar="LOSS", required=True)
@@ -391,11 +392,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Rebuild:
-    """The options of ``pairproof fixtures rebuild``.
+    """The options of ``pairproof fixtures rebuild`` and ``check``.
 
     Attributes:
-        peers: supcontrast=PATH records the results of the current SupContrast code again, from its repository or its
-            losses.py; folder=PATH is the folder of the peers' files (default: PAIRPROOF_PEERS, then .peers).
+        peers: supcontrast=PATH runs the current SupContrast code, from its repository or its losses.py, and compares
+            its results with the recorded ones, which rebuild then replaces; folder=PATH is the folder of the peers'
+            files (default: PAIRPROOF_PEERS, then .peers).
     """
 
     peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)

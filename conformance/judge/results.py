@@ -76,6 +76,16 @@ def counted(checks: Iterable[Check]) -> Counter[Status]:
     return Counter(check.status for check in checks)
 
 
+def several(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 check", "2 checks"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def phrase(status: Status, count: int) -> str:
+    """Return a number of checks with their status: "1 deviates", "2 deviate", "2 failed"."""
+    return f"{count} {'deviate' if status is Status.DEVIATES and count != 1 else status}"
+
+
 def tally(checks: Iterable[Check]) -> dict[str, dict[str, int]]:
     """Counts by "implementation/loss" (or by kind, for figures and claims) and status."""
     counts: dict[str, Counter[str]] = {}

@@ -78,6 +78,6 @@ def _sample(readme: Path) -> None:
         path = Path(folder) / "losses.py"
         path.write_text(text.split("```python\n")[1].partition("```")[0], encoding="utf-8")
         found = check_loss(f"{path}:supcon", "supcon")
-    text = re.sub(r"\d+ of \d+(?= cases of supcon)", f"{found.report.cases_chosen} of {found.cases}", text)
+    text = re.sub(r"\d+ of \d+(?= supcon cases)", f"{found.report.cases_chosen} of {found.cases}", text)
     counts = f"{found.counts[Status.PASSED]} passed, {found.counts[Status.FAILED]} failed"
     write_atomically(readme, re.sub(r"\d+ passed, \d+ failed(?= in )", counts, text))
