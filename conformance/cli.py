@@ -238,8 +238,8 @@ def check(
 
     Exit codes: 0 it conforms, 1 it does not, 2 invalid command line, 3 could not run.
 
-    The target runs in a child process. If it crashes, exits or exceeds --limit, the check counts as errored, and the next
-    one runs in a new child process. What the target prints is written to standard error.
+    The target runs in a child process. If it crashes, exits or exceeds --limit, the check counts as errored, and the
+    next one runs in a new child process. What the target prints is written to standard error.
 
     If a deviation is declared, the declaration must match at least one check, and every check that it matches must
     deviate. python -m pydoc pairproof.conformance.judge.deviations describes the format.

@@ -201,6 +201,29 @@ def test_failure_shared_with_the_baseline_is_reported_as_shared() -> None:
     assert of("mean_over_pairs", "golden/supcon/unbalanced-classes").shared == set()
 
 
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (
+            "tiny-norms-float64",
+            "6 rows, including row 0, are not normalised: the norm 1.1e-271 is clamped, or its square",
+        ),
+        (
+            "huge-norms-float64",
+            "6 rows, including row 0, are not normalised: the square of the norm 8.1e+270 overflows",
+        ),
+        ("near-largest-float64", "4 rows, including row 0, are not normalised: the norm overflows"),
+    ],
+)
+def test_norms_that_normalize_does_not_handle_are_explained(case: str, words: str) -> None:
+    def clamps(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+        rows = torch.nn.functional.normalize(embeddings, dim=1)
+        return fast.supcon_loss(rows, labels, temperature=temperature, similarity="dot")
+
+    (explanation,) = conformance.check_loss(clamps, "supcon", cases=f"golden/supcon/{case}").diagnoses.values()
+    assert explanation.startswith(words)
+
+
 def test_other_cases_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     checked = of("drops", ODD, settings={"no_positive": "drop"})
     assert checked.verdict == "conforms"

@@ -116,7 +116,7 @@ def test_unavailable_requirement_exits_3(
 def test_explain_prints_the_whole_sum(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("explain", "supcon_notebook/supcon-3x3") == 0
     text = capsys.readouterr().out
-    assert re.search(r" -\(\(log 0\.1407 \+ log 0\.1922\)/2 \+ .*\)/9 = 2\.1960 \(each", unwrapped(text))
+    assert re.search(r" -\(\(log 0\.1407 \+ log 0\.1922\)/2 \+ .*\)/9 = 2\.1960 \(numbers are", unwrapped(text))
     assert "anchor 0: positives 3 6; negatives 1 2 4 5 7 8" in text
     assert call("explain", "supcon_notebook/out-27-loss", "--anchor", "0") == 0
     text = unwrapped(capsys.readouterr().out)
@@ -125,6 +125,8 @@ def test_explain_prints_the_whole_sum(capsys: pytest.CaptureFixture[str]) -> Non
     assert "= 2.0615" in text
     assert call("explain", "pair_notebook/in-103-loss-1.0") == 0
     assert "= 1.0727" in capsys.readouterr().out
+    assert call("explain", "supcon/lonely-nan") == 0
+    assert "-(log 0.0335 + log 0.0785 + nan + nan)/4 = nan" in capsys.readouterr().out
 
 
 def test_every_case_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,6 +144,10 @@ def test_every_case_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_list_prints_the_names_that_verify_accepts(capsys: pytest.CaptureFixture[str]) -> None:
+    from pairproof.conformance.documents.load import load_worked
+    from pairproof.conformance.judge.verify import load_cases
+
+    number = sum(case.loss == "supcon" for case in load_cases(load_worked()))
     assert call("list") == 0
     text = capsys.readouterr().out
     for name in (
@@ -149,7 +155,8 @@ def test_list_prints_the_names_that_verify_accepts(capsys: pytest.CaptureFixture
         "supcontrast-today",
         "fast-triton",
         "supcon_notebook: 31 figures, 14 claims",
-        "supcon: supcon_loss(embeddings, labels), 326 cases",
+        "batch_tutorial: 1 figure, ",
+        f"supcon: supcon_loss(embeddings, labels), {number} cases",
     ):
         assert name in text
     assert len(text.splitlines()) <= 50

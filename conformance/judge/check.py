@@ -364,7 +364,7 @@ def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterat
         yield "it returns one value per anchor: pass --set reduction=none if that is intended"
     cosine = [case for case, _ in failing if case.option("similarity") == "cosine"]
     if cosine and not claim.normalised and "similarity" not in claim.passed and _depends_on_norms(target, cosine[0]):
-        words = "doubling the embeddings changes its value: pass --normalised if its caller normalises them"
+        words = "scaling the embeddings changes its value: pass --normalised if its caller normalises them"
         yield f"{words}, or --set similarity=dot if it computes dot products"
     has_policy = "no_positive" in LOSSES[claim.loss].choices and "no_positive" not in given
     if failing and has_policy and all(lacks_positives(case) for case, _ in failing):
@@ -373,10 +373,12 @@ def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterat
 
 
 def _depends_on_norms(target: External, case: Case) -> bool:
-    """Return whether doubling the embeddings changes the value."""
-    doubled = replace(case, embeddings=2 * case.embeddings, others={k: 2 * z for k, z in case.others.items()})
+    """Return whether scaling the embeddings changes the value."""
+    # No product overflows.
+    factor = 2.0 if max(np.abs(rows).max() for rows in case.matrices.values()) < 1 else 0.5
+    scaled = replace(case, embeddings=factor * case.embeddings, others={k: factor * z for k, z in case.others.items()})
     try:
-        once, twice = (np.array(target.evaluate(one, "float64").values) for one in (case, doubled))
+        once, twice = (np.array(target.evaluate(one, "float64").values) for one in (case, scaled))
     except Exception:  # external code may raise anything
         return False
     return once.shape != twice.shape or not np.allclose(twice, once, rtol=1e-6, atol=0, equal_nan=True)
