@@ -1013,13 +1013,18 @@ def mixed_dtypes(arguments: dict[str, Any]) -> bool:
     return len({value.dtype for name, value in arguments.items() if name in MATRICES and value is not None}) > 1
 
 
-@settings(max_examples=1000, derandomize=True, deadline=None, database=None)
-@given(calls())
-def test_both_packages_reject_the_same_calls(drawn: tuple[Loss, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("examples", [300, pytest.param(1000, marks=pytest.mark.slow)])
+def test_both_packages_reject_the_same_calls(examples: int) -> None:
     """Except matrices of different dtypes, which only ``fast`` rejects, because it computes in one dtype."""
-    loss, arguments = drawn
-    expected = outcome("reference", loss, arguments)
-    if mixed_dtypes(arguments):
-        expected = "refused"
-    event(f"{loss.name} {expected}")
-    assert outcome("fast", loss, arguments) == expected
+
+    @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+    @given(calls())
+    def compare(drawn: tuple[Loss, dict[str, Any]]) -> None:
+        loss, arguments = drawn
+        expected = outcome("reference", loss, arguments)
+        if mixed_dtypes(arguments):
+            expected = "refused"
+        event(f"{loss.name} {expected}")
+        assert outcome("fast", loss, arguments) == expected
+
+    compare()
