@@ -228,10 +228,15 @@ ALL = [word for case in CASES for word in ("--case", case)]
     [
         ("hostile.py:exits", "", 1, "the target ended its process (exit code 0)"),
         ("hostile.py:leaves_a_thread", "", 0, "conforms: "),
-        ("hostile_import.py:wrong", "exits", 3, "the target ended its process (exit code 0)"),
         ("hostile_import.py:wrong", "exits_at_the_end", 1, "does not conform: "),
-        ("hostile_import.py:wrong", "leaves_a_thread", 1, "does not conform: "),
-        ("hostile_import.py:wrong", "patches_torch", 1, "does not conform: "),
+        *(
+            pytest.param("hostile_import.py:wrong", *others, marks=pytest.mark.slow)
+            for others in (
+                ("exits", 3, "the target ended its process (exit code 0)"),
+                ("leaves_a_thread", 1, "does not conform: "),
+                ("patches_torch", 1, "does not conform: "),
+            )
+        ),
     ],
 )
 def test_command_sets_its_own_exit_code(spec: str, hostile: str, code: int, words: str) -> None:
@@ -242,7 +247,11 @@ def test_command_sets_its_own_exit_code(spec: str, hostile: str, code: int, word
 
 
 @pytest.mark.parametrize(
-    "locale", [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONUTF8": "1"}]
+    "locale",
+    [
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        pytest.param({"PYTHONUTF8": "1"}, marks=pytest.mark.slow),
+    ],
 )
 def test_messages_are_printed_and_written_in_any_locale(locale: dict[str, str], tmp_path: Path) -> None:
     files = ["--json", str(tmp_path / "a.json"), "--junit", str(tmp_path / "a.xml")]
