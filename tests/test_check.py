@@ -369,7 +369,7 @@ def test_right_command_conforms(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("values", "conforms", ""),
         ("one", "does not conform", "loss: expected 1.98"),
-        ("null", "does not conform", "got nan, not a rounding error"),
+        ("null", "does not conform", "got nan; the error is not a rounding error"),
         (
             "crash",
             "could not run",

@@ -46,9 +46,9 @@ from pairproof.fast.kernels.table import KINDS, PADDED, Kind
 
 DIMS = (64, 128, 256, 512)
 MORE_DIMS = (16, 32, 384, 768, 1024)
-"""Lengths whose tiles are derived from those of other lengths. Every further length behaves like one of these."""
+"""Embedding dimensions whose tiles are derived from those of others. Every further one behaves like one of these."""
 SMALL_DIM = 128
-"""Length for which kernels without tiles are compiled; their code depends little on the length."""
+"""Embedding dimension for which kernels without tiles are compiled; their code depends little on it."""
 DTYPES = dict(zip(KINDS, (torch.float32, torch.float32, torch.bfloat16, torch.float16), strict=True))
 """Dtype of the embeddings by kind of product."""
 TENSOR_COLUMNS = 512
@@ -74,7 +74,7 @@ DEVICES = {
 }
 
 SIZES = ("BM", "BN", "BK", "OUT", "GROUP", "GROUP_ROWS", "DIM", "WIDTH")
-"""Names of the sizes of tiles and rows, which depend on the architecture and on the length of a row."""
+"""Names of the sizes of tiles and rows, which depend on the architecture and on the embedding dimension."""
 
 Given = dict[str, Any]
 """The arguments of a launch, by name."""
@@ -90,7 +90,7 @@ class Job(NamedTuple):
         arguments: name, type ("constexpr" for constants) and value of each argument; "D" is a multiple of 16.
         options: ``num_warps`` and ``num_stages``, for kernels with tiles.
         kind: how rows are multiplied.
-        dim: padded length of a row.
+        dim: padded embedding dimension.
         machine: whether to check the SASS; otherwise the PTX is checked, which takes less time.
     """
 
@@ -156,7 +156,7 @@ def dry_run(kind: Kind, dim: int, arch: int) -> Iterator[list[tuple[Any, Given]]
 
     Args:
         kind: how rows are multiplied.
-        dim: padded length of a row to assume.
+        dim: padded embedding dimension to assume.
         arch: architecture of the device to assume.
     """
     found: list[tuple[Any, Given]] = []
@@ -200,15 +200,15 @@ def jobs(
 ) -> list[Job]:
     """Return the distinct compilations.
 
-    The kernels and flags of a call do not depend on the architecture or the length. Calls without a new variant for the
-    first architecture and length are therefore skipped for the others.
+    The kernels and flags of a call do not depend on the architecture or the embedding dimension. Calls without a new
+    variant for the first architecture and dimension are therefore skipped for the others.
 
     Args:
         archs: the architectures.
-        dims: the padded lengths.
+        dims: the padded embedding dimensions.
         kinds: how rows are multiplied.
         names: names of kernels; empty for all.
-        long: whether to include masks with strides beyond 32 bits, and to check the SASS at every length.
+        long: whether to include masks with strides beyond 32 bits, and to check the SASS at every dimension.
     """
     found: dict[Any, Job] = {}
     untiled = SMALL_DIM if SMALL_DIM in dims else dims[0]
@@ -234,7 +234,7 @@ def jobs(
 
 
 def covering(work: Iterable[Job]) -> list[Job]:
-    """Select jobs that cover every variant of a kernel, and every kernel for each architecture, kind and length.
+    """Select jobs that cover every variant of a kernel, and every kernel for each architecture, kind and dimension.
 
     Jobs are considered in an order given by a checksum of their text, so that variants are spread over architectures.
     """
@@ -391,12 +391,16 @@ def main(arguments: list[str]) -> int:
     """Compile and check the variants selected on the command line; return the exit code."""
     parser = argparse.ArgumentParser(description="Compile every variant of every GPU kernel and check the code.")
     parser.add_argument("--arch", nargs="+", type=int, choices=DEVICES, help="default: 80 90 100")
-    parser.add_argument("--dim", nargs="+", type=int, choices=PADDED, help="padded lengths; default: 64 128 256 512")
+    parser.add_argument(
+        "--dim", nargs="+", type=int, choices=PADDED, help="padded embedding dimensions; default: 64 128 256 512"
+    )
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS, help="kinds of products; default: all")
     parser.add_argument("--kernel", nargs="+", default=[], help="names of kernels; default: all")
     parser.add_argument("--jobs", type=int, choices=range(1, 65), metavar="N", default=2, help="processes; default: 2")
     parser.add_argument("--covering", action="store_true", help="every variant once, every kernel for every device")
-    parser.add_argument("--long", action="store_true", help="every architecture, more lengths and argument types")
+    parser.add_argument(
+        "--long", action="store_true", help="every architecture, more embedding dimensions and argument types"
+    )
     parser.add_argument("--report", type=Path, help="write all results to this file as JSON")
     options = parser.parse_args(arguments)
     if cuobjdump() is None:

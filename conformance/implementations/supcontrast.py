@@ -152,7 +152,7 @@ class SupContrastToday(_SupConCode):
             return f"recorded with torch {self.torch}, losses.py SHA-256 {TODAY_SHA256[:12]}"
         found = sha256(self.path)
         same = "the recorded revision" if found == TODAY_SHA256 else "NOT the recorded revision"
-        return f"live, SHA-256 {found[:12]}, {same}"
+        return f"from a file, SHA-256 {found[:12]}, {same}"
 
     def refuses(self, case: Case) -> str | None:
         """Return the reason to skip a case: the same as for the other revision, or that it is not recorded."""

@@ -44,7 +44,7 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
     for name, expected, found, bound in _terms(case, truth, outcome, bounds):
         ratio = _ratio(expected, found, bound)
         if ratio > 1 and not first:
-            first = f"{name}: expected {expected!r}, got {found!r}, {_times(ratio)}"
+            first = f"{name}: expected {expected!r}, got {found!r}; the error is {_times(ratio)}"
         worst = max(worst, ratio)
     if len(outcome.values) != len(truth.values):
         return Comparison(math.inf, f"loss: expected {len(truth.values)} values, got {len(outcome.values)}")
