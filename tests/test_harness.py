@@ -438,7 +438,9 @@ def test_bounds_are_tightened_to_twice_the_error_of_the_baseline() -> None:
     tightened = held_to(allowed, true, plain)
     assert tightened.values[0] < allowed.values[0]
     assert (tightened.rows[CASE.first] < allowed.rows[CASE.first]).all()
-    assert tightened.values[0] >= allowed.share_of_floor * allowed.values[0]
+    assert allowed.least.values[0] <= tightened.values[0] < allowed.values[0]
+    # The floor has no rounding errors of the size of a logit; at the temperature of this case, they are not negligible.
+    assert 0.5 * tightened.values[0] < allowed.least.values[0] < allowed.share_of_floor * allowed.values[0]
     assert compare(CASE, true, plain, tightened).ratio <= 1
     far = replace(plain, values=[plain.values[0] + allowed.values[0]])
     assert held_to(allowed, true, far).values[0] == allowed.values[0]

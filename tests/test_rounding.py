@@ -1,0 +1,124 @@
+"""Bounds: implementations that lose no more digits than they must pass every case with ordinary norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pairproof.conformance import check_loss
+from pairproof.conformance.judge.results import Status
+from pairproof.conformance.judge.verify import load_cases
+from pairproof.conformance.truth.evaluate import stored_truth
+from pairproof.conformance.truth.tolerances import bounds, unit_roundoff
+
+NORMS = {"tiny-norms", "huge-norms", "near-overflow", "mixed-norms"}
+"""Flags of cases in which a norm may be clamped or overflow."""
+
+
+def similar(embeddings: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The logits, and the mask of the self pairs."""
+    rows = F.normalize(embeddings, dim=1)
+    return rows @ rows.T / temperature, torch.eye(len(rows), dtype=torch.bool)
+
+
+def with_cross_entropy(embeddings: Tensor, partners: Tensor, temperature: float = 0.07) -> Tensor:
+    logits, own = similar(embeddings, temperature)
+    return F.cross_entropy(logits.masked_fill(own, -torch.inf), partners)
+
+
+def with_gather(embeddings: Tensor, partners: Tensor, temperature: float = 0.07) -> Tensor:
+    logits, own = similar(embeddings, temperature)
+    positive = logits.gather(1, partners[:, None]).squeeze(1)
+    return (logits.masked_fill(own, -torch.inf).logsumexp(dim=1) - positive).mean()
+
+
+def with_log_softmax(embeddings: Tensor, labels: Tensor, temperature: float = 0.07) -> Tensor:
+    logits, own = similar(embeddings, temperature)
+    logs = logits.masked_fill(own, -torch.inf).log_softmax(dim=1)
+    positive = (labels[:, None] == labels) & ~own
+    return (-logs.masked_fill(~positive, 0).sum(dim=1) / positive.sum(dim=1).clamp(min=1)).mean()
+
+
+def with_einsum(embeddings: Tensor, labels: Tensor, temperature: float = 0.07) -> Tensor:
+    rows = embeddings / torch.einsum("id,id->i", embeddings, embeddings).sqrt()[:, None]
+    logits = torch.einsum("id,jd->ij", rows, rows) / temperature
+    own = torch.eye(len(rows), dtype=torch.bool)
+    positive = (labels[:, None] == labels) & ~own
+    number = positive.sum(dim=1)
+    mean = torch.einsum("ij,ij->i", logits, positive.to(logits.dtype)) / number.clamp(min=1)
+    each = logits.masked_fill(own, -torch.inf).logsumexp(dim=1) - mean
+    return torch.where(number > 0, each, 0).mean()
+
+
+def with_binary_cross_entropy(embeddings: Tensor, positive_pairs: Tensor, temperature: float = 0.07) -> Tensor:
+    logits, own = similar(embeddings, temperature)
+    positive = torch.zeros_like(own)
+    positive[positive_pairs[:, 0], positive_pairs[:, 1]] = True
+    positive &= ~own
+    negative = ~positive & ~own
+    each = F.binary_cross_entropy_with_logits(logits, positive.to(logits.dtype), reduction="none")
+    attracted = (each * positive).sum(dim=1) / (positive.sum(dim=1) + 1)
+    repelled = (each * negative).sum(dim=1) / negative.sum(dim=1).clamp(min=1)
+    return (attracted + repelled).mean()
+
+
+def with_numpy(embeddings: Any, labels: Any, temperature: float = 0.07) -> Any:
+    rows = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    logits = rows @ rows.T / rows.dtype.type(temperature)
+    np.fill_diagonal(logits, -np.inf)
+    largest = logits.max(axis=1, keepdims=True)
+    logs = logits - (largest + np.log(np.exp(logits - largest).sum(axis=1, keepdims=True)))
+    positive = labels[:, None] == labels
+    np.fill_diagonal(positive, False)
+    number = np.maximum(positive.sum(axis=1), 1).astype(rows.dtype)
+    return -(np.where(positive, logs, 0).sum(axis=1, dtype=rows.dtype) / number).mean()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("function", "loss", "arrays"),
+    [
+        (with_cross_entropy, "nt_xent", "torch"),
+        (with_gather, "nt_xent", "torch"),
+        (with_log_softmax, "supcon", "torch"),
+        (with_einsum, "supcon", "torch"),
+        (with_binary_cross_entropy, "nt_bxent", "torch"),
+        (with_numpy, "supcon", "numpy"),
+    ],
+)
+def test_an_honest_implementation_passes_every_case_with_ordinary_norms(
+    function: Callable[..., Any], loss: str, arrays: str
+) -> None:
+    checked = check_loss(function, loss=loss, arrays=arrays)
+    ordinary = [check for check in checked.judged if NORMS.isdisjoint(check.flags)]
+    assert len(ordinary) > 100
+    assert {
+        (check.case, check.dtype, check.message) for check in ordinary if check.status is not Status.PASSED
+    } == set()
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        *(("supcon", name) for name in ("trained-like-tau-0-05", "collapsed-classes-default", "solved-pairs")),
+        *(("nt_bxent", name) for name in ("trained-like-tau-0-05", "solved-pairs")),
+        *(("info_nce", name) for name in ("trained-like", "solved", "identical-queue")),
+    ],
+)
+def test_bounds_grow_with_logits_and_not_beyond(loss: str, name: str) -> None:
+    """If the loss does not depend on the similarities, a few roundings of the size of a logit are allowed."""
+    cases = {case.id: (case, golden) for case, golden in load_cases([], (loss,)).items()}
+    case, golden = cases[f"golden/{loss}/{name}"]
+    assert golden is not None
+    true = stored_truth(case, golden.expected)
+    for dtype in ("float64", "float32"):
+        found = bounds(case, true, dtype)
+        inherited = (np.abs(true.weights) * found.similarity).sum()
+        own = (found.values[0] - inherited) / unit_roundoff(dtype) - 2 * abs(golden.expected.values[0])
+        assert 0.3 / case.temperature < own < 3 / case.temperature + 8 * np.log(case.n)
