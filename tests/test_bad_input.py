@@ -798,7 +798,7 @@ part_or_all = pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.m
 @part_or_all
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-@pytest.mark.parametrize("temperature", [1e-3, 0.07, 1e3])
+@pytest.mark.parametrize("temperature", [1e-3, pytest.param(0.07, marks=pytest.mark.slow), 1e3])
 @pytest.mark.parametrize("name", HARD_EMBEDDINGS)
 def test_good_input_gives_no_nan(package: str, loss: Loss, temperature: float, name: str, step: int) -> None:
     """Only the policy "nan" gives NaN for finite input; a dot product out of range may be infinite."""
@@ -812,7 +812,7 @@ def test_good_input_gives_no_nan(package: str, loss: Loss, temperature: float, n
 
 @part_or_all
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-@pytest.mark.parametrize("temperature", [1e-3, 0.07, 1e3])
+@pytest.mark.parametrize("temperature", [1e-3, pytest.param(0.07, marks=pytest.mark.slow), 1e3])
 @pytest.mark.parametrize("name", ["plain", "all rows equal", "opposite rows"])
 def test_good_input_gives_no_nan_in_the_gradient(loss: Loss, temperature: float, name: str, step: int) -> None:
     for title, batch, options in hard_calls(loss, HARD_EMBEDDINGS[name])[::step]:

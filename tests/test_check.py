@@ -253,12 +253,13 @@ def test_several_values_of_one_option_can_be_claimed() -> None:
     assert checked.verdict == "conforms"
 
 
-def test_built_in_temperature_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("chosen", [["--case", "golden/supcon/[s-z]*"], pytest.param([], marks=pytest.mark.slow)])
+def test_built_in_temperature_is_an_option(chosen: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["check", f"{LOSSES}:built_in", "--loss", "supcon"]
     assert call(*arguments) == 2
     error = capsys.readouterr().err
     assert "no parameter temperature (or tau, or logit_scale): pass the temperature that is built in with" in error
-    assert call(*arguments, "--temperature", "0.5") == 0
+    assert call(*arguments, "--temperature", "0.5", *chosen) == 0
     text = capsys.readouterr().out
     assert "temperature: 0.5 built in; cases of up to 40 rows are proved again with it" in text
     assert "skipped: needs a temperature other than 0.5" in text
