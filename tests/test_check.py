@@ -277,6 +277,13 @@ def test_loss_is_judged_at_a_temperature_that_no_case_has() -> None:
     assert {one.case for one in wrong.failures} == odd
 
 
+@pytest.mark.parametrize("name", ["ignores_upstream", "sign_of_upstream"])
+def test_backward_pass_must_use_its_upstream_gradient(name: str) -> None:
+    wrong = of(name, SOME)
+    assert wrong.verdict == "does not conform"
+    assert all("gradient" in one.message for one in wrong.failures)
+
+
 def test_claimed_options_replace_those_of_the_cases() -> None:
     both = {case.id for case in _cases(("info_nce",)) if case.option("direction") == "both"}
     options = {"loss": "info_nce", "temperature": 0.37, "settings": {"direction": "a_to_b"}}

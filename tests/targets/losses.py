@@ -84,6 +84,29 @@ def detached(embeddings, labels, temperature=0.1):
     return supcon(embeddings.detach(), labels, temperature) + 0 * embeddings.sum()
 
 
+class _Upstream(torch.autograd.Function):
+    """The identity, whose backward pass replaces the upstream gradient."""
+
+    @staticmethod
+    def forward(ctx, loss, replaced):
+        ctx.replaced = replaced
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return ctx.replaced(grad_output), None
+
+
+def ignores_upstream(embeddings, labels, temperature=0.1):
+    """Wrong: the backward pass takes the upstream gradient for 1."""
+    return _Upstream.apply(supcon(embeddings, labels, temperature), torch.ones_like)
+
+
+def sign_of_upstream(embeddings, labels, temperature=0.1):
+    """Wrong: the backward pass takes the sign of the upstream gradient."""
+    return _Upstream.apply(supcon(embeddings, labels, temperature), torch.sign)
+
+
 def dot(embeddings, labels, temperature=0.1):
     """Right for dot products, or for rows of norm 1."""
     logits = embeddings @ embeddings.T / temperature
