@@ -264,7 +264,7 @@ def _differentiated(case: Case, name: str, loaded: Loaded) -> str:
     temperature = torch.tensor(float(case.option("temperature")), dtype=torch.float64, requires_grad=True)
 
     def loss(*given: torch.Tensor) -> Any:
-        return adapter._loss(case, dict(zip(names, given, strict=True)))
+        return adapter.loss(case, {**adapter.keywords(case), **dict(zip(names, given, strict=True))})
 
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
         check(loss, (*adapter.tensors(case, "float64").values(), temperature), fast_mode=True, rtol=1e-3)
@@ -363,6 +363,8 @@ class Judge:
                 for place in executed:
                     self.hits.setdefault(place, []).append(len(kept))
                 kept.append(check)
+        if any(check.optional for check in self.checks) and not any(check.optional for check in kept):
+            raise RuntimeError("every check of derivatives fails on the unchanged code")
         self.checks = kept
 
     def order(self, mutant: Mutant) -> list[Check]:

@@ -40,7 +40,19 @@ class Fast(Implementation):
     def evaluate(self, case: Case, dtype: str) -> Outcome:
         """Evaluate the value and the gradients, and the values of all anchors by a second call."""
         leaves = self.tensors(case, dtype)
-        given = {**case.keywords, **leaves, **self.arrays(case)}
+        given = {**self.keywords(case), **leaves}
+        loss, dropped = self.loss(case, given), case.option("no_positive") == "drop"
+        each = loss.detach()
+        if dropped or case.option("reduction") != "none":
+            policy = {"no_positive": "zero"} if dropped else {}
+            with torch.no_grad():
+                each = self.loss(case, {**given, "reduction": "none", **policy})
+        anchors = dict(zip(case.anchors(), each.double().cpu().tolist(), strict=True))
+        return outcome_of(loss, leaves, anchors)
+
+    def keywords(self, case: Case) -> dict[str, Any]:
+        """The arguments of a case that are not float matrices."""
+        given = {**case.keywords, **self.arrays(case)}
         n, partners = case.n, case.arguments.get("partners")
         if partners is not None and not case.others:
             # If the partners of a case are those of a layout, the helper of that layout provides them.
@@ -50,19 +62,13 @@ class Fast(Implementation):
                 given["partners"] = fast.interleaved_partners(n, device=self.device)
         if self.backend is not None:
             given["backend"] = self.backend
+        return given
 
-        def evaluated(**changed: Any) -> torch.Tensor:
-            with tiles_of(4) if self.backend == "tiled" else nullcontext():
-                loss: torch.Tensor = case.entry.fast(**{**given, **changed})
-            return loss
-
-        loss, dropped = evaluated(), case.option("no_positive") == "drop"
-        each = loss.detach()
-        if dropped or case.option("reduction") != "none":
-            with torch.no_grad():
-                each = evaluated(reduction="none", **({"no_positive": "zero"} if dropped else {}))
-        anchors = dict(zip(case.anchors(), each.double().cpu().tolist(), strict=True))
-        return outcome_of(loss, leaves, anchors)
+    def loss(self, case: Case, given: Mapping[str, Any]) -> torch.Tensor:
+        """The loss of a case with these arguments."""
+        with tiles_of(4) if self.backend == "tiled" else nullcontext():
+            loss: torch.Tensor = case.entry.fast(**given)
+        return loss
 
 
 class FastDense(Fast):
