@@ -249,9 +249,10 @@ def as_claimed(case: Case, golden: GoldenCase | None, claim: Claim) -> tuple[Cas
         changed["direction"] = claim.settings["direction"]
     if not changed:
         return case, golden
-    case, true = _proved_with(case, tuple(changed.items()))
     if golden is None:
-        return case, None
+        # The results of a worked example are proved when it is judged.
+        return replace(case, keywords={**case.keywords, **changed}), None
+    case, true = _proved_with(case, tuple(changed.items()))
     left_out = NAN_LOSS if any(map(math.isnan, true.values)) else None
     if golden.expected.gradient_left_out == TIE:
         true, left_out = replace(true, gradient=None, other_gradients={}), left_out or TIE
