@@ -422,7 +422,7 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
         "counts": tally(report.checks),
         "cases": {"run": report.cases_chosen, "in all": report.cases_in_all},
         "checks": [
-            {name: _plain(value) for name, value in vars(check).items() if name not in ("ulps", "declared")}
+            {name: _plain(value) for name, value in vars(check).items() if name not in ("ulps", "declared", "level")}
             for check in report.checks
         ],
     }

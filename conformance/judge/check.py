@@ -35,6 +35,7 @@ from ..truth.compare import compare
 from ..truth.evaluate import PROVE_UP_TO, truth
 from ..truth.tolerances import bounds
 from .deviations import deviations, project_file, read_declarations
+from .levels import level_of
 from .options import CouldNotRun, Request, Selection, UsageError, takes
 from .results import BAD, Check, Status, counted, grouped, phrase, unused
 from .verify import Report, check_names, judge_case, load_cases, truth_of
@@ -286,7 +287,8 @@ def judge_target(
     target.outcomes.clear()
     for one in judge_case(case, golden, [target], Selection(dtypes=dtypes, device=request.device)):
         repeat = one.repeat and request.repeat(case.id, one.dtype)
-        yield replace(one, repeat=repeat, message=one.message.removeprefix("TargetError: "))
+        message = one.message.removeprefix("TargetError: ")
+        yield replace(one, repeat=repeat, message=message, level=level_of(one.flags))
 
 
 def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from ..suite.levels import Level
+
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -46,6 +48,7 @@ class Check:
         flags: why the case exists.
         ulps: worst error of the loss in units of the last place of the dtype that accumulates.
         declared: names of the declared deviations that name this check.
+        level: the level of the case; set only by ``check``.
     """
 
     kind: str
@@ -61,6 +64,7 @@ class Check:
     flags: tuple[str, ...] = ()
     ulps: float | None = None
     declared: tuple[str, ...] = ()
+    level: Level | None = None
 
 
 def grouped(items: Iterable[tuple[K, T]]) -> dict[K, list[T]]:

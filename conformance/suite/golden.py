@@ -20,6 +20,7 @@ from pairproof.reference import checks
 from .cases import Case
 from .catalogue import LOSSES, Loss
 from .flags import first_untrue
+from .levels import Level
 from .records import Expected, Matrix
 from .store import (
     FixtureError,
@@ -75,12 +76,14 @@ class Flag:
 
     Attributes:
         name: the flag.
+        level: what the cases with this flag require of an implementation.
         hunts: the mistake that these cases detect, or the property that they have.
         effect: the effect of the mistake.
         links: where the mistake was made or discussed.
     """
 
     name: str
+    level: Level
     hunts: str
     effect: str
     links: tuple[str, ...]
@@ -288,7 +291,10 @@ def read_inputs(root: Path, name: str) -> Any:
 def read_flags(root: Path) -> dict[str, Flag]:
     """Read the explanation of every flag, by name, without checking the manifest."""
     data = read_checked(root, FLAGS, FLAGS_FORMAT)
-    return {name: Flag(name, **{**flag, "links": tuple(flag["links"])}) for name, flag in data["flags"].items()}
+    return {
+        name: Flag(name, Level(flag["level"]), flag["hunts"], flag["effect"], tuple(flag["links"]))
+        for name, flag in data["flags"].items()
+    }
 
 
 def inputs_of(name: str, data: Any, flags: Mapping[str, Flag]) -> list[Case]:
