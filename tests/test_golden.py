@@ -313,13 +313,13 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     ("supcon", "cases.4.arguments.self_rows", [0, 1], "expected shape [4], got [2]"),
     ("supcon", "cases.4.arguments.self_rows.0", -2, "-2 is less than the min"),
     ("supcon", "cases.4.arguments.embeddings_b", [[1.0]], "supcon_loss has no"),
-    ("supcon", "cases.0.arguments.self_rows", [-1] * 6, "expected ref_embeddings with it"),
+    ("supcon", "cases.0.arguments.self_rows", [-1] * 6, "requires ref_embeddings"),
     ("supcon", "cases.4.expected.gradients.ref_embeddings", [[1.0]], "expected shape [6, 3], got [1, 1]"),
     (
         "supcon",
         "cases.0.expected.gradients",
         {"ref_embeddings": [[1.0]]},
-        "expected gradients for no matrix, got them for ref_embeddings",
+        "expected gradients for no matrix, got gradients for ref_embeddings",
     ),
     ("supcon", "cases.0.expected.gradients", {}, "{} should be non-empty"),
     ("nt_xent", "cases.1.arguments.ref_labels", [0] * 6, "nt_xent_loss has no"),
@@ -369,7 +369,7 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
     (
         "supcon",
         remove("cases.4.expected.gradients"),
-        "$.cases[4].expected.gradients: expected gradients for ref_embeddings, got them for no matrix",
+        "$.cases[4].expected.gradients: expected gradients for ref_embeddings, got gradients for no matrix",
     ),
     ("supcon", put("cases.2.expected.gradients", {"negatives": [[1.0]]}), "$.cases[2].expected"),
     (

@@ -275,7 +275,7 @@ def _number(x: float) -> float | str:
 
 
 def read_inputs(root: Path, name: str) -> Any:
-    """Read a golden file in which the computed fields may be missing or wrong. Raises as ``read_checked``."""
+    """Read a golden file whose computed fields may be missing or wrong. Raises the same errors as ``read_checked``."""
 
     def loosen(schema: Any) -> Any:
         case = schema["$defs"]["case"]
@@ -302,7 +302,7 @@ def inputs_of(name: str, data: Any, flags: Mapping[str, Flag]) -> list[Case]:
 
     Args:
         name: name of the file, relative to the folder of fixtures.
-        data: content of the file, valid by the schema.
+        data: content of the file, valid according to the schema.
         flags: the explanation of every flag.
 
     Raises:
@@ -362,7 +362,7 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
     expect(len(targets) == bool(loss.targets), f"{path}.arguments", wanted, got)
     within = "ref_embeddings" not in given
     labels = "labels" in given and not within
-    require("self_rows" not in given or not within, f"{path}.arguments.self_rows", "expected ref_embeddings with it")
+    require("self_rows" not in given or not within, f"{path}.arguments.self_rows", "requires ref_embeddings")
     wanted = "expected if and only if labels and ref_embeddings are given"
     require(("ref_labels" in given) == labels, f"{path}.arguments.ref_labels", wanted)
     n, m = len(given[first]), len(given.get("ref_embeddings", given[first]))
@@ -433,7 +433,9 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
     if raw["gradient"] is not None:
         others = raw.get("gradients", {})
         wanted, got = (", ".join(names) or "no matrix" for names in (case.others, others))
-        expect(others.keys() == case.others.keys(), f"{path}.gradients", f"gradients for {wanted}", f"them for {got}")
+        expect(
+            others.keys() == case.others.keys(), f"{path}.gradients", f"gradients for {wanted}", f"gradients for {got}"
+        )
         for name, rows in {case.first: raw["gradient"], **others}.items():
             where = f"{path}.gradient" if name == case.first else f"{path}.gradients.{name}"
             gradients[name] = _array(where, name, rows, dict(zip(SHAPES[name], case.matrices[name].shape, strict=True)))
