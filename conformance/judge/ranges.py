@@ -1,0 +1,381 @@
+"""Find the range in which a loss works: the temperatures, norms and logits from which it breaks.
+
+One batch of eight ordinary rows is judged again and again: at ever lower temperatures, with ever shorter and longer
+rows, and for dot products with ever larger logits. A result breaks if it is not finite, or if its relative error
+exceeds ``WIDE`` or the effect of rounding the largest logit. The true loss and gradient are proved at each point, and
+stay ordinary numbers of the dtype, so a result that breaks shows a limit of the implementation. The limit is found by
+bisection, to 1.1 %, between a point at which the loss is right and one at which it breaks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..implementations.callable import External
+from ..implementations.sandbox import TargetError
+from ..implementations.signatures import Claim
+from ..suite.cases import Case
+from ..suite.catalogue import LOSSES
+from ..suite.records import Expected, Matrix, Outcome
+from ..truth.evaluate import truth
+from .results import grouped
+
+DTYPES = ("float64", "float32")
+"""The dtypes whose limits are found."""
+
+WIDE = 1e-3
+"""Relative error from which a value or a gradient counts as wrong, far above every rounding error on this batch."""
+
+FINE = 64
+"""Number of steps per factor of two: limits are found to 1.1 %."""
+
+NORM = 85
+"""The norm of every row of the batch."""
+
+UNIT = 64
+"""The rows are divided by this number for dot products."""
+
+ROWS = np.array([(84, 13), (77, 36), (75, 40), (68, 51), (51, 68), (40, 75), (13, 84), (-75, -40)], dtype=np.float64)
+"""[8, 2] integers. The last row is far from all others. In each row of the similarity matrix, the two largest entries
+other than the self pair differ by at least 0.01, so that low temperatures make no tie."""
+
+LABELS, PARTNERS = (0, 1, 0, 1, 0, 1, 1, 0), (4, 5, 6, 7, 0, 1, 2, 3)
+
+ORDINARY = 0.5
+"""The temperature at which norms are tried, if the target takes a temperature."""
+
+COLDEST = 1e-4
+"""The lowest temperature that is tried."""
+
+LARGEST = 100
+"""The exponent of the largest logits that are tried, in powers of two."""
+
+SAME = 0.03
+"""Relative difference below which a limit is attributed to a known number, such as a clamp at 1e-12."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Where a loss breaks, or that no such limit was found.
+
+    Attributes:
+        dtype: the dtype of the rows.
+        quantity: "temperature", "norm" or "logit".
+        direction: "below" or "above": the side of the limit on which the loss breaks.
+        at: the limit; None if none was found.
+        tried: the most extreme value that was tried.
+        kind: "overflow", "underflow", "nan", "infinite", "wrong", "clamped" or "error"; "" if no limit was found.
+        part: "loss" or "gradient": what breaks; "" if no limit was found.
+        message: the message of an error.
+    """
+
+    dtype: str
+    quantity: str
+    direction: str
+    at: float | None
+    tried: float
+    kind: str = ""
+    part: str = ""
+    message: str = ""
+
+    @property
+    def words(self) -> str:
+        """The limit in words, without the dtype."""
+        name = {"temperature": "temperature", "norm": "norm", "logit": "logits of"}[self.quantity]
+        if self.at is None:
+            return f"no limit found {'down' if self.direction == 'below' else 'up'} to {name} {self.tried:.3g}"
+        where = f"{self.direction} {name} {self.at:.3g}"
+        state = {"nan": "is NaN", "infinite": "is infinite"}.get(self.kind, "is wrong")
+        if self.quantity == "norm" and self.kind in ("clamped", "overflow", "underflow"):
+            return f"norms {self.direction} {self.at:.3g} {'are clamped' if self.kind == 'clamped' else self.kind}"
+        if self.kind == "overflow":
+            return f"exponentials overflow {where}, and the {self.part} is not finite"
+        if self.kind == "error":
+            return f"raises an error {where}: {self.message}"
+        return f"the {self.part} {state} {where}"
+
+    @property
+    def sentence(self) -> str:
+        """The limit in words, such as "float32: norms below 1e-12 are clamped"."""
+        return f"{self.dtype}: {self.words}"
+
+
+def sentences(limits: Iterable[Limit]) -> list[str]:
+    """Return the limits in words; those with the same words for several dtypes are one sentence."""
+    found = grouped((limit.words, limit.dtype) for limit in limits)
+    return [f"{', '.join(dtypes)}: {words}" for words, dtypes in found.items()]
+
+
+@dataclass(frozen=True)
+class _Break:
+    """How a result breaks: the kind and the message of a ``Limit``."""
+
+    kind: str
+    message: str = ""
+
+
+Breaks = dict[str, _Break]
+"""How the loss and the gradient break, by "loss" and "gradient"; what is right is missing."""
+
+
+def find_limits(target: External, claim: Claim, dtypes: Sequence[str] = DTYPES) -> list[Limit]:
+    """Find the limits of a loss that is right on ordinary inputs.
+
+    Args:
+        target: the loss.
+        claim: what it computes.
+        dtypes: the dtypes in which it is judged; only float64 and float32 are examined.
+
+    Returns:
+        The limits by dtype: of the temperature if it can be passed and the similarity is the cosine, of the norms of
+        rows under cosine similarity unless the harness normalises them, and of the size of logits under dot product.
+        Empty if the loss does not take the batch, or is wrong on it.
+    """
+    limits, known = [], dict[tuple[float, float], Expected]()
+    for similarity in claim.values_of("similarity") or ("cosine", "dot"):
+        case = _case(claim, str(similarity))
+        if claim.support.refuses(case) is None:
+            known.clear()
+            for dtype in (dtype for dtype in DTYPES if dtype in dtypes):
+                limits += _Search(target, claim, case, dtype, known).limits()
+    return limits
+
+
+def _case(claim: Claim, similarity: str) -> Case:
+    """The ordinary batch with the claimed options."""
+    loss, keywords = LOSSES[claim.loss], dict[str, Any]()
+    for option in (*loss.choices, "base_temperature"):
+        values = claim.values_of(option)
+        if values and loss.keywords[option] not in values:
+            keywords[option] = values[0]
+    if claim.directed_here:
+        keywords["direction"] = claim.settings["direction"]
+    keywords |= {"similarity": similarity, "temperature": claim.temperature or ORDINARY}
+    # Under dot product, the rows have norm 1.33, so that the logits are as large as those of cosines.
+    rows = ROWS if similarity == "cosine" else ROWS / UNIT
+    if loss.two_towers:
+        return Case("range/towers", claim.loss, rows[:4], {}, keywords, {"embeddings_b": rows[4:]})
+    given = {"labels": list(LABELS), "partners": list(PARTNERS), "positive_pairs": list(enumerate(PARTNERS))}
+    return Case("range/rows", claim.loss, rows, {loss.targets: given[loss.targets]}, keywords)
+
+
+def _scaled(case: Case, factor: float) -> Case:
+    others = {name: factor * rows for name, rows in case.others.items()}
+    return replace(case, embeddings=factor * case.embeddings, others=others)
+
+
+def _with(case: Case, **options: Any) -> Case:
+    return replace(case, keywords={**case.keywords, **options})
+
+
+def _power(exponent: float) -> float:
+    """A power of two, rounded to eight bits, so that its product with a row is exact in float32."""
+    whole = math.floor(exponent)
+    return math.ldexp(round(128 * 2 ** (exponent - whole)) / 128, whole)
+
+
+def _gradients(case: Case, result: Expected | Outcome) -> dict[str, Matrix]:
+    return {} if result.gradient is None else {case.first: result.gradient, **result.other_gradients}
+
+
+@dataclass
+class _Search:
+    """Bisections for one target, one ordinary batch and one dtype.
+
+    Attributes:
+        target: the target.
+        claim: what it computes.
+        case: the ordinary batch.
+        dtype: the dtype of the rows.
+        known: the proved results by temperature and by factor of the rows, shared by the dtypes.
+        kind: the limits of the dtype.
+    """
+
+    target: External
+    claim: Claim
+    case: Case
+    dtype: str
+    known: dict[tuple[float, float], Expected]
+    kind: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kind = torch.finfo(getattr(torch, self.dtype))
+
+    def limits(self) -> list[Limit]:
+        """Find all limits; none if the ordinary batch is not right."""
+        if self.breaks(self.case, self.truth(self.case)):
+            return []
+        if self.case.option("similarity") == "dot":
+            return self.of_logits()
+        found = [] if self.claim.temperature is not None else self.of_temperature()
+        return found if self.claim.normalised else [*found, *self.of_norms("below"), *self.of_norms("above")]
+
+    def truth(self, case: Case, factor: float = 1.0) -> Expected:
+        """The proved results of a case whose rows are multiplied by a factor."""
+        key = case.temperature, factor
+        if key not in self.known:
+            self.known[key] = truth(_scaled(case, factor))
+        return self.known[key]
+
+    def of_temperature(self) -> list[Limit]:
+        """Find the temperature below which the loss breaks."""
+
+        def judge(exponent: float) -> Breaks:
+            case = _with(self.case, temperature=max(2.0**exponent, COLDEST))
+            return self.breaks(case, self.truth(case))
+
+        last = math.log2(COLDEST)
+        exponents = [*map(float, range(-1, math.ceil(last) - 1, -1)), last]
+        return self.search(judge, exponents, "temperature", "below", lambda exponent: max(2.0**exponent, COLDEST))
+
+    def of_norms(self, direction: str) -> list[Limit]:
+        """Find the norm below or above which the loss breaks, although every input and result is a normal number."""
+        true = self.truth(self.case)
+        slopes = np.concatenate([np.abs(rows).ravel() for rows in _gradients(self.case, true).values()] or [np.ones(1)])
+
+        def ordinary(exponent: int) -> bool:
+            gradient = slopes.max() / _power(exponent)
+            inside = self.kind.tiny * 2**24 < gradient < self.kind.max / 2**8
+            return inside and _scaled(self.case, _power(exponent)).holds_in(self.dtype)
+
+        def judge(exponent: float) -> Breaks:
+            factor = _power(exponent)
+            # The loss does not depend on the norms, and the gradient is inversely proportional to them.
+            gradients = {name: rows / factor for name, rows in _gradients(self.case, true).items()}
+            first = gradients.pop(self.case.first, None)
+            return self.breaks(_scaled(self.case, factor), Expected(true.loss, {}, first, other_gradients=gradients))
+
+        step = -1 if direction == "below" else 1
+        last = next(exponent for exponent in range(1020 * step, 0, -step) if ordinary(exponent))
+        exponents = np.linspace(0, last, 12).round().tolist()
+        return self.search(judge, exponents, "norm", direction, lambda exponent: NORM * _power(exponent))
+
+    def of_logits(self) -> list[Limit]:
+        """Find the size of the largest logit above which the loss breaks."""
+
+        def judge(exponent: float) -> Breaks:
+            factor = _power(exponent)
+            return self.breaks(_scaled(self.case, factor), self.truth(self.case, factor))
+
+        def size(exponent: float) -> float:
+            return (NORM / UNIT * _power(exponent)) ** 2 / self.case.temperature
+
+        exponents = map(float, (*range(10), *range(10, LARGEST // 2 + 1, 8)))
+        return self.search(judge, [*exponents], "logit", "above", size)
+
+    def search(
+        self,
+        judge: Callable[[float], Breaks],
+        exponents: Sequence[float],
+        quantity: str,
+        direction: str,
+        size: Callable[[float], float],
+    ) -> list[Limit]:
+        """Find where the loss and the gradient break first on the way from ordinary to extreme exponents.
+
+        Args:
+            judge: how the result at an exponent of two breaks.
+            exponents: the exponents to try in turn; the result at the first one is right.
+            quantity: the quantity that changes.
+            direction: the side on which it breaks.
+            size: the value of the quantity at an exponent.
+
+        Returns:
+            The limit of the loss, after that of the gradient if the gradient breaks before the loss.
+        """
+        judge, found = cache(judge), dict[str, tuple[float, Limit]]()
+        for part in ("loss", "gradient"):
+            for good, bad in pairwise(exponents):
+                if part not in judge(bad):
+                    continue
+                while abs(bad - good) > 1 / FINE:
+                    middle = (good + bad) / 2
+                    good, bad = (good, middle) if part in judge(middle) else (middle, bad)
+                broken, tried = judge(bad)[part], size(exponents[-1])
+                at = size((good + bad) / 2)
+                limit = Limit(self.dtype, quantity, direction, at, tried, broken.kind, part, broken.message)
+                found[part] = abs(good), self.named(limit)
+                break
+        before = "gradient" in found and ("loss" not in found or found["gradient"][0] < found["loss"][0] - 2 / FINE)
+        limits = [found[part][1] for part in ("gradient", "loss") if part in found and (part == "loss" or before)]
+        return limits or [Limit(self.dtype, quantity, direction, None, size(exponents[-1]))]
+
+    def named(self, limit: Limit) -> Limit:
+        """Name the cause of a limit if it is known: a clamp, or the end of the range of the dtype."""
+        assert limit.at is not None
+        at, largest = limit.at, float(self.kind.max)
+        if limit.quantity != "norm":
+            logit = at if limit.quantity == "logit" else 1 / at
+            overflows = limit.kind in ("nan", "infinite") and abs(logit / math.log(largest) - 1) < SAME
+            return replace(limit, kind="overflow") if overflows else limit
+        if limit.direction == "above":
+            return replace(limit, kind="overflow") if abs(at / math.sqrt(largest) - 1) < SAME else limit
+        least = 10.0 ** round(math.log10(at))
+        if limit.kind == "wrong" and abs(at / least - 1) < SAME and self.clamps(least):
+            return replace(limit, kind="clamped", at=least)
+        square = at * at
+        underflows = self.kind.smallest_normal * 2.0**-60 < square < 4 * self.kind.smallest_normal
+        return replace(limit, kind="underflow") if underflows else limit
+
+    def clamps(self, least: float) -> bool:
+        """Whether rows of half the norm ``least`` give the loss of rows that are divided by ``least``."""
+        factor = _power(math.log2(least / 2 / NORM))
+        expected = truth(_scaled(_with(self.case, similarity="dot"), factor / least))
+        found = self.ask(_scaled(self.case, factor))
+        return isinstance(found, Outcome) and _distance(expected.values, found.values) <= WIDE
+
+    def ask(self, case: Case) -> Outcome | _Break:
+        """Return the result of the target, or how it fails."""
+        try:
+            return self.target.evaluate(case, self.dtype)
+        except Exception as error:  # external code may raise anything
+            words = str(error) if isinstance(error, TargetError) else f"{type(error).__name__}: {error}"
+            return _Break("error", next(iter(words.splitlines()), ""))
+
+    def breaks(self, case: Case, true: Expected) -> Breaks:
+        """Return how the results of the target on a case break."""
+        found = self.ask(case)
+        if isinstance(found, _Break):
+            return {"loss": found}
+        rows = max(map(_size, case.matrices.values()))
+        logit = (1.0 if case.option("similarity") == "cosine" else rows**2) / case.temperature
+        # Rounding a large logit changes an exponential by this factor.
+        allowed = min(max(WIDE, 16 * self.kind.eps * logit), 100 * WIDE)
+        pairs = [("loss", np.array(true.values), np.array(found.values))]
+        given = _gradients(case, found)
+        for name, expected in _gradients(case, true).items():
+            # A gradient that is negligible, such as that of a saturated loss, may be lost in rounding.
+            if name in given and _size(expected) * rows > WIDE * _size(np.array(true.values)):
+                pairs.append(("gradient", expected, given[name]))
+        kinds = ((part, _kind(expected, result, allowed)) for part, expected, result in pairs)
+        return {part: _Break(kind) for part, kind in kinds if kind}
+
+
+def _size(rows: Matrix) -> float:
+    """The Euclidean norm, without overflow or underflow of squares."""
+    largest = float(np.abs(rows).max(initial=0.0))
+    return largest * float(np.linalg.norm(rows / largest)) if largest else 0.0
+
+
+def _distance(expected: Any, given: Any) -> float:
+    """The norm of the difference of finite arrays relative to the expected norm; infinite if the shapes differ."""
+    expected, given = np.asarray(expected, dtype=np.float64), np.asarray(given, dtype=np.float64)
+    if expected.shape != given.shape:
+        return math.inf
+    with np.errstate(over="ignore"):
+        return _size(given - expected) / (_size(expected) or 1.0)
+
+
+def _kind(expected: Matrix, given: Matrix, allowed: float) -> str:
+    """Return the kind of ``Limit`` of a result, or "" if its relative error is allowed."""
+    if not np.isfinite(given).all():
+        return "nan" if np.isnan(given).any() else "infinite"
+    return "" if _distance(expected, given) <= allowed else "wrong"
