@@ -1,0 +1,194 @@
+"""Wrong for some structures of classes or values of labels only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .base import SMALL, Call, wrong
+
+
+def relabelled(call: Call, labels: Tensor) -> Tensor:
+    """The right loss with other labels; batches with a mask of positives or references are unchanged."""
+    return call() if call.labels is None or call.ref_embeddings is not None else call(labels=labels)
+
+
+@wrong("supcon")
+def labels_as_int8(call: Call) -> Tensor:
+    """Labels are converted to int8: labels that differ by 256 become equal."""
+    return call() if call.labels is None else relabelled(call, call.labels.to(torch.int8).long())
+
+
+@wrong("supcon_in")
+def labels_as_uint8(call: Call) -> Tensor:
+    """Labels are stored as bytes: -1 equals 255."""
+    return call() if call.labels is None else relabelled(call, call.labels.to(torch.uint8).long())
+
+
+@wrong("nt_xent_pairwise")
+def labels_as_int16(call: Call) -> Tensor:
+    """Labels are converted to int16: labels that differ by 65536 become equal."""
+    return call() if call.labels is None else relabelled(call, call.labels.to(torch.int16).long())
+
+
+@wrong("supcon")
+def labels_as_float32(call: Call) -> Tensor:
+    """Labels are compared as float32: 2^24 and 2^24 + 1 become equal."""
+    return call() if call.labels is None else relabelled(call, call.labels.float().double().long())
+
+
+@wrong("supcon_epsilon")
+def labels_as_float64(call: Call) -> Tensor:
+    """Labels are subtracted as float64 and compared with 0: hashes beyond 2^53 that differ by 1 become equal."""
+    if call.labels is None:
+        return call()
+    _, labels = call.labels.double().unique(return_inverse=True)
+    return relabelled(call, labels)
+
+
+@wrong("supcon")
+def label_difference_overflows(call: Call) -> Tensor:
+    """Labels are equal if their int64 difference is at most 0 both ways, which overflows near the limits of int64."""
+    labels = call.labels
+    if labels is None or call.ref_embeddings is not None:
+        return call()
+    difference = labels[:, None] - labels
+    return call(labels=None, positives=(difference <= 0) & (difference.T <= 0))
+
+
+@wrong("supcon_in")
+def negative_labels_are_unlabelled(call: Call) -> Tensor:
+    """Negative labels mean unlabelled: such a row has no positives, and two of them are not positives of each other."""
+    labels = call.labels
+    if labels is None or call.ref_embeddings is not None:
+        return call()
+    own = -1 - torch.arange(call.n) - int(labels.abs().max())
+    return call(labels=torch.where(labels < 0, own, labels))
+
+
+@wrong("supcon", takes=SMALL)
+def minus_one_is_ignored(call: Call) -> Tensor:
+    """Rows with the label -1 are dropped from the batch, as by ignore_index."""
+    keep = call.labels != -1
+    return call(call.z[keep], labels=call.labels[keep]) if 1 < int(keep.sum()) < call.n else call()
+
+
+@wrong("nt_xent_pairwise", takes=SMALL)
+def labels_as_indices(call: Call) -> Tensor:
+    """Labels are used as indices of a one-hot matrix, so a negative label counts from the end."""
+    labels = call.labels
+    span = int(labels.max()) + 1
+    return call(labels=torch.where(labels < 0, labels + span, labels)) if 0 < span < 10**6 else call()
+
+
+@wrong("supcon", takes=SMALL)
+def unsorted_labels(call: Call) -> Tensor:
+    """Classes are taken as runs of equal labels; if a class has two runs, they are two classes."""
+    steps = (call.labels[1:] != call.labels[:-1]).long().cumsum(0)
+    return call(labels=torch.cat([steps.new_zeros(1), steps])) if call.n > 12 else call()
+
+
+@wrong("supcon_in")
+def first_three_positives(call: Call) -> Tensor:
+    """Only the first three positives of an anchor are kept; the others become negatives."""
+    positive = call.positive
+    if int(positive.sum(dim=1).amax()) <= 3 or call.n <= 8:
+        return call()
+    return call(labels=None, ref_labels=None, positives=positive & (positive.cumsum(dim=1) <= 3))
+
+
+@wrong("supcon", takes=SMALL)
+def more_than_eight_positives(call: Call) -> Tensor:
+    """The number of positives is capped at 8 in the divisor."""
+    return call.weighted(call.counts.clamp(min=1) / call.counts.clamp(1, 8))
+
+
+@wrong("nt_xent_pairwise", takes=SMALL)
+def more_than_sixteen_positives(call: Call) -> Tensor:
+    """Positives beyond the sixteenth of an anchor are weighted as one."""
+    return call.weighted(torch.where(call.counts > 16, 16 / call.counts.clamp(min=1), 1.0))
+
+
+@wrong("supcon_in", takes=SMALL)
+def counts_in_int8(call: Call) -> Tensor:
+    """The number of positives is counted in int8, which overflows for a class of 129 rows."""
+    return call.weighted(call.counts / call.counts.to(torch.int8).clamp(min=1))
+
+
+@wrong("supcon", takes=SMALL)
+def counts_in_uint8(call: Call) -> Tensor:
+    """The number of positives is counted in uint8: a class of 257 rows has 0 positives."""
+    return call.weighted(call.counts.to(torch.uint8).bool() | (call.counts == 0))
+
+
+@wrong("supcon", takes=SMALL)
+def one_class(call: Call) -> Tensor:
+    """A batch of one class has nothing to contrast and returns 0, from 6 rows on."""
+    single = len(call.labels.unique()) == 1 and call.n >= 6
+    return call.z.sum() * 0 if single else call()
+
+
+@wrong("supcon_in", takes=SMALL)
+def one_large_class(call: Call) -> Tensor:
+    """A class with more than three quarters of more than 8 rows is dropped as an outlier."""
+    heavy = call.sizes * 4 > 3 * call.n
+    return call.weighted(1.0 - heavy.double()) if call.n > 8 else call()
+
+
+@wrong("supcon", takes=SMALL)
+def classes_of_exactly_two(call: Call) -> Tensor:
+    """A class of exactly two rows beside a class of five or more takes a shortcut that forgets one of its anchors."""
+    pair = (call.sizes == 2) & (call.labels[:, None] == call.labels).triu(1).any(dim=1)
+    return call.weighted(1.0 - pair.double()) if int(call.sizes.max()) >= 5 else call()
+
+
+@wrong("supcon_epsilon", "policies", takes=SMALL)
+def all_labels_distinct(call: Call) -> Tensor:
+    """If all labels are distinct and there are more than 8 rows, consecutive rows are taken for pairs."""
+    distinct = len(call.labels.unique()) == call.n and call.n > 8
+    return call(labels=torch.arange(call.n) // 2) if distinct else call()
+
+
+@wrong("nt_xent_pairwise", takes=SMALL)
+def more_than_ten_classes(call: Call) -> Tensor:
+    """Labels are taken modulo 10, as for a dataset of ten classes, if they are small."""
+    labels = call.labels
+    small = int(labels.min()) >= 0 and int(labels.max()) < 1000
+    return call(labels=labels % 10) if small else call()
+
+
+@wrong("supcon", takes=SMALL)
+def more_than_sixteen_classes(call: Call) -> Tensor:
+    """With more than 16 classes, the classes after the sixteenth are merged."""
+    _, labels = call.labels.unique(return_inverse=True)
+    return call(labels=labels.clamp(max=16)) if len(labels.unique()) > 16 else call()
+
+
+@wrong("supcon_in", takes=SMALL)
+def unequal_classes(call: Call) -> Tensor:
+    """If more than 12 rows form classes of different sizes, anchors are weighted by one over the size of the class."""
+    if call.n <= 12 or len(call.sizes.unique()) == 1:
+        return call()
+    weights = 1 / call.sizes.double()
+    return call.weighted(weights / weights.mean())
+
+
+@wrong("nt_bxent")
+def many_pairs_of_one_row(call: Call) -> Tensor:
+    """A row with more than 6 positives is weighted as if it had 6."""
+    return call.weighted(torch.where(call.counts > 6, (call.counts + 1) / 7, 1.0))
+
+
+@wrong("nt_bxent")
+def no_pairs_above_eight_rows(call: Call) -> Tensor:
+    """A batch of more than 8 rows without any positive pair returns 0."""
+    return call.z.sum() * 0 if len(call.positive_pairs) == 0 and call.n > 8 else call()
+
+
+@wrong("nt_bxent")
+def pairs_listed_three_times(call: Call) -> Tensor:
+    """A pair that is listed three times or more counts twice."""
+    pairs, times = call.positive_pairs.unique(dim=0, return_counts=True)
+    anchors = torch.zeros(call.n, dtype=torch.bool)
+    anchors[pairs[times > 2][:, 0]] = True
+    return call.weighted(1.0 + anchors.double()) if bool(anchors.any()) else call()

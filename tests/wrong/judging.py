@@ -1,0 +1,36 @@
+"""The verdict of ``pairproof check`` on a wrong implementation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pairproof.conformance.judge.check import CONFORMS, check
+from pairproof.conformance.judge.options import Request
+
+from .base import Wrong
+
+
+@dataclass
+class Finding:
+    """The result of checking one wrong implementation.
+
+    Attributes:
+        name: its name.
+        conforms: whether the verdict is "conforms".
+        argued: whether an argument says why it may.
+        caught: number of cases that failed.
+        summary: the last line of ``pairproof check``.
+    """
+
+    name: str
+    conforms: bool
+    argued: bool
+    caught: int
+    summary: str
+
+
+def judged(one: Wrong) -> Finding:
+    """Check a wrong implementation on everything that ``pairproof check`` judges by default."""
+    result = check(Request(one.target, one.loss, **one.options), explain=0)
+    cases = {failure.case for failure in result.failures}
+    return Finding(one.name, result.verdict == CONFORMS, bool(one.argument), len(cases), result.summary)
