@@ -386,6 +386,8 @@ def _judged(result: CheckResult) -> Iterator[Part]:
         yield Text(f"  {count} skipped: {reason}", "dim")
     needed = (reason.removeprefix("needs ") for reason, _ in result.left_out.most_common() if "=" in reason)
     yield from (Text(f"  to claim a value that is built in, for example: --set {it}", "dim") for it in [*needed][:1])
+    if result.not_tried:
+        yield Text(f"  not tried: {', '.join(result.not_tried)}", "dim")
     if result.judged:
         yield from _check_tables(result)
         if not result.gradients_judged:
@@ -445,6 +447,7 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
             "unused": found.unused,
             "gradients_judged": found.gradients_judged,
             "left_out": dict(found.left_out.most_common()),
+            "not_tried": found.not_tried,
             "statuses": found.counts,
             "flags": found.flags(),
             "worst": {dtype: _plain(ratio) for dtype, ratio in found.worst().items()},

@@ -7,8 +7,8 @@ A target is a function, a class that is constructed with its options, or an inst
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -35,6 +35,7 @@ from .base import (
 from .sandbox import TargetError, TargetMisused, copy_of, describe, find, within, within_memory
 from .signatures import Claim, Signature, complete, guess_arrays, guess_call, is_module, kind_of
 from .subprocess import Lines
+from .usages import BY_NAME, NotApplicable, Use
 
 Tensor = torch.Tensor
 
@@ -132,7 +133,7 @@ class Target:
         if arrays is None:
             arrays, words = guess_arrays(thing)
             self.notes += (f"arrays: {arrays}, guessed from {words}; override with --arrays",)
-        self.call, self.arrays, self.strict = call, arrays, strict and arrays == "torch"
+        self.call, self.arrays, self.strict, self.use = call, arrays, strict and arrays == "torch", Use()
         if arrays == "jax":
             import_jax()
 
@@ -166,7 +167,7 @@ class Target:
         Raises:
             TargetError: the result is not a loss.
         """
-        positional, keywords = batch.arguments(self.call)
+        positional, keywords = self.use.arguments(*batch.arguments(self.call))
         places, given = len(positional), [*positional, *keywords.values()]
 
         def call(*arrays: Any) -> Any:
@@ -175,7 +176,7 @@ class Target:
             called = self.thing(**constructor) if self.constructs else self.thing
             if is_module(called):
                 called.to(batch.embeddings.device)
-            return called(*given, **others)
+            return self.use.call(called, given, others)
 
         if self.arrays == "jax":
             found: Any = _Jax.apply(call, *given)  # type: ignore[no-untyped-call]
@@ -184,7 +185,7 @@ class Target:
         loss: Tensor = found if isinstance(found, Tensor) else self._values(found)
         if not loss.is_floating_point():
             raise TargetError(f"returned a tensor of {loss.dtype} where floating-point numbers are expected")
-        return loss.double().cpu().reshape(-1)
+        return self.use.result(loss, self.arrays).double().cpu().reshape(-1)
 
     def _values(self, returned: Any) -> Tensor:
         """Return a number or an array of numbers as float64."""
@@ -349,13 +350,20 @@ class External(Implementation):
         if self.command:
             self.command.close()
 
-    def evaluate(self, case: Case, dtype: str) -> Outcome:
+    def evaluate(self, case: Case, dtype: str, usage: str = "") -> Outcome:
         """Return the value and the gradients of a case.
+
+        Args:
+            case: the case.
+            dtype: dtype of the rows.
+            usage: name of the usage under which the target is called.
 
         Raises:
             TargetError: the result is not a loss, or takes too long.
         """
         leaves = self.tensors(case, dtype)
+        each = case.option("reduction") == "none" or self.claim.reduced_here
+        use = Use(BY_NAME[usage], leaves, case.temperature, each)
         given = {name: normalised(z, case) for name, z in leaves.items()} if self.claim.normalised else leaves
         # Commands are limited in ``subprocess.py``.
         limited = self.device == "cpu" and not self.command
@@ -366,17 +374,33 @@ class External(Implementation):
                     products = [(z.double().cpu() * gradients[name]).sum() for name, z in given.items()]
                     gradients = gradients_of(torch.stack(products), leaves)
             else:
-                loss = self._loss(case, given)
-                weighted = loss @ self._shares(case, loss) if self.gradients_judged else loss
-                values, gradients = loss.detach(), gradients_of(weighted, leaves) if self.gradients_judged else {}
+                try:
+                    with self._target_used(use):
+                        loss = self._loss(case, given)
+                        gradients = use.gradients(loss, self._shares(case, loss)) if self.gradients_judged else {}
+                except NotApplicable:
+                    return Outcome([], observed={"applies": False})
+                values = loss.detach()
             anchors = self._anchors(case, values, given)
         if self.claim.reduced_here:
             shares = self._shares(case, values)
             values = values if case.option("reduction") == "none" else torch.tensor([values.numpy() @ shares.numpy()])
+        observed = use.observed(gradients)
         found = {name: gradient.numpy() for name, gradient in gradients.items()}
-        outcome = Outcome(values.tolist(), found.pop(case.first, None), anchors, other_gradients=found)
+        outcome = Outcome(values.tolist(), found.pop(case.first, None), anchors, None, found, observed)
         self.outcomes[case.id, dtype] = outcome
         return outcome
+
+    @contextmanager
+    def _target_used(self, use: Use) -> Iterator[None]:
+        """Call the target under a usage in the body, and record its side effects."""
+        assert self.target is not None
+        self.target.use = use
+        try:
+            with use:
+                yield
+        finally:
+            self.target.use = Use()
 
     def _loss(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> Tensor:
         """Return the values in the order of the case's anchors, [K] float64, differentiable by the matrices."""

@@ -39,6 +39,7 @@ from .callable import Answer, Batch, External, Target
 from .sandbox import TargetError, TargetMisused, find
 from .signatures import Claim
 from .subprocess import BRIEFLY, LONGEST_LINE, PATIENCE
+from .usages import read_observed
 
 DEATHS = 10
 """Number of consecutive deaths of the worker after which it is not started again."""
@@ -327,7 +328,7 @@ class IsolatedLoss(External):
             claim |= {"temperature": at, "passed": sorted(target.claim.passed)}
             facts: dict[str, Any] = {"claim": claim, "notes": target.notes, "version": target.version()}
             facts["gradients_judged"] = target.gradients_judged
-            return facts, lambda case, dtype: _written(target.evaluate(case, dtype), case)
+            return facts, lambda *request: _written(target.evaluate(*request), request[0])
 
         self.child = Child(load, options.get("limit", 60.0))
         facts = self.child.facts
@@ -348,15 +349,20 @@ class IsolatedLoss(External):
         """End the child process."""
         self.child.close()
 
-    def evaluate(self, case: Case, dtype: str) -> Outcome:
+    def evaluate(self, case: Case, dtype: str, usage: str = "") -> Outcome:
         """Return the value and the gradients of a case.
+
+        Args:
+            case: the case.
+            dtype: dtype of the rows.
+            usage: name of the usage under which the target is called.
 
         Raises:
             TargetError: the target raised an error, died or was late, or the result is not a loss.
         """
         # Cases of documents have read-only mappings, which cannot be pickled.
         mappings: dict[str, Any] = {name: dict(getattr(case, name)) for name in ("arguments", "keywords", "others")}
-        outcome = self.outcomes[case.id, dtype] = _read(self.child.ask(replace(case, **mappings), dtype), case)
+        outcome = self.outcomes[case.id, dtype] = _read(self.child.ask(replace(case, **mappings), dtype, usage), case)
         return outcome
 
 
@@ -365,7 +371,7 @@ def _written(outcome: Outcome, case: Case) -> dict[str, Any]:
     gradients = {} if outcome.gradient is None else {case.first: outcome.gradient, **outcome.other_gradients}
     anchors = None if outcome.anchors is None else list(outcome.anchors.items())
     rows = {name: gradient.tolist() for name, gradient in gradients.items()}
-    return {"values": outcome.values, "anchors": anchors, "gradients": rows}
+    return {"values": outcome.values, "anchors": anchors, "gradients": rows, "observed": outcome.observed}
 
 
 def _read(answer: Any, case: Case) -> Outcome:
@@ -380,9 +386,10 @@ def _read(answer: Any, case: Case) -> Outcome:
         if rows and {name: z.shape for name, z in rows.items()} != {n: z.shape for n, z in case.matrices.items()}:
             raise ValueError("shapes")
         values = [float(value) for value in answer["values"]]
+        observed = read_observed(answer["observed"])
     except (TypeError, ValueError, KeyError, AttributeError):
         raise TargetError("wrote an answer that cannot be read") from None
-    return Outcome(values, rows.pop(case.first, None), anchors, other_gradients=rows)
+    return Outcome(values, rows.pop(case.first, None), anchors, None, rows, observed)
 
 
 class IsolatedTarget(Target):

@@ -38,6 +38,8 @@ from .deviations import deviations, project_file, read_declarations
 from .levels import level_of
 from .options import CouldNotRun, Request, Selection, UsageError, takes
 from .results import BAD, Check, Status, counted, grouped, phrase, unused
+from .usages import Watch, judge_usages
+from .usages import names as usage_names
 from .verify import Report, check_names, judge_case, load_cases, truth_of
 
 SHOWN = 10
@@ -106,6 +108,16 @@ class CheckResult:
     def counts(self) -> Counter[Status]:
         """Number of checks with each status."""
         return counted(self.checks)
+
+    @property
+    def not_tried(self) -> list[str]:
+        """The usages that could not be judged, each with the reason."""
+        usages = [check for check in self.checks if check.kind == "usage" and check.case.startswith("usage/")]
+        if not usages and not self.request.cases:
+            why = "a command receives numbers" if self.claim.call == "command" else "no ordinary case passes"
+            return [f"usages ({why})"]
+        skipped = (check for check in usages if check.status is Status.SKIPPED)
+        return [f"{check.case.removeprefix('usage/')} ({check.message})" for check in skipped]
 
     @property
     def shared(self) -> set[tuple[str, str]]:
@@ -199,10 +211,12 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         result.declared = [one for one in known if one.concerns(request.loss, request.name)]
         result.aside = [one for one in known if one not in result.declared and one.concerns(request.loss, one.target)]
         failing: list[tuple[Case, Outcome]] = []
+        watch = Watch(request, target)
         for chosen in tracked("cases", cases, len(cases), progress):
             case, golden = as_claimed(chosen, stored[chosen], target.claim)
             checks = list(judge_target(request, target, case, golden, dtypes))
             report.checks += checks
+            watch.note()
             if all(one.status is Status.SKIPPED for one in checks):
                 result.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
             failed = [one for one in checks if one.status is Status.FAILED]
@@ -214,6 +228,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
                     result.diagnoses[case.id, one.dtype] = words
             failing += [(case, target.outcomes[case.id, one.dtype]) for one in failed[:1]]
         result.advice += _advice(target, failing)
+        report.checks += watch.checks
+        report.checks += judge_usages(request, target, stored, lambda one: as_claimed(one, stored[one], target.claim))
     report.cases_chosen = len(cases) - result.left_out.total()
     result.gradients_judged = bool(target.gradients_judged)
     if request.whole:
@@ -304,7 +320,7 @@ def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
         raise UsageError(f"--limit: expected a positive number of seconds, got {request.limit:g}")
     cases = [case for case in stored if case.loss == request.loss]
     for pattern in request.cases:
-        if not any(fnmatchcase(case.id, pattern) for case in cases):
+        if not any(fnmatchcase(name, pattern) for name in (*usage_names(), *(case.id for case in cases))):
             raise UsageError(f"no case of {request.loss} matches {pattern}; see: pairproof list")
     return [case for case in cases if Selection(cases=request.cases).takes_case(case.id)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,7 @@ class Outcome:
         anchors: the value of every anchor by row, if the implementation reports them.
         terms: the terms, if the implementation is the reference.
         other_gradients: the gradients with respect to the other matrices, by name; empty without ``gradient``.
+        observed: side effects and further results of a user's loss, as JSON data (``implementations.usages``).
     """
 
     values: list[float]
@@ -75,6 +77,7 @@ class Outcome:
     anchors: dict[int, float] | None = None
     terms: Terms | None = None
     other_gradients: Mapping[str, Matrix] = field(default_factory=dict)
+    observed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

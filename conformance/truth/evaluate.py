@@ -39,8 +39,17 @@ class Enclosures:
     terms: reference.Terms
 
 
-def enclosures(case: Case, bits: int = PRECISION, *, gradient: bool = True) -> Enclosures:
-    """Evaluate a case in ball arithmetic, with this many bits."""
+def enclosures(
+    case: Case, bits: int = PRECISION, *, gradient: bool = True, upstream: Sequence[float] | None = None
+) -> Enclosures:
+    """Evaluate a case in ball arithmetic, with this many bits.
+
+    Args:
+        case: the case.
+        bits: the working precision.
+        gradient: whether gradients are computed.
+        upstream: the factor of each value in the sum that is differentiated; by default 1.
+    """
     with precision(bits):
         given = _balls(case)
         if gradient:
@@ -49,10 +58,11 @@ def enclosures(case: Case, bits: int = PRECISION, *, gradient: bool = True) -> E
             given = _split(given, variables)
         result = call_reference(case, {name: np.array(rows, dtype=object) for name, rows in given.items()})
         values = result.loss if isinstance(result.loss, list) else [result.loss]
+        total = sum(values) if upstream is None else sum(v * w for v, w in zip(values, upstream, strict=True))
         return Enclosures(
             values=[arb(tape.value_of(v)) for v in values],
             anchors={i: arb(tape.value_of(v)) for i, v in result.terms.anchor_losses.items()},
-            gradients=_split(given, tape.gradient(sum(values), variables)) if gradient else {},
+            gradients=_split(given, tape.gradient(total, variables)) if gradient else {},
             terms=result.terms,
         )
 
@@ -67,9 +77,19 @@ def _split(matrices: Mapping[str, Sequence[Any]], rows: Sequence[Any]) -> dict[s
     return {name: list(islice(left, len(matrix))) for name, matrix in matrices.items()}
 
 
-def truth(case: Case, bits: int = PRECISION) -> Truth:
-    """Compute the truth of a case: values, similarities, gradients, and the sensitivity to each similarity."""
-    found = enclosures(case, bits)
+def truth(case: Case, bits: int = PRECISION, upstream: Sequence[float] | None = None) -> Truth:
+    """Compute the truth of a case: values, similarities, gradients, and the sensitivity to each similarity.
+
+    Args:
+        case: the case.
+        bits: the working precision.
+        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1.
+    """
+    found = enclosures(case, bits, upstream=upstream)
+    sensitivities = weights(case)
+    if upstream is not None:
+        # The value of an anchor depends only on the similarities in its own row.
+        sensitivities[case.counted()] *= np.array(upstream)[:, None]
     with precision(bits):
         loss = tuple(float(v) for v in found.values)
         defined = not any(map(math.isnan, loss))
@@ -79,9 +99,26 @@ def truth(case: Case, bits: int = PRECISION) -> Truth:
             anchors={i: float(v) for i, v in found.anchors.items()},
             gradient=gradients.pop(case.first, None),
             similarity=_rounded(found.terms.similarity),
-            weights=weights(case),
+            weights=sensitivities,
             other_gradients=gradients,
         )
+
+
+def temperature_gradient(case: Case, bits: int = PRECISION) -> float:
+    """Compute the derivative of a loss (of the sum of its values) with respect to the temperature.
+
+    Every loss is a function f of the logits s_ij / T, multiplied by T / base_temperature if there is one. Its
+    derivative is therefore -sum_ij (dL/ds_ij) s_ij / T, plus L / T if there is a base temperature.
+    """
+    with precision(bits):
+        matrix = similarities(case, _balls(case))
+        variables = tape.variables(matrix)
+        loss = reference_of_similarities(case, variables).loss
+        total = sum(loss) if isinstance(loss, list) else loss
+        slopes = tape.gradient(total, variables)
+        moved = sum(w * s for rows in zip(slopes, matrix, strict=True) for w, s in zip(*rows, strict=True))
+        scaled = 0 if case.option("base_temperature") is None else arb(tape.value_of(total))
+        return float((scaled - moved) / arb(case.temperature))
 
 
 def stored_truth(case: Case, expected: Expected) -> Truth:

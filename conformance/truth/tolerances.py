@@ -144,6 +144,33 @@ def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     return _rounded_rows(Bounds(values, anchors, rows, floor, per_similarity, least), truth, dtype)
 
 
+@np.errstate(over="ignore")
+def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
+    """The bound on the derivative with respect to the temperature, ``evaluate.temperature_gradient``.
+
+    It is a sum of |W_ij s_ij| / T with the errors of both factors: that of a weight as in the gradients of rows, and
+    that of a similarity. A base temperature adds the value divided by T.
+
+    Args:
+        case: the case, of a size for which the similarities are known.
+        truth: its certified results.
+        dtype: dtype of the inputs.
+    """
+    assert truth.similarity is not None
+    u, temperature = unit_roundoff(accumulating(dtype)), case.temperature
+    allowed, dim = bounds(case, truth, dtype), case.embeddings.shape[1]
+    sizes, positives = np.abs(truth.similarity), case.positives()
+    weights = np.abs(truth.weights)
+    errors = weights.copy()
+    for i in case.anchors():
+        errors[i, positives[i]] += _scale(case) / (temperature * _divisor(case) * max(len(positives[i]), 1))
+    errors *= (GRADIENT_ULPS + (SIMILARITY_ULPS + math.sqrt(dim)) * _products(case).max(axis=1) / temperature)[:, None]
+    found = float((u * (errors + GRADIENT_ULPS * weights) * sizes + weights * allowed.similarity).sum())
+    if case.option("base_temperature") is not None:
+        found += sum(allowed.values) + GRADIENT_ULPS * u * sum(map(abs, truth.values))
+    return found / temperature
+
+
 def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
     """The rounding errors of the operations of each anchor's value after the logits, in units of u."""
     own = np.full(case.shape[0], constant)

@@ -184,4 +184,4 @@ def patches_torch():
         setattr(module, name, nothing)
     for module, name in ((math, "hypot"), (np.linalg, "norm"), (np, "hypot")):
         setattr(module, name, lambda *_, **__: 0.0)
-    return torch.tensor(1e3, dtype=torch.float64)
+    return torch.tensor(1e3)

@@ -1,0 +1,554 @@
+"""Usages: other ways to call a loss that must not change its result, and the side effects of a call.
+
+A usage changes the arguments of a call (other dtypes of labels, other layouts of rows), the call (another thread, a
+second call of one instance) or what surrounds it (autocast, no gradients). ``USAGES`` lists them. ``Use`` is one
+evaluation under a usage: it changes the call, and records the side effects of every evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..suite.cases import MATRICES, Case
+from ..suite.levels import Level
+from .base import gradients_of
+from .signatures import Claim, is_module
+
+EVERY_ARRAY = ("torch", "numpy", "jax")
+
+Arguments = tuple[list[Any], dict[str, Any]]
+"""The positional arguments of a call, and its keywords by their names in the catalogue."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A way to call a loss.
+
+    Attributes:
+        name: short name; the check is called "usage/NAME".
+        words: what is changed, for messages.
+        level: the level of its findings.
+        case: makes the case on which it is judged from an ordinary case; None if the usage does not apply to it.
+        arguments: changes the arguments of the call.
+        around: a context manager around the call, given the device type.
+        call: calls the target.
+        arrays: the kinds of arrays to which it applies.
+        dtype: the dtype of the rows; "" for that of the check.
+        rounds: the dtype to which intermediate results may be rounded; "" for the accumulating dtype.
+        refusable: whether a target may refuse it with an error that names the dtype or the layout.
+        modules: whether it applies to torch modules only.
+        frozen: whether the first or the second matrix has no gradient: 0 or 1; None if all have one.
+        differentiable: whether gradients are judged.
+        upstream: returns the upstream gradients of a number of values; None for the weights in the reduction.
+        scale: factor of the loss, as mixed-precision training has one.
+        temperature: whether the gradient with respect to the temperature is judged: of a "tensor" that is passed, or
+            of a "learned" parameter; "" if it is not.
+        expects: "the truth", or "no number" if every finite result is a finding.
+    """
+
+    name: str
+    words: str
+    level: Level = Level.POLICIES
+    case: Callable[[Case, Claim], Case | None] = lambda case, claim: case
+    arguments: Callable[[list[Any], dict[str, Any]], Arguments] = lambda positional, keywords: (positional, keywords)
+    around: Callable[[str], AbstractContextManager[Any]] = lambda device: nullcontext()
+    call: Callable[..., Any] = lambda called, positional, keywords: called(*positional, **keywords)
+    arrays: tuple[str, ...] = ("torch",)
+    dtype: str = ""
+    rounds: str = ""
+    refusable: bool = False
+    modules: bool = False
+    frozen: int | None = None
+    differentiable: bool = True
+    upstream: Callable[[int], list[float]] | None = None
+    scale: float = 1.0
+    temperature: str = ""
+    expects: str = "the truth"
+
+
+def upstream_of(count: int) -> list[float]:
+    """Return different upstream gradients of both signs for the values of a loss, exact in every dtype; one is 0."""
+    drawn = random.Random(count)
+    found = [drawn.choice((-1, 1)) * drawn.randint(1, 16) / 16 for _ in range(count)]
+    return [*found[:-1], 0.0] if count > 2 else found
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
+
+
+def _with_rows(change: Callable[[Tensor], Tensor]) -> Callable[..., Arguments]:
+    """Change every matrix of rows."""
+
+    def arguments(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
+        named = {name: change(x) if name in MATRICES and _is_rows(x) else x for name, x in keywords.items()}
+        return [change(x) if _is_rows(x) else x for x in positional], named
+
+    return arguments
+
+
+def _with_labels(change: Callable[[Tensor], Tensor]) -> Callable[..., Arguments]:
+    """Change the labels of the rows and of the references."""
+
+    def arguments(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
+        def changed(x: Any) -> Any:
+            return change(x) if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 1 else x
+
+        named = {name: changed(x) if name in ("labels", "ref_labels") else x for name, x in keywords.items()}
+        return [changed(x) for x in positional], named
+
+    return arguments
+
+
+def _by_columns(x: Tensor) -> Tensor:
+    return x.mT.contiguous().mT
+
+
+def _within_a_larger(x: Tensor) -> Tensor:
+    """Return a view into a larger tensor, whose other numbers are NaN, or a label of their own."""
+    if x.dim() == 1:
+        return torch.stack([x.new_full(x.shape, 77), x, x.new_full(x.shape, 78)], dim=1)[:, 1]
+    padded = torch.nn.functional.pad(x, (1, 1) * x.dim(), value=math.nan)
+    return padded[tuple(slice(1, -1) for _ in x.shape)]
+
+
+def _strided(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
+    return _with_labels(_within_a_larger)(*_with_rows(_within_a_larger)(positional, keywords))
+
+
+def _frozen(place: int) -> Callable[..., Arguments]:
+    """Detach the first matrix, or all others."""
+
+    def arguments(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
+        first, *others = positional
+        if place == 0:
+            return [first.detach(), *others], keywords
+        named = {name: x.detach() if name in MATRICES and _is_rows(x) else x for name, x in keywords.items()}
+        return [first, *(x.detach() if _is_rows(x) else x for x in others)], named
+
+    return arguments
+
+
+def _shared(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
+    """Make all matrices views of one tensor."""
+    found = {
+        k: x for k, x in [*enumerate(positional), *keywords.items()] if _is_rows(x) and (k in MATRICES or k in (0, 1))
+    }
+    parts = iter(torch.cat([*found.values()]).split([len(x) for x in found.values()]))
+    parted = {k: next(parts) for k in found}
+    return [parted.get(k, x) for k, x in enumerate(positional)], {k: parted.get(k, x) for k, x in keywords.items()}
+
+
+def _twice(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
+    """Call it with the same rows in another order first."""
+    with suppress(Exception):
+        called(*(x.roll(1, 0) if isinstance(x, Tensor) and x.dim() else x for x in positional), **keywords)
+    return called(*positional, **keywords)
+
+
+def _in_evaluation_mode(called: Any, positional: list[Any], keywords: dict[str, Any]) -> Any:
+    before = called.training
+    called.eval()
+    try:
+        return called(*positional, **keywords)
+    finally:
+        called.train(before)
+
+
+def _in_a_thread(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
+    found: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(called(*positional, **keywords))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+def _labels_as(dtype: torch.dtype) -> Usage:
+    """The usage of labels in another dtype."""
+    name = str(dtype).removeprefix("torch.")
+
+    def chosen(case: Case, claim: Claim) -> Case | None:
+        if claim.call not in ("labels", "features") or "labels" not in case.arguments:
+            return None
+        labels = {*case.arguments["labels"], *case.arguments.get("ref_labels", ())}
+        if dtype == torch.bool:
+            return case if labels == {0, 1} else None
+        return case if torch.iinfo(dtype).min <= min(labels) <= max(labels) <= torch.iinfo(dtype).max else None
+
+    def changed(labels: Tensor) -> Tensor:
+        return labels.to(dtype)
+
+    usage = Usage(f"labels-{name}", f"labels as {name}", case=chosen, arguments=_with_labels(changed))
+    return replace(usage, arrays=EVERY_ARRAY, refusable=True)
+
+
+def _of_two_matrices(case: Case, claim: Claim) -> Case | None:
+    several = len(case.matrices) > 1 or claim.call == "views"
+    return case if several and not (claim.directed_here and case.option("direction") == "both") else None
+
+
+def _of_each(case: Case, claim: Claim) -> Case | None:
+    """The case with one value per anchor."""
+    if claim.values_of("reduction") not in (None, ("none",)) and "none" not in (claim.values_of("reduction") or ()):
+        return None
+    return replace(case, id=f"{case.id}, reduction none", keywords={**case.keywords, "reduction": "none"})
+
+
+def _wider(copies: int) -> Callable[[Case, Claim], Case | None]:
+    """The case with many columns: each row is repeated, scaled so that no similarity changes, and a zero is added."""
+
+    def widened(case: Case, claim: Claim) -> Case | None:
+        def wide(rows: Any) -> Any:
+            return np.pad(np.tile(rows / math.sqrt(copies), (1, copies)), ((0, 0), (0, 1)))
+
+        if case.n > 8 or case.size > 12:
+            return None
+        others = {name: wide(rows) for name, rows in case.others.items()}
+        return replace(case, id=f"{case.id}, widened", embeddings=wide(case.embeddings), others=others)
+
+    return widened
+
+
+def _with_first_row(value: float) -> Callable[[Case, Claim], Case | None]:
+    """The case with a first row of this value."""
+
+    def changed(case: Case, claim: Claim) -> Case | None:
+        if value == 0 and (claim.normalised or case.option("similarity") != "cosine"):
+            return None
+        rows = case.embeddings.copy()
+        rows[0] = value
+        chosen = case.option("anchors")
+        return replace(case, embeddings=rows) if chosen is None or chosen[0] else None
+
+    return changed
+
+
+def _of_given_temperature(case: Case, claim: Claim) -> Case | None:
+    return case if claim.temperature is None else None
+
+
+def _of_any_temperature(case: Case, claim: Claim) -> Case | None:
+    # At 1, a temperature equals its inverse.
+    return case if case.temperature != 1 else None
+
+
+def _in_dtype(dtype: str) -> Callable[[Case, Claim], Case | None]:
+    def chosen(case: Case, claim: Claim) -> Case | None:
+        # Exponentials of logits must not overflow in float16 if no maximum is subtracted.
+        fits = dtype != "float16" or case.temperature >= 0.2 or claim.temperature is not None
+        return case if case.holds_in(dtype) and not claim.normalised and fits else None
+
+    return chosen
+
+
+PLAIN = Usage("", "as usual")
+USAGES: tuple[Usage, ...] = (
+    Usage("upstream", "random upstream gradients", Level.FORMULA, case=_of_each, upstream=upstream_of),
+    Usage("scaled-loss", "a loss that is scaled by 65536", Level.FORMULA, scale=65536.0),
+    Usage(
+        "temperature-tensor",
+        "a temperature given as a tensor",
+        Level.FORMULA,
+        case=_of_given_temperature,
+        refusable=True,
+        temperature="tensor",
+    ),
+    Usage(
+        "learned-temperature",
+        "a learned temperature",
+        Level.FORMULA,
+        case=_of_any_temperature,
+        dtype="float32",
+        temperature="learned",
+    ),
+    Usage("wide", "65 columns or more", Level.FORMULA, case=_wider(16), arrays=EVERY_ARRAY),
+    Usage("wider", "129 columns or more", Level.FORMULA, case=_wider(64), arrays=EVERY_ARRAY),
+    _labels_as(torch.int32),
+    _labels_as(torch.int16),
+    _labels_as(torch.uint8),
+    _labels_as(torch.bool),
+    Usage(
+        "by-columns",
+        "rows stored by columns",
+        arguments=_with_rows(_by_columns),
+        arrays=("torch", "numpy"),
+        refusable=True,
+    ),
+    Usage(
+        "strided",
+        "rows and labels that are views into larger tensors",
+        arguments=_strided,
+        arrays=("torch", "numpy"),
+        refusable=True,
+    ),
+    Usage("shared-memory", "matrices that share memory", case=_of_two_matrices, arguments=_shared),
+    Usage(
+        "separate-memory",
+        "matrices that share no memory",
+        case=_of_two_matrices,
+        arguments=_with_rows(lambda rows: rows.clone()),
+    ),
+    Usage(
+        "first-frozen",
+        "a first matrix without gradient",
+        case=_of_two_matrices,
+        arguments=_frozen(0),
+        frozen=0,
+    ),
+    Usage(
+        "others-frozen",
+        "other matrices without gradient",
+        case=_of_two_matrices,
+        arguments=_frozen(1),
+        frozen=1,
+    ),
+    Usage("no-grad", "torch.no_grad", around=lambda device: torch.no_grad(), differentiable=False),
+    Usage("evaluation-mode", "evaluation mode", call=_in_evaluation_mode, modules=True),
+    Usage("second-call", "a second call of one instance", call=_twice, arrays=EVERY_ARRAY),
+    Usage("thread", "another thread", call=_in_a_thread),
+    Usage(
+        "autocast",
+        "autocast to bfloat16",
+        around=lambda device: torch.autocast(device, dtype=torch.bfloat16),
+        dtype="float32",
+        rounds="bfloat16",
+        refusable=True,
+    ),
+    *(
+        Usage(dtype, f"rows of {dtype}", case=_in_dtype(dtype), dtype=dtype, rounds=dtype, refusable=True)
+        for dtype in ("bfloat16", "float16")
+    ),
+    Usage("nan-row", "a row of NaN", case=_with_first_row(math.nan), arrays=EVERY_ARRAY, expects="no number"),
+)
+"""Every usage, in the order in which they are judged."""
+
+BY_NAME: Mapping[str, Usage] = {usage.name: usage for usage in (PLAIN, *USAGES)}
+
+_PARAMETERS = ("temperature", "temp", "tau", "scale", "log_t", "logit_t")
+"""Parts of the names of parameters that may be a learned temperature."""
+
+SLOPES: tuple[tuple[Callable[[float], float], Callable[[float], float]], ...] = (
+    (lambda t: t, lambda t: 1.0),
+    (lambda t: 1 / t, lambda t: -1 / t**2),
+    (math.log, lambda t: 1 / t),
+    (lambda t: -math.log(t), lambda t: -1 / t),
+)
+"""The functions of a temperature that parameters store, each with its derivative."""
+
+
+class NotApplicable(Exception):
+    """The usage does not concern the target."""
+
+
+def _state() -> dict[str, Any]:
+    """Return what a loss must not change in its process, by the kind of side effect."""
+    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 (the global generator)
+    return {
+        "default-dtype": torch.get_default_dtype(),
+        "grad-mode": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+        "matmul-precision": torch.get_float32_matmul_precision(),
+        "numpy-errors": np.geterr(),
+        "torch-generator": torch.get_rng_state().numpy().tobytes(),
+        "numpy-generator": (numpy_state["state"]["key"].tobytes(), numpy_state["state"]["pos"]),
+        "python-generator": random.getstate(),
+    }
+
+
+SIDE_EFFECTS = {
+    "default-dtype": "changes torch's default dtype",
+    "grad-mode": "changes whether torch records gradients",
+    "threads": "changes the number of torch's threads",
+    "matmul-precision": "changes the precision of torch's matrix products",
+    "numpy-errors": "changes how numpy handles floating-point errors",
+    "torch-generator": "changes the state of torch's global random generator",
+    "numpy-generator": "changes the state of numpy's global random generator",
+    "python-generator": "changes the state of Python's global random generator",
+    "changed-input": "changes its inputs in place",
+    "leaf-grad": "sets the attribute grad of its inputs",
+    "result-shape": "returns a result of another shape",
+    "result-dtype": "returns a wider dtype than that of the rows",
+}
+"""Every side effect, with what it does in words; a check of one is called "side-effects/KIND"."""
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value.copy()
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor):
+        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    one = one.detach()
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+class _Temperature(Tensor):
+    """A temperature that records the functions that read it as a number."""
+
+    reads: list[str]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ("item", "tolist", "numpy", "__float__", "__int__", "__array__"):
+            next(x for x in args if isinstance(x, cls)).reads.append(name)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+@dataclass(eq=False)
+class Use:
+    """One evaluation of a target under a usage; a context manager that records the side effects of its body.
+
+    Attributes:
+        usage: the usage.
+        rows: the matrices that are differentiated, by name.
+        temperature: the temperature of the case.
+        each: whether one value per anchor is expected; None to accept any shape.
+        slopes: further tensors that are differentiated, each with its derivative with respect to the temperature.
+        seen: the side effects, by kind; each in words.
+        notes: what cannot be judged, in words.
+        reads: the functions that read a temperature that is passed as a tensor as a number.
+    """
+
+    usage: Usage = PLAIN
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    temperature: float = math.nan
+    each: bool | None = None
+    slopes: list[tuple[Tensor, float]] = field(default_factory=list)
+    seen: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Use:
+        """Record the state of the process."""
+        self._before = _state()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Compare the state of the process."""
+        now = _state()
+        self.seen |= {kind: SIDE_EFFECTS[kind] for kind, value in self._before.items() if now[kind] != value}
+        if any(z.grad is not None for z in self.rows.values() if z.is_leaf):
+            self.seen["leaf-grad"] = SIDE_EFFECTS["leaf-grad"]
+
+    def arguments(self, positional: list[Any], keywords: dict[str, Any]) -> Arguments:
+        """Return the arguments of the call under this usage."""
+        positional, keywords = self.usage.arguments(positional, keywords)
+        if self.usage.temperature == "tensor":
+            if not self.slopes:
+                dtype = next(iter(self.rows.values())).dtype
+                self.slopes.append((torch.tensor(self.temperature, dtype=dtype, requires_grad=True), 1.0))
+            given = self.slopes[0][0].as_subclass(_Temperature)
+            given.reads = self.reads
+            keywords = keywords | {"temperature": given}
+        return positional, keywords
+
+    def call(self, called: Any, positional: list[Any], keywords: dict[str, Any]) -> Any:
+        """Call the target under this usage.
+
+        Raises:
+            NotApplicable: the usage does not concern the target.
+        """
+        if self.usage.temperature == "learned":
+            self._find_parameters(called)
+        if self.usage.modules and not is_module(called):
+            raise NotApplicable
+        given = [x for x in (*positional, *keywords.values()) if isinstance(x, (Tensor, np.ndarray))]
+        copies = list(map(_copy, given))
+        device = next((x.device.type for x in given if isinstance(x, Tensor)), "cpu")
+        with warnings.catch_warnings(), self.usage.around(device):
+            # A target may read a learned temperature as a number: that is judged by its gradient.
+            warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")
+            found = self.usage.call(called, positional, keywords)
+        if not all(map(_equal, given, copies)):
+            self.seen["changed-input"] = SIDE_EFFECTS["changed-input"]
+        return found
+
+    def result(self, loss: Tensor, arrays: str) -> Tensor:
+        """Record the shape and the dtype of a result, and return it."""
+        if self.each is not None and loss.dim() != self.each:
+            expected = "[K], one value per anchor," if self.each else "[]"
+            self.seen["result-shape"] = f"returns a result of shape {list(loss.shape)} where {expected} is expected"
+        dtypes = {z.dtype for z in self.rows.values()}
+        if arrays == "torch" and dtypes == {torch.float32} and loss.dtype == torch.float64:
+            self.seen["result-dtype"] = "returns float64 for rows of float32"
+        return loss
+
+    def gradients(self, loss: Tensor, shares: Tensor) -> dict[str, Tensor]:
+        """Return the gradients with respect to the rows, and to the further tensors that are differentiated.
+
+        Args:
+            loss: the values.
+            shares: the weight of each value in the loss.
+        """
+        leaves = {**self.rows, **{f"temperature {k}": x for k, (x, _) in enumerate(self.slopes)}}
+        if self.usage.upstream:
+            shares = shares.new_tensor(self.usage.upstream(len(shares)))
+        found = gradients_of(self.usage.scale * (loss @ shares), leaves)
+        return {name: gradient / self.usage.scale for name, gradient in found.items()}
+
+    def observed(self, gradients: dict[str, Tensor]) -> dict[str, Any]:
+        """Return what was observed, as JSON data; take the gradients of the temperature out of the gradients."""
+        found: dict[str, Any] = {"seen": self.seen, "notes": self.notes}
+        slopes = [gradients.pop(f"temperature {k}", None) for k in range(len(self.slopes))]
+        if slopes and None not in slopes:
+            pairs = zip(slopes, self.slopes, strict=True)
+            if self.reads and not any(float(g.abs().sum()) for g in slopes if g is not None):
+                self.notes.append(f"it reads the temperature as a number ({self.reads[0]}), which has no gradient")
+            found["temperature"] = sum(float(g.sum()) * slope for g, (_, slope) in pairs if g is not None)
+        return found
+
+    def _find_parameters(self, called: Any) -> None:
+        """Find the parameters of a target that store its temperature.
+
+        Raises:
+            NotApplicable: it has no learned temperature.
+        """
+        owned = called.named_parameters() if is_module(called) else getattr(called, "__dict__", {}).items()
+        learned = {n: x for n, x in owned if isinstance(x, Tensor) and x.requires_grad and x.numel() == 1}
+        named = {name: x for name, x in learned.items() if any(word in name.lower() for word in _PARAMETERS)}
+        if not named:
+            raise NotApplicable
+        for name, parameter in named.items():
+            value = float(parameter.detach())
+            for stored, slope in SLOPES:
+                if math.isclose(value, stored(self.temperature), rel_tol=1e-5, abs_tol=1e-6):
+                    self.slopes.append((parameter, slope(self.temperature)))
+                    break
+            else:
+                self.notes.append(f"parameter {name}: its value {value:g} is not a known function of the temperature")
+
+
+def read_observed(written: Any) -> dict[str, Any]:
+    """Return what was observed from data that a process with the target wrote, without texts of that process.
+
+    Raises:
+        ValueError: the data is malformed.
+    """
+    if not isinstance(written, dict) or not {*written.get("seen", ())} <= {*SIDE_EFFECTS}:
+        raise ValueError("observed")
+    found: dict[str, Any] = {name: written[name] for name in ("seen", "notes", "applies") if name in written}
+    return found | ({"temperature": float(written["temperature"])} if "temperature" in written else {})

@@ -1,0 +1,272 @@
+"""Judge a user's loss under every usage (``implementations.usages``), on ordinary cases that it computes rightly."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+
+from ..implementations.base import items_of, lacks_positives, row_norms
+from ..implementations.callable import External
+from ..implementations.sandbox import TargetError
+from ..implementations.signatures import Claim
+from ..implementations.usages import SIDE_EFFECTS, USAGES, Usage, upstream_of
+from ..suite.cases import Case
+from ..suite.golden import GoldenCase
+from ..suite.levels import Level
+from ..suite.records import Bounds, Outcome, Truth
+from ..truth.compare import compare
+from ..truth.evaluate import temperature_gradient, truth
+from ..truth.tolerances import bounds, temperature_bound, unit_roundoff
+from .options import Request
+from .results import Check, Status
+from .verify import truth_of
+
+T = TypeVar("T")
+
+CASES = 3
+"""Number of cases on which each usage is judged."""
+
+CANDIDATES = 12
+"""Number of ordinary cases from which they are chosen."""
+
+LEAST = 0.01
+"""Least value of a loss, and least entry of a gradient, that reveal a wrong factor."""
+
+NARROW_SLACK = 4.0
+"""Factor of the bounds where every intermediate result may be rounded to a narrow dtype, as sums then are too."""
+
+REFUSAL = re.compile(
+    r"dtype|type|tensor|stride|layout|contiguous|view|half|float|double|int|byte|bool|long|precision|implement|support",
+    re.IGNORECASE,
+)
+"""Words of an error by which a target refuses a dtype or a layout."""
+
+
+def names() -> list[str]:
+    """Return the name of the check of every usage and of every side effect."""
+    return [*(f"usage/{usage.name}" for usage in USAGES), *(f"side-effects/{kind}" for kind in SIDE_EFFECTS)]
+
+
+def chosen(request: Request) -> list[Usage]:
+    """Return the usages that a request selects: all unless it selects cases."""
+    patterns = request.cases
+    return [u for u in USAGES if not patterns or any(fnmatchcase(f"usage/{u.name}", one) for one in patterns)]
+
+
+def ordinary(case: Case, claim: Claim) -> bool:
+    """Whether the inputs of a case are moderate, so that every usage must give its result."""
+    if not (case.n >= 4 and case.size <= 24) or lacks_positives(case):
+        return False
+    if not 0.03 <= (claim.temperature or case.temperature) <= 2 or not case.holds_in("float32"):
+        return False
+    norms = np.concatenate([row_norms(rows) for rows in case.matrices.values()])
+    crowded = all(len(m) > len(p) for m, p in zip(case.members(), case.positives(), strict=True))
+    return bool(norms.min() > 0.05 and norms.max() < 100) and crowded
+
+
+def judge_usages(
+    request: Request,
+    target: External,
+    cases: Iterable[Case],
+    claimed: Callable[[Case], tuple[Case, GoldenCase | None]],
+) -> Iterator[Check]:
+    """Judge a target under the selected usages; a usage that does not concern the target yields no check.
+
+    Args:
+        request: the request of the check.
+        target: the target.
+        cases: the cases of the loss.
+        claimed: returns a case as the target claims to compute it, with its golden entry.
+
+    Yields:
+        One check per usage. It is skipped if the target refuses the usage.
+    """
+    usages = [one for one in chosen(request) if target.claim.arrays in one.arrays]
+    if not usages or target.command:
+        return
+    mixed = list(_mixed([case for case in cases if ordinary(case, target.claim)]))
+    judge = _Judge(request, target)
+    # A loss whose own parameters are float32 is right only in float32.
+    for judge.dtype in [one for one in ("float64", "float32") if one in (request.dtypes or (one,))] or ["float32"]:
+        judge.cases = list(islice(judge.right(map(claimed, mixed)), CANDIDATES))
+        if judge.cases:
+            break
+    for usage in usages if judge.cases else ():
+        if check := judge.check(usage):
+            yield check
+
+
+def _mixed(cases: Sequence[Case]) -> Iterator[Case]:
+    """Return cases in an order in which the first ones differ in matrices, classes, dtypes and sizes."""
+    kinds: dict[tuple[object, ...], list[Case]] = {}
+    for case in sorted(cases, key=lambda case: case.temperature != 0.5):
+        two = {*case.arguments.get("labels", ())} == {0, 1}
+        kinds.setdefault((*case.others, two, case.holds_in("bfloat16"), case.n <= 8), []).append(case)
+    groups = list(kinds.values())
+    for k in range(max(map(len, groups), default=0)):
+        yield from (group[k] for group in groups if k < len(group))
+
+
+class _Judge:
+    """The judgement of one target on some ordinary cases.
+
+    Attributes:
+        request: the request of the check.
+        target: the target.
+        cases: the cases, each with its true results.
+        dtype: dtype of the rows, if a usage has none of its own.
+    """
+
+    def __init__(self, request: Request, target: External) -> None:
+        self.request, self.target = request, target
+        self.cases: list[tuple[Case, Truth]] = []
+        self.dtype = "float64"
+
+    def right(self, offered: Iterable[tuple[Case, GoldenCase | None]]) -> Iterator[tuple[Case, Truth]]:
+        """Yield the cases that the target supports and computes rightly, with their true results."""
+        for case, golden in offered:
+            if self.target.refuses(case):
+                continue
+            true = truth_of(case, golden)
+            if (
+                true.gradient is None
+                or not sum(map(abs, true.values)) > LEAST
+                or not np.abs(true.gradient).max() > LEAST
+            ):
+                continue
+            try:
+                outcome = self.target.evaluate(case, self.dtype)
+                if compare(case, true, outcome, bounds(case, true, self.dtype), self.dtype).ratio <= 1:
+                    yield case, true
+            except TargetError:
+                continue
+            except Exception:  # external code may raise anything
+                continue
+
+    def check(self, usage: Usage) -> Check | None:
+        """Judge one usage; None if it concerns no case or not the target."""
+        name = f"usage/{usage.name}"
+        dtype = usage.dtype or self.dtype
+        if dtype not in (self.request.dtypes or (dtype,)):
+            return None
+        blank = Check("usage", self.target.name, self.target.claim.loss, name, dtype, Status.PASSED)
+        blank = replace(blank, repeat=self.request.repeat(name, dtype), level=usage.level)
+        ratios = []
+        for case, true in self._cases(usage):
+            try:
+                outcome = self.target.evaluate(case, dtype, usage.name)
+            except Exception as error:  # external code may raise anything
+                words = str(error) if isinstance(error, TargetError) else f"{type(error).__name__}: {error}"
+                words = next(iter(words.splitlines()), type(error).__name__)
+                if usage.expects == "no number":
+                    continue
+                if usage.refusable and REFUSAL.search(words):
+                    return replace(blank, status=Status.SKIPPED, message=f"refused: {words}")
+                return replace(blank, status=Status.ERRORED, message=f"{usage.words}: {words} ({case.id})")
+            if not outcome.observed.get("applies", True):
+                return None
+            if notes := outcome.observed.get("notes"):
+                return replace(blank, status=Status.SKIPPED, message=f"not judged: {notes[0]}")
+            ratio, found = self._difference(usage, case, true, outcome)
+            if found:
+                return replace(blank, status=Status.FAILED, message=f"{usage.words}: {found} ({case.id})", ratio=ratio)
+            ratios.append(ratio)
+        return replace(blank, ratio=max(ratios)) if ratios else None
+
+    def _cases(self, usage: Usage) -> Iterator[tuple[Case, Truth | None]]:
+        """Yield the cases on which a usage is judged, with their true results if numbers are expected."""
+        fitting = ((one, true, usage.case(one, self.target.claim)) for one, true in self.cases)
+        supported = ((one, true, case) for one, true, case in fitting if case and not self.target.refuses(case))
+        for one, true, case in islice(supported, CASES):
+            if usage.expects != "the truth":
+                yield case, None
+            elif case is one:
+                yield case, true
+            else:
+                yield case, truth(case, upstream=upstream_of(len(case.counted())) if usage.upstream else None)
+
+    def _difference(self, usage: Usage, case: Case, true: Truth | None, outcome: Outcome) -> tuple[float, str]:
+        """Return the error in units of its bound, and the first difference in words or ""."""
+        if true is None:
+            finite = bool(np.isfinite(outcome.values).all())
+            return (math.inf, f"the loss is {outcome.values[0]!r}, expected NaN or an error") if finite else (0.0, "")
+        dtype = usage.dtype or self.dtype
+        allowed = _allowed(usage, case, true, dtype)
+        true, outcome = _judged_rows(usage, case, true, outcome)
+        found = compare(case, true, outcome, allowed, dtype)
+        if found.first or not usage.temperature or not self.target.gradients_judged:
+            return found.ratio, found.first
+        expected, bound = temperature_gradient(case), temperature_bound(case, true, dtype)
+        got = outcome.observed.get("temperature", 0.0)
+        ratio = abs(got - expected) / bound if math.isfinite(got) else math.inf
+        words = (
+            f"gradient of the temperature: expected {expected!r}, got {got!r}; the error is {ratio:.3g} times the bound"
+        )
+        return ratio, words if ratio > 1 else ""
+
+
+def _allowed(usage: Usage, case: Case, true: Truth, dtype: str) -> Bounds:
+    """Return the bounds of a case under a usage."""
+    allowed = bounds(case, true, dtype)
+    if usage.upstream:
+        # No upstream gradient exceeds 1, so the bounds on values are those without them.
+        plain = truth(case)
+        return replace(bounds(case, plain, dtype), rows=allowed.rows)
+    if not usage.rounds:
+        return allowed
+    wider = NARROW_SLACK * unit_roundoff(usage.rounds) / unit_roundoff("float32")
+    values = [wider * bound for bound in allowed.values]
+    anchors = {i: wider * bound for i, bound in allowed.anchors.items()}
+    rows = {name: wider * found for name, found in allowed.rows.items()}
+    return replace(allowed, values=values, anchors=anchors, rows=rows)
+
+
+def _judged_rows(usage: Usage, case: Case, true: Truth, outcome: Outcome) -> tuple[Truth, Outcome]:
+    """Return the true results and the outcome without the gradients that a usage does not have."""
+    if not usage.differentiable or outcome.gradient is None:
+        return replace(true, gradient=None, other_gradients={}), outcome
+    if usage.frozen is None or true.gradient is None:
+        return true, outcome
+    first, others = true.gradient, dict(true.other_gradients)
+    if others:
+        first = first if usage.frozen else np.zeros_like(first)
+        others = {name: np.zeros_like(z) if usage.frozen else z for name, z in others.items()}
+    else:
+        items = items_of(case)
+        first = first.copy()
+        first[[row for item in items for row in (item[1:] if usage.frozen else item[:1])]] = 0
+    return replace(true, gradient=first, other_gradients=others), outcome
+
+
+class Watch:
+    """The side effects of a target, with the first case that shows each.
+
+    Args:
+        request: the request of the check.
+        target: the target.
+    """
+
+    def __init__(self, request: Request, target: External) -> None:
+        self.request, self.target = request, target
+        self._found: dict[str, Check] = {}
+
+    def note(self) -> None:
+        """Note the side effects in the outcomes of the target."""
+        for (case, dtype), outcome in self.target.outcomes.items():
+            for kind in outcome.observed.get("seen", {}):
+                words = f"it {outcome.observed['seen'][kind]} ({case})"
+                loss, repeat = self.target.claim.loss, self.request.repeat(case, dtype)
+                check = Check("usage", self.target.name, loss, f"side-effects/{kind}", dtype, Status.FAILED, words)
+                self._found.setdefault(kind, replace(check, repeat=repeat, level=Level.POLICIES))
+
+    @property
+    def checks(self) -> list[Check]:
+        """One failed check for each kind of side effect."""
+        return list(self._found.values())

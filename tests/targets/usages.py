@@ -1,0 +1,309 @@
+"""Losses that are right as usual and wrong in one usage each, and losses that are right in every usage."""
+
+from __future__ import annotations
+
+import random
+import threading
+from types import MappingProxyType
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+def per_anchor(embeddings, labels, temperature):
+    rows = F.normalize(embeddings, dim=1)
+    logits = rows @ rows.T / temperature
+    own = torch.eye(len(rows), dtype=torch.bool)
+    positives = (labels[:, None] == labels[None]) & ~own
+    logs = F.log_softmax(logits.masked_fill(own, float("-inf")), dim=1)
+    return -logs.where(positives, torch.zeros((), dtype=logs.dtype)).sum(dim=1) / positives.sum(dim=1).clamp(min=1)
+
+
+def supcon(embeddings, labels, temperature=0.1, reduction="mean"):
+    values = per_anchor(embeddings, labels, temperature)
+    return {"mean": values.mean, "sum": values.sum, "none": lambda: values}[reduction]()
+
+
+class SupCon(torch.nn.Module):
+    def __init__(self, temperature=0.1):
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, embeddings, labels):
+        return supcon(embeddings, labels, self.temperature)
+
+
+class LearnedSupCon(SupCon):
+    def __init__(self, temperature=0.1):
+        super().__init__()
+        self.temperature = torch.nn.Parameter(torch.tensor(temperature))
+
+
+class Clip(torch.nn.Module):
+    def __init__(self, temperature=0.07):
+        super().__init__()
+        self.logit_scale = torch.nn.Parameter(torch.tensor(1 / temperature).log())
+
+    def scale(self):
+        return self.logit_scale.exp()
+
+    def forward(self, image_features, text_features):
+        logits = self.scale() * F.normalize(image_features, dim=1) @ F.normalize(text_features, dim=1).T
+        rows = torch.arange(len(logits))
+        return (F.cross_entropy(logits, rows) + F.cross_entropy(logits.T, rows)) / 2
+
+
+def nt_xent(z_i, z_j, temperature=0.5):
+    rows = F.normalize(torch.cat([z_i, z_j]), dim=1)
+    logits = (rows @ rows.T / temperature).masked_fill(torch.eye(len(rows), dtype=torch.bool), float("-inf"))
+    return F.cross_entropy(logits, torch.arange(len(rows)).roll(len(z_i)))
+
+
+class _Backward(torch.autograd.Function):
+    """A loss with a backward pass of its own, which changes the upstream gradient."""
+
+    @staticmethod
+    def forward(ctx, values, change):
+        ctx.change = change
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return ctx.change(upstream), None
+
+
+def _upstream(change):
+    def loss(embeddings, labels, temperature=0.1, reduction="mean"):
+        values = _Backward.apply(per_anchor(embeddings, labels, temperature), change)
+        return {"mean": values.mean, "sum": values.sum, "none": lambda: values}[reduction]()
+
+    return loss
+
+
+mixes_anchors = _upstream(lambda upstream: upstream.mean().expand_as(upstream))
+takes_the_first = _upstream(lambda upstream: upstream[:1].expand_as(upstream))
+clamps_upstream = _upstream(lambda upstream: upstream.clamp(-100, 100))
+
+
+def detaches_the_temperature(embeddings, labels, temperature=0.1):
+    return supcon(embeddings, labels, temperature.detach() if isinstance(temperature, torch.Tensor) else temperature)
+
+
+def halves_the_gradient_of_the_temperature(embeddings, labels, temperature=0.1):
+    if isinstance(temperature, torch.Tensor):
+        temperature = (temperature + temperature.detach()) / 2
+    return supcon(embeddings, labels, temperature)
+
+
+class ClipWithoutGradient(Clip):
+    def scale(self):
+        return self.logit_scale.detach().exp()
+
+
+class LearnedWithoutGradient(LearnedSupCon):
+    def forward(self, embeddings, labels):
+        return supcon(embeddings, labels, self.temperature.item())
+
+
+def ignores_columns_above_64(embeddings, labels, temperature=0.1):
+    return supcon(embeddings[:, :64], labels, temperature)
+
+
+def ignores_columns_above_16(embeddings, labels, temperature=0.1):
+    return supcon(embeddings[:, :16], labels, temperature)
+
+
+def mixes_up_small_labels(embeddings, labels, temperature=0.1):
+    return supcon(embeddings, labels // 2 if labels.dtype in (torch.uint8, torch.int16) else labels, temperature)
+
+
+def clamps_int32(embeddings, labels, temperature=0.1):
+    return supcon(embeddings, labels.clamp(max=1) if labels.dtype == torch.int32 else labels, temperature)
+
+
+def negates_bool(embeddings, labels, temperature=0.1):
+    return supcon(embeddings, labels | True if labels.dtype == torch.bool else labels, temperature)
+
+
+def reads_storage(embeddings, labels, temperature=0.1):
+    stride = embeddings.shape[1], 1
+    return supcon(embeddings.as_strided(embeddings.shape, stride, embeddings.storage_offset()), labels, temperature)
+
+
+def wrong_for_columns(embeddings, labels, temperature=0.1):
+    if embeddings.stride(0) == 1:
+        embeddings = embeddings.T.reshape(embeddings.shape)
+    return supcon(embeddings, labels, temperature)
+
+
+def wrong_for_shared_memory(z_i, z_j, temperature=0.5):
+    a, b = z_i.untyped_storage().data_ptr(), z_j.untyped_storage().data_ptr()
+    return nt_xent(z_i, z_j, temperature) if a == b else nt_xent(z_i, z_j.detach(), temperature)
+
+
+class _Towers(torch.autograd.Function):
+    """The gradients of two towers, wrong if one of them is frozen."""
+
+    @staticmethod
+    def forward(ctx, a, b, both):
+        ctx.both = both
+        return a.clone(), b.clone()
+
+    @staticmethod
+    def backward(ctx, upstream_a, upstream_b):
+        if all(ctx.needs_input_grad[:2]):
+            return upstream_a, upstream_b, None
+        return upstream_a * 2, upstream_b * 2, None
+
+
+def doubles_beside_a_frozen_tower(image_features, text_features, temperature=0.07):
+    a, b = _Towers.apply(image_features, text_features, True)
+    logits = F.normalize(a, dim=1) @ F.normalize(b, dim=1).T / temperature
+    rows = torch.arange(len(a))
+    return (F.cross_entropy(logits, rows) + F.cross_entropy(logits.T, rows)) / 2
+
+
+def zero_without_gradients(embeddings, labels, temperature=0.1):
+    loss = supcon(embeddings, labels, temperature)
+    return loss if torch.is_grad_enabled() else loss * 0
+
+
+class ZeroInEvaluation(SupCon):
+    def forward(self, embeddings, labels):
+        return super().forward(embeddings, labels) * (1 if self.training else 0)
+
+
+class KeepsItsFirstMask(SupCon):
+    labels = None
+
+    def forward(self, embeddings, labels):
+        self.labels = labels if self.labels is None else self.labels
+        return super().forward(embeddings, self.labels)
+
+
+_LOCAL = threading.local()
+_LOCAL.factor = 1
+
+
+def wrong_in_threads(embeddings, labels, temperature=0.1):
+    return supcon(embeddings, labels, temperature) * getattr(_LOCAL, "factor", 0.5)
+
+
+def infinite_under_autocast(embeddings, labels, temperature=0.1):
+    loss = supcon(embeddings, labels, temperature)
+    return loss / 0 if torch.is_autocast_enabled("cpu") else loss
+
+
+def wrong_in_bfloat16(embeddings, labels, temperature=0.1):
+    return supcon(embeddings, labels, temperature) * (0.5 if embeddings.dtype == torch.bfloat16 else 1)
+
+
+def nan_in_float16(embeddings, labels, temperature=0.1):
+    loss = supcon(embeddings, labels, temperature)
+    return loss * float("nan") if embeddings.dtype == torch.float16 else loss
+
+
+def hides_nan(embeddings, labels, temperature=0.1):
+    return supcon(embeddings.nan_to_num(), labels, temperature)
+
+
+def _with(effect):
+    def loss(embeddings, labels, temperature=0.1):
+        effect(embeddings, labels)
+        return supcon(embeddings, labels, temperature)
+
+    return loss
+
+
+def _changes_labels(embeddings, labels):
+    labels[:] = labels.clone() + 1
+
+
+def _fills_grad(embeddings, labels):
+    embeddings.grad = torch.zeros_like(embeddings)
+
+
+changes_the_default_dtype = _with(lambda *_: torch.set_default_dtype(torch.float64))
+changes_the_grad_mode = _with(lambda *_: torch.set_grad_enabled(False) and None)
+changes_the_threads = _with(lambda *_: torch.set_num_threads(2))
+changes_the_matmul_precision = _with(lambda *_: torch.set_float32_matmul_precision("medium"))
+changes_numpy_errors = _with(lambda *_: np.seterr(all="ignore"))
+seeds_torch = _with(lambda *_: torch.manual_seed(0))
+draws_from_numpy = _with(lambda *_: np.random.rand())  # noqa: NPY002
+draws_from_python = _with(lambda *_: random.random())
+changes_labels = _with(_changes_labels)
+fills_grad = _with(_fills_grad)
+
+
+def returns_a_vector(embeddings, labels, temperature=0.1):
+    return supcon(embeddings, labels, temperature)[None]
+
+
+def returns_a_column(embeddings, labels, temperature=0.1, reduction="mean"):
+    loss = supcon(embeddings, labels, temperature, reduction)
+    return loss[:, None] if reduction == "none" else loss
+
+
+def returns_float64(embeddings, labels, temperature=0.1):
+    return supcon(embeddings, labels, temperature).double()
+
+
+def refuses_bfloat16(embeddings, labels, temperature=0.1):
+    if embeddings.dtype == torch.bfloat16:
+        raise TypeError("the dtype bfloat16 is not supported")
+    return supcon(embeddings, labels, temperature)
+
+
+def raises_in_threads(embeddings, labels, temperature=0.1):
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("called in a thread")
+    return supcon(embeddings, labels, temperature)
+
+
+def reads_a_number(embeddings, labels, temperature=0.1):
+    return supcon(embeddings, labels, float(temperature))
+
+
+FINDINGS = MappingProxyType(
+    {
+        "mixes_anchors": "usage/upstream",
+        "takes_the_first": "usage/upstream",
+        "clamps_upstream": "usage/scaled-loss",
+        "detaches_the_temperature": "usage/temperature-tensor",
+        "halves_the_gradient_of_the_temperature": "usage/temperature-tensor",
+        "ClipWithoutGradient": "usage/learned-temperature",
+        "LearnedWithoutGradient": "usage/learned-temperature",
+        "ignores_columns_above_64": "usage/wider",
+        "ignores_columns_above_16": "usage/wide",
+        "mixes_up_small_labels": "usage/labels-uint8",
+        "clamps_int32": "usage/labels-int32",
+        "negates_bool": "usage/labels-bool",
+        "reads_storage": "usage/strided",
+        "wrong_for_columns": "usage/by-columns",
+        "doubles_beside_a_frozen_tower": "usage/first-frozen",
+        "wrong_for_shared_memory": "usage/separate-memory",
+        "zero_without_gradients": "usage/no-grad",
+        "ZeroInEvaluation": "usage/evaluation-mode",
+        "KeepsItsFirstMask": "usage/second-call",
+        "wrong_in_threads": "usage/thread",
+        "raises_in_threads": "usage/thread",
+        "infinite_under_autocast": "usage/autocast",
+        "wrong_in_bfloat16": "usage/bfloat16",
+        "nan_in_float16": "usage/float16",
+        "hides_nan": "usage/nan-row",
+        "changes_the_default_dtype": "side-effects/default-dtype",
+        "changes_the_threads": "side-effects/threads",
+        "changes_the_matmul_precision": "side-effects/matmul-precision",
+        "changes_numpy_errors": "side-effects/numpy-errors",
+        "seeds_torch": "side-effects/torch-generator",
+        "draws_from_numpy": "side-effects/numpy-generator",
+        "draws_from_python": "side-effects/python-generator",
+        "changes_labels": "side-effects/changed-input",
+        "fills_grad": "side-effects/leaf-grad",
+        "returns_a_vector": "side-effects/result-shape",
+        "returns_a_column": "side-effects/result-shape",
+        "returns_float64": "side-effects/result-dtype",
+    }
+)
+"""The check that finds each wrong loss."""

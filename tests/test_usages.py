@@ -1,0 +1,190 @@
+"""Usages and side effects: each wrong loss is found by one of them, and right losses pass all."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pairproof import fast
+from pairproof.conformance import cli
+from pairproof.conformance.documents.load import load_worked
+from pairproof.conformance.implementations.usages import SIDE_EFFECTS, USAGES
+from pairproof.conformance.judge import check as checking
+from pairproof.conformance.judge import verify as run
+from pairproof.conformance.judge.check import CheckResult, check_loss
+from pairproof.conformance.judge.results import BAD, Status
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.golden import GoldenCase
+from pairproof.conformance.suite.levels import Level
+from pairproof.conformance.truth.evaluate import temperature_gradient, truth
+
+FILE = Path(__file__).parent / "targets" / "usages.py"
+EVERY = ("usage/*", "golden/*/two-*")
+"""All usages, and a few cases that are judged as usual."""
+
+RIGHT = ("supcon", "SupCon", "LearnedSupCon", "Clip", "nt_xent", "refuses_bfloat16", "reads_a_number")
+"""Straightforward losses."""
+
+
+def _module() -> Any:
+    spec = importlib.util.spec_from_file_location("usages_of_targets", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+FINDINGS = _module().FINDINGS
+
+
+@cache
+def _every_case() -> dict[Case, GoldenCase | None]:
+    return run.load_cases(load_worked())
+
+
+@pytest.fixture(autouse=True)
+def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load the cases once for all tests; no text is wrapped."""
+
+    def cases(_: object, losses: tuple[str, ...] = ()) -> dict[Case, GoldenCase | None]:
+        return {case: golden for case, golden in _every_case().items() if not losses or case.loss in losses}
+
+    monkeypatch.setattr(checking, "load_cases", cases)
+    monkeypatch.setattr(checking, "load_worked", list)
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
+def of(name: str, *cases: str) -> CheckResult:
+    loss = {"nt_xent": "nt_xent", "wrong_for_shared_memory": "nt_xent"}.get(name, "supcon")
+    if name.startswith("Clip") or "tower" in name:
+        loss = "info_nce"
+    # The parameters of these modules are float32.
+    learned = name.startswith(("Clip", "Learned"))
+    return check_loss(f"{FILE}:{name}", loss, cases=cases or EVERY, dtypes=("float32",) if learned else ())
+
+
+def found(result: CheckResult) -> dict[str, str]:
+    """The message of every failed check, apart from those about range."""
+    return {one.case: one.message for one in result.failures if (one.level or Level.FORMULA) < Level.RANGE}
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_wrong_loss_is_found_by_its_usage(name: str) -> None:
+    result = of(name, FINDINGS[name], EVERY[1])
+    failed = found(result)
+    assert FINDINGS[name] in failed, failed
+    assert not [case for case in failed if case.startswith("golden/")], "it is right as usual"
+    (check,) = (one for one in result.failures if one.case == FINDINGS[name])
+    assert check.repeat.startswith("pairproof check ")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_loss_passes_every_usage(name: str) -> None:
+    result = of(name)
+    assert found(result) == {}
+    assert sum(one.case.startswith("usage/") and one.status is Status.PASSED for one in result.checks) > 10
+
+
+@pytest.mark.parametrize(
+    ("target", "loss"),
+    [
+        (fast.supcon_loss, "supcon"),
+        (fast.SupConLoss, "supcon"),
+        (fast.supcon_in_loss, "supcon_in"),
+        (fast.nt_xent_loss, "nt_xent"),
+        (fast.nt_xent_pairwise_loss, "nt_xent_pairwise"),
+        (fast.nt_bxent_loss, "nt_bxent"),
+        (fast.supcon_epsilon_loss, "supcon_epsilon"),
+        (fast.info_nce_loss, "info_nce"),
+        (fast.InfoNCELoss, "info_nce"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_losses_of_this_package_pass_every_usage(target: Any, loss: str) -> None:
+    result = check_loss(target, loss, cases=EVERY)
+    assert [one.message for one in result.checks if one.status in BAD] == []
+
+
+def test_refused_usages_are_listed_as_not_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "bfloat16 (refused: TypeError: the dtype bfloat16 is not supported)"
+    path = str(tmp_path / "a.json")
+    with pytest.raises(SystemExit):
+        cli.main(["check", f"{FILE}:refuses_bfloat16", "--loss", "supcon", "--case", "usage/*16", "--json", path])
+    assert f"  not tried: {words}\n" in capsys.readouterr().out
+    assert json.loads(Path(path).read_text())["not_tried"] == [words]
+
+
+def test_temperature_that_is_read_as_a_number_is_not_judged() -> None:
+    (check,) = of("reads_a_number", "usage/temperature-tensor").checks
+    assert check.status is Status.SKIPPED
+    assert check.message == "not judged: it reads the temperature as a number (__float__), which has no gradient"
+
+
+def test_usages_of_a_loss_that_is_wrong_as_usual_are_not_judged() -> None:
+    def wrong(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+        return 2 * fast.supcon_loss(embeddings, labels, temperature=temperature)
+
+    assert check_loss(wrong, "supcon", cases=("usage/*",)).checks == []
+
+
+def test_one_usage_is_repeated_by_its_name() -> None:
+    (check,) = of("wrong_in_bfloat16", "usage/bfloat16").failures
+    assert check.dtype == "bfloat16"
+    assert check.level is Level.POLICIES
+    assert (
+        check.repeat == f"pairproof check {FILE}:wrong_in_bfloat16 --loss supcon --case usage/bfloat16 --dtype bfloat16"
+    )
+    (again,) = check_loss(
+        f"{FILE}:wrong_in_bfloat16", "supcon", cases=("usage/bfloat16",), dtypes=("bfloat16",)
+    ).failures
+    assert again.message == check.message
+
+
+def test_names_are_unique() -> None:
+    names = [usage.name for usage in USAGES]
+    assert len({*names}) == len(names)
+    assert all(words.split()[0] in ("changes", "sets", "returns") for words in SIDE_EFFECTS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords"),
+    [
+        ("golden/supcon/two-positives", {}),
+        ("golden/supcon/two-positives", {"base_temperature": 0.07, "reduction": "none"}),
+        ("golden/supcon/two-positives", {"denominator": "only_negatives", "reduction": "sum"}),
+        ("golden/info_nce/two-towers", {}),
+    ],
+)
+def test_gradient_of_the_temperature_equals_a_difference_of_values(name: str, keywords: dict[str, object]) -> None:
+    (stored,) = (case for case in _every_case() if case.id == name)
+    case = replace(stored, keywords={**stored.keywords, **keywords})
+    step = 1e-4 * case.temperature
+
+    def total(temperature: float) -> float:
+        return math.fsum(truth(replace(case, keywords={**case.keywords, "temperature": temperature})).values)
+
+    # Richardson's extrapolation of two central differences.
+    near, far = ((total(case.temperature + h) - total(case.temperature - h)) / (2 * h) for h in (step, 2 * step))
+    assert temperature_gradient(case) == pytest.approx((4 * near - far) / 3, rel=1e-9)
+
+
+def test_truth_with_upstream_gradients_is_their_combination() -> None:
+    (stored,) = (case for case in _every_case() if case.id == "golden/supcon/two-positives")
+    case = replace(stored, keywords={**stored.keywords, "reduction": "none"})
+    count = len(case.counted())
+    each = [truth(case, upstream=[float(i == k) for i in range(count)]) for k in range(count)]
+    upstream = [0.5, -0.25, *[0.0] * (count - 2)]
+    combined = truth(case, upstream=upstream)
+    for part in ("gradient", "weights"):
+        expected = sum(w * getattr(one, part) for w, one in zip(upstream, each, strict=True))
+        np.testing.assert_allclose(getattr(combined, part), expected, atol=1e-15)
