@@ -11,7 +11,10 @@ from flint import arb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pairproof.conformance.suite.cases import Case, call_reference
+from pairproof.conformance.suite.golden import GoldenCase, load_golden
 from pairproof.conformance.truth import autodiff as tape
+from pairproof.conformance.truth.evaluate import enclosures
 from pairproof.conformance.truth.intervals import Rounded, ball, exact, precision
 
 ordinary = st.floats(min_value=-1e3, max_value=1e3, width=32)
@@ -105,3 +108,31 @@ def test_tape_over_balls_encloses_the_derivative() -> None:
 def test_unused_variable_has_derivative_zero() -> None:
     ((x, y),) = tape.variables([[1.0, 2.0]])
     assert tape.gradient(x * 2, [[x, y]]) == [[2.0, 0.0]]
+
+
+@pytest.mark.parametrize("golden", [g for g in load_golden() if g.case.size <= 12][::9], ids=lambda golden: golden.id)
+def test_results_by_anchor_equal_those_of_a_tape_of_the_whole_loss(golden: GoldenCase) -> None:
+    """The tape also differentiates the similarities, for which ``enclosures`` has a formula."""
+    case, wants_gradient = golden.case, golden.expected.gradient is not None
+    found = enclosures(case, gradient=wants_gradient)
+    with precision():
+        values, gradient = _whole_tape(case)
+        assert len(values) == len(found.values)
+        for value, enclosure in zip(values, found.values, strict=True):
+            assert enclosure.overlaps(value)
+            assert not enclosure.is_finite() or enclosure.rad() <= 2.0**-180 * (1 + abs(enclosure).abs_upper())
+        if wants_gradient:
+            rows = [row for matrix in found.gradients.values() for row in matrix]
+            for expected, enclosed in zip(gradient, rows, strict=True):
+                assert all(x.overlaps(arb(y)) for x, y in zip(enclosed, expected, strict=True))
+
+
+def _whole_tape(case: Case) -> tuple[list[Any], list[list[Any]]]:
+    """The values and the gradients of all matrices, from one tape that begins at the embeddings."""
+    variables = tape.variables([[arb(x) for x in row] for matrix in case.matrices.values() for row in matrix.tolist()])
+    rows, given = iter(variables), {}
+    for name, matrix in case.matrices.items():
+        given[name] = np.array([next(rows) for _ in matrix], dtype=object)
+    loss = call_reference(case, given).loss
+    values = loss if isinstance(loss, list) else [loss]
+    return [arb(tape.value_of(v)) for v in values], tape.gradient(sum(values), variables)

@@ -249,9 +249,18 @@ def similarities(case: Case, rows: Mapping[str, Sequence[Sequence[Any]]]) -> lis
     return matrix
 
 
-def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]]) -> reference.Result:
-    """Evaluate the reference on a case from its similarity matrix, of the case's ``shape``."""
+def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **changed: Any) -> reference.Result:
+    """Evaluate the reference on a case from its similarity matrix.
+
+    Args:
+        case: the case.
+        matrix: the similarities, of the case's ``shape``.
+        changed: arguments of the reference that replace those of the case.
+
+    Returns:
+        The loss and its terms.
+    """
     names = ("temperature", "base_temperature", "no_positive", "reduction", *case.entry.formula_options)
     options: dict[str, Any] = {name: case.option(name) for name in names}
-    options |= {"anchors": case.anchors(), "members": case.members()}
-    return evaluate_similarities(case.entry.formula, matrix, case.positive_mask(), **options)
+    options |= {"is_positive": case.positive_mask(), "anchors": case.anchors(), "members": case.members(), **changed}
+    return evaluate_similarities(case.entry.formula, matrix, **options)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..suite.cases import Case
-from ..suite.records import Outcome
+from ..suite.records import Matrix, Outcome
 
 
 def plain_outcome(case: Case, dtype: str) -> Outcome:
@@ -27,8 +27,31 @@ def plain_outcome(case: Case, dtype: str) -> Outcome:
     given = {
         name: torch.tensor(matrix).to(getattr(torch, dtype)).requires_grad_() for name, matrix in case.matrices.items()
     }
+    loss, values = _reduced(case, similarities(case, given if dtype == "float64" else _single(given)))
+    gradients = dict(zip(given, torch.autograd.grad(loss.sum(), list(given.values())), strict=True))
+    gradient = gradients.pop(case.first)
+    return Outcome(
+        values=loss.detach().double().reshape(-1).tolist(),
+        gradient=gradient.double().numpy(),
+        anchors=dict(zip(case.counted(), values.detach().double().tolist(), strict=True)),
+        other_gradients={name: found.double().numpy() for name, found in gradients.items()},
+    )
+
+
+def plain_weights(case: Case) -> Matrix:
+    """The derivative of the loss with respect to each similarity, of the case's ``shape``, in float64."""
+    s = similarities(case, {name: torch.tensor(matrix) for name, matrix in case.matrices.items()}).requires_grad_()
+    (found,) = torch.autograd.grad(_reduced(case, s)[0].sum(), s)
+    return found.numpy()
+
+
+def _single(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: z.float() for name, z in given.items()}
+
+
+def _reduced(case: Case, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss and the values of the counted anchors from the similarities ``s``."""
     temperature = float(case.option("temperature"))
-    s = similarities(case, given if dtype == "float64" else {name: z.float() for name, z in given.items()})
     each = anchor_values(case, s / temperature)
     base = case.option("base_temperature")
     if base is not None:
@@ -37,20 +60,11 @@ def plain_outcome(case: Case, dtype: str) -> Outcome:
     values = each[counted]
     reduction = case.option("reduction")
     if reduction == "mean":
-        loss = values.mean() if counted else values.sum()
-    elif reduction == "mean_pairs":
+        return values.mean() if counted else values.sum(), values
+    if reduction == "mean_pairs":
         sizes = torch.tensor([len(p) for p in case.positives()], dtype=each.dtype)[counted]
-        loss = (values * sizes).sum() / sizes.sum().clamp(min=1)
-    else:
-        loss = values.sum() if reduction == "sum" else values
-    gradients = dict(zip(given, torch.autograd.grad(loss.sum(), list(given.values())), strict=True))
-    gradient = gradients.pop(case.first)
-    return Outcome(
-        values=loss.detach().double().reshape(-1).tolist(),
-        gradient=gradient.double().numpy(),
-        anchors=dict(zip(counted, values.detach().double().tolist(), strict=True)),
-        other_gradients={name: found.double().numpy() for name, found in gradients.items()},
-    )
+        return (values * sizes).sum() / sizes.sum().clamp(min=1), values
+    return values.sum() if reduction == "sum" else values, values
 
 
 def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:

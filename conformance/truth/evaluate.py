@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
-from flint import arb
+from flint import arb, arb_mat
 
 from pairproof import reference
 
-from ..suite.cases import Case, call_reference, reference_of_similarities, similarities
+from ..suite.cases import Case, reference_of_similarities, similarities
 from ..suite.records import Expected, Matrix, Truth
 from . import autodiff as tape
 from .intervals import PRECISION, precision
 
 PROVE_UP_TO = 40
-"""The largest ``Case.size`` for which loops compute sensitivities, terms and complex steps."""
+"""The largest ``Case.size`` for which every run computes terms, complex steps and exact sensitivities in loops."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +29,13 @@ class Enclosures:
         values: a list of the loss, or of one value per counted anchor for reduction "none".
         anchors: the value of every anchor, by row.
         gradients: [N][D] for every matrix, of the sum of ``values``; empty if they were not requested.
-        terms: the terms of the reference.
+        similarity: the similarity matrix, of the case's ``shape``.
     """
 
     values: list[arb]
     anchors: dict[int, arb]
     gradients: dict[str, list[list[arb]]]
-    terms: reference.Terms
+    similarity: list[list[arb]]
 
 
 def enclosures(
@@ -44,37 +43,104 @@ def enclosures(
 ) -> Enclosures:
     """Evaluate a case in ball arithmetic, with this many bits.
 
+    The reference evaluates one anchor at a time from its row of the similarity matrix, and the tape differentiates its
+    part of the loss with respect to that row. Memory is therefore proportional to the number of similarities.
+
     Args:
         case: the case.
         bits: the working precision.
         gradient: whether gradients are computed.
-        upstream: the factor of each value in the sum that is differentiated; by default 1.
+        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1.
     """
     with precision(bits):
         given = _balls(case)
-        if gradient:
-            # All matrices share one tape, so that one backward pass gives the gradients of all of them.
-            variables = tape.variables([row for rows in given.values() for row in rows])
-            given = _split(given, variables)
-        result = call_reference(case, {name: np.array(rows, dtype=object) for name, rows in given.items()})
-        values = result.loss if isinstance(result.loss, list) else [result.loss]
-        total = sum(values) if upstream is None else sum(v * w for v, w in zip(values, upstream, strict=True))
+        matrix = similarities(case, given)
+        counted, reduction = case.counted(), case.option("reduction")
+        factors = {} if upstream is None else dict(zip(counted, upstream, strict=True))
+        anchors: dict[int, arb] = {}
+        slopes: dict[int, list[arb]] = {}
+        total, pairs = arb(0), 0
+        for i in case.anchors():
+            (row,) = tape.variables([matrix[i]]) if gradient else [matrix[i]]
+            part, result = _part_of_anchor(case, i, row)
+            anchors[i] = arb(tape.value_of(result.terms.anchor_losses[i]))
+            factor = arb(factors.get(i, 1))
+            slopes[i] = [x * factor for x in tape.gradient(part, [row])[0]] if gradient else []
+            total, pairs = total + tape.value_of(part), pairs + len(result.terms.pairs)
+        divisor = max({"mean": len(counted), "mean_pairs": pairs}.get(reduction, 1), 1)
         return Enclosures(
-            values=[arb(tape.value_of(v)) for v in values],
-            anchors={i: arb(tape.value_of(v)) for i, v in result.terms.anchor_losses.items()},
-            gradients=_split(given, tape.gradient(total, variables)) if gradient else {},
-            terms=result.terms,
+            values=[anchors[i] for i in counted] if reduction == "none" else [total / divisor],
+            anchors=anchors,
+            gradients=_pull_back(case, given, slopes, divisor) if gradient else {},
+            similarity=matrix,
         )
 
 
-def _balls(case: Case) -> dict[str, Any]:
+def _part_of_anchor(case: Case, i: int, row: Sequence[Any]) -> tuple[Any, reference.Result]:
+    """The part of the loss that anchor i contributes, before the division by the number of anchors or pairs.
+
+    Args:
+        case: the case.
+        i: the anchor.
+        row: its similarities.
+
+    Returns:
+        The part, 0 for an anchor that does not count, and the result of the reference for this anchor.
+    """
+    # The other rows are not anchors: a single entry and empty sets are enough for them.
+    rows, by_pairs = range(case.shape[0]), case.option("reduction") == "mean_pairs"
+    result = reference_of_similarities(
+        case,
+        [row if k == i else row[:1] for k in rows],
+        is_positive=[case.positive_mask()[i] if k == i else [] for k in rows],
+        anchors=[i],
+        members=[case.members()[i] if k == i else [] for k in rows],
+        reduction="mean_pairs" if by_pairs else "sum",
+    )
+    return result.loss * max(len(result.terms.pairs), 1) if by_pairs else result.loss, result
+
+
+def _pull_back(
+    case: Case, given: Mapping[str, list[list[arb]]], slopes: Mapping[int, list[arb]], divisor: int
+) -> dict[str, list[list[arb]]]:
+    """The gradient of every matrix, from the derivatives of the loss with respect to the similarities.
+
+    With dL/ds_ij = w_ij and s_ij = y_i . y_j, the gradient of row y_i is the sum of w_ij y_j over the columns. Under
+    cosine y = x / |x|, and the gradient of x is (g - (g . y) y) / |x|, where g is the gradient of y.
+
+    Args:
+        case: the case.
+        given: its matrices.
+        slopes: divisor * w_ij for all columns j, by anchor i.
+        divisor: the number by which the reduction divides.
+    """
+    cosine = case.option("similarity") == "cosine"
+    norms = {name: [_dot(x, x).sqrt() if cosine else arb(1) for x in rows] for name, rows in given.items()}
+    unit = {
+        name: arb_mat([[x / norm for x in row] for row, norm in zip(rows, norms[name], strict=True)])
+        for name, rows in given.items()
+    }
+    found = {name: rows * 0 for name, rows in unit.items()}
+    nothing = [arb(0)] * case.shape[1]
+    for block in case.blocks():
+        across, down = block.part
+        weights = arb_mat([slopes.get(i, nothing)[down] for i in range(case.shape[0])[across]])
+        found[block.left] += weights * unit[block.right]
+        found[block.right] += weights.transpose() * unit[block.left]
+
+    def of_row(g: list[arb], y: list[arb], norm: arb) -> list[arb]:
+        along = _dot(g, y) if cosine else arb(0)
+        return [(a - along * b) / (norm * divisor) for a, b in zip(g, y, strict=True)]
+
+    return {name: list(map(of_row, found[name].tolist(), unit[name].tolist(), norms[name])) for name in given}
+
+
+def _dot(a: Sequence[arb], b: Sequence[arb]) -> arb:
+    return sum((x * y for x, y in zip(a, b, strict=True)), arb(0))
+
+
+def _balls(case: Case) -> dict[str, list[list[arb]]]:
     return {name: [[arb(x) for x in row] for row in matrix.tolist()] for name, matrix in case.matrices.items()}
-
-
-def _split(matrices: Mapping[str, Sequence[Any]], rows: Sequence[Any]) -> dict[str, Any]:
-    """Split a sequence of the rows of all matrices into the matrices."""
-    left = iter(rows)
-    return {name: list(islice(left, len(matrix))) for name, matrix in matrices.items()}
 
 
 def truth(case: Case, bits: int = PRECISION, upstream: Sequence[float] | None = None) -> Truth:
@@ -98,7 +164,7 @@ def truth(case: Case, bits: int = PRECISION, upstream: Sequence[float] | None = 
             loss=loss if case.option("reduction") == "none" else loss[0],
             anchors={i: float(v) for i, v in found.anchors.items()},
             gradient=gradients.pop(case.first, None),
-            similarity=_rounded(found.terms.similarity),
+            similarity=_rounded(found.similarity),
             weights=sensitivities,
             other_gradients=gradients,
         )
@@ -139,13 +205,13 @@ def weights(case: Case) -> Matrix:
     """The derivative of the loss with respect to each similarity, of the case's ``shape``.
 
     They are only used to scale the tolerances, so they are computed in float64. For cases larger than ``PROVE_UP_TO``
-    the loops are too slow; each anchor then gets the largest possible sum, 2 / temperature, spread over its row.
+    the loops are too slow, and the straightforward implementation is differentiated.
     """
     if case.size > PROVE_UP_TO:
-        anchors = case.anchors()
-        most = np.zeros(case.shape)
-        most[anchors] = 2 / (float(case.option("temperature")) * case.shape[1])
-        return most if case.option("reduction") in ("sum", "none") else most / max(len(anchors), 1)
+        from .baseline import plain_weights  # imports torch, which not every command needs
+
+        found = plain_weights(case)
+        return np.where(np.isfinite(found), found, 0.0)
     matrix = similarities(case, {name: rows.tolist() for name, rows in case.matrices.items()})
     variables = tape.variables(matrix)
     with np.errstate(all="ignore"):
