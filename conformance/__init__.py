@@ -1,7 +1,8 @@
 """The harness: cases, their proved results, adapters, verdicts, the command line and the pytest plugin.
 
-It needs the extra ``pairproof[verify]``. ``check_loss`` judges a loss, ``identify`` recognises one, and both return
-their results as data. ``parametrize`` turns a test function into one pytest test per check.
+It needs the extra ``pairproof[verify]``. ``check_loss`` judges a loss, ``identify`` recognises one, and ``parity``
+compares one with itself; all return their results as data. ``parametrize`` turns a test function into one pytest test
+per check.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from . import _moved
 if TYPE_CHECKING:
     from .diagnose.identify import identify
     from .judge.check import check_loss
+    from .judge.parity import parity
     from .pytest_plugin import parametrize
 
-__all__ = ["check_loss", "identify", "parametrize"]
+__all__ = ["check_loss", "identify", "parametrize", "parity"]
 
-HOMES = {"check_loss": ".judge.check", "identify": ".diagnose.identify", "parametrize": ".pytest_plugin"}
+HOMES = {
+    "check_loss": ".judge.check",
+    "identify": ".diagnose.identify",
+    "parametrize": ".pytest_plugin",
+    "parity": ".judge.parity",
+}
 
 _moved.install()
 

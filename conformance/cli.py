@@ -1,4 +1,4 @@
-"""The command line: ``pairproof verify``, ``check``, ``identify``, ``list``, ``explain`` and ``fixtures``.
+"""The command line: ``pairproof verify``, ``check``, ``identify``, ``parity``, ``list``, ``explain`` and ``fixtures``.
 
 Exit codes: 0 everything holds, 1 something does not, 2 invalid command line, 3 could not run.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+import json
 import os
 import re
 import shutil
@@ -179,8 +180,8 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
         if name not in (*tables.DETAILS, "all"):
             raise tables.unknown("value of --show", name, (*tables.DETAILS, "all"))
     for option, path in (("--json", printing.json), ("--junit", printing.junit)):
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise UsageError(f"{option}: {path} is {'a' if path.is_dir() else 'in a missing'} folder")
+        if path is not None:
+            _check_path(option, path)
     start = time.perf_counter()
     with _bar() as bar:
         found = judge(bar)
@@ -188,11 +189,22 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
     pages.show(found, Output(), seconds=time.perf_counter() - start, details=None if printing.quiet else details)
     for write, path in ((pages.write_json, printing.json), (pages.write_junit, printing.junit)):
         if path is not None:
-            try:
-                write(found, path)
-            except OSError as error:
-                raise CouldNotRun(f"{path} cannot be written: {error.strerror}") from None
+            _write(functools.partial(write, found), path)
     raise typer.Exit(found.exit_code)
+
+
+def _check_path(option: str, path: Path) -> None:
+    """Raise a UsageError if a report cannot be in this place."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"{option}: {path} is {'a' if path.is_dir() else 'in a missing'} folder")
+
+
+def _write(write: Callable[[Path], object], path: Path) -> None:
+    """Write a report; an error of the file system becomes a CouldNotRun."""
+    try:
+        write(path)
+    except OSError as error:
+        raise CouldNotRun(f"{path} cannot be written: {error.strerror}") from None
 
 
 @_command(app)
@@ -300,6 +312,37 @@ def identify(target: str, **options: Any) -> None:
         typer.echo(f"{target}: {error}")
         raise typer.Exit(MISUSED if isinstance(error, TargetMisused) else COULD_NOT_RUN) from None
     _print([*found.lines(), f"  {found.seconds:.1f} s"])
+    raise typer.Exit(found.exit_code)
+
+
+@_command(app)
+@with_options(tables.ParityRequest)
+def parity(**options: Any) -> None:
+    """Compare a loss with itself. The loss need not be in the catalogue.
+
+    The same random batches are evaluated in several ways that should agree: twice, with permuted rows, with other chunk
+    sizes, in float32 and bfloat16, under autocast, and compiled. The differences may be as large as rounding makes
+    them. The bytes that the loss keeps for its backward pass, and the peak of bytes, are measured at three batch sizes;
+    --linear-memory turns this measurement into a check.
+
+    Exit codes: 0 the loss agrees with itself, 1 a comparison differs or ended in an error, 2 invalid command line, 3
+    could not run.
+
+    Examples:
+        pairproof parity mylib.losses:SigLipLoss --set bias=-10
+        pairproof parity losses.py:chunked --vary chunk_size=0,4,7
+        pairproof parity losses.py:my_loss --only memory --linear-memory
+    """
+    from .judge import parity as comparing
+
+    request = tables.ParityRequest(**options)
+    if request.json is not None:
+        _check_path("--json", request.json)
+    found = comparing.compare_with_itself(request)
+    _print(found.lines())
+    if request.json is not None:
+        text = json.dumps(found.as_json(), indent=1, allow_nan=False)
+        _write(lambda path: path.write_text(text + "\n", encoding="utf-8"), request.json)
     raise typer.Exit(found.exit_code)
 
 

@@ -199,7 +199,7 @@ def test_explain_describes_rows_columns_and_pairs(capsys: pytest.CaptureFixture[
 HEAVY = ("torch", "numpy", "scipy", "flint", "jsonschema", "jax", "pytorch_metric_learning")
 
 COMMANDS = (
-    *((), ("verify",), ("check",), ("identify",), ("list",), ("new-loss",), ("explain",), ("fixtures",)),
+    *((), ("verify",), ("check",), ("identify",), ("parity",), ("list",), ("new-loss",), ("explain",), ("fixtures",)),
     *(("fixtures", name) for name in ("rebuild", "check", "add", "show")),
 )
 

@@ -7,6 +7,7 @@ the flags of a ``Request`` have the prefix ``--pairproof-``.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import shlex
@@ -348,6 +349,89 @@ class Request:
         """Return the command that repeats one check."""
         one = replace(self, cases=(case,), dtypes=(dtype,))
         return shlex.join(["pairproof", "check", self.name, *command_options(one, Request)])
+
+
+def read_literal(text: str) -> object:
+    """Convert a text to the Python literal that it is, such as a number or True; other texts stay texts."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def read_literals(texts: Iterable[str]) -> dict[str, object]:
+    """Convert texts of the form ``KEY=VALUE`` to a mapping whose values are Python literals.
+
+    Raises:
+        ValueError: a text does not have this form.
+    """
+    return {key: read_literal(value) for key, value in read_choices(texts).items()}
+
+
+def read_varied(texts: Iterable[str]) -> dict[str, tuple[object, ...]]:
+    """Convert texts of the form ``KEY=A,B`` to a mapping whose values are tuples of Python literals.
+
+    Raises:
+        ValueError: a text does not have this form, or has fewer than two values.
+    """
+    found = {}
+    for key, text in read_pairs(texts, form="KEY=A,B").items():
+        found[key] = tuple(read_literal(part) for part in text.split(",") if part)
+        if len(found[key]) < 2:
+            raise ValueError(f"expected KEY=A,B with at least two values, got {key}={text!r}")
+    return found
+
+
+@dataclass(frozen=True)
+class ParityRequest:
+    """The target of ``pairproof parity``, and what is compared.
+
+    Attributes:
+        target: package.module:attribute or file.py:attribute: a function, an instance, or a class.
+        call: The arguments of the target: labels (embeddings, labels), features (features, labels=None), views (view_a,
+            view_b), stacked (embeddings: all first views, then all second views), or pairs (embeddings,
+            positive_pairs). By default inferred from the parameter names, and reported.
+        arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred, and reported.
+        settings: A further argument of the target or of its constructor (repeatable).
+        vary: An argument whose values should all give the same results, such as chunk_size=0,4 (repeatable). By
+            default, arguments that are named like a chunk size.
+        temperature: The temperature to pass, if the target takes one. Default: 0.1.
+        linear_memory: Require that memory grows linearly with the batch size.
+        rows: Memory is measured at this batch size, and at twice and four times as much.
+        only: Only this comparison: repetition, permutation, chunks, float32, bfloat16, autocast, compile or memory
+            (repeatable or comma-separated).
+        seed: The seed of the random batches. By default drawn, and reported.
+        device: The torch device on which the target runs.
+        limit: Maximum time of one evaluation, in seconds.
+        json: Also write the result as JSON to this file.
+
+    In Python, the target may be the function, class or instance itself.
+    """
+
+    target: object = option(None, required=True)
+    _: KW_ONLY
+    call: str | None = option(None, "--call", metavar="HOW")
+    arrays: str | None = option(None, "--arrays", metavar="KIND")
+    settings: Mapping[str, object] = option({}, "--set", metavar=KEY_VALUE, read=read_literals)
+    vary: Mapping[str, Sequence[object]] = option({}, "--vary", metavar="KEY=A,B", read=read_varied)
+    temperature: float | None = option(None, "--temperature", metavar="T")
+    linear_memory: bool = option(False, "--linear-memory")
+    rows: int = option(1024, "--rows", metavar="N")
+    only: Sequence[str] = option((), "--only", metavar="NAME", read=read_commas)
+    seed: int | None = option(None, "--seed", metavar="SEED")
+    device: str = option("cpu", "--device", metavar="DEVICE")
+    limit: float = option(60.0, "--limit", metavar="SECONDS")
+    json: Path | None = option(None, "--json", metavar="FILE")  # noqa: RUF009 - it makes a field
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "only", (self.only,) if isinstance(self.only, str) else tuple(self.only))
+
+    @property
+    def name(self) -> str:
+        """The name of the target: the text that was given, or its module and name."""
+        from ..implementations.sandbox import describe
+
+        return describe(self.target)
 
 
 @dataclass(frozen=True)

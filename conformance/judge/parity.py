@@ -1,0 +1,811 @@
+"""Compare a loss with itself: :func:`parity`, ``pairproof parity``. The loss need not be in the catalogue.
+
+The same random batches are evaluated in several ways that should agree: with permuted rows, with other chunk sizes, in
+other dtypes, compiled, and under autocast. The bytes that the loss keeps for its backward pass are measured as the
+batch grows. All rows are exactly representable in bfloat16, so every dtype gets the same numbers.
+
+*Tolerances.* Two evaluations may differ by the effect of rounding. This effect is measured for each batch: the results
+of torch operations are multiplied by 1 + e or 1 - e at random, and the change of the loss and of the gradient is
+divided by e. This gives two slopes. For the first one, the rows and all arithmetic are changed. It bounds the
+difference of two evaluations in the same dtype, and of float32 and float64. For the second one, only the rows and the
+matrix products are changed. Any evaluation in bfloat16 must round these, and everything else can be computed in
+float32. So an implementation that loses more digits in bfloat16 than this differs, for example one that subtracts
+nearly equal sums.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import re
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..implementations.base import gradients_of, one_thread, unusable
+from ..implementations.callable import Batch, Target
+from ..implementations.child import CannotFork, Child, Served
+from ..implementations.sandbox import TargetError, TargetMisused, copy_of, find, within, within_memory
+from ..implementations.signatures import INVERSE, TEMPERATURES
+from .options import CouldNotRun, ParityRequest, UsageError, meant, takes
+
+Tensor = torch.Tensor
+
+FORMAT = "pairproof-parity/1"
+
+PASSED, DIFFERS, ERRORED = "passed", "differs", "errored"
+MEASURED, NOT_APPLICABLE = "measured", "not applicable"
+
+COMPARISONS = ("repetition", "permutation", "chunks", "float32", "bfloat16", "autocast", "compile", "memory")
+"""The names of all comparisons, in their order."""
+
+CHUNKS = re.compile(r"(\w+_)?(chunk|cache|block|tile|mini_?batch|micro_?batch|sub_?batch)_?(size|len|length)")
+"""Names of parameters that divide the work into parts and should not change the result."""
+
+ITEMS = (7, 10, 13)
+"""The numbers of items of the random batches: views of one item, or single rows."""
+
+WIDTH = 16
+"""The columns of the batches."""
+
+TEMPERATURE, LOWER = 0.1, 0.05
+"""The temperature that is passed, if the target takes one, and a second one for fitted batches."""
+
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
+"""Unit roundoff of each dtype."""
+
+NOISE = 2.0**-20
+"""The relative change e by which slopes are measured; larger than the rounding errors of float32."""
+
+TRIALS = 4
+"""Number of random changes per slope; the largest effect counts."""
+
+FACTOR, UNITS = 8.0, 16.0
+"""A difference may be this many times the measured effect of rounding, plus this many roundings of the result, and of
+the largest result on the random batches. Fused operations, such as a cross-entropy, round numbers of that size."""
+
+NEGLIGIBLE = 1e-12
+"""A fitted batch is left out if its loss, relative to that of the random batches, is below this number."""
+
+UNITS_UNMEASURED = 2.0**12
+"""The number of roundings for numpy and jax targets, whose operations cannot be changed."""
+
+LEAST = 1e-300
+"""A difference that is always allowed, so that no allowed difference is 0."""
+
+SIZES = (1, 2, 4)
+"""Factors of the number of rows for which memory is measured."""
+
+MEMORY_WIDTH, MEMORY_CHUNK, SMALLER = 64, 128, 8
+"""The columns of the large batches; the chunk size there; and the divisor of their rows if memory does not suffice."""
+
+LINEAR, QUADRATIC = 1.25, 1.75
+"""Memory is linear if its exponent in N is at most the first number, quadratic if it is at least the second and at most
+4 minus it."""
+
+PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "vdot", "_cdist_forward", "_euclidean_dist"))
+"""Operations that compute similarities, by their names in torch.ops.aten."""
+
+ARITHMETIC = PRODUCTS | frozenset(
+    """
+    add addcdiv addcmul addmv addr binary_cross_entropy_with_logits cumsum div exp exp2 expm1 linalg_vector_norm log
+    log1p log2 log_sigmoid_backward log_sigmoid_forward logaddexp logsumexp mean mse_loss mul norm pow prod reciprocal
+    rsqrt rsub sigmoid sigmoid_backward softplus softplus_backward sqrt std sub sum tanh tanh_backward var _log_softmax
+    _log_softmax_backward_data _softmax _softmax_backward_data
+    """.split()  # noqa: SIM905 - one name per line would take 45 lines
+)
+"""Operations that round."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One comparison of a target with itself.
+
+    Attributes:
+        name: what was varied, such as "permutation" or "chunk_size=3".
+        status: "passed", "differs", "errored", "measured" (a measurement without a claim) or "not applicable".
+        message: numbers, or the reason.
+        difference: the largest difference of a loss or a gradient, relative to its norm; None if nothing was compared.
+        allowed: the relative difference that is allowed there.
+        batch: the batch with the largest difference in units of the allowed one.
+    """
+
+    name: str
+    status: str
+    message: str
+    difference: float | None = None
+    allowed: float | None = None
+    batch: str = ""
+
+
+@dataclass
+class ParityResult:
+    """The comparisons of a target with itself.
+
+    Attributes:
+        request: the target and the options.
+        seed: the seed of the batches.
+        call: how the target is called.
+        notes: the guesses that were made, such as how to call the target, and the batches that were left out.
+        version: the file of the target and the version of its package.
+        comparisons: the comparisons.
+        memory: [rows, bytes kept for the backward pass, bytes at the peak] for each size.
+        seconds: duration.
+    """
+
+    request: ParityRequest
+    seed: int
+    call: str = ""
+    notes: list[str] = field(default_factory=list)
+    version: str = ""
+    comparisons: list[Comparison] = field(default_factory=list)
+    memory: list[tuple[int, int, int]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """0 if nothing differs, 1 if something differs or ended in an error, 3 if nothing could be compared."""
+        statuses = {one.status for one in self.comparisons}
+        if not statuses & {PASSED, DIFFERS, MEASURED}:
+            return 3
+        return int(bool(statuses & {DIFFERS, ERRORED}))
+
+    @property
+    def summary(self) -> str:
+        """The verdict with the number of comparisons of each status, in one line."""
+        names = [one.status for one in self.comparisons]
+        ends = ", ".join(f"{names.count(status)} {status}" for status in dict.fromkeys(names))
+        verdict = {0: "agrees with itself", 1: "does not agree with itself"}.get(self.exit_code, "could not run")
+        return f"{verdict}: {self.request.name}: {ends}"
+
+    def lines(self) -> list[str]:
+        """The lines of the report."""
+        heading = [f"{self.request.name}, called with {self.call}, seed {self.seed}"]
+        shown = [f"{one.status:<14} {one.name}: {one.message}" for one in self.comparisons]
+        return [*heading, *(f"  {note}" for note in self.notes), *shown, f"{self.summary} in {self.seconds:.1f} s"]
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as JSON data, in the format ``pairproof-parity/1``."""
+        options = ("temperature", "settings", "vary", "rows", "linear_memory", "device")
+        return {
+            "format": FORMAT,
+            "passed": self.exit_code == 0,
+            "target": self.request.name,
+            "version": self.version,
+            "call": self.call,
+            "seed": self.seed,
+            "options": {name: getattr(self.request, name) for name in options},
+            "notes": self.notes,
+            "comparisons": [
+                {key: _plain(value) for key, value in vars(comparison).items()} for comparison in self.comparisons
+            ],
+            "memory": [dict(zip(("rows", "kept", "peak"), sizes, strict=True)) for sizes in self.memory],
+            "summary": self.summary,
+            "seconds": self.seconds,
+        }
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# In the process of the target
+
+
+class _Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Multiply the results of operations by 1 + NOISE or 1 - NOISE at random."""
+
+    def __init__(self, operations: frozenset[str], chance: torch.Generator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations, self.chance = operations, chance
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if function.overloadpacket.__name__.rstrip("_") in self.operations:
+            first = found[0] if isinstance(found, (tuple, list)) else found
+            if isinstance(first, Tensor) and first.is_floating_point():
+                first.mul_(_signs(first, self.chance))
+        return found
+
+
+def _signs(like: Tensor, chance: torch.Generator) -> Tensor:
+    """A tensor of the same shape whose entries are 1 + NOISE or 1 - NOISE at random."""
+    bits = torch.randint(0, 2, like.shape, generator=chance)
+    return (1 + NOISE * (2 * bits - 1)).to(like.device, like.dtype)
+
+
+class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The bytes of the tensors that operations create, as long as they are alive.
+
+    Attributes:
+        alive: the bytes of each storage that is alive, by its address.
+        peak: the largest sum of these so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.alive: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for each in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(each, Tensor):
+                storage = each.untyped_storage()
+                address, size = storage.data_ptr(), storage.nbytes()
+                if size and address not in self.alive:
+                    self.alive[address] = size
+                    weakref.finalize(storage, self.alive.pop, address, None)
+        self.peak = max(self.peak, sum(self.alive.values()))
+        return found
+
+
+class _Subject:
+    """A target, and the ways of evaluating it."""
+
+    def __init__(self, thing: Any, call: str | None, arrays: str | None, device: str, limit: float | None) -> None:
+        self.target = Target(find(thing) if isinstance(thing, str) else thing, call, arrays)
+        self.device, self.limit = device, limit
+
+    def facts(self) -> dict[str, Any]:
+        """How the target is called, as JSON data."""
+        target, signature = self.target, self.target.signature
+        names = [*signature.constructor, *signature.call]
+        return {
+            "call": target.call,
+            "arrays": target.arrays,
+            "notes": list(target.notes),
+            "takes_temperature": target.takes_temperature,
+            "parameters": names,
+            "partners": target.call == "labels" and list(signature.call)[1:2] == ["partners"],
+            "takes_labels": target.call != "features" or "labels" in names,
+            "version": copy_of(target.thing),
+        }
+
+    def __call__(self, what: str, batch: Batch, **options: Any) -> Any:
+        """Answer a request: ``evaluate`` or ``memory``."""
+        batch = replace(batch, embeddings=batch.embeddings.to(self.device).requires_grad_())
+        limited = within_memory() if self.device == "cpu" else nullcontext()
+        with within(self.limit), limited:
+            return getattr(self, what)(batch, **options)
+
+    def evaluate(
+        self, batch: Batch, backend: str = "", autocast: bool = False, noise: tuple[bool, int] | None = None
+    ) -> tuple[list[float], list[list[float]] | None]:
+        """Return the values and the gradient of a batch.
+
+        Args:
+            batch: the batch.
+            backend: the backend of torch.compile; "" if it is not compiled.
+            autocast: whether it runs under autocast to bfloat16.
+            noise: whether all arithmetic is changed or only the products, and the seed; None for no change.
+        """
+        rows, target = batch.embeddings, self.target
+        mode: AbstractContextManager[Any] = nullcontext()
+        if backend:
+            target = self._compiled(backend)
+        if autocast:
+            mode = torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
+        if noise is not None:
+            chance = torch.Generator().manual_seed(noise[1])
+            batch = replace(batch, embeddings=rows * _signs(rows, chance))
+            mode = _Noise(ARITHMETIC if noise[0] else PRODUCTS, chance)
+        with mode, warnings.catch_warnings():
+            if backend:
+                # The compiler warns of its own use of deprecated functions.
+                warnings.simplefilter("ignore")
+            loss = target.loss(batch)
+        with mode if noise is not None else nullcontext():
+            gradient = gradients_of(loss, {"": rows})[""].tolist() if loss.requires_grad else None
+        return loss.detach().tolist(), gradient
+
+    def _compiled(self, backend: str) -> Target:
+        target, compiled = copy.copy(self.target), partial(torch.compile, backend=backend)
+        thing = target.thing
+        target.thing = (lambda **options: compiled(thing(**options))) if target.constructs else compiled(thing)
+        return target
+
+    def memory(self, batch: Batch) -> tuple[int, int]:
+        """Return the bytes that are alive for the backward pass, inputs included, and at the peak of both passes."""
+        saved: dict[int, int] = {}
+
+        def pack(kept: Tensor) -> Tensor:
+            saved[kept.untyped_storage().data_ptr()] = kept.untyped_storage().nbytes()
+            return kept.detach()
+
+        measured = _Memory()
+        with measured:
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+                loss = self.target.loss(batch)
+            kept = sum((saved | measured.alive).values())
+            gradients_of(loss, {"": batch.embeddings})
+        return kept, measured.peak
+
+
+# In the process that judges
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The values and the gradient of one evaluation, as vectors in float64; the gradient is None without one."""
+
+    values: Tensor
+    gradient: Tensor | None
+
+    @property
+    def finite(self) -> bool:
+        return all(bool(part.isfinite().all()) for part in (self.values, self.gradient) if part is not None)
+
+
+@dataclass
+class _Drawn:
+    """A batch with its result in float64, and the effects of rounding.
+
+    Attributes:
+        batch: the batch, in float64.
+        whole: its result.
+        slopes: the slope of the values and of the gradient, for all arithmetic and for products.
+    """
+
+    batch: Batch
+    whole: _Answer
+    slopes: dict[bool, tuple[float, float]] = field(default_factory=dict)
+
+
+class _Parity:
+    """The comparisons of one target."""
+
+    def __init__(self, request: ParityRequest, seed: int, facts: Mapping[str, Any], ask: Callable[..., Any]) -> None:
+        self.request, self.facts, self._ask = request, facts, ask
+        self.torch = facts["arrays"] == "torch"
+        self.chance = torch.Generator().manual_seed(seed)
+        self.keywords = {key: value for key, value in request.settings.items() if key not in TEMPERATURES}
+        given = {key: value for key, value in request.settings.items() if key in TEMPERATURES}
+        for key in (*self.keywords, *request.vary):
+            known = facts["parameters"]
+            if known and key not in known and "kwargs" not in known:
+                raise UsageError(f"{key}: the target has no parameter {key}{meant(key, known)}")
+        if facts["takes_temperature"]:
+            named = [1 / float(str(value)) if key == INVERSE else float(str(value)) for key, value in given.items()]
+            self.keywords["temperature"] = request.temperature or next(iter(named), TEMPERATURE)
+        self.lower = facts["takes_temperature"] and request.temperature is None and not given
+        self.notes: list[str] = []
+        self.memory: list[tuple[int, int, int]] = []
+        self.single = False
+        self.scale = [0.0, 0.0]
+
+    # Batches
+
+    def draw(self, items: int, name: str, fitted: bool = False, width: int = WIDTH) -> Batch:
+        """Draw a batch with rows of norm 1, rounded to bfloat16.
+
+        Args:
+            items: number of items: rows for "labels", else pairs of views.
+            name: its name in messages.
+            fitted: whether the rows of a positive pair or of a class are nearly equal, and others nearly orthogonal.
+            width: number of columns.
+        """
+        call = self.facts["call"]
+        views = 1 if call in ("labels", "pairs") and not self.facts["partners"] and call != "pairs" else 2
+        n = items * views
+        labels = [int(k) for k in torch.randint(0, max(items // 3, 1), (items,), generator=self.chance)]
+        group = torch.tensor(labels if call in ("labels", "features") and views == 1 else list(range(items)) * views)
+        rows = torch.randn(n, width, generator=self.chance, dtype=torch.float64)
+        if fitted:
+            centres = torch.linalg.qr(torch.randn(width, width, generator=self.chance, dtype=torch.float64))[0]
+            rows = centres[group % width] + 0.02 * rows
+        rows = torch.nn.functional.normalize(rows).bfloat16().double()
+        partners = [(k + items) % n for k in range(n)]
+        if self.facts["partners"]:
+            labels = partners
+        passed = labels if self.facts["takes_labels"] and call in ("labels", "features") else None
+        # The views of an item are divided by the call; labels and pairs belong to single rows.
+        divided = views if call in ("views", "stacked", "features") else 1
+        pairs = list(enumerate(partners)) if call == "pairs" else None
+        return Batch(name, call, rows, passed, pairs, divided, self.keywords)
+
+    def permuted(self, batch: Batch) -> tuple[Batch, list[int], list[int]]:
+        """Permute the items of a batch; return it, and the order of its items and of its rows."""
+        items = len(batch.embeddings) // batch.n_views
+        order = torch.randperm(items, generator=self.chance).tolist()
+        rows = [view * items + k for view in range(batch.n_views) for k in order]
+        place = {row: k for k, row in enumerate(rows)}
+        labels, pairs = batch.labels, batch.positive_pairs
+        if labels is not None:
+            labels = [place[labels[k]] if self.facts["partners"] else labels[k] for k in order]
+        if pairs is not None:
+            pairs = [(place[i], place[j]) for i, j in pairs]
+        return replace(batch, embeddings=batch.embeddings[rows], labels=labels, positive_pairs=pairs), order, rows
+
+    # Evaluations
+
+    def ask(self, batch: Batch, dtype: str = "", **how: Any) -> _Answer:
+        """Evaluate a batch, in a dtype if one is given."""
+        if dtype:
+            batch = replace(batch, embeddings=batch.embeddings.to(getattr(torch, dtype)))
+        values, gradient = self._ask("evaluate", batch, how)
+        try:
+            found = None if gradient is None else torch.tensor(gradient, dtype=torch.float64).flatten()
+            if found is not None and found.numel() != batch.embeddings.numel():
+                raise ValueError("shape")
+            return _Answer(torch.tensor(values, dtype=torch.float64).reshape(-1), found)
+        except (TypeError, ValueError):
+            raise TargetError("wrote an answer that cannot be read") from None
+
+    def batches(self) -> list[_Drawn]:
+        """Draw the batches, and evaluate them; those that the target does not take are left out with a note."""
+        drawn = [self.draw(items, f"random batch of {items}") for items in ITEMS]
+        pair = 2 if drawn[0].call == "labels" and not self.facts["partners"] else 1
+        for items, name in ((ITEMS[0], f"fitted batch of {ITEMS[0]}"), (pair, "one fitted pair")):
+            drawn.append(self.draw(items, name, fitted=True))
+            if self.lower:
+                lower = {**self.keywords, "temperature": LOWER}
+                drawn.append(replace(drawn[-1], name=f"{name} at temperature {LOWER:g}", keywords=lower))
+        found, reasons = [], []
+        for batch in drawn:
+            try:
+                whole = self.ask(batch)
+            except TargetError as error:
+                reasons.append((batch.name, str(error)))
+            else:
+                if whole.finite:
+                    found.append(_Drawn(batch, whole))
+                else:
+                    reasons.append((batch.name, "the loss or the gradient is not finite"))
+        if not found:
+            raise CouldNotRun(f"{self.request.name}: {reasons[0][1]}")
+        self.notes += [f"left out: {name}: {reason}" for name, reason in reasons]
+        values = [value for one in found for value in one.whole.values]
+        self.single = all(float(value.float()) == float(value) for value in values)
+        if self.single:
+            self.notes.append("precision: the target returns float32 values for float64 rows")
+        for one in found:
+            if one.batch.name.startswith("random"):
+                for k, (part, _) in enumerate(_parts(one.whole, one.whole)):
+                    self.scale[k] = max(self.scale[k], float(part.norm()))
+        found = [one for one in found if float(one.whole.values.norm()) >= NEGLIGIBLE * self.scale[0]]
+        for one in found if self.torch else ():
+            one.slopes = {every: self.slope(one, every) for every in (True, False)}
+        return found
+
+    def slope(self, one: _Drawn, every: bool) -> tuple[float, float]:
+        """Measure the effect of relative changes on the values and on the gradient, per unit of change."""
+        worst = [0.0, 0.0]
+        for seed in range(TRIALS):
+            found = self.ask(one.batch, noise=(every, seed))
+            for k, (a, b) in enumerate(_parts(one.whole, found)):
+                worst[k] = max(worst[k], float((a - b).norm()) / NOISE) if a.shape == b.shape else worst[k]
+        return worst[0], worst[1]
+
+    def compare(
+        self,
+        name: str,
+        batches: Sequence[_Drawn],
+        other: Callable[[_Drawn], tuple[_Answer, _Answer]],
+        precision: str = "",
+    ) -> Comparison:
+        """Compare two evaluations of each batch.
+
+        Args:
+            name: what is varied.
+            batches: the batches.
+            other: returns the expected and the given result of a batch.
+            precision: the dtype of the less precise evaluation; by default that in which the target computes.
+        """
+        worst: tuple[float, float, float, str, str] = (-1.0, 0.0, 0.0, "", "")
+        for one in batches:
+            try:
+                pair = other(one)
+            except TargetError as error:
+                return Comparison(name, ERRORED, f"{one.batch.name}: {error}", batch=one.batch.name)
+            for k, (expected, given) in enumerate(_parts(*pair)):
+                part, size = ("loss", "gradient")[k], float(expected.norm())
+                allowed = self.allowed(one, k, size, precision)
+                same = expected.shape == given.shape
+                away = float((given - expected).norm()) if same and bool(given.isfinite().all()) else math.inf
+                if away / allowed > worst[0]:
+                    relative = away / size if size else away
+                    numbers = f"{_short(given)} instead of {_short(expected)}" if part == "loss" else ""
+                    words = numbers or f"its difference is {away:.2g}, its norm {size:.2g}"
+                    worst = (
+                        away / allowed,
+                        relative,
+                        allowed / size if size else allowed,
+                        one.batch.name,
+                        f"{one.batch.name}: the {part} is {words}"
+                        if numbers
+                        else f"{one.batch.name}: the gradient differs: {words}",
+                    )
+        ratio, difference, allowed, batch, words = worst
+        if ratio > 1:
+            return Comparison(
+                name,
+                DIFFERS,
+                f"{words}; the relative difference is {difference:.2g}, allowed {allowed:.1g}",
+                difference,
+                allowed,
+                batch,
+            )
+        return Comparison(
+            name,
+            PASSED,
+            f"{len(batches)} batches, relative difference at most {difference:.1g} (allowed {allowed:.1g})",
+            difference,
+            allowed,
+            batch,
+        )
+
+    def allowed(self, one: _Drawn, part: int, size: float, precision: str) -> float:
+        """The difference that rounding may cause in the values (part 0) or in the gradient (part 1) of a batch."""
+        unit = ROUNDING[precision or ("float32" if self.single else "float64")]
+        if not one.slopes:
+            return UNITS_UNMEASURED * unit * max(size, self.scale[part]) + LEAST
+        everything, products = one.slopes[True][part], one.slopes[False][part]
+        # Arithmetic on bfloat16 rows can be done in float32.
+        finer = min(unit, ROUNDING["float32"])
+        noise = finer * everything + (unit * products if finer < unit else 0.0)
+        return (
+            FACTOR * noise
+            + UNITS * (unit / 4 if finer < unit else unit) * size
+            + UNITS * finer * self.scale[part]
+            + LEAST
+        )
+
+    # The comparisons
+
+    def varied(self) -> dict[str, Sequence[Any]]:
+        """The arguments that are varied with their values; "all" is the size of a whole batch."""
+        names = [key for key in self.facts["parameters"] if CHUNKS.fullmatch(key) and key not in self.request.settings]
+        return dict(self.request.vary) or dict.fromkeys(names, ("all", 1, 3))
+
+    def whole(self, batch: Batch) -> int:
+        """The size of a chunk that contains the whole batch."""
+        return len(batch.embeddings) // (batch.n_views if self.facts["call"] == "views" else 1)
+
+    def in_precision(
+        self, name: str, batches: Sequence[_Drawn], dtype: str, precision: str, **how: Any
+    ) -> Iterator[Comparison]:
+        """Compare an evaluation in another precision with float64, also with the last value of each varied argument."""
+        for key, values in {"": (None,), **self.varied()}.items():
+            changed = {key: values[-1]} if key else {}
+
+            def other(one: _Drawn, changed: Mapping[str, Any] = changed) -> tuple[_Answer, _Answer]:
+                batch = replace(one.batch, keywords={**one.batch.keywords, **changed})
+                return one.whole, self.ask(batch, dtype, **how)
+
+            words = "".join(f", {key}={value}" for key, value in changed.items())
+            yield self.compare(f"{name} against float64{words}", batches, other, precision)
+
+    def comparisons(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
+        """Yield all comparisons that were requested."""
+        again = self.compare("repetition", batches, lambda one: (one.whole, self.ask(one.batch)))
+        wanted = [name for name in COMPARISONS if name in self.request.only or not self.request.only]
+        if "repetition" in wanted or again.status != PASSED:
+            yield again
+        if again.status == DIFFERS:
+            reason = "the target returns other results for the same batch: it is random, or keeps state"
+            yield from (
+                Comparison(name, NOT_APPLICABLE, reason) for name in wanted if name not in ("repetition", "memory")
+            )
+            wanted = [name for name in wanted if name == "memory"]
+        for name in wanted:
+            if name != "repetition":
+                yield from getattr(self, f"of_{name}")(batches)
+
+    def of_permutation(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
+        """Permuting the items permutes the gradient and the values of anchors."""
+
+        def other(one: _Drawn) -> tuple[_Answer, _Answer]:
+            batch, order, rows = self.permuted(one.batch)
+            return _reordered(one.whole, order, rows, one.batch), self.ask(batch)
+
+        yield self.compare("permutation", batches, other)
+
+    def of_chunks(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
+        """The sizes of chunks do not change the result."""
+        vary = self.varied()
+        if not vary:
+            yield Comparison("chunks", NOT_APPLICABLE, "no parameter is named like a chunk size; see --vary")
+        for key, values in vary.items():
+
+            def evaluated(one: _Drawn, value: Any, key: str = key) -> _Answer:
+                value = self.whole(one.batch) if value == "all" else value
+                return self.ask(replace(one.batch, keywords={**one.batch.keywords, key: value}))
+
+            first, *others = values
+            for value in others:
+
+                def pair(
+                    one: _Drawn, value: Any = value, first: Any = first, evaluated: Callable[..., _Answer] = evaluated
+                ) -> tuple[_Answer, _Answer]:
+                    return evaluated(one, first), evaluated(one, value)
+
+                yield self.compare(f"{key}={value} against {first}", batches, pair)
+
+    def of_float32(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
+        """The result in float32 is that in float64 up to rounding."""
+        yield from self.in_precision("float32", batches, "float32", "float32")
+
+    def of_bfloat16(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
+        """The result for bfloat16 rows is that of the same rows in float64, up to the rounding of products."""
+        if self.facts["arrays"] == "numpy":
+            yield Comparison("bfloat16 against float64", NOT_APPLICABLE, "numpy has no bfloat16")
+            return
+        for found in self.in_precision("bfloat16", batches, "bfloat16", "bfloat16"):
+            refused = found.status == ERRORED and re.search("bfloat16|dtype", found.message, re.IGNORECASE)
+            yield replace(found, status=NOT_APPLICABLE) if refused else found
+
+    def of_autocast(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
+        """The result under autocast is that in float64 up to the rounding of products."""
+        if self.torch:
+            yield from self.in_precision("autocast bfloat16", batches, "float32", "bfloat16", autocast=True)
+        else:
+            yield Comparison("autocast bfloat16 against float64", NOT_APPLICABLE, "autocast is a feature of torch")
+
+    def of_compile(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
+        """The result of torch.compile is that of eager execution."""
+        if not self.torch:
+            yield Comparison("compiled against eager", NOT_APPLICABLE, "torch.compile is a feature of torch")
+            return
+        for backend in ("aot_eager", "eager"):
+
+            def other(one: _Drawn, backend: str = backend) -> tuple[_Answer, _Answer]:
+                return one.whole, self.ask(one.batch, backend=backend)
+
+            found = self.compare(f"compiled ({backend}) against eager", batches, other)
+            if found.status != ERRORED:
+                break
+        yield found
+
+    def of_memory(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
+        """The bytes that are kept for the backward pass, and the peak, against the number of rows."""
+        if not self.torch:
+            yield Comparison("memory", NOT_APPLICABLE, "memory is measured for torch targets only")
+            return
+        if self.request.device != "cpu":
+            yield Comparison("memory", NOT_APPLICABLE, "memory is measured on the CPU only")
+            return
+        if batches[0].whole.gradient is None:
+            yield Comparison("memory", NOT_APPLICABLE, "the target returns no gradient")
+            return
+        chunked = {key: MEMORY_CHUNK for key in self.facts["parameters"] if CHUNKS.fullmatch(key)}
+        chunked = {key: value for key, value in chunked.items() if key not in self.request.settings}
+        failed = ""
+        for rows in (self.request.rows, max(self.request.rows // SMALLER, 2)):
+            try:
+                self.memory = [(rows * size, *self.bytes_at(rows * size, chunked)) for size in SIZES]
+                break
+            except TargetError as error:
+                failed = failed or f"{rows * SIZES[-1]} rows: {error}"
+        if not self.memory:
+            yield Comparison("memory", ERRORED, failed)
+            return
+        with_chunks = "".join(f", {key}={value}" for key, value in chunked.items())
+        at = ", ".join(str(size) for size, *_ in self.memory)
+        for name, column in (("bytes kept for backward", 1), ("peak of bytes", 2)):
+            sizes = [row[column] for row in self.memory]
+            power = exponent(self.memory, column)
+            linear = power <= LINEAR
+            quadratic = QUADRATIC <= power <= 4 - QUADRATIC
+            grows = "linear" if linear else "quadratic" if quadratic else f"about N^{power:.1f}"
+            words = f"{', '.join(f'{size / 2**20:.3g}' for size in sizes)} MiB at N = {at}{with_chunks}: {grows}"
+            status = MEASURED if not self.request.linear_memory else PASSED if linear else DIFFERS
+            yield Comparison(name, status, words + (f"; {failed}" if failed else ""))
+
+    def bytes_at(self, rows: int, chunked: Mapping[str, int]) -> tuple[int, int]:
+        """Measure the bytes that are kept, and the peak, for a float32 batch of this many rows or pairs of views."""
+        items = rows // 2 if self.facts["call"] in ("stacked", "pairs") or self.facts["partners"] else rows
+        batch = self.draw(items, "large batch", width=MEMORY_WIDTH)
+        keywords = {**batch.keywords, **chunked}
+        kept, peak = self._ask("memory", replace(batch, embeddings=batch.embeddings.float(), keywords=keywords), {})
+        return int(kept), int(peak)
+
+
+def exponent(memory: Sequence[tuple[int, int, int]], column: int) -> float:
+    """Return the exponent of N with which memory grows, from the two largest sizes."""
+    (few, *before), (many, *after) = memory[-2:]
+    return math.log(max(after[column - 1], 1) / max(before[column - 1], 1)) / math.log(many / few)
+
+
+def _parts(expected: _Answer, given: _Answer) -> Iterator[tuple[Tensor, Tensor]]:
+    """The values, and the gradients if both results have one."""
+    yield expected.values, given.values
+    if expected.gradient is not None:
+        yield (
+            expected.gradient,
+            torch.full_like(expected.gradient, math.nan) if given.gradient is None else given.gradient,
+        )
+
+
+def _reordered(found: _Answer, order: Sequence[int], rows: Sequence[int], batch: Batch) -> _Answer:
+    """The result that a batch with permuted items should have."""
+    values, gradient = found.values, found.gradient
+    if len(values) in (len(order), len(rows)):
+        values = values[[*(order if len(values) == len(order) else rows)]]
+    if gradient is not None:
+        gradient = gradient.reshape(batch.embeddings.shape)[[*rows]].flatten()
+    return _Answer(values, gradient)
+
+
+def _short(values: Tensor) -> str:
+    """One number, or the norm of several."""
+    return f"{float(values[0]):.6g}" if len(values) == 1 else f"{len(values)} values of norm {float(values.norm()):.6g}"
+
+
+@takes(ParityRequest)
+def parity(*target: Any, **options: Any) -> ParityResult:
+    """Compare a loss with itself: ``parity(MyLoss, call="views")``.
+
+    The keywords are the options of ``pairproof parity``, as
+    :class:`~pairproof.conformance.judge.options.ParityRequest` lists them.
+
+    Returns:
+        All comparisons with their status and numbers, and the verdict.
+
+    Raises:
+        UsageError: an option is wrong or missing.
+        CouldNotRun: the target cannot be loaded or called, or the device cannot be used.
+    """
+    return compare_with_itself(ParityRequest(*target, **options))
+
+
+@one_thread()
+def compare_with_itself(request: ParityRequest) -> ParityResult:
+    """Run the comparisons of a request; the errors are those of ``parity``."""
+    start = time.perf_counter()
+    for name in request.only:
+        if name not in COMPARISONS:
+            raise UsageError(f"--only: unknown comparison {name!r}; known: {', '.join(COMPARISONS)}")
+    if not request.limit > 0 or request.rows < 2:
+        raise UsageError("--limit and --rows: expected a positive number of seconds, and at least 2 rows")
+    if request.temperature is not None and not 0 < request.temperature < math.inf:
+        raise UsageError(f"--temperature: expected a positive number, got {request.temperature:g}")
+    if request.call == "command":
+        raise UsageError("--call command: parity needs a Python target")
+    if reason := unusable(request.device):
+        raise CouldNotRun(reason)
+    seed = random.SystemRandom().randrange(2**31) if request.seed is None else request.seed
+    result = ParityResult(request, seed)
+    try:
+        with _loaded(request) as (facts, ask):
+            result.call, result.version = facts["call"], facts["version"]
+            judge = _Parity(request, seed, facts, ask)
+            judge.notes += facts["notes"]
+            result.notes = judge.notes
+            batches = judge.batches()
+            result.comparisons += judge.comparisons(batches)
+            result.memory = judge.memory
+    except TargetMisused as error:
+        raise UsageError(f"{request.name}: {error}") from None
+    except TargetError as error:
+        raise CouldNotRun(f"{request.name}: {error}") from None
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+@contextmanager
+def _loaded(request: ParityRequest) -> Iterator[tuple[dict[str, Any], Callable[..., Any]]]:
+    """Load the target, in a child process if possible; yield its facts, and a function that asks it."""
+
+    def load() -> Served:
+        subject = _Subject(request.target, request.call, request.arrays, request.device, request.limit)
+        return subject.facts(), lambda what, batch, options: subject(what, batch, **options)
+
+    try:
+        child = Child(load, request.limit)
+    except CannotFork as reason:
+        facts, serve = load()
+        facts["notes"].append(f"process: the target runs in the process that judges it: {reason}")
+        yield facts, serve
+        return
+    with closing(child):
+        yield child.facts, child.ask

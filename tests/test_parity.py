@@ -1,0 +1,297 @@
+"""``pairproof parity``: comparisons of a loss with itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from pairproof import conformance, fast
+from pairproof.conformance import cli
+from pairproof.conformance.judge.options import CouldNotRun, UsageError
+from pairproof.conformance.judge.parity import (
+    COMPARISONS,
+    DIFFERS,
+    ERRORED,
+    MEASURED,
+    NOT_APPLICABLE,
+    PASSED,
+    Comparison,
+    ParityResult,
+    exponent,
+    parity,
+)
+
+Tensor = torch.Tensor
+Loss = Callable[..., Any]
+
+FITTED = 5.75
+"""The logit of a fitted pair: its loss is 0.00318, and softplus(5.75) - 5.75 is 0 in bfloat16."""
+
+
+def sigmoid(view_a: Tensor, view_b: Tensor, scale: float = FITTED + 10, bias: float = -10.0) -> Tensor:
+    """SigLIP's loss from the logarithm of the sigmoid."""
+    logits = scale * view_a @ view_b.T + bias
+    return -F.logsigmoid(logits * (2 * torch.eye(len(logits), dtype=logits.dtype) - 1)).sum() / len(logits)
+
+
+def chunked_sigmoid(
+    view_a: Tensor, view_b: Tensor, scale: float = FITTED + 10, bias: float = -10.0, chunk_size: int = 4
+) -> Tensor:
+    """SigLIP's loss in chunks, from the softplus of every logit minus the positive logits."""
+    total = torch.zeros(())
+    for start in range(0, len(view_a), chunk_size):
+        logits = scale * view_a[start : start + chunk_size] @ view_b.T + bias
+        total = total + F.softplus(logits).sum() - logits.diagonal(start).sum()
+    return total / len(view_a)
+
+
+def checkpointed_sigmoid(view_a: Tensor, view_b: Tensor, chunk_size: int = 4) -> Tensor:
+    """SigLIP's loss in chunks that are computed again in the backward pass."""
+
+    def part(rows: Tensor, others: Tensor, start: int) -> Tensor:
+        logits = (FITTED + 10) * rows @ others.T - 10
+        signs = -torch.ones_like(logits)
+        signs.diagonal(start).fill_(1)
+        return -F.logsigmoid(logits * signs).sum()
+
+    starts = range(0, len(view_a), chunk_size)
+    parts = [checkpoint(part, view_a[k : k + chunk_size], view_b, k, use_reentrant=False) for k in starts]
+    return sum(parts, torch.zeros((), dtype=view_a.dtype)) / len(view_a)
+
+
+def last_chunk_dropped(view_a: Tensor, view_b: Tensor, chunk_size: int = 4) -> Tensor:
+    """A cross-entropy in chunks that leaves out the last, incomplete chunk."""
+    whole = range(0, len(view_a) - chunk_size + 1, chunk_size)
+    parts = [F.cross_entropy(view_a[k : k + chunk_size] @ view_b.T, torch.arange(k, k + chunk_size)) for k in whole]
+    return torch.stack(parts).mean()
+
+
+def depends_on_positions(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """The first row counts twice."""
+    values = (embeddings @ embeddings.T).logsumexp(dim=1)
+    return values.mean() + values[0]
+
+
+def gradient_of_the_first_row(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """The loss is right, but the gradient reaches the first half of the rows only."""
+    half = len(embeddings) // 2
+    rows = torch.cat([embeddings[:half], embeddings[half:].detach()])
+    return (rows @ rows.T).logsumexp(dim=1).mean()
+
+
+def overflows_in_float32(embeddings: Tensor, labels: Tensor) -> Tensor:
+    return ((embeddings @ embeddings.T) * 100).exp().sum(dim=1).log().mean()
+
+
+def of(loss: Loss, *only: str, **options: Any) -> ParityResult:
+    return parity(loss, only=only, seed=5, rows=options.pop("rows", 256), **options)
+
+
+def named(result: ParityResult, name: str) -> Comparison:
+    (found,) = [one for one in result.comparisons if one.name == name]
+    return found
+
+
+def test_every_comparison_of_an_honest_loss_passes() -> None:
+    result = of(fast.supcon_loss)
+    statuses = {one.name: one.status for one in result.comparisons}
+    assert statuses == {
+        "repetition": PASSED,
+        "permutation": PASSED,
+        "chunks": NOT_APPLICABLE,
+        "float32 against float64": PASSED,
+        "bfloat16 against float64": PASSED,
+        "autocast bfloat16 against float64": PASSED,
+        "compiled (aot_eager) against eager": PASSED,
+        "bytes kept for backward": MEASURED,
+        "peak of bytes": MEASURED,
+    }
+    assert result.exit_code == 0
+    assert result.summary.startswith("agrees with itself")
+    assert conformance.parity is parity
+
+
+@pytest.mark.parametrize("loss", [sigmoid, checkpointed_sigmoid])
+def test_stable_sigmoid_loss_agrees_in_bfloat16(loss: Loss) -> None:
+    result = of(loss, "float32", "bfloat16", "autocast")
+    assert {one.status for one in result.comparisons} == {PASSED}
+
+
+def test_cancellation_in_bfloat16_is_found() -> None:
+    pair = torch.zeros(1, 4, dtype=torch.bfloat16)
+    pair[0, 0] = 1
+    assert float(sigmoid(pair, pair)) == pytest.approx(0.00318, rel=0.01)
+    assert float(chunked_sigmoid(pair, pair)) == 0
+    result = of(chunked_sigmoid, "float32", "bfloat16")
+    assert named(result, "float32 against float64").status == PASSED
+    found = named(result, "bfloat16 against float64")
+    assert found.status == DIFFERS
+    assert "instead of 0.003" in found.message
+    assert (found.difference or 0) > 0.9
+    assert 0 < (found.allowed or 0) < 0.5
+    assert result.exit_code == 1
+
+
+def test_chunks_that_keep_quadratic_memory_refute_linear_memory() -> None:
+    result = of(chunked_sigmoid, "memory", linear_memory=True)
+    found = named(result, "bytes kept for backward")
+    assert found.status == DIFFERS
+    assert "chunk_size=128: quadratic" in found.message
+    # One float32 matrix N x N; views and scaled rows of 64 numbers.
+    for rows, kept, _ in result.memory:
+        assert kept == pytest.approx(4 * rows**2 + 3 * 4 * 64 * rows, rel=0.02)
+    assert result.exit_code == 1
+    assert named(of(chunked_sigmoid, "memory"), found.name).status == MEASURED
+
+
+@pytest.mark.parametrize("loss", [checkpointed_sigmoid, fast.info_nce_loss])
+def test_linear_memory_is_verified(loss: Loss) -> None:
+    # With fewer rows than about four chunks, the rows themselves do not dominate.
+    result = of(loss, "memory", linear_memory=True, rows=1024)
+    assert {one.status for one in result.comparisons} == {PASSED}
+    assert result.exit_code == 0
+
+
+def test_exponent_is_that_of_the_two_largest_sizes() -> None:
+    memory = [(n, 3 * n**2, 5 * n) for n in (8, 16, 32)]
+    assert exponent(memory, 1) == pytest.approx(2)
+    assert exponent(memory, 2) == pytest.approx(1)
+
+
+def test_chunk_size_that_changes_the_result_is_found() -> None:
+    result = of(last_chunk_dropped, "chunks")
+    assert named(result, "chunk_size=1 against all").status == PASSED
+    assert named(result, "chunk_size=3 against all").status == DIFFERS
+    assert of(last_chunk_dropped, "chunks", vary={"chunk_size": (1, 1)}).exit_code == 0
+
+
+@pytest.mark.parametrize("loss", [depends_on_positions, gradient_of_the_first_row])
+def test_permutation_of_the_rows_must_permute_the_results(loss: Loss) -> None:
+    assert named(of(loss, "permutation"), "permutation").status == DIFFERS
+
+
+@pytest.mark.parametrize("call", ["labels", "views", "stacked", "features", "pairs"])
+def test_every_call_can_be_permuted(call: str) -> None:
+    losses: dict[str, Loss] = {
+        "labels": fast.nt_xent_loss,
+        "views": fast.info_nce_loss,
+        "stacked": lambda z: fast.nt_xent_loss(z, fast.stacked_partners(len(z))),
+        "features": lambda features, labels: fast.supcon_loss(
+            features.transpose(0, 1).flatten(0, 1), labels.repeat(2), reduction="none"
+        ),
+        "pairs": fast.nt_bxent_loss,
+    }
+    result = of(losses[call], "permutation", call=call)
+    assert [one.status for one in result.comparisons] == [PASSED]
+    assert result.call == call
+
+
+def test_overflow_in_float32_is_found() -> None:
+    found = named(of(overflows_in_float32, "float32"), "float32 against float64")
+    assert found.status == DIFFERS
+    assert "inf" in found.message
+
+
+def test_random_loss_is_compared_no_further() -> None:
+    def noisy(embeddings: Tensor, labels: Tensor) -> Tensor:
+        return embeddings.square().sum() * torch.rand(())
+
+    result = of(noisy, "permutation", "float32")
+    assert [one.status for one in result.comparisons] == [DIFFERS, NOT_APPLICABLE, NOT_APPLICABLE]
+
+
+def test_numpy_target_is_compared_where_possible() -> None:
+    def loss(embeddings: Any, labels: Any) -> Any:
+        return float((embeddings @ embeddings.T).mean())
+
+    result = of(loss, arrays="numpy")
+    statuses = [one.status for one in result.comparisons]
+    assert statuses.count(PASSED) == 3
+    assert statuses.count(NOT_APPLICABLE) == 5
+
+
+def test_target_that_dies_is_an_error() -> None:
+    def dies(view_a: Tensor, view_b: Tensor, chunk_size: int = 0) -> Tensor:
+        if chunk_size == 3:
+            os._exit(0)
+        return sigmoid(view_a, view_b)
+
+    result = of(dies, "chunks", "float32")
+    found = named(result, "chunk_size=3 against all")
+    assert found.status == ERRORED
+    assert "ended its process (exit code 0)" in found.message
+    assert named(result, "float32 against float64").status == PASSED
+    assert result.exit_code == 1
+
+
+def test_target_that_fails_on_every_batch_could_not_run() -> None:
+    def fails(embeddings: Tensor, labels: Tensor) -> Tensor:
+        raise ValueError("not today")
+
+    with pytest.raises(CouldNotRun, match="not today"):
+        of(fails)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"only": ("speed",)}, f"known: {', '.join(COMPARISONS)}"),
+        ({"vary": {"chunk_siz": (0, 2)}}, "did you mean 'chunk_size'"),
+        ({"settings": {"biass": 2}}, "no parameter biass"),
+        ({"temperature": -1.0}, "--temperature: expected a positive number"),
+        ({"rows": 1}, "at least 2 rows"),
+        ({"call": "command"}, "parity needs a Python target"),
+    ],
+)
+def test_misuse_is_reported(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parity(chunked_sigmoid, **options)
+
+
+def test_command_prints_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "class Loss:\n"
+        "    def __init__(self, scale, block_size=0):\n"
+        "        self.scale = scale\n"
+        "    def __call__(self, view_a, view_b):\n"
+        "        return (self.scale * view_a @ view_b.T).logsumexp(1).mean()\n"
+        "import torch\n"
+    )
+    path = tmp_path / "parity.json"
+    words = [f"{source}:Loss", "--set", "scale=3", "--only", "permutation,chunks", "--seed", "11", "--json", str(path)]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["parity", *words])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "seed 11" in printed
+    assert max(map(len, printed.replace(str(tmp_path), "").splitlines())) <= 80
+    data = json.loads(path.read_text())
+    assert data["format"] == "pairproof-parity/1"
+    assert data["passed"] is True
+    assert data["options"]["settings"] == {"scale": 3}
+    assert [one["name"] for one in data["comparisons"]] == [
+        "permutation",
+        "block_size=1 against all",
+        "block_size=3 against all",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["parity", *words, "--vary", "block_size=1"])
+    assert ended.value.code == 2
+    assert "expected KEY=A,B with at least two values" in capsys.readouterr().err
+
+
+def test_same_seed_gives_the_same_numbers() -> None:
+    first, second = (of(sigmoid, "float32") for _ in range(2))
+    assert first.comparisons == second.comparisons
+    drawn = parity(sigmoid, only="float32")
+    assert drawn.seed != first.seed
+    assert drawn.comparisons != first.comparisons
