@@ -35,6 +35,7 @@ from .judge.results import BAD, Status, grouped, unused
 if TYPE_CHECKING:
     from .implementations.base import Deviation
     from .implementations.callable import External
+    from .judge.fresh import FreshBatch
     from .judge.results import Check
     from .suite.cases import Case
     from .suite.golden import GoldenCase
@@ -89,6 +90,9 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
             takes by keyword.
         cases: ids or shell patterns; empty means all.
         dtypes: empty means float64 and float32.
+        fuzz: the number of random batches.
+        seed: the seed of the random batches; None: 0, so that every run judges the same batches.
+        thorough: whether cases of more than 40 rows are proved again, too, for a built-in temperature or option.
         device: torch device.
         limit: maximum duration of one evaluation, in seconds.
         deviations: TOML file of declared deviations; None: ``--pairproof-deviations``, or the nearest pyproject.toml.
@@ -238,6 +242,7 @@ class Suite:
         self.worked = load_worked()
         self.cases: dict[str, dict[Case, GoldenCase | None]] = {}
         self.explained = 0
+        self.repeated: dict[str, set[str]] = {}
         self.nearest = project_file(Path.cwd())
         given = config.getoption("--pairproof-deviations")
         self.file = Path(given) if given else project_file(config.rootpath) or self.nearest
@@ -255,6 +260,7 @@ class Suite:
         from .implementations.callable import External
         from .judge.check import chosen_cases
         from .judge.deviations import read_declarations
+        from .judge.fresh import fresh_batches
         from .judge.verify import load_cases
 
         changes = _from_command_line(self.config, mark)
@@ -263,14 +269,16 @@ class Suite:
             raise UsageError("pairproof.conformance.parametrize: the argument loss is missing; see: pairproof list")
         file = mark.deviations or self.file
         # The command that repeats a check finds the nearest file by itself.
-        mark = replace(mark, deviations=None if file == self.nearest else file)
+        mark = replace(mark, deviations=None if file == self.nearest else file).with_seed(0)
         if mark.loss not in self.cases:
             self.cases[mark.loss] = load_cases(self.worked, (mark.loss,))
         dtypes = mark.dtypes or External.dtypes
-        found = [(case, dtype) for case in chosen_cases(mark, self.cases[mark.loss]) for dtype in dtypes]
+        cases = chosen_cases(mark, self.cases[mark.loss])
+        inputs: list[Case | FreshBatch] = [*cases, *fresh_batches(mark)]
+        found = [(one, dtype) for one in inputs for dtype in dtypes]
         record = {"of": len(found), "asserted": mark.checks, "overridden": bool(changes), "title": mark.title}
-        group = Group(mark, self, number, record, file, read_declarations(file) if file else {})
-        return [CaseCheck(group, case, dtype) for case, dtype in found]
+        group = Group(mark, self, number, record, file, read_declarations(file) if file else {}, cases)
+        return [CaseCheck(group, one, dtype) for one, dtype in found]
 
 
 @dataclass(eq=False)
@@ -285,6 +293,7 @@ class Group:
             whether the command line changed the mark, and its title.
         file: file of the declared deviations.
         entries: declarations in that file, by place.
+        cases: the cases that the mark selects, without the random batches.
         loaded: the targets that are loaded only once, by name: the mark's own, and those given as text.
     """
 
@@ -294,6 +303,7 @@ class Group:
     record: Record
     file: Path | None
     entries: dict[str, dict[str, Any]]
+    cases: list[Case]
     loaded: dict[str, External] = field(default_factory=dict)
 
     @cached_property
@@ -307,6 +317,15 @@ class Group:
         from .judge.verify import load_cases
 
         return deviations(self.entries, load_cases(self.suite.worked)) if self.entries else ()
+
+    def repeats(self, case: str, judged: External) -> bool:
+        """Return whether a case is the same as an earlier one with the claimed options of a target."""
+        from .judge.proofs import repeated
+
+        key = f"{self.mark.cases} {self.mark.thorough} {judged.claim}"
+        if key not in self.suite.repeated:
+            self.suite.repeated[key] = repeated(self.cases, judged.claim, thorough=self.mark.thorough)
+        return case in self.suite.repeated[key]
 
     def target(self, request: Request) -> External:
         """Load a target; the mark's own target, and one given as text, only once.
@@ -331,13 +350,13 @@ class CaseCheck:
 
     Attributes:
         group: the checks of the same mark.
-        inputs: the case.
+        inputs: the case, or the name of a random batch.
         dtype: dtype of the inputs.
         called: whether the test has called it.
     """
 
     group: Group
-    inputs: Case
+    inputs: Case | FreshBatch
     dtype: str
     called: bool = False
     item: pytest.Item = field(init=False, repr=False)
@@ -346,11 +365,6 @@ class CaseCheck:
     def case(self) -> str:
         """Id of the case."""
         return self.inputs.id
-
-    @property
-    def golden(self) -> GoldenCase | None:
-        """The golden entry of the case, if it has one."""
-        return self.group.suite.cases[self.inputs.loss][self.inputs]
 
     @property
     def id(self) -> str:
@@ -378,7 +392,7 @@ class CaseCheck:
         """
         __tracebackhide__ = True
         from .implementations.base import one_thread
-        from .judge.check import as_claimed, judge_target
+        from .judge.check import SAME, inputs_of, judge_target
 
         mark = self.group.mark if target is None else replace(self.group.mark, target=target)
         if mark.target is None:
@@ -387,9 +401,11 @@ class CaseCheck:
             judged = self.group.target(mark)
         except (UsageError, CouldNotRun) as error:
             pytest.fail(f"{mark.name} cannot be judged: {error}", pytrace=False)
-        case, golden = as_claimed(self.inputs, self.golden, judged.claim)
         with one_thread():
+            case, golden = inputs_of(self.inputs, self.group.suite.cases[mark.loss], judged.claim, mark)
             (check,) = judge_target(mark, judged, case, golden, (self.dtype,))
+        if self.group.repeats(self.case, judged):
+            check = replace(check, status=Status.SKIPPED, message=SAME)
         if judged not in self.group.loaded.values():
             judged.close()
         self.report(self._outcome(check, mark, judged))

@@ -376,7 +376,8 @@ def _judged(result: CheckResult) -> Iterator[Part]:
     yield from (f"  target: {version}" for version in result.report.versions.values() if version != request.name)
     yield from (f"  {note}" for note in result.notes)
     if request.temperature is not None:
-        proved = f"cases of up to {PROVE_UP_TO} rows are proved again with it"
+        which = "all cases" if request.thorough else f"cases of up to {PROVE_UP_TO} rows"
+        proved = f"{which} are proved again with it"
         yield f"  temperature: {request.temperature:g} built in; {proved}"
     yield "  rows: passed " + ("normalised in cosine cases" if result.claim.normalised else "unnormalised")
     yield from (f"  declared: {one.name}: {one.reason} ({one.link})" for one in result.declared)
@@ -384,6 +385,8 @@ def _judged(result: CheckResult) -> Iterator[Part]:
     yield f"{result.report.cases_chosen} of {result.cases} {request.loss} cases apply to this target"
     for reason, count in result.left_out.most_common():
         yield Text(f"  {count} skipped: {reason}", "dim")
+    if result.fresh:
+        yield f"random batches: {len(result.fresh)}, drawn with --seed {request.seed}"
     needed = (reason.removeprefix("needs ") for reason, _ in result.left_out.most_common() if "=" in reason)
     yield from (Text(f"  to claim a value that is built in, for example: --set {it}", "dim") for it in [*needed][:1])
     if result.not_tried:
@@ -446,6 +449,8 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
             "declared": [{"place": one.name, "reason": one.reason, "link": one.link} for one in found.declared],
             "unused": found.unused,
             "gradients_judged": found.gradients_judged,
+            "seed": found.request.seed,
+            "random_batches": [batch.id for batch in found.fresh],
             "left_out": dict(found.left_out.most_common()),
             "not_tried": found.not_tried,
             "statuses": found.counts,

@@ -240,7 +240,7 @@ def test_a_run_of_declared_deviations_counts_none_as_undeclared(runs: Runs, proj
 def test_a_declaration_that_matches_no_check_is_an_error(runs: Runs, project: pytest.Pytester) -> None:
     declared(
         project,
-        f'case = "golden/supcon_epsilon/one-positive-balanced-dot"\n{REASON}',
+        f'case = "golden/supcon_epsilon/lonely-nan-drop-by-anchors"\n{REASON}',
         f'flag = "tiny-norms"\nloss = "nt_xent"\n{REASON}',
         # This run judges neither of these.
         f'case = "golden/nt_xent/temperature-1"\n{REASON}',

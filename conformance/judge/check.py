@@ -6,12 +6,12 @@ The cases, the true values and the bounds are the same as for the peers in ``pai
 from __future__ import annotations
 
 import math
+import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,24 @@ import numpy as np
 
 from ..diagnose.explain_failure import explain_failure
 from ..documents.load import load_worked
-from ..implementations.base import Deviation, lacks_positives, matters, one_thread
+from ..implementations.base import Deviation, lacks_positives, one_thread
 from ..implementations.callable import External
 from ..implementations.child import load_loss
 from ..implementations.sandbox import TargetError, TargetMisused
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
-from ..suite.flags import first_untrue
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.progress import Progress, tracked
-from ..suite.records import NAN_LOSS, TIE, Expected, Outcome, Truth
+from ..suite.records import Outcome
 from ..truth.baseline import plain_outcome
 from ..truth.compare import compare
-from ..truth.evaluate import PROVE_UP_TO, truth
 from ..truth.tolerances import bounds
 from .deviations import deviations, project_file, read_declarations
+from .fresh import FreshBatch, fresh_batches
 from .levels import level_of
 from .options import CouldNotRun, Request, Selection, UsageError, takes
+from .proofs import as_claimed, repeated
 from .results import BAD, Check, Status, counted, grouped, phrase, unused
 from .usages import Watch, judge_usages
 from .usages import names as usage_names
@@ -50,6 +50,9 @@ SHARED_WITHIN = 1000.0
 
 SHARED = "rounding errors of this dtype: a straightforward implementation has a similar error"
 """The explanation of a failure whose error is at most twice that of the baseline (norms, products, logsumexp)."""
+
+SAME = "with the claimed options, the same as another case"
+"""The reason for leaving out a case."""
 
 CONFORMS, DOES_NOT, COULD_NOT = "conforms", "does not conform", "could not run"
 EXIT_CODES = {CONFORMS: 0, DOES_NOT: 1, COULD_NOT: 3}
@@ -73,6 +76,7 @@ class CheckResult:
         unused: one message for each of these deviations that matches no check.
         aside: the declared deviations for this loss but another target.
         explained: number of failing cases that are explained and shown; None for all.
+        fresh: the random batches, which are not counted in ``cases``.
     """
 
     request: Request
@@ -88,6 +92,7 @@ class CheckResult:
     unused: list[str] = field(default_factory=list)
     aside: list[Deviation] = field(default_factory=list)
     explained: int | None = SHOWN
+    fresh: list[FreshBatch] = field(default_factory=list)
 
     @property
     def checks(self) -> list[Check]:
@@ -197,23 +202,29 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         CouldNotRun: the target cannot be loaded, or the device cannot be used.
         FixtureError: the fixtures cannot be trusted.
     """
+    request = request.with_seed(secrets.randbelow(2**32))
     dtypes = request.dtypes or External.dtypes
     selection = Selection(losses=(request.loss,), cases=request.cases, dtypes=dtypes, device=request.device)
     worked = load_worked()
     stored = load_cases(worked, (request.loss,))
-    cases = chosen_cases(request, stored)
+    cases, fresh = chosen_cases(request, stored), fresh_batches(request)
     path = request.deviations or project_file(Path.cwd())
     entries = read_declarations(path) if path else {}
     known = deviations(entries, load_cases(worked)) if entries else ()
     with closing(load_target(request, known)) as target:
         report = Report(selection, versions={target.name: target.version()}, cases_in_all=len(cases))
-        result = CheckResult(request, target.claim, target.notes, report, len(cases), explained=explain)
+        result = CheckResult(request, target.claim, target.notes, report, len(cases), explained=explain, fresh=fresh)
         result.declared = [one for one in known if one.concerns(request.loss, request.name)]
         result.aside = [one for one in known if one not in result.declared and one.concerns(request.loss, one.target)]
         failing: list[tuple[Case, Outcome]] = []
         watch = Watch(request, target)
-        for chosen in tracked("cases", cases, len(cases), progress):
-            case, golden = as_claimed(chosen, stored[chosen], target.claim)
+        same = repeated(cases, target.claim, thorough=request.thorough)
+        every: list[Case | FreshBatch] = [*cases, *fresh]
+        for chosen in tracked("cases", every, len(every), progress):
+            if chosen.id in same:
+                result.left_out[SAME] += 1
+                continue
+            case, golden = inputs_of(chosen, stored, target.claim, request)
             checks = list(judge_target(request, target, case, golden, dtypes))
             report.checks += checks
             watch.note()
@@ -242,47 +253,21 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     return result
 
 
-def as_claimed(case: Case, golden: GoldenCase | None, claim: Claim) -> tuple[Case, GoldenCase | None]:
-    """Return a case with the built-in temperature and the claimed options of a target, and prove its results again.
-
-    Without this, a target with a built-in temperature would be judged only on the cases that have this temperature.
-    Cases of more than ``PROVE_UP_TO`` rows, and the similarity of every case, stay as they are.
+def inputs_of(
+    chosen: Case | FreshBatch, stored: Mapping[Case, GoldenCase | None], claim: Claim, request: Request
+) -> tuple[Case, GoldenCase | None]:
+    """Return a case as the claim requires, or draw a random batch; with its proved results.
 
     Args:
-        case: the case.
-        golden: its golden entry, if it has one.
+        chosen: the case or the batch.
+        stored: the golden entry of each case, if it has one.
         claim: what the target computes.
-
-    Returns:
-        The case and its golden entry, unchanged if they agree with the claim.
+        request: the request of the check.
     """
-    if case.size > PROVE_UP_TO:
-        return case, golden
-    fixed = {name: values[0] for name, values in claim.support.options.items() if case.option(name) not in values}
-    claimed = {"temperature", *claim.settings} - {"similarity"}
-    changed = {name: value for name, value in fixed.items() if name in claimed and matters(case, name)}
-    if claim.directed_here and case.option("direction") == "both":
-        # The mean of both directions would not show that they are exchanged.
-        changed["direction"] = claim.settings["direction"]
-    if not changed:
-        return case, golden
-    if golden is None:
-        # The results of a worked example are proved when it is judged.
-        return replace(case, keywords={**case.keywords, **changed}), None
-    case, true = _proved_with(case, tuple(changed.items()))
-    left_out = NAN_LOSS if any(map(math.isnan, true.values)) else None
-    if golden.expected.gradient_left_out == TIE:
-        true, left_out = replace(true, gradient=None, other_gradients={}), left_out or TIE
-    results = {each.name: getattr(true, each.name) for each in fields(Expected)} | {"gradient_left_out": left_out}
-    flags = tuple(flag for flag in golden.flags if first_untrue(case, (flag,)) is None)
-    return case, replace(golden, case=case, flags=flags, expected=Expected(**results))
-
-
-@lru_cache(maxsize=1)  # the checks of a case in several dtypes follow each other
-def _proved_with(case: Case, options: tuple[tuple[str, object], ...]) -> tuple[Case, Truth]:
-    """Return a case with other values of some options, and its proved results."""
-    case = replace(case, keywords={**case.keywords, **dict(options)})
-    return case, truth(case)
+    if isinstance(chosen, FreshBatch):
+        golden = chosen.proved(claim)
+        return golden.case, golden
+    return as_claimed(chosen, stored[chosen], claim, thorough=request.thorough)
 
 
 def judge_target(
@@ -318,9 +303,12 @@ def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
         raise UsageError(f"--temperature: expected a positive number, got {request.temperature:g}")
     if not request.limit > 0:
         raise UsageError(f"--limit: expected a positive number of seconds, got {request.limit:g}")
+    if request.fuzz < 0:
+        raise UsageError(f"--fuzz: expected a number of random batches, got {request.fuzz}")
     cases = [case for case in stored if case.loss == request.loss]
+    names = [case.id for case in cases] + [batch.id for batch in fresh_batches(replace(request, cases=()))]
     for pattern in request.cases:
-        if not any(fnmatchcase(name, pattern) for name in (*usage_names(), *(case.id for case in cases))):
+        if not any(fnmatchcase(name, pattern) for name in (*usage_names(), *names)):
             raise UsageError(f"no case of {request.loss} matches {pattern}; see: pairproof list")
     return [case for case in cases if Selection(cases=request.cases).takes_case(case.id)]
 

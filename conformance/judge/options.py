@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, ParamSpec, TypeVar, cast, get_args, get_type_hints
+from typing import Any, ParamSpec, Self, TypeVar, cast, get_args, get_type_hints
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -309,6 +309,11 @@ class Request:
             pyproject.toml.
         cases: Only this case; * and ? are wildcards (repeatable).
         dtypes: float64, float32, bfloat16 or float16 (repeatable). Default: float64 and float32.
+        fuzz: Number of random batches, drawn in addition to the stored cases. They vary sizes, classes, layouts and
+            every option that the target takes.
+        seed: The seed of the random batches. By default it is random, and reported; in pytest it is 0.
+        thorough: With a built-in temperature or option, prove the cases of more than 40 rows again too. Each takes up
+            to a minute the first time; proofs are stored.
 
     In Python, the target may be the function, class or instance itself, and a setting with several values is a tuple.
     """
@@ -326,6 +331,9 @@ class Request:
     deviations: Path | None = option(None, "--deviations", metavar="FILE")  # noqa: RUF009 - it makes a field
     cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=tuple)
     dtypes: Sequence[str] = option((), "--dtype", "-d", metavar="DTYPE", read=read_commas)
+    fuzz: int = option(8, "--fuzz", metavar="N")
+    seed: int | None = option(None, "--seed", metavar="S")
+    thorough: bool = option(False, "--thorough")
 
     def __post_init__(self) -> None:
         for name in ("cases", "dtypes"):
@@ -345,9 +353,16 @@ class Request:
         """Whether no case or dtype is filtered out, so that every declared deviation must match a check."""
         return not self.cases and not self.dtypes
 
+    def with_seed(self, seed: int) -> Self:
+        """Return the request with a seed if it has none; a case with the name of a random batch gives its seed."""
+        named = (re.match(r"fresh-(\d+)-", name) for name in self.cases)
+        given = (int(match[1]) for match in named if match)
+        return replace(self, seed=next(given, seed)) if self.seed is None else self
+
     def repeat(self, case: str, dtype: str) -> str:
         """Return the command that repeats one check."""
-        one = replace(self, cases=(case,), dtypes=(dtype,))
+        fuzz, seed = (self.fuzz, self.seed) if case.startswith("fresh-") else (8, None)
+        one = replace(self, cases=(case,), dtypes=(dtype,), fuzz=fuzz, seed=seed)
         return shlex.join(["pairproof", "check", self.name, *command_options(one, Request)])
 
 

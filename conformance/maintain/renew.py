@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from ..documents.load import load_worked
 from ..implementations.callable import External
 from ..judge.check import check_loss
+from ..judge.fresh import FRESH
 from ..judge.options import CouldNotRun
 from ..judge.results import Status
 from ..judge.verify import load_cases
@@ -64,7 +65,7 @@ def _count(top: Path) -> None:
     for attribute, loss, old in set(ASSERTED.findall("".join(texts.values()))):
         target = External(f"{top / ADOPTER}/mylib/losses.py:{attribute}", loss=loss)
         accepted = [case for case in cases if case.loss == loss and target.refuses(case) is None]
-        new = sum(case.holds_in(dtype) for case in accepted for dtype in target.dtypes)
+        new = sum(case.holds_in(dtype) for case in accepted for dtype in target.dtypes) + FRESH * len(target.dtypes)
         stated = re.compile(f'(loss="{loss}", checks=|--pairproof-loss={loss} --pairproof-checks=){old}\\b')
         texts = {name: stated.sub(rf"\g<1>{new}", text) for name, text in texts.items()}
     for name, text in texts.items():
@@ -77,7 +78,7 @@ def _sample(readme: Path) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "losses.py"
         path.write_text(text.split("```python\n")[1].partition("```")[0], encoding="utf-8")
-        found = check_loss(f"{path}:supcon", "supcon")
+        found = check_loss(f"{path}:supcon", "supcon", seed=0)
     text = re.sub(r"\d+ of \d+(?= supcon cases)", f"{found.report.cases_chosen} of {found.cases}", text)
     counts = f"{found.counts[Status.PASSED]} passed, {found.counts[Status.FAILED]} failed"
     write_atomically(readme, re.sub(r"\d+ passed, \d+ failed(?= in )", counts, text))

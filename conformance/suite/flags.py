@@ -137,6 +137,19 @@ CONDITIONS: Mapping[str, Condition] = {
 """For each flag, the condition in words and as a function. Flags that are not listed cannot be checked."""
 
 
+def _holds(facts: Facts, flag: str) -> bool:
+    try:
+        return bool(CONDITIONS[flag][1](facts)) if flag in CONDITIONS else True
+    except KeyError:  # the condition refers to an argument that the case does not have
+        return False
+
+
+def true_flags(case: Case) -> tuple[str, ...]:
+    """Return the flags with a condition that the case meets."""
+    facts = Facts(case)
+    return tuple(flag for flag in CONDITIONS if _holds(facts, flag))
+
+
 def first_untrue(case: Case, flags: Sequence[str]) -> str | None:
     """Check the flags of a case.
 
@@ -148,12 +161,5 @@ def first_untrue(case: Case, flags: Sequence[str]) -> str | None:
         A message about the first flag whose condition the case does not meet, or None if it meets all of them.
     """
     facts = Facts(case)
-    for flag in flags:
-        words, holds = CONDITIONS.get(flag, ("", lambda facts: True))
-        try:
-            right = holds(facts)
-        except KeyError:  # the condition refers to an argument that the case does not have
-            right = False
-        if not right:
-            return f"{case.id}: the flag {flag!r} needs a case in which {words}"
-    return None
+    untrue = next((flag for flag in flags if not _holds(facts, flag)), None)
+    return untrue and f"{case.id}: the flag {untrue!r} needs a case in which {CONDITIONS[untrue][0]}"

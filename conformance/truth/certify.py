@@ -17,6 +17,7 @@ from flint import arb
 
 from ..suite.cases import Case
 from ..suite.records import BY_CHOICE, NAN_LOSS, TIE, Expected, Matrix
+from .evaluate import CertificationError as CertificationError
 from .evaluate import enclosures
 from .intervals import PRECISION, precision
 
@@ -25,10 +26,6 @@ PRECISIONS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 ZERO = -1076
 """A number below 2^ZERO rounds to 0, because half of the smallest positive float64 is 2^-1075."""
-
-
-class CertificationError(ValueError):
-    """A result cannot be proved. The message names the case and the entry."""
 
 
 def certify(case: Case, *, gradient: bool = True) -> Expected:

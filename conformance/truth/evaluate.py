@@ -20,6 +20,16 @@ from .intervals import PRECISION, precision
 PROVE_UP_TO = 40
 """The largest ``Case.size`` for which every run computes terms, complex steps and exact sensitivities in loops."""
 
+NARROW = 2.0**-100
+"""Largest radius of a result that :func:`truth` returns, relative to the size of the terms it is computed from."""
+
+MOST_BITS = 4096
+"""Largest precision that :func:`truth` tries."""
+
+
+class CertificationError(ValueError):
+    """A result cannot be proved. The message names the case and the entry."""
+
 
 @dataclass(frozen=True)
 class Enclosures:
@@ -146,12 +156,22 @@ def _balls(case: Case) -> dict[str, list[list[arb]]]:
 def truth(case: Case, bits: int = PRECISION, upstream: Sequence[float] | None = None) -> Truth:
     """Compute the truth of a case: values, similarities, gradients, and the sensitivity to each similarity.
 
+    The precision is raised until every enclosure is narrow, so that its midpoint can be used as the result.
+
     Args:
         case: the case.
-        bits: the working precision.
+        bits: the first precision that is tried.
         upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1.
+
+    Raises:
+        CertificationError: an enclosure is wide even with ``MOST_BITS`` bits. The message names the result.
     """
     found = enclosures(case, bits, upstream=upstream)
+    while wide := _first_wide(case, found):
+        if bits >= MOST_BITS:
+            raise CertificationError(f"{case.id}: {wide} cannot be proved with {bits} bits")
+        bits = min(4 * bits, MOST_BITS)
+        found = enclosures(case, bits, upstream=upstream)
     sensitivities = weights(case)
     if upstream is not None:
         # The value of an anchor depends only on the similarities in its own row.
@@ -168,6 +188,33 @@ def truth(case: Case, bits: int = PRECISION, upstream: Sequence[float] | None = 
             weights=sensitivities,
             other_gradients=gradients,
         )
+
+
+def _first_wide(case: Case, found: Enclosures) -> str | None:
+    """Return the name of the first result whose enclosure is too wide, or None if all are narrow."""
+
+    def is_wide(value: arb, size: float) -> bool:
+        return not (value.is_finite() and float(value.rad()) <= NARROW * max(size, abs(float(value))))
+
+    counted, undefined = case.counted(), case.undefined()
+    scale = case.temperature / (case.option("base_temperature") or case.temperature)
+    wide = (i for i in counted if i not in undefined and is_wide(found.anchors[i], scale))
+    if (anchor := next(wide, None)) is not None:
+        return f"the value of anchor {anchor}"
+    if undefined:
+        return None
+    if any(is_wide(value, scale) for value in found.values):
+        return "the loss"
+    norms = {name: [math.hypot(*row) for row in matrix.tolist()] for name, matrix in case.matrices.items()}
+    cosine, longest = case.option("similarity") == "cosine", max(map(max, norms.values()))
+    for name, rows in found.gradients.items():
+        for i, (row, norm) in enumerate(zip(rows, norms[name], strict=True)):
+            # The terms of an entry are weights of at most scale / temperature times entries of rows.
+            size = scale / case.temperature * (1 / norm if cosine else longest)
+            size = max(size, *(abs(float(x)) for x in row))
+            if any(is_wide(x, size) for x in row):
+                return f"the gradient's row {i} by {name}"
+    return None
 
 
 def temperature_gradient(case: Case, bits: int = PRECISION) -> float:
@@ -192,8 +239,10 @@ def stored_truth(case: Case, expected: Expected) -> Truth:
 
     Args:
         case: the case.
-        expected: the results that are stored in its file.
+        expected: the results that are stored in its file; a truth is returned as it is.
     """
+    if isinstance(expected, Truth):
+        return expected
     similarity = None
     if case.size <= PROVE_UP_TO:
         with precision():

@@ -1,0 +1,248 @@
+"""Prove the results of a case again, with the built-in temperature and the claimed options of a target.
+
+Without this, a target with a built-in temperature would be judged only on the cases that have this temperature. The
+proofs are stored in the user's cache folder, because they take half of the time of a check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pairproof import reference
+
+from ..implementations.base import matters
+from ..implementations.signatures import Claim
+from ..suite import cases
+from ..suite.cases import Case
+from ..suite.flags import first_untrue
+from ..suite.golden import GoldenCase
+from ..suite.records import NAN_LOSS, TIE, Expected, Matrix, Truth
+from ..suite.store import write_atomically
+from ..truth import evaluate
+from ..truth.certify import maximum_is_tied
+from ..truth.evaluate import PROVE_UP_TO, truth
+
+LARGEST_LOGIT = 32.0
+"""Rows are scaled so that the largest logit of dot products is between a quarter of this and this."""
+
+
+def as_claimed(
+    case: Case, golden: GoldenCase | None, claim: Claim, *, thorough: bool = False
+) -> tuple[Case, GoldenCase | None]:
+    """Return a case with the built-in temperature and the claimed options of a target, and prove its results again.
+
+    Args:
+        case: the case.
+        golden: its golden entry, if it has one.
+        claim: what the target computes.
+        thorough: whether cases of more than ``PROVE_UP_TO`` rows are changed too; a proof can take minutes.
+
+    Returns:
+        The case and its golden entry, unchanged if they agree with the claim.
+    """
+    changed = case_as_claimed(case, claim, thorough=thorough)
+    if changed is case or golden is None:
+        # The results of a worked example are proved when it is judged.
+        return changed, golden
+    expected = _proved(changed, golden.expected.gradient_left_out == TIE)
+    flags = tuple(flag for flag in golden.flags if first_untrue(changed, (flag,)) is None)
+    return changed, replace(golden, case=changed, flags=flags, expected=expected)
+
+
+def case_as_claimed(case: Case, claim: Claim, *, thorough: bool = False) -> Case:
+    """Return a case with the built-in temperature and the claimed options of a target, without a proof.
+
+    The rows are multiplied by a power of two if the products of the rows would otherwise be too large or too small for
+    the new temperature or similarity.
+
+    Args:
+        case: the case.
+        claim: what the target computes.
+        thorough: whether cases of more than ``PROVE_UP_TO`` rows are changed too.
+
+    Returns:
+        The case; the same object if it agrees with the claim or cannot be changed.
+    """
+    if case.size > PROVE_UP_TO and not thorough:
+        return case
+    fixed = {name: values[0] for name, values in claim.support.options.items() if case.option(name) not in values}
+    claimed = {"temperature", *claim.settings}
+    changed = {name: value for name, value in fixed.items() if name in claimed and matters(case, name)}
+    if claim.directed_here and case.option("direction") == "both":
+        # The mean of both directions would not show that they are exchanged.
+        changed["direction"] = claim.settings["direction"]
+    return _with(case, tuple(changed.items())) if changed else case
+
+
+def repeated(stored: Sequence[Case], claim: Claim, *, thorough: bool = False) -> set[str]:
+    """Return the cases that the claimed options make the same as another case.
+
+    Args:
+        stored: the cases.
+        claim: what the target computes.
+        thorough: whether cases of more than ``PROVE_UP_TO`` rows are changed too.
+
+    Returns:
+        The ids of these cases; of several that are the same, all but one.
+    """
+    pairs = [(case, case_as_claimed(case, claim, thorough=thorough)) for case in stored]
+    if all(changed is case for case, changed in pairs):
+        return set()
+    seen = {_content(case) for case, changed in pairs if changed is case}
+    found = set()
+    for case, changed in pairs:
+        if changed is not case:
+            content = _content(changed)
+            if content in seen:
+                found.add(case.id)
+            seen.add(content)
+    return found
+
+
+@lru_cache(maxsize=2048)
+def _with(case: Case, options: tuple[tuple[str, object], ...]) -> Case:
+    """Return a case with other values of some options; the same case if its rows cannot be scaled as needed."""
+    changed = replace(case, keywords={**case.keywords, **dict(options)})
+    if changed.option("similarity") == "cosine":
+        return changed if all(rows.any(axis=1).all() for rows in case.matrices.values()) else case
+    if case.option("similarity") == "cosine":
+        return scaled_to_logits(changed) or case
+    # The logits keep their size.
+    return scaled(changed, round(math.log(changed.temperature / case.temperature, 4))) or case
+
+
+def scaled_to_logits(case: Case) -> Case | None:
+    """Scale all rows by one power of two so that the largest logit of dot products is ordinary; None if that rounds."""
+    largest = max(float(np.abs(rows).max(initial=0.0)) for rows in case.matrices.values())
+    if largest == 0.0:
+        return case
+    first = -math.frexp(largest)[1]
+    moderate = scaled(case, first)
+    if moderate is None:
+        return None
+    products = max(
+        float(np.abs(moderate.matrices[block.left] @ moderate.matrices[block.right].T).max(initial=0.0))
+        for block in case.blocks()
+    )
+    if products == 0.0:
+        return moderate
+    return scaled(case, first + math.floor(math.log(LARGEST_LOGIT * case.temperature / products, 4)))
+
+
+def scaled(case: Case, exponent: int) -> Case | None:
+    """Multiply all rows of a case by a power of two; None if an entry is rounded or leaves the range of float64."""
+    if not exponent:
+        return case
+    with np.errstate(all="ignore"):
+        rows = {name: np.ldexp(matrix, exponent) for name, matrix in case.matrices.items()}
+        if any((np.ldexp(rows[name], -exponent) != matrix).any() for name, matrix in case.matrices.items()):
+            return None
+    found = replace(case, embeddings=rows.pop(case.first), others=rows)
+    return found if found.holds_in("float64") else None
+
+
+def prove(case: Case) -> Truth:
+    """Compute the truth of a case, with the reason if there is no gradient.
+
+    Raises:
+        CertificationError: a result cannot be proved.
+    """
+    return _with_reason(truth(case), maximum_is_tied(case))
+
+
+def _with_reason(true: Truth, tied: bool) -> Truth:
+    if any(map(math.isnan, true.values)):
+        return replace(true, gradient_left_out=NAN_LOSS)
+    return replace(true, gradient=None, other_gradients={}, gradient_left_out=TIE) if tied else true
+
+
+@lru_cache(maxsize=1)  # the checks of a case in several dtypes follow each other
+def _proved(case: Case, tied: bool) -> Expected:
+    """Return the proved results of a case, from the cache folder if they are there.
+
+    Args:
+        case: the case.
+        tied: whether the gradient is left out because the loss has a kink.
+    """
+    name = f"{hashlib.sha256(_sources() + _content(case)).hexdigest()}.json"
+    # A folder that cannot be read or written, or a damaged entry, only costs time.
+    with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
+        return _read((cache_folder() / name).read_text(encoding="utf-8"))
+    true = _with_reason(truth(case), tied)
+    with suppress(OSError, RuntimeError):
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        write_atomically(cache_folder() / name, _written(true))
+    return true
+
+
+def cache_folder() -> Path:
+    """The folder of stored proofs: ``$XDG_CACHE_HOME/pairproof/proofs``, by default ``~/.cache/pairproof/proofs``.
+
+    Raises:
+        RuntimeError: the user has no home folder.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "pairproof" / "proofs"
+
+
+@cache
+def _sources() -> bytes:
+    """A digest of the code and of the library that proofs depend on."""
+    folders = (Path(module.__file__ or "").parent for module in (reference, evaluate))
+    paths = sorted(path for folder in folders for path in folder.glob("*.py"))
+    code = b"".join(path.read_bytes() for path in (*paths, Path(cases.__file__)))
+    return hashlib.sha256(code + version("python-flint").encode()).digest()
+
+
+def _content(case: Case) -> bytes:
+    """The inputs and the options of a case that affect its results, as bytes."""
+    options = {name: value for name, value in case.keywords.items() if value != case.entry.keywords[name]}
+    options = {name: value for name, value in options.items() if matters(case, name)}
+    rows = {name: _hexadecimal(matrix) for name, matrix in case.matrices.items()}
+    return json.dumps([case.loss, rows, dict(case.arguments), options], sort_keys=True, default=_plain).encode()
+
+
+def _hexadecimal(matrix: Matrix) -> list[Any]:
+    return [list(matrix.shape), hashlib.sha256(np.ascontiguousarray(matrix, dtype="<f8").tobytes()).hexdigest()]
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
+
+
+def _written(expected: Expected) -> str:
+    """The text of an entry: a digest, and the results as JSON on the second line."""
+    data: dict[str, Any] = {
+        "many": isinstance(expected.loss, tuple),
+        "values": expected.values,
+        "anchors": list(expected.anchors.items()),
+        "left_out": expected.gradient_left_out,
+        "gradient": None if expected.gradient is None else expected.gradient.tolist(),
+        "others": {name: matrix.tolist() for name, matrix in expected.other_gradients.items()},
+    }
+    text = json.dumps(data)
+    return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n"
+
+
+def _read(text: str) -> Expected:
+    """Return the results of an entry. Raises a ValueError, KeyError or TypeError if it is damaged."""
+    digest, body, *_ = text.split("\n")
+    if hashlib.sha256(body.encode()).hexdigest() != digest:
+        raise ValueError("the digest differs")
+    data: Mapping[str, Any] = json.loads(body)
+    gradient = None if data["gradient"] is None else np.array(data["gradient"], dtype=np.float64)
+    others = {name: np.array(rows, dtype=np.float64) for name, rows in data["others"].items()}
+    values = tuple(data["values"])
+    return Expected(values if data["many"] else values[0], dict(data["anchors"]), gradient, data["left_out"], others)

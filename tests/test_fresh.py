@@ -1,0 +1,369 @@
+"""The random batches of ``pairproof check``, and the cases that are proved again for a claim."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pairproof import fast
+from pairproof.conformance.implementations.callable import External
+from pairproof.conformance.implementations.signatures import Claim
+from pairproof.conformance.judge import proofs
+from pairproof.conformance.judge.check import SAME, CheckResult, check_loss
+from pairproof.conformance.judge.fresh import BLOCK, FreshBatch, draw
+from pairproof.conformance.judge.options import Request, UsageError
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.flags import first_untrue
+from pairproof.conformance.suite.golden import DTYPES, load_golden
+from pairproof.conformance.truth import evaluate
+from pairproof.conformance.truth.evaluate import CertificationError, stored_truth, truth
+
+BATCHES = "fresh-*"
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Proofs are stored in a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    proofs._proved.cache_clear()
+    return tmp_path / "cache"
+
+
+def supcon(embeddings, labels, temperature=0.1):
+    rows = F.normalize(embeddings, dim=1)
+    logits = rows @ rows.T / temperature
+    own = torch.eye(len(rows), dtype=torch.bool)
+    positives = (labels[:, None] == labels[None]) & ~own
+    logs = F.log_softmax(logits.masked_fill(own, -math.inf), dim=1)
+    return (-logs.where(positives, 0).sum(dim=1) / positives.sum(dim=1).clamp(min=1)).mean()
+
+
+def changed_if(condition):
+    """A SupCon loss that is wrong on the batches that meet a condition."""
+
+    def loss(embeddings, labels, temperature=0.1):
+        return supcon(embeddings, labels, temperature) * (1.001 if condition(embeddings, labels) else 1.0)
+
+    return loss
+
+
+def judged(loss: object, seed: int, *cases: str, **options: object) -> CheckResult:
+    return check_loss(loss, "supcon", cases=cases or BATCHES, seed=seed, **options)  # type: ignore[arg-type]
+
+
+def every_claim() -> list[Claim]:
+    """A claim of every loss and call, with and without a built-in temperature."""
+    found = []
+    for name, entry in LOSSES.items():
+        found.append(External(entry.fast, loss=name).claim)
+        found += [Claim(name, call, temperature=0.033) for call in entry.calls]
+        other = "dot" if entry.keywords["similarity"] == "cosine" else "cosine"
+        found += [Claim(name, entry.calls[0], settings={"similarity": other}, passed=frozenset({"reduction"}))]
+    return found
+
+
+@pytest.mark.parametrize("claim", every_claim(), ids=lambda claim: f"{claim.loss}-{claim.call}-{claim.temperature}")
+def test_drawn_batches_are_supported_and_exact(claim: Claim) -> None:
+    for number in range(5 * BLOCK):
+        case = draw(claim, 1, number)
+        assert claim.support.refuses(case) is None
+        assert all(case.holds_in(dtype) for dtype in DTYPES)
+        assert case.size <= evaluate.PROVE_UP_TO
+        assert 2 <= case.n <= 24
+        assert 2 <= case.embeddings.shape[1] <= 40
+        assert all(rows.any(axis=1).all() for rows in case.matrices.values())
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_reference_agrees_with_the_oracle_on_drawn_batches(loss: str) -> None:
+    entry = LOSSES[loss]
+    result = check_loss(entry.fast, loss, cases=(BATCHES,), seed=3)
+    assert result.verdict == "conforms"
+    assert len(result.judged) == 2 * BLOCK
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_block_of_batches_has_every_value_of_every_option(loss: str) -> None:
+    entry = LOSSES[loss]
+    claim = External(entry.fast, loss=loss).claim
+    cases = [draw(claim, 5, number) for number in range(BLOCK)]
+    for name, values in entry.choices.items():
+        assert {case.option(name) for case in cases} == set(values), name
+    assert len({case.temperature for case in cases}) == BLOCK
+    assert {case.option("base_temperature") is None for case in cases} == {True, False}
+    sizes = sorted(case.n for case in cases)
+    assert sizes[1] <= 6
+    assert sizes[-2] >= 18
+    assert len({case.embeddings.shape[1] % 2 for case in cases}) == 2
+    for name in ("ref_embeddings", "negatives"):
+        if name in entry.keywords:
+            assert {name in case.others for case in cases} == {True, False}
+
+
+def test_batches_depend_on_seed_and_number_only() -> None:
+    claim = Claim("supcon", "labels")
+    first, again, other = (draw(claim, seed, 3) for seed in (7, 7, 8))
+    assert np.array_equal(first.embeddings, again.embeddings)
+    assert (first.arguments, first.keywords) == (again.arguments, again.keywords)
+    assert not np.array_equal(first.embeddings, other.embeddings)
+    assert first.id == "fresh-7-3"
+    ids = [check.case for check in judged(supcon, 7, "fresh-7-1?", fuzz=12, dtypes="float64").checks]
+    assert ids == ["fresh-7-10", "fresh-7-11"]
+
+
+def test_flags_of_drawn_batches_are_true() -> None:
+    claim = Claim("supcon", "labels", temperature=0.3)
+    found = [FreshBatch("supcon", 4, number).proved(claim) for number in range(BLOCK)]
+    for golden in found:
+        assert first_untrue(golden.case, golden.flags) is None
+        positives = golden.case.positives()
+        assert ("lonely-anchors" in golden.flags) == (not all(positives))
+        assert ("odd-batch" in golden.flags) == (golden.case.n % 2 == 1)
+    assert sum("lonely-anchors" in golden.flags for golden in found) == 1
+
+
+WRONG = {
+    "between 18 and 24 rows": lambda z, y: 17 < len(z) <= 24,
+    "odd dimension": lambda z, y: z.shape[1] % 2 == 1,
+    "label 3": lambda z, y: bool((y == 3).any()),
+    "unequal classes": lambda z, y: len(set(y.unique(return_counts=True)[1].tolist())) > 1,
+    "unsorted labels": lambda z, y: not torch.equal(y, y.sort()[0]),
+    "more than 16 dimensions": lambda z, y: z.shape[1] > 16,
+    "norms that differ": lambda z, y: bool(z.norm(dim=1).max() > 8 * z.norm(dim=1).min()),
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", WRONG)
+def test_loss_that_is_wrong_on_some_batches_does_not_conform(name: str, seed: int) -> None:
+    assert judged(changed_if(WRONG[name]), seed, dtypes="float64").verdict == "does not conform"
+    assert _right_verdict(seed) == "conforms"
+
+
+@cache
+def _right_verdict(seed: int) -> str:
+    return judged(supcon, seed, dtypes="float64").verdict
+
+
+@cache
+def _answers() -> dict[bytes, float]:
+    return {
+        golden.case.embeddings.tobytes() + repr(golden.case.temperature).encode(): golden.expected.values[0]
+        for golden in load_golden(losses=("supcon",))
+        if golden.case.keywords.keys() <= {"temperature"} and "labels" in golden.case.arguments
+    }
+
+
+def looks_up(embeddings, labels, temperature=0.1):
+    """The stored loss of a golden case, with a right gradient; a wrong loss of any other batch."""
+    key = embeddings.detach().double().numpy().tobytes() + repr(float(temperature)).encode()
+    loss = supcon(embeddings, labels, temperature)
+    stored = _answers().get(key)
+    return 2 * loss if stored is None else loss + (stored - loss).detach()
+
+
+def test_target_that_recognises_golden_cases_does_not_conform() -> None:
+    result = check_loss(looks_up, "supcon", cases=("golden/supcon/*shape-*", BATCHES), dtypes=("float64",))
+    golden = [check for check in result.judged if check.case.startswith("golden")]
+    assert golden
+    assert not [check for check in result.failures if check.case.startswith("golden")]
+    assert [check for check in result.failures if check.case.startswith("fresh")]
+    assert result.verdict == "does not conform"
+
+
+def test_seed_is_random_unless_it_is_given() -> None:
+    seeds = {check_loss(supcon, "supcon", cases=BATCHES, fuzz=1).request.seed for _ in range(3)}
+    assert len(seeds) == 3
+    request = Request("losses.py:f", "supcon", cases=("fresh-12-3",))
+    assert request.with_seed(5).seed == 12
+    assert replace(request, seed=4).with_seed(5).seed == 4
+    assert Request("losses.py:f", "supcon").with_seed(5).seed == 5
+    command = replace(request, seed=12, fuzz=9).repeat("fresh-12-3", "float64")
+    assert command.endswith("--case fresh-12-3 --dtype float64 --fuzz 9 --seed 12")
+    assert "seed" not in replace(request, seed=12).repeat("golden/supcon/two-rows", "float64")
+    with pytest.raises(UsageError, match="--fuzz: expected a number of random batches, got -1"):
+        check_loss(supcon, "supcon", fuzz=-1)
+
+
+def test_number_of_batches_is_an_option() -> None:
+    for count in (0, 3):
+        result = (
+            check_loss(supcon, "supcon", cases=("golden/supcon/two-rows*", BATCHES), fuzz=count, seed=1)
+            if count
+            else check_loss(supcon, "supcon", cases=("golden/supcon/two-rows*",), fuzz=0)
+        )
+        counts = Counter(check.case.split("-")[0] for check in result.judged)
+        assert counts["fresh"] == 2 * count
+
+
+# Cases that are proved again.
+
+
+def _claimed(**options: object) -> Claim:
+    return Claim("supcon", "labels", **options)  # type: ignore[arg-type]
+
+
+def _golden(name: str) -> Case:
+    return next(golden.case for golden in load_golden(losses=("supcon",)) if golden.id == f"golden/supcon/{name}")
+
+
+def test_claimed_similarity_replaces_that_of_the_cases() -> None:
+    claim = _claimed(settings={"similarity": "dot"})
+    changed = {
+        g.id: proofs.case_as_claimed(g.case, claim) for g in load_golden(losses=("supcon",)) if g.case.size <= 40
+    }
+    assert Counter(case.option("similarity") for case in changed.values())["dot"] > 200
+    for golden in load_golden(losses=("supcon",)):
+        if golden.id in changed and golden.case.option("similarity") == "cosine":
+            case = changed[golden.id]
+            if case is golden.case:
+                assert "norms" in golden.id  # no power of two brings all of its rows into the range of float64
+                continue
+            (left, right) = (case.matrices[name] for name in (case.blocks()[0].left, case.blocks()[0].right))
+            largest = np.abs(left @ right.T).max() / case.temperature
+            assert 7.99 < largest <= 32
+            ratio = case.embeddings[case.embeddings != 0] / golden.case.embeddings[case.embeddings != 0]
+            assert len(set(ratio.tolist())) == 1
+            assert math.frexp(ratio[0])[0] == 0.5
+
+
+def test_loss_of_dot_products_is_judged_on_cases_of_cosines() -> None:
+    def dot(embeddings, labels):
+        return fast.supcon_loss(embeddings, labels, temperature=0.07, similarity="dot")
+
+    def wrong(embeddings, labels):
+        even = len(embeddings) // 2 * 2
+        return dot(embeddings[:even], labels[:even])
+
+    options = {"temperature": 0.07, "settings": {"similarity": "dot"}}
+    right = judged(dot, 0, "golden/supcon/*shape-*", **options)
+    assert right.verdict == "conforms"
+    assert len(right.judged) > 10
+    assert judged(wrong, 0, "golden/supcon/*shape-*", **options).verdict == "does not conform"
+
+
+def test_logits_keep_their_size_if_only_the_temperature_of_dot_products_is_replaced() -> None:
+    case = _golden("unbalanced-classes")
+    case = replace(case, keywords={"similarity": "dot", "temperature": 16.0})
+    changed = proofs.case_as_claimed(case, _claimed(temperature=0.25, settings={"similarity": "dot"}))
+    assert np.array_equal(changed.embeddings, case.embeddings / 8)
+    assert changed.temperature == 0.25
+
+
+def test_cases_that_differ_only_in_a_replaced_option_are_judged_once() -> None:
+    result = check_loss(lambda embeddings, labels: supcon(embeddings, labels, 0.3), "supcon", temperature=0.3)
+    assert result.left_out[SAME] > 10
+    assert not {check.case for check in result.judged} & proofs.repeated(
+        [golden.case for golden in load_golden(losses=("supcon",))], result.claim
+    )
+    cases = [golden.case for golden in load_golden(losses=("supcon",))]
+    assert proofs.repeated(cases, _claimed()) == set()
+
+
+def test_large_cases_are_proved_again_if_thorough() -> None:
+    (large,) = (g for g in load_golden(losses=("supcon",)) if g.case.size == 63)
+    claim = _claimed(temperature=0.25)
+    assert proofs.case_as_claimed(large.case, claim) is large.case
+    assert proofs.case_as_claimed(large.case, claim, thorough=True).temperature == 0.25
+
+
+def test_proofs_are_stored_and_read(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = _claimed(temperature=0.3)
+    for name in ("two-rows", "lonely-nan", "lonely-zero-none", "refs-saturated"):
+        (golden,) = (g for g in load_golden(losses=("supcon",)) if g.id == f"golden/supcon/{name}")
+        case, first = proofs.as_claimed(golden.case, golden, claim)
+        assert first is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(proofs, "truth", None)
+            proofs._proved.cache_clear()
+            _, second = proofs.as_claimed(golden.case, golden, claim)
+        assert second is not None
+        once, twice = (stored_truth(case, each.expected) for each in (first, second))
+        for name in vars(truth(case)):
+            for a, b in zip(*map(_numbers, (getattr(once, name), getattr(twice, name))), strict=True):
+                np.testing.assert_array_equal(a, b)
+    folder = cache_folder / "pairproof" / "proofs"
+    assert len(list(folder.iterdir())) == 4
+
+
+def _numbers(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return [value]
+
+
+def test_damaged_or_unusable_stored_proofs_only_cost_time(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (golden,) = (g for g in load_golden(losses=("supcon",)) if g.id == "golden/supcon/two-rows")
+    claim = _claimed(temperature=0.3)
+    _, right = proofs.as_claimed(golden.case, golden, claim)
+    assert right is not None
+    (path,) = (cache_folder / "pairproof" / "proofs").iterdir()
+    text = path.read_text()
+    for damaged in (
+        "",
+        "{}",
+        text[:-30],
+        text.replace("values", "valves"),
+        text.replace("1", "2", 1),
+        "\x00",
+        "[" * 99999,
+    ):
+        path.write_text(damaged)
+        proofs._proved.cache_clear()
+        _, found = proofs.as_claimed(golden.case, golden, claim)
+        assert found is not None
+        assert found.expected.loss == right.expected.loss
+        assert path.read_text() == text
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    proofs._proved.cache_clear()
+    _, found = proofs.as_claimed(golden.case, golden, claim)
+    assert found is not None
+    assert found.expected.loss == right.expected.loss
+
+
+def test_stored_proofs_depend_on_inputs_options_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = _golden("two-rows")
+    other = replace(case, keywords={**case.keywords, "temperature": 0.31})
+    moved = replace(case, embeddings=2 * case.embeddings)
+    renamed = replace(case, id="other", keywords={**case.keywords, "no_negative": "zero"})
+    contents = [proofs._content(each) for each in (case, other, moved, renamed)]
+    assert len(set(contents)) == 3
+    assert contents[0] == contents[3]
+    before = proofs._sources()
+    proofs._sources.cache_clear()
+    monkeypatch.setattr(proofs, "version", lambda name: "other")
+    assert proofs._sources() != before
+    proofs._sources.cache_clear()
+
+
+# The width of the enclosures.
+
+
+def test_precision_is_raised_until_enclosures_are_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = _golden("unbalanced-classes")
+    exact, raised = truth(case), truth(case, bits=40)
+    assert exact.loss == raised.loss
+    assert np.array_equal(exact.gradient, raised.gradient)  # type: ignore[arg-type]
+    monkeypatch.setattr(evaluate, "MOST_BITS", 40)
+    with pytest.raises(CertificationError, match="unbalanced-classes: the value of anchor 0 cannot be proved with 40"):
+        truth(case, bits=40)
+
+
+def test_wide_enclosure_of_a_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = _golden("unbalanced-classes")
+    found = evaluate.enclosures(case)
+    rows = found.gradients["embeddings"]
+    rows[2][1] = rows[2][1] + 2.0**-90 * (rows[2][1] - rows[2][1]).union(1)
+    assert evaluate._first_wide(case, found) == "the gradient's row 2 by embeddings"
