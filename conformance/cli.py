@@ -287,7 +287,7 @@ def check(
 
 
 @_command(app)
-@with_options(Request, only=("target", "call", "arrays", "limit"), until=" With --call command")
+@with_options(Request, only=("target", "call", "arrays", "init", "result", "limit"), until=" With --call command")
 def identify(target: str, **options: Any) -> None:
     """Identify which loss a function computes, with which options and which temperature.
 

@@ -443,6 +443,7 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
                 **vars(found.claim),
                 "settings": dict(found.claim.settings),
                 "passed": sorted(found.claim.passed),
+                "required": sorted(found.claim.required),
             },
             "notes": found.notes,
             "advice": found.advice,

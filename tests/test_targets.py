@@ -19,8 +19,9 @@ from pairproof.conformance.implementations import callable as targets
 from pairproof.conformance.implementations import sandbox
 from pairproof.conformance.implementations.base import Support, items_of
 from pairproof.conformance.implementations.callable import Batch, External, Target
+from pairproof.conformance.implementations.forms import guess_call
 from pairproof.conformance.implementations.sandbox import TargetError, TargetMisused, find, within
-from pairproof.conformance.implementations.signatures import Claim, Signature, guess_arrays, guess_call
+from pairproof.conformance.implementations.signatures import Claim, Signature, guess_arrays
 from pairproof.conformance.implementations.subprocess import RESTARTS, Lines
 from pairproof.conformance.judge.options import Selection
 from pairproof.conformance.judge.verify import judge_case
@@ -89,11 +90,12 @@ def test_call_is_guessed_from_parameter_names(names: str, call: str) -> None:
     assert names.split(",")[0] in words
 
 
-@pytest.mark.parametrize("names", ["a_thing, something_else", "rows", "", "*args, **kwargs"])
-def test_names_that_match_no_pattern_require_a_call_option(names: str) -> None:
+@pytest.mark.parametrize("names", ["", "*args, **kwargs", "one, two_things, three_more, four"])
+def test_parameters_that_fit_no_call_require_a_call_option(names: str) -> None:
     scope: dict[str, object] = {}
     exec(f"def function({names}): ...", scope)
-    with pytest.raises(TargetMisused, match=r"pass --call labels\|features\|views\|stacked\|pairs"):
+    words = r"pass --call labels\|features\|views\|stacked\|interleaved\|similarities\|pairs"
+    with pytest.raises(TargetMisused, match=words):
         guess_call(Signature(scope["function"]))
 
 
@@ -186,7 +188,7 @@ def test_class_is_imported_by_module_name() -> None:
         ({"call": "rows"}, "unknown call 'rows'; known: labels, features"),
         ({"arrays": "tensorflow"}, "unknown kind of arrays 'tensorflow'"),
         ({"call": "pairs"}, r"supcon cannot be computed by a target .* pairs: --call labels\|features"),
-        ({"loss": "info_nce"}, r"called with labels: --call views\|command"),
+        ({"loss": "info_nce"}, r"called with labels, as the parameters .* suggest: --call towers\|views\|similar"),
         ({"settings": {"no_positiv": "drop"}}, "supcon_loss has no option 'no_positiv'; known: base_temperature"),
         ({"settings": {"no_positive": "ignore"}}, "no_positive: expected one of zero, drop, nan"),
         ({"settings": {"base_temperature": "warm"}}, "base_temperature: expected a number"),
@@ -555,9 +557,10 @@ def test_jax_target_returns_values_and_gradients(reduction: str) -> None:
         (1.0, "returned a float where a tensor is expected"),
         (None, "returned nothing where a tensor is expected"),
         (
-            (torch.ones(()), 1),
-            "returned a tuple where a tensor is expected: name a function that returns the loss alone",
+            (torch.ones(()), torch.ones(())),
+            r"returned 2 results, and more than one may be the loss: 0 \(shape \[\]\), 1",
         ),
+        (("high", 1), r"returned 2 results, and none is a loss: 0 \(str\), 1 \(int\); name it with --result NAME"),
         (torch.ones((), dtype=torch.int64), "returned a tensor of torch.int64"),
     ],
 )

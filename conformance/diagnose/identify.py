@@ -106,6 +106,8 @@ def identify(
     *,
     call: str | None = None,
     arrays: str | None = None,
+    init: Mapping[str, Any] | None = None,
+    result: str | None = None,
     limit: float | None = 60.0,
     title: str = "",
     faults: Sequence[Any] = (),
@@ -117,6 +119,8 @@ def identify(
         call: how it is called, one of "labels", "features", "views", "stacked", "pairs"; guessed from its parameters
             when None.
         arrays: "torch", "numpy" or "jax"; guessed when None.
+        init: values of parameters of the constructor or of the function, by name.
+        result: the name of the loss among several results; guessed when None.
         limit: seconds that one answer may take; None for no limit.
         title: name of the target in the report.
         faults: wrong implementations, such as ``pairproof.conformance.faults.FAULTS``. A target that does not match a
@@ -134,7 +138,7 @@ def identify(
         target = target.spec
     if call == "command":
         raise TargetError("identify cannot run a command: use pairproof check, with the name of its loss")
-    with closing(load_target(target, call, arrays, limit)) as called:
+    with closing(load_target(target, call, arrays, limit, init=init or {}, result=result)) as called:
         found = _identify(called, limit, title, faults)
     found.seconds = time.perf_counter() - start
     return found

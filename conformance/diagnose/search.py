@@ -433,7 +433,7 @@ class Search:
 
     def __init__(self, target: Target, limit: float | None = 60.0) -> None:
         self.target, self.limit = target, limit
-        self.call = VIEWS if target.call == "stacked" else target.call
+        self.call = target.probed_as
         self.passed: tuple[float | None, ...] = PASSED if target.takes_temperature else (None,)
         self.answers: dict[Probe, Answer] = {}
         self.undetermined: list[Match] = []

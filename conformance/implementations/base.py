@@ -101,14 +101,22 @@ class Support:
         if self.losses and case.loss not in self.losses:
             return f"does not compute {case.loss}"
         for option, values in self.options.items():
-            value = case.option(option)
-            if option in case.entry.keywords and value not in values and matters(case, option):
+            if option in case.entry.keywords and not _takes(case, option, values):
                 if option in case.entry.choices:
-                    return f"needs {option}={value}"
+                    return f"needs {option}={case.option(option)}"
                 return f"needs a {option}" + (f" other than {' or '.join(map(str, values))}" * (values != (None,)))
         given = {**case.keywords, **case.arguments, **case.others}
         lacking = (f"has no parameter {name}" for name in self.lacks if given.get(name) is not None)
         return next(chain(lacking, (reason for reason, applies in self.also if applies(case))), None)
+
+
+def _takes(case: Case, option: str, values: Collection[object]) -> bool:
+    """Whether an implementation with these values of an option computes a case."""
+    value = case.option(option)
+    if option == "base_temperature":
+        # No base temperature is the same as one that equals the temperature.
+        return (value or case.temperature) in {it or case.temperature for it in values}
+    return value in values or not matters(case, option)
 
 
 def matters(case: Case, option: str) -> bool:

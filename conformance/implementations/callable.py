@@ -32,12 +32,30 @@ from .base import (
     targets_of,
     unusable,
 )
-from .sandbox import TargetError, TargetMisused, copy_of, describe, find, within, within_memory
-from .signatures import Claim, Signature, complete, guess_arrays, guess_call, is_module, kind_of
+from .forms import Form, cannot_be_called, plausible_forms, trial_case
+from .returned import choose, note, parts_of, take
+from .sandbox import (
+    Overtime,
+    TargetError,
+    TargetMisused,
+    copy_of,
+    describe,
+    described,
+    find,
+    within,
+    within_memory,
+)
+from .signatures import Claim, Signature, complete, guess_arrays, is_module, kind_of
 from .subprocess import Lines
 from .usages import BY_NAME, NotApplicable, Use
 
 Tensor = torch.Tensor
+
+PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views"}
+"""The call of the batches that identify a target, if it is not the call of the target."""
+
+TRIAL_TEMPERATURE = 0.5
+"""The temperature of the small batch on which the calls are tried, unless one is built in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,16 +80,30 @@ class Batch:
     n_views: int = 1
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts about the batch and the process, by their names in ``FACTS``."""
+        (n, dim), device = self.embeddings.shape, self.embeddings.device
+        sizes = {"batch_size": n // self.n_views, "n_views": self.n_views, "dim": dim}
+        return {**sizes, "device": device, "world_size": 1, "rank": 0}
+
     def arguments(self, call: str) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional arguments and the keywords for a target with this call."""
         rows, keywords = self.embeddings, dict(self.keywords)
         integers = partial(torch.tensor, dtype=torch.int64, device=rows.device)
         if call == "pairs":
             return [rows, integers(self.positive_pairs or ()).reshape(-1, 2)], keywords
-        labels, views = None if self.labels is None else integers(self.labels), rows.chunk(self.n_views)
+        labels, items = None if self.labels is None else integers(self.labels), len(rows) // self.n_views
+        # Slices, unlike chunks, may be changed in place.
+        views = [rows[k * items : (k + 1) * items] for k in range(self.n_views)]
         if call == "features":
             return [torch.stack(views, dim=1)], keywords | ({} if labels is None else {"labels": labels})
-        positional: dict[str, list[Any]] = {"labels": [rows, labels], "stacked": [rows], "views": [*views]}
+        if call == "similarities":
+            matrix = views[0] @ views[-1].T
+            labels = torch.arange(len(matrix), device=rows.device) if labels is None else labels
+            return [matrix, labels], keywords
+        positional: dict[str, list[Any]] = {"labels": [rows, labels], "stacked": [rows]}
+        positional |= {"views": [*views], "towers": [*views], "interleaved": [torch.stack(views, 1).flatten(0, 1)]}
         return positional[call], keywords
 
 
@@ -109,33 +141,127 @@ class Target:
         signature: its parameters.
         constructs: whether it is a class, constructed for every call.
         takes_temperature: whether a temperature can be passed.
+        forms: the plausible ways to call it, the best guess first.
+        form: the one that is used.
         call: how it is called, one of ``CALLS``.
+        probed_as: the call of the batches that identify it.
         arrays: the arrays that it takes, one of ``ARRAYS``.
-        notes: the guesses that were made, such as how to call the target.
+        result: the name of the loss among several results; None if it returns one, or has not returned any yet.
         strict: whether a torch target must return a tensor.
     """
 
-    def __init__(self, thing: Any, call: str | None = None, arrays: str | None = None, *, strict: bool = False) -> None:
+    def __init__(
+        self,
+        thing: Any,
+        call: str | None = None,
+        arrays: str | None = None,
+        *,
+        strict: bool = False,
+        loss: str = "",
+        init: Mapping[str, Any] = MappingProxyType({}),
+        result: str | None = None,
+        spec: object = None,
+    ) -> None:
         """Read the signature; guess the call and the arrays if they are None.
+
+        Args:
+            thing: the function, the instance or the class.
+            call: how it is called; guessed if None.
+            arrays: the arrays that it takes; guessed if None.
+            strict: whether a torch target must return a tensor.
+            loss: the loss that it should compute; "" if unknown.
+            init: values of parameters of the constructor or of the function, by name.
+            result: the name of the loss among several results; guessed if None.
+            spec: the target as the user named it.
 
         Raises:
             TargetError: it cannot be called, or jax is needed and not installed.
-            TargetMisused: the call cannot be guessed.
+            TargetMisused: the call cannot be guessed, or it has no parameter of a name in ``init``.
         """
-        self.thing, self.signature = thing, Signature(thing)
+        self.thing, self.signature, self.spec = thing, Signature(thing, init), thing if spec is None else spec
         self.constructs = self.signature.constructs
-        self.takes_temperature = self.signature.keyword("temperature") is not None
         self.__name__ = str(getattr(thing, "__name__", type(thing).__name__))
-        self.notes: tuple[str, ...] = ()
-        if call is None:
-            call, words = guess_call(self.signature)
-            self.notes += (f"call: {call}, guessed from {words}; override with --call",)
+        self.forms = plausible_forms(self.signature, call, loss)
+        self._arrays_note = ""
         if arrays is None:
             arrays, words = guess_arrays(thing)
-            self.notes += (f"arrays: {arrays}, guessed from {words}; override with --arrays",)
-        self.call, self.arrays, self.strict, self.use = call, arrays, strict and arrays == "torch", Use()
+            self._arrays_note = f"arrays: {arrays}, guessed from {words}; override with --arrays"
+        self.arrays, self.strict, self._result = arrays, strict and arrays == "torch", result
+        self.call_as(0)
         if arrays == "jax":
             import_jax()
+
+    def call_as(self, form: int, result: str | None = None) -> None:
+        """Call it in one of its forms from now on.
+
+        Args:
+            form: index in ``forms``.
+            result: the name of the loss among several results, as an earlier call found it.
+        """
+        self.form: Form = self.forms[form]
+        self.call, self.result = self.form.call, result or self._result
+        self._result_note, self._changed, self._failed, self.use = "", False, "", Use()
+        self.probed_as = PROBED_AS.get(self.call, self.call)
+        if self.call == "similarities":
+            self.probed_as = "labels" if len(self.signature.places) > 1 else "views"
+        self.takes_temperature = self.call == "similarities" or self.signature.keyword("temperature") is not None
+        self.notes = self._notes()
+
+    def _notes(self) -> tuple[str, ...]:
+        """The guesses that were made, such as how to call the target."""
+        changed = "arguments: the target changes them in place; it gets copies" if self._changed else ""
+        return tuple(filter(None, (*self.form.notes, self._failed, self._arrays_note, self._result_note, changed)))
+
+    @property
+    def choice(self) -> tuple[int, str | None]:
+        """The arguments of ``call_as`` that repeat the current form."""
+        return self.forms.index(self.form), self.result
+
+    def settle(self, attempt: Callable[[int], Tensor] | None = None, limit: float | None = None) -> None:
+        """Choose the first form in which a small ordinary batch raises no error.
+
+        If a call does not end in time, its form is kept: the other ones are not tried.
+
+        Args:
+            attempt: calls the target in the form of this index, and returns the values; by default with a batch that
+                fits the call.
+            limit: seconds that one call of the default may take; None for no limit.
+
+        Raises:
+            TargetError: no form fits; the message has several lines, and ends with a wrapper to copy.
+        """
+        failures = []
+        for index, form in enumerate(self.forms):
+            self.call_as(index)
+            try:
+                values = attempt(index) if attempt else self._try(limit)
+                if len(values) > len(trial_case("supcon", {}, queue=False).embeddings):
+                    raise TargetError(f"returned {len(values)} values")
+            except (Overtime, TargetMisused) as error:
+                if isinstance(error, Overtime):
+                    return
+                raise
+            except Exception as error:  # external code may raise any exception
+                failures.append((form, described(error)))
+            else:
+                if failures and failures[0][0].call != form.call:
+                    self._failed = f"call: not {failures[0][0].call}, because that raises {failures[0][1]}"
+                self.notes = self._notes()
+                return
+        self.call_as(0)
+        raise TargetError("\n".join(cannot_be_called(self.spec, self.signature, failures)))
+
+    def _try(self, limit: float | None) -> Tensor:
+        """Return the values for a small batch that fits the call."""
+        case = trial_case("nt_bxent", {}, queue=False)
+        n_views = 2 if self.probed_as in ("features", "views") else 1
+        labels = trial_case("supcon", {}, queue=False).arguments["labels"] if self.probed_as == "labels" else None
+        keywords = {"temperature": TRIAL_TEMPERATURE} if self.takes_temperature else {}
+        pairs = case.arguments["positive_pairs"]
+        rows = torch.tensor(case.embeddings, requires_grad=True)
+        batch = Batch("trial", self.probed_as, rows, labels, pairs, n_views, keywords)
+        with within(limit):
+            return self.loss(batch)
 
     def evaluate(self, batch: Batch, limit: float | None = None) -> Answer:
         """Call it on a batch of torch tensors; return its values and their gradient.
@@ -167,25 +293,61 @@ class Target:
         Raises:
             TargetError: the result is not a loss.
         """
-        positional, keywords = self.use.arguments(*batch.arguments(self.call))
+        positional, keywords = self._arguments(batch)
         places, given = len(positional), [*positional, *keywords.values()]
 
         def call(*arrays: Any) -> Any:
             options = dict(zip(keywords, arrays[places:], strict=True))
-            constructor, given, others = self.signature.bind(arrays[:places], options)
+            constructor, given, others = self.signature.bind(arrays[:places], options, batch.facts)
             called = self.thing(**constructor) if self.constructs else self.thing
             if is_module(called):
                 called.to(batch.embeddings.device)
-            return self.use.call(called, given, others)
+            if not callable(called):  # a class with forward and without __call__
+                called = called.forward
+            return self._taken(self.use.call(called, given, others))
 
         if self.arrays == "jax":
             found: Any = _Jax.apply(call, *given)  # type: ignore[no-untyped-call]
         else:
             found = call(*map(_numpy, given) if self.arrays == "numpy" else given)
+            self._changed |= "changed-input" in self.use.seen
         loss: Tensor = found if isinstance(found, Tensor) else self._values(found)
         if not loss.is_floating_point():
             raise TargetError(f"returned a tensor of {loss.dtype} where floating-point numbers are expected")
         return self.use.result(loss, self.arrays).double().cpu().reshape(-1)
+
+    def _arguments(self, batch: Batch) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positional arguments and the keywords of a batch, in the current form; arrays are copies."""
+        copies = {name: x.clone() if isinstance(x, Tensor) else x for name, x in batch.keywords.items()}
+        batch = replace(batch, embeddings=batch.embeddings.clone(), keywords=copies)
+        positional, keywords = self.use.arguments(*batch.arguments(self.call))
+        if self.call == "similarities":
+            if self.signature.keyword("temperature") is None and "temperature" in keywords:
+                positional[0] = positional[0] / keywords.pop("temperature")
+            positional = positional[: max(len(self.signature.places), 1)]
+        if self.call in ("labels", "similarities"):
+            positional[1:] = [self.form.shaped("labels", value) for value in positional[1:]]
+            if self.signature.labels_first:
+                positional.reverse()
+        return positional, {name: self.form.shaped(name, value) for name, value in keywords.items()}
+
+    def _taken(self, returned: Any) -> Any:
+        """Return the loss among the results of the target."""
+        parts = parts_of(returned)
+        if parts is None or (isinstance(returned, list) and not self.strict and all(map(_is_number, returned))):
+            return returned
+        if self.result is None:
+            self.result = choose(parts, self._size)
+        self._result_note = note(self.result, parts)
+        return take(parts, self.result)
+
+    def _size(self, value: Any) -> int | None:
+        """Return how many floating-point numbers an array has; None for anything else."""
+        if isinstance(value, Tensor):
+            return value.numel() if value.is_floating_point() else None
+        if self.strict or not (isinstance(value, float) or "float" in str(getattr(value, "dtype", ""))):
+            return None
+        return int(getattr(value, "size", 1))
 
     def _values(self, returned: Any) -> Tensor:
         """Return a number or an array of numbers as float64."""
@@ -195,9 +357,7 @@ class Target:
                 if numbers.dtype.kind in "fiu":
                     return torch.tensor(numbers.astype(np.float64))
         expected = "a tensor" if self.strict else "a number or an array"
-        several = isinstance(returned, (tuple, list, Mapping))
-        hint = ": name a function that returns the loss alone" if several else ""
-        raise TargetError(f"returned {kind_of(returned)} where {expected} is expected{hint}")
+        raise TargetError(f"returned {kind_of(returned)} where {expected} is expected")
 
 
 class _Jax(torch.autograd.Function):
@@ -245,6 +405,10 @@ def import_jax() -> Any:
     return jax
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) or np.ndim(value) == 0 == getattr(value, "ndim", None)
+
+
 def _numpy(value: Any) -> Any:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
@@ -287,6 +451,8 @@ class External(Implementation):
         temperature: float | None = None,
         normalised: bool | None = None,
         settings: Mapping[str, object] = MappingProxyType({}),
+        init: Mapping[str, Any] = MappingProxyType({}),
+        result: str | None = None,
         limit: float | None = 60.0,
         device: str = "cpu",
         dtypes: tuple[str, ...] = Implementation.dtypes,
@@ -303,6 +469,8 @@ class External(Implementation):
             temperature: the built-in temperature of a target that takes none by keyword.
             normalised: whether the harness normalises rows under cosine; None means no.
             settings: the claimed options, by name; the value "*" means that the target takes the option by keyword.
+            init: values of parameters of the constructor or of the function, by name.
+            result: the name of the loss among several results; guessed if None.
             limit: time limit of a case in seconds; None for no limit.
             device: torch device.
             dtypes: the dtypes in which it is judged.
@@ -321,12 +489,11 @@ class External(Implementation):
         self.target: Target | None = None
         self.command: Lines | None = None
         self.outcomes: dict[tuple[str, str], Outcome] = {}
-        notes: tuple[str, ...] = ("call: command, one JSON object per line",)
         if call != "command":
             thing = find(spec) if isinstance(spec, str) else spec
-            self.target = Target(thing, call, arrays, strict=True)
+            self.target = Target(thing, call, arrays, strict=True, loss=loss, init=init, result=result, spec=spec)
             self._version = copy_of(thing) or self._version
-            call, arrays, notes = self.target.call, self.target.arrays, self.target.notes
+            call, arrays = self.target.call, self.target.arrays
             if "bfloat16" in dtypes and arrays == "numpy":
                 raise TargetMisused("numpy has no bfloat16")
         elif isinstance(spec, str):
@@ -336,10 +503,56 @@ class External(Implementation):
         halves = [dtype for dtype in dtypes if dtype not in Implementation.dtypes]
         if halves and normalised:
             raise TargetMisused(f"rows of norm 1 are not exactly representable in {halves[0]}: use --raw or float32")
-        claimed = Claim(loss, call, arrays, temperature, bool(normalised), settings)
-        self.claim, more = complete(claimed, self.target.signature if self.target else None)
-        self.notes, self.support = (*notes, *more), self.claim.support
+        self._claimed = Claim(loss, call, arrays, temperature, bool(normalised), settings)
+        self._complete()
         self.gradients_judged: bool | None = None if self.command else arrays != "numpy"
+
+    def _complete(self) -> None:
+        """Complete the claim from the signature, for the current form of the call."""
+        signature: Signature | None = None
+        notes: tuple[str, ...] = ("call: command, one JSON object per line",)
+        if self.target:
+            self._claimed = replace(self._claimed, call=self.target.call)
+            signature, notes = self.target.signature, self.target.notes
+        self.claim, more = complete(self._claimed, signature)
+        self.notes, self.support = (*notes, *more), self.claim.support
+
+    def call_as(self, form: int, result: str | None = None) -> None:
+        """Call the target in one of its forms from now on; the arguments are those of ``Target.call_as``."""
+        if self.target and (form, result) != self.target.choice:
+            self.target.call_as(form, result)
+            self._complete()
+
+    def settle(self) -> None:
+        """Choose the first form in which a small ordinary batch raises no error.
+
+        Raises:
+            TargetError: no form fits; the message has several lines.
+        """
+        if self.target is None:
+            return
+
+        def attempt(_: int) -> Tensor:
+            self._complete()
+            options = {name: values[0] for name, values in self.support.options.items()}
+            case = trial_case(self.claim.loss, {"temperature": TRIAL_TEMPERATURE, **options}, "negatives" in required)
+            errors = []
+            for dtype in self.dtypes:
+                with within(self.limit):
+                    try:
+                        return self._loss(case, self._given(case, self.tensors(case, dtype)))
+                    except Exception as error:  # external code may raise any exception
+                        errors.append(error)
+            raise errors[0]
+
+        required = self.claim.required
+        self.target.settle(attempt)
+        self._complete()
+
+    def _given(self, case: Case, leaves: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the matrices that are passed, or whose similarities are passed."""
+        unit = self.claim.normalised or self.claim.call == "similarities"
+        return {name: normalised(z, case) for name, z in leaves.items()} if unit else leaves
 
     def version(self) -> str:
         """Return the version of the copy that is judged."""
@@ -364,7 +577,7 @@ class External(Implementation):
         leaves = self.tensors(case, dtype)
         each = case.option("reduction") == "none" or self.claim.reduced_here
         use = Use(BY_NAME[usage], leaves, case.temperature, each)
-        given = {name: normalised(z, case) for name, z in leaves.items()} if self.claim.normalised else leaves
+        given = self._given(case, leaves)
         # Commands are limited in ``subprocess.py``.
         limited = self.device == "cpu" and not self.command
         with within(None if self.command else self.limit), within_memory() if limited else nullcontext():
@@ -427,10 +640,13 @@ class External(Implementation):
             step = -1 if claim.directed_here and claim.settings["direction"] == "b_to_a" else 1
             pairs = directed(case, towers) if claim.directed_here else [towers]
             return [replace(batch, embeddings=torch.cat(pair[::step]), n_views=2) for pair in pairs], []
-        if claim.call in ("features", "views", "stacked"):
+        if claim.call != "labels" and (case.entry.targets == "partners" or claim.call == "features"):
             items = items_of(case)
             order, targets = [*chain(*zip(*items, strict=True))], targets_of(case, items, rows)
-            return [replace(batch, embeddings=rows[order], keywords=keywords | targets, n_views=len(items[0]))], order
+            n_views = 1 if claim.call == "similarities" else len(items[0])
+            labels = None if n_views > 1 else [*range(len(items))] * len(items[0])
+            batch = replace(batch, labels=labels if claim.call == "similarities" else None)
+            return [replace(batch, embeddings=rows[order], keywords=keywords | targets, n_views=n_views)], order
         if "positives" in arrays:
             keywords["positives"] = arrays["positives"]
         elif "positive_pairs" in arrays:

@@ -36,10 +36,10 @@ import torch
 from ..suite.cases import Case
 from ..suite.records import Outcome
 from .callable import Answer, Batch, External, Target
-from .sandbox import TargetError, TargetMisused, find
+from .sandbox import TargetError, TargetMisused, described, find
 from .signatures import Claim
 from .subprocess import BRIEFLY, LONGEST_LINE, PATIENCE
-from .usages import read_observed
+from .usages import Use, read_observed
 
 DEATHS = 10
 """Number of consecutive deaths of the worker after which it is not started again."""
@@ -110,6 +110,26 @@ class Child:
         answer = self._answer(pickle.dumps(request), self._limit + PATIENCE, late)
         self._deaths = 0
         return self._result(answer, "result")
+
+    def settle(self) -> dict[str, Any]:
+        """Let the target choose its call on a small batch, and return the facts about it.
+
+        If the worker dies or is late, the first guess is kept, and the cases are judged with it.
+
+        Raises:
+            TargetError: no call fits; the message has several lines.
+        """
+        answer: Any = None
+        with suppress(TargetError):
+            answer = self.ask(None)
+        self._deaths, self.last_death = 0, ""
+        if isinstance(answer, dict) and answer.get("changed") and self._worker:
+            # The side effects of the trial must not hide those of the cases.
+            self._end(0.0)
+        if isinstance(answer, dict) and "failed" in answer:
+            self.close()
+            raise TargetError("\n".join(map(_line, answer["failed"])))
+        return {**self.facts, **(answer or {})}
 
     def close(self) -> None:
         """End the worker and the spawner."""
@@ -269,12 +289,12 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
             # Autograd with threads for a GPU does not survive a fork.
             torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            answer = {"cannot_fork": _described(error)}
+            answer = {"cannot_fork": described(error)}
         else:
             try:
                 answer["facts"], serve = load()
             except BaseException as error:
-                text = " ".join(line.strip() for line in _described(error).splitlines())
+                text = " ".join(line.strip() for line in described(error).splitlines())
                 answer = {"error": text, "misused": isinstance(error, TargetMisused)}
         loaded = "facts" in answer
         # A fork that the target made and did not end is not the worker.
@@ -288,18 +308,9 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
             except EOFError:
                 break
             except BaseException as error:
-                answer = {"error": _described(error)}
+                answer = {"error": described(error)}
     finally:
         os._exit(0)
-
-
-def _described(error: BaseException) -> str:
-    """Return the kind and the message of an error, whatever these raise."""
-    try:
-        text = str(error)
-        return text if isinstance(error, TargetError) else f"{type(error).__name__}: {text}"
-    except BaseException:
-        return "raised an exception whose name or message cannot be read"
 
 
 def _line(text: object) -> str:
@@ -322,19 +333,30 @@ class IsolatedLoss(External):
 
         def load() -> Served:
             target = External(spec, device=device, **options)
-            claim = {name: getattr(target.claim, name) for name in ("call", "arrays", "settings")}
-            # The temperature is a number that the user passed, or one that the target has built in.
-            at = None if target.claim.temperature is None else float(target.claim.temperature)
-            claim |= {"temperature": at, "passed": sorted(target.claim.passed)}
-            facts: dict[str, Any] = {"claim": claim, "notes": target.notes, "version": target.version()}
-            facts["gradients_judged"] = target.gradients_judged
-            return facts, lambda *request: _written(target.evaluate(*request), request[0])
+
+            def facts() -> dict[str, Any]:
+                claim = {name: getattr(target.claim, name) for name in ("call", "arrays", "settings")}
+                # The temperature is a number that the user passed, or one that the target has built in.
+                at = None if target.claim.temperature is None else float(target.claim.temperature)
+                claim |= {name: sorted(getattr(target.claim, name)) for name in ("passed", "required")}
+                found: dict[str, Any] = {"claim": claim | {"temperature": at}, "notes": target.notes}
+                more = {"version": target.version(), "gradients_judged": target.gradients_judged}
+                return found | more | {"choice": target.target.choice if target.target else None}
+
+            def serve(choice: tuple[int, str | None] | None, *request: Any) -> Any:
+                if choice is None:
+                    return _settled(target.settle, facts)
+                target.call_as(*choice)
+                return _written(target.evaluate(*request), request[0])
+
+            return facts(), serve
 
         self.child = Child(load, options.get("limit", 60.0))
-        facts = self.child.facts
+        facts = self.child.settle()
+        self._choice = facts["choice"]
         given = facts["claim"]
         settings = {name: tuple(it) if isinstance(it, list) else it for name, it in given["settings"].items()}
-        more = {"settings": settings, "passed": frozenset(given["passed"])}
+        more = {"settings": settings, **{name: frozenset(given[name]) for name in ("passed", "required")}}
         self.claim = Claim(options["loss"], normalised=bool(options.get("normalised")), **given | more)
         if self.claim.arrays == "jax" and "jax" in sys.modules:
             self.child.close()
@@ -362,7 +384,8 @@ class IsolatedLoss(External):
         """
         # Cases of documents have read-only mappings, which cannot be pickled.
         mappings: dict[str, Any] = {name: dict(getattr(case, name)) for name in ("arguments", "keywords", "others")}
-        outcome = self.outcomes[case.id, dtype] = _read(self.child.ask(replace(case, **mappings), dtype, usage), case)
+        request = replace(case, **mappings), dtype, usage
+        outcome = self.outcomes[case.id, dtype] = _read(self.child.ask(self._choice, *request), case)
         return outcome
 
 
@@ -396,7 +419,12 @@ class IsolatedTarget(Target):
     """A target that is called in a child process."""
 
     def __init__(
-        self, thing: Any, call: str | None = None, arrays: str | None = None, limit: float | None = None
+        self,
+        thing: Any,
+        call: str | None = None,
+        arrays: str | None = None,
+        limit: float | None = None,
+        **options: Any,
     ) -> None:
         """Load a target in a child process; the arguments and errors are those of ``Target``.
 
@@ -405,18 +433,32 @@ class IsolatedTarget(Target):
             call: how it is called; guessed if None.
             arrays: the arrays that it takes; guessed if None.
             limit: seconds that an answer may take; None for no limit.
+            options: ``init`` and ``result``, as for ``Target``.
 
         Raises:
             CannotFork: this process cannot be forked.
         """
 
         def load() -> Served:
-            target = _loaded(thing, call, arrays)
-            names = ("__name__", "call", "arrays", "notes", "constructs", "takes_temperature")
-            return {name: getattr(target, name) for name in names}, partial(_answered, target)
+            target = _loaded(thing, call, arrays, **options)
+            names = ("__name__", "call", "probed_as", "arrays", "notes", "constructs", "takes_temperature")
+
+            def facts() -> dict[str, Any]:
+                return {name: getattr(target, name) for name in names} | {"_choice": target.choice}
+
+            def serve(choice: tuple[int, str | None] | None, *request: Any) -> Any:
+                if choice is None:
+                    return _settled(partial(target.settle, limit=limit), facts)
+                if tuple(choice) != target.choice:
+                    target.call_as(*choice)
+                return _answered(target, *request)
+
+            return facts(), serve
 
         self.child = Child(load, limit)
-        vars(self).update(self.child.facts)
+        self._choice: tuple[int, str | None]
+        facts = self.child.settle()
+        vars(self).update({name: value for name, value in facts.items() if name != "changed"})
         self.thing, self.notes, self.strict = thing, tuple(map(_line, self.notes)), False
         if self.arrays == "jax" and "jax" in sys.modules:
             self.child.close()
@@ -437,7 +479,7 @@ class IsolatedTarget(Target):
         Raises:
             TargetError: the target raised an error, died or was late, or the result is not a loss.
         """
-        values, gradient = self.child.ask(batch, limit)
+        values, gradient = self.child.ask(self._choice, batch, limit)
         try:
             found = None if gradient is None else torch.tensor(gradient, dtype=torch.float64)
             if found is not None and found.shape != batch.embeddings.shape:
@@ -447,8 +489,18 @@ class IsolatedTarget(Target):
             raise TargetError("wrote an answer that cannot be read") from None
 
 
-def _loaded(thing: Any, call: str | None, arrays: str | None) -> Target:
-    return Target(find(thing) if isinstance(thing, str) else thing, call, arrays)
+def _loaded(thing: Any, call: str | None, arrays: str | None, **options: Any) -> Target:
+    return Target(find(thing) if isinstance(thing, str) else thing, call, arrays, spec=thing, **options)
+
+
+def _settled(settle: Callable[[], None], facts: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Choose the call of a target, and return the facts about it, or the lines of the error if no call fits."""
+    with Use() as use:
+        try:
+            settle()
+        except TargetError as error:
+            return {"failed": str(error).splitlines()}
+    return facts() | {"changed": bool(use.seen)}
 
 
 def _answered(target: Target, batch: Batch, limit: float | None) -> tuple[list[float], list[list[float]] | None]:
@@ -464,16 +516,18 @@ def load_loss(spec: object, **options: Any) -> External:
         return IsolatedLoss(spec, **options)
     except CannotFork as reason:
         target = External(spec, **options)
+        target.settle()
         target.notes += (_in_this_process(reason),)
         return target
 
 
-def load_target(thing: Any, call: str | None, arrays: str | None, limit: float | None) -> Target:
+def load_target(thing: Any, call: str | None, arrays: str | None, limit: float | None, **options: Any) -> Target:
     """Load a target for identification, in a child process if possible; the errors are those of ``Target``."""
     try:
-        return IsolatedTarget(thing, call, arrays, limit)
+        return IsolatedTarget(thing, call, arrays, limit, **options)
     except CannotFork as reason:
-        target = _loaded(thing, call, arrays)
+        target = _loaded(thing, call, arrays, **options)
+        target.settle(limit=limit)
         target.notes += (_in_this_process(reason),)
         return target
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,10 @@ MEMORY_SHARE = 0.85
 
 class TargetError(ValueError):
     """A target cannot be loaded or called; the message says why."""
+
+
+class Overtime(TargetError):
+    """A target exceeded its time limit."""
 
 
 class TargetMisused(TargetError):
@@ -58,7 +63,9 @@ def find(spec: str) -> Any:
     try:
         return operator.attrgetter(attribute)(module)
     except AttributeError:
-        raise TargetError(f"{name} has no {attribute}") from None
+        near = get_close_matches(attribute, [key for key in vars(module) if not key.startswith("_")], 1)
+        hint = "".join(f"; did you mean {key!r}?" for key in near)
+        raise TargetError(f"{name} has no {attribute}{hint}") from None
     except Exception as error:  # a module's __getattr__ may import
         raise TargetError(f"{name}: {attribute}: {type(error).__name__}: {error}") from None
 
@@ -74,6 +81,15 @@ def import_file(path: Path, prefix: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def described(error: BaseException) -> str:
+    """Return the kind and the message of an error, whatever these raise."""
+    try:
+        text = str(error)
+        return text if isinstance(error, TargetError) else f"{type(error).__name__}: {text}"
+    except BaseException:
+        return "raised an exception whose name or message cannot be read"
 
 
 def describe(spec: object) -> str:
@@ -125,7 +141,7 @@ def within(limit: float | None) -> Iterator[None]:
             restore()
     except _OutOfTime:
         restore()
-        raise TargetError(f"took longer than {seconds:g} s (--limit)") from None
+        raise Overtime(f"took longer than {seconds:g} s (--limit)") from None
     except SystemExit as error:
         raise TargetError(f"tried to exit the process: SystemExit({error.code!r})") from None
     except (Exception, KeyboardInterrupt, GeneratorExit):

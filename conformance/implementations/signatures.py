@@ -8,46 +8,62 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import product, zip_longest
+from functools import cached_property
+from itertools import chain, product, zip_longest
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..suite.catalogue import LOSSES
+from ..suite.cases import Case
+from ..suite.catalogue import CHOICES, LOSSES
 from .base import ARRAY_OPTIONS, Support
 from .sandbox import TargetError, TargetMisused
 
-CALLS = ("labels", "features", "views", "stacked", "pairs", "command")
+CALLS = ("labels", "features", "views", "towers", "stacked", "interleaved", "similarities", "pairs", "command")
 ARRAYS = ("torch", "numpy", "jax")
 EVERY = "*"
 """The value of a claimed option that is taken by keyword although the signature does not show it."""
 
-TEMPERATURES = ("temperature", "tau", "logit_scale")
-INVERSE = "logit_scale"
-"""The name among these that stands for one over the temperature."""
+TEMPERATURES = ("temperature", "tau", "temp", "T", "t")
+INVERSES = ("logit_scale", "scale", "inv_temperature", "inverse_temperature", "inv_temp", "inv_tau")
+"""Names of one over the temperature."""
+LOGARITHMS = ("log_temperature", "log_temp", "log_tau", *(f"log_{name}" for name in INVERSES))
+"""Names of the logarithm of the temperature or, for ``log_scale`` and the like, of one over the temperature."""
+
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "temperature": (*TEMPERATURES, *INVERSES, *LOGARITHMS),
+    "base_temperature": ("base_temperature", "base_temp"),
+    "labels": ("labels", "label", "targets", "target", "y", "classes", "class_labels", "y_true", "ids"),
+    "negatives": (
+        *("negatives", "queue", "memory_bank", "memory", "bank", "negs", "negative_keys", "negative_key"),
+        *("neg_keys", "queue_features", "queue_feats"),
+    ),
+}
+"""The names of the parameters for an argument of the catalogue; others have only the catalogue's name."""
+
+FACTS: Mapping[str, tuple[str, ...]] = {
+    "batch_size": ("batch_size", "batchsize", "bs", "bsz"),
+    "n_views": ("n_views", "num_views", "nviews", "n_view"),
+    "device": ("device",),
+    "dim": ("dim", "feat_dim", "feature_dim", "embed_dim", "embedding_dim"),
+    "world_size": ("world_size", "num_replicas", "n_gpus", "num_gpus"),
+    "rank": ("rank", "local_rank"),
+}
+"""The names of the parameters for facts about a batch and the process."""
+
+ONLY_REQUIRED = ("dim", "world_size", "rank")
+"""The facts that are passed only to a parameter without a default."""
+
+_DOUBTFUL = ("t", "scale", "similarity")
+"""Names of options that may also be names of arrays, if they are the first or the second parameter."""
 
 _MARKS = {"torch": ("torch", "Tensor"), "jax": ("jax", "jnp"), "numpy": ("numpy", "np.", "npt.")}
 """Words in annotations that show which arrays a target takes."""
-
-_WORDS = (
-    ("features", r"\S+(?=.* labels\b)(?=.* mask\b).*"),
-    ("labels", r"\S+ (labels?|targets?|y|classes|class_labels|ids|y_true|partners)( .*)?"),
-    ("pairs", r"\S+ (positive_pairs|pos_pairs|pairs|pos_indices|positive_indices)( .*)?"),
-    ("views", r"(query (positive_)?key|q k|anchor positive|embeddings ref_emb)( .*)?"),
-    ("views", r"image_(features|embeddings) text_\1( .*)?"),
-    # z_i and z_j, view_a and view_b, hidden1 and hidden2 differ in one character.
-    ("views", r"(\S*)(\S)(\S*) \1(?!\2)\S\3( .*)?"),
-    ("features", r"features( .*)?"),
-    (
-        "stacked",
-        rf"(embeddings|z|reps|representations|projections|outputs|hidden)( ({'|'.join(TEMPERATURES)}|reduction))*",
-    ),
-)
-"""Patterns of the names of the parameters, in order, for each call; the first pattern that matches decides."""
 
 
 Bound = tuple[dict[str, Any], list[Any], dict[str, Any]]
@@ -58,6 +74,7 @@ class Signature:
 
     Attributes:
         thing: the callable.
+        init: the values of parameters that the user gives, by name.
         constructs: whether it is a class, constructed with the options that its constructor takes.
         call: the parameters of the call, without self; empty if they cannot be read.
         constructor: the parameters of the constructor; empty unless it is a class.
@@ -65,62 +82,147 @@ class Signature:
         takes_anything: whether the call or the constructor has ``**keywords``.
     """
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(self, thing: Any, init: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Read the signatures.
 
         Raises:
             TargetError: it cannot be called.
+            TargetMisused: it has no parameter of a name in ``init``.
         """
         if not callable(thing):
             raise TargetError(f"it is {kind_of(thing)}, which cannot be called")
-        self.thing, self.constructs = thing, isinstance(thing, type)
-        called = thing.forward if is_module(thing) else thing.__call__ if self.constructs else thing
-        self.call = _parameters(called)
+        self.thing, self.init, self.constructs = thing, dict(init), isinstance(thing, type)
+        self.call = _parameters(_called(thing))
         self.constructor = _parameters(thing) if self.constructs else {}
         if self.constructs:
             self.call.pop(next(iter(self.call), ""), None)
         self.named = [p for p in self.call.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         self.takes_anything = _takes_anything(self.call) or _takes_anything(self.constructor)
+        known = [name for name in (*self.constructor, *self.call) if name not in ("args", "kwargs")]
+        for name in self.init:
+            if name not in known and not self.takes_anything:
+                raise TargetMisused(f"--init {name}: the target has no such parameter; it has {', '.join(known)}")
 
     def keyword(self, name: str) -> inspect.Parameter | None:
-        """Return the parameter for an option of the catalogue."""
-        words = TEMPERATURES if name == "temperature" else (name,)
+        """Return the parameter for an option of the catalogue, unless the user gives its value."""
+        words = ALIASES.get(name, (name,))
         found = (own[word] for own, word in product((self.constructor, self.call), words) if word in own)
-        return next((p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)), None)
+        usable = (p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        return next((p for p in usable if p.name not in self.init and not self._doubtful(p)), None)
 
-    def bind(self, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Bound:
+    def _doubtful(self, parameter: inspect.Parameter) -> bool:
+        """Whether a parameter is one of the first two of the call, and its name may also be that of an array."""
+        required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        return parameter.name in _DOUBTFUL and required and any(parameter is p for p in self.named[:2])
+
+    @cached_property
+    def places(self) -> list[inspect.Parameter]:
+        """The parameters of the call for embeddings, labels and the like: those that no option or fact takes."""
+        taken = [self.keyword(name) for name in ("temperature", *SCALARS)]
+        names = {*self.init, *(p.name for p in taken if p), *chain(*FACTS.values()), *ALIASES["negatives"]}
+        return [p for p in self.named if p.name not in names]
+
+    @property
+    def labels_first(self) -> bool:
+        """Whether the labels are the first argument, according to the names of the first two."""
+        named = [p.name.lower() in (*ALIASES["labels"], "partners") for p in self.places[:2]]
+        return named == [True, False]
+
+    def requires(self, name: str) -> bool:
+        """Whether it has a parameter without a default for an option of the catalogue."""
+        found = self.keyword(name)
+        return found is not None and found.default is found.empty
+
+    def bind(self, positional: Sequence[Any], keywords: Mapping[str, Any], facts: Mapping[str, Any] = {}) -> Bound:
         """Translate the catalogue's arguments.
 
         Args:
             positional: in the order of the call; None for an argument that is not given.
             keywords: options by their names in the catalogue.
+            facts: facts about the batch, by their names in ``FACTS``.
 
         Returns:
             The keywords of the constructor, the positional arguments of the call, and its keywords.
         """
         constructor: dict[str, Any] = {}
         call: dict[str, Any] = {}
+
+        def give(name: str, value: Any) -> None:
+            anywhere = name not in self.call and _takes_anything(self.constructor)
+            (constructor if name in self.constructor or anywhere else call)[name] = value
+
+        for name, value in self.init.items():
+            give(name, value)
+        places = self.places
+        for fact, value in facts.items():
+            for own, word in product((self.constructor, self.call), FACTS[fact]):
+                wanted = word in own and (fact not in ONLY_REQUIRED or own[word].default is inspect.Parameter.empty)
+                if wanted and word not in self.init and not any(own[word] is p for p in places):
+                    (constructor if own is self.constructor else call)[word] = value
         for name, value in keywords.items():
             found = self.keyword(name)
-            word = found.name if found else name
-            if word == INVERSE:
-                value = 1 / value
-            if found and name == "base_temperature" and value is None and isinstance(found.default, (int, float)):
+            if found is None:
+                give(name, value)
+                continue
+            if name == "temperature":
+                value = self._temperature(found.name, value)
+            if name == "base_temperature" and value is None and isinstance(found.default, (int, float)):
                 # A base equal to the temperature does not scale the loss, like no base.
                 value = keywords.get("temperature")
-            constructed = word in self.constructor if found else _takes_anything(self.constructor)
-            (constructor if constructed else call)[word] = value
-        given = []
+            (constructor if found.name in self.constructor else call)[found.name] = value
+        given: list[Any] = []
         variadic = any(p.kind is p.VAR_POSITIONAL for p in self.call.values())
-        places = [p for p in self.named if not (variadic and p.kind is p.KEYWORD_ONLY)]
+        places = [p for p in places if not (variadic and p.kind is p.KEYWORD_ONLY) and p.name not in call]
         for value, parameter in zip_longest(positional, places[: len(positional)]):
             if parameter and value is None and parameter.default is not parameter.empty:
                 continue
-            if parameter and parameter.kind is parameter.KEYWORD_ONLY:
-                call[parameter.name] = value
-            else:
+            in_place = parameter is None or (len(given) < len(self.named) and parameter is self.named[len(given)])
+            if in_place and (parameter is None or parameter.kind is not parameter.KEYWORD_ONLY):
                 given.append(value)
+            else:
+                call[parameter.name] = value
         return constructor, given, call
+
+    def _temperature(self, word: str, temperature: Any) -> Any:
+        """Return the value of a parameter for the temperature, according to its name and to the source."""
+        logarithm = self.is_logarithm(word)
+        value = 1 / temperature if self.inverted(word) else temperature
+        return torch.as_tensor(value, dtype=torch.float64).log() if logarithm else value
+
+    @property
+    def fixed_temperature(self) -> float | None:
+        """The temperature that the user gives as an argument of the target; None if there is none."""
+        word = next((word for word in ALIASES["temperature"] if word in self.init), "")
+        value = self.init.get(word)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        number = math.exp(value) if self.is_logarithm(word) else float(value)
+        return 1 / number if self.inverted(word) else number
+
+    def inverted(self, word: str) -> bool:
+        """Whether a parameter stands for one over the temperature, or for its logarithm."""
+        return word.removeprefix("log_") not in TEMPERATURES or (word == "t" and self.is_logarithm(word))
+
+    def is_logarithm(self, word: str) -> bool:
+        """Whether a parameter is a logarithm of the temperature or of its inverse: by name, or by exp in the source."""
+        if word in LOGARITHMS:
+            return True
+        if word not in (*INVERSES, "t"):
+            return False
+        pattern = rf"\bexp\(\s*(self\.)?{word}\s*[),]|\b{word}\.exp\("
+        return re.search(pattern, self._source) is not None
+
+    @cached_property
+    def _source(self) -> str:
+        """The source of a function, or of the class of an instance; "" if it cannot be read."""
+        plain = inspect.unwrap(getattr(self.thing, "func", self.thing))
+        with suppress(OSError, TypeError):
+            return inspect.getsource(plain if inspect.isroutine(plain) or isinstance(plain, type) else type(plain))
+        return ""
+
+
+SCALARS = ("base_temperature", *CHOICES)
+"""The options of the catalogue whose values are no arrays."""
 
 
 def is_module(thing: Any) -> bool:
@@ -134,6 +236,22 @@ def kind_of(value: object) -> str:
     return "nothing" if value is None else f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
+def _called(thing: Any) -> Any:
+    """Return the function that runs when something, or an instance of it, is called.
+
+    Raises:
+        TargetError: it is a class without ``__call__`` and ``forward``.
+    """
+    if is_module(thing):
+        return thing.forward
+    if not isinstance(thing, type):
+        return thing
+    for name in ("__call__", "forward"):
+        if found := next((vars(kind)[name] for kind in thing.__mro__ if name in vars(kind)), None):
+            return found
+    raise TargetError(f"instances of its class {thing.__name__} cannot be called: it has neither __call__ nor forward")
+
+
 def _parameters(called: Any) -> dict[str, inspect.Parameter]:
     with suppress(TypeError, ValueError):
         return dict(inspect.signature(called).parameters)
@@ -142,23 +260,6 @@ def _parameters(called: Any) -> dict[str, inspect.Parameter]:
 
 def _takes_anything(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def guess_call(signature: Signature) -> tuple[str, str]:
-    """Guess how a target is called from the names of its parameters.
-
-    Returns:
-        One of ``CALLS``, and what it was guessed from.
-
-    Raises:
-        TargetMisused: no pattern matches.
-    """
-    names = [p.name for p in signature.named]
-    words = f"the parameters ({', '.join(names)})"
-    for call, pattern in _WORDS:
-        if re.fullmatch(pattern, " ".join(names).lower()):
-            return call, words
-    raise TargetMisused(f"cannot guess how it is called from {words}: pass --call {'|'.join(CALLS[:-1])}")
 
 
 def guess_arrays(thing: Any) -> tuple[str, str]:
@@ -175,7 +276,7 @@ def guess_arrays(thing: Any) -> tuple[str, str]:
     plain = inspect.unwrap(getattr(thing, "func", thing))
     called = getattr(plain, "__func__", plain)
     if not inspect.isfunction(called):
-        called = (plain if isinstance(plain, type) else type(plain)).__call__
+        called = _called(plain if isinstance(plain, type) else type(plain))
     annotations = " ".join(map(str, getattr(called, "__annotations__", {}).values()))
     shown = [arrays for arrays, marks in _MARKS.items() if any(mark in annotations for mark in marks)]
     if shown:
@@ -203,6 +304,7 @@ class Claim:
         normalised: whether the harness normalises rows under cosine before the call.
         settings: values of options that differ from the catalogue's defaults; a tuple if several are claimed.
         passed: the keywords of the catalogue that are passed, so that all their values are judged.
+        required: the arrays among them that the target requires, so that only cases with them are judged.
     """
 
     loss: str
@@ -212,6 +314,7 @@ class Claim:
     normalised: bool = False
     settings: Mapping[str, object] = field(default_factory=dict)
     passed: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Refuse a claim that contradicts itself.
@@ -237,11 +340,13 @@ class Claim:
     def directed_here(self) -> bool:
         """Whether the target computes one direction only, so that the harness swaps the towers if a case requires."""
         one = self.settings.get("direction") in ("a_to_b", "b_to_a")
-        return self.call == "views" and "direction" not in self.passed and one
+        towers = self.call in ("views", "towers", "similarities")
+        return towers and "direction" not in self.passed and one
 
     def values_of(self, option: str) -> tuple[object, ...] | None:
         """Return the values of an option that are judged; None for every value."""
         by_harness = {"reduction": self.reduced_here, "direction": self.directed_here}
+        by_harness["similarity"] = self.call == "similarities"
         if by_harness.get(option) or (option in self.passed and option not in self.settings):
             return None
         found = self.settings.get(option, LOSSES[self.loss].keywords[option])
@@ -260,7 +365,12 @@ class Claim:
         without = {"ref_embeddings"} if by_partners or self.call == "features" else set()
         without |= {"anchors"} if by_partners and self.call != "labels" else set()
         lacks = tuple(name for name in ARRAY_OPTIONS if name in without or name not in self.passed)
-        return Support((self.loss,), options, lacks)
+        also = tuple((f"has no {name}, which the target requires", _without(name)) for name in sorted(self.required))
+        return Support((self.loss,), options, lacks, also)
+
+
+def _without(name: str) -> Callable[[Case], bool]:
+    return lambda case: {**case.keywords, **case.arguments, **case.others}.get(name) is None
 
 
 def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str]]:
@@ -287,8 +397,11 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
             notes.append("jax: 64-bit mode is on; the target is compiled if possible")
         if claim.arrays == "numpy":
             notes.append("gradient: not judged, because a numpy function returns none")
+        _from_init(claim, signature, settings, notes)
         passed = _keywords(claim, passed, signature, notes)
-        temperature = _temperature(claim.temperature, signature, notes)
+        temperature = _temperature(claim, signature, notes)
+        required = {name for name in ARRAY_OPTIONS if name in passed and signature.requires(name)}
+        claim = replace(claim, required=frozenset(required))
     claim = replace(claim, settings=settings, passed=frozenset(passed), temperature=temperature)
     if signature is not None and claim.reduced_here:
         notes.append("reduction: the target returns one value per anchor; pairproof reduces them")
@@ -297,6 +410,17 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
     if claim.directed_here:
         notes.append("direction: the target computes one; pairproof swaps the towers as cases require")
     return claim, notes
+
+
+def _from_init(claim: Claim, signature: Signature, settings: dict[str, object], notes: list[str]) -> None:
+    """Claim the options of the catalogue that the user sets as arguments of the target."""
+    entry = LOSSES[claim.loss]
+    for name in (*entry.choices, "base_temperature"):
+        value = next((signature.init[word] for word in ALIASES.get(name, (name,)) if word in signature.init), EVERY)
+        if name not in settings and value != EVERY:
+            with suppress(TargetMisused):
+                settings[name] = _checked_value(name, value, entry.choices.get(name))
+                notes.append(f"{name}: {settings[name]} is claimed, because --init sets it")
 
 
 def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list[str]) -> set[str]:
@@ -312,27 +436,39 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
             notes.append(f"{name}: not passed: its default {found.default!r} is not one of {', '.join(choices)}")
         else:
             passed.add(name)
+            if found.name != name:
+                notes.append(f"{name}: passed as {found.name}")
     if claim.call == "features" and signature.keyword("mask") is not None and "positives" in entry.keywords:
         passed.add("positives")
-    if claim.call == "labels" and entry.targets == "partners" and list(signature.call)[1:2] == ["partners"]:
+    if claim.call == "labels" and entry.targets == "partners" and "partners" in signature.call:
         passed.add("partners")
     if passed:
         notes.append(f"passed by keyword, and judged for all values: {', '.join(sorted(passed))}")
     return passed
 
 
-def _temperature(claimed: float | None, signature: Signature, notes: list[str]) -> float | None:
+def _temperature(claim: Claim, signature: Signature, notes: list[str]) -> float | None:
     """Return the built-in temperature, or None if the temperature is passed."""
-    own = signature.keyword("temperature")
+    own, claimed = signature.keyword("temperature"), claim.temperature
+    if claimed is None and (fixed := signature.fixed_temperature) is not None:
+        notes.append(f"temperature: {fixed:g} is built in, because --init sets it")
+        return fixed
     if own is not None and claimed is not None:
         notes.append(f"temperature: {claimed:g} is built in, as claimed; its parameter {own.name} is not passed")
+    elif own is not None and signature.is_logarithm(own.name):
+        inverse = "1/" if signature.inverted(own.name) else ""
+        notes.append(f"temperature: passed as {own.name}, with the value log({inverse}temperature)")
     elif own is not None and own.name != "temperature":
         notes.append(f"temperature: passed as {own.name}")
+    elif own is None and claimed is None and claim.call == "similarities":
+        notes.append("temperature: similarities are divided by it before the call; override with --temperature")
+        return None
     elif own is None and claimed is None and signature.takes_anything:
         notes.append("temperature: passed, because the target takes any keyword; override with --temperature")
     if own is not None or claimed is not None or signature.takes_anything:
         return claimed
-    found = None if signature.constructs else getattr(signature.thing, "temperature", None)
+    attributes = (getattr(signature.thing, name, None) for name in TEMPERATURES[:-1])
+    found = None if signature.constructs else next((it for it in attributes if it is not None), None)
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         found = found.item()
     if isinstance(found, bool) or not isinstance(found, (int, float)):

@@ -485,6 +485,11 @@ class Use:
             found = self.usage.call(called, positional, keywords)
         if not all(map(_equal, given, copies)):
             self.seen["changed-input"] = SIDE_EFFECTS["changed-input"]
+        with warnings.catch_warnings():
+            # The arguments are copies of the leaves, and reading the attribute of a copy warns.
+            warnings.filterwarnings("ignore", "The .grad attribute")
+            if any(isinstance(x, Tensor) and x.grad is not None for x in given):
+                self.seen["leaf-grad"] = SIDE_EFFECTS["leaf-grad"]
         return found
 
     def result(self, loss: Tensor, arrays: str) -> Tensor:

@@ -324,7 +324,7 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
         UsageError: an option is wrong or missing.
         CouldNotRun: it cannot be loaded, or the device cannot be used.
     """
-    same = ("loss", "call", "arrays", "temperature", "normalised", "settings", "limit", "device")
+    same = ("loss", "call", "arrays", "temperature", "normalised", "settings", "init", "result", "limit", "device")
     options = {name: getattr(request, name) for name in same}
     dtypes = tuple(dtype for dtype in DTYPES if dtype in (request.dtypes or External.dtypes))
     concerning = tuple(one for one in declared if one.concerns(request.loss, request.name))

@@ -11,8 +11,10 @@ import ast
 import inspect
 import re
 import shlex
+from ast import literal_eval
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -161,6 +163,19 @@ def read_settings(texts: Iterable[str]) -> dict[str, object]:
     return {key: found if len(found) > 1 else found[0] for key, found in values.items()}
 
 
+def read_literals(texts: Iterable[str]) -> dict[str, Any]:
+    """Convert texts of the form ``KEY=VALUE`` to a mapping; a value that is a Python literal is evaluated.
+
+    Raises:
+        ValueError: a text does not have this form.
+    """
+    found: dict[str, Any] = dict(read_choices(texts))
+    for key, value in found.items():
+        with suppress(ValueError, SyntaxError):
+            found[key] = literal_eval(value)
+    return found
+
+
 def option(default: Any, *flags: str, **more: Any) -> Any:
     """Return a dataclass field that is also an option of the command line.
 
@@ -293,16 +308,23 @@ class Request:
         loss: The loss that the target should compute; pairproof list prints the names.
         call: The arguments of the target: labels (embeddings, labels), features (features, labels=None, mask=None; two
             or three views, if every class size is divisible by that number; otherwise one), views (view_a, view_b),
-            stacked (embeddings: all first views, then all second views), or pairs (embeddings, positive_pairs). By
-            default inferred from the parameter names, and reported. With --call command, the target is a program that
-            reads and writes JSON lines.
+            towers (the same for two encoders), stacked (embeddings: all first views, then all second views),
+            interleaved (embeddings: the views of an item in neighbouring rows), similarities (a matrix of all
+            similarities; with labels, if it has such a parameter), or pairs (embeddings, positive_pairs). By default
+            inferred from the loss and the parameter names, tried on a small batch, and reported. With --call command,
+            the target is a program that reads and writes JSON lines.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred from the imports of the
             target, and reported.
         temperature: The temperature that is built into the target. Not needed if the target has a parameter
-            temperature, tau, or logit_scale (1/temperature).
+            temperature, tau, temp, T, scale or logit_scale (1/temperature), or log_scale (its logarithm).
         normalised: Normalise rows before passing them (cosine cases only). Default: raw.
         settings: A value of an option that is built into the target (repeatable); KEY=* if the target has the option as
             a keyword.
+        init: An argument of the target, by the name of its parameter: of the constructor of a class, or of a function
+            (repeatable). The value is read as a Python literal if it is one. Batch size, number of views, device, world
+            size and rank are passed without it.
+        result: The name or position of the loss, if the target returns several results. By default the one with the
+            name loss, total_loss or similar, or the only single number; reported.
         device: The torch device on which the target runs.
         limit: Maximum time of one evaluation, in seconds.
         deviations: TOML file that declares known deviations with their reasons. Default: tool.pairproof in the nearest
@@ -326,6 +348,8 @@ class Request:
     temperature: float | None = option(None, "--temperature", metavar="T")
     normalised: bool | None = option(None, "--normalised/--raw")
     settings: Mapping[str, object] = option({}, "--set", metavar=KEY_VALUE, read=read_settings)
+    init: Mapping[str, Any] = option({}, "--init", metavar=KEY_VALUE, read=read_literals)
+    result: str | None = option(None, "--result", metavar="NAME")
     device: str = option("cpu", "--device", metavar="DEVICE")
     limit: float = option(60.0, "--limit", metavar="SECONDS")
     deviations: Path | None = option(None, "--deviations", metavar="FILE")  # noqa: RUF009 - it makes a field

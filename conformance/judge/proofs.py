@@ -79,7 +79,9 @@ def case_as_claimed(case: Case, claim: Claim, *, thorough: bool = False) -> Case
         return case
     fixed = {name: values[0] for name, values in claim.support.options.items() if case.option(name) not in values}
     claimed = {"temperature", *claim.settings}
-    changed = {name: value for name, value in fixed.items() if name in claimed and matters(case, name)}
+    both = case, replace(case, keywords={**case.keywords, **fixed})
+    relevant = {name for name in fixed if any(matters(one, name) for one in both)}
+    changed = {name: value for name, value in fixed.items() if name in claimed & relevant}
     if claim.directed_here and case.option("direction") == "both":
         # The mean of both directions would not show that they are exchanged.
         changed["direction"] = claim.settings["direction"]

@@ -30,10 +30,13 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """The allowed values of each option."""
 
 POSITIVES_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "labels": ("labels", ("labels", "features", "command")),
-    "partners": ("partners", ("labels", "features", "views", "stacked", "command")),
+    "labels": ("labels", ("labels", "features", "similarities", "command")),
+    "partners": (
+        "partners",
+        ("labels", "features", "views", "stacked", "interleaved", "similarities", "command"),
+    ),
     "pairs": ("positive_pairs", ("pairs", "command")),
-    "towers": ("", ("views", "command")),
+    "towers": ("", ("towers", "views", "similarities", "command")),
 }
 """For each way of giving positives: the positional argument ("" for two towers), and the ways of calling a target that
 can pass such positives."""

@@ -211,14 +211,15 @@ def breaks(embeddings, labels, temperature):
     return supcon(embeddings, labels, temperature)
 
 
-def returns_a_tuple(embeddings, labels, temperature):
-    """Returns more than the loss."""
-    return supcon(embeddings, labels, temperature), embeddings
+def returns_text(embeddings, labels, temperature):
+    """Returns a loss only for batches of ten rows."""
+    loss = supcon(embeddings, labels, temperature)
+    return "high" if len(embeddings) != 10 else loss
 
 
-def unclear(a_thing, something_else, temperature):
+def unclear(a_thing, something_else, more, temperature):
     """A signature that shows neither the call nor the arrays."""
-    return a_thing, something_else
+    return a_thing, something_else, more
 
 
 NOT_A_FUNCTION = 5

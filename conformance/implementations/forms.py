@@ -1,0 +1,257 @@
+"""The plausible ways to call a target, in the order in which they are tried, and a wrapper for a target that none fits.
+
+A form is chosen by the loss, the names of the parameters, and whether the call raises an error. It is never chosen by
+the value that the target returns, because that would hide a wrong loss.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..suite.cases import Case
+from ..suite.catalogue import LOSSES
+from .sandbox import TargetMisused, describe
+from .signatures import CALLS, FACTS, Signature
+
+Tensor = torch.Tensor
+
+_LABELS = "labels?|classes|class_labels|partners|y_true|y|ids|targets?"
+_MATRICES = "sim|sims|similarity|similarities|similarity_matrix|sim_matrix|cos_sim|cosine_similarity|logits|scores"
+_ROWS = "embeddings?|z|reps|representations?|projections?|outputs?|hidden|embs?|x"
+
+_WORDS = (
+    ("features", r"\S+(?=.* labels\b)(?=.* mask\b).*"),
+    ("similarities", rf"({_MATRICES}|logits_per_(image|text))( .*)?"),
+    ("views", r"(online|source) target( .*)?"),
+    ("labels", rf"(\S+ ({_LABELS})|({_LABELS}) (?!({_LABELS})\b)\S+)( .*)?"),
+    ("pairs", r"\S+ (positive_pairs|pos_pairs|pairs|pos_indices|positive_indices)( .*)?"),
+    ("views", r"(query|queries) (positive_)?keys?( .*)?|q k( .*)?|anchors? positives?( .*)?|embeddings ref_emb( .*)?"),
+    ("views", r"(image|images|img|imgs|vision|visual)(_\S+)? (text|texts|txt|caption|captions|language)(_\S+)?( .*)?"),
+    ("views", r"(student teacher|(\S+?)_?1? \2_?(2|aug|pos|bar|hat|tilde|prime))( .*)?"),
+    # z_i and z_j, view_a and view_b, hidden1 and hidden2 differ in one character.
+    ("views", r"(\S*)(\S)(\S*) \1(?!\2)\S\3( .*)?"),
+    ("features", r"features?( .*)?"),
+    ("stacked", rf"({_ROWS})"),
+)
+"""Patterns of the names of the parameters, in order, for each call. Optional parameters may be missing in the names."""
+
+_WEAK = re.compile(rf"\S \S( .*)?|\S+ (targets?|y|ids)( .*)?|{_ROWS}|features?")
+"""Names that do not contradict a loss whose calls their patterns do not name."""
+
+_ORDER = ("labels", "towers", "views", "pairs", "stacked", "features")
+"""The calls that are tried if the names show none, in order. A matrix of similarities and interleaved views are not."""
+
+_NUMBER = {"stacked": (1, 1), "features": (1, 2)}
+"""The smallest and the largest number of arrays that a call passes, if they are not 2."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to call a target.
+
+    Attributes:
+        call: one of ``CALLS``.
+        words: what it was guessed from; "" if it was given.
+        labels: how labels are passed: "" for [N], "column" for [N, 1], "one-hot" for [N, C].
+        transposed: whether the queue is passed as [D, K].
+    """
+
+    call: str
+    words: str = ""
+    labels: str = ""
+    transposed: bool = False
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """The guesses of this form."""
+        if self.words:
+            yield f"call: {self.call}, {self.words}; override with --call"
+        if self.labels:
+            yield f"labels: passed as a {self.labels} matrix, because a vector raises an error"
+        if self.transposed:
+            yield "negatives: passed as [D, K], because [K, D] raises an error"
+
+    def shaped(self, name: str, value: Any) -> Any:
+        """Return an argument in the shape of this form."""
+        if name == "labels" and self.labels and isinstance(value, Tensor):
+            classes = value.unique(return_inverse=True)[1]
+            return value[:, None] if self.labels == "column" else torch.nn.functional.one_hot(classes)
+        return value.T if name == "negatives" and self.transposed and isinstance(value, Tensor) else value
+
+
+def plausible_forms(signature: Signature, call: str | None = None, loss: str = "") -> list[Form]:
+    """Return the ways to call a target in the order in which they are tried; the first is the best guess.
+
+    Args:
+        signature: its parameters.
+        call: the call that the user gives; guessed if None.
+        loss: the loss that it should compute, short name in the catalogue; "" if unknown. It outweighs the names.
+
+    Raises:
+        TargetMisused: no call fits the parameters, or their names contradict the loss.
+    """
+    calls = [(call, "")] if call else _guessed(signature, loss)
+    queue = signature.keyword("negatives") is not None
+    forms = [
+        Form(call, words, labels, transposed)
+        for call, words in calls
+        for labels in (("", "column", "one-hot") if call in ("labels", "features", "similarities") else ("",))
+        for transposed in ((False, True) if queue else (False,))
+    ]
+    # Other calls come before other shapes of the arguments, so that no label is reshaped without need.
+    return sorted(forms, key=lambda form: (bool(form.labels), form.transposed))
+
+
+def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
+    allowed = LOSSES[loss].calls if loss in LOSSES else tuple(call for call in CALLS if call != "towers")
+    names = [p.name for p in signature.named]
+    words = f"the parameters ({', '.join(names)})"
+    places = [p for p in signature.places if p.kind is not p.KEYWORD_ONLY]
+    required = [p for p in places if p.default is p.empty]
+    found: dict[str, str] = {}
+    strong: list[str] = []
+    for kept in (places, required):
+        text = " ".join(p.name for p in kept).lower()
+        for call, pattern in _WORDS:
+            if re.fullmatch(pattern, text):
+                named = "towers" if call == "views" and "towers" in allowed else call
+                strong += [] if _WEAK.fullmatch(text) else [named]
+                if named in allowed:
+                    found.setdefault(named, f"guessed from {words}")
+    if loss and not found and strong:
+        what = f"{loss} cannot be computed by a target that is called with {strong[0]}"
+        raise TargetMisused(f"{what}, as {words} suggest: --call {'|'.join(allowed)}")
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in signature.call.values())
+    if not (variadic and not required):
+        for call in _ORDER:
+            least, most = _NUMBER.get(call, (2, 2))
+            fits = len(required) <= most and len(places) >= least
+            if call in allowed and fits and call not in found:
+                why = f"the loss {loss} and {words}" if loss else f"the number of {words.removeprefix('the ')}"
+                found[call] = f"guessed from {why}"
+    if not found:
+        usable = [call for call in allowed if call != "command"]
+        raise TargetMisused(f"cannot guess how it is called from {words}: pass --call {'|'.join(usable)}")
+    return list(found.items())
+
+
+def guess_call(signature: Signature, loss: str = "") -> tuple[str, str]:
+    """Guess how a target is called from the names of its parameters and, if it is known, from its loss.
+
+    Returns:
+        One of ``CALLS``, and what it was guessed from.
+
+    Raises:
+        TargetMisused: no call fits the parameters.
+    """
+    return _guessed(signature, loss)[0]
+
+
+# A small ordinary batch
+
+_ROWS_OF_TRIAL = np.random.default_rng(20).normal(size=(10, 3)).round(2)
+_LABELS_OF_TRIAL = [0, 1, 0, 2, 1, 0, 1, 0, 2, 1]
+
+
+def trial_case(loss: str, options: Mapping[str, Any], queue: bool) -> Case:
+    """Return a small ordinary batch: ten rows, or five in each of two towers, and every anchor has a positive.
+
+    Args:
+        loss: short name in the catalogue.
+        options: values of options, such as the temperature.
+        queue: whether it has negatives from a queue, where the loss has this keyword.
+    """
+    entry, rows = LOSSES[loss], _ROWS_OF_TRIAL
+    half = len(rows) // 2
+    others: dict[str, Any] = {"embeddings_b": rows[half:]} if entry.two_towers else {}
+    if queue and "negatives" in entry.keywords:
+        others["negatives"] = rows[:7] + 1
+    partners = [(k + half) % len(rows) for k in range(len(rows))]
+    arguments: dict[str, Any] = {
+        "labels": _LABELS_OF_TRIAL,
+        "partners": partners,
+        "positive_pairs": [*map(list, enumerate(partners))],
+    }
+    own = {entry.targets: arguments[entry.targets]} if entry.targets else {}
+    return Case("trial", loss, rows[:half] if entry.two_towers else rows, own, dict(options), others=others)
+
+
+# A wrapper to copy
+
+_OWN = {
+    "labels": "embeddings, labels",
+    "features": "features, labels=None",
+    "views": "view_a, view_b",
+    "towers": "view_a, view_b",
+    "stacked": "embeddings",
+    "interleaved": "embeddings",
+    "similarities": "similarities",
+    "pairs": "embeddings, positive_pairs",
+}
+
+
+def wrapper(spec: object, signature: Signature, call: str) -> list[str]:
+    """Return the lines of a function that calls a target, with ``...`` for the arguments that are not known.
+
+    Args:
+        spec: the target as the user named it, or the target.
+        signature: its parameters.
+        call: one of ``CALLS``; the call of the wrapper.
+    """
+    place, _, attribute = describe(spec).rpartition(":")
+    module = re.sub(r"\.py$", "", place.rpartition("/")[2])
+    root, _, rest = attribute.partition(".")
+    own = _OWN[call]
+    values = iter(re.findall(r"\w+(?=,|=|$)", own.replace("=None", "")))
+    signature_text = partial(_arguments, signature=signature)
+    lines = [f"from {module} import {root}", "", "", f"def loss({own}, temperature):"]
+    thing = f"{root}.{rest}" if rest else root
+    if signature.constructs:
+        thing = f"{thing}({', '.join(signature_text(signature.constructor.values(), iter(())))})"
+    given = ", ".join(signature_text(signature.named, values))
+    return [*lines, f"    return {thing}({given})  # return the loss alone: a tensor"]
+
+
+def _arguments(parameters: Any, values: Iterator[str], signature: Signature) -> Iterator[str]:
+    temperature = signature.keyword("temperature")
+    places = {p.name for p in signature.places}
+    for p in parameters:
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            continue
+        fact = next((fact for fact, names in FACTS.items() if p.name in names), "")
+        known = {"batch_size": "...", "device": '"cpu"', "world_size": "1", "rank": "0"}.get(fact, "...")
+        if temperature is not None and p.name == temperature.name:
+            inverse = p.name not in ("temperature", "tau", "temp", "T", "t")
+            yield f"{p.name}={'1 / temperature' if inverse else 'temperature'}"
+        elif p.name in signature.init:
+            yield f"{p.name}={signature.init[p.name]!r}"
+        elif p.name in places and (value := next(values, None)):
+            yield f"{p.name}={value}" if p.kind is not p.POSITIONAL_ONLY else value
+        elif p.default is p.empty:
+            yield f"{p.name}={known}"
+
+
+def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tuple[Form, str]]) -> list[str]:
+    """Return the lines of the error for a target that no form fits.
+
+    Args:
+        spec: the target as the user named it, or the target.
+        signature: its parameters.
+        failures: the forms that were tried, and the errors.
+    """
+    (first, error), *others = failures
+    calls = dict.fromkeys(form.call for form, _ in others if form.call != first.call)
+    also = f"; other calls raise errors too: {', '.join(calls)}" if calls else ""
+    return [
+        f"called with {first.call} on a small batch, it raises {error}{also}",
+        "If its arguments are others, pass --call or --init, or copy this wrapper, replace every ..., and name it:",
+        "",
+        *(f"    {line}".rstrip() for line in wrapper(spec, signature, first.call)),
+    ]

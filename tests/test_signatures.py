@@ -1,0 +1,224 @@
+"""How a target is called: signatures and results of public losses run without a wrapper."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pairproof.conformance import check_loss, identify
+from pairproof.conformance.implementations.callable import External
+from pairproof.conformance.implementations.child import load_loss
+from pairproof.conformance.implementations.forms import trial_case
+from pairproof.conformance.implementations.sandbox import TargetError, TargetMisused, find
+from pairproof.conformance.judge.options import CouldNotRun, UsageError, read_literals
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.truth.compare import compare
+from pairproof.conformance.truth.evaluate import truth
+from pairproof.conformance.truth.tolerances import bounds
+
+FOLDER = Path(__file__).parent / "targets"
+SHAPES = FOLDER / "shapes.py"
+
+A_TO_B = {"settings": {"direction": "a_to_b"}}
+
+RUN: dict[str, tuple[str, dict[str, Any], str]] = {
+    "e_and_l": ("supcon", {}, "call: labels, guessed from the loss supcon and the parameters (e, l, temperature)"),
+    "returns_loss_and_accuracy": ("supcon", {}, "result: 0, of 0, 1; override with --result"),
+    "returns_a_mapping": ("supcon", {}, "result: total_loss, of acc, total_loss, logits; override with --result"),
+    "returns_a_dataclass": ("supcon", {}, "result: loss, of logits, loss; override with --result"),
+    "returns_a_list": ("supcon", {}, "result: 1, of 0, 1; override with --result"),
+    "returns_a_named_tuple": ("supcon", {}, "result: contrastive, of contrastive, other; override with --result"),
+    "labels_first": ("supcon", {}, "call: labels, guessed from the parameters (y_true, embeddings, temperature)"),
+    "column_labels": ("supcon", {}, "labels: passed as a column matrix, because a vector raises an error"),
+    "one_hot_labels": ("supcon", {}, "labels: passed as a one-hot matrix, because a vector raises an error"),
+    "normalises_in_place": ("supcon", {}, "arguments: the target changes them in place; it gets copies"),
+    "by_scale": ("supcon", {}, "temperature: passed as scale"),
+    "by_log_temperature": ("supcon", {}, "temperature: passed as log_temperature, with the value log(temperature)"),
+    "WithoutCall": ("supcon", {"init": {"loss_weight": 1.0}}, "call: labels, guessed from the parameters (embeddings,"),
+    "BatchSizeInTheConstructor": ("nt_xent", {}, "call: views, guessed from the parameters (z_i, z_j)"),
+    "everything_in_the_call": ("nt_xent", {}, "call: views, guessed from the parameters (zis, zjs, batch_size, "),
+    "returns_logits_and_labels": ("nt_xent", {}, "result: logits and labels; their mean cross-entropy is judged"),
+    "interleaved": ("nt_xent", {"call": "interleaved"}, "passed by keyword"),
+    "view_and_augmented": ("nt_xent", {}, "call: views, guessed from the parameters (x, x_aug, t)"),
+    "queries_and_keys": ("info_nce", A_TO_B, "call: towers, guessed from the parameters (queries, keys, temp)"),
+    "unknown_names": ("info_nce", {}, "call: towers, guessed from the loss info_nce and the parameters (some,"),
+    "learned_scale": ("info_nce", {}, "temperature: passed as logit_scale, with the value log(1/temperature)"),
+    "LogScale": ("info_nce", {}, "temperature: passed as log_scale, with the value log(1/temperature)"),
+    "required_queue": ("info_nce", A_TO_B, "negatives: passed as [D, K], because [K, D] raises an error"),
+    "of_similarities": ("info_nce", {}, "temperature: similarities are divided by it before the call; override"),
+    "of_logits_and_labels": ("supcon", {}, "call: similarities, guessed from the parameters (logits, labels)"),
+    "of_square_similarities": ("nt_xent", {}, "call: similarities, guessed from the parameters (sim_matrix,"),
+}
+"""The loss of each target that runs without a wrapper, the options that it needs, and a note on how it is called."""
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(FOLDER)
+    yield
+    sys.modules.pop("losses", None)
+
+
+def settled(name: str, loss: str, **options: Any) -> External:
+    found = External(f"{SHAPES}:{name}", loss=loss, **options)
+    found.settle()
+    return found
+
+
+def ratio(external: External, case: Case, dtype: str = "float64") -> float:
+    assert external.refuses(case) is None
+    true = truth(case)
+    return compare(case, true, external.evaluate(case, dtype), bounds(case, true, dtype), dtype).ratio
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_signature_runs_without_a_wrapper(name: str) -> None:
+    loss, options, note = RUN[name]
+    found = settled(name, loss, **options)
+    assert any(one.startswith(note) for one in found.notes) or name == "interleaved", found.notes
+    case = trial_case(loss, {"temperature": 0.5, **options.get("settings", {})}, queue="queue" in name)
+    assert ratio(found, case) <= 1
+    if loss == "nt_xent":
+        # Partners in another order.
+        pairs = [[0, 3], [1, 8], [2, 5], [4, 9], [6, 7]]
+        partners = {i: j for pair in pairs for i, j in (pair, pair[::-1])}
+        case = replace(case, arguments={"partners": [partners[i] for i in range(10)]})
+    assert ratio(found, replace(case, keywords={**case.keywords, "temperature": 0.2})) <= 1
+    assert ratio(found, case, "float32") <= 1
+
+
+@pytest.mark.parametrize("name", ["e_and_l", "required_queue", "returns_a_mapping", "column_labels"])
+def test_child_process_uses_the_call_that_was_chosen(name: str) -> None:
+    loss, options, note = RUN[name]
+    found = load_loss(f"{SHAPES}:{name}", **options, loss=loss)
+    try:
+        assert any(one.startswith(note) for one in found.notes), found.notes
+        assert found.claim.required == ({"negatives"} if name == "required_queue" else set())
+        case = trial_case(loss, {"temperature": 0.5, **options.get("settings", {})}, queue="queue" in name)
+        assert ratio(found, case) <= 1
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize("name", ["WithoutCall", "of_similarities", "returns_logits_and_labels"])
+def test_whole_check_of_a_signature(name: str) -> None:
+    loss, options, _ = RUN[name]
+    result = check_loss(f"{SHAPES}:{name}", loss, cases=("golden/*/t*",), **options)
+    assert result.judged
+    assert not [check for check in result.judged if check.status.value == "errored"]
+
+
+def test_required_queue_is_judged_only_with_a_queue() -> None:
+    found = settled("required_queue", "info_nce", **A_TO_B)
+    case = trial_case("info_nce", {"temperature": 0.5, "direction": "a_to_b"}, queue=False)
+    assert found.refuses(case) == "has no negatives, which the target requires"
+
+
+def test_first_call_that_raises_no_error_is_used_and_the_others_are_noted() -> None:
+    found = settled("returns_logits_and_labels", "nt_xent")
+    assert found.claim.call == "stacked"
+    assert "call: not features, because that raises ValueError: features: expected [2N, D]" in found.notes
+
+
+def test_call_is_not_chosen_by_the_value() -> None:
+    def swapped(z_i, z_j, temperature):  # a wrong loss of two views that would be right if it were stacked
+        return (z_i * z_j).sum() * 0 + temperature
+
+    found = External(swapped, loss="nt_xent", arrays="torch")
+    found.settle()
+    assert found.claim.call == "views"
+
+
+def test_no_fitting_call_gives_one_error_with_a_wrapper() -> None:
+    with pytest.raises(CouldNotRun) as raised:
+        check_loss(f"{SHAPES}:of_a_mapping", "supcon")
+    lines = str(raised.value).splitlines()
+    assert lines[0].startswith("called with labels on a small batch, it raises ")
+    assert "other calls raise errors too: features" in lines[0]
+    assert lines[3:] == [
+        "    from shapes import of_a_mapping",
+        "",
+        "",
+        "    def loss(embeddings, labels, temperature):",
+        "        return of_a_mapping(outputs=embeddings, epoch=labels, temperature=temperature)"
+        "  # return the loss alone: a tensor",
+    ]
+    compile("\n".join(line[4:] for line in lines[3:]), "wrapper", "exec")
+
+
+def test_class_in_a_wrapper_gets_its_constructor() -> None:
+    class Odd:
+        def __init__(self, margin, batch_size, temperature):
+            raise RuntimeError("no")
+
+        def __call__(self, embeddings, labels): ...
+
+    with pytest.raises(TargetError, match=re.escape("Odd(margin=..., batch_size=..., temperature=temperature)(")):
+        load_loss(Odd, loss="supcon")
+
+
+def test_several_results_that_may_be_the_loss_are_refused_with_the_choices() -> None:
+    with pytest.raises(TargetError, match=r"more than one may be the loss: 0 \(shape \[\]\), 1 .*--result NAME"):
+        settled("ambiguous", "supcon")
+    found = settled("ambiguous", "supcon", result="0")
+    assert ratio(found, trial_case("supcon", {"temperature": 0.5}, queue=False)) <= 1
+    with pytest.raises(TargetError, match="returned no 7; its results are 0, 1"):
+        settled("ambiguous", "supcon", result="7")
+
+
+def test_arguments_of_the_constructor_are_given() -> None:
+    found = settled("WithoutCall", "supcon", init={"loss_weight": 1.0, "temperature": 0.2})
+    assert found.claim.temperature == 0.2
+    assert "temperature: 0.2 is built in, because --init sets it" in found.notes
+    assert settled("by_scale", "supcon", init={"scale": 5}).claim.temperature == 0.2
+    with pytest.raises(TargetMisused, match=r"--init wieght: the target has no such parameter; it has device, world_"):
+        settled("WithoutCall", "supcon", init={"wieght": 1.0})
+
+
+def test_init_values_are_python_literals_where_possible() -> None:
+    assert read_literals(["a=1", "b=[1, 2]", "c=cosine", "d=None", "e=x=y"]) == {
+        "a": 1, "b": [1, 2], "c": "cosine", "d": None, "e": "x=y",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="expected KEY=VALUE"):
+        read_literals(["a"])
+
+
+def test_base_temperature_as_identify_prints_it_is_accepted() -> None:
+    result = check_loss(
+        f"{SHAPES}:at_another_base", "supcon", settings={"base_temperature": "0.5"}, cases=("golden/supcon/two-*",)
+    )
+    assert {check.status.value for check in result.judged} == {"passed"}
+    assert len(result.judged) >= 4
+
+
+@pytest.mark.parametrize(("name", "call"), [("e_and_l", "labels"), ("returns_loss_and_accuracy", "labels")])
+def test_identify_uses_the_same_calls(name: str, call: str) -> None:
+    found = identify(f"{SHAPES}:{name}")
+    assert (found.verdict, found.loss, found.call) == ("match", "supcon", call)
+
+
+def test_near_name_is_suggested() -> None:
+    with pytest.raises(TargetError, match=r"shapes.py has no by_scael; did you mean 'by_scale'\?"):
+        find(f"{SHAPES}:by_scael")
+
+
+def test_labels_and_queue_reach_numpy_targets() -> None:
+    def loss(embeddings: np.ndarray, labels: np.ndarray, temperature: float) -> tuple[float, np.ndarray]:
+        if labels.ndim != 2:
+            raise ValueError("expected [N, 1]")
+        return float(embeddings.sum() * temperature), embeddings
+
+    found = External(loss, loss="supcon")
+    found.settle()
+    assert "labels: passed as a column matrix, because a vector raises an error" in found.notes
+
+
+def test_contradicting_names_are_refused() -> None:
+    with pytest.raises(UsageError, match="info_nce cannot be computed by a target that is called with labels"):
+        check_loss(f"{FOLDER / 'losses.py'}:supcon", "info_nce")
