@@ -29,7 +29,7 @@ import pytest
 
 import pairproof
 
-from .judge.options import CouldNotRun, Request, UsageError, option, options_of, takes
+from .judge.options import CannotBeCalled, CouldNotRun, Request, UsageError, option, options_of, takes
 from .judge.results import BAD, Status, grouped, unused
 
 if TYPE_CHECKING:
@@ -82,12 +82,14 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
         target: a function, a class that is constructed with its options, an instance, "package.module:attribute" or
             "file.py:attribute". None: the argument of ``check``, or ``--pairproof-target``.
         loss: short name in the catalogue; None: ``--pairproof-loss``.
-        call: how the target is called: labels, features, views, stacked, pairs or command; guessed when None.
+        call: how the target is called, one of the values of ``pairproof check --call``; guessed when None.
         arrays: torch, numpy or jax; guessed when None.
         temperature: the built-in temperature of a target that has no such keyword.
         normalised: whether rows are normalised before the target is called, if the similarity is cosine.
         settings: options that the target supports, by name; a tuple for several values, "*" for an option that it
             takes by keyword.
+        init: arguments of the target, by the names of its parameters.
+        result: the name or position of the loss, if the target returns several results; guessed when None.
         cases: ids or shell patterns; empty means all.
         dtypes: empty means float64 and float32.
         fuzz: the number of random batches.
@@ -272,6 +274,8 @@ class Suite:
         mark = replace(mark, deviations=None if file == self.nearest else file).with_seed(0)
         if mark.loss not in self.cases:
             self.cases[mark.loss] = load_cases(self.worked, (mark.loss,))
+        if mark.target is not None and not self.config.option.collectonly:
+            self.try_call(mark)
         dtypes = mark.dtypes or External.dtypes
         cases = chosen_cases(mark, self.cases[mark.loss])
         inputs: list[Case | FreshBatch] = [*cases, *fresh_batches(mark)]
@@ -279,6 +283,21 @@ class Suite:
         record = {"of": len(found), "asserted": mark.checks, "overridden": bool(changes), "title": mark.title}
         group = Group(mark, self, number, record, file, read_declarations(file) if file else {}, cases)
         return [CaseCheck(group, one, dtype) for one, dtype in found]
+
+    def try_call(self, mark: Mark) -> None:
+        """Try the calls of a target in a process that is then closed: the fixtures of the tests have not run yet.
+
+        Raises:
+            UsageError: Every plausible call raises an error. Other errors are reported by the tests.
+        """
+        from .judge.check import load_target
+
+        try:
+            load_target(mark, ()).close()
+        except CannotBeCalled as error:
+            raise UsageError(f"{mark.title}: {error}") from None
+        except (UsageError, CouldNotRun):
+            pass
 
 
 @dataclass(eq=False)

@@ -35,6 +35,7 @@ from .base import (
 from .forms import Form, cannot_be_called, plausible_forms, trial_case
 from .returned import choose, note, parts_of, take
 from .sandbox import (
+    NoCallFits,
     Overtime,
     TargetError,
     TargetMisused,
@@ -228,7 +229,7 @@ class Target:
             limit: seconds that one call of the default may take; None for no limit.
 
         Raises:
-            TargetError: no form fits; the message has several lines, and ends with a wrapper to copy.
+            NoCallFits: every form raises an error.
         """
         failures = []
         for index, form in enumerate(self.forms):
@@ -249,7 +250,7 @@ class Target:
                 self.notes = self._notes()
                 return
         self.call_as(0)
-        raise TargetError("\n".join(cannot_be_called(self.spec, self.signature, failures)))
+        raise NoCallFits("\n".join(cannot_be_called(self.spec, self.signature, failures)))
 
     def _try(self, limit: float | None) -> Tensor:
         """Return the values for a small batch that fits the call."""
@@ -527,7 +528,7 @@ class External(Implementation):
         """Choose the first form in which a small ordinary batch raises no error.
 
         Raises:
-            TargetError: no form fits; the message has several lines.
+            NoCallFits: every form raises an error.
         """
         if self.target is None:
             return

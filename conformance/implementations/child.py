@@ -36,7 +36,7 @@ import torch
 from ..suite.cases import Case
 from ..suite.records import Outcome
 from .callable import Answer, Batch, External, Target
-from .sandbox import TargetError, TargetMisused, described, find
+from .sandbox import NoCallFits, TargetError, TargetMisused, described, find
 from .signatures import Claim
 from .subprocess import BRIEFLY, LONGEST_LINE, PATIENCE
 from .usages import Use, read_observed
@@ -117,7 +117,7 @@ class Child:
         If the worker dies or is late, the first guess is kept, and the cases are judged with it.
 
         Raises:
-            TargetError: no call fits; the message has several lines.
+            NoCallFits: every plausible call raises an error.
         """
         answer: Any = None
         with suppress(TargetError):
@@ -128,7 +128,7 @@ class Child:
             self._end(0.0)
         if isinstance(answer, dict) and "failed" in answer:
             self.close()
-            raise TargetError("\n".join(map(_line, answer["failed"])))
+            raise NoCallFits("\n".join(map(_line, answer["failed"])))
         return {**self.facts, **(answer or {})}
 
     def close(self) -> None:

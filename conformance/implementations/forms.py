@@ -81,7 +81,7 @@ class Form:
     def shaped(self, name: str, value: Any) -> Any:
         """Return an argument in the shape of this form."""
         if name == "labels" and self.labels and isinstance(value, Tensor):
-            classes = value.unique(return_inverse=True)[1]
+            classes = torch.searchsorted(torch.tensor(sorted({*value.tolist()}), device=value.device), value)
             return value[:, None] if self.labels == "column" else torch.nn.functional.one_hot(classes)
         return value.T if name == "negatives" and self.transposed and isinstance(value, Tensor) else value
 

@@ -49,8 +49,8 @@ def choose(parts: Mapping[str, Any], size: Callable[[Any], int | None]) -> str:
         return named[0]
     if _is_logits(parts):
         return LOGITS
-    for fits in (lambda n: n == 1, lambda n: n > 1):
-        few = [name for name in sizes if fits(sizes[name])]
+    for single in (True, False):
+        few = [name for name in sizes if (sizes[name] == 1) is single]
         differentiable = [name for name in few if getattr(parts[name], "requires_grad", False)]
         if few:
             if len(only := differentiable or few) == 1:
@@ -90,7 +90,7 @@ def _is_logits(parts: Mapping[str, Any]) -> bool:
     if len(parts) != 2:
         return False
     logits, labels = parts.values()
-    shapes = [getattr(value, "shape", ()) for value in (logits, labels)]
+    shapes: list[tuple[int, ...]] = [tuple(getattr(value, "shape", ())) for value in (logits, labels)]
     integers = str(getattr(labels, "dtype", "")).rpartition(".")[2].startswith(("int", "uint"))
     floats = "float" in str(getattr(logits, "dtype", ""))
     return floats and integers and len(shapes[0]) == 2 and len(shapes[1]) == 1 and shapes[0][0] == shapes[1][0]

@@ -30,6 +30,10 @@ class Overtime(TargetError):
     """A target exceeded its time limit."""
 
 
+class NoCallFits(TargetError):
+    """Every plausible call of a target raises an error; the message has several lines, and ends with a wrapper."""
+
+
 class TargetMisused(TargetError):
     """An option contradicts the target, or is missing; the message names it."""
 

@@ -22,7 +22,7 @@ from ..documents.load import load_worked
 from ..implementations.base import Deviation, lacks_positives, one_thread
 from ..implementations.callable import External
 from ..implementations.child import load_loss
-from ..implementations.sandbox import TargetError, TargetMisused
+from ..implementations.sandbox import NoCallFits, TargetError, TargetMisused
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
@@ -35,7 +35,7 @@ from ..truth.tolerances import bounds
 from .deviations import deviations, project_file, read_declarations
 from .fresh import FreshBatch, fresh_batches
 from .levels import level_of
-from .options import CouldNotRun, Request, Selection, UsageError, takes
+from .options import CannotBeCalled, CouldNotRun, Request, Selection, UsageError, takes
 from .proofs import as_claimed, repeated
 from .results import BAD, Check, Status, counted, grouped, phrase, unused
 from .usages import Watch, judge_usages
@@ -330,6 +330,8 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
     concerning = tuple(one for one in declared if one.concerns(request.loss, request.name))
     try:
         return load_loss(request.target, **options, dtypes=dtypes, deviations=concerning)
+    except NoCallFits as error:
+        raise CannotBeCalled(str(error)) from None
     except TargetError as error:
         raise (UsageError if isinstance(error, TargetMisused) else CouldNotRun)(str(error)) from None
 

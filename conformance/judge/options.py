@@ -11,10 +11,8 @@ import ast
 import inspect
 import re
 import shlex
-from ast import literal_eval
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -58,6 +56,10 @@ def loss_named(name: str) -> str:
 
 class CouldNotRun(RuntimeError):
     """A requirement is not installed or not available; the message explains how to install it."""
+
+
+class CannotBeCalled(CouldNotRun):
+    """Every plausible call of the target raises an error; the message ends with a wrapper to copy."""
 
 
 @dataclass(frozen=True)
@@ -163,17 +165,21 @@ def read_settings(texts: Iterable[str]) -> dict[str, object]:
     return {key: found if len(found) > 1 else found[0] for key, found in values.items()}
 
 
-def read_literals(texts: Iterable[str]) -> dict[str, Any]:
-    """Convert texts of the form ``KEY=VALUE`` to a mapping; a value that is a Python literal is evaluated.
+def read_literal(text: str) -> object:
+    """Convert a text to the Python literal that it is, such as a number or True; other texts stay texts."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def read_literals(texts: Iterable[str]) -> dict[str, object]:
+    """Convert texts of the form ``KEY=VALUE`` to a mapping whose values are Python literals.
 
     Raises:
         ValueError: a text does not have this form.
     """
-    found: dict[str, Any] = dict(read_choices(texts))
-    for key, value in found.items():
-        with suppress(ValueError, SyntaxError):
-            found[key] = literal_eval(value)
-    return found
+    return {key: read_literal(value) for key, value in read_choices(texts).items()}
 
 
 def option(default: Any, *flags: str, **more: Any) -> Any:
@@ -388,23 +394,6 @@ class Request:
         fuzz, seed = (self.fuzz, self.seed) if case.startswith("fresh-") else (8, None)
         one = replace(self, cases=(case,), dtypes=(dtype,), fuzz=fuzz, seed=seed)
         return shlex.join(["pairproof", "check", self.name, *command_options(one, Request)])
-
-
-def read_literal(text: str) -> object:
-    """Convert a text to the Python literal that it is, such as a number or True; other texts stay texts."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def read_literals(texts: Iterable[str]) -> dict[str, object]:
-    """Convert texts of the form ``KEY=VALUE`` to a mapping whose values are Python literals.
-
-    Raises:
-        ValueError: a text does not have this form.
-    """
-    return {key: read_literal(value) for key, value in read_choices(texts).items()}
 
 
 def read_varied(texts: Iterable[str]) -> dict[str, tuple[object, ...]]:

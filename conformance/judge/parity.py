@@ -35,7 +35,7 @@ from ..implementations.base import gradients_of, one_thread, unusable
 from ..implementations.callable import Batch, Target
 from ..implementations.child import CannotFork, Child, Served
 from ..implementations.sandbox import TargetError, TargetMisused, copy_of, find, within, within_memory
-from ..implementations.signatures import INVERSE, TEMPERATURES
+from ..implementations.signatures import ALIASES, INVERSES
 from .options import CouldNotRun, ParityRequest, UsageError, meant, takes
 
 Tensor = torch.Tensor
@@ -368,14 +368,14 @@ class _Parity:
         self.request, self.facts, self._ask = request, facts, ask
         self.torch = facts["arrays"] == "torch"
         self.chance = torch.Generator().manual_seed(seed)
-        self.keywords = {key: value for key, value in request.settings.items() if key not in TEMPERATURES}
-        given = {key: value for key, value in request.settings.items() if key in TEMPERATURES}
+        self.keywords = {key: value for key, value in request.settings.items() if key not in ALIASES["temperature"]}
+        given = {key: value for key, value in request.settings.items() if key in ALIASES["temperature"]}
         for key in (*self.keywords, *request.vary):
             known = facts["parameters"]
             if known and key not in known and "kwargs" not in known:
                 raise UsageError(f"{key}: the target has no parameter {key}{meant(key, known)}")
         if facts["takes_temperature"]:
-            named = [1 / float(str(value)) if key == INVERSE else float(str(value)) for key, value in given.items()]
+            named = [1 / float(str(value)) if key in INVERSES else float(str(value)) for key, value in given.items()]
             self.keywords["temperature"] = request.temperature or next(iter(named), TEMPERATURE)
         self.lower = facts["takes_temperature"] and request.temperature is None and not given
         self.notes: list[str] = []
@@ -409,7 +409,7 @@ class _Parity:
             labels = partners
         passed = labels if self.facts["takes_labels"] and call in ("labels", "features") else None
         # The views of an item are divided by the call; labels and pairs belong to single rows.
-        divided = views if call in ("views", "stacked", "features") else 1
+        divided = views if call in ("views", "towers", "stacked", "interleaved", "features") else 1
         pairs = list(enumerate(partners)) if call == "pairs" else None
         return Batch(name, call, rows, passed, pairs, divided, self.keywords)
 
