@@ -610,6 +610,8 @@ class External(Implementation):
         """Call the target under a usage in the body, and record its side effects."""
         assert self.target is not None
         self.target.use = use
+        passed = self.target.signature.keyword("temperature")
+        use.documented = passed is not None and "Tensor" in str(passed.annotation)
         try:
             with use:
                 yield

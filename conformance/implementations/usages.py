@@ -49,12 +49,14 @@ class Usage:
         refusable: whether a target may refuse it with an error that names the dtype or the layout.
         modules: whether it applies to torch modules only.
         frozen: whether the first or the second matrix has no gradient: 0 or 1; None if all have one.
+        joined: whether the gradient of the first matrix contains that of the second one.
         differentiable: whether gradients are judged.
         upstream: returns the upstream gradients of a number of values; None for the weights in the reduction.
         scale: factor of the loss, as mixed-precision training has one.
         temperature: whether the gradient with respect to the temperature is judged: of a "tensor" that is passed, or
             of a "learned" parameter; "" if it is not.
         expects: "the truth", or "no number" if every finite result is a finding.
+        reveals: the kind of a side effect that only this usage reveals, or "".
     """
 
     name: str
@@ -70,11 +72,13 @@ class Usage:
     refusable: bool = False
     modules: bool = False
     frozen: int | None = None
+    joined: bool = False
     differentiable: bool = True
     upstream: Callable[[int], list[float]] | None = None
     scale: float = 1.0
     temperature: str = ""
     expects: str = "the truth"
+    reveals: str = ""
 
 
 def upstream_of(count: int) -> list[float]:
@@ -150,10 +154,22 @@ def _shared(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
     return [parted.get(k, x) for k, x in enumerate(positional)], {k: parted.get(k, x) for k, x in keywords.items()}
 
 
-def _twice(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
-    """Call it with the same rows in another order first."""
-    with suppress(Exception):
-        called(*(x.roll(1, 0) if isinstance(x, Tensor) and x.dim() else x for x in positional), **keywords)
+def _of_the_first(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
+    """Pass the first matrix as the second one, or as the references."""
+    if "ref_embeddings" in keywords:
+        return positional, keywords | {"ref_embeddings": positional[0]}
+    return [positional[0], positional[0], *positional[2:]], keywords
+
+
+def _detached(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
+    return _with_rows(lambda rows: rows.detach())(positional, keywords)
+
+
+def _again(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
+    """Call it with fewer rows and with the same rows in another order first."""
+    for change in (lambda x: x[:-2], lambda x: x.roll(1, 0)):
+        with suppress(Exception):
+            called(*(change(x) if isinstance(x, Tensor) and x.dim() else x for x in positional), **keywords)
     return called(*positional, **keywords)
 
 
@@ -215,6 +231,38 @@ def _of_each(case: Case, claim: Claim) -> Case | None:
     return replace(case, id=f"{case.id}, reduction none", keywords={**case.keywords, "reduction": "none"})
 
 
+def _of_each_that_counts(case: Case, claim: Claim) -> Case | None:
+    """The case with one value per anchor that has positives, where the first row has none."""
+    policies = claim.values_of("no_positive") if "no_positive" in case.entry.choices else ()
+    if (policies is not None and "drop" not in policies) or case.others or "labels" not in case.arguments:
+        return None
+    labels = [max(case.arguments["labels"]) + 1, *case.arguments["labels"][1:]]
+    case = replace(case, arguments={**case.arguments, "labels": labels})
+    return _of_each(replace(case, keywords={**case.keywords, "no_positive": "drop"}), claim)
+
+
+def _of_one_anchor(case: Case, claim: Claim) -> Case | None:
+    """The case with one value per anchor and one anchor."""
+    if "anchors" not in claim.passed or "anchors" not in case.entry.keywords:
+        return None
+    anchors = [i == 0 for i in range(case.n)]
+    return _of_each(replace(case, keywords={**case.keywords, "anchors": anchors}), claim)
+
+
+def _of_the_same_tensor(case: Case, claim: Claim) -> Case | None:
+    """The case with its embeddings as the second tower, or as the references."""
+    arguments = {name: value for name, value in case.arguments.items() if name != "self_rows"}
+    if case.entry.two_towers:
+        name = "embeddings_b"
+    elif "ref_embeddings" in case.others and "labels" in arguments:
+        name, arguments["ref_labels"] = "ref_embeddings", arguments["labels"]
+    else:
+        return None
+    others = {**case.others, name: case.embeddings}
+    changed = replace(case, id=f"{case.id}, the same tensor twice", arguments=arguments, others=others)
+    return _of_two_matrices(changed, claim)
+
+
 def _wider(copies: int) -> Callable[[Case, Claim], Case | None]:
     """The case with many columns: each row is repeated, scaled so that no similarity changes, and a zero is added."""
 
@@ -234,7 +282,7 @@ def _with_first_row(value: float) -> Callable[[Case, Claim], Case | None]:
     """The case with a first row of this value."""
 
     def changed(case: Case, claim: Claim) -> Case | None:
-        if value == 0 and (claim.normalised or case.option("similarity") != "cosine"):
+        if not math.isnan(value) and (claim.normalised or case.option("similarity") != "cosine"):
             return None
         rows = case.embeddings.copy()
         rows[0] = value
@@ -244,8 +292,18 @@ def _with_first_row(value: float) -> Callable[[Case, Claim], Case | None]:
     return changed
 
 
-def _of_given_temperature(case: Case, claim: Claim) -> Case | None:
-    return case if claim.temperature is None else None
+def _at_temperature(**keywords: float) -> Callable[[Case, Claim], Case | None]:
+    """The case at a temperature that is passed, and with other options that are passed."""
+
+    def changed(case: Case, claim: Claim) -> Case | None:
+        if claim.temperature is not None or not {*keywords} <= {*claim.passed}:
+            return None
+        # Not a number of few decimals.
+        given = {"temperature": 0.37109375, **keywords}
+        words = ", ".join(f"{name} {value:g}" for name, value in given.items())
+        return replace(case, id=f"{case.id}, {words}", keywords={**case.keywords, **given})
+
+    return changed
 
 
 def _of_any_temperature(case: Case, claim: Claim) -> Case | None:
@@ -265,12 +323,28 @@ def _in_dtype(dtype: str) -> Callable[[Case, Claim], Case | None]:
 PLAIN = Usage("", "as usual")
 USAGES: tuple[Usage, ...] = (
     Usage("upstream", "random upstream gradients", Level.FORMULA, case=_of_each, upstream=upstream_of),
+    Usage(
+        "upstream-with-drop",
+        "random upstream gradients, with an anchor that is left out",
+        Level.FORMULA,
+        case=_of_each_that_counts,
+        upstream=upstream_of,
+    ),
     Usage("scaled-loss", "a loss that is scaled by 65536", Level.FORMULA, scale=65536.0),
+    Usage("negative-loss", "a loss that is multiplied by -0.3", Level.FORMULA, scale=-0.3),
     Usage(
         "temperature-tensor",
         "a temperature given as a tensor",
         Level.FORMULA,
-        case=_of_given_temperature,
+        case=_at_temperature(),
+        refusable=True,
+        temperature="tensor",
+    ),
+    Usage(
+        "temperature-tensor-and-base",
+        "a temperature given as a tensor, with a base temperature",
+        Level.FORMULA,
+        case=_at_temperature(base_temperature=0.125),
         refusable=True,
         temperature="tensor",
     ),
@@ -323,9 +397,18 @@ USAGES: tuple[Usage, ...] = (
         arguments=_frozen(1),
         frozen=1,
     ),
+    Usage(
+        "same-tensor",
+        "one tensor as both matrices",
+        case=_of_the_same_tensor,
+        arguments=_of_the_first,
+        joined=True,
+    ),
+    Usage("all-frozen", "rows without gradient", arguments=_detached, differentiable=False, reveals="requires-grad"),
+    Usage("one-anchor", "one anchor under reduction none", case=_of_one_anchor, reveals="result-shape"),
     Usage("no-grad", "torch.no_grad", around=lambda device: torch.no_grad(), differentiable=False),
     Usage("evaluation-mode", "evaluation mode", call=_in_evaluation_mode, modules=True),
-    Usage("second-call", "a second call of one instance", call=_twice, arrays=EVERY_ARRAY),
+    Usage("second-call", "a second call of one instance", call=_again, arrays=EVERY_ARRAY),
     Usage("thread", "another thread", call=_in_a_thread),
     Usage(
         "autocast",
@@ -339,6 +422,7 @@ USAGES: tuple[Usage, ...] = (
         Usage(dtype, f"rows of {dtype}", case=_in_dtype(dtype), dtype=dtype, rounds=dtype, refusable=True)
         for dtype in ("bfloat16", "float16")
     ),
+    Usage("infinite-row", "an infinite row", case=_with_first_row(math.inf), arrays=EVERY_ARRAY, expects="no number"),
     Usage("nan-row", "a row of NaN", case=_with_first_row(math.nan), arrays=EVERY_ARRAY, expects="no number"),
 )
 """Every usage, in the order in which they are judged."""
@@ -368,6 +452,9 @@ def _state() -> dict[str, Any]:
         "default-dtype": torch.get_default_dtype(),
         "grad-mode": torch.is_grad_enabled(),
         "threads": torch.get_num_threads(),
+        "anomaly-mode": torch.is_anomaly_enabled(),
+        "deterministic-mode": torch.are_deterministic_algorithms_enabled(),
+        "warnings": [one for one in warnings.filters if one[1:] == (None, Warning, None, 0)],
         "matmul-precision": torch.get_float32_matmul_precision(),
         "numpy-errors": np.geterr(),
         "torch-generator": torch.get_rng_state().numpy().tobytes(),
@@ -380,17 +467,31 @@ SIDE_EFFECTS = {
     "default-dtype": "changes torch's default dtype",
     "grad-mode": "changes whether torch records gradients",
     "threads": "changes the number of torch's threads",
+    "anomaly-mode": "changes whether torch detects anomalies",
+    "deterministic-mode": "changes whether torch uses deterministic algorithms",
+    "warnings": "changes how all warnings are handled",
     "matmul-precision": "changes the precision of torch's matrix products",
     "numpy-errors": "changes how numpy handles floating-point errors",
     "torch-generator": "changes the state of torch's global random generator",
     "numpy-generator": "changes the state of numpy's global random generator",
     "python-generator": "changes the state of Python's global random generator",
     "changed-input": "changes its inputs in place",
-    "leaf-grad": "sets the attribute grad of its inputs",
+    "leaf-grad": "changes the attribute grad of its inputs",
+    "requires-grad": "changes whether its inputs require a gradient",
     "result-shape": "returns a result of another shape",
     "result-dtype": "returns a wider dtype than that of the rows",
 }
 """Every side effect, with what it does in words; a check of one is called "side-effects/KIND"."""
+
+
+GRAD = 3.0
+"""Every entry of the gradients that a caller has accumulated before the call."""
+
+
+def _with_grad(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Set the attribute grad of a tensor, and return both."""
+    x.grad = torch.full_like(x.detach(), GRAD)
+    return x, x.grad
 
 
 def _copy(value: Any) -> Any:
@@ -431,6 +532,7 @@ class Use:
         seen: the side effects, by kind; each in words.
         notes: what cannot be judged, in words.
         reads: the functions that read a temperature that is passed as a tensor as a number.
+        documented: whether the signature says that the temperature may be a tensor.
     """
 
     usage: Usage = PLAIN
@@ -441,9 +543,11 @@ class Use:
     seen: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
+    documented: bool = False
 
     def __enter__(self) -> Use:
         """Record the state of the process."""
+        self._grads = list(map(_with_grad, self.rows.values()))
         self._before = _state()
         return self
 
@@ -451,8 +555,15 @@ class Use:
         """Compare the state of the process."""
         now = _state()
         self.seen |= {kind: SIDE_EFFECTS[kind] for kind, value in self._before.items() if now[kind] != value}
-        if any(z.grad is not None for z in self.rows.values() if z.is_leaf):
-            self.seen["leaf-grad"] = SIDE_EFFECTS["leaf-grad"]
+        self._compare_grads(self._grads)
+
+    def _compare_grads(self, grads: list[tuple[Tensor, Tensor]]) -> None:
+        """Compare the attribute grad of tensors with what it was."""
+        with warnings.catch_warnings():
+            # Reading the attribute of a copy warns.
+            warnings.filterwarnings("ignore", "The .grad attribute")
+            if any(x.grad is not grad or not bool((grad == GRAD).all()) for x, grad in grads):
+                self.seen["leaf-grad"] = SIDE_EFFECTS["leaf-grad"]
 
     def arguments(self, positional: list[Any], keywords: dict[str, Any]) -> Arguments:
         """Return the arguments of the call under this usage."""
@@ -479,17 +590,18 @@ class Use:
         given = [x for x in (*positional, *keywords.values()) if isinstance(x, (Tensor, np.ndarray))]
         copies = list(map(_copy, given))
         device = next((x.device.type for x in given if isinstance(x, Tensor)), "cpu")
-        with warnings.catch_warnings(), self.usage.around(device):
-            # A target may read a learned temperature as a number: that is judged by its gradient.
-            warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")
+        differentiable = [isinstance(x, Tensor) and x.requires_grad for x in given]
+        grads = [_with_grad(x) for x in given if _is_rows(x) and x.requires_grad]
+        with warnings.catch_warnings() if self.usage.temperature else nullcontext(), self.usage.around(device):
+            if self.usage.temperature:
+                # A target may read a learned temperature as a number: that is judged by its gradient.
+                warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")
             found = self.usage.call(called, positional, keywords)
         if not all(map(_equal, given, copies)):
             self.seen["changed-input"] = SIDE_EFFECTS["changed-input"]
-        with warnings.catch_warnings():
-            # The arguments are copies of the leaves, and reading the attribute of a copy warns.
-            warnings.filterwarnings("ignore", "The .grad attribute")
-            if any(isinstance(x, Tensor) and x.grad is not None for x in given):
-                self.seen["leaf-grad"] = SIDE_EFFECTS["leaf-grad"]
+        self._compare_grads(grads)
+        if differentiable != [isinstance(x, Tensor) and x.requires_grad for x in given]:
+            self.seen["requires-grad"] = SIDE_EFFECTS["requires-grad"]
         return found
 
     def result(self, loss: Tensor, arrays: str) -> Tensor:
@@ -521,7 +633,7 @@ class Use:
         slopes = [gradients.pop(f"temperature {k}", None) for k in range(len(self.slopes))]
         if slopes and None not in slopes:
             pairs = zip(slopes, self.slopes, strict=True)
-            if self.reads and not any(float(g.abs().sum()) for g in slopes if g is not None):
+            if self.reads and not self.documented and not any(float(g.abs().sum()) for g in slopes if g is not None):
                 self.notes.append(f"it reads the temperature as a number ({self.reads[0]}), which has no gradient")
             found["temperature"] = sum(float(g.sum()) * slope for g, (_, slope) in pairs if g is not None)
         return found

@@ -175,6 +175,9 @@ class _Judge:
             if notes := outcome.observed.get("notes"):
                 return replace(blank, status=Status.SKIPPED, message=f"not judged: {notes[0]}")
             ratio, found = self._difference(usage, case, true, outcome)
+            effects = outcome.observed.get("seen", {})
+            if not found and usage.reveals in effects:
+                ratio, found = math.inf, f"it {effects[usage.reveals]}"
             if found:
                 return replace(blank, status=Status.FAILED, message=f"{usage.words}: {found} ({case.id})", ratio=ratio)
             ratios.append(ratio)
@@ -198,9 +201,7 @@ class _Judge:
             finite = bool(np.isfinite(outcome.values).all())
             return (math.inf, f"the loss is {outcome.values[0]!r}, expected NaN or an error") if finite else (0.0, "")
         dtype = usage.dtype or self.dtype
-        allowed = _allowed(usage, case, true, dtype)
-        true, outcome = _judged_rows(usage, case, true, outcome)
-        found = compare(case, true, outcome, allowed, dtype)
+        found = compare(case, *_judged_rows(usage, case, true, outcome, _allowed(usage, case, true, dtype)), dtype)
         if found.first or not usage.temperature or not self.target.gradients_judged:
             return found.ratio, found.first
         expected, bound = temperature_gradient(case), temperature_bound(case, true, dtype)
@@ -228,21 +229,24 @@ def _allowed(usage: Usage, case: Case, true: Truth, dtype: str) -> Bounds:
     return replace(allowed, values=values, anchors=anchors, rows=rows)
 
 
-def _judged_rows(usage: Usage, case: Case, true: Truth, outcome: Outcome) -> tuple[Truth, Outcome]:
-    """Return the true results and the outcome without the gradients that a usage does not have."""
-    if not usage.differentiable or outcome.gradient is None:
-        return replace(true, gradient=None, other_gradients={}), outcome
-    if usage.frozen is None or true.gradient is None:
-        return true, outcome
-    first, others = true.gradient, dict(true.other_gradients)
-    if others:
+def _judged_rows(
+    usage: Usage, case: Case, true: Truth, outcome: Outcome, allowed: Bounds
+) -> tuple[Truth, Outcome, Bounds]:
+    """Return the true results, the outcome and the bounds, with the gradients that a usage has."""
+    if not usage.differentiable or outcome.gradient is None or true.gradient is None:
+        return replace(true, gradient=None, other_gradients={}), outcome, allowed
+    first, others = true.gradient.copy(), dict(true.other_gradients)
+    if usage.joined:
+        name = "embeddings_b" if case.entry.two_towers else "ref_embeddings"
+        first += others[name]
+        others[name] = np.zeros_like(others[name])
+        allowed = replace(allowed, rows={**allowed.rows, case.first: allowed.rows[case.first] + allowed.rows[name]})
+    elif usage.frozen is not None and others:
         first = first if usage.frozen else np.zeros_like(first)
         others = {name: np.zeros_like(z) if usage.frozen else z for name, z in others.items()}
-    else:
-        items = items_of(case)
-        first = first.copy()
-        first[[row for item in items for row in (item[1:] if usage.frozen else item[:1])]] = 0
-    return replace(true, gradient=first, other_gradients=others), outcome
+    elif usage.frozen is not None:
+        first[[row for item in items_of(case) for row in (item[1:] if usage.frozen else item[:1])]] = 0
+    return replace(true, gradient=first, other_gradients=others), outcome, allowed
 
 
 class Watch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import warnings
 from types import MappingProxyType
 
 import numpy as np
@@ -232,12 +233,21 @@ changes_numpy_errors = _with(lambda *_: np.seterr(all="ignore"))
 seeds_torch = _with(lambda *_: torch.manual_seed(0))
 draws_from_numpy = _with(lambda *_: np.random.rand())  # noqa: NPY002
 draws_from_python = _with(lambda *_: random.random())
+changes_warnings = _with(lambda *_: warnings.simplefilter("ignore"))
+detects_anomalies = _with(lambda *_: torch.autograd.set_detect_anomaly(True))
+makes_torch_deterministic = _with(lambda *_: torch.use_deterministic_algorithms(True))
 changes_labels = _with(_changes_labels)
 fills_grad = _with(_fills_grad)
 
 
 def returns_a_vector(embeddings, labels, temperature=0.1):
     return supcon(embeddings, labels, temperature)[None]
+
+
+def returns_one_anchor_as_a_scalar(embeddings, labels, temperature=0.1, reduction="mean", anchors=None):
+    values = per_anchor(embeddings, labels, temperature)
+    values = values if anchors is None else values[anchors]
+    return values.squeeze() if reduction == "none" else values.mean() if reduction == "mean" else values.sum()
 
 
 def returns_a_column(embeddings, labels, temperature=0.1, reduction="mean"):
@@ -265,11 +275,45 @@ def reads_a_number(embeddings, labels, temperature=0.1):
     return supcon(embeddings, labels, float(temperature))
 
 
+def rounds_upstream(embeddings, labels, temperature=0.1):
+    return _Backward.apply(supcon(embeddings, labels, temperature), lambda upstream: upstream.round())
+
+
+def requires_gradients(embeddings, labels, temperature=0.1):
+    embeddings.register_hook(lambda gradient: gradient)
+    return supcon(embeddings, labels, temperature)
+
+
+def makes_inputs_require_gradients(embeddings, labels, temperature=0.1):
+    return supcon(embeddings if embeddings.requires_grad else embeddings.requires_grad_(), labels, temperature)
+
+
+class KeepsItsFirstSize(SupCon):
+    size = None
+
+    def forward(self, embeddings, labels):
+        self.size = self.size or len(labels)
+        return super().forward(embeddings, labels) * len(labels) / self.size
+
+
+def hides_infinity(embeddings, labels, temperature=0.1):
+    return supcon(embeddings.nan_to_num(nan=float("nan")), labels, temperature)
+
+
 FINDINGS = MappingProxyType(
     {
         "mixes_anchors": "usage/upstream",
         "takes_the_first": "usage/upstream",
         "clamps_upstream": "usage/scaled-loss",
+        "rounds_upstream": "usage/negative-loss",
+        "requires_gradients": "usage/all-frozen",
+        "makes_inputs_require_gradients": "usage/all-frozen",
+        "KeepsItsFirstSize": "usage/second-call",
+        "returns_one_anchor_as_a_scalar": "usage/one-anchor",
+        "hides_infinity": "usage/infinite-row",
+        "changes_warnings": "side-effects/warnings",
+        "detects_anomalies": "side-effects/anomaly-mode",
+        "makes_torch_deterministic": "side-effects/deterministic-mode",
         "detaches_the_temperature": "usage/temperature-tensor",
         "halves_the_gradient_of_the_temperature": "usage/temperature-tensor",
         "ClipWithoutGradient": "usage/learned-temperature",
