@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from pairproof import fast
+from pairproof.conformance.implementations.base import one_thread
 from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.judge.ranges import COLDEST, Limit, find_limits, sentences
 
@@ -72,7 +73,8 @@ def refuses_low_temperatures(embeddings: Tensor, labels: Tensor, temperature: fl
 
 def limits_of(loss: Callable[..., Tensor], name: str = "supcon", **options: Any) -> list[Limit]:
     target = External(loss, loss=name, **options)
-    return find_limits(target, target.claim)
+    with one_thread():  # as in a check
+        return find_limits(target, target.claim)
 
 
 def one(limits: list[Limit], dtype: str, quantity: str, direction: str, part: str = "loss") -> Limit:
