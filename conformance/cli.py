@@ -329,7 +329,7 @@ def parity(**options: Any) -> None:
     could not run.
 
     Examples:
-        pairproof parity mylib.losses:SigLipLoss --set bias=-10
+        pairproof parity mylib.losses:SigLipLoss --init bias=-10
         pairproof parity losses.py:chunked --vary chunk_size=0,4,7
         pairproof parity losses.py:my_loss --only memory --linear-memory
     """

@@ -36,19 +36,19 @@ FITTED = 5.75
 """The logit of a fitted pair: its loss is 0.00318, and softplus(5.75) - 5.75 is 0 in bfloat16."""
 
 
-def sigmoid(view_a: Tensor, view_b: Tensor, scale: float = FITTED + 10, bias: float = -10.0) -> Tensor:
+def sigmoid(view_a: Tensor, view_b: Tensor, steepness: float = FITTED + 10, bias: float = -10.0) -> Tensor:
     """SigLIP's loss from the logarithm of the sigmoid."""
-    logits = scale * view_a @ view_b.T + bias
+    logits = steepness * view_a @ view_b.T + bias
     return -F.logsigmoid(logits * (2 * torch.eye(len(logits), dtype=logits.dtype) - 1)).sum() / len(logits)
 
 
 def chunked_sigmoid(
-    view_a: Tensor, view_b: Tensor, scale: float = FITTED + 10, bias: float = -10.0, chunk_size: int = 4
+    view_a: Tensor, view_b: Tensor, steepness: float = FITTED + 10, bias: float = -10.0, chunk_size: int = 4
 ) -> Tensor:
     """SigLIP's loss in chunks, from the softplus of every logit minus the positive logits."""
     total = torch.zeros(())
     for start in range(0, len(view_a), chunk_size):
-        logits = scale * view_a[start : start + chunk_size] @ view_b.T + bias
+        logits = steepness * view_a[start : start + chunk_size] @ view_b.T + bias
         total = total + F.softplus(logits).sum() - logits.diagonal(start).sum()
     return total / len(view_a)
 
@@ -178,15 +178,19 @@ def test_permutation_of_the_rows_must_permute_the_results(loss: Loss) -> None:
     assert named(of(loss, "permutation"), "permutation").status == DIFFERS
 
 
-@pytest.mark.parametrize("call", ["labels", "views", "stacked", "features", "pairs"])
+def per_row_of_features(features: Tensor, labels: Tensor | None = None) -> Tensor:
+    labels = torch.arange(len(features)) if labels is None else labels
+    return fast.supcon_loss(features.transpose(0, 1).flatten(0, 1), labels.repeat(2), reduction="none")
+
+
+@pytest.mark.parametrize("call", ["labels", "views", "stacked", "interleaved", "features", "pairs"])
 def test_every_call_can_be_permuted(call: str) -> None:
     losses: dict[str, Loss] = {
         "labels": fast.nt_xent_loss,
         "views": fast.info_nce_loss,
         "stacked": lambda z: fast.nt_xent_loss(z, fast.stacked_partners(len(z))),
-        "features": lambda features, labels: fast.supcon_loss(
-            features.transpose(0, 1).flatten(0, 1), labels.repeat(2), reduction="none"
-        ),
+        "interleaved": lambda z: fast.nt_xent_loss(z, fast.interleaved_partners(len(z)), reduction="none"),
+        "features": per_row_of_features,
         "pairs": fast.nt_bxent_loss,
     }
     result = of(losses[call], "permutation", call=call)
@@ -245,7 +249,7 @@ def test_target_that_fails_on_every_batch_could_not_run() -> None:
     [
         ({"only": ("speed",)}, f"known: {', '.join(COMPARISONS)}"),
         ({"vary": {"chunk_siz": (0, 2)}}, "did you mean 'chunk_size'"),
-        ({"settings": {"biass": 2}}, "no parameter biass"),
+        ({"init": {"biass": 2}}, "--init biass"),
         ({"temperature": -1.0}, "--temperature: expected a positive number"),
         ({"rows": 1}, "at least 2 rows"),
         ({"call": "command"}, "parity needs a Python target"),
@@ -260,14 +264,24 @@ def test_command_prints_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFi
     source = tmp_path / "mine.py"
     source.write_text(
         "class Loss:\n"
-        "    def __init__(self, scale, block_size=0):\n"
-        "        self.scale = scale\n"
+        "    def __init__(self, factor, block_size=0):\n"
+        "        self.factor = factor\n"
         "    def __call__(self, view_a, view_b):\n"
-        "        return (self.scale * view_a @ view_b.T).logsumexp(1).mean()\n"
+        "        return (self.factor * view_a @ view_b.T).logsumexp(1).mean()\n"
         "import torch\n"
     )
     path = tmp_path / "parity.json"
-    words = [f"{source}:Loss", "--set", "scale=3", "--only", "permutation,chunks", "--seed", "11", "--json", str(path)]
+    words = [
+        f"{source}:Loss",
+        "--init",
+        "factor=3",
+        "--only",
+        "permutation,chunks",
+        "--seed",
+        "11",
+        "--json",
+        str(path),
+    ]
     with pytest.raises(SystemExit) as ended:
         cli.main(["parity", *words])
     printed = capsys.readouterr().out
@@ -277,7 +291,7 @@ def test_command_prints_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFi
     data = json.loads(path.read_text())
     assert data["format"] == "pairproof-parity/1"
     assert data["passed"] is True
-    assert data["options"]["settings"] == {"scale": 3}
+    assert data["options"]["init"] == {"factor": 3}
     assert [one["name"] for one in data["comparisons"]] == [
         "permutation",
         "block_size=1 against all",

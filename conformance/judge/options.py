@@ -7,7 +7,6 @@ the flags of a ``Request`` have the prefix ``--pairproof-``.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import shlex
@@ -404,7 +403,7 @@ def read_varied(texts: Iterable[str]) -> dict[str, tuple[object, ...]]:
     """
     found = {}
     for key, text in read_pairs(texts, form="KEY=A,B").items():
-        found[key] = tuple(read_literal(part) for part in text.split(",") if part)
+        found[key] = tuple(read_literals([f"{key}={part}"])[key] for part in text.split(",") if part)
         if len(found[key]) < 2:
             raise ValueError(f"expected KEY=A,B with at least two values, got {key}={text!r}")
     return found
@@ -416,11 +415,12 @@ class ParityRequest:
 
     Attributes:
         target: package.module:attribute or file.py:attribute: a function, an instance, or a class.
-        call: The arguments of the target: labels (embeddings, labels), features (features, labels=None), views (view_a,
-            view_b), stacked (embeddings: all first views, then all second views), or pairs (embeddings,
-            positive_pairs). By default inferred from the parameter names, and reported.
+        call: The arguments of the target, as in pairproof check. By default inferred from the parameter names, and
+            reported.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred, and reported.
-        settings: A further argument of the target or of its constructor (repeatable).
+        init: An argument of the target, by the name of its parameter: of the constructor of a class, or of a function
+            (repeatable). The value is read as a Python literal if it is one.
+        result: The name or position of the loss, if the target returns several results. By default found, and reported.
         vary: An argument whose values should all give the same results, such as chunk_size=0,4 (repeatable). By
             default, arguments that are named like a chunk size.
         temperature: The temperature to pass, if the target takes one. Default: 0.1.
@@ -440,7 +440,8 @@ class ParityRequest:
     _: KW_ONLY
     call: str | None = option(None, "--call", metavar="HOW")
     arrays: str | None = option(None, "--arrays", metavar="KIND")
-    settings: Mapping[str, object] = option({}, "--set", metavar=KEY_VALUE, read=read_literals)
+    init: Mapping[str, Any] = option({}, "--init", metavar=KEY_VALUE, read=read_literals)
+    result: str | None = option(None, "--result", metavar="NAME")
     vary: Mapping[str, Sequence[object]] = option({}, "--vary", metavar="KEY=A,B", read=read_varied)
     temperature: float | None = option(None, "--temperature", metavar="T")
     linear_memory: bool = option(False, "--linear-memory")

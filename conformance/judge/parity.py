@@ -35,7 +35,6 @@ from ..implementations.base import gradients_of, one_thread, unusable
 from ..implementations.callable import Batch, Target
 from ..implementations.child import CannotFork, Child, Served
 from ..implementations.sandbox import TargetError, TargetMisused, copy_of, find, within, within_memory
-from ..implementations.signatures import ALIASES, INVERSES
 from .options import CouldNotRun, ParityRequest, UsageError, meant, takes
 
 Tensor = torch.Tensor
@@ -175,7 +174,7 @@ class ParityResult:
 
     def as_json(self) -> dict[str, Any]:
         """The result as JSON data, in the format ``pairproof-parity/1``."""
-        options = ("temperature", "settings", "vary", "rows", "linear_memory", "device")
+        options = ("temperature", "init", "result", "vary", "rows", "linear_memory", "device")
         return {
             "format": FORMAT,
             "passed": self.exit_code == 0,
@@ -252,9 +251,11 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _Subject:
     """A target, and the ways of evaluating it."""
 
-    def __init__(self, thing: Any, call: str | None, arrays: str | None, device: str, limit: float | None) -> None:
-        self.target = Target(find(thing) if isinstance(thing, str) else thing, call, arrays)
-        self.device, self.limit = device, limit
+    def __init__(self, request: ParityRequest) -> None:
+        thing = find(request.target) if isinstance(request.target, str) else request.target
+        more = {"init": request.init, "result": request.result, "spec": request.target}
+        self.target = Target(thing, request.call, request.arrays, **more)
+        self.device, self.limit = request.device, request.limit
 
     def facts(self) -> dict[str, Any]:
         """How the target is called, as JSON data."""
@@ -262,17 +263,30 @@ class _Subject:
         names = [*signature.constructor, *signature.call]
         return {
             "call": target.call,
+            "probed_as": target.probed_as,
+            "choice": target.choice,
             "arrays": target.arrays,
             "notes": list(target.notes),
             "takes_temperature": target.takes_temperature,
             "parameters": names,
             "partners": target.call == "labels" and list(signature.call)[1:2] == ["partners"],
-            "takes_labels": target.call != "features" or "labels" in names,
+            "takes_labels": target.call != "features" or signature.keyword("labels") is not None,
             "version": copy_of(target.thing),
         }
 
-    def __call__(self, what: str, batch: Batch, **options: Any) -> Any:
-        """Answer a request: ``evaluate`` or ``memory``."""
+    def __call__(self, choice: tuple[int, str | None] | None, *request: Any) -> Any:
+        """Answer a request: choose the call if no choice is given, else ``evaluate`` or ``memory`` with a batch."""
+        if choice is None:
+            try:
+                # The small batch on which calls are tried has labels, which are no partners.
+                if not self.facts()["partners"]:
+                    self.target.settle(limit=self.limit)
+            except TargetError as error:
+                return {"failed": str(error).splitlines()}
+            return self.facts()
+        if tuple(choice) != self.target.choice:
+            self.target.call_as(*choice)
+        what, batch, options = request
         batch = replace(batch, embeddings=batch.embeddings.to(self.device).requires_grad_())
         limited = within_memory() if self.device == "cpu" else nullcontext()
         with within(self.limit), limited:
@@ -368,16 +382,14 @@ class _Parity:
         self.request, self.facts, self._ask = request, facts, ask
         self.torch = facts["arrays"] == "torch"
         self.chance = torch.Generator().manual_seed(seed)
-        self.keywords = {key: value for key, value in request.settings.items() if key not in ALIASES["temperature"]}
-        given = {key: value for key, value in request.settings.items() if key in ALIASES["temperature"]}
-        for key in (*self.keywords, *request.vary):
-            known = facts["parameters"]
+        known = facts["parameters"]
+        for key in request.vary:
             if known and key not in known and "kwargs" not in known:
-                raise UsageError(f"{key}: the target has no parameter {key}{meant(key, known)}")
+                raise UsageError(f"--vary {key}: the target has no parameter {key}{meant(key, known)}")
+        self.lower = facts["takes_temperature"] and request.temperature is None
+        self.keywords: dict[str, Any] = {}
         if facts["takes_temperature"]:
-            named = [1 / float(str(value)) if key in INVERSES else float(str(value)) for key, value in given.items()]
-            self.keywords["temperature"] = request.temperature or next(iter(named), TEMPERATURE)
-        self.lower = facts["takes_temperature"] and request.temperature is None and not given
+            self.keywords["temperature"] = request.temperature or TEMPERATURE
         self.notes: list[str] = []
         self.memory: list[tuple[int, int, int]] = []
         self.single = False
@@ -394,11 +406,11 @@ class _Parity:
             fitted: whether the rows of a positive pair or of a class are nearly equal, and others nearly orthogonal.
             width: number of columns.
         """
-        call = self.facts["call"]
-        views = 1 if call in ("labels", "pairs") and not self.facts["partners"] and call != "pairs" else 2
+        call = self.facts["probed_as"]
+        views = 1 if call in ("labels", "similarities") and not self.facts["partners"] else 2
         n = items * views
         labels = [int(k) for k in torch.randint(0, max(items // 3, 1), (items,), generator=self.chance)]
-        group = torch.tensor(labels if call in ("labels", "features") and views == 1 else list(range(items)) * views)
+        group = torch.tensor(labels if views == 1 else list(range(items)) * views)
         rows = torch.randn(n, width, generator=self.chance, dtype=torch.float64)
         if fitted:
             centres = torch.linalg.qr(torch.randn(width, width, generator=self.chance, dtype=torch.float64))[0]
@@ -409,7 +421,7 @@ class _Parity:
             labels = partners
         passed = labels if self.facts["takes_labels"] and call in ("labels", "features") else None
         # The views of an item are divided by the call; labels and pairs belong to single rows.
-        divided = views if call in ("views", "towers", "stacked", "interleaved", "features") else 1
+        divided = views if call in ("views", "features") else 1
         pairs = list(enumerate(partners)) if call == "pairs" else None
         return Batch(name, call, rows, passed, pairs, divided, self.keywords)
 
@@ -432,7 +444,7 @@ class _Parity:
         """Evaluate a batch, in a dtype if one is given."""
         if dtype:
             batch = replace(batch, embeddings=batch.embeddings.to(getattr(torch, dtype)))
-        values, gradient = self._ask("evaluate", batch, how)
+        values, gradient = self._ask(self.facts["choice"], "evaluate", batch, how)
         try:
             found = None if gradient is None else torch.tensor(gradient, dtype=torch.float64).flatten()
             if found is not None and found.numel() != batch.embeddings.numel():
@@ -564,12 +576,12 @@ class _Parity:
 
     def varied(self) -> dict[str, Sequence[Any]]:
         """The arguments that are varied with their values; "all" is the size of a whole batch."""
-        names = [key for key in self.facts["parameters"] if CHUNKS.fullmatch(key) and key not in self.request.settings]
+        names = [key for key in self.facts["parameters"] if CHUNKS.fullmatch(key) and key not in self.request.init]
         return dict(self.request.vary) or dict.fromkeys(names, ("all", 1, 3))
 
     def whole(self, batch: Batch) -> int:
         """The size of a chunk that contains the whole batch."""
-        return len(batch.embeddings) // (batch.n_views if self.facts["call"] == "views" else 1)
+        return len(batch.embeddings) // (batch.n_views if self.facts["call"] in ("views", "towers") else 1)
 
     def in_precision(
         self, name: str, batches: Sequence[_Drawn], dtype: str, precision: str, **how: Any
@@ -606,7 +618,8 @@ class _Parity:
 
         def other(one: _Drawn) -> tuple[_Answer, _Answer]:
             batch, order, rows = self.permuted(one.batch)
-            return _reordered(one.whole, order, rows, one.batch), self.ask(batch)
+            values = [2 * k + view for k in order for view in (0, 1)] if self.facts["call"] == "interleaved" else rows
+            return _reordered(one.whole, order, values, rows), self.ask(batch)
 
         yield self.compare("permutation", batches, other)
 
@@ -678,7 +691,7 @@ class _Parity:
             yield Comparison("memory", NOT_APPLICABLE, "the target returns no gradient")
             return
         chunked = {key: MEMORY_CHUNK for key in self.facts["parameters"] if CHUNKS.fullmatch(key)}
-        chunked = {key: value for key, value in chunked.items() if key not in self.request.settings}
+        chunked = {key: value for key, value in chunked.items() if key not in self.request.init}
         failed = ""
         for rows in (self.request.rows, max(self.request.rows // SMALLER, 2)):
             try:
@@ -703,10 +716,14 @@ class _Parity:
 
     def bytes_at(self, rows: int, chunked: Mapping[str, int]) -> tuple[int, int]:
         """Measure the bytes that are kept, and the peak, for a float32 batch of this many rows or pairs of views."""
-        items = rows // 2 if self.facts["call"] in ("stacked", "pairs") or self.facts["partners"] else rows
+        items = (
+            rows // 2 if self.facts["call"] in ("stacked", "interleaved", "pairs") or self.facts["partners"] else rows
+        )
         batch = self.draw(items, "large batch", width=MEMORY_WIDTH)
         keywords = {**batch.keywords, **chunked}
-        kept, peak = self._ask("memory", replace(batch, embeddings=batch.embeddings.float(), keywords=keywords), {})
+        kept, peak = self._ask(
+            self.facts["choice"], "memory", replace(batch, embeddings=batch.embeddings.float(), keywords=keywords), {}
+        )
         return int(kept), int(peak)
 
 
@@ -726,13 +743,22 @@ def _parts(expected: _Answer, given: _Answer) -> Iterator[tuple[Tensor, Tensor]]
         )
 
 
-def _reordered(found: _Answer, order: Sequence[int], rows: Sequence[int], batch: Batch) -> _Answer:
-    """The result that a batch with permuted items should have."""
+def _reordered(found: _Answer, items: Sequence[int], anchors: Sequence[int], rows: Sequence[int]) -> _Answer:
+    """The result that a batch with permuted items should have.
+
+    Args:
+        found: the result of the batch.
+        items: the order of the items, for one value per item.
+        anchors: the order of the values, for one value per row.
+        rows: the order of the rows of the gradient.
+    """
     values, gradient = found.values, found.gradient
-    if len(values) in (len(order), len(rows)):
-        values = values[[*(order if len(values) == len(order) else rows)]]
+    for order in (items, anchors):
+        if len(values) == len(order) > 1:
+            values = values[[*order]]
+            break
     if gradient is not None:
-        gradient = gradient.reshape(batch.embeddings.shape)[[*rows]].flatten()
+        gradient = gradient.reshape(len(rows), -1)[[*rows]].flatten()
     return _Answer(values, gradient)
 
 
@@ -797,15 +823,18 @@ def _loaded(request: ParityRequest) -> Iterator[tuple[dict[str, Any], Callable[.
     """Load the target, in a child process if possible; yield its facts, and a function that asks it."""
 
     def load() -> Served:
-        subject = _Subject(request.target, request.call, request.arrays, request.device, request.limit)
-        return subject.facts(), lambda what, batch, options: subject(what, batch, **options)
+        subject = _Subject(request)
+        return subject.facts(), subject
 
     try:
         child = Child(load, request.limit)
     except CannotFork as reason:
-        facts, serve = load()
+        _, serve = load()
+        facts = serve(None)
+        if "failed" in facts:
+            raise TargetError("\n".join(facts["failed"])) from None
         facts["notes"].append(f"process: the target runs in the process that judges it: {reason}")
         yield facts, serve
         return
     with closing(child):
-        yield child.facts, child.ask
+        yield child.settle(), child.ask
