@@ -7,6 +7,7 @@ the flags of a ``Request`` have the prefix ``--pairproof-``.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import shlex
