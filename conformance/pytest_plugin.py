@@ -44,6 +44,8 @@ MARK = "pairproof"
 PROPERTY = "pairproof"
 """Name of the property of a test's report that contains the mark and the result of its check, as JSON."""
 FIXTURE = "check"
+GLOBAL = ("deviations", "level")
+"""Options that apply to every mark that does not set them itself."""
 _SUITE = pytest.StashKey["Suite"]()
 
 Record = dict[str, Any]
@@ -76,7 +78,7 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
 
     The test function has the argument ``check``. ``check()`` judges the target, ``check(other)`` another target. A
     failure reports the term that differs and the error. A case that the target does not support is skipped with the
-    reason. A declared deviation is reported as an expected failure.
+    reason, and so is a failure above the required level. A declared deviation is reported as an expected failure.
 
     Args:
         target: a function, a class that is constructed with its options, an instance, "package.module:attribute" or
@@ -98,6 +100,8 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
         device: torch device.
         limit: maximum duration of one evaluation, in seconds.
         deviations: TOML file of declared deviations; None: ``--pairproof-deviations``, or the nearest pyproject.toml.
+        level: the highest level at which the target must pass: formula, policies, range or digits; None:
+            ``--pairproof-level``, or policies.
         checks: the exact number of checks that must be judged if all tests run; None requires at least one.
 
     Returns:
@@ -112,7 +116,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup(
         "pairproof",
         "pairproof: checks of a contrastive loss against proved values. These options are for pytest --pyargs"
-        " pairproof.conformance, and for uses of parametrize without a target.",
+        " pairproof.conformance, and for uses of parametrize without a target. --pairproof-deviations and"
+        " --pairproof-level apply to every use of parametrize that has no such argument.",
     )
     for keyword, one in options_of(Mark).items():
         form: dict[str, Any] = {"type": one.type if one.type in (int, float) else str, "metavar": one.metavar}
@@ -138,7 +143,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _given(config: pytest.Config) -> dict[str, Any]:
     """Return the texts of the given options that set a field of a mark, by keyword."""
-    values = {keyword: config.getoption(_flag(keyword)) for keyword in options_of(Mark) if keyword != "deviations"}
+    own = [keyword for keyword in options_of(Mark) if keyword not in GLOBAL]
+    values = {keyword: config.getoption(_flag(keyword)) for keyword in own}
     return {keyword: value for keyword, value in values.items() if value not in (None, [])}
 
 
@@ -246,6 +252,7 @@ class Suite:
         self.explained = 0
         self.repeated: dict[str, set[str]] = {}
         self.nearest = project_file(Path.cwd())
+        self.level: str | None = config.getoption("--pairproof-level")
         given = config.getoption("--pairproof-deviations")
         self.file = Path(given) if given else project_file(config.rootpath) or self.nearest
 
@@ -271,7 +278,8 @@ class Suite:
             raise UsageError("pairproof.conformance.parametrize: the argument loss is missing; see: pairproof list")
         file = mark.deviations or self.file
         # The command that repeats a check finds the nearest file by itself.
-        mark = replace(mark, deviations=None if file == self.nearest else file).with_seed(0)
+        mark = replace(mark, deviations=None if file == self.nearest else file, level=mark.level or self.level)
+        mark = mark.with_seed(0)
         if mark.loss not in self.cases:
             self.cases[mark.loss] = load_cases(self.worked, (mark.loss,))
         if mark.target is not None and not self.config.option.collectonly:
@@ -406,12 +414,12 @@ class CaseCheck:
 
         Raises:
             pytest.fail.Exception: The check failed or raised an error, or a declared deviation was not found.
-            pytest.skip.Exception: The target does not support the case.
+            pytest.skip.Exception: The target does not support the case, or fails above the required level.
             pytest.xfail.Exception: The target deviates as declared.
         """
         __tracebackhide__ = True
         from .implementations.base import one_thread
-        from .judge.check import SAME, inputs_of, judge_target
+        from .judge.check import SAME, inputs_of, is_above, judge_target, probes
 
         mark = self.group.mark if target is None else replace(self.group.mark, target=target)
         if mark.target is None:
@@ -421,13 +429,17 @@ class CaseCheck:
         except (UsageError, CouldNotRun) as error:
             pytest.fail(f"{mark.name} cannot be judged: {error}", pytrace=False)
         with one_thread():
-            case, golden = inputs_of(self.inputs, self.group.suite.cases[mark.loss], judged.claim, mark)
-            (check,) = judge_target(mark, judged, case, golden, (self.dtype,))
+            stored = self.group.suite.cases[mark.loss]
+            case, golden = inputs_of(self.inputs, stored, judged.claim, mark)
+            (check,) = judge_target(mark, judged, case, golden, (self.dtype,), probes(stored, judged.claim))
         if self.group.repeats(self.case, judged):
             check = replace(check, status=Status.SKIPPED, message=SAME)
         if judged not in self.group.loaded.values():
             judged.close()
-        self.report(self._outcome(check, mark, judged))
+        above = check.status in BAD and is_above(check, mark.required)
+        self.report(self._outcome(check, mark, judged, above=above))
+        if above:
+            pytest.skip(f"{check.status} at the level {check.level}, above {mark.required}: {check.message}")
         if check.status is Status.SKIPPED:
             pytest.skip(check.message)
         if check.status is Status.DEVIATES:
@@ -435,7 +447,7 @@ class CaseCheck:
         if check.status is not Status.PASSED:
             pytest.fail("\n".join(self._failure(check, mark, judged, case, golden)), pytrace=False)
 
-    def _outcome(self, check: Check, mark: Mark, judged: External) -> dict[str, Any]:
+    def _outcome(self, check: Check, mark: Mark, judged: External, *, above: bool) -> dict[str, Any]:
         declared = self.group.deviations
         mine = [one for one in declared if one.concerns(mark.loss, mark.name)]
         due = [one for one in mine if one.concerns(mark.loss, mark.name, mark.dtypes or judged.dtypes)]
@@ -444,7 +456,7 @@ class CaseCheck:
             notes.append("gradients were not judged: the target returns none")
         return {
             "title": mark.title,
-            "status": check.status.value,
+            "status": f"failed above {mark.required}" if above else check.status.value,
             "message": check.message,
             "whole": mark.whole,
             "notes": notes,

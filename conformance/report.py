@@ -24,13 +24,17 @@ from .documents.figures import Judgement
 from .documents.load import Figure
 from .implementations import ALL
 from .judge.check import CONFORMS, CheckResult
+from .judge.levels import Level
 from .judge.results import BAD, Check, Status, counted, grouped, phrase, tally
 from .judge.verify import Report, show_counts
 from .suite.catalogue import LOSSES
 from .truth.evaluate import PROVE_UP_TO
 
 FORMAT = "pairproof-report/1"
-CHECK_FORMAT = "pairproof-check/1"
+CHECK_FORMAT = "pairproof-check/2"
+
+NOT_WRITTEN = ("ulps", "declared", "level", "rounding")
+"""Fields of a check that are not written for every check. The level and ``rounding`` are written by ``check``."""
 
 COLUMNS = {"fast": "fast", "pml": "PML", "supcontrast": "original"}
 """Implementations whose values are shown beside the printed losses, and the titles of their columns."""
@@ -356,16 +360,32 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
     """What was judged, as which loss, on which cases, with which results; the verdict last."""
     if details is not None:
         yield from _judged(result)
-    failures = list(grouped(((check.case, check.status), check) for check in result.failures).values())
+    listed = result.failures if result.explained is None else result.failures_required
+    failures = list(grouped(((check.case, check.status), check) for check in listed).values())
     shown = len(failures) if result.explained is None else result.explained
     for first, *others in failures[:shown]:
         dtypes = ", ".join(check.dtype for check in (first, *others))
         yield from _failure(first, dtypes, result.diagnoses.get((first.case, first.dtype), ""))
     if len(failures) > shown:
         yield f"and {len(failures) - shown} more cases: --all shows them"
+    yield from _levels(result)
     yield from (Text(words, "bold red") for words in result.unused)
     yield from (Text(f"advice: {words}", "yellow") for words in result.advice)
     yield Text(f"{result.summary} in {seconds:.1f} s", _style(result.verdict == CONFORMS))
+
+
+def _levels(result: CheckResult) -> Iterator[Part]:
+    """One line for each level: its counts, the limits of the target, and an example of a failure that is not listed."""
+    above = grouped((check.level, check) for check in result.failures_above)
+    for level, counts in result.levels.items():
+        ends = ", ".join(phrase(status, counts[status]) for status in Status if counts[status]) or "no checks"
+        limits = "; ".join(result.limits) if level is Level.RANGE else ""
+        failed = sum(counts[status] for status in BAD)
+        style = "" if not failed else "yellow" if level > result.level else "bold red"
+        yield Text(f"{level}: {ends}{'; ' if limits else ''}{limits}", style)
+        if level in above and result.explained is not None:
+            first = above[level][0]
+            yield f"    for example {first.case} {first.dtype}: {first.message}"
 
 
 def _judged(result: CheckResult) -> Iterator[Part]:
@@ -407,7 +427,8 @@ def _check_tables(result: CheckResult) -> Iterator[Part]:
     ]
     yield from _table("Checks by dtype (worst = largest error / bound)", ("dtype", *shown, "worst"), rows)
     shown.remove(Status.SKIPPED)
-    flags = {flag: counts for flag, counts in result.flags().items() if any(counts[status] for status in BAD)}
+    failed = {flag for check in result.failures_required for flag in check.flags}
+    flags = {flag: counts for flag, counts in result.flags().items() if flag in failed}
     if flags:
         rows = [(flag, *_counts(counts, shown)) for flag, counts in flags.items()]
         title = "Checks by flag (what a case can reveal; pairproof fixtures show CASE explains its flags)"
@@ -427,17 +448,23 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
         "counts": tally(report.checks),
         "cases": {"run": report.cases_chosen, "in all": report.cases_in_all},
         "checks": [
-            {name: _plain(value) for name, value in vars(check).items() if name not in ("ulps", "declared", "level")}
+            {name: _plain(value) for name, value in vars(check).items() if name not in NOT_WRITTEN}
             for check in report.checks
         ],
     }
     if isinstance(found, CheckResult):
-        for entry in data["checks"]:
-            name = entry["case"], entry["dtype"]
-            entry |= {"diagnosis": found.diagnoses.get(name, ""), "shared": name in found.shared}
+        for entry, check in zip(data["checks"], report.checks, strict=True):
+            entry["diagnosis"] = found.diagnoses.get((check.case, check.dtype), "")
+            entry |= {"level": check.level, "rounding": check.rounding}
         data |= {
             "format": CHECK_FORMAT,
             "verdict": found.verdict,
+            "level": found.level,
+            "levels": {
+                level: {"verdict": found.verdict_at(level), "statuses": counts}
+                for level, counts in found.levels.items()
+            },
+            "limits": found.limits,
             "target": found.request.name,
             "claim": {
                 **vars(found.claim),

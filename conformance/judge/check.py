@@ -28,14 +28,11 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.progress import Progress, tracked
-from ..suite.records import Outcome
-from ..truth.baseline import plain_outcome
-from ..truth.compare import compare
-from ..truth.tolerances import bounds
+from ..suite.records import Outcome, Truth
 from .deviations import deviations, project_file, read_declarations
 from .fresh import FreshBatch, fresh_batches
-from .levels import level_of
-from .options import CannotBeCalled, CouldNotRun, Request, Selection, UsageError, takes
+from .levels import Level, level_of, level_of_case, reviewed
+from .options import CannotBeCalled, CouldNotRun, Request, Selection, UsageError, takes, unknown
 from .proofs import as_claimed, repeated
 from .results import BAD, Check, Status, counted, grouped, phrase, unused
 from .usages import Watch, judge_usages
@@ -45,11 +42,11 @@ from .verify import Report, check_names, judge_case, load_cases, truth_of
 SHOWN = 10
 """Default number of failing cases that are explained and shown."""
 
-SHARED_WITHIN = 1000.0
-"""Largest error, in units of its bound, that may be attributed to rounding."""
-
-SHARED = "rounding errors of this dtype: a straightforward implementation has a similar error"
-"""The explanation of a failure whose error is at most twice that of the baseline (norms, products, logsumexp)."""
+ROUNDED = (
+    "rounding errors of this dtype, within the bound of the lower levels: 4 times the error of a straightforward"
+    " implementation, or 16 units in the last place of every similarity"
+)
+"""The explanation of a failure at the level digits that is within the bounds of the lower levels."""
 
 SAME = "with the claimed options, the same as another case"
 """The reason for leaving out a case."""
@@ -77,6 +74,7 @@ class CheckResult:
         aside: the declared deviations for this loss but another target.
         explained: number of failing cases that are explained and shown; None for all.
         fresh: the random batches, which are not counted in ``cases``.
+        limits: from which temperature, norm or logit on the target breaks, in words.
     """
 
     request: Request
@@ -93,6 +91,12 @@ class CheckResult:
     aside: list[Deviation] = field(default_factory=list)
     explained: int | None = SHOWN
     fresh: list[FreshBatch] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
+
+    @property
+    def level(self) -> Level:
+        """The highest level at which the target must pass."""
+        return self.request.required
 
     @property
     def checks(self) -> list[Check]:
@@ -106,8 +110,18 @@ class CheckResult:
 
     @property
     def failures(self) -> list[Check]:
-        """The checks that failed or ended in an error."""
+        """The checks that failed or ended in an error, at every level."""
         return [check for check in self.checks if check.status in BAD]
+
+    @property
+    def failures_above(self) -> list[Check]:
+        """The failures that do not affect the verdict."""
+        return [check for check in self.failures if is_above(check, self.level)]
+
+    @property
+    def failures_required(self) -> list[Check]:
+        """The failures that affect the verdict."""
+        return [check for check in self.failures if not is_above(check, self.level)]
 
     @property
     def counts(self) -> Counter[Status]:
@@ -125,17 +139,22 @@ class CheckResult:
         return [f"{check.case.removeprefix('usage/')} ({check.message})" for check in skipped]
 
     @property
-    def shared(self) -> set[tuple[str, str]]:
-        """The failures, by case and dtype, with an error at most twice that of the baseline."""
-        return {name for name, words in self.diagnoses.items() if words == SHARED}
+    def levels(self) -> dict[Level, Counter[Status]]:
+        """Number of judged checks with each status, for every level."""
+        return {level: counted(check for check in self.judged if check.level is level) for level in Level}
+
+    def verdict_at(self, level: Level) -> str:
+        """``CONFORMS``, ``DOES_NOT``, or ``COULD_NOT`` if no case up to a level was judged without an error."""
+        cases = (check for check in self.judged if check.kind == "case" and level_of(check.flags) <= level)
+        if all(check.status is Status.ERRORED for check in cases):
+            return COULD_NOT
+        failed = any(not is_above(check, level) for check in self.failures)
+        return DOES_NOT if failed or self.unused else CONFORMS
 
     @property
     def verdict(self) -> str:
-        """``CONFORMS``, ``DOES_NOT``, or ``COULD_NOT`` if nothing was judged or every check ended in an error."""
-        statuses = {check.status for check in self.judged}
-        if not statuses - {Status.ERRORED}:
-            return COULD_NOT
-        return DOES_NOT if statuses & set(BAD) or self.unused else CONFORMS
+        """The verdict at the required level."""
+        return self.verdict_at(self.level)
 
     @property
     def exit_code(self) -> int:
@@ -146,15 +165,20 @@ class CheckResult:
     def summary(self) -> str:
         """The verdict with the number of checks of each status, in one line."""
         loss, counts = self.request.loss, counted(self.judged)
-        if not counts:
+        cases = [check for check in self.judged if check.kind == "case"]
+        if not cases:
             return f"could not run: none of the {self.cases} {loss} cases applies to this target"
+        if all(check.status is Status.ERRORED for check in cases):
+            return f"could not run: each of {len(cases)} checks ended in an error: {cases[0].message}"
         if self.verdict == COULD_NOT:
-            return f"could not run: each of {counts.total()} checks ended in an error: {self.failures[0].message}"
-        values = "" if self.gradients_judged else ", values only"
-        ends = ", ".join(phrase(status, counts[status]) for status in Status if counts[status])
-        shared = f" ({len(self.shared)} of them no worse than a straightforward implementation)" if self.shared else ""
+            least = min(level_of(check.flags) for check in cases if check.status is not Status.ERRORED)
+            return f"could not run: no check of the level {self.level} or below has a result: pass --level {least}"
+        values, above = "" if self.gradients_judged else ", values only", self.failures_above
+        counts -= counted(above)
+        ends = [phrase(status, counts[status]) for status in Status if counts[status]]
+        ends += [f"{len(above)} failed above {self.level}"] if above else []
         idle = f"; {len(self.unused)} declarations match no check" if self.unused else ""
-        return f"{self.verdict}: {self.request.name} as {loss}{values}: {ends}{shared}{idle}"
+        return f"{self.verdict} at {self.level}: {self.request.name} as {loss}{values}: {', '.join(ends)}{idle}"
 
     def worst(self) -> dict[str, float]:
         """Return the worst error in units of its bound, by dtype."""
@@ -166,6 +190,15 @@ class CheckResult:
         statuses = grouped((flag, check.status) for check in self.judged for flag in check.flags)
         found = {flag: Counter(statuses[flag]) for flag in sorted(statuses)}
         return dict(sorted(found.items(), key=lambda item: -sum(item[1][status] for status in BAD)))
+
+
+def is_above(check: Check, level: Level) -> bool:
+    """Return whether a failure is above a level, so that it does not affect the verdict at that level.
+
+    A declared deviation that does not occur is never above it, because the declaration is wrong.
+    """
+    stale = check.status is Status.FAILED and bool(check.declared)
+    return check.level is not None and check.level > level and not stale
 
 
 @takes(Request)
@@ -225,12 +258,14 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
                 result.left_out[SAME] += 1
                 continue
             case, golden = inputs_of(chosen, stored, target.claim, request)
-            checks = list(judge_target(request, target, case, golden, dtypes))
+            checks = list(judge_target(request, target, case, golden, dtypes, probes(stored, target.claim)))
             report.checks += checks
             watch.note()
             if all(one.status is Status.SKIPPED for one in checks):
                 result.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
             failed = [one for one in checks if one.status is Status.FAILED]
+            if explain is not None:
+                failed = [one for one in failed if not is_above(one, result.level)]
             for one in failed:
                 # A case that fails in several dtypes is explained only once.
                 first = one is failed[0] and (explain is None or len(failing) < explain)
@@ -241,6 +276,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         result.advice += _advice(target, failing)
         report.checks += watch.checks
         report.checks += judge_usages(request, target, stored, lambda one: as_claimed(one, stored[one], target.claim))
+        result.notes = target.notes
     report.cases_chosen = len(cases) - result.left_out.total()
     result.gradients_judged = bool(target.gradients_judged)
     if request.whole:
@@ -270,8 +306,20 @@ def inputs_of(
     return as_claimed(chosen, stored[chosen], claim, thorough=request.thorough)
 
 
+def probes(stored: Mapping[Case, GoldenCase | None], claim: Claim) -> Iterator[Case]:
+    """Yield ordinary cases with the built-in temperature and the claimed options of a target."""
+    for case, golden in stored.items():
+        if golden and level_of(golden.flags) is Level.FORMULA:
+            yield as_claimed(case, golden, claim)[0]
+
+
 def judge_target(
-    request: Request, target: External, case: Case, golden: GoldenCase | None, dtypes: Sequence[str]
+    request: Request,
+    target: External,
+    case: Case,
+    golden: GoldenCase | None,
+    dtypes: Sequence[str],
+    ordinary: Iterable[Case],
 ) -> Iterator[Check]:
     """Judge a target on one case, and leave only the outcomes of this case in ``target.outcomes``.
 
@@ -281,15 +329,21 @@ def judge_target(
         case: the case.
         golden: its golden entry, if it has one.
         dtypes: the dtypes of the inputs.
+        ordinary: cases that show whether the target computes in float32 for float64 inputs.
 
     Yields:
-        The checks, with the commands that repeat them.
+        The checks, with their levels and the commands that repeat them.
     """
     target.outcomes.clear()
-    for one in judge_case(case, golden, [target], Selection(dtypes=dtypes, device=request.device)):
-        repeat = one.repeat and request.repeat(case.id, one.dtype)
-        message = one.message.removeprefix("TargetError: ")
-        yield replace(one, repeat=repeat, message=message, level=level_of(one.flags))
+    level, selection = level_of_case(case, golden), Selection(dtypes=dtypes, device=request.device)
+
+    def review(check: Check, true: Truth, outcome: Outcome) -> Check:
+        return reviewed(check, case, level, true, outcome, target, ordinary)
+
+    for one in judge_case(case, golden, [target], selection, review=review):
+        known = one.level or level
+        repeat = one.repeat and request.repeat(case.id, one.dtype, known)
+        yield replace(one, repeat=repeat, message=one.message.removeprefix("TargetError: "), level=known)
 
 
 def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
@@ -299,6 +353,8 @@ def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
         UsageError: a loss, dtype or number is wrong, or one of its patterns matches no case.
     """
     check_names(Selection(losses=(request.loss,), dtypes=request.dtypes))
+    if request.level not in (None, *Level):
+        raise unknown("level", str(request.level), list(Level))
     if request.temperature is not None and not 0 < request.temperature < math.inf:
         raise UsageError(f"--temperature: expected a positive number, got {request.temperature:g}")
     if not request.limit > 0:
@@ -343,7 +399,7 @@ def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Ou
         check: the check that failed.
         case: its case.
         golden: the golden entry of the case, if it has one.
-        outcome: the result of the target. If None, the only explanation tried is that the baseline has a similar error.
+        outcome: the result of the target. If None, the only possible explanation is a rounding error.
 
     Returns:
         A sentence, or "" if no explanation is found.
@@ -352,15 +408,12 @@ def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Ou
     if ratio <= 1:
         # The result is within its bound: the check fails only because a declared deviation did not occur.
         return ""
-    true = truth_of(case, golden)
-    if ratio <= SHARED_WITHIN:
-        plain = compare(case, true, plain_outcome(case, check.dtype), bounds(case, true, check.dtype), check.dtype)
-        if math.isfinite(plain.ratio) and ratio <= 2 * plain.ratio:
-            return SHARED
+    if check.rounding:
+        return ROUNDED
     if outcome is None:
         return ""
     try:
-        return explain_failure(case, outcome, true) or ""
+        return explain_failure(case, outcome, truth_of(case, golden)) or ""
     except Exception as error:  # a failure of the explanation must not hide the failure itself
         return f"no explanation was found: {type(error).__name__}: {error}"
 

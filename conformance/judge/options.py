@@ -21,8 +21,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ParamSpec, Self, TypeVar, cast, get_args, get_type_hints
 
+from ..suite.levels import Level
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+DEFAULT_LEVEL = Level.POLICIES
 
 KEY_VALUE = "KEY=VALUE"
 NAME_PATH = "NAME=PATH"
@@ -342,6 +346,9 @@ class Request:
         seed: The seed of the random batches. By default it is random, and reported; in pytest it is 0.
         thorough: With a built-in temperature or option, prove the cases of more than 40 rows again too. Each takes up
             to a minute the first time; proofs are stored.
+        level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
+            without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
+            norms and logits) or digits (also rounding errors). Failures above it are reported, but the target conforms.
 
     In Python, the target may be the function, class or instance itself, and a setting with several values is a tuple.
     """
@@ -364,6 +371,7 @@ class Request:
     fuzz: int = option(8, "--fuzz", metavar="N")
     seed: int | None = option(None, "--seed", metavar="S")
     thorough: bool = option(False, "--thorough")
+    level: str | None = option(None, "--level", metavar="LEVEL")
 
     def __post_init__(self) -> None:
         for name in ("cases", "dtypes"):
@@ -389,10 +397,17 @@ class Request:
         given = (int(match[1]) for match in named if match)
         return replace(self, seed=next(given, seed)) if self.seed is None else self
 
-    def repeat(self, case: str, dtype: str) -> str:
-        """Return the command that repeats one check."""
+    @property
+    def required(self) -> Level:
+        """The highest level at which the target must pass."""
+        return DEFAULT_LEVEL if self.level is None else Level(self.level)
+
+    def repeat(self, case: str, dtype: str, level: Level = Level.FORMULA) -> str:
+        """Return the command that repeats one check, at its level if that is above the required one."""
         fuzz, seed = (self.fuzz, self.seed) if case.startswith("fresh-") else (8, None)
-        one = replace(self, cases=(case,), dtypes=(dtype,), fuzz=fuzz, seed=seed)
+        above = level > self.required
+        asked = level.value if above else self.level
+        one = replace(self, cases=(case,), dtypes=(dtype,), fuzz=fuzz, seed=seed, level=asked)
         return shlex.join(["pairproof", "check", self.name, *command_options(one, Request)])
 
 

@@ -48,7 +48,9 @@ class Check:
         flags: why the case exists.
         ulps: worst error of the loss in units of the last place of the dtype that accumulates.
         declared: names of the declared deviations that name this check.
-        level: the level of the case; set only by ``check``.
+        level: the level at which the check counts; set only by ``check``. It is that of the case, or ``Level.DIGITS``
+            for a failure within the bounds of the lower levels.
+        rounding: whether the check is such a failure; set only by ``check``.
     """
 
     kind: str
@@ -65,6 +67,7 @@ class Check:
     ulps: float | None = None
     declared: tuple[str, ...] = ()
     level: Level | None = None
+    rounding: bool = False
 
 
 def grouped(items: Iterable[tuple[K, T]]) -> dict[K, list[T]]:

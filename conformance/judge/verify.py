@@ -31,7 +31,7 @@ from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
 from ..suite.golden import DTYPES, GoldenCase, load_golden
 from ..suite.progress import Progress, tracked
-from ..suite.records import Bounds, Truth
+from ..suite.records import Bounds, Outcome, Truth
 from ..suite.store import fixtures_root, read_json
 from ..suite.subset import covering
 from ..truth.baseline import plain_outcome
@@ -191,6 +191,7 @@ def judge_case(
     selection: Selection,
     *,
     predict: bool = False,
+    review: Callable[[Check, Truth, Outcome], Check] | None = None,
 ) -> list[Check]:
     """Judge implementations on one case.
 
@@ -200,6 +201,7 @@ def judge_case(
         implementations: the implementations to judge.
         selection: limits the dtypes, and names the device in the commands that repeat a check.
         predict: run nothing; the status of each check follows from the declared deviations.
+        review: called with each comparison's check, the true results and the outcome; it returns the final check.
 
     Returns:
         The checks, implementation by implementation.
@@ -233,7 +235,9 @@ def judge_case(
             return replace(check, status=Status.ERRORED, message=message)
         status, message = verdict(comparison.first, declared)
         value = outcome.values[0] if len(outcome.values) == 1 else None
-        return replace(check, status=status, message=message, ratio=comparison.ratio, ulps=comparison.ulps, value=value)
+        found = {"ratio": comparison.ratio, "ulps": comparison.ulps, "value": value}
+        check = replace(check, status=status, message=message, **found)
+        return review(check, true, outcome) if review else check
 
     checks = []
     for implementation in implementations:

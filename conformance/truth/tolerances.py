@@ -57,15 +57,23 @@ weights stay in float32. They are added after ``held_to``, because the straightf
 results. Its bounds are those of float64, plus one rounding of the loss to the accumulating dtype and of the gradient to
 the dtype of the rows. With these bounds the golden cases distinguish ``backend="exact"`` from the other backends.
 
-Peers are judged by these bounds. The bounds for ``fast`` are tighter: at most twice the error of the straightforward
-torch implementation (``baseline.py``) in the same dtype, with a minimum of a few units in the last place. ``pairproof
-verify`` prints the distribution of the ratio of error to bound, which shows how tight the bounds are.
+*Levels.* ``pairproof check`` also accepts a result whose errors are at most those of the straightforward torch
+implementation (``baseline.py``) in the same dtype. At levels below "digits" it accepts four times these errors, and 16
+units in the last place of every similarity. The factor 4 allows for implementations that order their operations in
+another order, and therefore round in other places. The straightforward result is sometimes exact by chance; the 16
+units are more than the derivation's SIMILARITY_ULPS + sqrt(D) for D < 169. An error of the straightforward
+implementation beyond ROUNDING_WITHIN times the derived bound is not a rounding error (a norm overflows, for example),
+and widens no bound.
+
+Peers are judged by the derived bounds. The bounds for ``fast`` are tighter: at most twice the error of the
+straightforward implementation in the same dtype, with a minimum of a few units in the last place. ``pairproof verify``
+prints the distribution of the ratio of error to bound, which shows how tight the bounds are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -84,6 +92,15 @@ GRADIENT_ULPS = 4.0
 
 FLOOR_ULPS = 4.0
 """Units in the last place of a similarity that are always allowed, also if the straightforward result is exact."""
+
+FORMULA_TIMES = 4.0
+"""Largest error at levels below "digits", in units of that of the straightforward implementation."""
+
+FORMULA_ULPS = 16.0
+"""Units in the last place of a similarity that are always allowed at levels below "digits"."""
+
+ROUNDING_WITHIN = 1000.0
+"""Largest error of the straightforward implementation, in units of its bound, that may be attributed to rounding."""
 
 SMALLEST_SUBNORMAL = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
@@ -333,14 +350,44 @@ def held_to(allowed: Bounds, truth: Truth, plain: Outcome) -> Bounds:
     """
 
     def tightened(bound: Matrix, floor: Matrix, error: Matrix) -> Matrix:
-        twice = 2 * (np.linalg.norm(error, axis=1) if error.ndim == 2 else np.abs(error))
-        return np.where(np.isfinite(twice), np.minimum(bound, np.maximum(twice, floor)), bound)
+        return np.where(np.isfinite(error), np.minimum(bound, np.maximum(2 * error, floor)), bound)
+
+    return _with_errors(tightened, allowed, truth, plain)
+
+
+def widened(allowed: Bounds, truth: Truth, plain: Outcome, times: float = 1.0, ulps: float = 0.0) -> Bounds:
+    """Widen bounds to a multiple of the error of the straightforward implementation in the same dtype.
+
+    Args:
+        allowed: the a-priori bounds.
+        truth: the certified results.
+        plain: the results of the straightforward implementation in the same dtype.
+        times: the multiple of its error that is allowed, unless that error is no rounding error.
+        ulps: units in the last place of every similarity that are allowed in any case.
+    """
+
+    def wider(bound: Matrix, floor: Matrix, error: Matrix) -> Matrix:
+        rounding = np.where(error <= ROUNDING_WITHIN * bound, error, 0.0)
+        return np.maximum(bound, np.maximum(times * rounding, ulps / FLOOR_ULPS * floor))
+
+    return _with_errors(wider, allowed, truth, plain)
+
+
+def formula_bounds(allowed: Bounds, truth: Truth, plain: Outcome) -> Bounds:
+    """The bounds at levels below "digits": see ``widened``."""
+    return widened(allowed, truth, plain, FORMULA_TIMES, FORMULA_ULPS)
+
+
+def _with_errors(
+    change: Callable[[Matrix, Matrix, Matrix], Matrix], allowed: Bounds, truth: Truth, plain: Outcome
+) -> Bounds:
+    """Replace each bound by a function of it, of the effect of FLOOR_ULPS, and of the straightforward error."""
 
     def of_values(bound: Matrix, floor: Matrix, expected: Matrix, found: Matrix) -> Matrix:
-        return tightened(bound, floor, found - expected)
+        return change(bound, floor, np.abs(found - expected))
 
     def of_rows(bound: Matrix, expected: Matrix, found: Matrix) -> Matrix:
-        return tightened(bound, allowed.share_of_floor * bound, found - expected)
+        return change(bound, allowed.share_of_floor * bound, np.linalg.norm(found - expected, axis=1))
 
     with np.errstate(all="ignore"):
         return allowed.map_values(of_values, allowed.least, truth, plain).map_rows(of_rows, truth, plain)
