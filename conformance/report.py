@@ -8,6 +8,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from textwrap import wrap
@@ -23,7 +24,7 @@ from rich.text import Text
 from .documents.figures import Judgement
 from .documents.load import Figure
 from .implementations import ALL
-from .judge.check import CONFORMS, CheckResult
+from .judge.check import CONFORMS, CheckResult, is_above
 from .judge.levels import Level
 from .judge.results import BAD, Check, Status, counted, grouped, phrase, tally
 from .judge.verify import Report, show_counts
@@ -375,7 +376,7 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
 
 
 def _levels(result: CheckResult) -> Iterator[Part]:
-    """One line for each level: its counts, the limits of the target, and an example of a failure that is not listed."""
+    """One line for each level, with an example of a failure above the required level if no other check failed."""
     above = grouped((check.level, check) for check in result.failures_above)
     for level, counts in result.levels.items():
         ends = ", ".join(phrase(status, counts[status]) for status in Status if counts[status]) or "no checks"
@@ -383,7 +384,7 @@ def _levels(result: CheckResult) -> Iterator[Part]:
         failed = sum(counts[status] for status in BAD)
         style = "" if not failed else "yellow" if level > result.level else "bold red"
         yield Text(f"{level}: {ends}{'; ' if limits else ''}{limits}", style)
-        if level in above and result.explained is not None:
+        if level in above and not result.failures_required:
             first = above[level][0]
             yield f"    for example {first.case} {first.dtype}: {first.message}"
 
@@ -507,11 +508,21 @@ def _as_xml(text: str) -> str:
     return NOT_XML.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def _skipped_above(found: CheckResult) -> Iterator[Check]:
+    """The checks, in which failures above the required level count as skipped."""
+    for check in found.checks:
+        if check.status in BAD and is_above(check, found.level):
+            message = f"fails at the level {check.level}, above {found.level}: {check.message}"
+            check = replace(check, status=Status.SKIPPED, message=message)
+        yield check
+
+
 def write_junit(found: Report | CheckResult, path: Path) -> None:
     """Write what was found as JUnit XML: one suite per implementation, one case per check."""
     report, diagnoses = (found.report, found.diagnoses) if isinstance(found, CheckResult) else (found, {})
     root, add = ElementTree.Element("testsuites", name="pairproof"), ElementTree.SubElement
-    groups = grouped((one.implementation if one.kind == "case" else one.kind, one) for one in report.checks)
+    listed = _skipped_above(found) if isinstance(found, CheckResult) else report.checks
+    groups = grouped((one.implementation if one.kind == "case" else one.kind, one) for one in listed)
     for name, checks in groups.items():
         failed, errors, skipped = (str(counted(checks)[status]) for status in TAGS)
         totals = {"tests": str(len(checks)), "failures": failed, "errors": errors, "skipped": skipped}

@@ -1,15 +1,39 @@
 """Levels: of flags, of cases, and in the results of ``check``."""
 
+from __future__ import annotations
+
 import json
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from pairproof.conformance.judge.levels import Level, level_of
-from pairproof.conformance.suite.golden import FLAGS, load_flags, load_golden
+from pairproof.conformance import check_loss, cli, report
+from pairproof.conformance.judge import check as checking
+from pairproof.conformance.judge.levels import IN_FLOAT32, Level, level_of, level_of_case
+from pairproof.conformance.judge.options import Request, UsageError
+from pairproof.conformance.judge.results import Status
+from pairproof.conformance.judge.verify import load_cases, truth_of
+from pairproof.conformance.suite.cases import Case
+from pairproof.conformance.suite.golden import FLAGS, GoldenCase, load_flags, load_golden
 from pairproof.conformance.suite.store import FixtureError, fixtures_root, write_manifest
+from pairproof.conformance.truth.baseline import plain_outcome
+from pairproof.conformance.truth.tolerances import (
+    FLOOR_ULPS,
+    FORMULA_TIMES,
+    FORMULA_ULPS,
+    ROUNDING_WITHIN,
+    bounds,
+    formula_bounds,
+    widened,
+)
 
 FORMULA, POLICIES, RANGE, DIGITS = Level
 
@@ -65,3 +89,231 @@ def test_flag_with_a_missing_or_unknown_level_is_refused(tmp_path: Path, change:
     write_manifest(tmp_path)
     with pytest.raises(FixtureError, match=message):
         load_flags(tmp_path)
+
+
+@cache
+def stored(losses: tuple[str, ...] = ()) -> dict[Case, GoldenCase | None]:
+    return load_cases([], losses)
+
+
+@pytest.fixture(autouse=True)
+def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load the cases once for all tests, without worked examples."""
+    monkeypatch.setattr(checking, "load_cases", lambda fixtures, losses=(): stored(losses))
+    monkeypatch.setattr(checking, "load_worked", list)
+
+
+def case_of(name: str) -> tuple[Case, GoldenCase]:
+    (found,) = ((case, golden) for case, golden in stored(("supcon",)).items() if case.id == f"golden/supcon/{name}")
+    assert found[1] is not None
+    return found[0], found[1]
+
+
+def honest(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+    """Right; norms are clamped at 1e-12."""
+    rows = F.normalize(embeddings, dim=1)
+    own = torch.eye(len(rows), dtype=torch.bool)
+    logs = (rows @ rows.T / temperature).masked_fill(own, -torch.inf).log_softmax(dim=1)
+    positive = (labels[:, None] == labels) & ~own
+    return (-logs.masked_fill(~positive, 0).sum(dim=1) / positive.sum(dim=1).clamp(min=1)).mean()
+
+
+def wrong_divisor(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+    return honest(embeddings, labels, temperature) * len(labels) / (len(labels) + 1)
+
+
+def nan_without_positives(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+    """Wrong only for anchors without positives."""
+    alone = (labels[:, None] == labels).sum(dim=1) == 1
+    return honest(embeddings, labels, temperature) * (torch.nan if alone.any() else 1)
+
+
+def in_float32(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+    return honest(embeddings.float(), labels, temperature)
+
+
+def half_the_loss_in_float32(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+    return in_float32(embeddings, labels, temperature) / 2
+
+
+CASES = ("unbalanced-classes*", "temperature-1", "labels-negative", "all-distinct-zero", "lonely-zero*")
+EXTREME = ("tiny-norms-float64", "huge-norms-float64", "near-largest-float64")
+
+
+def of(target: Callable[..., Tensor], *names: str, **options: Any) -> checking.CheckResult:
+    return check_loss(target, "supcon", cases=[f"golden/supcon/{name}" for name in names], **options)
+
+
+def test_clamped_norms_fail_only_at_range() -> None:
+    found = of(honest, *CASES, *EXTREME)
+    assert (found.verdict, found.exit_code, found.failures_required) == ("conforms", 0, [])
+    assert {check.level for check in found.failures} == {RANGE}
+    assert f"{len(found.failures)} failed above policies" in found.summary
+    assert found.summary.startswith("conforms at policies: ")
+    at = {level: of(honest, *CASES, *EXTREME, level=level.value) for level in Level}
+    assert [result.verdict for result in at.values()] == [
+        "conforms",
+        "conforms",
+        "does not conform",
+        "does not conform",
+    ]
+    assert [result.exit_code for result in at.values()] == [0, 0, 1, 1]
+    assert {found.verdict_at(level) for level in (FORMULA, POLICIES)} == {"conforms"}
+    assert at[RANGE].failures_required == at[RANGE].failures
+
+
+def test_wrong_divisor_fails_at_formula() -> None:
+    found = of(wrong_divisor, *CASES, level="formula")
+    assert (found.verdict, found.exit_code) == ("does not conform", 1)
+    assert FORMULA in {check.level for check in found.failures_required}
+
+
+def test_wrong_policy_passes_at_formula_and_fails_at_policies() -> None:
+    found = of(nan_without_positives, *CASES, level="formula")
+    assert found.verdict == "conforms"
+    assert {check.level for check in found.failures} == {POLICIES}
+    assert of(nan_without_positives, *CASES).verdict == "does not conform"
+
+
+def test_target_that_computes_in_float32_is_judged_as_float32() -> None:
+    found = of(in_float32, *CASES, dtypes="float64")
+    assert found.verdict == "conforms"
+    assert {check.status for check in found.judged} == {Status.PASSED}
+    assert IN_FLOAT32 in found.notes
+    assert IN_FLOAT32 not in of(honest, *CASES).notes
+    wrong = of(half_the_loss_in_float32, *CASES, dtypes="float64")
+    assert (wrong.verdict, IN_FLOAT32 in wrong.notes) == ("does not conform", True)
+
+
+def test_float32_is_decided_from_several_cases() -> None:
+    """The result of one selected case may fit float32 by chance; other cases are evaluated to find out."""
+
+    def zero_for_odd_batches(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+        return honest(embeddings, labels, temperature) * (len(labels) + 1 & 1)
+
+    odd = "unbalanced-classes"
+    assert case_of(odd)[0].n % 2 == 1
+    found = of(zero_for_odd_batches, odd, dtypes="float64")
+    assert IN_FLOAT32 not in found.notes
+    assert [check.status for check in found.judged] == [Status.FAILED]
+    assert of(in_float32, odd, dtypes="float64").verdict == "conforms"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_wider_bounds_are_derived_from_the_straightforward_error(dtype: str) -> None:
+    case, golden = case_of("unbalanced-classes")
+    true, plain = truth_of(case, golden), plain_outcome(case, dtype)
+    derived = bounds(case, true, dtype)
+    no_worse, formula = widened(derived, true, plain), formula_bounds(derived, true, plain)
+    (bound,), (error,) = derived.values, (abs(plain.values[0] - true.values[0]),)
+    assert error <= ROUNDING_WITHIN * bound
+    assert no_worse.values == [max(bound, error)]
+    assert formula.values == [max(bound, FORMULA_TIMES * error, FORMULA_ULPS / FLOOR_ULPS * derived.least.values[0])]
+    for name, rows in derived.rows.items():
+        assert (formula.rows[name] >= FORMULA_ULPS / FLOOR_ULPS * derived.share_of_floor * rows).all()
+        assert (formula.rows[name] <= FORMULA_TIMES * ROUNDING_WITHIN * rows).all()
+        assert (no_worse.rows[name] >= rows).all()
+
+
+def test_overflow_of_the_straightforward_implementation_widens_no_bound() -> None:
+    case, golden = case_of("huge-norms-float64")
+    true, plain = truth_of(case, golden), plain_outcome(case, "float64")
+    derived = bounds(case, true, "float64")
+    assert widened(derived, true, plain).values == derived.values
+
+
+def test_result_between_both_bounds_fails_only_at_digits() -> None:
+    case, golden = case_of("temperature-1")
+    true, plain = truth_of(case, golden), plain_outcome(case, "float64")
+    derived = bounds(case, true, "float64")
+    (least,), (most,) = widened(derived, true, plain).values, formula_bounds(derived, true, plain).values
+    assert least < 0.9 * most
+
+    def shifted_by(error: float) -> Callable[..., Tensor]:
+        def loss(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+            found = honest(embeddings, labels, temperature)
+            return found + (true.values[0] + error - found).detach()
+
+        return loss
+
+    options = {"dtypes": "float64"}
+    found = of(shifted_by((least + most) / 2), "temperature-1", **options)
+    assert [(check.level, check.rounding, check.status) for check in found.judged] == [(DIGITS, True, Status.FAILED)]
+    assert (found.verdict, found.verdict_at(RANGE), found.verdict_at(DIGITS)) == (
+        *("conforms", "conforms"),
+        "does not conform",
+    )
+    explained = of(shifted_by((least + most) / 2), "temperature-1", level="digits", **options)
+    assert list(explained.diagnoses.values()) == [checking.ROUNDED]
+    assert [check.level for check in of(shifted_by(2 * most), "temperature-1", **options).failures] == [FORMULA]
+
+
+def test_failures_above_the_level_are_counted_with_one_example(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("temperature-1", *EXTREME)
+    report.show(found := of(honest, *names), cli.Output(), seconds=1.0)
+    text = capsys.readouterr().out
+    first, *_ = found.failures
+    assert "formula: 2 passed" in text
+    assert "policies: no checks" in text
+    assert f"range: {len(found.failures)} failed" in text
+    assert f"for example {first.case} {first.dtype}: " in " ".join(text.split())
+    assert "\nfailed golden" not in text
+    assert text.count("for example") == 1
+    found.limits = ["norms below 1e-12 are clamped"]
+    report.show(found, cli.Output(), seconds=1.0, details=None)
+    assert f"range: {len(found.failures)} failed; norms below 1e-12 are clamped" in capsys.readouterr().out
+
+
+def test_junit_marks_failures_above_the_level_as_skipped(tmp_path: Path) -> None:
+    names, path = ("temperature-1", *EXTREME), tmp_path / "report.xml"
+    found = of(honest, *names)
+    report.write_junit(found, path)
+    (suite,) = ElementTree.parse(path).getroot()
+    skipped = [str(element.get("message")) for element in suite.iter("skipped")]
+    assert suite.get("failures") == "0"
+    assert suite.get("skipped") == str(len(skipped))
+    assert sum(one.startswith("fails at the level range, above policies: ") for one in skipped) == len(found.failures)
+    report.write_junit(of(honest, *names, level="range"), path)
+    assert next(iter(ElementTree.parse(path).getroot())).get("failures") == str(len(found.failures))
+
+
+def test_level_without_results_could_not_run() -> None:
+    found = of(honest, "tiny-norms-float64")
+    assert (found.verdict, found.exit_code) == ("could not run", 3)
+    assert found.summary.endswith("pass --level range")
+    assert "--level range" in found.failures[0].repeat
+
+
+def test_unknown_level_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="unknown level 'polices'; known: formula, policies, range, digits; did you"):
+        check_loss(honest, "supcon", level="polices")
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["check", "losses:supcon", "--loss", "supcon", "--level", "hard"])
+    assert caught.value.code == 2
+    assert "unknown level 'hard'" in capsys.readouterr().err
+
+
+def test_command_to_repeat_a_check_keeps_the_level() -> None:
+    request = Request("losses:supcon", "supcon", level="digits")
+    assert request.repeat("some", "float64").endswith("--level digits")
+    assert Request("losses:supcon", "supcon").repeat("some", "float64", POLICIES).endswith("--dtype float64")
+
+
+def test_declared_deviation_counts_at_its_level_and_must_occur_at_every_level(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    entry = '[[deviations]]\ncase = "golden/supcon/{}"\nreason = "clamped"\nlink = "https://example.org/7"\n'
+    path.write_text(entry.format("tiny-norms-float64"), encoding="utf-8")
+    found = of(honest, "temperature-1", "tiny-norms-float64", deviations=path)
+    assert found.levels[RANGE] == {Status.DEVIATES: 1}
+    assert found.verdict == "conforms"
+    path.write_text(entry.format("temperature-0-01"), encoding="utf-8")
+    assert level_of(case_of("temperature-0-01")[1].flags) is RANGE
+    stale = of(honest, "temperature-1", "temperature-0-01", deviations=path)
+    assert {check.level for check in stale.failures_required} == {RANGE}
+    assert stale.verdict == "does not conform"
+
+
+def test_level_of_a_case_without_flags_follows_from_its_batch() -> None:
+    for name in ("temperature-1", "lonely-zero", "tiny-norms-float64", "temperature-0-01"):
+        case, golden = case_of(name)
+        assert level_of_case(case, golden) is level_of_case(case, None) is level_of(golden.flags)

@@ -134,6 +134,38 @@ def test_an_exception_is_reported_as_errored(runs: Runs) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+EXTREME = '["golden/supcon/temperature-1", "golden/supcon/tiny-norms-float64"]'
+
+
+@pytest.mark.parametrize(
+    ("argument", "options", "required"),
+    [
+        ("", [], False),
+        ("", ["--pairproof-level=range"], True),
+        (', level="range"', [], True),
+        (', level="formula"', ["--pairproof-level=range"], False),
+    ],
+)
+def test_a_failure_above_the_level_is_skipped(
+    runs: Runs, argument: str, options: list[str], required: bool, tmp_path: Path
+) -> None:
+    path, level = tmp_path / "report.xml", "formula" if argument and not required else "policies"
+    arguments = f', loss="supcon", cases={EXTREME}, dtypes="float64", checks=2{argument}'
+    result = runs("losses.supcon", arguments, f"--junit-xml={path}", *options)
+    assert result.parseoutcomes() == {"passed": 1, "failed" if required else "skipped": 1}
+    ends = "1 failed, 1 passed" if required else f"1 failed above {level}, 1 passed"
+    result.stdout.fnmatch_lines([f"losses:supcon as supcon: 2 of 2 checks judged: {ends}"])
+    assert (result.ret == 0) is not required
+    assert (f"failed at the level range, above {level}: loss: expected" in path.read_text()) is not required
+
+
+def test_an_unknown_level_is_refused(runs: Runs) -> None:
+    for argument, option in ((', level="hard"', "-q"), ("", "--pairproof-level=hard")):
+        result = runs("losses.supcon", f', loss="supcon", cases={FEW}{argument}', option)
+        assert "pairproof: unknown level 'hard'; known: formula, policies, range, digits" in result.stdout.str()
+        assert result.ret == pytest.ExitCode.INTERRUPTED
+
+
 def test_a_test_can_pass_the_target_to_check(runs: Runs) -> None:
     result = runs("", f'loss="supcon", cases={FEW}', body="check(losses.supcon)")
     result.stdout.fnmatch_lines(["losses:supcon as supcon: * checks judged: *"])
@@ -217,7 +249,7 @@ MARKS = {
 @pytest.mark.parametrize("way", MARKS)
 def test_wrong_results_that_do_not_fail_their_tests_are_counted(runs: Runs, project: pytest.Pytester, way: str) -> None:
     project.makeconftest(MARKS[way])
-    result = runs("losses.doubled", f', loss="supcon", cases={FEW}')
+    result = runs("losses.doubled", f', loss="supcon", cases={FEW}, level="digits"')
     outcomes = {"passed": 10} if way == "hook" else {"xfailed": 6, "skipped": 4}
     assert result.parseoutcomes() == outcomes
     lines = [
@@ -227,7 +259,10 @@ def test_wrong_results_that_do_not_fail_their_tests_are_counted(runs: Runs, proj
     header = "expected to fail, by xfail marks: 10 of 10 checks"
     result.stdout.fnmatch_lines([header, *lines] if way == "mark" else lines)
     assert (header in result.stdout.str()) == (way == "mark")
-    assert "did not fail" not in runs("losses.doubled", f', loss="supcon", cases={FEW}', "--noconftest").stdout.str()
+    assert (
+        "did not fail"
+        not in runs("losses.doubled", f', loss="supcon", cases={FEW}, level="digits"', "--noconftest").stdout.str()
+    )
 
 
 def test_a_run_of_declared_deviations_counts_none_as_undeclared(runs: Runs, project: pytest.Pytester) -> None:
@@ -559,7 +594,7 @@ def test_collection_imports_neither_scipy_nor_jsonschema(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(["collected cases of supcon with"])
 
 
-LOADED = ("", "._moved", ".judge", ".judge.options", ".judge.results", ".pytest_plugin")
+LOADED = ("", "._moved", ".judge", ".judge.options", ".judge.results", ".pytest_plugin", ".suite", ".suite.levels")
 PRINT_MODULES = """
 import sys
 

@@ -88,7 +88,7 @@ def reviewed(
         found = compare(case, true, outcome, bounds(case, true, dtype), dtype)
         check = _judged(check, found.ratio, found.first, declared)
     # No wider bound is larger than this multiple of the derived one.
-    if not 1 < check.ratio <= FORMULA_TIMES * ROUNDING_WITHIN:
+    if not 1 < (check.ratio or 0) <= FORMULA_TIMES * ROUNDING_WITHIN:
         return check
     allowed, plain = bounds(case, true, dtype), plain_outcome(case, dtype)
     if (ratio := compare(case, true, outcome, widened(allowed, true, plain), dtype).ratio) <= 1:
@@ -142,8 +142,8 @@ def _computes_in_float32(target: External, probes: Iterable[Case]) -> bool:
 def _entries(outcome: Outcome) -> Matrix:
     """The finite values and gradient entries of an outcome."""
     gradients = [] if outcome.gradient is None else [outcome.gradient, *outcome.other_gradients.values()]
-    entries = np.concatenate([np.ravel(one) for one in (outcome.values, *gradients)])
-    return entries[np.isfinite(entries)]
+    entries = np.concatenate([np.array(outcome.values), *(gradient.ravel() for gradient in gradients)])
+    return np.asarray(entries[np.isfinite(entries)])
 
 
 @np.errstate(over="ignore")

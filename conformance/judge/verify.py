@@ -235,8 +235,9 @@ def judge_case(
             return replace(check, status=Status.ERRORED, message=message)
         status, message = verdict(comparison.first, declared)
         value = outcome.values[0] if len(outcome.values) == 1 else None
-        found = {"ratio": comparison.ratio, "ulps": comparison.ulps, "value": value}
-        check = replace(check, status=status, message=message, **found)
+        check = replace(
+            check, status=status, message=message, ratio=comparison.ratio, ulps=comparison.ulps, value=value
+        )
         return review(check, true, outcome) if review else check
 
     checks = []

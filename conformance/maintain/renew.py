@@ -13,7 +13,7 @@ from ..implementations.callable import External
 from ..judge.check import check_loss
 from ..judge.fresh import FRESH
 from ..judge.options import CouldNotRun
-from ..judge.results import Status
+from ..judge.results import Status, phrase
 from ..judge.verify import load_cases
 from ..suite.store import write_atomically
 
@@ -80,5 +80,9 @@ def _sample(readme: Path) -> None:
         path.write_text(text.split("```python\n")[1].partition("```")[0], encoding="utf-8")
         found = check_loss(f"{path}:supcon", "supcon", seed=0)
     text = re.sub(r"\d+ of \d+(?= supcon cases)", f"{found.report.cases_chosen} of {found.cases}", text)
-    counts = f"{found.counts[Status.PASSED]} passed, {found.counts[Status.FAILED]} failed"
-    write_atomically(readme, re.sub(r"\d+ passed, \d+ failed(?= in )", counts, text))
+    for level, statuses in found.levels.items():
+        ends = ", ".join(phrase(status, statuses[status]) for status in Status if statuses[status])
+        text = re.sub(rf"(?m)^{level}: \d.*$", f"{level}: {ends}", text)
+    failed, above = len(found.failures_required), len(found.failures_above)
+    counts = f"{found.counts[Status.PASSED]} passed, {failed} failed,\n  {above} failed above {found.level}"
+    write_atomically(readme, re.sub(r"\d+ passed, \d+ failed,\s+\d+ failed above \w+(?= in )", counts, text))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pairproof.conformance.judge.check import CONFORMS, check
-from pairproof.conformance.judge.options import Request
+from pairproof.conformance.judge.options import DEFAULT_LEVEL, Request
+from pairproof.conformance.suite.levels import Level
 
 from .base import Wrong
 
@@ -30,7 +31,8 @@ class Finding:
 
 
 def judged(one: Wrong) -> Finding:
-    """Check a wrong implementation on everything that ``pairproof check`` judges by default."""
-    result = check(Request(one.target, one.loss, **one.options), explain=0)
-    cases = {failure.case for failure in result.failures}
+    """Check a wrong implementation at the level at which it must fail, or at the default level if that is higher."""
+    level = max(Level(one.level), DEFAULT_LEVEL).value
+    result = check(Request(one.target, one.loss, level=level, **one.options), explain=0)
+    cases = {failure.case for failure in result.failures_required}
     return Finding(one.name, result.verdict == CONFORMS, bool(one.argument), len(cases), result.summary)

@@ -23,7 +23,7 @@ def below_a_twentieth(call: Call) -> Tensor:
     return call(temperature=max(float(call.temperature), 0.05))
 
 
-@wrong("info_nce", takes=SMALL)
+@wrong("info_nce", "range", takes=SMALL)
 def below_a_hundredth(call: Call) -> Tensor:
     """Temperatures below 0.01 are clamped at 0.01, as in CLIP."""
     return call(temperature=max(float(call.temperature), 0.01))
