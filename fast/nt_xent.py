@@ -16,14 +16,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from .checks import (
-    PAIR_REDUCTIONS,
-    check_anchors,
-    check_embeddings,
-    check_options,
-    check_partners,
-    check_references,
-)
+from .checks import PAIR_REDUCTIONS, check_anchors, check_embeddings, check_options, check_partners, check_references
 from .engine import Backend, Batch, Policy, Rule, Similarity, anchor_values, reduced
 from .supcon import labelled_loss
 

@@ -233,7 +233,7 @@ def test_batches_larger_than_the_default_tiles_are_right() -> None:
 
 def test_pairs_over_several_tiles_are_right() -> None:
     """Pairs whose rows fill several tiles of the default size."""
-    for count in (plan.PAIRS_UP_TO + 2, plan.NARROW_UP_TO + 2):
+    for count in (plan.DENSE_UP_TO + 2, plan.NARROW_UP_TO + 2):
         partners = shuffled_partners(count)
         assert_agree("partners", nt_xent_loss, partners, normal(count, 6), 0.5, "cosine", {"float64": ["auto"]})
 
@@ -502,13 +502,15 @@ def chosen(
 def test_plan_chooses_each_form_where_it_is_safe() -> None:
     z, narrow = normal(10), normal(10, dtype=torch.float32)
     for backend in ("auto", "dense", "tiled"):
-        assert chosen(z, backend=backend).form == "symmetric"
-        assert chosen(z, "partners", backend=backend).form == ("symmetric" if backend == "tiled" else "pairs")
+        moderate = "symmetric" if backend == "tiled" else "unshifted"
+        for kind in ("labels", "partners"):
+            assert chosen(z, kind, backend=backend).form == moderate
         for kind in ("mask", "pairs", "none"):
-            assert chosen(z, kind, backend=backend).form == "rowwise"
+            assert chosen(z, kind, backend=backend).form == "unshifted"
         assert chosen(z, terms="epsilon", backend=backend).form == "rowwise"
-        assert chosen(z, references=True, backend=backend).form == "rowwise"
-        assert chosen(z, temperature=torch.tensor(0.1), backend=backend).form == "symmetric"
+        assert chosen(z, references=True, backend=backend).form == "unshifted"
+        assert chosen(z, references=True, temperature=1e-3, backend=backend).form == "rowwise"
+        assert chosen(z, temperature=torch.tensor(0.1), backend=backend).form == moderate
         assert chosen(z, temperature=torch.tensor(1e-3), backend=backend).form == "rowwise"
     for rows, dtype in ((z, torch.float64), (narrow, torch.float32)):
         bound = plan.UNSHIFTED[dtype]
@@ -517,6 +519,9 @@ def test_plan_chooses_each_form_where_it_is_safe() -> None:
         assert chosen(rows, temperature=1 / (bound - 5), terms="in", denominator="one_positive").form == "rowwise"
         assert chosen(rows * bound, temperature=1.0, similarity="dot").form == "rowwise"
         assert chosen(rows, temperature=1.0, similarity="dot").form == "symmetric"
+        for kind in ("mask", "labels"):
+            assert chosen(rows, kind, temperature=2 / (bound - 5), backend="dense").form == "unshifted"
+            assert chosen(rows, kind, temperature=2 / (bound + 1), backend="dense").form != "unshifted"
     # Half-precision embeddings are computed in float32.
     assert chosen(narrow.bfloat16(), temperature=1 / (plan.UNSHIFTED[torch.float32] + 1)).form == "rowwise"
 

@@ -4,9 +4,9 @@ A loss checks its arguments, describes its pairs (`Targets`, `References`) and i
 `anchor_values`, then applies its policies and its reduction (`reduced`). `plan` is the only module that chooses how a
 batch is evaluated:
 
-- as one matrix, in as few operations as possible, for up to a few hundred rows that form pairs;
-- in symmetric tiles of unshifted exponentials, where logits are known to be moderate and rows can be sorted by label or
-  by partner;
+- in symmetric tiles of unshifted exponentials, in larger batches where logits are known to be moderate and rows can be
+  sorted by label or by partner;
+- in panels of whole rows of unshifted exponentials, one for a small batch, in other batches with moderate logits;
 - in panels of whole rows, shifted by their maxima, in all other cases.
 
 The backends:
@@ -29,19 +29,7 @@ from .autograd import anchor_values
 from .formulas import reduced
 from .plan import tiles_of
 from .scaling import measure, pair_logits
-from .spec import (
-    AnchorValues,
-    Backend,
-    Batch,
-    Denominator,
-    Policy,
-    References,
-    Rule,
-    Similarity,
-    Sizes,
-    Targets,
-    Terms,
-)
+from .spec import AnchorValues, Backend, Batch, Denominator, Policy, References, Rule, Similarity, Sizes, Targets, Terms
 
 __all__ = [
     "AnchorValues",

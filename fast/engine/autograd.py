@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from . import device, exact, formulas, rowwise, symmetric
+from . import device, exact, formulas, rowwise, symmetric, unshifted
 from .device import dtypes_of
 from .plan import PANEL_ELEMENTS, choose
 from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
@@ -49,36 +49,36 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     if not compiling and backend != "exact":
         plan, batch = choose(batch, backend, backward=wanted)
     references = batch.references
-    if references.mutual and references.embeddings is not None and (compiling or plan.form != "triton"):
-        # The kernels evaluate both directions together; the other forms, and compiled graphs, one after the other.
-        sides = (
-            replace(batch, references=replace(references, mutual=False)),
-            replace(
-                batch,
-                embeddings=references.embeddings,
-                sizes=references.sizes,
-                references=References(batch.embeddings, sizes=batch.sizes),
-            ),
-        )
-        return AnchorValues(*map(torch.cat, zip(*(anchor_values(side, backend) for side in sides), strict=True)))
+    transformed = compiling or torch._C._are_functorch_transforms_active()
+    together = plan.form == "triton" or (plan.form == "unshifted" and not transformed)
+    if references.mutual and references.embeddings is not None and (compiling or not together):
+        # The kernels and the unshifted form evaluate both directions together; all others one after the other.
+        found = [anchor_values(side, backend) for side in _sides(batch)]
+        return AnchorValues(*map(torch.cat, zip(*found, strict=True)))
     if backend == "exact":
         return exact.anchor_values(batch)
-    transformed = compiling or torch._C._are_functorch_transforms_active()
     if not (transformed or wanted):
         duals = [unpack_dual(t) for t in (rows, others, temperature) if t is not None]  # type: ignore[no-untyped-call]
         if all(dual.tangent is None for dual in duals):
             return evaluate(batch, plan)[0]
-    tensors, plain = _flat(batch, plan)
     if transformed:
+        tensors, plain = _flat(batch, plan)
         evaluation: Any = torch.ops.pairproof.anchor_values if compiling and not wanted else _Traceable.apply
         return AnchorValues(*evaluation(*tensors, *plain)[:3])
-    return AnchorValues(*_Values.apply(batch, plan, plain, *tensors))  # type: ignore[no-untyped-call]
+    return AnchorValues(*_Values.apply(batch, plan, rows, others, temperature))  # type: ignore[no-untyped-call]
+
+
+def _sides(batch: Batch) -> tuple[Batch, Batch]:
+    """Return the two directions of a batch with mutual references."""
+    references, back = batch.references, References(batch.embeddings, sizes=batch.sizes)
+    turned = replace(batch, embeddings=cast(Tensor, references.embeddings), sizes=references.sizes, references=back)
+    return replace(batch, references=replace(references, mutual=False)), turned
 
 
 _Evaluate = Callable[[Batch, Plan], tuple[AnchorValues, Saved]]
 _Differentiate = Callable[[Tensor, float | Tensor, Batch, Plan, Saved], Gradients]
 _FORMS: dict[str, tuple[_Evaluate, _Differentiate]] = {
-    "pairs": (symmetric.evaluate_pairs, symmetric.differentiate_pairs),
+    "unshifted": (unshifted.evaluate, unshifted.differentiate),
     "symmetric": (symmetric.evaluate, symmetric.differentiate),
     "rowwise": (rowwise.evaluate, rowwise.differentiate),
 }
@@ -202,32 +202,37 @@ class _Values(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, batch: Batch, plan: Plan, plain: list[Any], *tensors: Tensor | None) -> AnchorValues:
+    def forward(ctx: Any, batch: Batch, plan: Plan, *inputs: Tensor | None) -> AnchorValues:
         found, saved = evaluate(batch, plan)
+        targets, own = batch.targets, batch.references.own
         ctx.mark_non_differentiable(found.positives, found.negatives)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, found.positives, found.negatives, *saved.scaled)
-        ctx.described, ctx.plain, ctx.left = (batch, plan), plain, (saved.stats, saved.kept, saved.classes)
+        ctx.save_for_backward(
+            *inputs, targets.given, targets.columns, own, batch.anchors, found.positives, found.negatives
+        )
+        ctx.described, ctx.saved = (batch, plan), saved._replace(frozen=not ctx.needs_input_grad[3])
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad, count = grads[0], len(_TENSORS)
+        grad = grads[0]
         if grad is None:
-            return (None,) * (3 + count)
-        tensors = ctx.saved_tensors  # raises if a saved tensor was changed in place
-        batch, plan = ctx.described
-        found, scaled = AnchorValues(grad, *tensors[count : count + 2]), Scaled(*tensors[count + 2 :])
-        saved = Saved(scaled, *ctx.left)
+            return (None,) * 5
+        saved_tensors = ctx.saved_tensors  # raises if a saved tensor was changed in place
+        (batch, plan), saved = ctx.described, ctx.saved
+        found = AnchorValues(grad, *saved_tensors[-2:])
         if torch.is_grad_enabled():
-            gradients = _Gradient.apply(grad, *tensors[:count], *_saved_tensors(found, saved), *ctx.plain)  # type: ignore[no-untyped-call]
-            return None, None, None, *_placed(gradients, tensors)
-        gradients = differentiate(grad, batch, plan, found, saved)
-        if saved.kept is not None:
-            # Another backward pass through the same graph computes the exponentials again.
-            ctx.left = saved.stats, None, saved.classes
-            device.give_back("kept", saved.kept)
-        return None, None, None, *_placed(gradients, tensors)
+            tensors, plain = _flat(batch, plan)
+            gradients = _Gradient.apply(grad, *tensors, *_saved_tensors(found, saved), *plain)  # type: ignore[no-untyped-call]
+        else:
+            gradients = differentiate(grad, batch, plan, found, saved)
+            if saved.kept is not None:
+                # Another backward pass through the same graph computes the exponentials again.
+                ctx.saved = saved._replace(kept=None)
+                if isinstance(saved.kept, Tensor):
+                    device.give_back("kept", saved.kept)
+        needed = ctx.needs_input_grad[2:]
+        return None, None, *(part if needs else None for part, needs in zip(gradients, needed, strict=True))
 
 
 class _Traceable(torch.autograd.Function):
@@ -304,7 +309,7 @@ def _saved_tensors(found: AnchorValues, saved: Saved) -> tuple[Tensor, ...]:
     if saved.stats and saved.stats[0].dim() == 2:
         stats = saved.stats[0]
     else:
-        stats = rows.new_zeros((_most_stats(), rows.shape[0]))
+        stats = rows.new_zeros((_most_stats(), len(found.values)))
         for line, part in enumerate(saved.stats):
             if part.numel():
                 stats[line] = part
@@ -348,8 +353,7 @@ def second_derivative(
     count = batch.embeddings.shape[0]
     if batch.references.mutual and others is not None:
         # In the other direction, rows and references are exchanged.
-        one_way = replace(batch, references=References(others))
-        turned = replace(batch, embeddings=others, references=References(batch.embeddings))
+        one_way, turned = _sides(batch)
         there = second_derivative(directions, grad[:count], one_way, plan)
         back = second_derivative((directions[1], directions[0], *directions[2:]), grad[count:], turned, plan)
         by_grad = torch.cat([part for part in (there[0], back[0]) if part is not None])
@@ -358,7 +362,7 @@ def second_derivative(
     columns = count if others is None else others.shape[0]
     given = {0: batch.embeddings, 1: others, 2: temperature if isinstance(temperature, Tensor) else None}
     present = {place: tensor for place, tensor in given.items() if tensor is not None}
-    own = torch.arange(count, device=grad.device) if others is None else batch.references.own
+    own = rowwise.own_columns(batch)
     height = plan.rows if plan.form == "rowwise" else max(1, PANEL_ELEMENTS // columns)
 
     def of_panel(panel: rowwise.Panel | rowwise.LonePanel, *inputs: Tensor) -> Tensor:

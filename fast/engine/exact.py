@@ -39,7 +39,7 @@ from torch import Tensor
 
 from . import formulas
 from .device import dtypes_of
-from .rowwise import masks_of
+from .rowwise import masks_of, own_columns
 from .scaling import differentiable_rows
 from .spec import EPSILON, LN2, AnchorValues, Batch, Rule, Similarity
 
@@ -68,8 +68,7 @@ def anchor_values(batch: Batch) -> AnchorValues:
     embeddings, rule, others = batch.embeddings, batch.rule, batch.references.embeddings
     count = embeddings.shape[0]
     columns = count if others is None else others.shape[0]
-    own = torch.arange(columns, device=embeddings.device) if others is None else batch.references.own
-    positive, negative, _ = masks_of(batch.targets, own, slice(0, count), count, columns)
+    positive, negative, _ = masks_of(batch.targets, own_columns(batch), slice(0, count), count, columns)
     positives, negatives = positive.sum(1), negative.sum(1)
     valid = formulas.counted(batch, positives, negatives)
     rows = torch.ones_like(positives, dtype=torch.bool) if valid is None else valid

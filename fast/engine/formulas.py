@@ -166,22 +166,25 @@ class Weights(NamedTuple):
     level: Tensor
 
 
-def weights(rule: Rule, grad: Tensor, sums: Sums, number: Tensor | None) -> Weights:
+def weights(rule: Rule, grad: Tensor, sums: Sums, number: Tensor | None, negatives: Tensor | None = None) -> Weights:
     """Return the coefficients of each row's exponentials.
 
     Args:
         rule: the formula.
         grad: ``[N]``, 0 for every row that is not an anchor or whose sums are empty.
         sums: the sums of each row.
-        number: n in the computing dtype, or None if each row has exactly one positive.
+        number: n in the computing dtype, or None if each row has at most one positive.
+        negatives: m in the computing dtype, which only "binary" needs.
     """
     neg, pos = sums.neg, sums.pos
-    if number is None and rule.denominator != "only_negatives":
+    if number is None and rule.terms != "lse" and rule.denominator != "only_negatives":
         negative = grad / (neg + pos)
         return Weights(negative, negative, -negative * neg)
     zero = torch.zeros_like(grad)
     if number is None:
         return Weights(torch.where(neg > 0, grad / neg, 0.0), zero, -grad)
+    if negatives is not None:
+        return Weights(grad / negatives.clamp(min=1), zero, -grad / (number + 1))
     alone, number = number <= 1, number.clamp(min=1)
     if rule.denominator == "one_positive":
         if rule.terms == "out":
@@ -193,8 +196,10 @@ def weights(rule: Rule, grad: Tensor, sums: Sums, number: Tensor | None) -> Weig
     if rule.denominator == "only_negatives":
         negative, slope, of_one = torch.where(neg > 0, grad / neg, 0.0), zero, -grad
     else:
-        missed = neg / (neg + pos)
-        negative = slope = grad / (neg + pos)
+        # Both sums are empty if a row has no column but itself.
+        total = (neg + pos).clamp_(min=torch.finfo(neg.dtype).tiny)
+        missed = neg / total
+        negative = slope = grad / total
         per_positive, of_one = per_positive * missed, -grad * missed
     if rule.terms == "in":
         slope, level = -per_positive, zero

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from . import device, symmetric
+from . import device
 from .scaling import largest_norm
-from .spec import KERNELS, UNSHIFTED, Backend, Batch, Plan
+from .spec import KERNELS, UNSHIFTED, Backend, Batch, Plan, Targets
 
 __all__ = ["UNSHIFTED", "choose", "tile_size", "tiles_of"]
 
-PAIRS_UP_TO = 320
-"""Largest number of rows for which a batch of pairs is evaluated as one matrix; with tiles, overhead would dominate."""
 DENSE_UP_TO = 512
 """Largest number of rows, and of columns, for which "auto" evaluates the batch as one panel."""
 NARROW_UP_TO = 1024
@@ -76,35 +74,43 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     others, count = batch.references.embeddings, embeddings.shape[0]
     columns = count if others is None else others.shape[0]
     reads = device.may_read(embeddings)
-    if others is None and targets.kind == "labels" and rule.terms in ("out", "in") and reads:
-        targets = symmetric.read_labels(targets)
-    paired = reads and (targets.paired or targets.kind == "partners")
+    tiles = others is None and targets.kind in ("labels", "partners") and rule.terms in ("out", "in")
+    if tiles and targets.kind == "labels" and reads:
+        targets = read_labels(targets)
+        batch = Batch(embeddings, targets, rule, batch.references, batch.anchors, batch.storage, batch.sizes)
     # An upper bound on |s_ij|; infinity if none is known without reading the memory of an accelerator.
     largest, temperature = math.inf, rule.temperature
     if isinstance(temperature, Tensor):
         temperature = float(temperature.detach()) if reads and device.may_read(temperature) else 0.0
-    if others is None and targets.kind in ("labels", "partners") and rule.terms != "epsilon" and temperature > 0:
+    if rule.terms != "epsilon" and temperature > 0:
         if rule.similarity == "cosine":
             largest = 1 / temperature
         elif reads:
-            largest = largest_norm(embeddings, batch.sizes) ** 2 / temperature
-    unshifted = UNSHIFTED[device.dtypes_of(embeddings)[0]] - math.log(count)
+            sizes = largest_norm(embeddings, batch.sizes)
+            across = sizes if others is None else largest_norm(others, batch.references.sizes)
+            largest = sizes * across / temperature
+    unshifted = UNSHIFTED[device.dtypes_of(embeddings)[0]] - math.log(max(count, columns))
+    one = backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO)
+    entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
+    height = count if one else _Forced.rows or max(1, entries // columns)
+    if 2 * largest <= unshifted and (one or not tiles):
+        return Plan("unshifted", height, columns, backward and height == count, reads), batch
     # This formula divides exponentials inside the logarithm, at worst the smallest of a row by the largest.
-    if largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1) <= unshifted:
-        few = backend == "dense" or (backend == "auto" and count <= PAIRS_UP_TO)
-        if few and paired and rule.denominator != "only_negatives" and 2 * largest <= unshifted:
-            targets = symmetric.as_partners(targets) if targets.paired else targets
-            return Plan("pairs", count, count, backward, reads), replace(batch, targets=targets)
+    if tiles and largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1) <= unshifted:
         rows, wide = (count, count) if backend == "dense" else tile_size(count, 1 if reads else ACCELERATOR_FACTOR)
         # The tiles contain half of the matrix, except that the squares on the diagonal are complete.
         keep = backward and (backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS)
-        return Plan("symmetric", rows, wide, keep, reads), replace(batch, targets=targets)
-    if targets.paired:
-        batch = replace(batch, targets=symmetric.as_partners(targets))
-    if backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO):
-        return Plan("rowwise", count, columns, False, reads), batch
-    entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
-    return Plan("rowwise", _Forced.rows or max(1, entries // columns), columns, False, reads), batch
+        return Plan("symmetric", rows, wide, keep, reads), batch
+    return Plan("rowwise", height, columns, False, reads), batch
+
+
+def read_labels(targets: Targets) -> Targets:
+    """Return labels ``[N]`` with their sorted order, or partners if each label occurs twice. Values are read."""
+    labels, order = torch.sort(targets.given, stable=True)
+    if len(labels) % 2 or not torch.equal(labels[0::2], labels[1::2]) or bool((labels[1:-1:2] == labels[2::2]).any()):
+        return Targets("labels", targets.given, None, order)
+    across = order.view(-1, 2).flip(1).view(-1)
+    return Targets("partners", torch.empty_like(order).scatter_(0, order, across), None, order)
 
 
 def tile_size(count: int, factor: int = 1) -> tuple[int, int]:

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from . import formulas
 from .formulas import Row
-from .scaling import Saved, Scaled, by_temperature, scale_rows, to_embeddings
+from .scaling import Saved, pulled, scale_both
 from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Rule, Targets
+from .unshifted import marked
 
 
 class Panel(NamedTuple):
@@ -107,23 +108,8 @@ def masks_of(
     targets: Targets, own: Tensor | None, here: slice, count: int, columns: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return three bool masks ``[b, M]`` of the rows ``here``: positives, negatives, and self pairs."""
-    given = targets.given
-    place = torch.arange(columns, device=given.device)
-    if targets.kind == "labels":
-        positive = given[here, None] == (given if targets.columns is None else targets.columns)
-    elif targets.kind == "mask":
-        positive = given[here]
-    elif targets.kind == "partners":
-        positive = given[here, None] == place
-    else:
-        lines = here.stop - here.start
-        marks = torch.zeros((lines + (lines < count), columns), dtype=torch.bool, device=given.device)
-        if targets.kind == "pairs":
-            # Pairs whose anchor is in another panel mark the extra last line, which is dropped below.
-            line = given[:, 0] - here.start
-            line = torch.where((line >= 0) & (line < lines), line, lines)
-            marks = marks.index_put((line, given[:, 1]), marks.new_ones(()))
-        positive = marks[:lines]
+    positive = marked(targets, here, count, columns)
+    place = torch.arange(columns, device=positive.device)
     itself = torch.zeros_like(positive) if own is None else own[here, None] == place
     positive = positive & ~itself
     return positive, ~(positive | itself), itself
@@ -354,49 +340,29 @@ def _lone_weights(row: _LoneRow, panel: LonePanel, rule: Rule, up: Tensor) -> Te
     return found if panel.partner is None else found.scatter_(1, panel.partner, -up)
 
 
-def _columns(batch: Batch, rows: Tensor) -> tuple[Tensor, Scaled | None, Tensor | None]:
-    """Return the scaled columns, their scales (None if the columns are the rows), and the column that is each row."""
-    references = batch.references
-    if references.embeddings is None:
-        return rows, None, torch.arange(rows.shape[0], device=rows.device)
-    scaled = scale_rows(references.embeddings, batch.rule, references.sizes)
-    return scaled.rows, scaled, references.own
+def own_columns(batch: Batch) -> Tensor | None:
+    """Return the column that is each row, int64 ``[N]``, -1 for none; None if no row is a column."""
+    rows, references = batch.embeddings, batch.references
+    return torch.arange(len(rows), device=rows.device) if references.embeddings is None else references.own
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Return the values, and the scaled rows for the backward pass."""
-    scaled = scale_rows(batch.embeddings, batch.rule, batch.sizes)
-    rows = scaled.rows
-    columns, _, own = _columns(batch, rows)
-    count = rows.shape[0]
-    found = rows.new_empty(count)
-    positives = torch.empty(count, dtype=torch.int64, device=rows.device)
-    negatives = torch.empty_like(positives)
-    for panel in panels(batch.targets, own, count, columns.shape[0], plan.rows, rows.dtype):
-        found[panel.rows] = values(rows[panel.rows] @ columns.T, panel, batch.rule)
-        positives[panel.rows], negatives[panel.rows] = panel.sizes()
+    """Return the values, and the scaled rows and columns for the backward pass."""
+    scaled, columns = scale_both(batch)
+    rows, turned = scaled.rows, columns.rows.T
+    parts = []
+    for panel in panels(batch.targets, own_columns(batch), len(rows), turned.shape[1], plan.rows, rows.dtype):
+        parts.append((values(rows[panel.rows] @ turned, panel, batch.rule), *panel.sizes()))
+    found, positives, negatives = map(torch.cat, zip(*parts, strict=True))
     valid = formulas.counted(batch, positives, negatives)
     found = found if valid is None else torch.where(valid, found, 0.0)
-    return AnchorValues(found, positives, negatives), Saved(scaled, ())
+    return AnchorValues(found, positives, negatives), Saved(scaled, (), None, columns)
 
 
 def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
     """Return the gradients with respect to embeddings, references and temperature; see `symmetric.differentiate`."""
-    rule, rows = batch.rule, saved.scaled.rows
-    columns, scaled, own = _columns(batch, rows)
-    pull = torch.zeros_like(rows)
-    pull_columns = pull if scaled is None else torch.zeros_like(columns)
-    for panel in panels(batch.targets, own, rows.shape[0], columns.shape[0], plan.rows, rows.dtype):
-        weight = weights(rows[panel.rows] @ columns.T, panel, rule, grad[panel.rows])
-        pull[panel.rows].addmm_(weight, columns)
-        pull_columns.addmm_(weight.T, rows[panel.rows])
-    learned = by_temperature(pull, rows, size, rule)
-    others = batch.references.embeddings
-    if scaled is None or others is None:
-        return to_embeddings(pull, saved.scaled, rule, size, batch.embeddings.dtype), None, learned
-    more = by_temperature(pull_columns, columns, size, rule)
-    if learned is not None and more is not None:
-        # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: each adds half.
-        learned = learned + more
-    by_references = to_embeddings(pull_columns, scaled, rule, size, others.dtype)
-    return to_embeddings(pull, saved.scaled, rule, size, batch.embeddings.dtype), by_references, learned
+    saved = saved if saved.classes else saved._replace(classes=scale_both(batch, scaled=saved.scaled)[1])
+    rows, turned = saved.scaled.rows, saved.classes.rows.T
+    every = panels(batch.targets, own_columns(batch), len(rows), turned.shape[1], plan.rows, rows.dtype)
+    weighed = ((p.rows, weights(rows[p.rows] @ turned, p, batch.rule, grad[p.rows])) for p in every)
+    return pulled(weighed, saved, batch, size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from .device import dtypes_of
-from .spec import Rule, Sizes
+from .spec import Batch, Gradients, Rule, Sizes
 
 _EXPONENTS = {torch.float64: 1000, torch.float32: 120}
 """Largest ``|e|`` used in scaling by 2^e; such powers are finite and normal."""
@@ -45,14 +45,16 @@ class Saved(NamedTuple):
     Attributes:
         scaled: the scaled rows; sorted in the symmetric form.
         stats: sums per row, ``[N]`` each, as defined by the form.
-        kept: the exponentials, flat; None if they are not kept.
-        classes: the sorted order of the rows; None if the form has no order, or if it is to be computed again.
+        kept: the exponentials, flat, or the matrices of the one panel; None if they are not kept.
+        classes: the sorted order of the rows, or the scaled columns; None if it is to be computed again.
+        frozen: whether the references need no gradient.
     """
 
     scaled: Scaled
     stats: Sequence[Tensor]
-    kept: Tensor | None = None
+    kept: Any = None
     classes: Any = None
+    frozen: bool = False
 
 
 def measure(embeddings: Tensor) -> Sizes:
@@ -129,9 +131,11 @@ def to_embeddings(
     """
     if rule.similarity == "cosine":
         # Some rows at a time: for all rows at once, the product would need another matrix of the embeddings' size.
-        for part, rows in zip(torch.split(pull, _ROWS), torch.split(scaled.rows, _ROWS), strict=True):
-            along = torch.linalg.vecdot(part, rows)[:, None]
-            part.addcmul_(along * (rule.temperature * unit), rows, value=-1)
+        few = len(pull) <= _ROWS
+        parts, of_rows = ([pull], [scaled.rows]) if few else (torch.split(t, _ROWS) for t in (pull, scaled.rows))
+        for part, rows in zip(parts, of_rows, strict=True):
+            along = torch.linalg.vecdot(part, rows).unsqueeze(1)
+            part.addcmul_(along.mul_(rule.temperature * -unit), rows)
     pull.mul_(scaled.factor * (size * unit))
     if scaled.power is not None:
         pull.mul_(scaled.power)
@@ -150,6 +154,49 @@ def by_temperature(pull: Tensor, rows: Tensor, size: float | Tensor, rule: Rule,
     total = torch.linalg.vecdot(pull, rows).sum(dtype=dtypes_of(pull)[1])
     found: Tensor = total * (size * unit) / (-2 * temperature.to(total.dtype))
     return found.to(temperature.dtype)
+
+
+def scale_both(batch: Batch, unit: float = 1, scaled: Scaled | None = None) -> tuple[Scaled, Scaled]:
+    """Return the scaled rows and the scaled columns, which are the same object if there are no references."""
+    scaled = scaled or scale_rows(batch.embeddings, batch.rule, batch.sizes, unit)
+    others, sizes = batch.references.embeddings, batch.references.sizes
+    return scaled, scaled if others is None else scale_rows(others, batch.rule, sizes, unit)
+
+
+def pulled(
+    weighed: Iterable[tuple[slice, Tensor]], saved: Saved, batch: Batch, size: float | Tensor, unit: float = 1
+) -> Gradients:
+    """Multiply panels of weights with the rows and columns, and return the gradients of the inputs.
+
+    Args:
+        weighed: the rows of each panel, and its weights ``[b, M]``.
+        saved: holds the scaled rows, and as `classes` the scaled columns; whether the references need a gradient.
+        batch: the batch.
+        size: factor by which the result is multiplied.
+        unit: the unit of the logits.
+    """
+    rule, scaled, columns = batch.rule, saved.scaled, saved.classes
+    rows, across, itself = scaled.rows, columns.rows, batch.references.embeddings is None
+    pull = pull_columns = None
+    for here, weight in weighed:
+        if len(weight) == len(rows):
+            pull = (weight + weight.T if itself else weight) @ across
+        else:
+            pull = torch.zeros_like(rows) if pull is None else pull
+            pull[here].addmm_(weight, across)
+            if itself:
+                pull.addmm_(weight.T, rows[here])
+        if not (itself or saved.frozen):
+            pull_columns = torch.zeros_like(across) if pull_columns is None else pull_columns
+            pull_columns.addmm_(weight.T, rows[here])
+    assert pull is not None
+    learned = by_temperature(pull, rows, size, rule, unit)
+    if learned is not None and not itself:
+        # A logit is homogeneous of degree 1 in the rows and of degree 1 in the columns: each adds the same half.
+        learned = learned + learned
+    dtype = batch.embeddings.dtype
+    more = None if pull_columns is None else to_embeddings(pull_columns, columns, rule, size, dtype, unit)
+    return to_embeddings(pull, scaled, rule, size, dtype, unit), more, learned
 
 
 def of_ordinary_size(grad: Tensor, *, reads: bool) -> tuple[float | Tensor, Tensor]:

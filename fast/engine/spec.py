@@ -19,7 +19,7 @@ Denominator = Literal["all", "one_positive", "only_negatives"]
 Terms = Literal["out", "in", "binary", "epsilon", "lse"]
 Backend = Literal["auto", "dense", "tiled", "exact", "triton"]
 Kind = Literal["labels", "mask", "partners", "pairs", "none"]
-Form = Literal["pairs", "symmetric", "rowwise", "triton"]
+Form = Literal["unshifted", "symmetric", "rowwise", "triton"]
 
 EPSILON = 1e-8
 """The constant of the ``"epsilon"`` terms, part of that published formula."""
@@ -42,15 +42,13 @@ class Targets:
         given: int64 labels ``[N]``, bool mask ``[N, M]`` (row is the anchor), int64 partners ``[N]``, int64 pairs
             ``[P, 2]`` (each an anchor and its positive; duplicates count once), or an empty tensor.
         columns: int64 labels ``[M]`` of the references; None without references.
-        order: int64 ``[N]``, the rows stably sorted by label; None if the labels were not read.
-        paired: True if the labels were read and each occurs exactly twice.
+        order: int64 ``[N]``, the rows stably sorted by label or so that partners are neighbours; None if not known.
     """
 
     kind: Kind
     given: Tensor
     columns: Tensor | None = None
     order: Tensor | None = None
-    paired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +149,10 @@ class Plan:
     """How one batch is evaluated.
 
     Attributes:
-        form: "pairs": one matrix of unshifted exponentials, for a small batch of pairs; "symmetric": tiles of unshifted
-            exponentials, each used for its rows and for its columns; "rowwise": panels of whole rows, shifted by their
-            maxima; "triton": fused kernels, which choose their own tiles. The name of a backend means that the operator
-            chooses when it runs: a compiled graph serves batches of every size and must not depend on values.
+        form: "unshifted": panels of whole rows of unshifted exponentials, one for a small batch; "symmetric": tiles of
+            unshifted exponentials, each used for its rows and for its columns; "rowwise": panels of whole rows, shifted
+            by their maxima; "triton": fused kernels, which choose their own tiles. The name of a backend means that the
+            operator chooses when it runs: a compiled graph serves batches of every size and must not depend on values.
         rows: the number of rows of a tile or a panel.
         columns: the number of columns of a tile; a panel has all columns.
         keep: whether the forward pass keeps the tiles' exponentials.

@@ -9,23 +9,18 @@ products per tile.
 The rows are scaled so that their products t are logits in units of log 2: on a CPU, 2^t takes a quarter of the time of
 e^s. With E_ij = e^s_ij = 2^t_ij, every value and every weight dL_i/ds_ij follows from a row's sums of E; see
 `formulas`.
-
-Separate functions evaluate batches of up to a few hundred rows that form pairs. The time for such a batch depends on
-the number of operations, not on their size. These functions use one matrix, do not sort rows, and add the weights of
-both directions of a pair before the matrix product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import formulas
+from . import formulas, unshifted
 from .device import borrow, give_back
 from .formulas import Row, Sums
 from .scaling import Saved, Scaled, by_temperature, scale_rows, to_embeddings
@@ -64,7 +59,7 @@ def sort_rows(targets: Targets, plan: Plan) -> Classes:
     given, order = targets.given, targets.order
     count = given.shape[0]
     place = torch.arange(count, device=given.device)
-    paired = targets.paired or targets.kind == "partners"
+    paired = targets.kind == "partners"
     if order is None:
         labels, order = torch.sort(torch.minimum(given, place) if paired else given, stable=True)
     else:
@@ -80,37 +75,6 @@ def sort_rows(targets: Targets, plan: Plan) -> Classes:
         lasts = labels[plan.rows - 1 :: plan.rows].tolist()
         ends = labels[:: plan.rows].tolist(), lasts if count % plan.rows == 0 else [*lasts, int(labels[-1])]
     return Classes(order, back, labels, positives, False, ends)
-
-
-def read_labels(targets: Targets) -> Targets:
-    """Return labels ``[N]`` with their sorted order and whether each occurs exactly twice. Values are read."""
-    labels, order = torch.sort(targets.given, stable=True)
-    count = labels.shape[0]
-    paired = False
-    if count % 2 == 0:
-        changes = labels.narrow(0, 1, count - 1) != labels.narrow(0, 0, count - 1)
-        paired = torch.equal(changes, _neighbours(count)[0])
-    return Targets("labels", targets.given, None, order, paired)
-
-
-@lru_cache(maxsize=4)
-def _neighbours(count: int) -> tuple[Tensor, Tensor]:
-    """Describe sorted labels of pairs, on the CPU.
-
-    Returns:
-        Where labels differ from their predecessors, bool ``[count - 1]``, and the position of each row's partner, int64
-        ``[count]``.
-    """
-    with torch.inference_mode(False):
-        place = torch.arange(count)
-        return place[1:] % 2 == 0, place ^ 1
-
-
-def as_partners(targets: Targets) -> Targets:
-    """Return the partner of each row, given labels that `read_labels` found to occur exactly twice each."""
-    order = cast(Tensor, targets.order)
-    across = order.index_select(0, _neighbours(order.shape[0])[1])
-    return Targets("partners", torch.empty_like(order).scatter_(0, order, across))
 
 
 class _Tile(NamedTuple):
@@ -172,22 +136,8 @@ def _clear_pairs(matrix: Tensor) -> None:
     matrix.as_strided((height // 2, 2, 2), (2 * width + 2, width, 1), place).zero_()
 
 
-class _Row(NamedTuple):
-    """The sums of each row ``[N]``, as a `formulas.Row`.
-
-    Attributes:
-        number: the number of positives of each row, at least 1; None if each row has exactly one.
-        many: the same number as a tensor; unused if each row has exactly one positive.
-        sums: sums of exponentials.
-        lin: sum over positives of t - itself; for pairs, of t.
-        itself: the row's product with itself, a constant near its largest t; unused for pairs.
-    """
-
-    number: Tensor | None
-    many: Tensor
-    sums: Sums
-    lin: Tensor
-    itself: Tensor
+class _Row(unshifted._Row):
+    """Row sums of exponentials that are not relative to anything, while ``lin`` is the sum of t - ``itself``."""
 
     def odds(self) -> Tensor:
         return (self.sums.neg.log2() - self.lin) * LN2
@@ -196,36 +146,14 @@ class _Row(NamedTuple):
         ratio = self.sums.neg / self.sums.pos
         return torch.where(ratio < _LARGE, ratio.log1p(), self.sums.neg.log() - self.sums.pos.log())
 
-    def positives_over_mean(self) -> Tensor:
-        return torch.where(self.many == 1, 0.0, self._relative(self.sums.pos) - self.lin * LN2 / self.many)
-
-    def negatives_over_mean(self) -> Tensor:
-        return self._relative(self.sums.neg) - self.lin * LN2 / self.many
-
     def negatives_over_log_mean(self) -> Tensor:
-        positives = torch.where(self.many == 1, self.lin * LN2, self._relative(self.sums.pos))
-        return self._relative(self.sums.neg) - (positives - self.many.log())
+        positives = torch.where(self.many == 1, self.lin * LN2, self._log(self.sums.pos))
+        return self._log(self.sums.neg) - (positives - self.many.log())
 
-    def _relative(self, total: Tensor) -> Tensor:
-        """Return log(total / 2^itself): the common constant is removed before the logarithm is rounded."""
+    def _log(self, total: Tensor) -> Tensor:
+        """Return the logarithm of total / 2^itself: the constant is removed before the logarithm is rounded."""
         relative = total * torch.exp2(-self.itself)
         return torch.where(relative > 1 / _LARGE, relative.log(), total.log() - self.itself * LN2)
-
-    def own_softplus(self) -> Tensor:
-        return self.sums.first / self.many
-
-    def own_missed(self) -> Tensor:
-        return self.sums.missed / self.many
-
-    def own_log_hit(self) -> Tensor:
-        return -(self.many * self.sums.boost() / self.sums.first).log()
-
-
-class _PairRow(_Row):
-    """Row sums whose quotients are known to be moderate."""
-
-    def softplus_odds(self) -> Tensor:
-        return (self.sums.neg / self.sums.pos).log1p_()
 
 
 _LARGE = 2.0**100
@@ -350,7 +278,6 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     sums = Sums(*saved.stats[: len(Sums._fields)])
     number = None if classes.paired else classes.positives.to(grad.dtype)
     weights = formulas.weights(rule, grad.index_select(0, classes.order), sums, number)
-    boost = sums.boost() if rule.terms == "in" else sums.neg
     pull = torch.zeros_like(rows)
     turned, count = rows.T, rows.shape[0]
     largest = min(plan.rows, count) * min(plan.columns, count)
@@ -370,7 +297,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
             exponentials = buffer.as_strided(tile.shape, tile.strides, tile.place)
         masked = tile.square > 0 or classes.may_match(tile, plan.rows)
         if masked and not classes.paired:
-            _weigh(combined, exponentials, tile, classes, sums, weights, rule, boost)
+            _weigh(combined, exponentials, tile, classes, sums, weights, rule)
         else:
             combined.mul_(exponentials)
             if masked and saved.kept is None:
@@ -398,7 +325,6 @@ def _weigh(
     sums: Sums,
     weights: formulas.Weights,
     rule: Rule,
-    boost: Tensor,
 ) -> None:
     """Turn the coefficients of a tile's negatives into the weights of all its pairs."""
     positive = _same(classes, tile, combined.dtype)
@@ -415,7 +341,7 @@ def _weigh(
             whole = part + neg + (1 - mask)
             own = level * neg / whole
             if rule.terms == "in":
-                own *= part * mask * boost[place].unsqueeze(lacking) / whole
+                own *= part * mask * sums.boost()[place].unsqueeze(lacking) / whole
         else:
             # The slope of a row is only valid for its positives; products with other exponentials could overflow.
             own = torch.addcmul(level, part * mask, weights.slope[place].unsqueeze(lacking))
@@ -426,50 +352,3 @@ def _weigh(
                 combined[:, :square] += own[:, :square].T
         else:
             combined[:, square:].add_(own)
-
-
-def evaluate_pairs(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Evaluate a small batch of pairs as one matrix; arguments and result are those of `evaluate`."""
-    scaled = scale_rows(batch.embeddings, batch.rule, batch.sizes, LN2)
-    rows, partners = scaled.rows, batch.targets.given
-    count, column = rows.shape[0], partners.unsqueeze(1)
-    use = "kept" if plan.keep else "logits"
-    buffer = borrow(use, rows, count * count)
-    logits = torch.mm(rows, rows.T, out=buffer.as_strided((count, count), (count, 1)))
-    exponentials = logits.exp2_()
-    pos = exponentials.gather(1, column).view(-1)
-    neg = _without_pairs(exponentials, column).sum(1)
-    sums = Sums(neg, pos, *(neg.new_empty(0),) * 3)
-    if not plan.keep:
-        give_back(use, buffer)
-    values = formulas.value(batch.rule, cast(Row, _PairRow(None, pos, sums, pos, pos)))
-    if batch.anchors is not None:
-        values = torch.where(batch.anchors, values, 0.0)
-    positives = torch.ones_like(partners)
-    found = AnchorValues(values, positives, positives * (count - 2))
-    return found, Saved(scaled, sums, buffer if plan.keep else None, None)
-
-
-def _without_pairs(exponentials: Tensor, column: Tensor) -> Tensor:
-    """Set self pairs to 0, and also the pair of each row and its positive, which is in ``column``."""
-    exponentials.diagonal().zero_()
-    return exponentials.scatter_(1, column, 0.0)
-
-
-def differentiate_pairs(grad: Tensor, size: float | Tensor, batch: Batch, _plan: Plan, saved: Saved) -> Gradients:
-    """Return the gradients of `evaluate_pairs`; arguments and result are those of `differentiate`."""
-    rule, rows, partners = batch.rule, saved.scaled.rows, batch.targets.given
-    count, column = rows.shape[0], partners.unsqueeze(1)
-    shape, strides = (count, count), (count, 1)
-    combining = borrow("weights", rows, count * count)
-    if saved.kept is None:
-        exponentials = _without_pairs((rows @ rows.T).exp2_(), column)
-    else:
-        exponentials = saved.kept.as_strided(shape, strides)
-    negative, _, level = formulas.weights(rule, grad, Sums(*saved.stats[: len(Sums._fields)]), None)
-    combined = torch.add(negative[:, None], negative, out=combining.as_strided(shape, strides)).mul_(exponentials)
-    combined.scatter_(1, column, (level + level[partners])[:, None])
-    pull = combined @ rows
-    give_back("weights", combining)
-    learned = by_temperature(pull, rows, size, rule, LN2)
-    return to_embeddings(pull, saved.scaled, rule, size, batch.embeddings.dtype, LN2), None, learned

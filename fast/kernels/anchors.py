@@ -174,16 +174,7 @@ def combine(
 
 @triton.jit(do_not_specialize=["n", "parts"])
 def combine_positives(
-    shares,
-    stats,
-    order,
-    values,
-    n,
-    pad,
-    parts,
-    TERMS: tl.constexpr,
-    ORDERED: tl.constexpr,
-    BM: tl.constexpr,
+    shares, stats, order, values, n, pad, parts, TERMS: tl.constexpr, ORDERED: tl.constexpr, BM: tl.constexpr
 ):
     """Add the shares of `positives`, store the sums in lines 7 to 10 of the stats, and compute the remaining values."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)

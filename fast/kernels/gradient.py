@@ -45,16 +45,7 @@ COEFFICIENTS = tl.constexpr(5)
 
 @triton.jit
 def add_pull(
-    g,
-    scale,
-    y0,
-    y1,
-    y2,
-    acc,
-    REACH: tl.constexpr,
-    RAW: tl.constexpr,
-    PIECES: tl.constexpr,
-    WIDEN: tl.constexpr,
+    g, scale, y0, y1, y2, acc, REACH: tl.constexpr, RAW: tl.constexpr, PIECES: tl.constexpr, WIDEN: tl.constexpr
 ):
     """Return ``acc + g @ y``; under RAW, g is first multiplied by ``scale``, which normalises the rows of y."""
     if RAW:

@@ -16,18 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import (
-    EPSILON,
-    NEVER,
-    bounds_at,
-    load_pieces,
-    log1p,
-    next_marked,
-    positives_of,
-    products,
-    sigmoid,
-    softplus,
-)
+from .tile import EPSILON, NEVER, bounds_at, load_pieces, log1p, next_marked, positives_of, products, sigmoid, softplus
 
 LINES = tl.constexpr(4)
 """Numbers that a share of the columns stores per anchor."""

@@ -173,18 +173,7 @@ def next_marked(
 
 
 @triton.jit
-def positives_of(
-    marks,
-    rows,
-    columns,
-    label,
-    columns_label,
-    row_stride,
-    column_stride,
-    n,
-    m,
-    MARKS: tl.constexpr,
-):
+def positives_of(marks, rows, columns, label, columns_label, row_stride, column_stride, n, m, MARKS: tl.constexpr):
     """Return which pairs are positives, by labels or by a mask of bytes; self pairs are not excluded."""
     if MARKS == "labels":
         found = label[:, None] == columns_label[None, :]

@@ -1,0 +1,264 @@
+"""The unshifted form: panels of whole rows of exponentials that need no shift, for every kind of positives.
+
+A panel holds some anchors and all columns. Where the largest logit is known to be moderate, sums of exponentials
+neither overflow nor underflow, so each sum is one reduction of the same matrix. The time for a small batch depends on
+the number of operations, not on their size: such a batch is one panel, whose matrices are kept for the backward pass.
+
+As in `symmetric`, rows are scaled so that their products t are logits in units of log 2. Positives and negatives are
+summed separately, because the smaller of two sums would lose its digits in a difference. If the references are anchors
+too, one matrix serves both directions: its rows are the anchors of one, its columns those of the other.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from . import formulas
+from .formulas import Row, Sums
+from .scaling import Saved, pulled, scale_both
+from .spec import LN2, AnchorValues, Batch, Gradients, Plan, Targets
+
+
+class Panel(NamedTuple):
+    """Matrices ``[b, M]`` of some anchors and all columns.
+
+    Attributes:
+        negative: the exponentials of negatives, else 0; under "binary", those of s for a negative and of -s for a
+            positive.
+        own: for positives the exponentials, or under "one_positive" the quotients that `formulas.Weights` multiplies;
+            else 0. Unused under "binary" and for rows with at most one positive.
+        positive: 1 for positives, else 0. For partners: int64 ``[b, 1]``, the column of the positive. Unused if there
+            are no positives.
+    """
+
+    negative: Tensor
+    own: Tensor
+    positive: Tensor
+
+
+class _Row(NamedTuple):
+    """The sums of each row ``[N]``, whose quotients are known to be moderate, as a `formulas.Row`.
+
+    Attributes:
+        number: the number of positives, at least 1; None if each row has at most one.
+        many: the same number as a tensor; unused if each row has at most one positive.
+        sums: sums of exponentials; under "binary", those of softplus(s) and of softplus(-s).
+        lin: sum over positives of t.
+        itself: a product near the row's largest t, for `symmetric`; else unused.
+        sizes: int64, the numbers of positives and of negatives; used only under "binary".
+    """
+
+    number: Tensor | None
+    many: Tensor
+    sums: Sums
+    lin: Tensor
+    itself: Tensor
+    sizes: tuple[Tensor, ...] = ()
+
+    def log_negatives(self) -> Tensor:
+        return self.sums.neg.log()
+
+    def odds(self) -> Tensor:
+        return (self.sums.neg / self.sums.pos).log_()
+
+    def softplus_odds(self) -> Tensor:
+        return (self.sums.neg / self.sums.pos).log1p_()
+
+    def positives_over_mean(self) -> Tensor:
+        return torch.where(self.many == 1, 0.0, self._log(self.sums.pos) - self.lin * LN2 / self.many)
+
+    def negatives_over_mean(self) -> Tensor:
+        return self._log(self.sums.neg) - self.lin * LN2 / self.many
+
+    def negatives_over_log_mean(self) -> Tensor:
+        return self.odds() + self.many.log()
+
+    def _log(self, total: Tensor) -> Tensor:
+        """Return the logarithm of a sum of exponentials, relative to what ``lin`` is relative to."""
+        return total.log()
+
+    def own_softplus(self) -> Tensor:
+        return self.sums.first / self.many
+
+    def own_missed(self) -> Tensor:
+        return self.sums.missed / self.many
+
+    def own_log_hit(self) -> Tensor:
+        return -(self.many * self.sums.boost() / self.sums.first).log()
+
+    def mean_softplus(self, sign: int, more: int) -> Tensor:
+        total, number = (self.sums.neg, self.sizes[1]) if sign > 0 else (self.sums.pos, self.sizes[0])
+        return total / (number + more).clamp_(min=1)
+
+
+def marked(targets: Targets, here: slice, count: int, columns: int) -> Tensor:
+    """Return a bool mask ``[b, M]`` of the positives of the rows ``here``, in which self pairs may be marked too."""
+    given = targets.given
+    if targets.kind == "labels":
+        return given[here, None] == (given if targets.columns is None else targets.columns)
+    if targets.kind == "mask":
+        return given[here]
+    if targets.kind == "partners":
+        return given[here, None] == torch.arange(columns, device=given.device)
+    lines = here.stop - here.start
+    marks = torch.zeros((lines + (lines < count), columns), dtype=torch.bool, device=given.device)
+    if targets.kind == "pairs":
+        # Pairs whose anchor is in another panel mark the extra last line, which is dropped below.
+        line = given[:, 0] - here.start
+        if lines < count:
+            line = torch.where((line >= 0) & (line < lines), line, lines)
+        marks = marks.index_put((line, given[:, 1]), marks.new_ones(()))
+    return marks[:lines]
+
+
+def _slices(count: int, rows: int) -> list[slice]:
+    return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
+
+
+def _clear(matrix: Tensor, batch: Batch, here: slice) -> Tensor:
+    """Set self pairs to 0."""
+    own = batch.references.own
+    if batch.references.embeddings is None:
+        matrix.diagonal(here.start).zero_()
+    elif own is not None:
+        matrix.masked_fill_(own[here, None] == torch.arange(matrix.shape[1], device=own.device), 0.0)
+    return matrix
+
+
+def _others(batch: Batch, columns: int) -> int | Tensor:
+    """Return the number of columns that are not the row itself, one number or int64 ``[N]``."""
+    own = batch.references.own
+    if batch.references.embeddings is None:
+        return columns - 1
+    return columns if own is None else columns - (own >= 0).to(torch.int64)
+
+
+def _sum(logits: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]]:
+    """Sum the exponentials of a panel.
+
+    Args:
+        logits: ``[b, M]``, in units of log 2; overwritten.
+        batch: the batch.
+        here: the anchors.
+
+    Returns:
+        The panel, and the fields of `Sums`, the sum over positives of t and the number of positives, ``[b]`` each;
+        those that the formula does not use are empty. Where the logarithm of a sum is compared with the mean of t over
+        positives, t is relative to this mean, rounded, so that the difference keeps its digits.
+    """
+    rule, targets = batch.rule, batch.targets
+    none = lin = logits.new_empty(0)
+    if targets.kind in ("partners", "none"):
+        exponentials, pos = logits.exp2_(), none
+        column = targets.given[here].unsqueeze(1)
+        if targets.kind == "partners":
+            pos = exponentials.gather(1, column).view(-1)
+            exponentials.scatter_(1, column, 0.0)
+        _clear(exponentials, batch, here)
+        return Panel(exponentials, none, column), [exponentials.sum(1), pos, none, none, none, none, none]
+    positive = _clear(marked(targets, here, batch.embeddings.shape[0], logits.shape[1]).to(logits.dtype), batch, here)
+    number = positive.sum(1)
+    if rule.terms == "binary":
+        exponentials = logits.mul_(torch.rsub(positive, 1, alpha=2)).exp2_()
+        losses = exponentials.log1p()
+        own = losses * positive
+        neg = _clear(losses.sub_(own), batch, here).sum(1)
+        return Panel(exponentials, none, positive), [neg, own.sum(1), none, none, none, none, number]
+    if rule.terms == "out" and rule.denominator != "one_positive":
+        mean = torch.linalg.vecdot(logits, positive).div_(number.clamp(min=1))
+        lin = torch.linalg.vecdot(logits.sub_(mean.unsqueeze(1)), positive)
+    exponentials = logits.exp2_()
+    own = exponentials * positive
+    negative = _clear(exponentials - own, batch, here)
+    neg, pos = negative.sum(1), own.sum(1)
+    missed = first = second = none
+    if rule.denominator == "one_positive":
+        odds = neg.unsqueeze(1) / exponentials
+        whole = odds + 1
+        if rule.terms == "out":
+            first = torch.linalg.vecdot(odds.log1p(), positive)
+            own = odds.div_(whole).mul_(positive)
+            missed = own.sum(1)
+        else:
+            boosted = positive.mul(Sums(neg, pos, none, none, none).boost().unsqueeze(1)).div_(whole)
+            first = boosted.sum(1)
+            missed = torch.linalg.vecdot(odds.div_(whole), positive)
+            own = boosted.mul_(odds)
+            second = own.sum(1)
+    return Panel(negative, own, positive), [neg, pos, missed, first, second, lin, number]
+
+
+def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
+    """Return the values, those of mutual references after those of the rows; the sums, and the panel if it is kept."""
+    rule, kind = batch.rule, batch.targets.kind
+    scaled, columns = scale_both(batch, LN2)
+    rows, turned = scaled.rows, columns.rows.T
+    count, width = rows.shape[0], turned.shape[1]
+    parts, kept, across = [], None, None
+    for here in _slices(count, plan.rows):
+        panel, part = _sum(rows[here] @ turned, batch, here)
+        parts.append(part)
+        if batch.references.mutual:
+            total = panel.negative.sum(0)
+            across = total if across is None else across.add_(total)
+        kept = panel if plan.keep else None
+    *sums, lin, number = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+    if across is not None:
+        sums[:2] = torch.cat((sums[0], across)), sums[1].repeat(2)
+    whole = Sums(*sums)
+    others = _others(batch, width)
+    if kind in ("partners", "none"):
+        size = count if across is None else 2 * count
+        positives = torch.full((size,), 1 if kind == "partners" else 0, device=rows.device)
+        negatives = others - positives
+        many = None
+    else:
+        positives = number.to(torch.int64)
+        negatives = others - positives
+        many = number.clamp(min=1)
+
+    row = _Row(many, number if many is None else many, whole, lin, lin, (positives, negatives))
+    values = formulas.value(rule, cast(Row, row))
+    valid = formulas.counted(batch, positives, negatives)
+    values = values if valid is None else torch.where(valid, values, 0.0)
+    return AnchorValues(values, positives, negatives), Saved(scaled, (*sums, number), kept, columns)
+
+
+def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
+    """Return the gradients with respect to embeddings, references and temperature; see `symmetric.differentiate`."""
+    saved = saved if saved.classes else saved._replace(classes=scale_both(batch, LN2, saved.scaled)[1])
+    rows, turned = saved.scaled.rows, saved.classes.rows.T
+    *sums, number = saved.stats[: len(Sums._fields) + 1]
+    some = None if batch.targets.kind in ("partners", "none") else number
+    negatives = _others(batch, turned.shape[1]) - number if batch.rule.terms == "binary" else None
+    weights = formulas.weights(batch.rule, grad, Sums(*sums), some, negatives)
+    weighed = (
+        (here, _weigh(saved.kept or _sum(rows[here] @ turned, batch, here)[0], weights, batch, here))
+        for here in _slices(len(rows), plan.rows)
+    )
+    return pulled(weighed, saved, batch, size, LN2)
+
+
+def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -> Tensor:
+    """Return the weights ``[b, M]`` of a panel, whose matrices may be overwritten."""
+    rule, kind = batch.rule, batch.targets.kind
+    negative, slope, level = (part[here].unsqueeze(1) for part in weights)
+    if rule.terms == "binary":
+        exponentials = panel.negative
+        weight = torch.lerp(negative, level, panel.positive).mul_(exponentials).div_(exponentials + 1)
+        return _clear(weight, batch, here)
+    if batch.references.mutual:
+        count = batch.embeddings.shape[0]
+        negative = negative + weights.negative[count:]
+        level = level + weights.level[count:][here].unsqueeze(1)
+    weight = panel.negative.mul_(negative)
+    if kind == "partners":
+        return weight.scatter_(1, panel.positive, level)
+    if kind == "none":
+        return weight
+    if rule.denominator == "one_positive":
+        return weight.addcmul_(panel.own, level)
+    return weight.addcmul_(panel.own, slope).addcmul_(panel.positive, level)
