@@ -388,6 +388,18 @@ def test_an_unavailable_device_fails_its_tests(runs: Runs) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+def test_a_target_that_no_call_fits_is_one_error_at_collection(runs: Runs) -> None:
+    target = "lambda outputs, epoch, temperature: outputs['embeddings']"
+    result = runs(target, f', loss="supcon", cases={FEW}')
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*pairproof: *<lambda> as supcon: called with labels on a small batch, it raises *",
+            "    def loss(embeddings, labels, temperature):",
+        ]
+    )
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_command_is_started_once_and_terminated(runs: Runs, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
     started: list[subprocess.Popen[bytes]] = []

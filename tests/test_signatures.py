@@ -159,8 +159,10 @@ def test_class_in_a_wrapper_gets_its_constructor() -> None:
 
         def __call__(self, embeddings, labels): ...
 
-    with pytest.raises(TargetError, match=re.escape("Odd(margin=..., batch_size=..., temperature=temperature)(")):
+    with pytest.raises(TargetError, match=re.escape("target(margin=..., batch_size=..., temperature=temperature)(")):
         load_loss(Odd, loss="supcon")
+    with pytest.raises(TargetError, match=r"target = \.\.\.  # a local function has no name to import"):
+        load_loss(lambda embeddings, labels, temperature: labels.missing, loss="supcon")
 
 
 def test_several_results_that_may_be_the_loss_are_refused_with_the_choices() -> None:

@@ -211,10 +211,13 @@ def wrapper(spec: object, signature: Signature, call: str) -> list[str]:
     own = _OWN[call]
     values = iter(re.findall(r"\w+(?=,|=|$)", own.replace("=None", "")))
     signature_text = partial(_arguments, signature=signature)
-    lines = [f"from {module} import {root}", "", "", f"def loss({own}, temperature):"]
-    thing = f"{root}.{rest}" if rest else root
+    importable = "<" not in attribute and bool(root)
+    start = f"from {module} import {root}" if importable else "target = ...  # a local function has no name to import"
+    lines = [start, "", "", f"def loss({own}, temperature):"]
+    thing = (f"{root}.{rest}" if rest else root) if importable else "target"
     if signature.constructs:
         thing = f"{thing}({', '.join(signature_text(signature.constructor.values(), iter(())))})"
+        thing += "" if any("__call__" in vars(kind) for kind in signature.thing.__mro__) else ".forward"
     given = ", ".join(signature_text(signature.named, values))
     return [*lines, f"    return {thing}({given})  # return the loss alone: a tensor"]
 

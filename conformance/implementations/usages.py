@@ -149,7 +149,7 @@ def _shared(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
     found = {
         k: x for k, x in [*enumerate(positional), *keywords.items()] if _is_rows(x) and (k in MATRICES or k in (0, 1))
     }
-    parts = iter(torch.cat([*found.values()]).split([len(x) for x in found.values()]))
+    parts = iter(torch.split(torch.cat([*found.values()]), [len(x) for x in found.values()]))
     parted = {k: next(parts) for k in found}
     return [parted.get(k, x) for k, x in enumerate(positional)], {k: parted.get(k, x) for k, x in keywords.items()}
 
