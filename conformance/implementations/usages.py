@@ -149,7 +149,7 @@ def _shared(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
     found = {
         k: x for k, x in [*enumerate(positional), *keywords.items()] if _is_rows(x) and (k in MATRICES or k in (0, 1))
     }
-    parts = iter(torch.split(torch.cat([*found.values()]), [len(x) for x in found.values()]))
+    parts = iter(torch.tensor_split(torch.cat([*found.values()]), np.cumsum([len(x) for x in found.values()]).tolist()))
     parted = {k: next(parts) for k in found}
     return [parted.get(k, x) for k, x in enumerate(positional)], {k: parted.get(k, x) for k, x in keywords.items()}
 
@@ -167,7 +167,8 @@ def _detached(positional: list[Any], keywords: dict[str, Any]) -> Arguments:
 
 def _again(called: Callable[..., Any], positional: list[Any], keywords: dict[str, Any]) -> Any:
     """Call it with fewer rows and with the same rows in another order first."""
-    for change in (lambda x: x[:-2], lambda x: x.roll(1, 0)):
+    changes: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x[:-2], lambda x: x.roll(1, 0))
+    for change in changes:
         with suppress(Exception):
             called(*(change(x) if isinstance(x, Tensor) and x.dim() else x for x in positional), **keywords)
     return called(*positional, **keywords)
@@ -591,7 +592,7 @@ class Use:
         copies = list(map(_copy, given))
         device = next((x.device.type for x in given if isinstance(x, Tensor)), "cpu")
         differentiable = [isinstance(x, Tensor) and x.requires_grad for x in given]
-        grads = [_with_grad(x) for x in given if _is_rows(x) and x.requires_grad]
+        grads = [_with_grad(x) for x in given if isinstance(x, Tensor) and _is_rows(x) and x.requires_grad]
         with warnings.catch_warnings() if self.usage.temperature else nullcontext(), self.usage.around(device):
             if self.usage.temperature:
                 # A target may read a learned temperature as a number: that is judged by its gradient.
