@@ -150,6 +150,19 @@ def test_one_usage_is_repeated_by_its_name() -> None:
     assert again.message == check.message
 
 
+def test_verdict_of_one_usage_is_that_of_its_check() -> None:
+    assert of("wrong_in_bfloat16", "usage/bfloat16").verdict == "does not conform"
+    assert of("supcon", "usage/bfloat16").verdict == "conforms"
+    # A finding above the required level does not affect the verdict.
+    assert of("supcon", "usage/zero-row").verdict == "conforms"
+
+
+def test_a_zero_row_with_a_finite_loss_is_a_finding_about_range() -> None:
+    (check,) = of("supcon", "usage/zero-row").failures
+    assert check.level is Level.RANGE
+    assert "a row of zeros: the loss is" in check.message
+
+
 def test_names_are_unique() -> None:
     names = [usage.name for usage in USAGES]
     assert len({*names}) == len(names)

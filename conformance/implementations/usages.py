@@ -425,6 +425,9 @@ USAGES: tuple[Usage, ...] = (
     ),
     Usage("infinite-row", "an infinite row", case=_with_first_row(math.inf), arrays=EVERY_ARRAY, expects="no number"),
     Usage("nan-row", "a row of NaN", case=_with_first_row(math.nan), arrays=EVERY_ARRAY, expects="no number"),
+    Usage(
+        "zero-row", "a row of zeros", Level.RANGE, case=_with_first_row(0.0), arrays=EVERY_ARRAY, expects="no number"
+    ),
 )
 """Every usage, in the order in which they are judged."""
 

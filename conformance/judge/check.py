@@ -109,6 +109,11 @@ class CheckResult:
         return [check for check in self.checks if check.status is not Status.SKIPPED]
 
     @property
+    def _results(self) -> list[Check]:
+        """The judged checks of cases, or those of usages if only usages were selected."""
+        return [check for check in self.judged if check.kind == "case"] or self.judged
+
+    @property
     def failures(self) -> list[Check]:
         """The checks that failed or ended in an error, at every level."""
         return [check for check in self.checks if check.status in BAD]
@@ -145,7 +150,7 @@ class CheckResult:
 
     def verdict_at(self, level: Level) -> str:
         """``CONFORMS``, ``DOES_NOT``, or ``COULD_NOT`` if no case up to a level was judged without an error."""
-        cases = (check for check in self.judged if check.kind == "case" and level_of(check.flags) <= level)
+        cases = (check for check in self._results if level_of(check.flags) <= level)
         if all(check.status is Status.ERRORED for check in cases):
             return COULD_NOT
         failed = any(not is_above(check, level) for check in self.failures)
@@ -165,7 +170,7 @@ class CheckResult:
     def summary(self) -> str:
         """The verdict with the number of checks of each status, in one line."""
         loss, counts = self.request.loss, counted(self.judged)
-        cases = [check for check in self.judged if check.kind == "case"]
+        cases = self._results
         if not cases:
             return f"could not run: none of the {self.cases} {loss} cases applies to this target"
         if all(check.status is Status.ERRORED for check in cases):
