@@ -469,13 +469,13 @@ class CaseCheck:
         self, check: Check, mark: Mark, judged: External, case: Case, golden: GoldenCase | None
     ) -> Iterator[str]:
         """Yield the lines that a failed test prints."""
-        from .judge.check import SHOWN, explanation
+        from .judge.check import EXPLAINED, explanation
 
         yield f"{self.case} {self.dtype}: {check.status}: {check.message}"
         suite = self.group.suite
         if check.status is Status.FAILED:
-            if suite.explained == SHOWN:
-                yield f"only the first {SHOWN} failures of a run are explained; to explain this one, run it alone"
+            if suite.explained == EXPLAINED:
+                yield f"only the first {EXPLAINED} failures of a run are explained; to explain this one, run it alone"
             elif words := explanation(check, case, golden, judged.outcomes.get((case.id, self.dtype))):
                 suite.explained += 1
                 yield words

@@ -27,6 +27,7 @@ from .implementations import ALL
 from .judge.check import CONFORMS, CheckResult, is_above
 from .judge.levels import Level
 from .judge.results import BAD, Check, Status, counted, grouped, phrase, tally
+from .judge.suggest import suggested
 from .judge.verify import Report, show_counts
 from .suite.catalogue import LOSSES
 from .truth.evaluate import PROVE_UP_TO
@@ -60,6 +61,13 @@ REPEAT = "repeat: "
 
 LEGEND = "checks passed; ~ some deviate as declared; ! some deviations are known mistakes; x some fail; - all skipped"
 
+
+class Verbatim(str):
+    """A line that is not wrapped, because it must stay valid when it is copied."""
+
+    __slots__ = ()
+
+
 Cell = str | Text
 Part = Cell | Table
 """A text, which is wrapped when it is printed, or a table."""
@@ -79,7 +87,9 @@ def show(
     for part in (
         _of_check(found, seconds, details) if isinstance(found, CheckResult) else _of_run(found, seconds, details)
     ):
-        if not isinstance(part, Table):
+        if isinstance(part, Verbatim):
+            part = Text(part)
+        elif not isinstance(part, Table):
             part = Text(wrapped(str(part), console.width), part.style if isinstance(part, Text) else "")
         console.print(part, soft_wrap=isinstance(part, Text))
 
@@ -358,20 +368,28 @@ def _findings(report: Report) -> Iterator[Cell]:
 
 
 def _of_check(result: CheckResult, seconds: float, details: Collection[str] | None) -> Iterator[Part]:
-    """What was judged, as which loss, on which cases, with which results; the verdict last."""
+    """What was judged, the diagnosis, some small failing cases, the counts, advice; verdict and diagnosis last."""
     if details is not None:
-        yield from _judged(result)
+        yield from _target(result)
+    yield from (Text(words, "bold") for words in result.diagnosis.sentences())
     listed = result.failures if result.explained is None else result.failures_required
     failures = list(grouped(((check.case, check.status), check) for check in listed).values())
+    failures.sort(key=lambda checks: (checks[0].level or Level.FORMULA, result.sizes.get(checks[0].case, (0, ""))[0]))
     shown = len(failures) if result.explained is None else result.explained
     for first, *others in failures[:shown]:
         dtypes = ", ".join(check.dtype for check in (first, *others))
-        yield from _failure(first, dtypes, result.diagnoses.get((first.case, first.dtype), ""))
+        words = f"{dtypes}: {result.sizes[first.case][1]}" if first.case in result.sizes else dtypes
+        yield from _failure(first, words, result.diagnoses.get((first.case, first.dtype), ""))
     if len(failures) > shown:
         yield f"and {len(failures) - shown} more cases: --all shows them"
+    if details is not None:
+        yield from _judged(result)
     yield from _levels(result)
     yield from (Text(words, "bold red") for words in result.unused)
     yield from (Text(f"advice: {words}", "yellow") for words in result.advice)
+    if declared := suggested(result):
+        yield "if this is intended, declare it in pyproject.toml:"
+        yield from map(Verbatim, declared)
     yield Text(f"{result.summary} in {seconds:.1f} s", _style(result.verdict == CONFORMS))
 
 
@@ -389,8 +407,8 @@ def _levels(result: CheckResult) -> Iterator[Part]:
             yield f"    for example {first.case} {first.dtype}: {first.message}"
 
 
-def _judged(result: CheckResult) -> Iterator[Part]:
-    """The target, how it is called, its declarations, and the checks in tables."""
+def _target(result: CheckResult) -> Iterator[Part]:
+    """The target, how it is called, and its declarations."""
     request, header = result.request, result.report.header()
     yield f"{request.name} as {LOSSES[request.loss].function}"
     yield f"  pairproof {header['pairproof']}; {_versions(header)}"
@@ -403,6 +421,11 @@ def _judged(result: CheckResult) -> Iterator[Part]:
     yield "  rows: passed " + ("normalised in cosine cases" if result.claim.normalised else "unnormalised")
     yield from (f"  declared: {one.name}: {one.reason} ({one.link})" for one in result.declared)
     yield from (Text(f"  declared for another target, {one.target}: {one.name}", "dim") for one in result.aside)
+
+
+def _judged(result: CheckResult) -> Iterator[Part]:
+    """The cases that were judged and skipped, and the checks in tables."""
+    request = result.request
     yield f"{result.report.cases_chosen} of {result.cases} {request.loss} cases apply to this target"
     for reason, count in result.left_out.most_common():
         yield Text(f"  {count} skipped: {reason}", "dim")
@@ -474,6 +497,7 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
                 "required": sorted(found.claim.required),
             },
             "notes": found.notes,
+            "diagnosis": found.diagnosis.as_data(),
             "advice": found.advice,
             "declared": [{"place": one.name, "reason": one.reason, "link": one.link} for one in found.declared],
             "unused": found.unused,

@@ -859,14 +859,14 @@ def test_nan_and_infinity_are_explained():
     explanation = explain_failure(case, Outcome([float("nan")]), truth(case))
     assert explanation.startswith("anchors 2 and 3 have no positives, and the loss becomes NaN")
     steep = Case("mine", "supcon", case.embeddings, {"labels": [0, 0, 1, 1]}, {"temperature": 0.001})
-    assert "overflows" in explain_failure(steep, Outcome([float("inf")]), truth(steep))
+    assert "exponentials overflow" in explain_failure(steep, Outcome([float("inf")]), truth(steep))
 
 
 def test_overflow_is_reported_beside_an_anchor_without_positives():
     steep = Case("mine", "supcon", drawn(3, [0] * 4, 0.0).numpy(), {"labels": [0, 0, 1, 2]}, {"temperature": 0.001})
     explanation = explain_failure(steep, Outcome([float("nan")]), truth(steep))
     assert "no positives" in explanation
-    assert "exponential overflows" in explanation
+    assert "exponentials overflow" in explanation
 
 
 def test_gradient_that_is_not_finite_is_explained():

@@ -117,7 +117,7 @@ def test_the_failure_of_a_wrong_loss_shows_case_explanation_and_repeat_command(r
 
 
 def test_only_the_first_failures_are_explained(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "SHOWN", 1)
+    monkeypatch.setattr(judging, "EXPLAINED", 1)
     output = runs("losses.doubled", f', loss="supcon", cases={FEW}', "-rN").stdout.str()
     failed = output.count("failed: loss: expected")
     assert failed > 1

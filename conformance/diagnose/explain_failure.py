@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..implementations.base import stacked_order
+from ..implementations.base import items_of, stacked_order
 from ..suite.cases import Case
-from ..suite.records import Matrix, Outcome, Truth
+from ..suite.records import Expected, Matrix, Outcome, Truth
 from . import variants
-from .positives import CASE, POSITIVES, Setting, case_setting, same, similarity_rows
-from .variants import DENOMINATORS, FLOWS, SIMILARITIES, Evaluation, Variant, words_of
+from .positives import CASE, INTERLEAVED_LABELS, POSITIVES, STACKED_LABELS, Setting, case_setting, same, similarity_rows
+from .variants import COUNTS, DENOMINATORS, FLOWS, SIMILARITIES, Evaluation, Variant, words_of
 
 Tensor = torch.Tensor
 
@@ -29,6 +29,9 @@ EXPLAINED = 0.02
 EXPLAINED_BY_VALUE = 1e-4
 """The same if only one number is compared, which one of hundreds of variants would otherwise match by chance."""
 
+REDUCTIONS = {"mean", "sum", "drop", "mean_pairs"}
+"""The names of ``COUNTS`` that a loss of the catalogue may have."""
+
 SLIGHT = "the formula is right, but digits are lost"
 """Start of an explanation if rounding errors are the only difference."""
 
@@ -40,6 +43,15 @@ CLAMP = 1e-12
 
 SQUARES_OVERFLOW = (1.8e19, 1.3e154)
 """Norms whose squares exceed the range of float32, and of float64."""
+
+OVERFLOWS = 88.7
+"""Logit whose exponential overflows in float32."""
+
+NO_POSITIVES = "the loss is NaN or infinite if an anchor has no positives"
+NO_NEGATIVES = "the loss is NaN or infinite if an anchor has no negatives"
+OVERFLOW = "the loss is NaN or infinite where logits are large"
+UNDERFLOW = "the loss is NaN or infinite where exponentials underflow"
+HIDDEN = "the loss is NaN or infinite where the self pair has the largest logit by far"
 
 SIMPLE = (2.0, 0.5, 4.0, 0.25)
 """Factors that occur in formulas on their own, so a quantity of the same size may match by coincidence."""
@@ -55,6 +67,9 @@ class Suspect:
         reduction: of the anchors' values: a name of ``COUNTS``, or "none".
         policy: for anchors without positives.
         words: what is wrong, if the variant does not say it.
+        general: the same in words that hold for every case, if ``words`` names numbers of one case.
+        scale: what the values are multiplied by.
+        temperature: the temperature, if it is not that of the case.
     """
 
     variant: Variant
@@ -62,20 +77,32 @@ class Suspect:
     reduction: str
     policy: str
     words: str = ""
+    general: str = ""
+    scale: float = 1.0
+    temperature: float | None = None
 
     def other(self, words: str = "", **parts: Any) -> Suspect:
         """Return a copy whose variant has other parts."""
         return replace(self, variant=replace(self.variant, **parts), words=words)
 
-    def read(self, words: str, **parts: Any) -> Suspect:
+    def read(self, words: str, general: str = "", **parts: Any) -> Suspect:
         """Return a copy whose setting has other parts."""
-        return replace(self, setting=replace(self.setting, **parts), words=words)
+        return replace(self, setting=replace(self.setting, **parts), words=words, general=general)
 
 
-class _Failure:
+class Failure:
     """One failing check, and the comparison of suspects with it."""
 
-    def __init__(self, case: Case, outcome: Outcome, truth: Truth) -> None:
+    def __init__(self, case: Case, outcome: Outcome, truth: Truth | Expected, noise: float = DTYPE_NOISE) -> None:
+        """Read the case.
+
+        Args:
+            case: the case.
+            outcome: what the target returned.
+            truth: the certified results.
+            noise: relative error below which nothing can be explained.
+        """
+        self.noise = noise
         self.case, self.outcome, self.truth, self.loss = case, outcome, truth, case.entry
         self.rows = torch.cat([torch.tensor(matrix) for matrix in case.matrices.values()]).requires_grad_()
         self.temperature, base = case.temperature, case.option("base_temperature")
@@ -90,43 +117,63 @@ class _Failure:
         self.compared = [(self.given, self.expected)]
         matrices = ([case.embeddings[:0], *_gradients(case, x).values()] for x in (outcome, truth))
         given, expected = (torch.tensor(np.concatenate(found)) for found in matrices)
+        # The rounding errors of a gradient that vanishes are as large as those of its terms.
+        size = float(self.expected.abs().nan_to_num().sum() / (self.temperature * self.rows.detach().norm()))
+        self.floors = (0.0, noise / 10 * size if math.isfinite(size) else 0.0)
         if len(given) == len(expected) == len(self.rows) and bool((given + expected).isfinite().all()):
             self.compared.append((given, expected))
-        self._evaluations: dict[tuple[Setting, str], Evaluation | None] = {}
+        self._evaluations: dict[tuple[Setting, str, float], Evaluation | None] = {}
 
     def value(self, suspect: Suspect) -> Tensor:
         """[K], the suspect's values; NaN if the rows cannot be read in its way, or if the number of values differs."""
-        variant, key = suspect.variant, (suspect.setting, suspect.variant.positives)
+        variant, temperature = suspect.variant, suspect.temperature or self.temperature
+        key = suspect.setting, variant.positives, temperature
         if key not in self._evaluations:
             setting = POSITIVES[variant.positives].change(suspect.setting)
-            self._evaluations[key] = None if setting is None else Evaluation(setting, self.temperature)
+            self._evaluations[key] = None if setting is None else Evaluation(setting, temperature)
         evaluation = self._evaluations[key]
         value = evaluation.loss(variant, suspect.reduction, suspect.policy) if evaluation else self.given[:0]
-        return value * self.factor if len(value) == len(self.given) else torch.full_like(self.given, math.nan)
+        return (
+            value * (self.factor * suspect.scale)
+            if len(value) == len(self.given)
+            else torch.full_like(self.given, math.nan)
+        )
 
     def remaining(self, suspect: Suspect) -> float:
         """The share of the error that remains if the suspect explains value and gradient; otherwise infinity."""
         value = self.value(suspect)
         allowed = EXPLAINED_BY_VALUE if len(self.compared) == 1 and len(value) <= 2 else EXPLAINED
-        remaining = [_remaining(value.detach(), *self.compared[0])]
+        remaining = [self.left(value.detach(), 0)]
         if remaining[0] <= allowed and len(self.compared) > 1:
             # Adding 0 gives a gradient to a value that does not depend on the rows.
             total = value.sum() + 0 * self.rows.sum()
             (gradient,) = torch.autograd.grad(total, self.rows, retain_graph=True)
-            remaining.append(_remaining(gradient, *self.compared[1]))
+            remaining.append(self.left(gradient, 1))
         # Written so that NaN explains nothing.
         return max(remaining) if remaining[0] <= allowed and remaining[-1] <= EXPLAINED else math.inf
+
+    @property
+    def causes(self) -> list[tuple[float, str, str]]:
+        """Factors that follow from the case, their causes, and the causes in words that hold for every case."""
+        return list(_causes(self))
+
+    def left(self, found: Tensor, place: int) -> float:
+        """The distance of ``found`` from the values (0) or the gradient (1), relative to the distance of the truth."""
+        given, expected = self.compared[place]
+        error, left = (given - expected).norm(), (given - found).norm()
+        noise = (self.noise * expected.norm()).clamp(min=self.floors[place])
+        return 0.0 if left <= noise else float(left / error.maximum(noise))
 
     def best(self) -> str | None:
         """Describe the first suspect that explains the failure, unless another leaves less than half of its error."""
         least, best = math.inf, None
-        for suspect in _suspects(self):
+        for suspect in suspects(self):
             remaining = self.remaining(suspect)
             if remaining < least / 2:
                 least, best = remaining, suspect
             if least == 0:
                 break
-        return None if best is None else best.words or _words(self, best.variant)
+        return None if best is None else best.words or words_for_case(self, best.variant)
 
     def read_again(self, words: str, arguments: Mapping[str, Any] | None = None, **keywords: Any) -> Suspect:
         """The correct suspect for the case with other arguments or keywords."""
@@ -140,19 +187,13 @@ class _Failure:
         return torch.tensor(np.repeat([other == name for other in self.case.matrices], sizes))[:, None]
 
 
-def _gradients(case: Case, result: Outcome | Truth) -> dict[str, Matrix]:
+def _gradients(case: Case, result: Outcome | Truth | Expected) -> dict[str, Matrix]:
     """The gradients that a result has, by the name of the matrix."""
     found = {case.first: result.gradient, **result.other_gradients}
     return {name: np.asarray(found[name], np.float64) for name in case.matrices if found.get(name) is not None}
 
 
-def _remaining(found: Tensor, given: Tensor, expected: Tensor) -> float:
-    """The distance of ``found`` from the result, relative to the distance of the truth from the result."""
-    error, left, noise = (given - expected).norm(), (given - found).norm(), DTYPE_NOISE * expected.norm()
-    return 0.0 if left <= noise else float(left / error.maximum(noise))
-
-
-def explain_failure(case: Case, outcome: Outcome, truth: Truth) -> str | None:
+def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> str | None:
     """Explain a failing check by its value and its gradient.
 
     Args:
@@ -165,62 +206,81 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth) -> str | None:
     """
     if case.size > LARGEST_EXPLAINED or not case.anchors():
         return None
-    found = _Failure(case, outcome, truth)
+    found = Failure(case, outcome, truth)
     if len(found.given) != len(found.expected):
         return None
     finite = bool(found.expected.isfinite().all())
     if not bool(found.given.isfinite().all()):
-        return _not_finite(found) if finite else None
+        words = not_finite(found) if finite else None
+        return words and words[1]
     if not finite:
         return "a number is returned, but the case's policy requires NaN"
     # On some cases the correct suspect has the same error, because its float64 arithmetic loses digits too.
     shared = found.remaining(found.right) < math.inf
     lost = f"{SLIGHT}: a straightforward evaluation in float64 gives the same result" if shared else None
-    return _slight(found) or _clamped_norms(found) or lost or _scaled(found) or found.best()
+    words = slight(found) or clamped_norms(found)
+    return words[1] if words else lost or _scaled(found) or found.best()
 
 
 # Explanations without a variant
 
 
-def _not_finite(found: _Failure) -> str | None:
-    """Explain NaN or infinity where a number is expected."""
+def not_finite(found: Failure) -> tuple[str, str] | None:
+    """Explain NaN or infinity where a number is expected: in words for every case, and for this case."""
     setting, rows, members = found.right.setting, found.rows.detach(), found.case.members()
     value = "NaN" if bool(found.given.isnan().any()) else "infinity"
     logits = SIMILARITIES[found.right.variant.similarity](rows, rows, setting) / found.temperature
     compared = setting.member & setting.anchors[:, None]
     seen = logits.masked_fill(~compared, -math.inf)
     largest, least = float(seen.max()), float(logits[compared].min())
-    overflow = f"{value}: the largest logit is {largest:.4g}, and its exponential overflows; no maximum is subtracted"
+    overflow = f"{value}: the largest logit is {largest:.4g}, and exponentials overflow"
     if found.empty:
         words = f"{_have(found.empty)} no positives, and the loss becomes {value}: 0 divided by 0, or a logarithm of 0"
-        return f"{words}; or {overflow}" if largest > 88.7 else words
+        return NO_POSITIVES, f"{words}; or {overflow}" if largest > OVERFLOWS else words
     if full := [i for i in found.anchors if len(found.positives[i]) == len(members[i])]:
-        return f"{_have(full)} no negatives, and the loss becomes {value}"
+        return NO_NEGATIVES, f"{_have(full)} no negatives, and the loss becomes {value}"
     if bool((found.given == -math.inf).any()):
-        return "minus infinity: every term of a denominator underflows, and the logarithm of 0 is taken"
-    if largest > 88.7:
-        return overflow
+        words = "minus infinity: every term of a denominator underflows, and the logarithm of 0 is taken"
+        return UNDERFLOW, words
+    if largest > OVERFLOWS:
+        return OVERFLOW, overflow
     own = logits.masked_fill(~setting.own, -math.inf).amax(dim=1)
     if hidden := (own - seen.amax(dim=1) > 87).nonzero().reshape(-1).tolist():
-        return f"{value}: the maximum of row {hidden[0]} includes the self pair, and all other exponentials underflow"
-    far = max(-least, largest) > 80
-    return f"{value}: exponentials overflow or underflow in the dtype; logits reach {largest:.4g}" if far else None
+        words = f"{value}: the self pair of row {hidden[0]} has the largest logit, and the other exponentials underflow"
+        return HIDDEN, words
+    words = f"{value}: exponentials overflow or underflow in the dtype; logits reach {largest:.4g}"
+    return (UNDERFLOW, words) if max(-least, largest) > 80 else None
 
 
-def _slight(found: _Failure) -> str | None:
-    """Explain a gradient that is not finite beside a correct value, or an error of rounding size."""
+LOST = "the formula is right, but digits are lost, or a tiny number is added or clamped"
+BROKEN_GRADIENT = "the value is right, but the gradient is NaN or infinite"
+
+
+def slight(found: Failure) -> tuple[str, str] | None:
+    """Explain a gradient that is not finite beside a correct value, or an error of rounding size.
+
+    Returns:
+        The explanation in words for every case, and for this case.
+    """
     sizes = [float(((x - true).norm() / true.norm()).nan_to_num()) for x, true in found.compared]
     if max(sizes) > DTYPE_NOISE:
         return None
     broken = {name: ~np.isfinite(rows).all(axis=1) for name, rows in _gradients(found.case, found.outcome).items()}
     if where := ", ".join(f"{rows.sum()} of {rows.size} rows of {name}" for name, rows in broken.items() if rows.any()):
         words = "possibly because a branch that torch.where discards divides by 0 or takes the logarithm of 0"
-        return f"the value is right, but the gradient is NaN or infinite in {where}, {words}"
-    return f"{SLIGHT}, or a tiny number is added or clamped: the relative error is {max(sizes):.1g}"
+        return BROKEN_GRADIENT, f"{BROKEN_GRADIENT} in {where}, {words}"
+    return LOST, f"{LOST}: the relative error is {max(sizes):.1g}"
 
 
-def _clamped_norms(found: _Failure) -> str | None:
-    """Explain rows that are not normalised because their norms are too small or too large to be computed."""
+NORMS = "rows are not normalised where their norm is clamped (below 1e-12), or its square underflows or overflows"
+
+
+def clamped_norms(found: Failure) -> tuple[str, str] | None:
+    """Explain rows that are not normalised because their norms are too small or too large to be computed.
+
+    Returns:
+        The explanation in words for every case, and for this case.
+    """
     if found.right.variant.similarity != "cosine":
         return None
     rows = found.rows.detach()
@@ -229,40 +289,67 @@ def _clamped_norms(found: _Failure) -> str | None:
     for end in SQUARES_OVERFLOW:
         bad = ((norms < CLAMP) | (norms > end))[:, 0].nonzero()[:, 0].tolist()
         unit = torch.where(norms > end, 0.0, rows / norms.clamp(min=CLAMP))
-        if bad and _remaining(found.value(_dot(found, unit)), *found.compared[0]) <= EXPLAINED_BY_VALUE:
+        if bad and found.left(found.value(_dot(found, unit)).detach(), 0) <= EXPLAINED_BY_VALUE:
             which = f"row {bad[0]} is" if len(bad) == 1 else f"{len(bad)} rows, including row {bad[0]}, are"
             norm = float(norms[bad[0]])
             small = f"the norm {norm:.2g} is clamped, or its square underflows"
             large = "the norm overflows" if math.isinf(norm) else f"the square of the norm {norm:.2g} overflows"
-            return f"{which} not normalised: {small if norm < CLAMP else large}"
+            return NORMS, f"{which} not normalised: {small if norm < CLAMP else large}"
     return None
 
 
-def _scaled(found: _Failure) -> str | None:
+def _scaled(found: Failure) -> str | None:
     """Explain values and gradients, or only gradients, that are off by a factor."""
+    factors = factors_of(found)
+    if factors is None:
+        return None
+    factor, slope = factors
+    if factor == 1:
+        return gradient_words(slope)
+    known = len(found.compared) > 1 or any(
+        math.isclose(factor, x, rel_tol=1e-5) for x in (2.0, 0.5, *(value for value, *_ in found.causes))
+    )
+    if not known:
+        return None
+    words = factor_words(factor)
+    cause = next((cause for value, cause, _ in found.causes if math.isclose(factor, value, rel_tol=1e-4)), words)
+    simple = any(math.isclose(factor, x, rel_tol=1e-4) for x in SIMPLE)
+    return f"{words}, possibly because {cause}" if simple and cause != words else cause
+
+
+def factors_of(found: Failure) -> tuple[float, float] | None:
+    """Return the factors of the values and of the gradient; None if no factor, or no single one, explains them.
+
+    The first is 1 if only the gradient is off by a factor.
+    """
     if not found.expected.any():
         return None
     shares = (1e-3, EXPLAINED)
     factors = [_ratio(*pair, share) for pair, share in zip(found.compared, shares, strict=False) if pair[1].any()]
-    factor, slope, causes = factors[0], factors[-1], list(_causes(found))
+    factor, slope = factors[0], factors[-1]
     if factor is None or slope is None:
         return None
     if len(factors) > 1 and abs(factor - 1) < 1e-4 and abs(slope - 1) > 1e-3:
-        gradient = f"the gradient is {slope:.6g} times the true one" if abs(slope) >= 1e-9 else "no gradient flows"
-        return f"the value is right, but {gradient}"
-    known = len(factors) > 1 or any(math.isclose(factor, x, rel_tol=1e-5) for x in (2.0, 0.5, *dict(causes)))
-    if not known or abs(factor - 1) <= 1e-5 or abs(factor - slope) > EXPLAINED * abs(factor - 1):
+        return 1.0, slope
+    if abs(factor - 1) <= 1e-5 or abs(factor - slope) > EXPLAINED * abs(factor - 1):
         return None
+    return factor, factor
+
+
+def gradient_words(slope: float) -> str:
+    """Describe a gradient that is off by a factor, beside a correct value."""
+    gradient = f"the gradient is {slope:.6g} times the true one" if abs(slope) >= 1e-9 else "no gradient flows"
+    return f"the value is right, but {gradient}"
+
+
+def factor_words(factor: float) -> str:
+    """Describe values that are off by a factor."""
     if abs(factor) < 1e-12:
-        words = "the loss is 0"
-    elif factor < 0:
+        return "the loss is 0"
+    if factor < 0:
         times = "" if abs(factor + 1) < 1e-5 else f", and are {-factor:.6g} times as large"
-        words = f"values have the wrong sign{times}"
-    else:
-        words = f"values are {max(factor, 1 / factor):.6g} times too {'large' if factor > 1 else 'small'}"
-    cause = next((cause for value, cause in causes if math.isclose(factor, value, rel_tol=1e-4)), words)
-    simple = any(math.isclose(factor, x, rel_tol=1e-4) for x in SIMPLE)
-    return f"{words}, possibly because {cause}" if simple and cause != words else cause
+        return f"values have the wrong sign{times}"
+    return f"values are {max(factor, 1 / factor):.6g} times too {'large' if factor > 1 else 'small'}"
 
 
 def _ratio(given: Tensor, expected: Tensor, share: float) -> float | None:
@@ -272,29 +359,34 @@ def _ratio(given: Tensor, expected: Tensor, share: float) -> float | None:
     return factor if float((given - factor * expected).norm()) <= allowed else None
 
 
-def _causes(found: _Failure) -> Iterator[tuple[float, str]]:
-    """Factors that follow from the case, and their causes."""
+def _causes(found: Failure) -> Iterator[tuple[float, str, str]]:
     anchors, pairs, temperature, scale = len(found.anchors), found.pairs, found.temperature, found.factor
     mean, counted = found.right.reduction == "mean", anchors - len(found.empty)
     number = counted if found.right.policy == "drop" else anchors
-    total = f"the sum over {number} anchors is"
+    total, sums = f"the sum over {number} anchors is", "the sum over the anchors is"
     if mean and number > 2:
-        yield number, f"{total} not divided by their number"
+        yield number, f"{total} not divided by their number", f"{sums} not divided by their number"
     if found.right.reduction == "sum" and number > 2:
-        yield 1 / number, f"{total} divided by their number, but the sum is required"
+        words = "divided by their number, but the sum is required"
+        yield 1 / number, f"{total} {words}", f"{sums} {words}"
     if mean and 0 < counted < anchors:
         had = f"{_have(found.empty)} no positives and {'was' if len(found.empty) == 1 else 'were'}"
         remedy = " (if intended: --set no_positive=drop)" * ("no_positive" in found.case.entry.choices)
-        yield anchors / counted, f"{had} left out of the mean{remedy}"
-        yield counted / anchors, f"{had} counted in the mean, as 0"
-    yield temperature, f"values are multiplied by the temperature, {temperature:g}"
+        general = "anchors without positives are"
+        yield anchors / counted, f"{had} left out of the mean{remedy}", f"{general} left out of the mean"
+        yield counted / anchors, f"{had} counted in the mean, as 0", f"{general} counted in the mean, as 0"
+    words = "values are multiplied by"
+    yield temperature, f"{words} the temperature, {temperature:g}", f"{words} the temperature"
     for base in map(float, filter(None, (0.07, found.case.option("base_temperature")))):
-        yield temperature / base, f"values are multiplied by temperature/{base:g}, a base temperature not required here"
+        cause = f"{words} temperature/{base:g}, a base temperature not required here"
+        yield temperature / base, cause, cause
     if scale != 1:
-        yield scale**-2, "values are multiplied by base_temperature/temperature, not by its inverse"
-        yield 1 / scale, "values are not multiplied by temperature/base_temperature"
+        cause = f"{words} base_temperature/temperature, not by its inverse"
+        yield scale**-2, cause, cause
+        cause = "values are not multiplied by temperature/base_temperature"
+        yield 1 / scale, cause, cause
     if mean and pairs not in (0, number):
-        yield number / pairs, f"{total} divided by {pairs}, the number of pairs"
+        yield number / pairs, f"{total} divided by {pairs}, the number of pairs", f"{sums} divided by that of the pairs"
 
 
 def _have(rows: list[int]) -> str:
@@ -305,16 +397,21 @@ def _have(rows: list[int]) -> str:
 # Explanations by a variant
 
 
-def _suspects(found: _Failure) -> Iterator[Suspect]:
+def suspects(found: Failure) -> Iterator[Suspect]:
     """Yield every variation of one part, every other choice of an option, and every other reading of the arguments."""
     right, variant, anchors, pairs = found.right, found.right.variant, len(found.anchors), found.pairs
     if right.reduction == "mean_pairs":
         for reduction, policy in (("mean", "zero"), ("mean", "drop"), ("sum", "zero")):
             words = f"the {reduction} is over {anchors} anchors, not over {pairs} pairs"
-            yield replace(right, reduction=reduction, policy=policy, words=words)
+            general = f"the {reduction} is over the anchors, not over the pairs"
+            yield replace(right, reduction=reduction, policy=policy, words=words, general=general)
     elif right.reduction != "none" and variant.form == "mean" and pairs != anchors:
         words = f"the mean is over {pairs} pairs, not over {anchors} anchors"
-        yield replace(right, reduction="mean_pairs", policy="zero", words=words)
+        general = "the mean is over the positive pairs, not over the anchors"
+        yield replace(right, reduction="mean_pairs", policy="zero", words=words, general=general)
+    if right.reduction == "mean":
+        for count in (name for name in COUNTS if name not in REDUCTIONS):
+            yield replace(right, reduction=count, words=count)
     # Misreadings that depend on the batch come before forms that agree with them by chance.
     yield from (*_batch_settings(found), *_case_settings(found))
     for flow, words in FLOWS.items():
@@ -341,7 +438,7 @@ def _suspects(found: _Failure) -> Iterator[Suspect]:
         yield from _other_norms(found)
 
 
-def _dot(found: _Failure, rows: Tensor, words: str = "") -> Suspect:
+def _dot(found: Failure, rows: Tensor, words: str = "") -> Suspect:
     """Dot products of rows that replace those of the case."""
     return found.right.read(words, rows=rows).other(words, similarity="dot")
 
@@ -355,7 +452,7 @@ NARROWED: Mapping[str, Callable[[int], object]] = {
 """Types to which labels may be narrowed, the labels that become one class, and the conversion of a label."""
 
 
-def _batch_settings(found: _Failure) -> Iterator[Suspect]:
+def _batch_settings(found: Failure) -> Iterator[Suspect]:
     """Yield readings in which labels are narrowed or ignored, or rows are lost or confused."""
     case, suspect, right, n = found.case, found.right, found.right.setting, found.case.n
     labels = {name: case.arguments[name] for name in ("labels", "ref_labels") if name in case.arguments}
@@ -370,11 +467,14 @@ def _batch_settings(found: _Failure) -> Iterator[Suspect]:
         yield suspect.read("rows with a negative label are not positives, and have none", positive=positive)
     if len(case.matrices) > 1:
         return
+    if labels and len((items := items_of(case))[0]) > 1:
+        yield from _mixed_up_views(found, items)
     if n % 2:
         kept = torch.arange(n) < n - 1
         member, positive = (mask & kept & kept[:, None] for mask in (right.member, right.positive))
         words = f"the last of {n} rows is dropped: the batch is cut to an even number of rows"
-        yield suspect.read(words, member=member, positive=positive, anchors=right.anchors & kept)
+        general = "the last row is dropped if their number is odd"
+        yield suspect.read(words, general, member=member, positive=positive, anchors=right.anchors & kept)
     unit = found.rows.detach() / found.rows.detach().norm(dim=1, keepdim=True)
     apart = (unit[:, None] != unit[None]).any(dim=2) | right.own
     words = "rows that equal the anchor are left out, as if they were the anchor itself"
@@ -385,18 +485,35 @@ def _batch_settings(found: _Failure) -> Iterator[Suspect]:
         yield suspect.read("only rows of the anchor's own view are negatives", member=member)
 
 
-def _case_settings(found: _Failure) -> Iterator[Suspect]:
+def _mixed_up_views(found: Failure, items: Sequence[tuple[int, ...]]) -> Iterator[Suspect]:
+    """Yield readings in which the rows of items of several views are in another order than their labels."""
+    labels, b, views = found.case.arguments["labels"], len(items), len(items[0])
+    interleaved = [row for item in items for row in item]
+    stacked = [item[v] for v in range(views) for item in items]
+    orders = (
+        (STACKED_LABELS, interleaved, [place % b for place in range(b * views)]),
+        (INTERLEAVED_LABELS, stacked, [place // views for place in range(b * views)]),
+    )
+    for words, rows, places in orders:
+        given = {row: labels[items[place][0]] for row, place in zip(rows, places, strict=True)}
+        yield found.read_again(words, {"labels": [given[row] for row in range(found.case.n)]})
+
+
+def _case_settings(found: Failure) -> Iterator[Suspect]:
     """Yield other readings of the arguments besides labels."""
     case, suspect, right, n = found.case, found.right, found.right.setting, found.case.n
     if case.option("anchors") is not None:
-        yield found.read_again(f"all {n} rows are anchors, not only the {len(found.anchors)} chosen", anchors=None)
+        words = f"all {n} rows are anchors, not only the {len(found.anchors)} chosen"
+        every = found.read_again(words, anchors=None)
+        yield replace(every, general="all rows are anchors, not only those that are chosen")
     if "self_rows" in case.arguments:
         yield found.read_again("the reference row that is the anchor itself is not excluded", {"self_rows": [-1] * n})
     if found.loss.two_towers:
         anchors = {"both": f"all {2 * n} rows", "a_to_b": f"the {n} rows of a", "b_to_a": f"the {n} rows of b"}
         for direction, name in anchors.items():
             words = f"the anchors are {name}, not {anchors[case.option('direction')]}"
-            yield found.read_again(words, direction=direction)
+            general = f"the anchors are {name.replace(f' {2 * n} ', ' ').replace(f' {n} ', ' ')}"
+            yield replace(found.read_again(words, direction=direction), general=general)
         if "negatives" not in case.others:
             member = ~torch.eye(2 * n, dtype=torch.bool) & right.anchors[:, None]
             yield suspect.read("the denominator also contains rows of the anchor's own tower", member=member)
@@ -413,7 +530,7 @@ def _case_settings(found: _Failure) -> Iterator[Suspect]:
         yield suspect.read("the value is right, but no gradient flows into the negatives", rows=detached)
 
 
-def _other_norms(found: _Failure) -> Iterator[Suspect]:
+def _other_norms(found: Failure) -> Iterator[Suspect]:
     """Yield readings in which some or all rows are normalised differently."""
     rows, dot = found.rows, partial(_dot, found)
     unit = rows / rows.norm(dim=1, keepdim=True)
@@ -442,11 +559,14 @@ CHOICES: Mapping[str, str] = {
 """Descriptions of parts that are right for another loss or option than that of the case."""
 
 
-def _words(found: _Failure, other: Variant) -> str:
+PARTS = ("positives", "similarity", "tempering", "numerator", "denominator", "guard", "form", "flow")
+"""The parts of a variant that are compared."""
+
+
+def words_for_case(found: Failure, other: Variant) -> str:
     """Describe the difference between the case's loss and a variant, with counts at one anchor."""
     right, anchor = found.right.variant, _first_wrong_anchor(found)
-    parts = ("positives", "similarity", "tempering", "numerator", "denominator", "guard", "form")
-    part = next(name for name in parts if getattr(other, name) != getattr(right, name))
+    part = next(name for name in PARTS if getattr(other, name) != getattr(right, name))
     choice = getattr(other, part)
     if part == "denominator":
         return _denominator_words(found, right.denominator, choice)
@@ -466,14 +586,31 @@ OTHER_DENOMINATORS: Mapping[tuple[str, str], str] = {
 """What a denominator of the catalogue lacks, or contains in addition, by (the right denominator, the other)."""
 
 
-def _first_wrong_anchor(found: _Failure) -> int:
+def general_words(found: Failure, suspect: Suspect) -> str:
+    """Describe a suspect in words that hold for every case."""
+    if suspect.general or suspect.words:
+        return suspect.general or suspect.words
+    right, other = found.right.variant, suspect.variant
+    differ = [
+        (getattr(right, name), choice) for name in PARTS if (choice := getattr(other, name)) != getattr(right, name)
+    ]
+    return "; ".join(_general_words(part, choice) for part, choice in differ)
+
+
+def _general_words(right: str, other: str) -> str:
+    if (right, other) in OTHER_DENOMINATORS:
+        return f"the denominator {OTHER_DENOMINATORS[right, other]}"
+    return CHOICES.get(other) or words_of(other) or f"{other} instead of {right}"
+
+
+def _first_wrong_anchor(found: Failure) -> int:
     """The first anchor whose value is known to be wrong; otherwise the first anchor."""
     true, given = found.truth.anchors, found.outcome.anchors or {}
     wrong = (i for i, x in given.items() if i in true and abs(x - true[i]) > 1e-3 * (abs(true[i]) + 1e-12))
     return next(wrong, found.anchors[0])
 
 
-def _denominator_words(found: _Failure, right: str, other: str) -> str:
+def _denominator_words(found: Failure, right: str, other: str) -> str:
     """Describe which terms a denominator lacks or contains in addition, with their number at one anchor."""
     expected, given, places = DENOMINATORS[right], DENOMINATORS[other], similarity_rows(found.case)
     counts = torch.stack([kind.terms(found.right.setting) for kind in (given, expected)], dim=1).int().tolist()

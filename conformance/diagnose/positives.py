@@ -204,6 +204,18 @@ def _interleaved_labels(s: Setting) -> Tensor:
     return (s.positive | s.own)[rows][:, rows] & s.member
 
 
+def _stacked_labels(s: Setting) -> Tensor:
+    """Read rows as interleaved views, although their labels are repeated for stacked ones."""
+    rows, items = torch.arange(len(s.rows)), len(s.rows) // s.n_views
+    labelled = (rows % items * s.n_views + rows // items) % items
+    return (s.positive | s.own)[labelled][:, labelled] & s.member
+
+
+INTERLEAVED_LABELS, STACKED_LABELS = (
+    f"labels are repeated for {labels} views, but views are {rows}"
+    for labels, rows in (("interleaved", "stacked"), ("stacked", "interleaved"))
+)
+
 STACKED, ADJACENT = (
     f"rows {rows} are treated as partners, whatever labels or partners are passed"
     for rows in ("k and k + N/2", "2k and 2k + 1")
@@ -223,7 +235,8 @@ POSITIVES: Mapping[str, Positives] = {
     STACKED: Positives((LABELS, CASE), _in_halves),
     "views are read as interleaved, but they are stacked": _chosen(_adjacent, VIEWS, FEATURES),
     ADJACENT: _chosen(_adjacent, LABELS, CASE),
-    "labels are repeated for interleaved views, but views are stacked": _chosen(_interleaved_labels, FEATURES),
+    INTERLEAVED_LABELS: _chosen(_interleaved_labels, FEATURES),
+    STACKED_LABELS: _chosen(_stacked_labels, FEATURES),
     **_some("only the first positive of each anchor is used", lambda s: _first(s.positive)),
     **_some("only the last positive of each anchor is used", lambda s: _first(s.positive.flip(1)).flip(1)),
     **_some("each positive pair is counted in one direction only, as (i, j) with i < j", lambda s: s.positive.triu()),

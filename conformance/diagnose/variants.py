@@ -219,6 +219,8 @@ _GUARDED = {
     "above": "to the numerator after the row's maximum, self pair included, is subtracted",
     "each": "to every exponential",
     "twice": "to the denominator and again to the ratio",
+    "count": "to the number of positives",
+    "terms": "to every exponential, but not to the number of positives",
 }
 _EPSILONS = ("1e-12", "1e-10", "1e-08", "1e-07", "1e-06", "1e-05", "1e-04", "1e-03")
 
@@ -451,7 +453,7 @@ class Pairs:
             self.some = self.some & setting.negative.any(dim=1)
         self.positive = setting.positive & self.some[:, None] & ~(setting.own & variant.binary)
         kind, _, epsilon = variant.guard.partition(" ")
-        self.n = setting.counts.double().clamp(min=1) + (float(epsilon) if kind == "each" else 0.0)
+        self.n = setting.counts.double().clamp(min=1) + (float(epsilon) if kind in ("each", "count") else 0.0)
 
     @cached_property
     def members(self) -> Tensor:
@@ -526,14 +528,16 @@ class Pairs:
             below = _plus(below, epsilon)
         if kind in ("ratio", "twice"):
             above = _plus(above, epsilon, below)
-        if kind in ("shifted", "others", "above", "each"):
+        if kind in ("shifted", "others", "above", "each", "terms"):
             columns = self.setting.member if kind == "others" else self.setting.member | self.setting.own
             top = _largest(self.logits, columns | ~columns.any(dim=1, keepdim=True))
             # Subtracting a maximum and adding it again leaves no gradient through it.
-            top = top if kind == "each" and self.variant.flow != "maximum" else top.detach()
-            above = _plus(above, epsilon, top) if kind in ("above", "each") else above
+            top = top if kind in ("each", "terms") and self.variant.flow != "maximum" else top.detach()
+            above = _plus(above, epsilon, top) if kind in ("above", "each", "terms") else above
             terms = DENOMINATORS[self.variant.denominator].terms(self.setting).clamp(min=1)[:, None]
-            below = below if kind == "above" else _plus(below, epsilon * (terms if kind == "each" else 1.0), top)
+            below = (
+                below if kind == "above" else _plus(below, epsilon * (terms if kind in ("each", "terms") else 1.0), top)
+            )
         return below.sub(above)
 
     def total(self, values: Tensor, pairs: Tensor | None = None) -> Tensor:
@@ -600,6 +604,9 @@ COUNTS: Table = {
         lambda s: len((s.positive | s.own)[s.anchors].unique(dim=0))
     ),
     "the sum over the anchors is divided by their number minus 1": lambda s: s.anchors.sum() - 1,
+    "the sum over the anchors is divided by their number minus 2: by 2(B - 1) for B pairs": lambda s: (
+        s.anchors.sum() - 2
+    ),
     "the sum over the anchors is divided by the square of their number": lambda s: s.anchors.sum() ** 2,
     "the sum over the anchors is divided by the number of all pairs": lambda s: s.member[s.anchors].sum(),
     "the sum over the anchors is divided by the number of negative pairs": lambda s: s.negative[s.anchors].sum(),

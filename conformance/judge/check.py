@@ -12,14 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..diagnose import joint
 from ..diagnose.explain_failure import explain_failure
+from ..diagnose.search import Match
 from ..documents.load import load_worked
-from ..implementations.base import Deviation, lacks_positives, one_thread
+from ..implementations.base import Deviation, one_thread
 from ..implementations.callable import External
 from ..implementations.child import load_loss
 from ..implementations.sandbox import NoCallFits, TargetError, TargetMisused
@@ -39,8 +42,11 @@ from .usages import Watch, judge_usages
 from .usages import names as usage_names
 from .verify import Report, check_names, judge_case, load_cases, truth_of
 
-SHOWN = 10
-"""Default number of failing cases that are explained and shown."""
+SHOWN = 3
+"""Default number of failing cases that are shown, the smallest ones."""
+
+EXPLAINED = 10
+"""Number of failures that one run of pytest explains."""
 
 ROUNDED = (
     "rounding errors of this dtype, within the bound of the lower levels: 4 times the error of a straightforward"
@@ -68,11 +74,13 @@ class CheckResult:
         gradients_judged: whether the target gives gradients.
         left_out: number of cases that were not judged, by reason.
         diagnoses: explanations of failures, by case and dtype.
+        diagnosis: the fewest reasons that explain the failures.
         advice: options to try if the verdict is unexpected.
         declared: the declared deviations for this loss and this target.
         unused: one message for each of these deviations that matches no check.
         aside: the declared deviations for this loss but another target.
-        explained: number of failing cases that are explained and shown; None for all.
+        sizes: the size of every failing case, and its sizes in words, by the id of the case.
+        explained: number of failing cases that are shown; None for all.
         fresh: the random batches, which are not counted in ``cases``.
         limits: from which temperature, norm or logit on the target breaks, in words.
     """
@@ -85,10 +93,12 @@ class CheckResult:
     gradients_judged: bool = False
     left_out: Counter[str] = field(default_factory=Counter)
     diagnoses: dict[tuple[str, str], str] = field(default_factory=dict)
+    diagnosis: joint.Diagnosis = field(default_factory=joint.Diagnosis)
     advice: list[str] = field(default_factory=list)
     declared: list[Deviation] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     aside: list[Deviation] = field(default_factory=list)
+    sizes: dict[str, tuple[int, str]] = field(default_factory=dict)
     explained: int | None = SHOWN
     fresh: list[FreshBatch] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
@@ -183,7 +193,8 @@ class CheckResult:
         ends = [phrase(status, counts[status]) for status in Status if counts[status]]
         ends += [f"{len(above)} failed above {self.level}"] if above else []
         idle = f"; {len(self.unused)} declarations match no check" if self.unused else ""
-        return f"{self.verdict} at {self.level}: {self.request.name} as {loss}{values}: {', '.join(ends)}{idle}"
+        why = f"{self.diagnosis.short}; " if self.diagnosis.short else ""
+        return f"{self.verdict} at {self.level}: {self.request.name} as {loss}{values}: {why}{', '.join(ends)}{idle}"
 
     def worst(self) -> dict[str, float]:
         """Return the worst error in units of its bound, by dtype."""
@@ -230,7 +241,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     Args:
         request: the target, the loss that it claims to compute, and the options.
         progress: called at each step.
-        explain: number of failing cases that are explained; None for all.
+        explain: number of failing cases that are shown; None for all.
 
     Returns:
         The result of the check.
@@ -257,6 +268,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         failing: list[tuple[Case, Outcome]] = []
         watch = Watch(request, target)
         same = repeated(cases, target.claim, thorough=request.thorough)
+        options = [name for name in LOSSES[request.loss].choices if name not in target.claim.passed]
+        collected = joint.Collector(options)
         every: list[Case | FreshBatch] = [*cases, *fresh]
         for chosen in tracked("cases", every, len(every), progress):
             if chosen.id in same:
@@ -272,12 +285,20 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             if explain is not None:
                 failed = [one for one in failed if not is_above(one, result.level)]
             for one in failed:
-                # A case that fails in several dtypes is explained only once.
-                first = one is failed[0] and (explain is None or len(failing) < explain)
-                outcome = target.outcomes[case.id, one.dtype] if first else None
-                if words := explanation(one, case, golden, outcome):
+                if words := explanation(one, case, golden):
                     result.diagnoses[case.id, one.dtype] = words
+            wrong = [one.dtype for one in failed if (one.ratio or math.inf) > 1]
+            wrong = [dtype for dtype in wrong if (case.id, dtype) not in result.diagnoses]
+            if wrong:
+                outcome, ordinary = target.outcomes[case.id, wrong[0]], failed[0].level == Level.FORMULA
+                collected.add(case, wrong, outcome, golden.expected if golden else truth_of(case, None), ordinary)
+            elif golden and checks[0].status is Status.PASSED:
+                collected.add_passing(case, golden.expected)
+            if any(one.status in BAD for one in checks):
+                result.sizes[case.id] = case.size, case.sizes()
             failing += [(case, target.outcomes[case.id, one.dtype]) for one in failed[:1]]
+        result.diagnosis = collected.diagnose(partial(_identified, request, target))
+        result.diagnoses |= result.diagnosis.details
         result.advice += _advice(target, failing)
         report.checks += watch.checks
         report.checks += judge_usages(request, target, stored, lambda one: as_claimed(one, stored[one], target.claim))
@@ -397,8 +418,8 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
         raise (UsageError if isinstance(error, TargetMisused) else CouldNotRun)(str(error)) from None
 
 
-def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Outcome | None) -> str:
-    """Explain a failure.
+def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Outcome | None = None) -> str:
+    """Explain one failure.
 
     Args:
         check: the check that failed.
@@ -423,6 +444,18 @@ def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Ou
         return f"no explanation was found: {type(error).__name__}: {error}"
 
 
+def _identified(request: Request, target: External) -> Match | None:
+    """Return the variant that identification finds; None if it finds none, or if the target is a command."""
+    from ..diagnose.identify import identify
+
+    if target.claim.call == "command":
+        return None
+    try:
+        return identify(request.target, call=target.claim.call, arrays=target.claim.arrays, limit=request.limit).match
+    except TargetError:
+        return None
+
+
 def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
     """Yield suggestions of options to try, based on the failed cases and on the target's results."""
     claim = target.claim
@@ -433,10 +466,6 @@ def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterat
     if cosine and not claim.normalised and "similarity" not in claim.passed and _depends_on_norms(target, cosine[0]):
         words = "scaling the embeddings changes its value: pass --normalised if its caller normalises them"
         yield f"{words}, or --set similarity=dot if it computes dot products"
-    has_policy = "no_positive" in LOSSES[claim.loss].choices and "no_positive" not in given
-    if failing and has_policy and all(lacks_positives(case) for case, _ in failing):
-        words = "it fails only if an anchor has no positives: pass --set no_positive=drop if it leaves them out"
-        yield f"{words} of the mean, or --set no_positive=nan if it returns NaN for them"
 
 
 def _depends_on_norms(target: External, case: Case) -> bool:

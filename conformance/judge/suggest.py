@@ -1,0 +1,55 @@
+"""Suggest declarations of deviations, as TOML ready to paste, for the failures of a check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from .check import CheckResult
+from .results import BAD, grouped
+
+LINK = "https://"
+"""The beginning of a link that the user has to fill in."""
+
+
+def suggested(result: CheckResult) -> list[str]:
+    """Return lines of TOML that declare every failure of a check, or nothing.
+
+    Nothing is suggested if the formula is wrong, if a failure is not explained, or if a check ended in an error.
+
+    Args:
+        result: the result of the check.
+    """
+    diagnosis, failed = result.diagnosis, {check.case for check in result.failures_required}
+    explained = {case for reason in diagnosis.reasons for case in reason.cases}
+    if not failed or failed - explained or any(reason.ordinary for reason in diagnosis.reasons):
+        return []
+    # Random batches have no stable ids.
+    drawn = {batch.id for batch in result.fresh}
+    return [line for reason in diagnosis.reasons for line in _entries(result, reason.words, {*reason.cases} - drawn)]
+
+
+def _entries(result: CheckResult, words: str, cases: set[str]) -> Iterator[str]:
+    """Yield a table for the cases that fail in every dtype, and one for each dtype in which only some cases fail."""
+    judged = grouped((check.case, check) for check in result.judged if check.case in cases)
+    groups: dict[str, list[str]] = {}
+    for case, checks in judged.items():
+        failing = [check.dtype for check in checks if check.status in BAD]
+        for dtype in [""] if len(failing) == len(checks) else failing:
+            groups.setdefault(dtype, []).append(case)
+    for dtype, named in groups.items():
+        where = _flag(result, named, dtype)
+        yield "[[tool.pairproof.deviations]]"
+        yield f'loss = "{result.request.loss}"'
+        yield f"flag = {json.dumps(where)}" if where else f"case = {json.dumps(named, indent=4)}"
+        if dtype:
+            yield f'dtype = "{dtype}"'
+        yield f"reason = {json.dumps(words)}"
+        yield f'link = "{LINK}"'
+
+
+def _flag(result: CheckResult, cases: list[str], dtype: str) -> str:
+    """Return a flag that exactly these cases have among those that were judged, or ""."""
+    checks = [check for check in result.judged if dtype in ("", check.dtype)]
+    with_flag = grouped((flag, check.case) for check in checks for flag in check.flags)
+    return next((flag for flag, found in with_flag.items() if set(found) == set(cases)), "")
