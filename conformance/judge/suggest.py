@@ -38,7 +38,7 @@ def _entries(result: CheckResult, words: str, cases: set[str]) -> Iterator[str]:
         for dtype in [""] if len(failing) == len(checks) else failing:
             groups.setdefault(dtype, []).append(case)
     for dtype, named in groups.items():
-        where = _flag(result, named, dtype)
+        where = "" if result.request.cases else _flag(result, named, dtype)
         yield "[[tool.pairproof.deviations]]"
         yield f'loss = "{result.request.loss}"'
         yield f"flag = {json.dumps(where)}" if where else f"case = {json.dumps(named, indent=4)}"

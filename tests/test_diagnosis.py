@@ -1,0 +1,99 @@
+"""The diagnosis of ``pairproof check``: one true statement about all failing cases of public mistakes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pairproof.conformance.judge.check import CheckResult, check_loss
+from pairproof.conformance.judge.suggest import suggested
+
+sys.path.insert(0, str(Path(__file__).parent / "targets"))
+import public_mistakes as public
+
+SOME = ("golden/{}/[a-dlu]*", "golden/{}/shape-[3-8]-*")
+TABLE = [
+    ("divided_by_positives_plus_1", "supcon", "the sum over the positives is divided by their number plus 1", ""),
+    (
+        "divided_by_2b_minus_2",
+        "nt_xent",
+        "the sum over the anchors is divided by their number minus 2: by 2(B - 1)",
+        "",
+    ),
+    (
+        "own_positive",
+        "supcon",
+        "the anchor itself is counted among its positives; the anchor itself is kept in the",
+        "",
+    ),
+    ("sums_inside", "supcon_in", "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing", ""),
+    ("views_mixed_up", "supcon", "labels are repeated for stacked views, but views are interleaved", ""),
+    ("interleaved", "nt_xent", "views are read as interleaved, but they are stacked", ""),
+    (
+        "weighted_directions",
+        "info_nce",
+        "the directions a_to_b and b_to_a have the weights 0.3 and 0.7, not 1/2 each",
+        "",
+    ),
+    ("epsilon", "supcon", "an epsilon of 1e-08 is added to the denominator after the row's maximum is subtracted", ""),
+    ("epsilon_of_count", "supcon", "an epsilon of 1e-05 is added to the number of positives", ""),
+    ("half_inside", "supcon", "the formula is right, but the target computes in float16 whatever it is given", ""),
+    (
+        "bfloat16_inside",
+        "nt_xent",
+        "the formula is right, but the target computes in bfloat16 whatever it is given",
+        "",
+    ),
+    ("policy_nan", "supcon", "anchors without positives make the loss NaN", "no_positive=nan"),
+    ("policy_drop", "supcon", "anchors without positives are left out of the mean", "no_positive=drop"),
+    ("times_base", "supcon", "values are multiplied by temperature/0.07", "base_temperature=0.07"),
+    ("positive_out_of_denominator", "supcon", "the denominator lacks the positives", "denominator=only_negatives"),
+]
+FAST = {"divided_by_positives_plus_1", "weighted_directions", "policy_nan", "times_base"}
+
+
+def checked(name: str, loss: str, *cases: str, **options: object) -> CheckResult:
+    chosen = tuple(case.format(loss) for case in cases)
+    return check_loss(getattr(public, name), loss, cases=chosen, seed=1, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "words", "setting"),
+    [pytest.param(*row, marks=() if row[0] in FAST else pytest.mark.slow) for row in TABLE],
+)
+def test_first_reason_is_the_mistake(name: str, loss: str, words: str, setting: str) -> None:
+    result = checked(name, loss, *SOME)
+    (reason, *_), found = result.diagnosis.reasons, result.diagnosis
+    assert reason.words.startswith(words)
+    assert reason.setting == setting
+    assert found.unexplained <= 0.1 * found.failing
+    assert len(reason.cases) >= 0.6 * found.failing
+    assert f"explains {len(reason.cases)} of {found.failing} failing cases" in found.sentences()[0]
+    assert reason.words in result.summary
+
+
+def test_overflow_is_described_by_the_largest_logit() -> None:
+    result = checked("without_maximum", "supcon", "golden/supcon/[t-z]*")
+    assert any(
+        "the loss is NaN or infinite where the largest logit is" in text for text in result.diagnosis.sentences()
+    )
+    assert not any("no maximum" in text for text in (*result.diagnosis.sentences(), *result.diagnoses.values()))
+
+
+def test_mistake_that_no_reason_explains_has_none() -> None:
+    result = checked("far_from_everything", "supcon", "golden/supcon/shape-[3-5]-*")
+    assert result.diagnosis.reasons == []
+    assert result.diagnosis.sentences() == [
+        f"no known mistake explains any of {result.diagnosis.failing} failing cases"
+    ]
+    assert suggested(result) == []
+
+
+def test_deviations_of_the_range_are_suggested_as_toml() -> None:
+    result = checked("prints", "supcon", "golden/supcon/*norms-float64", "golden/supcon/shape-3-*")
+    lines = suggested(result)
+    assert lines[:2] == ["[[tool.pairproof.deviations]]", 'loss = "supcon"']
+    assert "golden/supcon/tiny-norms-float64" in "\n".join(lines)
+    assert suggested(checked("divided_by_positives_plus_1", "supcon", "golden/supcon/shape-3-*")) == []
