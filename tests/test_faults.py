@@ -34,19 +34,51 @@ def judged(loss: str) -> tuple[list[Verdict], list[Verdict]]:
 )
 def test_every_fault_is_caught_and_the_table_lists_the_cases(loss: str) -> None:
     faults, right = judged(loss)
-    flags = load_flags()
+    flags, levels = load_flags(), {fault.name: fault.level for fault in FAULTS}
     for verdict in faults:
         assert verdict.caught, f"{verdict.name} passes all {len(verdict.cases)} cases"
         failed = {check.case for check in verdict.checks if check.status in BAD}
         assert set(verdict.caught) <= failed
         assert verdict.flags
         assert verdict.flags.keys() <= flags.keys()
+        assert verdict.level <= levels[verdict.name], verdict.name
     assert right
     for verdict in right:
         assert len(verdict.checks) >= 100, verdict.name
         wrong = [f"{c.case} {c.dtype}: {c.message}" for c in verdict.checks if c.status is not Status.PASSED]
         assert not wrong, f"{verdict.name}: {wrong[:3]}"
     _assert_as_written(loss, faults)
+
+
+def judged_at(loss: str, temperature: float, every: int) -> None:
+    """Assert that the faults of a loss are caught if this temperature is built in, unless they equal the right loss."""
+    faults = [fault for fault in FAULTS if fault.loss == loss]
+    found, right = judge(loss, faults, temperature, every)
+    for fault, verdict in zip(faults, found, strict=True):
+        if fault.is_right_at(temperature):
+            assert not verdict.caught, f"{fault.name} is caught by {verdict.caught[:3]}: correct its right_at"
+        elif every == 1:
+            assert verdict.level is not None, f"{fault.name} passes all {len(verdict.cases)} cases"
+            assert verdict.level <= fault.level, fault.name
+    if every > 1:
+        assert sum(bool(verdict.caught) for verdict in found) >= 0.8 * len(found)
+    for verdict in right:
+        assert all(check.status is Status.PASSED for check in verdict.checks), verdict.name
+
+
+BUILT_IN = (0.033, 0.37, 2.5)
+"""Temperatures that no golden case has."""
+
+
+def test_sample_of_built_in_temperatures_catches_the_faults() -> None:
+    judged_at("supcon_epsilon", 0.37, every=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", dict.fromkeys(fault.loss for fault in FAULTS))
+@pytest.mark.parametrize("temperature", BUILT_IN)
+def test_built_in_temperature_catches_every_fault(loss: str, temperature: float) -> None:
+    judged_at(loss, temperature, every=1)
 
 
 def _assert_as_written(loss: str, verdicts: list[Verdict]) -> None:
@@ -93,6 +125,11 @@ def test_faults_are_described() -> None:
         assert fault.words.count(". ") == 0
         assert not fault.link or fault.link.startswith("https://") or (ROOT / fault.link).is_file()
         assert fault.settings.keys() <= LOSSES[fault.loss].keywords.keys()
+        assert bool(fault.because) == (fault.right_at is not None)
+        if fault.right_at is not None:
+            low, high = fault.right_at
+            assert low <= high, fault.name
+            assert fault.because.endswith("."), fault.name
     assert set(FAMILIES) == {fault.family for fault in FAULTS}
 
 

@@ -85,26 +85,26 @@ def supcon_denominator_once(batch: parts.Batch) -> Tensor:
     return (total / batch.counts.clamp(min=1)).where(batch.counts > 0, 0)
 
 
-@fault("supcon", github("KevinMusgrave/pytorch-metric-learning", "issues/744"), build=parts.labelled)
+@fault("supcon", github("KevinMusgrave/pytorch-metric-learning", "issues/744"), build=parts.labelled, level="policies")
 def supcon_without_positives_dropped(batch: parts.Batch) -> Tensor:
     """Anchors without positives are left out of the mean, although no_positive is "zero"."""
     return parts.anchors("supcon", batch).sum() / (batch.counts > 0).sum().clamp(min=1)
 
 
-@fault("supcon", no_positive="drop", build=parts.labelled)
+@fault("supcon", no_positive="drop", build=parts.labelled, level="policies")
 def supcon_without_positives_kept(batch: parts.Batch) -> parts.Batch:
     """Anchors without positives count as 0 in the mean, although no_positive is "drop"."""
     return batch
 
 
-@fault("supcon", github("HobbitLong/SupContrast", "issues/141"), build=parts.features)
+@fault("supcon", github("HobbitLong/SupContrast", "issues/141"), build=parts.features, level="policies")
 def supcon_without_positives_nan(given: parts.Features) -> Tensor:
     """The term of an anchor without positives is 0 / 0, so the loss is NaN."""
     batch = given.cosines
     return parts.row_sums(batch.values, batch.positive) / batch.positive.sum(dim=1)
 
 
-@fault("supcon_in", build=parts.labelled)
+@fault("supcon_in", build=parts.labelled, level="policies")
 def supcon_in_without_positives_infinite(batch: parts.Batch) -> Tensor:
     """An anchor without positives has the loss -log 0, which is infinite."""
     inside = batch.s.masked_fill(~batch.positive, -torch.inf).logsumexp(dim=1)
@@ -124,7 +124,7 @@ def supcon_mean_over_nonzero(batch: parts.Batch) -> Tensor:
     return values.sum() / (values > 0).sum().clamp(min=1)
 
 
-@fault("supcon", pml("losses/supcon_loss.py"), build=parts.labelled)
+@fault("supcon", pml("losses/supcon_loss.py"), build=parts.labelled, level="policies")
 def supcon_zero_without_negatives(batch: parts.Batch) -> Tensor:
     """A batch of one class has the loss 0, although its positives still compete with each other."""
     return parts.anchors("supcon", batch) if batch.negative.any() else 0 * batch.s

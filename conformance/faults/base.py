@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
+from ..suite.levels import Level
 from .parts import Builder, Evaluable, Function, composed
 
 _F = TypeVar("_F", bound=Callable[..., Evaluable])
@@ -27,6 +28,10 @@ class Fault:
         function: the implementation, called according to ``call``, with a keyword ``temperature``.
         settings: the options that it claims and that are not the catalogue's defaults.
         family: the kind of mistake, which is the name of its file.
+        level: the level of the verdict at which a case must catch it.
+        right_at: the lowest and the highest temperature between which it equals the right loss if the temperature is
+            built in; None if there is no such temperature.
+        because: why it equals the right loss there.
     """
 
     name: str
@@ -37,13 +42,29 @@ class Fault:
     function: Function
     settings: Mapping[str, object]
     family: str
+    level: Level = Level.FORMULA
+    right_at: tuple[float, float] | None = None
+    because: str = ""
+
+    def is_right_at(self, temperature: float) -> bool:
+        """Whether it equals the right loss if this temperature is built in."""
+        return self.right_at is not None and self.right_at[0] <= temperature <= self.right_at[1]
 
 
 DECLARED: list[Fault] = []
 """The faults declared so far."""
 
 
-def fault(loss: str, link: str = "", *, build: Builder | None = None, **settings: object) -> Callable[[_F], _F]:
+def fault(
+    loss: str,
+    link: str = "",
+    *,
+    build: Builder | None = None,
+    level: str = "formula",
+    right_at: tuple[float, float] | None = None,
+    because: str = "",
+    **settings: object,
+) -> Callable[[_F], _F]:
     """Declare the decorated function as a fault; its name and its docstring, one sentence, describe the mistake.
 
     The fault is the mean of the values that the function returns, or the right loss of the batch, the rows or the
@@ -53,6 +74,9 @@ def fault(loss: str, link: str = "", *, build: Builder | None = None, **settings
         loss: the loss that it claims to be.
         link: where it was shipped or discussed.
         build: the builder in ``parts`` whose result the function receives; by default it receives the arguments.
+        level: the level of the verdict at which a case must catch it.
+        right_at: the lowest and the highest built-in temperature between which it equals the right loss.
+        because: why it equals the right loss there.
         **settings: the options that it claims and that are not defaults.
     """
 
@@ -61,7 +85,8 @@ def fault(loss: str, link: str = "", *, build: Builder | None = None, **settings
         words, family = " ".join((function.__doc__ or "").split()), function.__module__.rpartition(".")[2]
         called = composed(loss, build, function) if build else composed(loss, function)
         name, kept = f"{loss}/{stem}", MappingProxyType(settings)
-        DECLARED.append(Fault(name, loss, _call(called), words, link, called, kept, family))
+        at = Level(level), right_at, because
+        DECLARED.append(Fault(name, loss, _call(called), words, link, called, kept, family, *at))
         return function
 
     return declare

@@ -45,7 +45,7 @@ def nt_xent_pairwise_each_pair_once(batch: parts.Batch) -> Tensor:
     return parts.row_means(batch.pairwise, batch.positive.triu())
 
 
-@fault("nt_bxent", build=parts.paired)
+@fault("nt_bxent", build=parts.paired, level="policies")
 def nt_bxent_mean_over_the_columns(batch: parts.Batch) -> parts.Batch:
     """Positives and negatives are averaged over the columns of the mask instead of its rows."""
     return batch._replace(positive=batch.positive.T)

@@ -9,7 +9,7 @@ from . import parts
 from .base import fault, github
 
 
-@fault("nt_bxent")
+@fault("nt_bxent", level="policies")
 def nt_bxent_repeated_pairs_counted(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> Tensor:
     """A pair listed twice counts twice, in the sum and in the number of positives."""
     batch = parts.paired(embeddings, positive_pairs, temperature)
@@ -20,7 +20,7 @@ def nt_bxent_repeated_pairs_counted(embeddings: Tensor, positive_pairs: Tensor, 
     return attracted + parts.row_means(as_negative, batch.negative)
 
 
-@fault("nt_bxent")
+@fault("nt_bxent", level="policies")
 def nt_bxent_listed_diagonal_counted(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
     """A listed pair of a row with itself counts as a positive, in addition to the diagonal that always counts."""
     batch = parts.paired(embeddings, positive_pairs, temperature)
@@ -28,7 +28,7 @@ def nt_bxent_listed_diagonal_counted(embeddings: Tensor, positive_pairs: Tensor,
     return batch._replace(positive=listed)
 
 
-@fault("supcon")
+@fault("supcon", level="policies")
 def supcon_equal_rows_taken_for_self(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """The self pair is found by its cosine of 1: every row that equals the anchor is left out too."""
     batch, rows = parts.labelled(embeddings, labels, temperature), parts.unit(embeddings)
@@ -37,7 +37,7 @@ def supcon_equal_rows_taken_for_self(embeddings: Tensor, labels: Tensor, *, temp
     return values.where(other.any(dim=1), 0)
 
 
-@fault("info_nce", github("huggingface/sentence-transformers", "issues/3189"), build=parts.towers)
+@fault("info_nce", github("huggingface/sentence-transformers", "issues/3189"), build=parts.towers, level="policies")
 def info_nce_equal_keys_dropped(direction: parts.Direction) -> parts.Rows:
     """A key that equals the positive is left out as a false negative, although no option requests it."""
     keys = parts.unit(direction.keys.detach())

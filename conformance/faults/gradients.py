@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -79,7 +81,13 @@ def nt_xent_pairwise_cosine_clamped(embeddings: Tensor, labels: Tensor, *, tempe
     return parts.row_means(batch.pairwise, batch.positive)
 
 
-@fault("nt_xent", build=parts.features)
+@fault(
+    "nt_xent",
+    build=parts.features,
+    level="range",
+    right_at=(0.02, math.inf),
+    because="Logits are at most 1/T, so they are never clamped.",
+)
 def nt_xent_straight_through(given: parts.Features) -> parts.Rows:
     """Logits are clamped to [-50, 50], and the gradient ignores the clamp (straight-through)."""
     logits = given.views.logits.where(parts.off_diagonal(len(given.rows)), 0)

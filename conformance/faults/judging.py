@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
+from typing import Any
 
 from ..implementations.callable import External
+from ..judge.levels import Level, level_of
 from ..judge.options import Selection
+from ..judge.proofs import as_claimed
 from ..judge.results import Check, Status
 from ..judge.verify import judge_case
 from ..suite.golden import GoldenCase, load_golden
@@ -40,6 +43,7 @@ class Verdict:
         caught: ids of the cases that failed clearly in some dtype, in the order of the cases.
         near: number of cases whose outcome would change if errors were ``NEAR`` times larger or smaller.
         flags: for every flag of a case that caught it, the number of catching and of judged cases with that flag.
+        level: the lowest level of a case that caught it; None if none did.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Verdict:
     caught: tuple[str, ...]
     near: int
     flags: Mapping[str, tuple[int, int]]
+    level: Level | None
 
     @property
     def ranked_flags(self) -> list[str]:
@@ -55,9 +60,11 @@ class Verdict:
         return sorted(self.flags, key=lambda flag: (-self.flags[flag][0] / self.flags[flag][1], -self.flags[flag][0]))
 
 
-def target_of(fault: Fault) -> External:
-    """A fault as a target of the harness, which claims to be the right loss."""
-    target = External(fault.function, loss=fault.loss, call=fault.call, settings=fault.settings, limit=None)
+def target_of(fault: Fault, temperature: float | None = None) -> External:
+    """A fault as a target of the harness, which claims to be the right loss; the temperature may be built in."""
+    function = fault.function if temperature is None else partial(fault.function, temperature=temperature)
+    options: dict[str, Any] = {"call": fault.call, "arrays": "torch", "settings": fault.settings, "limit": None}
+    target = External(function, loss=fault.loss, temperature=temperature, **options)
     vars(target).update(name=fault.name)
     return target
 
@@ -68,12 +75,16 @@ def small_cases() -> tuple[GoldenCase, ...]:
     return tuple(golden for golden in load_golden() if golden.case.n <= LARGEST)
 
 
-def judge(loss: str, faults: Iterable[Fault]) -> tuple[list[Verdict], list[Verdict]]:
+def judge(
+    loss: str, faults: Iterable[Fault], temperature: float | None = None, every: int = 1
+) -> tuple[list[Verdict], list[Verdict]]:
     """Judge faults of one loss, and the right loss for every call that the faults use.
 
     Args:
         loss: short name in the catalogue.
         faults: faults of this loss.
+        temperature: a temperature that is built into all of them; each case is proved again at this temperature.
+        every: judge only every so many cases.
 
     Returns:
         The verdicts on the faults, in their order, and on the right implementations.
@@ -83,15 +94,18 @@ def judge(loss: str, faults: Iterable[Fault]) -> tuple[list[Verdict], list[Verdi
         Fault(f"{loss}, right, called with {call}", loss, call, "", "", RIGHT[loss, call], {}, "")
         for call in dict.fromkeys(fault.call for fault in faults)
     ]
-    suspects = [target_of(fault) for fault in (*faults, *right)]
+    suspects = [target_of(fault, temperature) for fault in (*faults, *right)]
     found: dict[str, list[Check]] = {suspect.name: [] for suspect in suspects}
-    for golden in small_cases():
-        if golden.case.loss == loss:
-            # The truth and the bounds of a case are computed once for all suspects.
-            for check in judge_case(golden.case, golden, suspects, Selection(dtypes=DTYPES)):
+    claims = {str(suspect.claim.settings): suspect.claim for suspect in suspects}
+    for golden in [golden for golden in small_cases() if golden.case.loss == loss][::every]:
+        # The truth and the bounds of a case are computed once for all suspects with the same claim.
+        for settings, claim in claims.items():
+            case, proved = (golden.case, golden) if temperature is None else as_claimed(golden.case, golden, claim)
+            same = [suspect for suspect in suspects if str(suspect.claim.settings) == settings]
+            for check in judge_case(case, proved, same, Selection(dtypes=DTYPES)):
                 found[check.implementation].append(check)
-            for suspect in suspects:
-                suspect.outcomes.clear()
+        for suspect in suspects:
+            suspect.outcomes.clear()
     verdicts = [_verdict(name, checks) for name, checks in found.items()]
     return verdicts[: len(faults)], verdicts[len(faults) :]
 
@@ -109,4 +123,5 @@ def _verdict(name: str, checks: Sequence[Check]) -> Verdict:
     judged = [flag for flags in cases.values() for flag in flags]
     hits = [flag for case in caught for flag in cases[case]]
     flags = {flag: (hits.count(flag), judged.count(flag)) for flag in dict.fromkeys(hits)}
-    return Verdict(name, made, tuple(cases), tuple(caught), near, MappingProxyType(flags))
+    level = min((level_of(cases[case]) for case in caught), default=None)
+    return Verdict(name, made, tuple(cases), tuple(caught), near, MappingProxyType(flags), level)

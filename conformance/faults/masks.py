@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,46 +17,51 @@ def supcon_self_a_positive(batch: parts.Batch) -> parts.Batch:
     return batch._replace(positive=batch.positive | ~batch.other)
 
 
-@fault("supcon", build=parts.features)
+@fault("supcon", build=parts.features, level="policies")
 def supcon_mask_transposed(given: parts.Features) -> parts.Batch:
     """The mask is transposed, which exchanges anchors and positives."""
     batch = given.cosines
     return batch._replace(positive=batch.positive.T)
 
 
-@fault("supcon", build=parts.features)
+@fault("supcon", build=parts.features, level="policies")
 def supcon_mask_made_symmetric(given: parts.Features) -> parts.Batch:
     """The mask is made symmetric: if j is a positive of i, then i becomes a positive of j."""
     batch = given.cosines
     return batch._replace(positive=batch.positive | batch.positive.T)
 
 
-@fault("supcon")
+@fault("supcon", level="policies")
 def supcon_labels_as_floats(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """Labels are compared as float32: labels above 2^24 that lie close together become one class."""
     return parts.labelled(embeddings, labels.float(), temperature)
 
 
-@fault("nt_xent_pairwise")
+@fault("nt_xent_pairwise", level="policies")
 def nt_xent_pairwise_labels_as_int32(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """Labels are converted to int32: labels that differ by a multiple of 2^32 become one class."""
     return parts.labelled(embeddings, labels.int(), temperature)
 
 
-@fault("supcon_in")
+@fault("supcon_in", level="policies")
 def supcon_in_labels_as_bytes(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """Labels are converted to uint8: labels that differ by a multiple of 256 become one class."""
     return parts.labelled(embeddings, labels.to(torch.uint8), temperature)
 
 
-@fault("supcon_epsilon")
+@fault("supcon_epsilon", level="policies")
 def supcon_epsilon_negative_labels_ignored(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """A negative label is read as no label: rows with a negative label have no positives."""
     unknown = labels.amax() + 1 + torch.arange(len(labels))
     return parts.products(embeddings, torch.where(labels < 0, unknown, labels), temperature)
 
 
-@fault("nt_xent", github("Lightning-Universe/lightning-bolts", "issues/695"))
+@fault(
+    "nt_xent",
+    github("Lightning-Universe/lightning-bolts", "issues/695"),
+    right_at=(1.0, math.inf),
+    because="The self pair's e^(1/T) is at most e^2 times any other term, so subtracting it loses at most 3 bits.",
+)
 def nt_xent_self_subtracted(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Tensor:
     """The self pair is removed by subtracting e^(1/temperature) from the sum, which loses digits or overflows."""
     rows = parts.unit(torch.cat([view_a, view_b]))
@@ -74,13 +81,13 @@ def nt_xent_self_in_the_gradient(view_a: Tensor, view_b: Tensor, *, temperature:
     return total.log() - s[torch.arange(len(rows)), parts.stacked(len(rows))]
 
 
-@fault("nt_bxent")
+@fault("nt_bxent", level="policies")
 def nt_bxent_pairs_made_symmetric(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
     """A listed pair makes both rows positives of each other, although pairs are directed."""
     return parts.paired(embeddings, torch.cat([positive_pairs, positive_pairs.flip(1)]), temperature)
 
 
-@fault("nt_bxent")
+@fault("nt_bxent", level="policies")
 def nt_bxent_pairs_reversed(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
     """A listed pair is read as (positive, anchor) instead of (anchor, positive)."""
     return parts.paired(embeddings, positive_pairs.flip(1), temperature)

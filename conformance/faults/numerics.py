@@ -12,14 +12,28 @@ from . import parts
 from .base import fault, github, pml
 
 
-@fault("supcon", github("Lightning-Universe/lightning-bolts", "issues/811"), build=parts.cosines)
+@fault(
+    "supcon",
+    github("Lightning-Universe/lightning-bolts", "issues/811"),
+    build=parts.cosines,
+    level="range",
+    right_at=(1 / 88, math.inf),
+    because="Cosines are at most 1, so exponentials are at most e^88, which float32 can represent.",
+)
 def supcon_no_shift(batch: parts.Batch) -> Tensor:
     """Exponentials are taken without subtracting a maximum: float32 overflows at temperatures below 1/88."""
     total = parts.row_sums(torch.exp(batch.s), batch.other)[:, None]
     return parts.row_means(total.log() - batch.s, batch.positive)
 
 
-@fault("supcon", github("HobbitLong/SupContrast", "issues/104"), build=parts.features)
+@fault(
+    "supcon",
+    github("HobbitLong/SupContrast", "issues/104"),
+    build=parts.features,
+    level="range",
+    right_at=(0.0233, math.inf),
+    because="A logit is at most 2/T below that of the self pair, and e^-86 is a normal number of float32.",
+)
 def supcon_maximum_of_self(given: parts.Features) -> Tensor:
     """The subtracted maximum includes the self pair: where all other logits are far below, the sum is 0."""
     rows = parts.unit(given.rows)
@@ -47,7 +61,14 @@ def nt_xent_epsilon_twice(rows: parts.Rows) -> Tensor:
     return total - rows.logits[rows.positive]
 
 
-@fault("nt_xent", pml("losses/ntxent_loss.py"), build=parts.features)
+@fault(
+    "nt_xent",
+    pml("losses/ntxent_loss.py"),
+    build=parts.features,
+    level="range",
+    right_at=(0.0286, math.inf),
+    because="The ratio is at least e^-70 over the number of rows, beside which 1e-38 is lost in rounding.",
+)
 def nt_xent_logarithm_floored(given: parts.Features) -> Tensor:
     """The smallest normal number is added inside the logarithm: no pair costs more than 87.34 in float32."""
     ratio = given.views.logits.softmax(dim=1)[given.views.positive]
@@ -65,21 +86,38 @@ def info_nce_half_products(direction: parts.Direction) -> parts.Direction:
     return parts.Direction(narrowed(direction.anchors), narrowed(direction.keys), direction.temperature, queue)
 
 
-@fault("supcon_in", build=parts.labelled)
+@fault(
+    "supcon_in",
+    build=parts.labelled,
+    level="range",
+    right_at=(0.0253, math.inf),
+    because="The softmax is at least e^-79 over the number of rows, which is a normal number of float32.",
+)
 def supcon_in_logarithm_of_softmax(batch: parts.Batch) -> Tensor:
     """The logarithm of a softmax is computed in two steps: probabilities that underflow give log 0."""
     ratios = batch.s.masked_fill(~batch.other, -torch.inf).softmax(dim=1)
     return -(parts.row_means(ratios, batch.positive) + (batch.counts == 0)).log()
 
 
-@fault("nt_xent_pairwise", build=parts.labelled)
+@fault(
+    "nt_xent_pairwise",
+    build=parts.labelled,
+    right_at=(0.09, math.inf),
+    because="The probability is at least e^(-2/T) over the number of rows, which is above 1e-12.",
+)
 def nt_xent_pairwise_probability_clamped(batch: parts.Batch) -> Tensor:
     """Probabilities are clamped at 1e-12 before the logarithm: a pair costs at most 27.6, with no gradient beyond."""
     probability = torch.exp(-batch.pairwise)
     return parts.row_means(-probability.clamp(min=1e-12).log(), batch.positive)
 
 
-@fault("nt_bxent", github("pytorch/pytorch", "issues/103316"), build=parts.paired)
+@fault(
+    "nt_bxent",
+    github("pytorch/pytorch", "issues/103316"),
+    build=parts.paired,
+    right_at=(0.37, math.inf),
+    because="Logits are at most 2.7, and a sigmoid that far from 1 loses less than five bits.",
+)
 def nt_bxent_sigmoid_first(batch: parts.Batch) -> Tensor:
     """The sigmoid is computed before binary cross-entropy, which clamps its logarithm at -100."""
     p = batch.s.sigmoid()
@@ -97,13 +135,27 @@ def nt_bxent_infinite_diagonal(batch: parts.Batch) -> Tensor:
     return attracted + (each * (1 - target)).sum(dim=1) / (1 - target).sum(dim=1).clamp(min=1)
 
 
-@fault("nt_bxent", "https://pytorch.org/docs/stable/generated/torch.nn.functional.softplus.html", build=parts.paired)
+@fault(
+    "nt_bxent",
+    "https://pytorch.org/docs/stable/generated/torch.nn.functional.softplus.html",
+    build=parts.paired,
+    level="range",
+    right_at=(0.0501, math.inf),
+    because="Logits are at most 1/T, which is below the threshold of 20.",
+)
 def nt_bxent_softplus_linear(batch: parts.Batch) -> Tensor:
     """The softplus of torch is the identity above a threshold of 20, an error of 2e-9 in float64."""
     return parts.bxent_anchors(batch, F.softplus(-batch.s), F.softplus(batch.s))
 
 
-@fault("nt_xent_pairwise", github("google-deepmind/optax", "pull/897"), build=parts.labelled)
+@fault(
+    "nt_xent_pairwise",
+    github("google-deepmind/optax", "pull/897"),
+    build=parts.labelled,
+    level="range",
+    right_at=(0.0233, math.inf),
+    because="Logits of a row differ by at most 2/T, and e^-86 is a normal number of float32.",
+)
 def nt_xent_pairwise_one_maximum_per_row(batch: parts.Batch) -> Tensor:
     """One maximum is subtracted from a whole row: the ratio of a positive far below another positive is 0 / 0."""
     e = torch.exp(batch.s)

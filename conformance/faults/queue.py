@@ -24,7 +24,7 @@ def info_nce_queue_not_normalised(direction: parts.Direction) -> parts.Evaluable
     return direction.rows._replace(logits=torch.cat([direction.rows.logits[:, :1], raw], dim=1))
 
 
-@fault("info_nce", build=parts.directions)
+@fault("info_nce", build=parts.directions, right_at=(1.0, 1.0), because="Dividing by 1 changes nothing.")
 def info_nce_queue_without_temperature(direction: parts.Direction) -> parts.Evaluable:
     """The queue's logits are not divided by the temperature, the positive's is."""
     if direction.negatives is None:

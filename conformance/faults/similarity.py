@@ -57,7 +57,7 @@ def nt_xent_norm_plus_epsilon(view_a: Tensor, view_b: Tensor, *, temperature: fl
     return parts.of_rows(rows / (rows.norm(dim=1, keepdim=True) + 1e-8), temperature)
 
 
-@fault("nt_bxent", "https://pytorch.org/docs/stable/generated/torch.nn.functional.normalize.html")
+@fault("nt_bxent", "https://pytorch.org/docs/stable/generated/torch.nn.functional.normalize.html", level="range")
 def nt_bxent_norms_clamped(embeddings: Tensor, positive_pairs: Tensor, *, temperature: float) -> parts.Batch:
     """Norms are computed without rescaling and clamped from below: very small and very large rows do not get norm 1."""
     rows = F.normalize(embeddings, dim=1)

@@ -12,32 +12,56 @@ from . import parts
 from .base import fault, github
 
 
-@fault("info_nce", github("RElbers/info-nce-pytorch", "pull/17"), build=parts.directions)
+@fault(
+    "info_nce",
+    github("RElbers/info-nce-pytorch", "pull/17"),
+    build=parts.directions,
+    right_at=(1.0, 1.0),
+    because="Dividing by 1 changes nothing.",
+)
 def info_nce_positive_without_temperature(direction: parts.Direction) -> parts.Rows:
     """The positive's logit is not divided by the temperature; the negatives' are."""
     rows = direction.rows
     return rows._replace(logits=rows.logits.where(~rows.positive, rows.logits * direction.temperature))
 
 
-@fault("info_nce", github("ustcllm/RecStudio", "issues/21"), build=parts.directions)
+@fault(
+    "info_nce",
+    github("ustcllm/RecStudio", "issues/21"),
+    build=parts.directions,
+    right_at=(1.0, 1.0),
+    because="Dividing by 1 changes nothing.",
+)
 def info_nce_temperature_missing(direction: parts.Direction) -> parts.Direction:
     """The logits are not divided by the temperature."""
     return direction._replace(temperature=1.0)
 
 
-@fault("nt_xent")
+@fault("nt_xent", right_at=(1.0, 1.0), because="Dividing by 1 changes nothing.")
 def nt_xent_temperature_twice(view_a: Tensor, view_b: Tensor, *, temperature: float) -> parts.Rows:
     """Both rows of a product are divided by the temperature, so that it is applied twice."""
     return parts.of_rows(parts.unit(torch.cat([view_a, view_b])) / temperature)
 
 
-@fault("info_nce", github("bowang-lab/BLEEP", "issues/5"), build=parts.directions)
+@fault(
+    "info_nce",
+    github("bowang-lab/BLEEP", "issues/5"),
+    build=parts.directions,
+    right_at=(1.0, 1.0),
+    because="Multiplying and dividing by 1 are the same.",
+)
 def info_nce_temperature_multiplies(direction: parts.Direction) -> parts.Direction:
     """Cosines are multiplied by the temperature instead of divided by it, as in BLEEP's targets."""
     return direction._replace(temperature=1 / direction.temperature)
 
 
-@fault("supcon", github("HobbitLong/SupContrast", "issues/73"), build=parts.features)
+@fault(
+    "supcon",
+    github("HobbitLong/SupContrast", "issues/73"),
+    build=parts.features,
+    right_at=(0.07, 0.07),
+    because="The factor 0.07 / 0.07 is 1.",
+)
 def supcon_base_temperature_fixed(given: parts.Features) -> Tensor:
     """The loss is scaled by temperature / 0.07, although no base temperature is given."""
     return parts.loss_of("supcon", given.cosines) * given.temperature / 0.07
@@ -60,13 +84,18 @@ def supcon_base_temperature_ignored(
     return parts.labelled(embeddings, labels, temperature)
 
 
-@fault("supcon_in", github("google-research/google-research", "blob/master/supcon/losses.py"))
+@fault(
+    "supcon_in",
+    github("google-research/google-research", "blob/master/supcon/losses.py"),
+    right_at=(1.0, 1.0),
+    because="Multiplying by 1 changes nothing.",
+)
 def supcon_in_scaled_by_temperature(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """The loss is multiplied by the temperature, as the authors' TensorFlow code does by default."""
     return parts.loss_of("supcon_in", parts.labelled(embeddings, labels, temperature)) * temperature
 
 
-@fault("nt_xent_pairwise")
+@fault("nt_xent_pairwise", right_at=(1.0, 1.0), because="Dividing by 1 changes nothing.")
 def nt_xent_pairwise_temperature_on_the_loss(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """The temperature divides the loss instead of the similarities."""
     return parts.loss_of("nt_xent_pairwise", parts.labelled(embeddings, labels, 1.0)) / temperature
@@ -79,13 +108,26 @@ def info_nce_logit_scale_raw(direction: parts.Direction) -> parts.Rows:
     return rows._replace(logits=rows.logits * math.log(1 / direction.temperature))
 
 
-@fault("info_nce", github("openai/CLIP", "issues/46"), build=parts.directions)
+@fault(
+    "info_nce",
+    github("openai/CLIP", "issues/46"),
+    build=parts.directions,
+    level="range",
+    right_at=(0.01, math.inf),
+    because="The scale is at most 100, so the cap has no effect.",
+)
 def info_nce_logit_scale_capped(direction: parts.Direction) -> parts.Direction:
     """The scale is silently capped at 100, so that every temperature below 0.01 acts as 0.01."""
     return direction._replace(temperature=max(direction.temperature, 0.01))
 
 
-@fault("info_nce", github("drboog/Lafite", "issues/25"), build=parts.directions)
+@fault(
+    "info_nce",
+    github("drboog/Lafite", "issues/25"),
+    build=parts.directions,
+    right_at=(1.0, 1.0),
+    because="Multiplying by 1 changes nothing.",
+)
 def info_nce_temperature_inside_the_logarithm(direction: parts.Direction) -> Tensor:
     """The ratio is multiplied by the temperature inside the logarithm: only the gradient is right."""
     return parts.loss_of("info_nce", direction) - math.log(direction.temperature)
@@ -98,7 +140,7 @@ def nt_bxent_one_minus_cosine(embeddings: Tensor, positive_pairs: Tensor, *, tem
     return parts.bxent_anchors(batch, batch.costs[0], -F.logsigmoid(1 / temperature - batch.s))
 
 
-@fault("supcon_epsilon")
+@fault("supcon_epsilon", right_at=(1.0, 1.0), because="Dividing by 1 changes nothing.")
 def supcon_epsilon_temperature_missing(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """The dot products are not divided by the temperature."""
     return parts.products(embeddings, labels, 1.0)
