@@ -10,7 +10,6 @@ from pairproof.conformance.suite.levels import Level
 
 from .base import Wrong
 
-
 SEED = 0
 """The seed of the random batches, so that the verdict is the same in every run."""
 
