@@ -208,7 +208,9 @@ def test_wider_bounds_are_derived_from_the_straightforward_error(dtype: str) -> 
     (bound,), (error,) = derived.values, (abs(plain.values[0] - true.values[0]),)
     assert error <= ROUNDING_WITHIN * bound
     assert no_worse.values == [max(bound, error)]
-    assert formula.values == [max(bound, FORMULA_TIMES * error, FORMULA_ULPS / FLOOR_ULPS * derived.least.values[0])]
+    assert formula.values == [
+        max(bound, FORMULA_TIMES * error, FORMULA_ULPS / FLOOR_ULPS * derived.share_of_floor * bound)
+    ]
     for name, rows in derived.rows.items():
         assert (formula.rows[name] >= FORMULA_ULPS / FLOOR_ULPS * derived.share_of_floor * rows).all()
         assert (formula.rows[name] <= FORMULA_TIMES * ROUNDING_WITHIN * rows).all()

@@ -61,7 +61,8 @@ the dtype of the rows. With these bounds the golden cases distinguish ``backend=
 implementation (``baseline.py``) in the same dtype. At levels below "digits" it accepts four times these errors, and 16
 units in the last place of every similarity. The factor 4 allows for implementations that order their operations in
 another order, and therefore round in other places. The straightforward result is sometimes exact by chance; the 16
-units are more than the derivation's SIMILARITY_ULPS + sqrt(D) for D < 169. An error of the straightforward
+units are more than the derivation's SIMILARITY_ULPS + sqrt(D) for D < 169, and widen all of its parts in proportion. An
+error of the straightforward
 implementation beyond ROUNDING_WITHIN times the derived bound is not a rounding error (a norm overflows, for example),
 and widens no bound.
 
@@ -368,7 +369,7 @@ def widened(allowed: Bounds, truth: Truth, plain: Outcome, times: float = 1.0, u
 
     def wider(bound: Matrix, floor: Matrix, error: Matrix) -> Matrix:
         rounding = np.where(error <= ROUNDING_WITHIN * bound, error, 0.0)
-        return np.maximum(bound, np.maximum(times * rounding, ulps / FLOOR_ULPS * floor))
+        return np.maximum(bound, np.maximum(times * rounding, ulps / FLOOR_ULPS * allowed.share_of_floor * bound))
 
     return _with_errors(wider, allowed, truth, plain)
 
