@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pairproof.conformance.diagnose.identify import identify
 from pairproof.conformance.judge.check import CheckResult, check_loss
 from pairproof.conformance.judge.suggest import suggested
 
@@ -97,3 +98,12 @@ def test_deviations_of_the_range_are_suggested_as_toml() -> None:
     assert lines[:2] == ["[[tool.pairproof.deviations]]", 'loss = "supcon"']
     assert "golden/supcon/tiny-norms-float64" in "\n".join(lines)
     assert suggested(checked("divided_by_positives_plus_1", "supcon", "golden/supcon/shape-[3-8]-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("half_inside", "float16"), pytest.param("bfloat16_inside", "bfloat16", marks=pytest.mark.slow)]
+)
+def test_target_that_answers_in_16_bits_is_identified(name: str, dtype: str) -> None:
+    found = identify(getattr(public, name))
+    assert (found.verdict, found.wrong) == ("match", [])
+    assert found.evidence[-1].startswith(f"the target answers in {dtype}: the tolerance is ")

@@ -32,6 +32,9 @@ from .variants import POLICIES, words_of
 PUBLISHED_BASE = 0.07
 """The base temperature of the original SupCon code. Other base temperatures look the same as a constant factor."""
 
+FAR = 0.02
+"""Relative distance from the answers above which the nearest variant says nothing about the target."""
+
 ROUNDING = 1e-12
 """Largest difference of values that is attributed to rounding, on the probes for policies and for the range."""
 
@@ -217,7 +220,7 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
 
 def _preference(match: Match, search: Search) -> tuple[Any, ...]:
     """Return a sort key; the preferred match has the smallest key."""
-    gradient = match.gradient_error is not None and match.gradient_error > search.close
+    gradient = match.gradient_error is not None and match.gradient_error > search.close_gradient
     loss, (scaled, place) = match.variant.entry, match.plainness
     # Without labels, the positive of a view is the other view of the same item.
     unlabelled = search.call == FEATURES and search.probes.alike[0].labels is None
@@ -268,7 +271,7 @@ def _report_gradient(found: Identification, search: Search, match: Match) -> Non
     """Report a gradient that is not the derivative of the value, is not finite, or is missing."""
     if match.gradient_factor != 1:
         found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times the derivative of the value")
-    elif match.gradient_error is not None and match.gradient_error > search.close:
+    elif match.gradient_error is not None and match.gradient_error > search.close_gradient:
         found.wrong.append(
             f"the gradient is not the derivative of the value: the relative error is {match.gradient_error:.2g}"
         )
@@ -288,7 +291,7 @@ def _report_evidence(found: Identification, search: Search, match: Match) -> Non
     compared = "" if gradient is None else f"the largest relative error of their gradients is {gradient:.1e}"
     found.evidence.append(compared or f"only values were compared: {reason}")
     if search.single:
-        found.evidence.append(f"the target answers in float32: the tolerance is {search.close:g} instead of {CLOSE:g}")
+        found.evidence.append(f"the target answers in {search.dtype}: the tolerance is {search.close:g}, not {CLOSE:g}")
 
 
 # Policies, and the ends of the range
@@ -376,6 +379,8 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
         found.nearest = f"{match.variant.describe()}, which gives the same values at several temperatures: {why}"
     elif matches:
         nearest = min(matches, key=lambda match: (match.distance, len(match.variant.words())))
+        if not nearest.distance <= FAR:
+            return
         name, expected, given = nearest.worst
         at = "" if search.target.takes_temperature else f" at temperature {nearest.temperatures[None]:.4g}"
         values = f"it gives {expected:.6g}, the target {given:.6g}"

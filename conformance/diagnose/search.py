@@ -34,6 +34,9 @@ CLOSE = 1e-6
 CLOSE_SINGLE = 2e-5
 """The same for a target that answers in float32."""
 
+CLOSE_HALF = {"bfloat16": 3e-2, "float16": 5e-3}
+"""The same for a target that answers in a dtype of 16 bits; gradients may differ ten times as much."""
+
 EXACT = 1e-10
 """Relative difference in float64 above which a close explanation is reported as incomplete."""
 
@@ -424,7 +427,9 @@ class Search:
         vector: whether the target returns one value per anchor.
         gives_gradient: whether it gives any gradient.
         single: whether it answers in float32.
+        dtype: the narrowest dtype in which all its answers are representable.
         close: relative difference up to which its answers count as equal.
+        close_gradient: the same for gradients.
         undetermined: explanations that hold at any temperature.
 
     Raises:
@@ -444,7 +449,9 @@ class Search:
         self.vector = any(len(self.answers[probe].values) > 1 for probe in self.ordinary)
         self.gives_gradient = any(answer.gradient is not None for answer in self.answers.values())
         self.single = all(answer.single for answer in self.answers.values())
-        self.close = CLOSE_SINGLE if self.single else CLOSE
+        self.dtype = _dtype_of(self.answers.values()) if self.single else "float64"
+        self.close = CLOSE_HALF.get(self.dtype, CLOSE_SINGLE if self.single else CLOSE)
+        self.close_gradient = self.close * (10 if self.dtype in CLOSE_HALF else 1)
 
     def _choose(self) -> Probes:
         """Return the first probes that the target accepts; keep its answers to those that are alike."""
@@ -577,7 +584,7 @@ class Search:
         flows = (replace(match, variant=replace(match.variant, flow=flow)) for flow in FLOWS)
         for other in (*flows, replace(match, gradient_factor=factor)):
             off, _ = self._compare_gradient(other)
-            if off is not None and off <= self.close:
+            if off is not None and off <= self.close_gradient:
                 return replace(other, gradient_error=off)
         return replace(match, gradient_error=error)
 
@@ -603,6 +610,14 @@ class Search:
                 errors.append(float(relative(expected, given, nothing)))
                 ratios.append(float(given @ expected / (expected @ expected)))
         return max(errors, default=None), _rounded(np.median(ratios or 1), self.close)
+
+
+def _dtype_of(answers: Iterable[Answer]) -> str:
+    """Return the narrowest floating-point dtype in which the finite values of all answers are representable."""
+    values = torch.cat([answer.values for answer in answers])
+    values = values[values.isfinite()]
+    exact = (name for name in CLOSE_HALF if bool((values.to(getattr(torch, name)).double() == values).all()))
+    return next(exact, "float32")
 
 
 def crossing(function: Callable[[float], float], low: float, high: float) -> float | None:
