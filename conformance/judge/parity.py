@@ -253,8 +253,8 @@ class _Subject:
 
     def __init__(self, request: ParityRequest) -> None:
         thing = find(request.target) if isinstance(request.target, str) else request.target
-        more = {"init": request.init, "result": request.result, "spec": request.target}
-        self.target = Target(thing, request.call, request.arrays, **more)
+        given = thing, request.call, request.arrays
+        self.target = Target(*given, init=request.init, result=request.result, spec=request.target)
         self.device, self.limit = request.device, request.limit
 
     def facts(self) -> dict[str, Any]:
