@@ -26,6 +26,7 @@ from .documents.load import Figure
 from .implementations import ALL
 from .judge.check import CONFORMS, CheckResult, is_above
 from .judge.levels import Level
+from .judge.ranges import sentences
 from .judge.results import BAD, Check, Status, counted, grouped, phrase, tally
 from .judge.suggest import suggested
 from .judge.verify import Report, show_counts
@@ -398,7 +399,7 @@ def _levels(result: CheckResult) -> Iterator[Part]:
     above = grouped((check.level, check) for check in result.failures_above)
     for level, counts in result.levels.items():
         ends = ", ".join(phrase(status, counts[status]) for status in Status if counts[status]) or "no checks"
-        limits = "; ".join(result.limits) if level is Level.RANGE else ""
+        limits = "; ".join(sentences(result.limits)) if level is Level.RANGE else ""
         failed = sum(counts[status] for status in BAD)
         style = "" if not failed else "yellow" if level > result.level else "bold red"
         yield Text(f"{level}: {ends}{'; ' if limits else ''}{limits}", style)
@@ -488,7 +489,7 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
                 level: {"verdict": found.verdict_at(level), "statuses": counts}
                 for level, counts in found.levels.items()
             },
-            "limits": found.limits,
+            "limits": [{**vars(limit), "words": limit.sentence} for limit in found.limits],
             "target": found.request.name,
             "claim": {
                 **vars(found.claim),

@@ -19,6 +19,7 @@ from pairproof.conformance import check_loss, cli, report
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge.levels import IN_FLOAT32, Level, level_of, level_of_case
 from pairproof.conformance.judge.options import Request, UsageError
+from pairproof.conformance.judge.ranges import Limit
 from pairproof.conformance.judge.results import Status
 from pairproof.conformance.judge.verify import load_cases, truth_of
 from pairproof.conformance.suite.cases import Case
@@ -261,9 +262,9 @@ def test_failures_above_the_level_are_counted_with_one_example(capsys: pytest.Ca
     assert f"for example {first.case} {first.dtype}: " in " ".join(text.split())
     assert "\nfailed golden" not in text
     assert text.count("for example") == 1
-    found.limits = ["norms below 1e-12 are clamped"]
+    found.limits = [Limit("float64", "norm", "below", 1e-12, 1e-300, "clamped", "loss")]
     report.show(found, cli.Output(), seconds=1.0, details=None)
-    assert f"range: {len(found.failures)} failed; norms below 1e-12 are clamped" in capsys.readouterr().out
+    assert f"range: {len(found.failures)} failed; float64: norms below 1e-12 are clamped" in capsys.readouterr().out
 
 
 def test_junit_marks_failures_above_the_level_as_skipped(tmp_path: Path) -> None:

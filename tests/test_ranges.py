@@ -11,9 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from pairproof import fast
+from pairproof.conformance import cli, report
 from pairproof.conformance.implementations.base import one_thread
 from pairproof.conformance.implementations.callable import External
+from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge.ranges import COLDEST, Limit, find_limits, sentences
+from pairproof.conformance.judge.verify import load_cases
 
 Tensor = torch.Tensor
 
@@ -150,6 +153,24 @@ def test_built_in_temperature_and_normalised_rows_leave_nothing_to_vary() -> Non
 
     assert {it.quantity for it in limits_of(built_in, temperature=0.1)} == {"norm"}
     assert limits_of(built_in, temperature=0.1, normalised=True) == []
+
+
+def test_check_finds_and_reports_limits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    some = {
+        case: golden for case, golden in load_cases([], ("supcon",)).items() if case.id == "golden/supcon/temperature-1"
+    }
+    assert some
+    monkeypatch.setattr(checking, "load_cases", lambda fixtures, losses=(): some)
+    monkeypatch.setattr(checking, "judge_usages", lambda *_: [])
+    found = checking.check_loss(with_normalize, "supcon", fuzz=0)
+    words = [limit.sentence for limit in found.limits]
+    assert "float32: norms below 1e-12 are clamped" in words
+    report.show(found, cli.Output(), seconds=1.0)
+    assert "float64, float32: norms below 1e-12 are clamped" in " ".join(capsys.readouterr().out.split())
+    data = report.as_json(found)["limits"]
+    assert [one["words"] for one in data] == words
+    assert {"dtype", "quantity", "direction", "at", "tried", "kind", "part", "message"} <= set(data[0])
+    assert checking.check_loss(with_normalize, "supcon", fuzz=0, cases=("golden/*",)).limits == []
 
 
 def test_wrong_loss_has_no_limits() -> None:

@@ -37,6 +37,7 @@ from .fresh import FreshBatch, fresh_batches
 from .levels import Level, level_of, level_of_case, reviewed
 from .options import CannotBeCalled, CouldNotRun, Request, Selection, UsageError, takes, unknown
 from .proofs import as_claimed, repeated
+from .ranges import Limit, find_limits
 from .results import BAD, Check, Status, counted, grouped, phrase, unused
 from .usages import Watch, judge_usages
 from .usages import names as usage_names
@@ -82,7 +83,8 @@ class CheckResult:
         sizes: the size of every failing case, and its sizes in words, by the id of the case.
         explained: number of failing cases that are shown; None for all.
         fresh: the random batches, which are not counted in ``cases``.
-        limits: from which temperature, norm or logit on the target breaks, in words.
+        limits: from which temperature, norm or logit on the target breaks; empty if cases were selected, or if the
+            target is wrong on an ordinary batch.
     """
 
     request: Request
@@ -101,7 +103,7 @@ class CheckResult:
     sizes: dict[str, tuple[int, str]] = field(default_factory=dict)
     explained: int | None = SHOWN
     fresh: list[FreshBatch] = field(default_factory=list)
-    limits: list[str] = field(default_factory=list)
+    limits: list[Limit] = field(default_factory=list)
 
     @property
     def level(self) -> Level:
@@ -302,6 +304,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         result.advice += _advice(target, failing)
         report.checks += watch.checks
         report.checks += judge_usages(request, target, stored, lambda one: as_claimed(one, stored[one], target.claim))
+        if not request.cases:
+            result.limits = find_limits(target, target.claim, dtypes)
         result.notes = target.notes
     report.cases_chosen = len(cases) - result.left_out.total()
     result.gradients_judged = bool(target.gradients_judged)
