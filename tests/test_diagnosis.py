@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pairproof.conformance.diagnose.identify import identify
+from pairproof.conformance.implementations.child import PRINTED
 from pairproof.conformance.judge.check import CheckResult, check_loss
 from pairproof.conformance.judge.suggest import suggested
 
@@ -107,3 +108,11 @@ def test_target_that_answers_in_16_bits_is_identified(name: str, dtype: str) -> 
     found = identify(getattr(public, name))
     assert (found.verdict, found.wrong) == ("match", [])
     assert found.evidence[-1].startswith(f"the target answers in {dtype}: the tolerance is ")
+
+
+def test_lines_that_a_target_prints_are_shown_once(capfd: pytest.CaptureFixture[str]) -> None:
+    checked("prints", "supcon", "golden/supcon/temperature-1*")
+    lines = capfd.readouterr().err.splitlines()
+    assert "printed by the target: loss at temperature 1.0" in lines
+    assert len(lines) == len(set(lines))
+    assert len(lines) <= PRINTED + 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import faulthandler
 import gc
+import io
 import json
 import math
 import os
@@ -46,6 +47,9 @@ DEATHS = 10
 
 LOADING = 60.0
 """Seconds that loading a target may take if the limit of an answer is shorter."""
+
+PRINTED = 20
+"""Number of different lines that a target prints which are shown."""
 
 LONGEST_MESSAGE = 1000
 """Maximum length of an error message, in characters."""
@@ -271,6 +275,39 @@ def _spawn(control: socket.socket, parents: socket.socket, load: Callable[[], Se
         os._exit(0)
 
 
+class Once(io.TextIOBase):
+    """Writes each line that a target prints to standard error, the first time only, and at most ``PRINTED`` lines."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._line = ""
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor of standard error."""
+        return 2
+
+    @property
+    def buffer(self) -> io.BufferedWriter:
+        """Return standard error as a binary stream."""
+        return open(2, "wb", closefd=False)
+
+    def write(self, text: str) -> int:
+        """Keep a text until its line is complete."""
+        *lines, self._line = (self._line + text[-LONGEST_MESSAGE:])[-LONGEST_MESSAGE:].split("\n")
+        for line in lines:
+            if line not in self._seen and len(self._seen) <= PRINTED:
+                self._seen.add(line)
+                more = f"printed by the target: {line}"
+                words = more if len(self._seen) <= PRINTED else "further output of the target is not shown"
+                with suppress(OSError):
+                    os.write(2, f"{words}\n".encode(errors="backslashreplace"))
+        return len(text)
+
+
 def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
     """Load the target and answer requests until the connection ends."""
     try:
@@ -279,7 +316,7 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
         faulthandler.disable()
         # The garbage collector must not copy the memory of the parent.
         gc.freeze()
-        sys.stdout = sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        sys.stdout = sys.stderr = Once()
         torch.set_num_threads(1)
         shown: list[tuple[str, str, str, int]] = []
         warnings.showwarning = lambda text, kind, file, row, *_: shown.append((kind.__name__, str(text), file, row))
