@@ -186,6 +186,11 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
     with _bar() as bar:
         found = judge(bar)
     details = tables.DETAILS if "all" in details else details
+    if isinstance(printing, tables.CheckPrinting) and printing.save and (shrunk := getattr(found, "shrunk", None)):
+        try:
+            shrunk.save(printing.save)
+        except OSError as error:
+            raise CouldNotRun(f"{printing.save} cannot be written: {error.strerror}") from None
     pages.show(found, Output(), seconds=time.perf_counter() - start, details=None if printing.quiet else details)
     for write, path in ((pages.write_json, printing.json), (pages.write_junit, printing.junit)):
         if path is not None:
@@ -234,7 +239,7 @@ def verify(**options: Any) -> None:
 
 
 @_command(app)
-@with_options(Request, tables.Printing)
+@with_options(Request, tables.CheckPrinting)
 def check(
     everything: Annotated[
         bool, typer.Option("--all", help="Show and explain all failures, not only the first 10.")
@@ -282,7 +287,7 @@ def check(
     """
     from .judge import check as checking
 
-    request, printing = _split(options, Request, tables.Printing)
+    request, printing = _split(options, Request, tables.CheckPrinting)
     _judge(functools.partial(checking.check, request, explain=None if everything else checking.SHOWN), printing)
 
 

@@ -60,6 +60,9 @@ TAGS = {Status.FAILED: "failure", Status.ERRORED: "error", Status.SKIPPED: "skip
 REPEAT = "repeat: "
 """The prefix of a command that repeats a check."""
 
+ADD = "to add it: "
+"""The prefix of a command that adds a batch to the golden cases."""
+
 LEGEND = "checks passed; ~ some deviate as declared; ! some deviations are known mistakes; x some fail; - all skipped"
 
 
@@ -98,7 +101,7 @@ def show(
 def wrapped(text: str, width: int) -> str:
     """A text in lines of at most ``width`` characters, which only longer words exceed; commands stay valid."""
     margin = " " * (len(text) - len(text.lstrip()))
-    command = text.strip().startswith(REPEAT)
+    command = text.strip().startswith((REPEAT, ADD))
     if command:
         # An option stays on the line of its value, and there is room for the backslash.
         words = (shlex.quote(word).replace(" ", "\0") for word in shlex.split(text))
@@ -386,6 +389,12 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
     if details is not None:
         yield from _judged(result)
     yield from _levels(result)
+    if result.shrunk:
+        case = result.shrunk.golden.case
+        yield f"only random batches show this; the smallest found has {case.sizes()}, from {case.id}"
+        yield f"    {ADD}{result.shrunk.command}"
+        if result.shrunk.folder is None:
+            yield "    to write these files: --save FOLDER"
     yield from (Text(words, "bold red") for words in result.unused)
     yield from (Text(f"advice: {words}", "yellow") for words in result.advice)
     if declared := suggested(result):
@@ -505,6 +514,7 @@ def as_json(found: Report | CheckResult) -> dict[str, Any]:
             "gradients_judged": found.gradients_judged,
             "seed": found.request.seed,
             "random_batches": [batch.id for batch in found.fresh],
+            "shrunk": found.shrunk and found.shrunk.as_json(),
             "left_out": dict(found.left_out.most_common()),
             "not_tried": found.not_tried,
             "statuses": found.counts,

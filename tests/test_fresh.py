@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +17,15 @@ import torch
 import torch.nn.functional as F
 
 from pairproof import fast
+from pairproof.conformance import cli
 from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.implementations.signatures import Claim
 from pairproof.conformance.judge import proofs
 from pairproof.conformance.judge.check import SAME, CheckResult, check_loss
-from pairproof.conformance.judge.fresh import BLOCK, FreshBatch, draw
-from pairproof.conformance.judge.options import Request, UsageError
+from pairproof.conformance.judge.fresh import BLOCK, FreshBatch, draw, with_proof
+from pairproof.conformance.judge.options import Batch, Request, UsageError
+from pairproof.conformance.judge.shrink import Shrunk, shrunk
+from pairproof.conformance.maintain.add import make_case
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.flags import first_untrue
@@ -203,6 +209,109 @@ def test_number_of_batches_is_an_option() -> None:
         )
         counts = Counter(check.case.split("-")[0] for check in result.judged)
         assert counts["fresh"] == 2 * count
+
+
+def test_claims_that_no_case_tried_are_listed() -> None:
+    result = check_loss(
+        fast.supcon_loss, "supcon", cases=("golden/supcon/two-rows", "golden/supcon/lonely-drop"), settings={}
+    )
+    assert result.not_tried[:4] == ["anchors", "positives", "ref_embeddings", "ref_labels"]
+    assert {"no_positive=nan", "no_positive=zero", "reduction=none", "base_temperature"} <= set(result.not_tried)
+    assert not {"no_positive=drop", "similarity=cosine", "reduction=mean"} & set(result.not_tried)
+    claimed = judged(supcon, 0, "golden/supcon/two-rows", settings={"no_positive": "nan", "reduction": ("mean", "sum")})
+    assert claimed.not_tried == ["no_positive=nan", "reduction=sum"]
+    whole = check_loss(fast.supcon_loss, "supcon", cases=("golden/*", BATCHES), seed=0, dtypes="float64")
+    assert whole.untried == []
+
+
+# Shrinking.
+
+
+def test_failing_batch_is_shrunk() -> None:
+    result = judged(changed_if(lambda z, y: len(z) > 4 and z.shape[1] > 16), 1, dtypes="float64")
+    assert result.shrunk
+    case = result.shrunk.golden.case
+    assert case.embeddings.shape == (5, 17)
+    assert result.shrunk.golden.case.id in {check.case for check in result.failures}
+    assert judged(supcon, 1, dtypes="float64").shrunk is None
+    both = judged(changed_if(lambda z, y: len(z) > 4), 1, BATCHES, "golden/supcon/shape-5-by-7", dtypes="float64")
+    assert both.shrunk is None
+    assert {check.case for check in both.failures} > {"golden/supcon/shape-5-by-7"}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_kind_of_batch_can_be_shrunk(loss: str) -> None:
+    claim = External(LOSSES[loss].fast, loss=loss).claim
+    for number in range(BLOCK):
+        golden = with_proof(draw(claim, 2, number))
+        found = shrunk(golden, lambda each: True, seconds=20.0).case
+        # Fewer rows or columns would have a flag of a higher level.
+        assert found.n <= 8
+        assert found.embeddings.shape[1] <= 2
+        assert found.keywords.keys() <= {"temperature"}
+        assert all(len(rows) <= 6 for rows in found.others.values())
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_saved_batch_is_the_case(loss: str, tmp_path: Path) -> None:
+    claim = External(LOSSES[loss].fast, loss=loss).claim
+    for number in range(BLOCK):
+        case = draw(claim, 6, number)
+        batch = Shrunk(FreshBatch(loss, 6, number).proved(claim), "mine")
+        batch.save(tmp_path)
+        words = shlex.split(batch.command)
+        assert words[:3] == ["pairproof", "fixtures", "add"]
+        given = {
+            word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words) if word[:2] == "--"
+        }
+        settings = dict(value.split("=") for word, value in pairwise(words) if word == "--set")
+        assert (given.pop("note"), given.pop("set", "")) != ("", None)
+        assert given.pop("flag")
+        again = make_case(Batch(**given, settings=settings))
+        assert again.keywords == {key: value for key, value in case.keywords.items() if value is not None}
+        assert {key: np.asarray(value).tolist() for key, value in again.arguments.items()} == {
+            key: np.asarray(value).tolist() for key, value in case.arguments.items()
+        }
+        for name, rows in case.matrices.items():
+            assert np.array_equal(again.matrices[name], rows)
+
+
+SOURCE = """
+import torch
+from pairproof.fast import supcon_loss
+
+def wrong(embeddings, labels, temperature=0.1):
+    loss = supcon_loss(embeddings, labels, temperature=temperature)
+    return loss * 2 if len(labels) > 6 else loss
+"""
+
+
+def test_shrunk_batch_is_printed_and_saved_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    path = tmp_path / "losses.py"
+    path.write_text(SOURCE)
+    line = ["check", f"{path}:wrong", "--loss", "supcon", "--case", "fresh-3-*", "--dtype", "float64"]
+
+    def call(*more: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            cli.main([*line, *more, "--json", str(tmp_path / "report.json")])
+        assert caught.value.code == 1
+        return capsys.readouterr().out
+
+    folder = tmp_path / "batch"
+    text = call()
+    assert "only random batches show this; the smallest found has 7 rows of 2 numbers, from fresh-3-" in text
+    assert "to add it: pairproof fixtures add --loss supcon --id fresh-3-" in text
+    assert "to write these files: --save FOLDER" in text
+    assert not folder.exists()
+    assert f"--embeddings {folder / 'embeddings.npy'}" in call("--save", str(folder))
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["seed"] == 3
+    assert np.array_equal(np.load(folder / "embeddings.npy"), data["shrunk"]["case"]["embeddings"])
+    assert np.load(folder / "labels.npy").tolist() == data["shrunk"]["case"]["arguments"]["labels"]
+    assert data["shrunk"]["add"].startswith("pairproof fixtures add ")
 
 
 # Cases that are proved again.

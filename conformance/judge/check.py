@@ -36,9 +36,11 @@ from .deviations import deviations, project_file, read_declarations
 from .fresh import FreshBatch, fresh_batches
 from .levels import Level, level_of, level_of_case, reviewed
 from .options import CannotBeCalled, CouldNotRun, Request, Selection, UsageError, takes, unknown
-from .proofs import as_claimed, repeated
+from .proofs import as_claimed, case_as_claimed, repeated
 from .ranges import Limit, find_limits
 from .results import BAD, Check, Status, counted, grouped, phrase, unused
+from .shrink import Shrunk, smallest_failure
+from .tried import Tried
 from .usages import Watch, judge_usages
 from .usages import names as usage_names
 from .verify import Report, check_names, judge_case, load_cases, truth_of
@@ -85,6 +87,8 @@ class CheckResult:
         fresh: the random batches, which are not counted in ``cases``.
         limits: from which temperature, norm or logit on the target breaks; empty if cases were selected, or if the
             target is wrong on an ordinary batch.
+        untried: the claimed options, and their values, that no judged case has.
+        shrunk: the smallest batch that was found if only random batches fail.
     """
 
     request: Request
@@ -104,6 +108,8 @@ class CheckResult:
     explained: int | None = SHOWN
     fresh: list[FreshBatch] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
+    untried: list[str] = field(default_factory=list)
+    shrunk: Shrunk | None = None
 
     @property
     def level(self) -> Level:
@@ -147,13 +153,13 @@ class CheckResult:
 
     @property
     def not_tried(self) -> list[str]:
-        """The usages that could not be judged, each with the reason."""
+        """The claims that no judged case tried, and the usages that could not be judged, each with the reason."""
         usages = [check for check in self.checks if check.kind == "usage" and check.case.startswith("usage/")]
         if not usages and not self.request.cases:
             why = "a command receives numbers" if self.claim.call == "command" else "no ordinary case passes"
-            return [f"usages ({why})"]
+            return [*self.untried, f"usages ({why})"]
         skipped = (check for check in usages if check.status is Status.SKIPPED)
-        return [f"{check.case.removeprefix('usage/')} ({check.message})" for check in skipped]
+        return [*self.untried, *(f"{check.case.removeprefix('usage/')} ({check.message})" for check in skipped)]
 
     @property
     def levels(self) -> dict[Level, Counter[Status]]:
@@ -268,7 +274,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
         result.declared = [one for one in known if one.concerns(request.loss, request.name)]
         result.aside = [one for one in known if one not in result.declared and one.concerns(request.loss, one.target)]
         failing: list[tuple[Case, Outcome]] = []
-        watch = Watch(request, target)
+        drawn: list[GoldenCase] = []
+        watch, tried = Watch(request, target), Tried(target.claim)
         same = repeated(cases, target.claim, thorough=request.thorough)
         options = [name for name in LOSSES[request.loss].choices if name not in target.claim.passed]
         collected = joint.Collector(options)
@@ -281,7 +288,9 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             checks = list(judge_target(request, target, case, golden, dtypes, probes(stored, target.claim)))
             report.checks += checks
             watch.note()
-            if all(one.status is Status.SKIPPED for one in checks):
+            if any(one.status is not Status.SKIPPED for one in checks):
+                tried.note(case)
+            else:
                 result.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
             failed = [one for one in checks if one.status is Status.FAILED]
             if explain is not None:
@@ -298,15 +307,23 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
                 collected.add_passing(case, golden.expected)
             if any(one.status in BAD for one in checks):
                 result.sizes[case.id] = case.size, case.sizes()
+            drawn += [golden] if failed and golden and isinstance(chosen, FreshBatch) else []
             failing += [(case, target.outcomes[case.id, one.dtype]) for one in failed[:1]]
         result.diagnosis = collected.diagnose(partial(_identified, request, target))
         result.diagnoses |= result.diagnosis.details
         result.advice += _advice(target, failing)
+
+        def fails(golden: GoldenCase) -> bool:
+            checks = judge_target(request, target, golden.case, golden, dtypes, probes(stored, target.claim))
+            return any(one.status is Status.FAILED and not is_above(one, result.level) for one in checks)
+
+        result.shrunk = smallest_failure(drawn, report.checks, fails, request.name)
         report.checks += watch.checks
         report.checks += judge_usages(request, target, stored, lambda one: as_claimed(one, stored[one], target.claim))
         if not request.cases:
             result.limits = find_limits(target, target.claim, dtypes)
         result.notes = target.notes
+    result.untried = tried.missing()
     report.cases_chosen = len(cases) - result.left_out.total()
     result.gradients_judged = bool(target.gradients_judged)
     if request.whole:
@@ -340,7 +357,7 @@ def probes(stored: Mapping[Case, GoldenCase | None], claim: Claim) -> Iterator[C
     """Yield ordinary cases with the built-in temperature and the claimed options of a target."""
     for case, golden in stored.items():
         if golden and level_of(golden.flags) is Level.FORMULA:
-            yield as_claimed(case, golden, claim)[0]
+            yield case_as_claimed(case, claim)
 
 
 def judge_target(

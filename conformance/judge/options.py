@@ -280,7 +280,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Printing:
-    """What ``pairproof check`` prints and writes.
+    """What a run prints and writes.
 
     Attributes:
         quiet: Print only the failures and the verdict.
@@ -291,6 +291,18 @@ class Printing:
     quiet: bool = option(False, "--quiet", "-q")
     json: Path | None = option(None, "--json", metavar="FILE")  # noqa: RUF009 - it makes a field
     junit: Path | None = option(None, "--junit", metavar="FILE")  # noqa: RUF009 - it makes a field
+
+
+@dataclass(frozen=True)
+class CheckPrinting(Printing):
+    """What ``pairproof check`` prints and writes.
+
+    Attributes:
+        save: If only random batches fail, write the arrays of the smallest failing one to this folder, so that
+            pairproof fixtures add can read them.
+    """
+
+    save: Path | None = option(None, "--save", metavar="FOLDER")  # noqa: RUF009 - it makes a field
 
 
 DETAILS = ("skips", "figures", "claims", "deviations", "bounds", "flags")

@@ -1,0 +1,203 @@
+"""Make a random batch on which a target fails as small and simple as possible, so that it can become a golden case."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..suite.cases import Case
+from ..suite.golden import GoldenCase, as_json
+from .fresh import with_proof
+from .levels import level_of
+from .results import Check, Status
+
+SECONDS = 5.0
+"""Time after which shrinking ends."""
+
+DIVISIONS = (2, 4, 8)
+"""Into how many parts rows and columns are divided, one of which is removed, before single ones are removed."""
+
+
+@dataclass
+class Shrunk:
+    """The smallest batch found on which a target fails.
+
+    Attributes:
+        golden: the batch with its proved results; its id is that of the random batch.
+        target: the name of the target.
+        folder: the folder of its arrays; None if they are not written.
+    """
+
+    golden: GoldenCase
+    target: str
+    folder: Path | None = None
+
+    def arrays(self) -> dict[str, Any]:
+        """The arrays of the batch by the names of the arguments."""
+        case = self.golden.case
+        arrays: dict[str, Any] = {**case.matrices}
+        for name, value in {**case.arguments, "anchors": case.option("anchors")}.items():
+            if value is not None:
+                array = np.array(value, dtype=np.bool_ if name in ("anchors", "positives") else np.int64)
+                arrays[name] = array.reshape(-1, 2) if name == "positive_pairs" else array
+        return arrays
+
+    def as_json(self) -> dict[str, Any]:
+        """The batch as a golden case, with its results, and the command that adds it."""
+        golden = self.golden
+        return {"case": as_json(golden.case, golden.flags, golden.note, golden.expected), "add": self.command}
+
+    def save(self, folder: Path) -> None:
+        """Write each array to an npy file. Raises an OSError if a file cannot be written."""
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, array in self.arrays().items():
+            np.save(folder / f"{name}.npy", array)
+
+    @property
+    def command(self) -> str:
+        """The command that adds the batch to the golden cases, with the arrays in ``folder``."""
+        case, folder = self.golden.case, self.folder or Path("FOLDER")
+        words = ["pairproof", "fixtures", "add", "--loss", case.loss, "--id", case.id]
+        for name in self.arrays():
+            option = "embeddings" if name == case.first else name.replace("_", "-")
+            words += [f"--{option}", str(folder / f"{name}.npy")]
+        for name, value in case.keywords.items():
+            if name != "anchors" and value is not None:
+                words += ["--set", f"{name}={value}"]
+        words += ["--flag", next(iter(self.golden.flags), "temperature")]
+        return shlex.join([*words, "--note", f"A batch on which {self.target} fails."])
+
+
+def shrunk(golden: GoldenCase, fails: Callable[[GoldenCase], bool], seconds: float = SECONDS) -> GoldenCase:
+    """Remove rows, columns and options from a batch while a target still fails on it.
+
+    A step that changes the batch to one of a higher level is not taken.
+
+    Args:
+        golden: the batch.
+        fails: whether the target fails on another batch.
+        seconds: the time limit.
+
+    Returns:
+        The smallest batch that was found.
+    """
+    end, level = time.monotonic() + seconds, level_of(golden.flags)
+    smaller = True
+    while smaller:
+        smaller = False
+        for case in _simpler(golden.case):
+            if time.monotonic() > end:
+                return golden
+            try:
+                found = with_proof(case)
+                fewer = level_of(found.flags) <= level and fails(found)
+            except Exception:  # a batch that the loss or the reference does not accept
+                continue
+            if fewer:
+                golden, smaller = found, True
+                break
+    return golden
+
+
+def smallest_failure(
+    drawn: Sequence[GoldenCase], checks: Sequence[Check], fails: Callable[[GoldenCase], bool], target: str
+) -> Shrunk | None:
+    """Shrink a random batch on which a target fails, if no stored case of its level or a lower one fails.
+
+    Args:
+        drawn: the random batches on which the target fails.
+        checks: all checks.
+        fails: whether the target fails on another batch.
+        target: the name of the target.
+
+    Returns:
+        The smallest batch that was found, or None if a stored case shows the mistake.
+    """
+    stored = [one.level for one in checks if one.status is Status.FAILED and not one.case.startswith("fresh-")]
+    for golden in sorted(drawn, key=lambda golden: golden.case.n):
+        if not any(level is not None and level <= level_of(golden.flags) for level in stored):
+            return Shrunk(shrunk(golden, fails), target)
+    return None
+
+
+def _simpler(case: Case) -> Iterator[Case]:
+    """Yield batches with fewer rows, fewer columns, default options and simpler entries, the smallest first."""
+    for kept in _parts(case.n, 2):
+        if (found := _with_rows(case, kept)) is not None:
+            yield found
+    for name in ("ref_embeddings", "negatives"):
+        if name in case.others:
+            for kept in _parts(len(case.others[name]), 1):
+                if (found := _with_others(case, name, kept)) is not None:
+                    yield found
+    for kept in _parts(case.embeddings.shape[1], 1):
+        others = {name: rows[:, kept] for name, rows in case.others.items()}
+        yield replace(case, embeddings=case.embeddings[:, kept], others=others)
+    for name in case.keywords:
+        if name != "temperature":
+            yield replace(case, keywords={key: value for key, value in case.keywords.items() if key != name})
+    if "negatives" in case.others:
+        yield replace(case, others={name: rows for name, rows in case.others.items() if name != "negatives"})
+    signs = {name: np.sign(rows) for name, rows in case.matrices.items()}
+    if any((signs[name] != rows).any() for name, rows in case.matrices.items()):
+        yield replace(case, embeddings=signs.pop(case.first), others=signs)
+
+
+def _parts(count: int, least: int) -> Iterator[list[int]]:
+    """Yield the indices that remain if a part is removed: a half, a quarter, an eighth, or one."""
+    for size in dict.fromkeys([*(-(-count // k) for k in DIVISIONS), 1]):
+        for start in range(0, count, size):
+            kept = [i for i in range(count) if not start <= i < start + size]
+            if len(kept) >= least:
+                yield kept
+
+
+def _with_rows(case: Case, kept: Sequence[int]) -> Case | None:
+    """Return the case with some of its rows, or None if none remain; a row is removed together with its partner."""
+    within = "ref_embeddings" not in case.others
+    if "partners" in case.arguments and within:
+        kept = [i for i in kept if case.arguments["partners"][i] in kept]
+        if not kept:
+            return None
+    place = {row: k for k, row in enumerate(kept)}
+    arguments: dict[str, Any] = {}
+    for name, value in case.arguments.items():
+        if name == "ref_labels":
+            arguments[name] = value
+        elif name == "positive_pairs":
+            arguments[name] = [(place[i], place[j]) for i, j in value if i in place and j in place]
+        elif name == "partners" and within:
+            arguments[name] = [place[value[i]] for i in kept]
+        elif name == "positives" and within:
+            arguments[name] = [[value[i][j] for j in kept] for i in kept]
+        else:
+            arguments[name] = [value[i] for i in kept]
+    keywords = dict(case.keywords)
+    if keywords.get("anchors") is not None:
+        keywords["anchors"] = [keywords["anchors"][i] for i in kept]
+    others = {name: rows[kept] if name == "embeddings_b" else rows for name, rows in case.others.items()}
+    return replace(case, embeddings=case.embeddings[kept], arguments=arguments, keywords=keywords, others=others)
+
+
+def _with_others(case: Case, name: str, kept: Sequence[int]) -> Case | None:
+    """Return the case with some of its references or negatives, or None if an anchor's partner would be missing."""
+    place = {row: k for k, row in enumerate(kept)}
+    arguments = dict(case.arguments)
+    if name == "ref_embeddings":
+        if any(row not in place for key in ("partners", "self_rows") for row in arguments.get(key, ())):
+            return None
+        for key in ("partners", "self_rows"):
+            if key in arguments:
+                arguments[key] = [place[row] for row in arguments[key]]
+        if "ref_labels" in arguments:
+            arguments["ref_labels"] = [arguments["ref_labels"][k] for k in kept]
+        if "positives" in arguments:
+            arguments["positives"] = [[row[k] for k in kept] for row in arguments["positives"]]
+    return replace(case, arguments=arguments, others={**case.others, name: case.others[name][kept]})
