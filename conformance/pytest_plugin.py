@@ -35,6 +35,7 @@ from .judge.results import BAD, Status, grouped, unused
 if TYPE_CHECKING:
     from .implementations.base import Deviation
     from .implementations.callable import External
+    from .implementations.usages import Usage
     from .judge.fresh import FreshBatch
     from .judge.results import Check
     from .suite.cases import Case
@@ -270,7 +271,9 @@ class Suite:
         from .judge.check import chosen_cases
         from .judge.deviations import read_declarations
         from .judge.fresh import fresh_batches
+        from .judge.usages import chosen
         from .judge.verify import load_cases
+        from .suite.golden import DTYPES
 
         changes = _from_command_line(self.config, mark)
         mark = replace(mark, **changes)
@@ -287,7 +290,8 @@ class Suite:
         dtypes = mark.dtypes or External.dtypes
         cases = chosen_cases(mark, self.cases[mark.loss])
         inputs: list[Case | FreshBatch] = [*cases, *fresh_batches(mark)]
-        found = [(one, dtype) for one in inputs for dtype in dtypes]
+        found: list[tuple[Case | FreshBatch | Usage, str]] = [(one, dtype) for one in inputs for dtype in dtypes]
+        found += [(one, one.dtype or dtypes[0]) for one in chosen(mark) if one.dtype in ("", *(mark.dtypes or DTYPES))]
         record = {"of": len(found), "asserted": mark.checks, "overridden": bool(changes), "title": mark.title}
         group = Group(mark, self, number, record, file, read_declarations(file) if file else {}, cases)
         return [CaseCheck(group, one, dtype) for one, dtype in found]
@@ -377,13 +381,13 @@ class CaseCheck:
 
     Attributes:
         group: the checks of the same mark.
-        inputs: the case, or the name of a random batch.
+        inputs: the case, the name of a random batch, or a usage.
         dtype: dtype of the inputs.
         called: whether the test has called it.
     """
 
     group: Group
-    inputs: Case | FreshBatch
+    inputs: Case | FreshBatch | Usage
     dtype: str
     called: bool = False
     item: pytest.Item = field(init=False, repr=False)
@@ -419,7 +423,9 @@ class CaseCheck:
         """
         __tracebackhide__ = True
         from .implementations.base import one_thread
+        from .implementations.usages import Usage
         from .judge.check import SAME, inputs_of, is_above, judge_target, probes
+        from .suite.levels import Level
 
         mark = self.group.mark if target is None else replace(self.group.mark, target=target)
         if mark.target is None:
@@ -430,8 +436,15 @@ class CaseCheck:
             pytest.fail(f"{mark.name} cannot be judged: {error}", pytrace=False)
         with one_thread():
             stored = self.group.suite.cases[mark.loss]
-            case, golden = inputs_of(self.inputs, stored, judged.claim, mark)
-            (check,) = judge_target(mark, judged, case, golden, (self.dtype,), probes(stored, judged.claim))
+            if isinstance(self.inputs, Usage):
+                check, case, golden = self._of_usage(mark, judged), None, None
+            else:
+                case, golden = inputs_of(self.inputs, stored, judged.claim, mark)
+                (check,) = judge_target(mark, judged, case, golden, (self.dtype,), probes(stored, judged.claim))
+                outcome = judged.outcomes.get((case.id, self.dtype))
+                seen = outcome.observed.get("seen") if outcome else None
+                if seen and check.status is Status.PASSED and mark.required >= Level.POLICIES:
+                    check = replace(check, status=Status.FAILED, message=f"it {', and '.join(seen.values())}")
         if self.group.repeats(self.case, judged):
             check = replace(check, status=Status.SKIPPED, message=SAME)
         if judged not in self.group.loaded.values():
@@ -446,6 +459,18 @@ class CaseCheck:
             pytest.xfail(check.message)
         if check.status is not Status.PASSED:
             pytest.fail("\n".join(self._failure(check, mark, judged, case, golden)), pytrace=False)
+
+    def _of_usage(self, mark: Mark, judged: External) -> Check:
+        """Judge the target under a usage."""
+        from .judge.proofs import as_claimed
+        from .judge.results import Check
+        from .judge.usages import judge_usages
+
+        stored = self.group.suite.cases[mark.loss]
+        request = replace(mark, cases=(self.case,))
+        found = list(judge_usages(request, judged, stored, lambda one: as_claimed(one, stored[one], judged.claim)))
+        words = "the usage does not concern this target, or no ordinary case passes"
+        return found[0] if found else Check("usage", "", mark.loss, self.case, self.dtype, Status.SKIPPED, words)
 
     def _outcome(self, check: Check, mark: Mark, judged: External, *, above: bool) -> dict[str, Any]:
         declared = self.group.deviations
@@ -466,14 +491,14 @@ class CaseCheck:
         }
 
     def _failure(
-        self, check: Check, mark: Mark, judged: External, case: Case, golden: GoldenCase | None
+        self, check: Check, mark: Mark, judged: External, case: Case | None, golden: GoldenCase | None
     ) -> Iterator[str]:
         """Yield the lines that a failed test prints."""
         from .judge.check import EXPLAINED, explanation
 
         yield f"{self.case} {self.dtype}: {check.status}: {check.message}"
         suite = self.group.suite
-        if check.status is Status.FAILED:
+        if check.status is Status.FAILED and case is not None:
             if suite.explained == EXPLAINED:
                 yield f"only the first {EXPLAINED} failures of a run are explained; to explain this one, run it alone"
             elif words := explanation(check, case, golden, judged.outcomes.get((case.id, self.dtype))):

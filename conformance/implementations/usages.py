@@ -80,6 +80,11 @@ class Usage:
     expects: str = "the truth"
     reveals: str = ""
 
+    @property
+    def id(self) -> str:
+        """The name of its check."""
+        return f"usage/{self.name}"
+
 
 def upstream_of(count: int) -> list[float]:
     """Return different upstream gradients of both signs for the values of a loss, exact in every dtype; one is 0."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -51,13 +52,13 @@ REFUSAL = re.compile(
 
 def names() -> list[str]:
     """Return the name of the check of every usage and of every side effect."""
-    return [*(f"usage/{usage.name}" for usage in USAGES), *(f"side-effects/{kind}" for kind in SIDE_EFFECTS)]
+    return [*(usage.id for usage in USAGES), *(f"side-effects/{kind}" for kind in SIDE_EFFECTS)]
 
 
 def chosen(request: Request) -> list[Usage]:
     """Return the usages that a request selects: all unless it selects cases."""
     patterns = request.cases
-    return [u for u in USAGES if not patterns or any(fnmatchcase(f"usage/{u.name}", one) for one in patterns)]
+    return [u for u in USAGES if not patterns or any(fnmatchcase(u.id, one) for one in patterns)]
 
 
 def ordinary(case: Case, claim: Claim) -> bool:
@@ -91,16 +92,24 @@ def judge_usages(
     usages = [one for one in chosen(request) if target.claim.arrays in one.arrays]
     if not usages or target.command:
         return
+    judge = _RIGHT.setdefault(target, {}).get(request.dtypes)
+    if judge is None:
+        judge = _RIGHT[target][request.dtypes] = _Judge(request, target)
+        _choose(judge, cases, claimed)
+    for usage in usages if judge.cases else ():
+        if check := judge.check(usage):
+            yield check
+
+
+def _choose(judge: _Judge, cases: Iterable[Case], claimed: Callable[[Case], tuple[Case, GoldenCase | None]]) -> None:
+    """Choose the cases on which usages are judged, and their dtype."""
+    request, target = judge.request, judge.target
     mixed = list(_mixed([case for case in cases if ordinary(case, target.claim)]))
-    judge = _Judge(request, target)
     # A loss whose own parameters are float32 is right only in float32.
     for judge.dtype in [one for one in ("float64", "float32") if one in (request.dtypes or (one,))] or ["float32"]:
         judge.cases = list(islice(judge.right(map(claimed, mixed)), CANDIDATES))
         if judge.cases:
             break
-    for usage in usages if judge.cases else ():
-        if check := judge.check(usage):
-            yield check
 
 
 def _mixed(cases: Sequence[Case]) -> Iterator[Case]:
@@ -152,7 +161,7 @@ class _Judge:
 
     def check(self, usage: Usage) -> Check | None:
         """Judge one usage; None if it concerns no case or not the target."""
-        name = f"usage/{usage.name}"
+        name = usage.id
         dtype = usage.dtype or self.dtype
         if dtype not in (self.request.dtypes or (dtype,)):
             return None
@@ -247,6 +256,10 @@ def _judged_rows(
     elif usage.frozen is not None:
         first[[row for item in items_of(case) for row in (item[1:] if usage.frozen else item[:1])]] = 0
     return replace(true, gradient=first, other_gradients=others), outcome, allowed
+
+
+_RIGHT: WeakKeyDictionary[External, dict[Sequence[str], _Judge]] = WeakKeyDictionary()
+"""The chosen cases of each target, because each test of the pytest plugin judges one usage."""
 
 
 class Watch:
