@@ -37,7 +37,8 @@ operations are rounded relative to that size.
 
 *The gradient.* Row i of the gradient is a sum over j of weights V_ij = dL/dS_ij + dL/dS_ji times rows, divided by the
 norm of row i. A weight is a softmax entry minus a share of 1/|P|: exponentials amplify the error of a logit by
-1/temperature, and the difference has an absolute error of one unit of the share. The bound sums both over the row.
+1/temperature, the sum of n exponentials that divides them has a relative error of sqrt(n) u, and the difference has an
+absolute error of one unit of the share. The bound sums all three over the row.
 
 With references, two towers or a queue, the same holds for each matrix: the gradient of an anchor is a sum over its
 pairs of weights times the rows of the other matrix, and the gradient of a reference or a negative is such a sum over
@@ -150,7 +151,8 @@ def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
         total = float(own[case.anchors()].sum()) / divisor
         return [of_value(truth.loss, float(inherited.sum()), total)], anchors
 
-    amplified = GRADIENT_ULPS + (SIMILARITY_ULPS + math.sqrt(dim)) * sizes.max(axis=1) / case.temperature
+    own_ulps = GRADIENT_ULPS + math.sqrt(case.shape[1])
+    amplified = own_ulps + (SIMILARITY_ULPS + math.sqrt(dim)) * sizes.max(axis=1) / case.temperature
     sums = _amplified(case, truth, scale / (case.temperature * divisor), amplified, accumulating(dtype))
     norms = {name: _norms(m) if case.option("similarity") == "cosine" else 1.0 for name, m in case.matrices.items()}
     rows = {name: u * found / norms[name] for name, found in sums.items()}
