@@ -10,10 +10,8 @@ from tempfile import TemporaryDirectory
 
 from ..documents.load import load_worked
 from ..implementations.callable import External
-from ..judge.check import check_loss
 from ..judge.fresh import FRESH
 from ..judge.options import CouldNotRun
-from ..judge.results import Status, phrase
 from ..judge.verify import load_cases
 from ..suite.store import write_atomically
 
@@ -73,16 +71,23 @@ def _count(top: Path) -> None:
 
 
 def _sample(readme: Path) -> None:
-    """Update the counts in the README's sample of the output of ``pairproof check`` on its first example."""
+    """Update the beginning and the end of the README's sample of the output of ``pairproof check``.
+
+    The beginning is the diagnosis; the end is everything from the counts of the levels.
+    """
     text = readme.read_text(encoding="utf-8")
+    main = "from pairproof.conformance.cli import main; main()"
+    command = [sys.executable, "-c", main, "check", "losses.py:supcon", "--loss=supcon", "--seed=0"]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "losses.py"
         path.write_text(text.split("```python\n")[1].partition("```")[0], encoding="utf-8")
-        found = check_loss(f"{path}:supcon", "supcon", seed=0)
-    text = re.sub(r"\d+ of \d+(?= supcon cases)", f"{found.report.cases_chosen} of {found.cases}", text)
-    for level, statuses in found.levels.items():
-        ends = ", ".join(phrase(status, statuses[status]) for status in Status if statuses[status])
-        text = re.sub(rf"(?m)^{level}: \d.*$", f"{level}: {ends}", text)
-    failed, above = len(found.failures_required), len(found.failures_above)
-    counts = f"{found.counts[Status.PASSED]} passed, {failed} failed,\n  {above} failed above {found.level}"
-    write_atomically(readme, re.sub(r"\d+ passed, \d+ failed,\s+\d+ failed above \w+(?= in )", counts, text))
+        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
+    printed = "\n".join(map(str.rstrip, done.stdout.splitlines()))
+    before, sample, after = re.split(r"(?<=```text\n)(.*?)(?=\n```)", text, maxsplit=1, flags=re.DOTALL)
+    for part in (r"^[^\n]*: explains \d+ of .*?(?=\nfailed |\n\[)", r"^formula: \d.*"):
+        places = [re.search(part, each, re.DOTALL | re.MULTILINE) for each in (sample, printed)]
+        old, new = (place[0] if place else "" for place in places)
+        if not (old and new):
+            raise CouldNotRun(f"{readme.name}: its first sample, or the output of its example, lacks {part}")
+        sample = sample.replace(old, new)
+    write_atomically(readme, f"{before}{sample}{after}")
