@@ -8,11 +8,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..documents.load import load_worked
-from ..implementations.callable import External
-from ..judge.fresh import FRESH
+from ..judge.check import check_loss
 from ..judge.options import CouldNotRun
-from ..judge.verify import load_cases
 from ..suite.store import write_atomically
 
 TABLES = {
@@ -58,12 +55,9 @@ def renew(top: Path, loss: str) -> list[str]:
 
 def _count(top: Path) -> None:
     """Update the numbers of checks in the files of ``COUNTED``."""
-    cases = load_cases(load_worked())
     texts = {name: (top / name).read_text(encoding="utf-8") for name in COUNTED}
     for attribute, loss, old in set(ASSERTED.findall("".join(texts.values()))):
-        target = External(f"{top / ADOPTER}/mylib/losses.py:{attribute}", loss=loss)
-        accepted = [case for case in cases if case.loss == loss and target.refuses(case) is None]
-        new = sum(case.holds_in(dtype) for case in accepted for dtype in target.dtypes) + FRESH * len(target.dtypes)
+        new = len(check_loss(f"{top / ADOPTER}/mylib/losses.py:{attribute}", loss, seed=0).judged)
         stated = re.compile(f'(loss="{loss}", checks=|--pairproof-loss={loss} --pairproof-checks=){old}\\b')
         texts = {name: stated.sub(rf"\g<1>{new}", text) for name, text in texts.items()}
     for name, text in texts.items():
