@@ -75,7 +75,7 @@ class Mark(Request):
 def parametrize(  # noqa: D417 - its arguments are those of Mark
     *given: Any, **options: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Parametrize a test function with one test per case and dtype of a loss.
+    """Parametrize a test function: one test for each case or random batch in each dtype, and one for each usage.
 
     The test function has the argument ``check``. ``check()`` judges the target, ``check(other)`` another target. A
     failure reports the term that differs and the error. A case that the target does not support is skipped with the
@@ -97,7 +97,7 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
         dtypes: empty means float64 and float32.
         fuzz: the number of random batches.
         seed: the seed of the random batches; None: 0, so that every run judges the same batches.
-        thorough: whether cases of more than 40 rows are proved again, too, for a built-in temperature or option.
+        thorough: whether cases of more than 40 rows are also proved again for a built-in temperature or option.
         device: torch device.
         limit: maximum duration of one evaluation, in seconds.
         deviations: TOML file of declared deviations; None: ``--pairproof-deviations``, or the nearest pyproject.toml.
@@ -156,7 +156,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make one test per case and dtype of each mark."""
+    """Make the tests of each mark: one per case and dtype, random batch and dtype, or usage."""
     marks: list[Mark] = [mark.args[0] for mark in metafunc.definition.iter_markers(MARK)]
     if not marks:
         return
@@ -377,7 +377,7 @@ class Group:
 
 @dataclass(eq=False)
 class CaseCheck:
-    """One case in one dtype: the argument ``check`` of a test function.
+    """A case or random batch in one dtype, or a usage: the argument ``check`` of a test function.
 
     Attributes:
         group: the checks of the same mark.

@@ -317,3 +317,22 @@ def test_without_float64_the_exact_backend_computes_in_float32(monkeypatch: pyte
     assert exact.grad is not None
     assert embeddings.grad is not None
     torch.testing.assert_close(embeddings.grad.double(), exact.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_backward_pass_that_fails_leaves_the_next_one_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass overwrites the matrix that the forward pass keeps."""
+    embeddings = torch.randn(12, 5, dtype=torch.float64, generator=torch.manual_seed(0), requires_grad=True)
+    loss = supcon_loss(embeddings, torch.arange(12) % 3, temperature=0.5)
+    (expected,) = torch.autograd.grad(loss, embeddings, retain_graph=True)
+    again = supcon_loss(embeddings, torch.arange(12) % 3, temperature=0.5)
+
+    def fails(weighed: Iterable[object], *others: object) -> None:
+        list(weighed)
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pairproof.fast.engine.unshifted.pulled", fails)
+        with pytest.raises(MemoryError):
+            torch.autograd.grad(again, embeddings, retain_graph=True)
+    (found,) = torch.autograd.grad(again, embeddings)
+    torch.testing.assert_close(found, expected)

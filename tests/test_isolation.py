@@ -227,14 +227,14 @@ ALL = [word for case in CASES for word in ("--case", case)]
     ("spec", "hostile", "code", "words"),
     [
         ("hostile.py:exits", "", 1, "the target ended its process (exit code 0)"),
-        ("hostile.py:leaves_a_thread", "", 0, "conforms: "),
-        ("hostile_import.py:wrong", "exits_at_the_end", 1, "does not conform: "),
+        ("hostile.py:leaves_a_thread", "", 0, "conforms at "),
+        ("hostile_import.py:wrong", "exits_at_the_end", 1, "does not conform at "),
         *(
             pytest.param("hostile_import.py:wrong", *others, marks=pytest.mark.slow)
             for others in (
                 ("exits", 3, "the target ended its process (exit code 0)"),
-                ("leaves_a_thread", 1, "does not conform: "),
-                ("patches_torch", 1, "does not conform: "),
+                ("leaves_a_thread", 1, "does not conform at "),
+                ("patches_torch", 1, "does not conform at "),
             )
         ),
     ],

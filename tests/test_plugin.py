@@ -39,6 +39,12 @@ def doubled(embeddings, labels, temperature=0.1):
 
 
 def crashing(embeddings, labels, temperature=0.1):
+    if embeddings.shape != (8, 3):
+        raise RuntimeError("expected shape [8, 3]")
+    return supcon(embeddings, labels, temperature)
+
+
+def uncallable(embeddings, labels, temperature=0.1):
     raise RuntimeError("always fails")
 """
 FEW = '["golden/supcon/temperature-1*"]'
@@ -130,8 +136,14 @@ def test_only_the_first_failures_are_explained(runs: Runs, monkeypatch: pytest.M
 
 def test_an_exception_is_reported_as_errored(runs: Runs) -> None:
     result = runs("losses.crashing", f', loss="supcon", cases={FEW}')
-    result.stdout.fnmatch_lines(["*float64: errored: RuntimeError: always fails"])
+    result.stdout.fnmatch_lines(["*float64: errored: RuntimeError: expected shape [[]8, 3]"])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_target_that_cannot_be_called_is_one_error_of_collection(runs: Runs) -> None:
+    result = runs("losses.uncallable", f', loss="supcon", cases={FEW}')
+    assert result.parseoutcomes() == {"errors": 1}
+    result.stdout.fnmatch_lines(["pairproof: losses:uncallable as supcon: called with labels *RuntimeError: always*"])
 
 
 EXTREME = '["golden/supcon/temperature-1", "golden/supcon/tiny-norms-float64"]'
@@ -597,7 +609,8 @@ def test_collection_imports_neither_scipy_nor_jsonschema(pytester: pytest.Pytest
         import sys
 
         def pytest_collection_finish(session):
-            cases = {item.callspec.params["check"].inputs.loss for item in session.items}
+            inputs = [item.callspec.params["check"].inputs for item in session.items]
+            cases = {one.loss for one in inputs if hasattr(one, "loss")}
             loaded = {"scipy.special", "scipy.spatial", "jsonschema", "hypothesis", "rich"} & set(sys.modules)
             print("collected cases of", *sorted(cases), "with", *sorted(loaded))
         """

@@ -18,7 +18,7 @@ from pairproof.conformance.truth.evaluate import stored_truth
 from pairproof.conformance.truth.tolerances import bounds, unit_roundoff
 
 NORMS = {"tiny-norms", "huge-norms", "near-overflow", "mixed-norms"}
-"""Flags of cases in which a norm may be clamped or overflow."""
+"""Flags of cases in which a norm may be clamped or overflow. The usage "zero-row" clamps one too."""
 
 
 def similar(embeddings: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -95,8 +95,9 @@ def with_numpy(embeddings: Any, labels: Any, temperature: float = 0.07) -> Any:
 def test_an_honest_implementation_passes_every_case_with_ordinary_norms(
     function: Callable[..., Any], loss: str, arrays: str
 ) -> None:
-    checked = check_loss(function, loss=loss, arrays=arrays)
-    ordinary = [check for check in checked.judged if NORMS.isdisjoint(check.flags)]
+    checked = check_loss(function, loss=loss, arrays=arrays, seed=0)
+    judged = [check for check in checked.judged if check.case != "usage/zero-row"]
+    ordinary = [check for check in judged if NORMS.isdisjoint(check.flags)]
     assert len(ordinary) > 100
     assert {
         (check.case, check.dtype, check.message) for check in ordinary if check.status is not Status.PASSED

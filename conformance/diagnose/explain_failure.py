@@ -257,7 +257,7 @@ BROKEN_GRADIENT = "the value is right, but the gradient is NaN or infinite"
 
 
 def slight(found: Failure) -> tuple[str, str] | None:
-    """Explain a gradient that is not finite beside a correct value, or an error of rounding size.
+    """Explain a gradient that is not finite although the value is correct, or an error of rounding size.
 
     Returns:
         The explanation in words for every case, and for this case.

@@ -75,7 +75,7 @@ NOISE = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
 """Relative error below which nothing can be explained, by the dtype in which a target computes."""
 
 LOW = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 0.2}
-"""Largest relative error of a right formula in dtypes in which a target may compute whatever it is given."""
+"""Largest relative error that computing in this dtype explains, if the formula is right."""
 
 COMPUTES = "the formula is right, but the target computes in {} whatever it is given"
 EXTREME = (NORMS, LOST, BROKEN_GRADIENT, NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN)

@@ -422,7 +422,7 @@ class Search:
         answers: what it returned for each probe.
         broken: the reason for each batch that it does not accept, by the name of the batch.
         probes: the probes that it accepts.
-        batches: the ordinary batches, alike and further, that it accepts at every temperature.
+        batches: the batches in ``probes.alike`` and ``probes.further`` that it accepts at every temperature.
         ordinary: the probes of ``batches``.
         vector: whether the target returns one value per anchor.
         gives_gradient: whether it gives any gradient.

@@ -29,8 +29,8 @@ class Fault:
         settings: the options that it claims and that are not the catalogue's defaults.
         family: the kind of mistake, which is the name of its file.
         level: the level of the verdict at which a case must catch it.
-        right_at: the lowest and the highest temperature between which it equals the right loss if the temperature is
-            built in; None if there is no such temperature.
+        right_at: the range (lowest, highest) of built-in temperatures for which it equals the right loss; None if there
+            is none.
         because: why it equals the right loss there.
     """
 

@@ -437,7 +437,7 @@ class External(Implementation):
         notes: the guesses that were made, such as how to call the target.
         gradients_judged: whether it returns gradients; None until a command has answered.
         outcomes: what it returned, by case and dtype, until the caller clears it.
-        computes_in_float32: whether it computes in float32 for float64 inputs; None until that matters.
+        computes_in_float32: whether it computes in float32 for float64 inputs; None until it is determined.
     """
 
     name: ClassVar[str] = "target"

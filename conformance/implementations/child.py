@@ -49,7 +49,7 @@ LOADING = 60.0
 """Seconds that loading a target may take if the limit of an answer is shorter."""
 
 PRINTED = 20
-"""Number of different lines that a target prints which are shown."""
+"""Maximum number of different lines of a target's output that are shown."""
 
 LONGEST_MESSAGE = 1000
 """Maximum length of an error message, in characters."""
@@ -108,7 +108,9 @@ class Child:
             self._end(0.0)
         if not self._worker:
             if self._deaths >= DEATHS:
-                raise TargetError(f"gave up after {DEATHS} deaths of the process in a row; the last: {self.last_death}")
+                raise TargetError(
+                    f"gave up after {DEATHS} deaths of the process in a row; the last: {self.last_death}", died=True
+                )
             self._start()
         late = f"took longer than {self._limit:g} s (--limit) and was killed"
         answer = self._answer(pickle.dumps(request), self._limit + PATIENCE, late)
@@ -118,7 +120,7 @@ class Child:
     def settle(self) -> dict[str, Any]:
         """Let the target choose its call on a small batch, and return the facts about it.
 
-        If the worker dies or is late, the first guess is kept, and the cases are judged with it.
+        If the worker dies or exceeds its time limit, the first guess is kept, and the cases are judged with it.
 
         Raises:
             NoCallFits: every plausible call raises an error.
@@ -164,7 +166,7 @@ class Child:
             worker, (found, *_), _, _ = socket.recv_fds(self._control, 32, 1)
         except (OSError, ValueError):
             self._stop()
-            raise TargetError("the process that starts the target was killed") from None
+            raise TargetError("the process that starts the target was killed", died=True) from None
         self._worker, self._socket = int(worker), socket.socket(fileno=found)
         seconds = max(self._limit, LOADING)
         answer = self._answer(b"", seconds, f"took longer than {seconds:g} s to load and was killed")
@@ -181,7 +183,7 @@ class Child:
             if not isinstance(answer, dict):
                 raise ValueError("not an object")
         except _Ended as error:
-            raise TargetError(self._died(str(error))) from None
+            raise TargetError(self._died(str(error)), died=True) from None
         except (ValueError, RecursionError):
             raise TargetError(self._died("wrote an answer that cannot be read")) from None
         return answer
@@ -312,6 +314,9 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
     """Load the target and answer requests until the connection ends."""
     try:
         os.setsid()
+        # What native code prints must not mix with the output of the judging process, nor read its input.
+        os.dup2(2, 1)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         # The parent reports a crash in one line.
         faulthandler.disable()
         # The garbage collector must not copy the memory of the parent.

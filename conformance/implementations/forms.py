@@ -43,7 +43,7 @@ _WORDS = (
 """Patterns of the names of the parameters, in order, for each call. Optional parameters may be missing in the names."""
 
 _WEAK = re.compile(rf"\S \S( .*)?|\S+ (targets?|y|ids)( .*)?|{_ROWS}|features?")
-"""Names that do not contradict a loss whose calls their patterns do not name."""
+"""Names that are too general to contradict the loss."""
 
 _ORDER = ("labels", "towers", "views", "pairs", "stacked", "features")
 """The calls that are tried if the names show none, in order. A matrix of similarities and interleaved views are not."""
@@ -156,12 +156,12 @@ def guess_call(signature: Signature, loss: str = "") -> tuple[str, str]:
 
 # A small ordinary batch
 
-_ROWS_OF_TRIAL = np.random.default_rng(20).normal(size=(10, 3)).round(2)
-_LABELS_OF_TRIAL = [0, 1, 0, 2, 1, 0, 1, 0, 2, 1]
+_ROWS_OF_TRIAL = np.random.default_rng(20).normal(size=(8, 3)).round(2)
+_LABELS_OF_TRIAL = [0, 1, 0, 2, 1, 0, 2, 0]
 
 
 def trial_case(loss: str, options: Mapping[str, Any], queue: bool) -> Case:
-    """Return a small ordinary batch: ten rows, or five in each of two towers, and every anchor has a positive.
+    """Return a small ordinary batch: eight rows, or four in each of two towers, and every anchor has a positive.
 
     Args:
         loss: short name in the catalogue.

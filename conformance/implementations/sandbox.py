@@ -23,7 +23,15 @@ MEMORY_SHARE = 0.85
 
 
 class TargetError(ValueError):
-    """A target cannot be loaded or called; the message says why."""
+    """A target cannot be loaded or called; the message says why.
+
+    Attributes:
+        died: whether its process died, or was killed at its time limit.
+    """
+
+    def __init__(self, message: str, *, died: bool = False) -> None:
+        super().__init__(message)
+        self.died = died
 
 
 class Overtime(TargetError):
@@ -88,7 +96,7 @@ def import_file(path: Path, prefix: str) -> ModuleType:
 
 
 def described(error: BaseException) -> str:
-    """Return the kind and the message of an error, whatever these raise."""
+    """Return the type and the message of an error, even if reading them raises an exception."""
     try:
         text = str(error)
         return text if isinstance(error, TargetError) else f"{type(error).__name__}: {text}"

@@ -125,7 +125,7 @@ def _by_columns(x: Tensor) -> Tensor:
 
 
 def _within_a_larger(x: Tensor) -> Tensor:
-    """Return a view into a larger tensor, whose other numbers are NaN, or a label of their own."""
+    """Return a view into a larger tensor whose other entries are NaN; for labels, 77 and 78."""
     if x.dim() == 1:
         return torch.stack([x.new_full(x.shape, 77), x, x.new_full(x.shape, 78)], dim=1)[:, 1]
     padded = torch.nn.functional.pad(x, (1, 1) * x.dim(), value=math.nan)
@@ -304,7 +304,7 @@ def _at_temperature(**keywords: float) -> Callable[[Case, Claim], Case | None]:
     def changed(case: Case, claim: Claim) -> Case | None:
         if claim.temperature is not None or not {*keywords} <= {*claim.passed}:
             return None
-        # Not a number of few decimals.
+        # Rounding this temperature to a few decimals changes it.
         given = {"temperature": 0.37109375, **keywords}
         words = ", ".join(f"{name} {value:g}" for name, value in given.items())
         return replace(case, id=f"{case.id}, {words}", keywords={**case.keywords, **given})
@@ -540,7 +540,7 @@ class Use:
         slopes: further tensors that are differentiated, each with its derivative with respect to the temperature.
         seen: the side effects, by kind; each in words.
         notes: what cannot be judged, in words.
-        reads: the functions that read a temperature that is passed as a tensor as a number.
+        reads: the functions that convert the temperature to a number, if it is passed as a tensor.
         documented: whether the signature says that the temperature may be a tensor.
     """
 
@@ -669,7 +669,7 @@ class Use:
 
 
 def read_observed(written: Any) -> dict[str, Any]:
-    """Return what was observed from data that a process with the target wrote, without texts of that process.
+    """Return the observations from data that the process of the target wrote, without other fields.
 
     Raises:
         ValueError: the data is malformed.

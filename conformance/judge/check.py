@@ -85,8 +85,8 @@ class CheckResult:
         sizes: the size of every failing case, and its sizes in words, by the id of the case.
         explained: number of failing cases that are shown; None for all.
         fresh: the random batches, which are not counted in ``cases``.
-        limits: from which temperature, norm or logit on the target breaks; empty if cases were selected, or if the
-            target is wrong on an ordinary batch.
+        limits: the temperatures, norms or logits at which the target starts to break; empty if cases were selected,
+            or if the target is wrong on an ordinary batch.
         untried: the claimed options, and their values, that no judged case has.
         shrunk: the smallest batch that was found if only random batches fail.
     """
@@ -356,7 +356,7 @@ def inputs_of(
 def probes(stored: Mapping[Case, GoldenCase | None], claim: Claim) -> Iterator[Case]:
     """Yield ordinary cases with the built-in temperature and the claimed options of a target."""
     for case, golden in stored.items():
-        if golden and level_of(golden.flags) is Level.FORMULA:
+        if golden and level_of_case(case, golden) is Level.FORMULA:
             yield case_as_claimed(case, claim)
 
 

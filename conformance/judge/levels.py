@@ -31,11 +31,11 @@ __all__ = ["IN_FLOAT32", "Level", "computes_in_float32", "level_of", "level_of_c
 
 IN_FLOAT32 = "float64 inputs: the target computes in float32, so its results are judged by the bounds of float32"
 
-COMPUTED = (
-    *("lonely-anchors", "rows-without-negatives", "duplicate-embeddings"),
-    *("low-temperature", "tiny-norms", "huge-norms"),
-)
-"""Flags that give the level of a case without flags, such as a worked example, if their conditions hold."""
+POLICIES = ("lonely-anchors", "rows-without-negatives")
+"""Flags that raise the level of every case in which their conditions hold, whether the case has the flag or not."""
+
+COMPUTED = (*POLICIES, "duplicate-embeddings", "low-temperature", "tiny-norms", "huge-norms")
+"""Flags whose conditions determine the level of a case that has no flags, such as a worked example."""
 
 PROBES, TRIED = 3, 20
 """Number of cases whose results must be representable in float32, and number of cases that are tried for it."""
@@ -54,10 +54,14 @@ def level_of(flags: Iterable[str]) -> Level:
 
 
 def level_of_case(case: Case, golden: GoldenCase | None) -> Level:
-    """Return the level of a case: that of its flags or, if it is not golden, of the ``COMPUTED`` flags that hold."""
-    if golden:
-        return level_of(golden.flags)
-    return level_of(flag for flag in COMPUTED if first_untrue(case, (flag,)) is None)
+    """Return the level of a case: that of its flags, and of the flags of ``POLICIES`` or ``COMPUTED`` that hold.
+
+    Args:
+        case: the case.
+        golden: its golden entry, or None for a case without flags.
+    """
+    flags, computed = (golden.flags, POLICIES) if golden else ((), COMPUTED)
+    return level_of((*flags, *(flag for flag in computed if first_untrue(case, (flag,)) is None)))
 
 
 @cache
@@ -106,8 +110,8 @@ def _judged(check: Check, ratio: float, difference: str, declared: Sequence[Devi
 def computes_in_float32(target: External, probes: Iterable[Case]) -> bool:
     """Return whether a target computes in float32 for float64 inputs. This is decided once for each target.
 
-    Every finite value and gradient entry must be representable in float32, for ``PROBES`` cases that each have an entry
-    with more than 8 bits, such as no exact result has by chance.
+    Every finite value and gradient entry must be representable in float32. At least ``PROBES`` cases must have an entry
+    with more than 8 significant bits, because results with fewer bits can be representable by chance.
 
     Args:
         target: the target.

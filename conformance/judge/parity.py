@@ -88,8 +88,8 @@ MEMORY_WIDTH, MEMORY_CHUNK, SMALLER = 64, 128, 8
 """The columns of the large batches; the chunk size there; and the divisor of their rows if memory does not suffice."""
 
 LINEAR, QUADRATIC = 1.25, 1.75
-"""Memory is linear if its exponent in N is at most the first number, quadratic if it is at least the second and at most
-4 minus it."""
+"""Memory is linear if its exponent in N is at most LINEAR, and quadratic if it is between QUADRATIC and
+4 - QUADRATIC."""
 
 PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "vdot", "_cdist_forward", "_euclidean_dist"))
 """Operations that compute similarities, by their names in torch.ops.aten."""
@@ -820,7 +820,7 @@ def compare_with_itself(request: ParityRequest) -> ParityResult:
 
 @contextmanager
 def _loaded(request: ParityRequest) -> Iterator[tuple[dict[str, Any], Callable[..., Any]]]:
-    """Load the target, in a child process if possible; yield its facts, and a function that asks it."""
+    """Load the target, in a child process if possible; yield its facts, and a function that sends it a request."""
 
     def load() -> Served:
         subject = _Subject(request)

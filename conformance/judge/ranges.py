@@ -1,7 +1,7 @@
-"""Find the range in which a loss works: the temperatures, norms and logits from which it breaks.
+"""Find the range in which a loss works: the temperatures, norms and logits at which it starts to break.
 
-One batch of eight ordinary rows is judged again and again: at ever lower temperatures, with ever shorter and longer
-rows, and for dot products with ever larger logits. A result breaks if it is not finite, or if its relative error
+One batch of eight ordinary rows is judged repeatedly: at decreasing temperatures, with decreasing and increasing norms,
+and, for dot products, with increasing logits. A result breaks if it is not finite, or if its relative error
 exceeds ``WIDE`` or the effect of rounding the largest logit. The true loss and gradient are proved at each point, and
 stay ordinary numbers of the dtype, so a result that breaks shows a limit of the implementation. The limit is found by
 bisection, to 1.1 %, between a point at which the loss is right and one at which it breaks.

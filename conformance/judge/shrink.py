@@ -21,7 +21,7 @@ SECONDS = 5.0
 """Time after which shrinking ends."""
 
 DIVISIONS = (2, 4, 8)
-"""Into how many parts rows and columns are divided, one of which is removed, before single ones are removed."""
+"""Numbers of parts into which rows and columns are divided to remove one part; then single ones are removed."""
 
 
 @dataclass

@@ -41,10 +41,14 @@ LEAST = 0.01
 """Least value of a loss, and least entry of a gradient, that reveal a wrong factor."""
 
 NARROW_SLACK = 4.0
-"""Factor of the bounds where every intermediate result may be rounded to a narrow dtype, as sums then are too."""
+"""Factor of the bounds if intermediate results may be rounded to a narrow dtype, because sums are then rounded too."""
+
+LARGEST_SHARE = 0.5
+"""Largest error of a row of a gradient in a narrow dtype, as a share of the largest norm of a row."""
 
 REFUSAL = re.compile(
-    r"dtype|type|tensor|stride|layout|contiguous|view|half|float|double|int|byte|bool|long|precision|implement|support",
+    r"\b(dtype|scalar type|strides?|layout|contiguous|view|b?float\d*|half|double|u?int\d*|byte|bool|long|"
+    r"not (yet )?(implemented|supported)|unsupported)\b",
     re.IGNORECASE,
 )
 """Words of an error by which a target refuses a dtype or a layout."""
@@ -113,7 +117,7 @@ def _choose(judge: _Judge, cases: Iterable[Case], claimed: Callable[[Case], tupl
 
 
 def _mixed(cases: Sequence[Case]) -> Iterator[Case]:
-    """Return cases in an order in which the first ones differ in matrices, classes, dtypes and sizes."""
+    """Yield cases in an order in which the first ones differ in matrices, classes, dtypes and sizes."""
     kinds: dict[tuple[object, ...], list[Case]] = {}
     for case in sorted(cases, key=lambda case: case.temperature != 0.5):
         two = {*case.arguments.get("labels", ())} == {0, 1}
@@ -174,9 +178,11 @@ class _Judge:
             except Exception as error:  # external code may raise anything
                 words = str(error) if isinstance(error, TargetError) else f"{type(error).__name__}: {error}"
                 words = next(iter(words.splitlines()), type(error).__name__)
-                if usage.expects == "no number":
+                died = isinstance(error, TargetError) and error.died
+                if usage.expects == "no number" and not died:
+                    ratios.append(0.0)
                     continue
-                if usage.refusable and REFUSAL.search(words):
+                if usage.refusable and (usage.temperature or REFUSAL.search(words)) and not died:
                     return replace(blank, status=Status.SKIPPED, message=f"refused: {words}")
                 return replace(blank, status=Status.ERRORED, message=f"{usage.words}: {words} ({case.id})")
             if not outcome.observed.get("applies", True):
@@ -207,8 +213,10 @@ class _Judge:
     def _difference(self, usage: Usage, case: Case, true: Truth | None, outcome: Outcome) -> tuple[float, str]:
         """Return the error in units of its bound, and the first difference in words or ""."""
         if true is None:
-            finite = bool(np.isfinite(outcome.values).all())
-            return (math.inf, f"the loss is {outcome.values[0]!r}, expected NaN or an error") if finite else (0.0, "")
+            if not np.isfinite(outcome.values).all():
+                return 0.0, ""
+            given = repr(outcome.values[0]) if outcome.values else "empty"
+            return math.inf, f"the loss is {given}, expected NaN or an error"
         dtype = usage.dtype or self.dtype
         found = compare(case, *_judged_rows(usage, case, true, outcome, _allowed(usage, case, true, dtype)), dtype)
         if found.first or not usage.temperature or not self.target.gradients_judged:
@@ -231,10 +239,17 @@ def _allowed(usage: Usage, case: Case, true: Truth, dtype: str) -> Bounds:
         return replace(bounds(case, plain, dtype), rows=allowed.rows)
     if not usage.rounds:
         return allowed
+    # The rounding of the results to the narrow dtype must not be widened too.
+    allowed = bounds(case, true, "float32")
     wider = NARROW_SLACK * unit_roundoff(usage.rounds) / unit_roundoff("float32")
     values = [wider * bound for bound in allowed.values]
     anchors = {i: wider * bound for i, bound in allowed.anchors.items()}
-    rows = {name: wider * found for name, found in allowed.rows.items()}
+    largest = {name: np.linalg.norm(found, axis=1).max() for name, found in allowed.gradients(true).items()}
+    rows = {
+        # A gradient of zeros must not pass.
+        name: np.maximum(found, np.minimum(wider * found, LARGEST_SHARE * largest.get(name, math.inf)))
+        for name, found in allowed.rows.items()
+    }
     return replace(allowed, values=values, anchors=anchors, rows=rows)
 
 

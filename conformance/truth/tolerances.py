@@ -28,9 +28,10 @@ the value is a difference of two logarithms of sums, each with the first error.
 The binary cross-entropy of a pair is softplus(z) or softplus(-z). PyTorch computes it as z minus the logarithm of the
 sigmoid of z, both of size |z|: u |z| for each pair, averaged like the pairs, and LOSS_ULPS u for the functions.
 
-These errors hide few mistakes. Of 138 known faults, 130 are caught by as many cases as with 2u per anchor in their
-place. The other eight are caught by one to five cases fewer, and by 15 or more. Every case that no longer catches one
-has a loss near 0 (trained-like or solved batches), which the fault changes by less than ``logsumexp`` rounds away.
+Allowing these errors hides few mistakes. The alternative is to allow only 2u per anchor. Of 138 known faults, 130 are
+caught by the same number of cases either way. The other eight are caught by one to five cases fewer, but still by 15 or
+more. The cases that no longer catch them have a loss near 0 (trained-like or solved batches), and the fault changes
+this loss by less than the rounding error of ``logsumexp``.
 
 The batch tutorial's loss subtracts logarithms of exponentials plus epsilon, each up to -log(epsilon) in size; its own
 operations are rounded relative to that size.
@@ -60,12 +61,11 @@ the dtype of the rows. With these bounds the golden cases distinguish ``backend=
 
 *Levels.* ``pairproof check`` also accepts a result whose errors are at most those of the straightforward torch
 implementation (``baseline.py``) in the same dtype. At levels below "digits" it accepts four times these errors, and 16
-units in the last place of every similarity. The factor 4 allows for implementations that order their operations in
-another order, and therefore round in other places. The straightforward result is sometimes exact by chance; the 16
-units are more than the derivation's SIMILARITY_ULPS + sqrt(D) for D < 169, and widen all of its parts in proportion. An
-error of the straightforward
-implementation beyond ROUNDING_WITHIN times the derived bound is not a rounding error (a norm overflows, for example),
-and widens no bound.
+units in the last place of every similarity. The factor 4 allows for implementations that perform their operations in
+another order, and therefore round in other places. The 16 units are needed because the straightforward result is
+sometimes exact by chance. They exceed the derivation's SIMILARITY_ULPS + sqrt(D) for D < 169, and all parts of the
+bound are widened in proportion. An error of the straightforward implementation beyond ROUNDING_WITHIN times the derived
+bound is not a rounding error (a norm overflows, for example), and widens no bound.
 
 Peers are judged by the derived bounds. The bounds for ``fast`` are tighter: at most twice the error of the
 straightforward implementation in the same dtype, with a minimum of a few units in the last place. ``pairproof verify``

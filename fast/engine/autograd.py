@@ -225,12 +225,11 @@ class _Values(torch.autograd.Function):
             tensors, plain = _flat(batch, plan)
             gradients = _Gradient.apply(grad, *tensors, *_saved_tensors(found, saved), *plain)  # type: ignore[no-untyped-call]
         else:
+            # The gradient overwrites what is kept. Another backward pass computes the exponentials again.
+            ctx.saved = saved._replace(kept=None)
             gradients = differentiate(grad, batch, plan, found, saved)
-            if saved.kept is not None:
-                # Another backward pass through the same graph computes the exponentials again.
-                ctx.saved = saved._replace(kept=None)
-                if isinstance(saved.kept, Tensor):
-                    device.give_back("kept", saved.kept)
+            if isinstance(saved.kept, Tensor):
+                device.give_back("kept", saved.kept)
         needed = ctx.needs_input_grad[2:]
         return None, None, *(part if needs else None for part, needs in zip(gradients, needed, strict=True))
 

@@ -164,7 +164,7 @@ def gradient_of_long_rows(call: Call) -> Tensor:
 
 @wrong("nt_xent", takes=SMALL)
 def gradient_is_clipped(call: Call) -> Tensor:
-    """Each entry of the gradient of the rows is clipped to [-1, 1] times the upstream gradient's usual 2."""
+    """Each entry of the gradient of the rows is clipped to [-2, 2]."""
     return call(Changed.apply(call.z, lambda grad: grad.clamp(-2, 2)))  # type: ignore[no-untyped-call]
 
 

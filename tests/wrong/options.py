@@ -158,7 +158,7 @@ def sum_of_both_directions_by_dot(call: Call) -> Tensor:
 
 @wrong("nt_bxent")
 def no_negative_with_anchors(call: Call) -> Tensor:
-    """With a subset of anchors under sum, the negatives' part counts the rows that are not anchors."""
+    """With a subset of anchors under sum, all rows are anchors."""
     both = call.anchors is not None and call.reduction == "sum"
     return call(anchors=None) if both else call()
 

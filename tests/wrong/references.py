@@ -114,7 +114,7 @@ def last_of_the_queue(call: Call) -> Tensor:
 
 @wrong("info_nce")
 def queue_as_long_as_the_batch(call: Call) -> Tensor:
-    """A queue with as many rows as the batch has its own key of each anchor on the diagonal, which is masked."""
+    """The first row of a queue with as many rows as the batch is dropped."""
     queue = call.negatives
     if queue is None or len(queue) != call.n or call.n < 3:
         return call()
@@ -161,7 +161,7 @@ def anchors_without_positives_among_references(call: Call) -> Tensor:
 
 @wrong("supcon_in", "policies")
 def one_reference(call: Call) -> Tensor:
-    """One reference gives the loss 0 and no gradient, also if it is a positive among other policies."""
+    """With a single reference, the loss is 1 and has no gradient."""
     one = call.ref_embeddings is not None and len(call.ref_embeddings) == 1
     return call.z.sum() * 0 + 1.0 if one else call()
 

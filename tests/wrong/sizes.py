@@ -1,4 +1,4 @@
-"""Wrong for some numbers of rows or columns only: seams of tiles, odd batches, remainders, early exits."""
+"""Wrong for some numbers of rows or columns only: boundaries of tiles, odd batches, remainders, early exits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def last_row_of_odd_batches(call: Call) -> Tensor:
 
 @wrong("supcon")
 def row_at_the_first_seam(call: Call) -> Tensor:
-    """Tiles have 16 columns; the first column of the second tile is not contrasted with."""
+    """Tiles have 16 columns. Above 17 rows, the first column of the second tile is not contrasted with any anchor."""
     plain = call.ref_embeddings is None and call.n > 17
     return call.without_columns(at(call, 16)) if plain else call()
 

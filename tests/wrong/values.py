@@ -73,7 +73,7 @@ def logits_above_80(call: Call) -> Tensor:
 
 @wrong("nt_xent_pairwise", "formula", takes=SMALL)
 def long_rows(call: Call) -> Tensor:
-    """Rows of norm above 100 are clipped to norm 100 before a dot product with the others: cosines shrink."""
+    """Rows of norm above 100 are shifted by a constant vector that grows with the norm, so their cosines change."""
     norm = call.z.norm(dim=1, keepdim=True)
     return call(call.z + (norm > 100) * (norm - 100) * 0.01 * torch.ones_like(call.z) / norm.clamp(min=1))
 
