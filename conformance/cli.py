@@ -242,7 +242,7 @@ def verify(**options: Any) -> None:
 @with_options(Request, tables.CheckPrinting)
 def check(
     everything: Annotated[
-        bool, typer.Option("--all", help="Show and explain all failures, not only the first 10.")
+        bool, typer.Option("--all", help="Show and explain all failing cases, not only the 3 smallest.")
     ] = False,
     **options: Any,
 ) -> None:

@@ -25,9 +25,6 @@ from ..suite.records import Matrix
 from .options import Request, Selection
 from .proofs import prove, scaled_to_logits
 
-FRESH = 8
-"""Default number of batches of a check."""
-
 BLOCK = 8
 """Number of batches that are drawn together."""
 

@@ -351,7 +351,7 @@ class Request:
         limit: Maximum time of one evaluation, in seconds.
         deviations: TOML file that declares known deviations with their reasons. Default: tool.pairproof in the nearest
             pyproject.toml.
-        cases: Only this case; * and ? are wildcards (repeatable).
+        cases: Only this case, random batch (fresh-SEED-3) or usage (usage/NAME); * and ? are wildcards (repeatable).
         dtypes: float64, float32, bfloat16 or float16 (repeatable). Default: float64 and float32.
         fuzz: Number of random batches, drawn in addition to the stored cases. They vary sizes, classes, layouts and
             every option that the target takes.
@@ -360,7 +360,8 @@ class Request:
             to a minute the first time; proofs are stored.
         level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
             without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
-            norms and logits) or digits (also rounding errors). Failures above it are reported, but the target conforms.
+            norms and logits) or digits (also rounding errors). Failures above it are reported, but do not change the
+            verdict.
 
     In Python, the target may be the function, class or instance itself, and a setting with several values is a tuple.
     """

@@ -604,7 +604,7 @@ class _Parity:
         if "repetition" in wanted or again.status != PASSED:
             yield again
         if again.status == DIFFERS:
-            reason = "the target returns other results for the same batch: it is random, or keeps state"
+            reason = "the target returns different results for the same batch: it is random or keeps state"
             yield from (
                 Comparison(name, NOT_APPLICABLE, reason) for name in wanted if name not in ("repetition", "memory")
             )
