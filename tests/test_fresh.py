@@ -234,9 +234,9 @@ def test_failing_batch_is_shrunk() -> None:
     assert case.embeddings.shape == (5, 17)
     assert result.shrunk.golden.case.id in {check.case for check in result.failures}
     assert judged(supcon, 1, dtypes="float64").shrunk is None
-    both = judged(changed_if(lambda z, y: len(z) > 4), 1, BATCHES, "golden/supcon/shape-5-by-7", dtypes="float64")
+    both = judged(changed_if(lambda z, y: len(z) > 4), 1, BATCHES, "golden/supcon/two-positives", dtypes="float64")
     assert both.shrunk is None
-    assert {check.case for check in both.failures} > {"golden/supcon/shape-5-by-7"}
+    assert {check.case for check in both.failures} > {"golden/supcon/two-positives"}
 
 
 @pytest.mark.parametrize("loss", LOSSES)

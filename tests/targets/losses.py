@@ -212,9 +212,9 @@ def breaks(embeddings, labels, temperature):
 
 
 def returns_text(embeddings, labels, temperature):
-    """Returns a loss only for batches of ten rows."""
+    """Returns a loss only for batches of shape [8, 3]."""
     loss = supcon(embeddings, labels, temperature)
-    return "high" if len(embeddings) != 10 else loss
+    return "high" if tuple(embeddings.shape) != (8, 3) else loss
 
 
 def unclear(a_thing, something_else, more, temperature):
