@@ -309,3 +309,33 @@ def test_same_seed_gives_the_same_numbers() -> None:
     drawn = parity(sigmoid, only="float32")
     assert drawn.seed != first.seed
     assert drawn.comparisons != first.comparisons
+
+
+def test_batches_on_which_rounding_errors_make_the_result_infinite_are_left_out() -> None:
+    """An infinite sensitivity would allow every difference."""
+
+    def unstable(embeddings: Tensor, labels: Tensor) -> Tensor:
+        rows = embeddings.detach()
+        same = torch.equal(rows * 3, rows * 3)
+        return embeddings.square().sum() + (0.0 if same else float("inf"))
+
+    with pytest.raises(CouldNotRun, match="a rounding error makes every result infinite or NaN"):
+        parity(unstable, seed=0)
+
+
+def test_backend_that_fails_is_named_although_another_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torch.compile
+
+    def fails(function: Loss, backend: str) -> Any:
+        if backend == "aot_eager":
+            raise RuntimeError("no backward graph")
+        return compiled(function, backend=backend)
+
+    def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
+        return (embeddings @ embeddings.T * (labels[:, None] == labels)).square().mean()
+
+    monkeypatch.setattr(torch, "compile", fails)
+    (found,) = (one for one in parity(loss, seed=0).comparisons if one.name.startswith("compiled"))
+    assert (found.name, found.status) == ("compiled (eager) against eager", PASSED)
+    assert "does not compile with aot_eager: " in found.message
+    assert "no backward graph" in found.message

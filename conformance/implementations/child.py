@@ -452,6 +452,8 @@ def _read(answer: Any, case: Case) -> Outcome:
             raise ValueError("shapes")
         values = [float(value) for value in answer["values"]]
         observed = read_observed(answer["observed"])
+        observed["seen"] = {kind: _line(text) for kind, text in observed.get("seen", {}).items()}
+        observed["notes"] = list(map(_line, observed.get("notes", [])))
     except (TypeError, ValueError, KeyError, AttributeError):
         raise TargetError("wrote an answer that cannot be read") from None
     return Outcome(values, rows.pop(case.first, None), anchors, None, rows, observed)

@@ -674,7 +674,10 @@ def read_observed(written: Any) -> dict[str, Any]:
     Raises:
         ValueError: the data is malformed.
     """
-    if not isinstance(written, dict) or not {*written.get("seen", ())} <= {*SIDE_EFFECTS}:
+    if not isinstance(written, dict):
+        raise ValueError("observed")
+    seen, notes = written.get("seen", {}), written.get("notes", [])
+    if not (isinstance(seen, dict) and {*seen} <= {*SIDE_EFFECTS} and isinstance(notes, list)):
         raise ValueError("observed")
     found: dict[str, Any] = {name: written[name] for name in ("seen", "notes", "applies") if name in written}
     return found | ({"temperature": float(written["temperature"])} if "temperature" in written else {})

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -487,7 +488,12 @@ class _Parity:
         found = [one for one in found if float(one.whole.values.norm()) >= NEGLIGIBLE * self.scale[0]]
         for one in found if self.torch else ():
             one.slopes = {every: self.slope(one, every) for every in (True, False)}
-        return found
+        # Any difference would be allowed on these batches.
+        steep = {one.batch.name for one in found if not all(map(math.isfinite, chain(*one.slopes.values())))}
+        self.notes += [f"left out: {name}: a rounding error makes the result infinite or NaN" for name in sorted(steep)]
+        if len(steep) == len(found):
+            raise CouldNotRun(f"{self.request.name}: a rounding error makes every result infinite or NaN")
+        return [one for one in found if one.batch.name not in steep]
 
     def slope(self, one: _Drawn, every: bool) -> tuple[float, float]:
         """Measure the effect of relative changes on the values and on the gradient, per unit of change."""
@@ -495,7 +501,8 @@ class _Parity:
         for seed in range(TRIALS):
             found = self.ask(one.batch, noise=(every, seed))
             for k, (a, b) in enumerate(_parts(one.whole, found)):
-                worst[k] = max(worst[k], float((a - b).norm()) / NOISE) if a.shape == b.shape else worst[k]
+                change = float((a - b).norm()) / NOISE if a.shape == b.shape else 0.0
+                worst[k] = max(worst[k], change if math.isfinite(change) else math.inf)
         return worst[0], worst[1]
 
     def compare(
@@ -669,6 +676,7 @@ class _Parity:
         if not self.torch:
             yield Comparison("compiled against eager", NOT_APPLICABLE, "torch.compile is a feature of torch")
             return
+        reasons = []
         for backend in ("aot_eager", "eager"):
 
             def other(one: _Drawn, backend: str = backend) -> tuple[_Answer, _Answer]:
@@ -677,6 +685,9 @@ class _Parity:
             found = self.compare(f"compiled ({backend}) against eager", batches, other)
             if found.status != ERRORED:
                 break
+            reasons.append(f"{backend}: {found.message}")
+        if found.status != ERRORED and reasons:
+            found = replace(found, message=f"{found.message}; does not compile with {reasons[0]}")
         yield found
 
     def of_memory(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
