@@ -35,8 +35,21 @@ RUN: dict[str, tuple[str, dict[str, Any], str]] = {
     "returns_a_list": ("supcon", {}, "result: 1, of 0, 1; override with --result"),
     "returns_a_named_tuple": ("supcon", {}, "result: contrastive, of contrastive, other; override with --result"),
     "labels_first": ("supcon", {}, "call: labels, guessed from the parameters (y_true, embeddings, temperature)"),
-    "column_labels": ("supcon", {}, "labels: passed as a column matrix, because a vector raises an error"),
-    "one_hot_labels": ("supcon", {}, "labels: passed as a one-hot matrix, because a vector raises an error"),
+    "column_labels": (
+        "supcon",
+        {},
+        "labels: passed as a column matrix, because a vector does not fit",
+    ),
+    "transposed_labels": (
+        "supcon",
+        {},
+        "labels: passed as a column matrix, because a vector does not fit",
+    ),
+    "one_hot_labels": (
+        "supcon",
+        {},
+        "labels: passed as a one-hot matrix, because a vector does not fit",
+    ),
     "normalises_in_place": ("supcon", {}, "arguments: the target changes them in place; it gets copies"),
     "by_scale": ("supcon", {}, "temperature: passed as scale"),
     "by_log_temperature": ("supcon", {}, "temperature: passed as log_temperature, with the value log(temperature)"),
@@ -51,6 +64,7 @@ RUN: dict[str, tuple[str, dict[str, Any], str]] = {
     "learned_scale": ("info_nce", {}, "temperature: passed as logit_scale, with the value log(1/temperature)"),
     "LogScale": ("info_nce", {}, "temperature: passed as log_scale, with the value log(1/temperature)"),
     "required_queue": ("info_nce", A_TO_B, "negatives: passed as [D, K], because [K, D] raises an error"),
+    "OfAMapping": ("info_nce", {}, "arguments: passed as one mapping with image_embed, text_embed, logit_scale"),
     "of_similarities": ("info_nce", {}, "temperature: similarities are divided by it before the call; override"),
     "of_logits_and_labels": ("supcon", {}, "call: similarities, guessed from the parameters (logits, labels)"),
     "of_square_similarities": ("nt_xent", {}, "call: similarities, guessed from the parameters (sim_matrix,"),
@@ -218,7 +232,7 @@ def test_labels_and_queue_reach_numpy_targets() -> None:
 
     found = External(loss, loss="supcon")
     found.settle()
-    assert "labels: passed as a column matrix, because a vector raises an error" in found.notes
+    assert "labels: passed as a column matrix, because a vector does not fit" in found.notes
 
 
 def test_contradicting_names_are_refused() -> None:

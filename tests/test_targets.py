@@ -19,7 +19,7 @@ from pairproof.conformance.implementations import callable as targets
 from pairproof.conformance.implementations import sandbox
 from pairproof.conformance.implementations.base import Support, items_of
 from pairproof.conformance.implementations.callable import Batch, External, Target
-from pairproof.conformance.implementations.forms import guess_call
+from pairproof.conformance.implementations.forms import plausible_forms
 from pairproof.conformance.implementations.sandbox import TargetError, TargetMisused, find, within
 from pairproof.conformance.implementations.signatures import Claim, Signature, guess_arrays
 from pairproof.conformance.implementations.subprocess import RESTARTS, Lines
@@ -85,9 +85,9 @@ def with_options(case: Case, **options: object) -> Case:
 def test_call_is_guessed_from_parameter_names(names: str, call: str) -> None:
     scope: dict[str, object] = {}
     exec(f"def function({names}): ...", scope)
-    found, words = guess_call(Signature(scope["function"]))
-    assert found == call
-    assert names.split(",")[0] in words
+    best = plausible_forms(Signature(scope["function"]))[0]
+    assert best.call == call
+    assert names.split(",")[0] in best.words
 
 
 @pytest.mark.parametrize("names", ["", "*args, **kwargs", "one, two_things, three_more, four"])
@@ -96,7 +96,7 @@ def test_parameters_that_fit_no_call_require_a_call_option(names: str) -> None:
     exec(f"def function({names}): ...", scope)
     words = r"pass --call labels\|features\|views\|stacked\|interleaved\|similarities\|pairs"
     with pytest.raises(TargetMisused, match=words):
-        guess_call(Signature(scope["function"]))
+        plausible_forms(Signature(scope["function"]))
 
 
 def test_arrays_are_guessed_from_annotations_then_imports(tmp_path: Path) -> None:

@@ -115,6 +115,16 @@ def test_losses_of_this_package_pass_every_usage(target: Any, loss: str) -> None
     assert [one.message for one in result.checks if one.status in BAD] == []
 
 
+def test_usages_of_two_matrices_are_judged_in_the_direction_of_the_target() -> None:
+    target = f"{FILE.parent / 'shapes.py'}:required_queue"
+    cases = ("usage/*frozen", "usage/same-tensor")
+    result = check_loss(target, "info_nce", settings={"direction": "a_to_b"}, cases=cases)
+    judged = {one.case: one.status for one in result.checks if one.status is not Status.SKIPPED}
+    assert judged == dict.fromkeys(
+        ("usage/first-frozen", "usage/others-frozen", "usage/same-tensor", "usage/all-frozen"), Status.PASSED
+    )
+
+
 def test_refused_usages_are_listed_as_not_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "bfloat16 (refused: TypeError: the dtype bfloat16 is not supported)"
     path = str(tmp_path / "a.json")

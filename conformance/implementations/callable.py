@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..suite.cases import Case
 from ..suite.records import Outcome
@@ -211,7 +212,11 @@ class Target:
     def _notes(self) -> tuple[str, ...]:
         """The guesses that were made, such as how to call the target."""
         changed = "arguments: the target changes them in place; it gets copies" if self._changed else ""
-        return tuple(filter(None, (*self.form.notes, self._failed, self._arrays_note, self._result_note, changed)))
+        keys = self.signature.keys
+        packed = f"arguments: passed as one mapping with {', '.join(keys)}" if keys else ""
+        return tuple(
+            filter(None, (*self.form.notes, packed, self._failed, self._arrays_note, self._result_note, changed))
+        )
 
     @property
     def choice(self) -> tuple[int, str | None]:
@@ -221,7 +226,8 @@ class Target:
     def settle(self, attempt: Callable[[int], Tensor] | None = None, limit: float | None = None) -> None:
         """Choose the first form in which a small ordinary batch raises no error.
 
-        If a call does not end in time, its form is kept: the other ones are not tried.
+        If a call does not end in time, its form is kept: the other ones are not tried. If a call transposes a vector of
+        labels, which does nothing, labels of shape [N, 1] are tried next.
 
         Args:
             attempt: calls the target in the form of this index, and returns the values; by default with a batch that
@@ -231,11 +237,15 @@ class Target:
         Raises:
             NoCallFits: every form raises an error.
         """
-        failures = []
-        for index, form in enumerate(self.forms):
+        failures: list[tuple[Form, str]] = []
+        waiting = [*self.forms]
+        while waiting:
+            form = waiting.pop(0)
+            index = self.forms.index(form)
             self.call_as(index)
             try:
-                values = attempt(index) if attempt else self._try(limit)
+                with _NoTransposedVector():
+                    values = attempt(index) if attempt else self._try(limit)
                 if len(values) > len(trial_case("supcon", {}, queue=False).embeddings):
                     raise TargetError(f"returned {len(values)} values")
             except (Overtime, TargetMisused) as error:
@@ -244,12 +254,17 @@ class Target:
                 raise
             except Exception as error:  # external code may raise any exception
                 failures.append((form, described(error)))
+                if isinstance(error, _TransposedVector):
+                    waiting.sort(key=lambda other: (other.call != form.call, other.labels != "column"))
             else:
                 if failures and failures[0][0].call != form.call:
                     self._failed = f"call: not {failures[0][0].call}, because that raises {failures[0][1]}"
                 self.notes = self._notes()
                 return
-        self.call_as(0)
+        flat = next((k for k, (_, error) in enumerate(failures) if error.startswith(_TransposedVector.__name__)), None)
+        self.call_as(0 if flat is None else self.forms.index(failures[flat][0]))
+        if flat is not None:
+            return
         raise NoCallFits("\n".join(cannot_be_called(self.spec, self.signature, failures)))
 
     def _try(self, limit: float | None) -> Tensor:
@@ -359,6 +374,19 @@ class Target:
                     return torch.tensor(numbers.astype(np.float64))
         expected = "a tensor" if self.strict else "a number or an array"
         raise TargetError(f"returned {kind_of(returned)} where {expected} is expected")
+
+
+class _TransposedVector(Exception):
+    """The target transposes a vector, which does nothing: it expects a matrix of labels."""
+
+
+class _NoTransposedVector(TorchFunctionMode):
+    """Raise an error in the body if a vector of integers is transposed."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (Tensor.t, torch.t, Tensor.T.__get__) and args[0].dim() == 1 and not args[0].is_floating_point():
+            raise _TransposedVector("a vector of labels is transposed")
+        return function(*args, **(kwargs or {}))
 
 
 class _Jax(torch.autograd.Function):

@@ -74,7 +74,7 @@ class Form:
         if self.words:
             yield f"call: {self.call}, {self.words}; override with --call"
         if self.labels:
-            yield f"labels: passed as a {self.labels} matrix, because a vector raises an error"
+            yield f"labels: passed as a {self.labels} matrix, because a vector does not fit"
         if self.transposed:
             yield "negatives: passed as [D, K], because [K, D] raises an error"
 
@@ -142,18 +142,6 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
     return list(found.items())
 
 
-def guess_call(signature: Signature, loss: str = "") -> tuple[str, str]:
-    """Guess how a target is called from the names of its parameters and, if it is known, from its loss.
-
-    Returns:
-        One of ``CALLS``, and what it was guessed from.
-
-    Raises:
-        TargetMisused: no call fits the parameters.
-    """
-    return _guessed(signature, loss)[0]
-
-
 # A small ordinary batch
 
 _ROWS_OF_TRIAL = np.random.default_rng(20).normal(size=(8, 3)).round(2)
@@ -219,6 +207,8 @@ def wrapper(spec: object, signature: Signature, call: str) -> list[str]:
         thing = f"{thing}({', '.join(signature_text(signature.constructor.values(), iter(())))})"
         thing += "" if any("__call__" in vars(kind) for kind in signature.thing.__mro__) else ".forward"
     given = ", ".join(signature_text(signature.named, values))
+    if signature.keys:
+        given = "{" + re.sub(r"(\w+)=", r'"\1": ', given) + "}"
     return [*lines, f"    return {thing}({given})  # return the loss alone: a tensor"]
 
 

@@ -79,6 +79,7 @@ class Signature:
         call: the parameters of the call, without self; empty if they cannot be read.
         constructor: the parameters of the constructor; empty unless it is a class.
         named: the parameters of the call, without ``*args`` and ``**keywords``.
+        keys: the keys that the call reads from its only required parameter, a mapping; they replace it in ``call``.
         takes_anything: whether the call or the constructor has ``**keywords``.
     """
 
@@ -96,12 +97,28 @@ class Signature:
         self.constructor = _parameters(thing) if self.constructs else {}
         if self.constructs:
             self.call.pop(next(iter(self.call), ""), None)
+        self.keys = self._read_keys()
         self.named = [p for p in self.call.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         self.takes_anything = _takes_anything(self.call) or _takes_anything(self.constructor)
         known = [name for name in (*self.constructor, *self.call) if name not in ("args", "kwargs")]
         for name in self.init:
             if name not in known and not self.takes_anything:
                 raise TargetMisused(f"--init {name}: the target has no such parameter; it has {', '.join(known)}")
+
+    def _read_keys(self) -> list[str]:
+        """Replace the only required parameter by the keys that the source reads from it, and return the keys."""
+        required = [p for p in self.call.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        if len(required) != 1 or required[0] is not next(iter(self.call.values())):
+            return []
+        source = ""
+        with suppress(OSError, TypeError):
+            source = inspect.getsource(inspect.unwrap(_called(getattr(self.thing, "func", self.thing))))
+        keys = [*dict.fromkeys(re.findall(rf"""\b{required[0].name}\[["'](\w+)["']\]""", source))]
+        if keys:
+            _, *others = self.call.items()
+            self.call = {key: inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in keys}
+            self.call |= {name: p for name, p in others if name not in keys}
+        return keys
 
     def keyword(self, name: str) -> inspect.Parameter | None:
         """Return the parameter for an option of the catalogue, unless the user gives its value."""
@@ -181,6 +198,9 @@ class Signature:
                 given.append(value)
             else:
                 call[parameter.name] = value
+        if self.keys:
+            mapping = dict(zip((p.name for p in self.named), given, strict=False))
+            given = [mapping | {key: call.pop(key) for key in self.keys if key in call}]
         return constructor, given, call
 
     def _temperature(self, word: str, temperature: Any) -> Any:

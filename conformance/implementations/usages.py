@@ -226,8 +226,13 @@ def _labels_as(dtype: torch.dtype) -> Usage:
 
 
 def _of_two_matrices(case: Case, claim: Claim) -> Case | None:
-    several = len(case.matrices) > 1 or claim.call == "views"
-    return case if several and not (claim.directed_here and case.option("direction") == "both") else None
+    if not (len(case.matrices) > 1 or claim.call == "views"):
+        return None
+    own = claim.settings.get("direction")
+    if not claim.directed_here or case.option("direction") == own:
+        return case
+    # In any other direction, the target would get the towers in the other order.
+    return replace(case, id=f"{case.id}, direction {own}", keywords={**case.keywords, "direction": own})
 
 
 def _of_each(case: Case, claim: Claim) -> Case | None:
@@ -596,7 +601,9 @@ class Use:
             self._find_parameters(called)
         if self.usage.modules and not is_module(called):
             raise NotApplicable
-        given = [x for x in (*positional, *keywords.values()) if isinstance(x, (Tensor, np.ndarray))]
+        values = [*positional, *keywords.values()]
+        values += [x for value in values if isinstance(value, dict) for x in value.values()]
+        given = [x for x in values if isinstance(x, (Tensor, np.ndarray))]
         copies = list(map(_copy, given))
         device = next((x.device.type for x in given if isinstance(x, Tensor)), "cpu")
         differentiable = [isinstance(x, Tensor) and x.requires_grad for x in given]

@@ -47,6 +47,9 @@ ROWS = np.array([(84, 13), (77, 36), (75, 40), (68, 51), (51, 68), (40, 75), (13
 """[8, 2] integers. The last row is far from all others. In each row of the similarity matrix, the two largest entries
 other than the self pair differ by at least 0.01, so that low temperatures make no tie."""
 
+QUEUE = np.array([(36, -77), (-40, -75)], dtype=np.float64)
+"""[2, 2] integers, the queue of a target that requires one. Its similarities are far below the largest of every row."""
+
 LABELS, PARTNERS = (0, 1, 0, 1, 0, 1, 1, 0), (4, 5, 6, 7, 0, 1, 2, 3)
 
 ORDINARY = 0.5
@@ -160,9 +163,11 @@ def _case(claim: Claim, similarity: str) -> Case:
         keywords["direction"] = claim.settings["direction"]
     keywords |= {"similarity": similarity, "temperature": claim.temperature or ORDINARY}
     # Under dot product, the rows have norm 1.33, so that the logits are as large as those of cosines.
-    rows = ROWS if similarity == "cosine" else ROWS / UNIT
+    unit = 1 if similarity == "cosine" else UNIT
+    rows = ROWS / unit
     if loss.two_towers:
-        return Case("range/towers", claim.loss, rows[:4], {}, keywords, {"embeddings_b": rows[4:]})
+        queue = {"negatives": QUEUE / unit} if "negatives" in claim.required else {}
+        return Case("range/towers", claim.loss, rows[:4], {}, keywords, {"embeddings_b": rows[4:], **queue})
     given = {"labels": list(LABELS), "partners": list(PARTNERS), "positive_pairs": list(enumerate(PARTNERS))}
     return Case("range/rows", claim.loss, rows, {loss.targets: given[loss.targets]}, keywords)
 
