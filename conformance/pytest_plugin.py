@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .implementations.usages import Usage
     from .judge.fresh import FreshBatch
     from .judge.results import Check
+    from .judge.usages import UsageJudge
     from .suite.cases import Case
     from .suite.golden import GoldenCase
 
@@ -326,6 +327,7 @@ class Group:
         entries: declarations in that file, by place.
         cases: the cases that the mark selects, without the random batches.
         loaded: the targets that are loaded only once, by name: the mark's own, and those given as text.
+        usages: the judges of their usages, by name.
     """
 
     mark: Mark
@@ -336,6 +338,7 @@ class Group:
     entries: dict[str, dict[str, Any]]
     cases: list[Case]
     loaded: dict[str, External] = field(default_factory=dict)
+    usages: dict[str, UsageJudge] = field(default_factory=dict)
 
     @cached_property
     def deviations(self) -> tuple[Deviation, ...]:
@@ -373,6 +376,15 @@ class Group:
             self.loaded[request.name] = load_target(request, self.deviations)
             self.suite.config.add_cleanup(self.loaded[request.name].close)
         return self.loaded[request.name]
+
+    def usage_judge(self, request: Request, judged: External) -> UsageJudge:
+        """Return the judge of a target's usages; that of a target that is loaded only once is kept."""
+        from .judge.proofs import as_claimed
+        from .judge.usages import UsageJudge
+
+        stored = self.suite.cases[request.loss]
+        made = UsageJudge(judged, request.dtypes, stored, lambda one: as_claimed(one, stored[one], judged.claim))
+        return self.usages.setdefault(request.name, made) if judged in self.loaded.values() else made
 
 
 @dataclass(eq=False)
@@ -462,13 +474,9 @@ class CaseCheck:
 
     def _of_usage(self, mark: Mark, judged: External) -> Check:
         """Judge the target under a usage."""
-        from .judge.proofs import as_claimed
         from .judge.results import Check
-        from .judge.usages import judge_usages
 
-        stored = self.group.suite.cases[mark.loss]
-        request = replace(mark, cases=(self.case,))
-        found = list(judge_usages(request, judged, stored, lambda one: as_claimed(one, stored[one], judged.claim)))
+        found = list(self.group.usage_judge(mark, judged).checks(replace(mark, cases=(self.case,))))
         words = "the usage does not concern this target, or no ordinary case passes"
         return found[0] if found else Check("usage", "", mark.loss, self.case, self.dtype, Status.SKIPPED, words)
 

@@ -55,7 +55,7 @@ def judged_at(loss: str, temperature: float, every: int) -> None:
     faults = [fault for fault in FAULTS if fault.loss == loss]
     found, right = judge(loss, faults, temperature, every)
     for fault, verdict in zip(faults, found, strict=True):
-        if fault.is_right_at(temperature):
+        if fault.right_at and fault.right_at[0] <= temperature <= fault.right_at[1]:
             assert not verdict.caught, f"{fault.name} is caught by {verdict.caught[:3]}: correct its right_at"
         elif every == 1:
             assert verdict.level is not None, f"{fault.name} passes all {len(verdict.cases)} cases"

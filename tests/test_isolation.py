@@ -307,6 +307,35 @@ def test_target_runs_in_this_process_with_a_note_if_no_fork_is_possible(
     assert note in identify(loss).notes
 
 
+def test_target_ends_if_the_judging_process_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(
+        "import os, pathlib\n"
+        "def loss(embeddings, labels, temperature):\n"
+        f"    pathlib.Path({str(tmp_path / 'new')!r}).write_text(f'{{os.getpid()}} {{os.getppid()}}')\n"
+        f"    os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'processes')!r})\n"
+        "    while True:\n"
+        "        pass\n"
+    )
+    code = f"from {children.__name__} import load_loss\nload_loss({str(tmp_path / 'endless.py:loss')!r}, loss='supcon')"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) as judge:
+        while not (tmp_path / "processes").exists() and judge.poll() is None:
+            time.sleep(0.1)
+        judge.kill()
+    processes = [Path("/proc", number) for number in (tmp_path / "processes").read_text().split()]
+    end = time.monotonic() + 20
+    while any(map(_runs, processes)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(map(_runs, processes))
+
+
+def _runs(process: Path) -> bool:
+    """Whether a process exists and is not a zombie, which only its parent can remove."""
+    try:
+        return process.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_hostile_targets_through_main(capsys: pytest.CaptureFixture[str]) -> None:
     for name, error in list(ERRORS.items())[-4:]:
         with pytest.raises(SystemExit) as caught:

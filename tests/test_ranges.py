@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pairproof import fast
 from pairproof.conformance import cli, report
 from pairproof.conformance.implementations.base import one_thread
 from pairproof.conformance.implementations.callable import External
+from pairproof.conformance.implementations.child import load_loss
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge.ranges import COLDEST, Limit, find_limits, sentences
 from pairproof.conformance.judge.verify import load_cases
@@ -137,6 +139,35 @@ def test_refused_temperatures_are_a_limit() -> None:
     assert found.words.endswith("ValueError: temperature: too low")
 
 
+def test_search_stops_at_the_first_call_that_exceeds_the_time_limit() -> None:
+    def hangs(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
+        if temperature < 0.1:
+            time.sleep(1000)
+        return with_normalize(embeddings, labels, temperature)
+
+    start = time.monotonic()
+    for load in (External, load_loss):
+        with closing(load(hangs, loss="supcon", limit=0.2, settings={"similarity": "cosine"})) as target:
+            (limit,) = find_limits(target, target.claim)
+        assert (limit.kind, limit.quantity, limit.at, limit.tried) == ("late", "temperature", None, 0.0625)
+        words = "float64: took longer than 0.2 s (--limit) at temperature 0.0625: the search for limits stopped"
+        assert limit.sentence == words
+    assert time.monotonic() - start < 3
+
+
+def test_limits_that_are_found_before_a_call_exceeds_the_time_limit_are_kept() -> None:
+    def hangs(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
+        if embeddings.norm(dim=1).min() < 1e-6:
+            time.sleep(1000)
+        return without_maximum(embeddings, labels, temperature)
+
+    limits = limits_of(hangs, limit=0.2)
+    assert [(it.dtype, it.quantity, it.kind) for it in limits] == [
+        ("float64", "temperature", "overflow"),
+        ("float64", "norm", "late"),
+    ]
+
+
 @pytest.mark.parametrize("name", ["supcon", "nt_xent", "nt_bxent", "supcon_epsilon", "info_nce"])
 def test_fast_loss_has_no_limit_in_its_range(name: str) -> None:
     start = time.process_time()
@@ -161,7 +192,7 @@ def test_check_finds_and_reports_limits(monkeypatch: pytest.MonkeyPatch, capsys:
     }
     assert some
     monkeypatch.setattr(checking, "load_cases", lambda fixtures, losses=(): some)
-    monkeypatch.setattr(checking, "judge_usages", lambda *_: [])
+    monkeypatch.setattr(checking.UsageJudge, "checks", lambda *_: [])
     found = checking.check_loss(with_normalize, "supcon", fuzz=0)
     words = [limit.sentence for limit in found.limits]
     assert "float32: norms below 1e-12 are clamped" in words

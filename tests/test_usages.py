@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import math
+import weakref
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +25,10 @@ from pairproof.conformance.implementations.usages import SIDE_EFFECTS, USAGES
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.check import CheckResult, check_loss
+from pairproof.conformance.judge.options import Request
+from pairproof.conformance.judge.proofs import as_claimed
 from pairproof.conformance.judge.results import BAD, Status
+from pairproof.conformance.judge.usages import UsageJudge
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
 from pairproof.conformance.suite.levels import Level
@@ -211,3 +218,32 @@ def test_truth_with_upstream_gradients_is_their_combination() -> None:
     for part in ("gradient", "weights"):
         expected = sum(w * getattr(one, part) for w, one in zip(upstream, each, strict=True))
         np.testing.assert_allclose(getattr(combined, part), expected, atol=1e-15)
+
+
+def test_target_is_released_after_its_check() -> None:
+    def loss(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
+        return fast.supcon_loss(embeddings, labels, temperature=temperature)
+
+    kept = weakref.ref(loss)
+    assert check_loss(loss, "supcon", cases=("usage/bfloat16",)).verdict == "conforms"
+    del loss
+    gc.collect()
+    assert kept() is None
+
+
+def test_usages_of_one_target_are_repeated_by_their_own_requests() -> None:
+    calls = []
+
+    def offered() -> Iterator[Case]:
+        calls.append(1)
+        yield from checking.load_cases([], ("supcon",))
+
+    request = Request(f"{FILE}:supcon", "supcon", dtypes=("float32",))
+    stored = checking.load_cases([], ("supcon",))
+    with closing(checking.load_target(request, ())) as target:
+        judge = UsageJudge(target, request.dtypes, offered(), lambda one: as_claimed(one, stored[one], target.claim))
+        found = [judge.checks(replace(request, cases=("usage/no-grad",), limit=limit)) for limit in (30.0, 40.0)]
+        checks = [check for each in found for check in each]
+    assert len(calls) == 1
+    assert ["--limit 30" in check.repeat for check in checks] == [True, False]
+    assert ["--limit 40" in check.repeat for check in checks] == [False, True]

@@ -46,10 +46,6 @@ class Fault:
     right_at: tuple[float, float] | None = None
     because: str = ""
 
-    def is_right_at(self, temperature: float) -> bool:
-        """Whether it equals the right loss if this temperature is built in."""
-        return self.right_at is not None and self.right_at[0] <= temperature <= self.right_at[1]
-
 
 DECLARED: list[Fault] = []
 """The faults declared so far."""

@@ -3,7 +3,8 @@
 The child is forked, not started anew: a target may be a lambda or a local function, and torch is imported already. One
 process, the spawner, is forked before the target is loaded. It runs no code of the target, and forks a worker that
 loads the target and answers all requests. If the worker dies, the spawner forks another one from its own unchanged
-state. Requests are pickled. Answers are JSON, because reading a pickle of the target could run its code here.
+state. If the judging process is killed, the spawner kills the worker and ends. Requests are pickled. Answers are JSON,
+because reading a pickle of the target could run its code here.
 
 Some processes cannot be forked: those of systems other than Linux, and those in which CUDA or jax runs. The target is
 then loaded in this process, and a note says so.
@@ -37,13 +38,16 @@ import torch
 from ..suite.cases import Case
 from ..suite.records import Outcome
 from .callable import Answer, Batch, External, Target
-from .sandbox import NoCallFits, TargetError, TargetMisused, described, find
+from .sandbox import NoCallFits, Overtime, TargetError, TargetMisused, described, find
 from .signatures import Claim
 from .subprocess import BRIEFLY, LONGEST_LINE, PATIENCE
 from .usages import Use, read_observed
 
 DEATHS = 10
 """Number of consecutive deaths of the worker after which it is not started again."""
+
+ORPHANED = 1.0
+"""Seconds between two looks whether the judging process has ended while the target is called."""
 
 LOADING = 60.0
 """Seconds that loading a target may take if the limit of an answer is shorter."""
@@ -63,7 +67,11 @@ class CannotFork(Exception):
 
 
 class _Ended(Exception):
-    """The worker died, is late, or wrote an answer that cannot be read."""
+    """The worker died, or wrote an answer that cannot be read."""
+
+
+class _Late(_Ended):
+    """The worker did not answer in time."""
 
 
 class Child:
@@ -183,7 +191,8 @@ class Child:
             if not isinstance(answer, dict):
                 raise ValueError("not an object")
         except _Ended as error:
-            raise TargetError(self._died(str(error)), died=True) from None
+            kind = Overtime if isinstance(error, _Late) else TargetError
+            raise kind(self._died(str(error)), died=True) from None
         except (ValueError, RecursionError):
             raise TargetError(self._died("wrote an answer that cannot be read")) from None
         return answer
@@ -199,7 +208,7 @@ class Child:
             left = max(deadline - time.monotonic(), 0.0)
             ready = wait([self._socket, self._control], None if math.isinf(left) else left)
             if not ready:
-                raise _Ended(late)
+                raise _Late(late)
             part = b""
             if self._socket in ready:
                 with suppress(OSError):
@@ -219,7 +228,8 @@ class Child:
             with suppress(Warning):
                 warnings.warn_explicit(str(text), kind, str(file), int(row))
         if "error" in answer:
-            raise (TargetMisused if answer.get("misused") else TargetError)(_line(answer["error"]))
+            kind = TargetMisused if answer.get("misused") else Overtime if answer.get("late") else TargetError
+            raise kind(_line(answer["error"]))
         return answer.get(name)
 
     def _died(self, why: str) -> str:
@@ -262,6 +272,7 @@ def _spawn(control: socket.socket, parents: socket.socket, load: Callable[[], Se
     try:
         os.setsid()
         parents.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         while control.recv(32):
             ours, theirs = socket.socketpair()
             worker = _fork()
@@ -272,9 +283,23 @@ def _spawn(control: socket.socket, parents: socket.socket, load: Callable[[], Se
             socket.send_fds(control, [b"%d" % worker], [ours.fileno()])
             ours.close()
             theirs.close()
-            control.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
+            control.send(b"%d" % _exit_code(worker, control))
     finally:
         os._exit(0)
+
+
+def _exit_code(worker: int, control: socket.socket) -> int:
+    """Wait until a worker ends, and return its exit code; kill it if the judging process ends first."""
+    # A blocked signal is kept until it is waited for, so that the end of the worker is never missed.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    while not (ended := os.waitpid(worker, os.WNOHANG))[0]:
+        signal.sigtimedwait({signal.SIGCHLD}, ORPHANED)
+        if wait([control], 0):
+            # No message is sent while a worker runs, so this is the end of the connection.
+            with suppress(OSError):
+                os.killpg(worker, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 class Once(io.TextIOBase):
@@ -350,7 +375,7 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
             except EOFError:
                 break
             except BaseException as error:
-                answer = {"error": described(error)}
+                answer = {"error": described(error), "late": isinstance(error, Overtime)}
     finally:
         os._exit(0)
 

@@ -6,6 +6,7 @@ The cases, the true values and the bounds are the same as for the peers in ``pai
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ from .ranges import Limit, find_limits
 from .results import BAD, Check, Status, counted, grouped, phrase, unused
 from .shrink import Shrunk, smallest_failure
 from .tried import Tried
-from .usages import Watch, judge_usages
+from .usages import UsageJudge, Watch
 from .usages import names as usage_names
 from .verify import Report, check_names, judge_case, load_cases, truth_of
 
@@ -59,6 +60,9 @@ ROUNDED = (
 
 SAME = "with the claimed options, the same as another case"
 """The reason for leaving out a case."""
+
+_OWN_ERROR = re.compile(r"\A(TargetError|Overtime): ")
+"""Names of exceptions of this package at the start of a message, which are left out."""
 
 CONFORMS, DOES_NOT, COULD_NOT = "conforms", "does not conform", "could not run"
 EXIT_CODES = {CONFORMS: 0, DOES_NOT: 1, COULD_NOT: 3}
@@ -319,7 +323,8 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
 
         result.shrunk = smallest_failure(drawn, report.checks, fails, request.name)
         report.checks += watch.checks
-        report.checks += judge_usages(request, target, stored, lambda one: as_claimed(one, stored[one], target.claim))
+        usages = UsageJudge(target, request.dtypes, stored, lambda one: as_claimed(one, stored[one], target.claim))
+        report.checks += usages.checks(request)
         if not request.cases:
             result.limits = find_limits(target, target.claim, dtypes)
         result.notes = target.notes
@@ -390,7 +395,7 @@ def judge_target(
     for one in judge_case(case, golden, [target], selection, review=review):
         known = one.level or level
         repeat = one.repeat and request.repeat(case.id, one.dtype, known)
-        yield replace(one, repeat=repeat, message=one.message.removeprefix("TargetError: "), level=known)
+        yield replace(one, repeat=repeat, message=_OWN_ERROR.sub("", one.message, count=1), level=known)
 
 
 def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:

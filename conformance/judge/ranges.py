@@ -10,7 +10,7 @@ bisection, to 1.1 %, between a point at which the loss is right and one at which
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..implementations.callable import External
-from ..implementations.sandbox import TargetError
+from ..implementations.sandbox import Overtime, TargetError
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
@@ -75,7 +75,8 @@ class Limit:
         direction: "below" or "above": the side of the limit on which the loss breaks.
         at: the limit; None if none was found.
         tried: the most extreme value that was tried.
-        kind: "overflow", "underflow", "nan", "infinite", "wrong", "clamped" or "error"; "" if no limit was found.
+        kind: "overflow", "underflow", "nan", "infinite", "wrong", "clamped" or "error"; "late" if the search stopped
+            because the target exceeded its time limit at the value that was tried; "" if no limit was found.
         part: "loss" or "gradient": what breaks; "" if no limit was found.
         message: the message of an error.
     """
@@ -93,6 +94,8 @@ class Limit:
     def words(self) -> str:
         """The limit in words, without the dtype."""
         name = {"temperature": "temperature", "norm": "norm", "logit": "logits of"}[self.quantity]
+        if self.kind == "late":
+            return f"{self.message} at {name} {self.tried:.3g}: the search for limits stopped"
         if self.at is None:
             return f"no limit found {'down' if self.direction == 'below' else 'up'} to {name} {self.tried:.3g}"
         where = f"{self.direction} {name} {self.at:.3g}"
@@ -115,6 +118,14 @@ def sentences(limits: Iterable[Limit]) -> list[str]:
     """Return the limits in words; those with the same words for several dtypes are one sentence."""
     found = grouped((limit.words, limit.dtype) for limit in limits)
     return [f"{', '.join(dtypes)}: {words}" for words, dtypes in found.items()]
+
+
+class _Late(Exception):
+    """The target exceeded its time limit."""
+
+    def __init__(self, limit: Limit) -> None:
+        super().__init__(limit)
+        self.limit = limit
 
 
 @dataclass(frozen=True)
@@ -140,16 +151,24 @@ def find_limits(target: External, claim: Claim, dtypes: Sequence[str] = DTYPES) 
     Returns:
         The limits by dtype: of the temperature if it can be passed and the similarity is the cosine, of the norms of
         rows under cosine similarity unless the harness normalises them, and of the size of logits under dot product.
-        Empty if the loss does not take the batch, or is wrong on it.
+        Empty if the loss does not take the batch, or is wrong on it. The search stops at the first call that exceeds
+        the time limit of the target; the last limit reports it.
     """
-    limits, known = [], dict[tuple[float, float], Expected]()
-    for similarity in claim.values_of("similarity") or ("cosine", "dot"):
-        case = _case(claim, str(similarity))
-        if claim.support.refuses(case) is None:
-            known.clear()
-            for dtype in (dtype for dtype in DTYPES if dtype in dtypes):
-                limits += _Search(target, claim, case, dtype, known).limits()
+    limits: list[Limit] = []
+    try:
+        limits.extend(_limits(target, claim, dtypes))
+    except _Late as late:
+        # The list has the limits before it.
+        limits.append(late.limit)
     return limits
+
+
+def _limits(target: External, claim: Claim, dtypes: Sequence[str]) -> Iterator[Limit]:
+    for similarity in claim.values_of("similarity") or ("cosine", "dot"):
+        case, known = _case(claim, str(similarity)), dict[tuple[float, float], Expected]()
+        if claim.support.refuses(case) is None:
+            for dtype in (dtype for dtype in DTYPES if dtype in dtypes):
+                yield from _Search(target, claim, case, dtype, known).limits()
 
 
 def _case(claim: Claim, similarity: str) -> Case:
@@ -202,6 +221,7 @@ class _Search:
         dtype: the dtype of the rows.
         known: the proved results by temperature and by factor of the rows, shared by the dtypes.
         kind: the limits of the dtype.
+        tried: the quantity that is changed, its direction and its current value.
     """
 
     target: External
@@ -210,18 +230,28 @@ class _Search:
     dtype: str
     known: dict[tuple[float, float], Expected]
     kind: Any = field(init=False)
+    tried: tuple[str, str, float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.kind = torch.finfo(getattr(torch, self.dtype))
+        self.tried = "temperature", "below", self.case.temperature
 
-    def limits(self) -> list[Limit]:
-        """Find all limits; none if the ordinary batch is not right."""
+    def limits(self) -> Iterator[Limit]:
+        """Find all limits; none if the ordinary batch is not right.
+
+        Raises:
+            _Late: the target exceeded its time limit.
+        """
         if self.breaks(self.case, self.truth(self.case)):
-            return []
+            return
         if self.case.option("similarity") == "dot":
-            return self.of_logits()
-        found = [] if self.claim.temperature is not None else self.of_temperature()
-        return found if self.claim.normalised else [*found, *self.of_norms("below"), *self.of_norms("above")]
+            yield from self.of_logits()
+            return
+        if self.claim.temperature is None:
+            yield from self.of_temperature()
+        if not self.claim.normalised:
+            yield from self.of_norms("below")
+            yield from self.of_norms("above")
 
     def truth(self, case: Case, factor: float = 1.0) -> Expected:
         """The proved results of a case whose rows are multiplied by a factor."""
@@ -296,15 +326,21 @@ class _Search:
         Returns:
             The limit of the loss, after that of the gradient if the gradient breaks before the loss.
         """
-        judge, found = cache(judge), dict[str, tuple[float, Limit]]()
+        found = dict[str, tuple[float, Limit]]()
+
+        @cache
+        def judged(exponent: float) -> Breaks:
+            self.tried = quantity, direction, size(exponent)
+            return judge(exponent)
+
         for part in ("loss", "gradient"):
             for good, bad in pairwise(exponents):
-                if part not in judge(bad):
+                if part not in judged(bad):
                     continue
                 while abs(bad - good) > 1 / FINE:
                     middle = (good + bad) / 2
-                    good, bad = (good, middle) if part in judge(middle) else (middle, bad)
-                broken, tried = judge(bad)[part], size(exponents[-1])
+                    good, bad = (good, middle) if part in judged(middle) else (middle, bad)
+                broken, tried = judged(bad)[part], size(exponents[-1])
                 at = size((good + bad) / 2)
                 limit = Limit(self.dtype, quantity, direction, at, tried, broken.kind, part, broken.message)
                 found[part] = abs(good), self.named(limit)
@@ -338,12 +374,20 @@ class _Search:
         return isinstance(found, Outcome) and _distance(expected.values, found.values) <= WIDE
 
     def ask(self, case: Case) -> Outcome | _Break:
-        """Return the result of the target, or how it fails."""
+        """Return the result of the target, or how it fails.
+
+        Raises:
+            _Late: the target exceeded its time limit; each further step of a bisection could take as long.
+        """
         try:
             return self.target.evaluate(case, self.dtype)
         except Exception as error:  # external code may raise anything
             words = str(error) if isinstance(error, TargetError) else f"{type(error).__name__}: {error}"
-            return _Break("error", next(iter(words.splitlines()), ""))
+            words = next(iter(words.splitlines()), "")
+            if isinstance(error, Overtime):
+                quantity, direction, value = self.tried
+                raise _Late(Limit(self.dtype, quantity, direction, None, value, "late", "", words)) from None
+            return _Break("error", words)
 
     def breaks(self, case: Case, true: Expected) -> Breaks:
         """Return how the results of the target on a case break."""

@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import islice
-from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -28,8 +27,6 @@ from ..truth.tolerances import bounds, temperature_bound, unit_roundoff
 from .options import Request
 from .results import Check, Status
 from .verify import truth_of
-
-T = TypeVar("T")
 
 CASES = 3
 """Number of cases on which each usage is judged."""
@@ -76,46 +73,6 @@ def ordinary(case: Case, claim: Claim) -> bool:
     return bool(norms.min() > 0.05 and norms.max() < 100) and crowded
 
 
-def judge_usages(
-    request: Request,
-    target: External,
-    cases: Iterable[Case],
-    claimed: Callable[[Case], tuple[Case, GoldenCase | None]],
-) -> Iterator[Check]:
-    """Judge a target under the selected usages; a usage that does not concern the target yields no check.
-
-    Args:
-        request: the request of the check.
-        target: the target.
-        cases: the cases of the loss.
-        claimed: returns a case as the target claims to compute it, with its golden entry.
-
-    Yields:
-        One check per usage. It is skipped if the target refuses the usage.
-    """
-    usages = [one for one in chosen(request) if target.claim.arrays in one.arrays]
-    if not usages or target.command:
-        return
-    judge = _RIGHT.setdefault(target, {}).get(request.dtypes)
-    if judge is None:
-        judge = _RIGHT[target][request.dtypes] = _Judge(request, target)
-        _choose(judge, cases, claimed)
-    for usage in usages if judge.cases else ():
-        if check := judge.check(usage):
-            yield check
-
-
-def _choose(judge: _Judge, cases: Iterable[Case], claimed: Callable[[Case], tuple[Case, GoldenCase | None]]) -> None:
-    """Choose the cases on which usages are judged, and their dtype."""
-    request, target = judge.request, judge.target
-    mixed = list(_mixed([case for case in cases if ordinary(case, target.claim)]))
-    # A loss whose own parameters are float32 is right only in float32.
-    for judge.dtype in [one for one in ("float64", "float32") if one in (request.dtypes or (one,))] or ["float32"]:
-        judge.cases = list(islice(judge.right(map(claimed, mixed)), CANDIDATES))
-        if judge.cases:
-            break
-
-
 def _mixed(cases: Sequence[Case]) -> Iterator[Case]:
     """Yield cases in an order in which the first ones differ in matrices, classes, dtypes and sizes."""
     kinds: dict[tuple[object, ...], list[Case]] = {}
@@ -127,24 +84,47 @@ def _mixed(cases: Sequence[Case]) -> Iterator[Case]:
         yield from (group[k] for group in groups if k < len(group))
 
 
-class _Judge:
-    """The judgement of one target on some ordinary cases.
+class UsageJudge:
+    """Judges one target under usages, on ordinary cases that it computes rightly; they are chosen once, when needed.
 
-    Attributes:
-        request: the request of the check.
+    Args:
         target: the target.
-        cases: the cases, each with its true results.
-        dtype: dtype of the rows, if a usage has none of its own.
+        dtypes: the dtypes in which it is judged; empty for all.
+        cases: the cases of the loss.
+        claimed: returns a case as the target claims to compute it, with its golden entry.
     """
 
-    def __init__(self, request: Request, target: External) -> None:
-        self.request, self.target = request, target
-        self.cases: list[tuple[Case, Truth]] = []
-        self.dtype = "float64"
+    def __init__(
+        self,
+        target: External,
+        dtypes: Sequence[str],
+        cases: Iterable[Case],
+        claimed: Callable[[Case], tuple[Case, GoldenCase | None]],
+    ) -> None:
+        self.target, self.dtypes, self._offered, self._claimed = target, dtypes, cases, claimed
 
-    def right(self, offered: Iterable[tuple[Case, GoldenCase | None]]) -> Iterator[tuple[Case, Truth]]:
+    def checks(self, request: Request) -> Iterator[Check]:
+        """Judge the usages that a request selects; a usage that does not concern the target yields no check.
+
+        Yields:
+            One check per usage. It is skipped if the target refuses the usage.
+        """
+        usages = [one for one in chosen(request) if self.target.claim.arrays in one.arrays]
+        if usages and not self.target.command and self._cases_and_dtype[0]:
+            yield from filter(None, (self.check(request, usage) for usage in usages))
+
+    @cached_property
+    def _cases_and_dtype(self) -> tuple[list[tuple[Case, Truth]], str]:
+        """The cases on which usages are judged, with their true results, and the dtype of their rows."""
+        mixed = list(_mixed([case for case in self._offered if ordinary(case, self.target.claim)]))
+        # A loss whose own parameters are float32 is right only in float32.
+        dtypes = [one for one in ("float64", "float32") if one in (self.dtypes or (one,))] or ["float32"]
+        found = ((list(islice(self._right(mixed, dtype), CANDIDATES)), dtype) for dtype in dtypes)
+        return next((one for one in found if one[0]), ([], dtypes[-1]))
+
+    def _right(self, cases: Iterable[Case], dtype: str) -> Iterator[tuple[Case, Truth]]:
         """Yield the cases that the target supports and computes rightly, with their true results."""
-        for case, golden in offered:
+        for case, golden in map(self._claimed, cases):
             if self.target.refuses(case):
                 continue
             true = truth_of(case, golden)
@@ -155,22 +135,22 @@ class _Judge:
             ):
                 continue
             try:
-                outcome = self.target.evaluate(case, self.dtype)
-                if compare(case, true, outcome, bounds(case, true, self.dtype), self.dtype).ratio <= 1:
+                outcome = self.target.evaluate(case, dtype)
+                if compare(case, true, outcome, bounds(case, true, dtype), dtype).ratio <= 1:
                     yield case, true
             except TargetError:
                 continue
             except Exception:  # external code may raise anything
                 continue
 
-    def check(self, usage: Usage) -> Check | None:
+    def check(self, request: Request, usage: Usage) -> Check | None:
         """Judge one usage; None if it concerns no case or not the target."""
         name = usage.id
-        dtype = usage.dtype or self.dtype
-        if dtype not in (self.request.dtypes or (dtype,)):
+        dtype = usage.dtype or self._cases_and_dtype[1]
+        if dtype not in (self.dtypes or (dtype,)):
             return None
         blank = Check("usage", self.target.name, self.target.claim.loss, name, dtype, Status.PASSED)
-        blank = replace(blank, repeat=self.request.repeat(name, dtype), level=usage.level)
+        blank = replace(blank, repeat=request.repeat(name, dtype), level=usage.level)
         ratios = []
         for case, true in self._cases(usage):
             try:
@@ -189,7 +169,7 @@ class _Judge:
                 return None
             if notes := outcome.observed.get("notes"):
                 return replace(blank, status=Status.SKIPPED, message=f"not judged: {notes[0]}")
-            ratio, found = self._difference(usage, case, true, outcome)
+            ratio, found = self._difference(usage, case, true, outcome, dtype)
             effects = outcome.observed.get("seen", {})
             if not found and usage.reveals in effects:
                 ratio, found = math.inf, f"it {effects[usage.reveals]}"
@@ -200,7 +180,7 @@ class _Judge:
 
     def _cases(self, usage: Usage) -> Iterator[tuple[Case, Truth | None]]:
         """Yield the cases on which a usage is judged, with their true results if numbers are expected."""
-        fitting = ((one, true, usage.case(one, self.target.claim)) for one, true in self.cases)
+        fitting = ((one, true, usage.case(one, self.target.claim)) for one, true in self._cases_and_dtype[0])
         supported = ((one, true, case) for one, true, case in fitting if case and not self.target.refuses(case))
         for one, true, case in islice(supported, CASES):
             if usage.expects != "the truth":
@@ -210,14 +190,15 @@ class _Judge:
             else:
                 yield case, truth(case, upstream=upstream_of(len(case.counted())) if usage.upstream else None)
 
-    def _difference(self, usage: Usage, case: Case, true: Truth | None, outcome: Outcome) -> tuple[float, str]:
+    def _difference(
+        self, usage: Usage, case: Case, true: Truth | None, outcome: Outcome, dtype: str
+    ) -> tuple[float, str]:
         """Return the error in units of its bound, and the first difference in words or ""."""
         if true is None:
             if not np.isfinite(outcome.values).all():
                 return 0.0, ""
             given = repr(outcome.values[0]) if outcome.values else "empty"
             return math.inf, f"the loss is {given}, expected NaN or an error"
-        dtype = usage.dtype or self.dtype
         found = compare(case, *_judged_rows(usage, case, true, outcome, _allowed(usage, case, true, dtype)), dtype)
         if found.first or not usage.temperature or not self.target.gradients_judged:
             return found.ratio, found.first
@@ -271,10 +252,6 @@ def _judged_rows(
     elif usage.frozen is not None:
         first[[row for item in items_of(case) for row in (item[1:] if usage.frozen else item[:1])]] = 0
     return replace(true, gradient=first, other_gradients=others), outcome, allowed
-
-
-_RIGHT: WeakKeyDictionary[External, dict[Sequence[str], _Judge]] = WeakKeyDictionary()
-"""The chosen cases of each target, because each test of the pytest plugin judges one usage."""
 
 
 class Watch:
