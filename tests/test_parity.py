@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Callable
@@ -89,6 +90,12 @@ def gradient_of_the_first_row(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 def overflows_in_float32(embeddings: Tensor, labels: Tensor) -> Tensor:
     return ((embeddings @ embeddings.T) * 100).exp().sum(dim=1).log().mean()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiler() -> None:
+    """Import the compiler once: the first operation under a dispatch mode imports it, in each forked process again."""
+    importlib.import_module("torch._dynamo")
 
 
 def of(loss: Loss, *only: str, **options: Any) -> ParityResult:
