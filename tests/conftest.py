@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -47,3 +47,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if reporter is not None and config.stash.get(LEFT_OUT, 0) and not hasattr(config, "workerinput"):
         number, targets = config.stash[LEFT_OUT], "make test-all, make kernels-golden-slow"
         reporter.write_line(f'slow tests left out: {number}; to run them: -m "" ({targets})')
+
+
+@pytest.fixture(scope="session")
+def proved_once() -> Iterator[None]:
+    """Prove each random batch once in a process: the proofs take most of the time of a check."""
+    from pairproof.conformance.judge import fresh, proofs
+
+    proved: dict[bytes, Any] = {}
+
+    def prove(case: Any) -> Any:
+        content = proofs._content(case)
+        if content not in proved:
+            proved[content] = proofs.prove(case)
+        return proved[content]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fresh, "prove", prove)
+        yield
