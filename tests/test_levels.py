@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pairproof.conformance import check_loss, cli, report
 from pairproof.conformance.judge import check as checking
-from pairproof.conformance.judge.levels import IN_FLOAT32, Level, level_of, level_of_case
+from pairproof.conformance.judge.levels import IN_FLOAT32, ROUNDS_TEMPERATURE, Level, level_of, level_of_case
 from pairproof.conformance.judge.options import Request, UsageError
 from pairproof.conformance.judge.ranges import Limit
 from pairproof.conformance.judge.results import Status
@@ -184,6 +184,34 @@ def test_target_that_computes_in_float32_is_judged_as_float32() -> None:
     assert IN_FLOAT32 not in of(honest, *CASES).notes
     wrong = of(half_the_loss_in_float32, *CASES, dtypes="float64")
     assert (wrong.verdict, IN_FLOAT32 in wrong.notes) == ("does not conform", True)
+
+
+def test_target_that_rounds_its_temperature_is_judged_as_float32() -> None:
+    def rounds(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+        return honest(embeddings, labels, torch.as_tensor(temperature))
+
+    def wrong(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+        return 1.00001 * rounds(embeddings, labels, temperature)
+
+    found = of(rounds, *CASES, dtypes="float64")
+    assert (found.verdict, ROUNDS_TEMPERATURE in found.notes) == ("conforms", True)
+    found = of(wrong, *CASES, dtypes="float64")
+    assert (found.verdict, ROUNDS_TEMPERATURE in found.notes) == ("does not conform", True)
+
+
+def test_target_that_rounds_similarities_is_judged_as_float32() -> None:
+    """Its value is representable in float32, but its gradient is not."""
+
+    def rounds(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+        z = torch.nn.functional.normalize(embeddings, dim=1)
+        own = torch.eye(len(z), dtype=torch.bool)
+        positives = (labels[:, None] == labels) & ~own
+        logits = (z @ z.T / temperature).float().masked_fill(own, -torch.inf)
+        sums = logits.log_softmax(dim=1).masked_fill(~positives, 0).sum(dim=1)
+        return -(sums / positives.sum(dim=1).clamp(min=1)).mean()
+
+    found = of(rounds, *CASES, dtypes="float64")
+    assert (found.verdict, IN_FLOAT32 in found.notes) == ("conforms", True)
 
 
 def test_float32_is_decided_from_several_cases() -> None:

@@ -132,6 +132,12 @@ def test_usages_of_two_matrices_are_judged_in_the_direction_of_the_target() -> N
     )
 
 
+def test_usages_of_two_matrices_do_not_concern_a_matrix_of_similarities() -> None:
+    result = check_loss(f"{FILE.parent / 'shapes.py'}:of_similarities", "info_nce", cases=("usage/*frozen", EVERY[1]))
+    assert result.judged
+    assert found(result) == {}
+
+
 def test_refused_usages_are_listed_as_not_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "bfloat16 (refused: TypeError: the dtype bfloat16 is not supported)"
     path = str(tmp_path / "a.json")

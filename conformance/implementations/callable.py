@@ -465,12 +465,12 @@ class External(Implementation):
         notes: the guesses that were made, such as how to call the target.
         gradients_judged: whether it returns gradients; None until a command has answered.
         outcomes: what it returned, by case and dtype, until the caller clears it.
-        computes_in_float32: whether it computes in float32 for float64 inputs; None until it is determined.
+        in_float32: why results for float64 inputs are judged as float32, "" if they are not; None until it is known.
     """
 
     name: ClassVar[str] = "target"
     title: ClassVar[str] = "the target"
-    computes_in_float32: bool | None = None
+    in_float32: str | None = None
 
     def __init__(
         self,

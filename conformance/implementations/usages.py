@@ -226,7 +226,7 @@ def _labels_as(dtype: torch.dtype) -> Usage:
 
 
 def _of_two_matrices(case: Case, claim: Claim) -> Case | None:
-    if not (len(case.matrices) > 1 or claim.call == "views"):
+    if claim.call == "similarities" or not (len(case.matrices) > 1 or claim.call == "views"):
         return None
     own = claim.settings.get("direction")
     if not claim.directed_here or case.option("direction") == own:

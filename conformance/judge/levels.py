@@ -27,9 +27,12 @@ from ..truth.tolerances import FORMULA_TIMES, ROUNDING_WITHIN, bounds, formula_b
 from .deviations import verdict
 from .results import Check
 
-__all__ = ["IN_FLOAT32", "Level", "computes_in_float32", "level_of", "level_of_case", "reviewed"]
+__all__ = ["IN_FLOAT32", "Level", "level_of", "level_of_case", "reviewed"]
 
 IN_FLOAT32 = "float64 inputs: the target computes in float32, so its results are judged by the bounds of float32"
+ROUNDS_TEMPERATURE = (
+    "float64 inputs: the target rounds the temperature to float32, so its results are judged by the bounds of float32"
+)
 
 POLICIES = ("lonely-anchors", "rows-without-negatives")
 """Flags that raise the level of every case in which their conditions hold, whether the case has the flag or not."""
@@ -38,7 +41,7 @@ COMPUTED = (*POLICIES, "duplicate-embeddings", "low-temperature", "tiny-norms", 
 """Flags whose conditions determine the level of a case that has no flags, such as a worked example."""
 
 PROBES, TRIED = 3, 20
-"""Number of cases whose results must be representable in float32, and number of cases that are tried for it."""
+"""Number of cases that must show that a target computes in float32, and number of cases that are tried."""
 
 
 def level_of(flags: Iterable[str]) -> Level:
@@ -81,13 +84,13 @@ def reviewed(
         true: the true results.
         outcome: the results of the target.
         target: the target.
-        probes: cases for ``computes_in_float32``.
+        probes: cases that show whether the target computes in float32.
     """
     check = replace(check, level=level)
     if check.ratio is None or check.ratio <= 1:
         return check
     dtype, declared = check.dtype, [one for one in target.deviations if one.name in check.declared]
-    if dtype == "float64" and _fits_float32(outcome) and computes_in_float32(target, probes):
+    if dtype == "float64" and _in_float32(target, outcome, probes):
         dtype = "float32"
         found = compare(case, true, outcome, bounds(case, true, dtype), dtype)
         check = _judged(check, found.ratio, found.first, declared)
@@ -107,51 +110,77 @@ def _judged(check: Check, ratio: float, difference: str, declared: Sequence[Devi
     return replace(check, status=status, message=message, ratio=ratio)
 
 
-def computes_in_float32(target: External, probes: Iterable[Case]) -> bool:
-    """Return whether a target computes in float32 for float64 inputs. This is decided once for each target.
-
-    Every finite value and gradient entry must be representable in float32. At least ``PROBES`` cases must have an entry
-    with more than 8 significant bits, because results with fewer bits can be representable by chance.
+def _in_float32(target: External, outcome: Outcome, probes: Iterable[Case]) -> bool:
+    """Return whether a result for float64 inputs is judged as float32. The reason is found once for each target.
 
     Args:
         target: the target.
+        outcome: the result.
         probes: cases, of which the first ones that the target supports are evaluated.
     """
-    if target.computes_in_float32 is None:
-        target.computes_in_float32 = _computes_in_float32(target, probes)
-        if target.computes_in_float32:
-            target.notes = (*target.notes, IN_FLOAT32)
-    return target.computes_in_float32
+    if target.in_float32 is None:
+        kept = dict(target.outcomes)
+        chosen = [*islice((one for one in probes if not target.refuses(one)), TRIED)]
+        target.in_float32 = IN_FLOAT32 if _computes_in_float32(target, chosen) else ""
+        if not target.in_float32 and target.claim.temperature is None:
+            target.in_float32 = ROUNDS_TEMPERATURE if _rounds_temperature(target, chosen) else ""
+        target.outcomes.clear()
+        target.outcomes.update(kept)
+        target.notes = (*target.notes, *filter(None, [target.in_float32]))
+    return target.in_float32 == ROUNDS_TEMPERATURE or (target.in_float32 == IN_FLOAT32 and _fits_float32(outcome))
 
 
 def _computes_in_float32(target: External, probes: Iterable[Case]) -> bool:
-    kept, found = dict(target.outcomes), 0
+    """Return whether the finite values of ``PROBES`` cases are all representable in float32.
+
+    Values with at most 8 significant bits are not counted, because they can be representable by chance. The gradient
+    is not tested, because a loss may round similarities of float64.
+    """
+    found = 0
+    for case in probes:
+        if (outcome := _evaluated(target, case)) is None:
+            continue
+        if not _fits_float32(outcome):
+            return False
+        found += bool((np.frexp(_finite(outcome))[0] * 256 % 1).any())
+        if found == PROBES:
+            return True
+    return False
+
+
+def _rounds_temperature(target: External, probes: Iterable[Case]) -> bool:
+    """Return whether the values of ``PROBES`` cases do not change if their temperature is rounded to float32."""
+    found = 0
+    for case in probes:
+        rounded = float(np.float32(case.temperature))
+        changed = (replace(case, keywords={**case.keywords, "temperature": t}) for t in (rounded, rounded * 1.01))
+        if rounded == case.temperature or None in (outcomes := [_evaluated(target, one) for one in (case, *changed)]):
+            continue
+        values, same, other = (one.values for one in outcomes if one)
+        if values != same:
+            return False
+        found += values != other
+        if found == PROBES:
+            return True
+    return False
+
+
+def _evaluated(target: External, case: Case) -> Outcome | None:
+    """Return the result of a target in float64, or None if it raises an error."""
     try:
-        for case in islice((one for one in probes if not target.refuses(one)), TRIED):
-            try:
-                outcome = target.evaluate(case, "float64")
-            except Exception:
-                continue
-            if not _fits_float32(outcome):
-                return False
-            found += bool((np.frexp(_entries(outcome))[0] * 256 % 1).any())
-            if found == PROBES:
-                return True
-        return False
-    finally:
-        target.outcomes.clear()
-        target.outcomes.update(kept)
+        return target.evaluate(case, "float64")
+    except Exception:  # external code may raise anything
+        return None
 
 
-def _entries(outcome: Outcome) -> Matrix:
-    """The finite values and gradient entries of an outcome."""
-    gradients = [] if outcome.gradient is None else [outcome.gradient, *outcome.other_gradients.values()]
-    entries = np.concatenate([np.array(outcome.values), *(gradient.ravel() for gradient in gradients)])
-    return np.asarray(entries[np.isfinite(entries)])
+def _finite(outcome: Outcome) -> Matrix:
+    """The finite values of an outcome."""
+    values = np.array(outcome.values)
+    return np.asarray(values[np.isfinite(values)])
 
 
 @np.errstate(over="ignore")
 def _fits_float32(outcome: Outcome) -> bool:
-    """Whether every finite value and gradient entry of an outcome is representable in float32."""
-    entries = _entries(outcome)
-    return bool((entries.astype(np.float32) == entries).all())
+    """Whether every finite value of an outcome is representable in float32."""
+    values = _finite(outcome)
+    return bool((values.astype(np.float32) == values).all())
