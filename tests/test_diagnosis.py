@@ -107,7 +107,7 @@ def test_deviations_of_the_range_are_suggested_as_toml() -> None:
 def test_target_that_answers_in_16_bits_is_identified(name: str, dtype: str) -> None:
     found = identify(getattr(public, name))
     assert (found.verdict, found.wrong) == ("match", [])
-    assert found.evidence[-1].startswith(f"the target answers in {dtype}: the tolerance is ")
+    assert found.evidence[-1].startswith(f"its values or gradients have the precision of {dtype}: ")
 
 
 def test_lines_that_a_target_prints_are_shown_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -564,6 +564,148 @@ def test_right_losses_are_not_named_as_faults(losses):
         assert wrongly == []
 
 
+# Unusual arguments and answers
+
+
+def ce_of(queries, keys, temperature, others=None):
+    """The cross-entropy of every query with its key as the class; other keys are further classes."""
+    return F.cross_entropy(
+        queries @ (keys if others is None else torch.cat([keys, others])).T / temperature, rows(keys)
+    )
+
+
+def rows(keys):
+    return torch.arange(len(keys))
+
+
+def unit(*matrices):
+    return [F.normalize(matrix, dim=1) for matrix in matrices]
+
+
+def ntxent_of(embeddings, partners, temperature):
+    (z,) = unit(embeddings)
+    return F.cross_entropy((z @ z.T / temperature).fill_diagonal_(-torch.inf), partners)
+
+
+def with_partners(embeddings, partners, temperature=0.1):
+    return ntxent_of(embeddings, partners, temperature)
+
+
+def ignores_partners(embeddings, partners, temperature=0.1):
+    return ntxent_of(embeddings, rows(embeddings) ^ 1, temperature)
+
+
+def interleaves(embeddings, temperature=0.1):
+    return ntxent_of(embeddings, rows(embeddings) ^ 1, temperature)
+
+
+def moco(q, k, queue, temperature=0.1):
+    q, k, queue = unit(q, k, queue)
+    logits = torch.cat([(q * k).sum(1, keepdim=True), q @ queue.T], dim=1) / temperature
+    return F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.int64))
+
+
+def moco_with_transposed_queue(q, k, queue, temperature=0.1):
+    if queue.shape[0] != q.shape[1]:
+        raise ValueError("the queue must be [D, K]")
+    return moco(q, k, queue.T, temperature)
+
+
+def moco_without_normalising(q, k, queue):
+    q, k = unit(q, k)
+    logits = torch.cat([(q * k).sum(1, keepdim=True), q @ queue.T], dim=1) / 0.2
+    return F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.int64))
+
+
+def moco_that_ignores_its_queue(q, k, queue, temperature=0.1):
+    return ce_of(*unit(q, k), temperature)
+
+
+def moco_with_keys(q, k, queue, temperature=0.1):
+    q, k, queue = unit(q, k, queue)
+    return ce_of(q, k, temperature, queue)
+
+
+def cosines_by_distances(z_i, z_j, temperature=0.1):
+    z = torch.cat([z_i, z_j])
+    logits = (1 - torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist") ** 2 / 2) / temperature
+    own = torch.eye(len(z), dtype=torch.bool)
+    return F.cross_entropy(logits.masked_fill(own, -torch.inf), rows(z).roll(len(z_i)))
+
+
+def refuses_rows_of_other_norms(z_i, z_j):
+    if not torch.allclose(z_i.norm(dim=1), torch.ones(len(z_i), dtype=z_i.dtype)):
+        raise ValueError("normalise the rows")
+    return cosines_by_distances(z_i, z_j, 0.3)
+
+
+def nan_for_duplicates(embeddings, labels, temperature=0.1):
+    value = fast.supcon_loss(embeddings, labels, temperature=temperature)
+    return value if len(embeddings.unique(dim=0)) == len(embeddings) else value * torch.nan
+
+
+def weighted(z_i, z_j, temperature=0.1):
+    z_i, z_j = unit(z_i, z_j)
+    return 0.3 * ce_of(z_i, z_j, temperature) + 0.7 * ce_of(z_j, z_i, temperature)
+
+
+def weighted_with_built_in_temperature(z_i, z_j):
+    return 3 * weighted(z_i, z_j, 0.07)
+
+
+def half_inside(z_i, z_j, temperature=0.1):
+    z_i, z_j = unit(z_i.half(), z_j.half())
+    return (ce_of(z_i, z_j, temperature) + ce_of(z_j, z_i, temperature)).float() / 2
+
+
+def bfloat16_inside(z_i, z_j):
+    z_i, z_j = unit(z_i.bfloat16(), z_j.bfloat16())
+    return (ce_of(z_i, z_j, 0.07) + ce_of(z_j, z_i, 0.07)) / 2
+
+
+UNIT = "rows: passed with norm 1, because no loss explains the answers to rows of other norms: check it --normalised"
+MOCO = "computes info_nce with direction=a_to_b"
+ADDED = "the other keys of the batch are added to the negatives"
+WEIGHTS = "but the directions a_to_b and b_to_a have the weights 0.3 and 0.7, not 1/2 each"
+PRECISE = "evidence: its values or gradients have the precision of"
+ODD = [
+    (with_partners, "computes nt_xent; takes the temperature as an argument", ""),
+    (
+        ignores_partners,
+        "computes nt_xent; takes the temperature as an argument",
+        "2k and 2k + 1 are treated as partners",
+    ),
+    (
+        interleaves,
+        "but views are read as interleaved, but they are stacked",
+        "right for interleaved views: --call inter",
+    ),
+    (moco, f"{MOCO}; takes the temperature as an argument", ""),
+    (moco_with_transposed_queue, f"{MOCO}; takes the temperature as an argument", "negatives: passed as [D, K]"),
+    (moco_without_normalising, f"{MOCO}, temperature 0.2 (built in, recovered)", "passed are not normalised"),
+    (moco_that_ignores_its_queue, f"{MOCO}; takes", "but the negatives that are passed are replaced by the other keys"),
+    (moco_with_keys, f"{MOCO}; takes the temperature as an argument", f"but {ADDED}"),
+    (cosines_by_distances, "computes nt_xent; takes the temperature as an argument", UNIT),
+    (refuses_rows_of_other_norms, "computes nt_xent, temperature 0.3 (built in, recovered)", UNIT),
+    (nan_for_duplicates, "computes supcon; takes", "left out, because it returns NaN or infinity: duplicated rows"),
+    (weighted, "computes info_nce; takes the temperature as an argument", WEIGHTS),
+    (weighted_with_built_in_temperature, "computes info_nce, temperature 0.07 (built in, recovered)", WEIGHTS),
+    (half_inside, "computes info_nce; takes the temperature as an argument", f"{PRECISE} float16"),
+    (bfloat16_inside, "computes info_nce, temperature 0.07", f"{PRECISE} bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("function", "computes", "words"), ODD, ids=lambda x: getattr(x, "__name__", ""))
+def test_unusual_arguments_and_answers_are_identified(function, computes, words):
+    identification = found(function)
+    text = "\n".join(identification.lines())
+    assert computes in text
+    assert words in text
+    assert (identification.verdict == "wrong") == ("but " in text), text
+    assert identification.equals == []
+    assert identification.match.gradient_error <= (0.3 if PRECISE in words else 1e-6)
+
+
 # Functions that are not contrastive losses
 
 

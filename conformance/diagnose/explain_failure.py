@@ -15,7 +15,19 @@ from ..implementations.base import items_of, stacked_order
 from ..suite.cases import Case
 from ..suite.records import Expected, Matrix, Outcome, Truth
 from . import variants
-from .positives import CASE, INTERLEAVED_LABELS, POSITIVES, STACKED_LABELS, Setting, case_setting, same, similarity_rows
+from .positives import (
+    CASE,
+    INTERLEAVED_LABELS,
+    MIXED_UP,
+    POSITIVES,
+    QUEUE_ADDED,
+    QUEUE_IGNORED,
+    STACKED_LABELS,
+    Setting,
+    case_setting,
+    same,
+    similarity_rows,
+)
 from .variants import COUNTS, DENOMINATORS, FLOWS, SIMILARITIES, Evaluation, Variant, words_of
 
 Tensor = torch.Tensor
@@ -519,13 +531,13 @@ def _case_settings(found: Failure) -> Iterator[Suspect]:
             yield suspect.read("the denominator also contains rows of the anchor's own tower", member=member)
     if "partners" in case.arguments and "ref_embeddings" not in case.others:
         item = torch.tensor(stacked_order(case)).argsort() // 2
-        yield suspect.read("views are read as interleaved, but they are stacked", positive=same(item) & right.member)
+        yield suspect.read(MIXED_UP, positive=same(item) & right.member)
     if "negatives" in case.others:
         b, queue = found.part("embeddings_b")[:, 0], found.part("negatives")
         # The rows of the tower that contains the anchor's positive.
         tower = torch.where((right.positive & b).any(dim=1)[:, None], b, ~b & ~queue[:, 0]) & right.anchors[:, None]
-        yield suspect.read("the negatives that are passed are replaced by the other keys of the batch", member=tower)
-        yield suspect.read("the other keys of the batch are added to the negatives", member=right.member | tower)
+        yield suspect.read(QUEUE_IGNORED, member=tower)
+        yield suspect.read(QUEUE_ADDED, member=right.member | tower)
         detached = torch.where(queue, found.rows.detach(), found.rows)
         yield suspect.read("the value is right, but no gradient flows into the negatives", rows=detached)
 
@@ -535,10 +547,10 @@ def _other_norms(found: Failure) -> Iterator[Suspect]:
     rows, dot = found.rows, partial(_dot, found)
     unit = rows / rows.norm(dim=1, keepdim=True)
     if "negatives" in found.case.others:
-        queue, negatives = found.part("negatives"), "the negatives that are passed"
-        yield dot(torch.where(queue, rows, unit), f"{negatives} are not normalised")
+        queue = found.part("negatives")
+        yield dot(torch.where(queue, rows, unit), variants.QUEUE_NOT_NORMALISED)
         tempered = torch.where(queue, unit * found.temperature, unit)
-        yield dot(tempered, f"the temperature is not applied to {negatives}")
+        yield dot(tempered, "the temperature is not applied to the negatives that are passed")
     if found.loss.two_towers:
         for name, other in (found.loss.embeddings, found.loss.embeddings[::-1]):
             yield dot(torch.where(found.part(other), rows, unit), f"only {name} is normalised; {other} is not")
@@ -566,7 +578,9 @@ PARTS = ("positives", "similarity", "tempering", "numerator", "denominator", "gu
 def words_for_case(found: Failure, other: Variant) -> str:
     """Describe the difference between the case's loss and a variant, with counts at one anchor."""
     right, anchor = found.right.variant, _first_wrong_anchor(found)
-    part = next(name for name in PARTS if getattr(other, name) != getattr(right, name))
+    part = next((name for name in PARTS if getattr(other, name) != getattr(right, name)), None)
+    if part is None:
+        return "; ".join(other.words())
     choice = getattr(other, part)
     if part == "denominator":
         return _denominator_words(found, right.denominator, choice)

@@ -25,12 +25,27 @@ from ..implementations.callable import Answer, Batch, External, Target
 from ..implementations.child import load_target
 from ..implementations.sandbox import TargetError
 from ..suite.catalogue import LOSSES
-from .positives import FEATURES, LABELS, VIEWS
-from .search import CLEARLY, CLOSE, EXACT, GRID, Match, Probe, Search, call_with, crossing, read_as, relative
+from .positives import FEATURES, LABELS, MIXED_UP, PARTNERS, QUEUE, VIEWS
+from .search import (
+    CLEARLY,
+    CLOSE,
+    CLOSE_HALF,
+    EXACT,
+    GRID,
+    Match,
+    Probe,
+    Search,
+    call_with,
+    crossing,
+    read_as,
+    relative,
+)
 from .variants import POLICIES, words_of
 
 PUBLISHED_BASE = 0.07
 """The base temperature of the original SupCon code. Other base temperatures look the same as a constant factor."""
+
+UNIT = "rows: passed with norm 1, because no loss explains the answers to rows of other norms: check it --normalised"
 
 FAR = 0.02
 """Relative distance from the answers above which the nearest variant says nothing about the target."""
@@ -88,7 +103,9 @@ class Identification:
         """The lines of the report."""
         at = "; takes the temperature as an argument"
         if self.temperature is not None:
-            at = f", temperature {_short(self.temperature)} (built in, recovered)"
+            # The temperature is as inaccurate as the answers.
+            digits = 8 if self.match is None else math.floor(-math.log10(max(self.match.error, 1e-8)))
+            at = f", temperature {self.temperature:.{max(digits, 1)}g} (built in, recovered)"
         options = ", ".join(f"{key}={value}" for key, value in self.options.items())
         computes = f"computes {self.loss}{options and f' with {options}'}{at}"
         if self.verdict == "none":
@@ -152,16 +169,16 @@ def _identify(called: Target, limit: float | None, title: str, faults: Sequence[
     found = Identification(title or called.__name__, called.call, notes=list(called.notes))
     if called.constructs:
         found.notes.append("a class: a new instance is constructed for each probe, so state is not kept between probes")
-    try:
-        search = Search(called, limit)
-    except TargetError as error:
-        guessed = "; ".join(called.notes)
-        raise type(error)(f"{error} ({guessed})" if guessed else str(error)) from error
-    unusable = _unusable(search)
-    matches, found.remarks = ([], [unusable]) if unusable else (search.matches(), [])
+    search, unusable, matches = _searched(called, limit)
+    found.remarks = [unusable] if unusable else []
+    if search.unit:
+        found.notes.append(UNIT)
     good = search.fitting(matches)
     if good:
         _report_match(found, search, good)
+    if search.undefined and not unusable:
+        names = ", ".join(batch.name for batch in search.undefined)
+        found.remarks.append(f"left out, because it returns NaN or infinity: {names}")
     found.remarks += [f"breaks on {name}: {error}" for name, error in search.broken.items()]
     name_faults(found, search, faults)
     if called.last_death and called.last_death not in search.broken.values():
@@ -171,11 +188,55 @@ def _identify(called: Target, limit: float | None, title: str, faults: Sequence[
     return found
 
 
+def _searched(called: Target, limit: float | None) -> tuple[Search, str, list[Match]]:
+    """Search with rows of different norms and, if nothing fits and the norms matter, with rows of norm 1.
+
+    Returns:
+        The search, why the target cannot be identified from its answers (or ""), and what was found.
+
+    Raises:
+        TargetError: the target accepts no probes.
+    """
+    first: Search | None = None
+    try:
+        first = Search(called, limit)
+    except TargetError as error:
+        refused = error
+    if first:
+        unusable = _unusable(first)
+        matches = [] if unusable else first.matches()
+        if first.fitting(matches) or (unusable and not first.undefined):
+            return first, unusable, matches
+    try:
+        second = Search(called, limit, unit=True)
+    except TargetError:
+        if first:
+            return first, unusable, matches
+        guessed = "; ".join(called.notes)
+        raise type(refused)(f"{refused} ({guessed})" if guessed else str(refused)) from refused
+    again = [] if (first and not _depends_on_norms(first, second)) or _unusable(second) else second.matches(2)
+    if first and not second.fitting(again):
+        return first, unusable, matches
+    return second, _unusable(second), again
+
+
+def _depends_on_norms(first: Search, second: Search) -> bool:
+    """Return whether some answer changes if the rows are normalised."""
+    if not first.batches:
+        return True
+    names = [probe.name for probe in first.ordinary]
+    found = ({probe.name: search.answers[probe].total for probe in search.answers} for search in (first, second))
+    raw, unit = (np.array([totals.get(name, math.nan) for name in names]) for totals in found)
+    return bool(relative(raw, unit) > first.close)
+
+
 def _unusable(search: Search) -> str:
     """Return why the target cannot be identified from its answers, or ""."""
     totals = [search.answers[probe].total for probe in search.ordinary]
-    if not any(math.isfinite(total) for total in totals):
-        return "it returns NaN or infinity for every batch"
+    if len(search.probes.alike) < 2:
+        every = "" if search.batches else "every batch"
+        names = ", ".join(batch.name for batch in search.undefined)
+        return f"it returns NaN or infinity for {every or names}"
     if len(set(totals)) == 1:
         return f"it returns {totals[0]:g} for every batch"
     first = search.ordinary[0]
@@ -204,8 +265,11 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
         found.wrong.append(f"reduction: {words_of(match.count)}")
     if "no_positive" in match.variant.entry.choices and policy != "zero":
         found.options["no_positive"] = policy
+    layout = {"stacked": "interleaved", "interleaved": "stacked"}.get(search.target.call)
+    if layout and match.variant.positives == MIXED_UP:
+        found.remarks.append(f"right for {layout} views: --call {layout}")
     _report_temperature(found, match)
-    _report_factor(found, match)
+    _report_factor(found, search, match)
     _report_gradient(found, search, match)
     if match.error > EXACT and not search.single:
         words = "close, but not exact: an added or clamped term may explain the relative error of"
@@ -214,7 +278,9 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     _report_evidence(found, search, match)
     standing = len(match.words()), match.plainness[0]
     alike = [other for other in others if (len(other.words()), other.plainness[0]) == standing]
-    found.equals = list(dict.fromkeys(other.name for other in alike if other.variant.loss != found.loss))
+    # Answers in a narrow dtype do not show whether two losses are the same function.
+    others_found = (other.name for other in alike if other.variant.loss != found.loss and not search.single)
+    found.equals = list(dict.fromkeys(others_found))
     _probe_range(found, search, match)
 
 
@@ -241,7 +307,7 @@ def _report_temperature(found: Identification, match: Match) -> None:
     found.wrong.append(ignored if constant else f"the effective temperature is {changed}")
 
 
-def _report_factor(found: Identification, match: Match) -> None:
+def _report_factor(found: Identification, search: Search, match: Match) -> None:
     """Report what the loss is multiplied by: a base temperature, another power of the temperature, or a number."""
     if match.scale is None:
         factors = ", ".join(f"{_short(factor)} at {passed:g}" for passed, factor in match.factor.items())
@@ -260,6 +326,8 @@ def _report_factor(found: Identification, match: Match) -> None:
     elif power:
         powers = {2: "temperature^2", -1: "1/temperature", -2: "1/temperature^2"}
         found.wrong.append(f"the loss is multiplied by {'' if times == '1' else f'{times} * '}{powers[power]}")
+    elif search.dtype in CLOSE_HALF and abs(share - 1) <= 4 * search.close:
+        found.remarks.append(f"the values are {share:.3g} times those of the loss, possibly by rounding errors")
     elif share != 1:
         words = f"the values are {times} times those of the loss"
         if math.isclose(float(f"{base:.2g}"), base, rel_tol=CLOSE) and base > 0 and share not in (2, 0.5, 4, 0.25):
@@ -291,7 +359,8 @@ def _report_evidence(found: Identification, search: Search, match: Match) -> Non
     compared = "" if gradient is None else f"the largest relative error of their gradients is {gradient:.1e}"
     found.evidence.append(compared or f"only values were compared: {reason}")
     if search.single:
-        found.evidence.append(f"the target answers in {search.dtype}: the tolerance is {search.close:g}, not {CLOSE:g}")
+        precise = f"its values or gradients have the precision of {search.dtype}"
+        found.evidence.append(f"{precise}: the tolerance is {search.close:g}, not {CLOSE:g}")
 
 
 # Policies, and the ends of the range
@@ -351,13 +420,15 @@ def _probe_range(found: Identification, search: Search, match: Match) -> None:
     passed = search.target.takes_temperature
     for name, (words, temperature, rows) in EXTREME_BATCHES.items():
         # Logits are large because of the temperature that is passed, or of the norms if they are dot products.
-        if not (match.as_passed if passed else match.variant.similarity == "dot"):
+        if not (match.as_passed if passed else match.variant.similarity == "dot" and not search.unit):
             continue
         n, scale = len(rows), 1.0 if passed else math.sqrt(match.temperatures[None] / temperature)
         embeddings = scale * torch.nn.functional.normalize(torch.tensor(rows, dtype=torch.float64))
-        labels = [k % 2 for k in range(n)] if search.call == LABELS else None
         pairs = [(k, (k + n // 2) % n) for k in range(n)]
-        batch = Batch(name, search.call, embeddings, labels, pairs, 2 if search.call in (FEATURES, VIEWS) else 1)
+        labels = {LABELS: [k % 2 for k in range(n)], PARTNERS: [j for _, j in pairs]}.get(search.call)
+        n_views = 2 if search.call in (FEATURES, VIEWS, QUEUE) else 1
+        keywords = {"negatives": embeddings.flip(0)} if search.call == QUEUE else {}
+        batch = Batch(name, search.call, embeddings, labels, pairs, n_views, keywords)
         probe = Probe(batch, temperature if passed else None)
         broken, expected = search.ask([batch], [probe.temperature]), match.predict(probe)
         remark = f"breaks on {name}: {broken}" if broken else ""
@@ -387,6 +458,10 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
         found.nearest = f"{nearest.variant.describe()}{at}, which differs on {name}: {values}"
 
 
+CALLED = {QUEUE: VIEWS, PARTNERS: LABELS}
+"""The call of a target, if its probes have another one."""
+
+
 def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:
     """Name the faults that return the target's values for every probe, unless the target matches a loss exactly."""
     exact = found.match is not None and (found.match.error <= EXACT or search.single)
@@ -397,14 +472,16 @@ def name_faults(found: Identification, search: Search, faults: Sequence[Any]) ->
     for fault in faults:
         # A fault that raises an error on a batch differs from the target.
         with suppress(Exception):
-            if fault.call == search.call and _same_answers(search, fault.function, found, close):
+            if fault.call == CALLED.get(search.call, search.call) and _same_answers(
+                search, fault.function, found, close
+            ):
                 found.faults.append(f"{fault.name}: {fault.words}")
                 if found.verdict == "none":
                     found.verdict, found.loss = "wrong", fault.loss
 
 
 def _same_answers(search: Search, function: Any, found: Identification, close: float) -> bool:
-    fault = Target(function, search.call, "torch")
+    fault = Target(function, CALLED.get(search.call, search.call), "torch")
     built_in = None if search.target.takes_temperature else found.temperature or _solve_temperature(search, fault)
     for probe, answer in search.answers.items():
         other = call_with(fault, Probe(probe.batch, probe.temperature or built_in))

@@ -48,7 +48,7 @@ from .explain_failure import (
 )
 from .positives import CASE, POSITIVES, RIGHT_POSITIVES
 from .search import Match
-from .variants import words_of
+from .variants import weights_words, words_of
 
 SECONDS = 4.0
 """CPU time that the search for reasons may take, in seconds."""
@@ -317,7 +317,7 @@ class Evidence:
         left = float((matrix @ weights - given[:, None]).norm() / given.norm())
         a, b = (round(float(w), 4) for w in weights[:, 0])
         if left <= 1e-6 and abs(a - b) > 1e-3:
-            words = f"the directions a_to_b and b_to_a have the weights {a:g} and {b:g}, not 1/2 each"
+            words = weights_words(a, b)
             yield words, lambda: words
 
     def _suspects(self, found: Failure) -> Iterator[tuple[str, Suspect]]:

@@ -18,6 +18,9 @@ from ..suite.cases import Case
 
 Tensor = torch.Tensor
 
+LABELS, FEATURES, VIEWS, PAIRS, CASE = "labels", "features", "views", "pairs", "case"
+PARTNERS, QUEUE = "partners", "queue"
+
 
 @dataclass(frozen=True, eq=False)
 class Setting:
@@ -31,6 +34,7 @@ class Setting:
         anchors: bool [M].
         items: [M], the item that a row is a view of.
         n_views: number of views of each item; the views are stacked.
+        queued: number of rows of a queue, which follow all views.
     """
 
     rows: Tensor
@@ -40,6 +44,7 @@ class Setting:
     anchors: Tensor
     items: Tensor
     n_views: int = 1
+    queued: int = 0
 
     @cached_property
     def negative(self) -> Tensor:
@@ -53,8 +58,14 @@ class Setting:
 
     @property
     def view(self) -> Tensor:
-        """[M], which view of its item each row is."""
-        return torch.arange(len(self.rows)) // (len(self.rows) // self.n_views)
+        """[M], which view of its item each row is; ``n_views`` for the rows of a queue."""
+        items = (len(self.rows) - self.queued) // self.n_views
+        return (torch.arange(len(self.rows)) // items).clamp(max=self.n_views)
+
+    @property
+    def first_half(self) -> Tensor:
+        """Bool [M], the first half of the rows, without a queue: those of the first of two views."""
+        return torch.arange(len(self.rows)) < (len(self.rows) - self.queued) // 2
 
 
 def same(labels: Tensor) -> Tensor:
@@ -71,10 +82,17 @@ def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
     """
     rows = batch.embeddings if rows is None else rows
     n = len(rows)
+    if batch.call == QUEUE:
+        queue = batch.keywords["negatives"]
+        items = torch.cat([torch.arange(n // 2).repeat(2), torch.full((len(queue),), -1)])
+        nothing = torch.zeros(len(items), len(items), dtype=torch.bool)
+        # A way to read the positives chooses the members and the anchors.
+        return Setting(torch.cat([rows, queue]), nothing, nothing, nothing, items < 0, items, 2, len(queue))
     items, own = torch.arange(n // batch.n_views).repeat(batch.n_views), torch.eye(n, dtype=torch.bool)
-    if batch.call == "pairs":
+    if batch.call in (PAIRS, PARTNERS):
         positive = torch.zeros(n, n, dtype=torch.bool)
-        positive[tuple(torch.tensor(batch.positive_pairs or ()).reshape(-1, 2).T)] = True
+        pairs = batch.positive_pairs if batch.call == PAIRS else list(enumerate(batch.labels or ()))
+        positive[tuple(torch.tensor(pairs or ()).reshape(-1, 2).T)] = True
     else:
         positive = same(items if batch.labels is None else torch.tensor(batch.labels)[items])
     return Setting(rows, ~own, positive & ~own, own, own.any(dim=1), items, batch.n_views)
@@ -128,9 +146,8 @@ class Positives:
     change: Callable[[Setting], Setting | None]
 
 
-LABELS, FEATURES, VIEWS, PAIRS, CASE = "labels", "features", "views", "pairs", "case"
 _SEVERAL = (LABELS, FEATURES, PAIRS, CASE)
-_ANY = (*_SEVERAL, VIEWS)
+_ANY = (*_SEVERAL, VIEWS, PARTNERS)
 
 
 def _chosen(choose: Callable[[Setting], Tensor], *calls: str) -> Positives:
@@ -182,6 +199,19 @@ def _towers(direction: str, *calls: str) -> Positives:
     return Positives(calls or (VIEWS, FEATURES), change)
 
 
+def _queue(direction: str, *, queue: bool = True, keys: bool = False) -> Positives:
+    """Contrast the rows of one of two views with their positive, the queue, and the other rows of the other view."""
+
+    def change(s: Setting) -> Setting:
+        anchors = {"both": s.view < 2, "a_to_b": s.view == 0, "b_to_a": s.view == 1}[direction]
+        other = ~same(s.view) & (s.view < 2) & anchors[:, None]
+        positive = other & same(s.items)
+        member = (positive | (s.view == 2) & queue | other & keys) & anchors[:, None]
+        return replace(s, member=member, positive=positive, anchors=anchors)
+
+    return Positives((QUEUE,), change)
+
+
 def _one_view(rows: Callable[[Tensor], Tensor]) -> Positives:
     """Use one row for each item, ``rows(views [V, B, D])``, with the items' labels."""
 
@@ -216,12 +246,19 @@ INTERLEAVED_LABELS, STACKED_LABELS = (
     for labels, rows in (("interleaved", "stacked"), ("stacked", "interleaved"))
 )
 
+MIXED_UP = "views are read as interleaved, but they are stacked"
+QUEUE_IGNORED = "the negatives that are passed are replaced by the other keys of the batch"
+QUEUE_ADDED = "the other keys of the batch are added to the negatives"
+
 STACKED, ADJACENT = (
     f"rows {rows} are treated as partners, whatever labels or partners are passed"
     for rows in ("k and k + N/2", "2k and 2k + 1")
 )
 
-RIGHT_POSITIVES = ("meant", "views", "towers", "towers a_to_b", "towers b_to_a")
+RIGHT_POSITIVES = (
+    *("meant", "views", "towers", "towers a_to_b", "towers b_to_a"),
+    *("queue", "queue a_to_b", "queue b_to_a"),
+)
 """The readings that are right for some loss."""
 
 POSITIVES: Mapping[str, Positives] = {
@@ -230,11 +267,16 @@ POSITIVES: Mapping[str, Positives] = {
     "towers": _towers("both"),
     "towers a_to_b": _towers("a_to_b"),
     "towers b_to_a": _towers("b_to_a"),
+    "queue": _queue("both"),
+    "queue a_to_b": _queue("a_to_b"),
+    "queue b_to_a": _queue("b_to_a"),
+    QUEUE_IGNORED: _queue("a_to_b", queue=False, keys=True),
+    QUEUE_ADDED: _queue("a_to_b", keys=True),
     "rows of the first view are contrasted only with rows of the second view": _towers("a_to_b", VIEWS),
     "only rows of the first view are anchors": Positives((FEATURES, VIEWS), _first_anchors),
-    STACKED: Positives((LABELS, CASE), _in_halves),
-    "views are read as interleaved, but they are stacked": _chosen(_adjacent, VIEWS, FEATURES),
-    ADJACENT: _chosen(_adjacent, LABELS, CASE),
+    STACKED: Positives((LABELS, PARTNERS, CASE), _in_halves),
+    MIXED_UP: _chosen(_adjacent, VIEWS, FEATURES),
+    ADJACENT: _chosen(_adjacent, LABELS, PARTNERS, CASE),
     INTERLEAVED_LABELS: _chosen(_interleaved_labels, FEATURES),
     STACKED_LABELS: _chosen(_stacked_labels, FEATURES),
     **_some("only the first positive of each anchor is used", lambda s: _first(s.positive)),

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache, partial
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,19 @@ import torch
 from ..implementations.callable import Answer, Batch, Target
 from ..implementations.sandbox import TargetError
 from ..suite.catalogue import LOSSES, Loss
-from .positives import ADJACENT, FEATURES, LABELS, PAIRS, POSITIVES, STACKED, VIEWS, Setting, batch_setting
+from .positives import (
+    ADJACENT,
+    FEATURES,
+    LABELS,
+    PAIRS,
+    PARTNERS,
+    POSITIVES,
+    QUEUE,
+    STACKED,
+    VIEWS,
+    Setting,
+    batch_setting,
+)
 from .variants import COUNTS, FLOWS, REDUCED_BY, Evaluation, Variant, temperings, variant_of, variations
 
 Tensor = torch.Tensor
@@ -80,7 +93,7 @@ def drawn(seed: int, labels: Sequence[int], weight: float, columns: int = 5) -> 
     return torch.nn.functional.normalize(rows) * norms
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Probes:
     """The batches that a target is called with.
 
@@ -110,15 +123,33 @@ def _batch(call: str, name: str, seed: int, items: str | Sequence[int], weight: 
         weight: of the class's centre; the larger it is, the closer the rows of a class are.
         given: ``n_views``, if not the default of the call; ``pairs``, each as anchor>positive; ``labels`` to pass in
             place of the classes; ``scale``, a factor for the rows; ``duplicates``, to make two rows of different
-            classes equal, and two of one class.
+            classes equal, and two of one class; ``queued``, the number of rows of the queue.
     """
-    classes, n_views = [int(item) for item in items], given.get("n_views", 2 if call in (FEATURES, VIEWS) else 1)
+    two_views = call in (FEATURES, VIEWS, QUEUE)
+    classes, n_views = [int(item) for item in items], given.get("n_views", 2 if two_views else 1)
     rows = drawn(seed, classes * n_views, weight) * given.get("scale", 1.0)
     if "duplicates" in given:
         rows[[1, 5]] = rows[[0, 2]]
     labelled = call == LABELS or (call == FEATURES and len(set(classes)) < len(classes))
     pairs = [[int(row) for row in pair.split(">")] for pair in given.get("pairs", "").split()]
-    return Batch(name, call, rows, given.get("labels", classes if labelled else None), pairs, n_views)
+    labels: Sequence[int] | None = given.get("labels", classes if labelled else None)
+    if call == PARTNERS:
+        labels = [sum(k for k, other in enumerate(classes) if other == item) - row for row, item in enumerate(classes)]
+    queue = [k % len(classes) for k in range(given.get("queued", 0))]
+    keywords = {"negatives": drawn(seed + 500, queue, weight)} if queue else {}
+    return Batch(name, call, rows, labels, pairs, n_views, keywords)
+
+
+@lru_cache
+def _with_unit_rows(probes: Probes) -> Probes:
+    """The same batches with rows of norm 1."""
+
+    def unit(batch: Batch) -> Batch:
+        keywords = {name: torch.nn.functional.normalize(rows) for name, rows in batch.keywords.items()}
+        return replace(batch, embeddings=torch.nn.functional.normalize(batch.embeddings), keywords=keywords)
+
+    found = ([unit(batch) for batch in batches] for batches in (probes.alike, probes.further, probes.edges))
+    return Probes(probes.call, *found)
 
 
 def _probes(*table: tuple[Any, ...]) -> list[Probes]:
@@ -178,6 +209,15 @@ PROBES = _probes(
     (VIEWS, "further", "12 items", 69, range(12)),
     (VIEWS, "alike", "4 items", 121, "0123"),
     (VIEWS, "further", "9 items", 66, "012345678"),
+    (PARTNERS, "alike", "12 rows with partners", 131, "010232145345"),
+    (PARTNERS, "further", "10 rows, k and k + 5 are partners", 136, "0123401234"),
+    (PARTNERS, "further", "8 rows, 2k and 2k + 1 are partners", 137, "00112233"),
+    (PARTNERS, "further", "14 rows with partners", 138, "01234566543210"),
+    (PARTNERS, "further", "duplicated rows", 139, "0123240143", {"duplicates": True}),
+    (QUEUE, "alike", "6 items, a queue of 7 rows", 141, "012345", {"queued": 7}),
+    (QUEUE, "further", "9 items, a queue of 4 rows", 146, "012345678", {"queued": 4}),
+    (QUEUE, "further", "3 items, a queue of 13 rows", 147, "012", {"queued": 13}),
+    (QUEUE, "further", "5 items, a queue of 1 row", 148, "01234", {"queued": 1}),
     (PAIRS, "alike", "13 directed pairs of 9 rows", 71, "012012012", {"pairs": NINE_ROWS}),
     (PAIRS, "further", "18 directed pairs of 12 rows", 76, "012012012012", {"pairs": TWELVE_ROWS}),
     (PAIRS, "further", "each of 8 rows with one partner", 77, "01201201", {"pairs": "0>4 1>5 2>6 3>7 4>0 5>1 6>2 7>3"}),
@@ -214,7 +254,7 @@ def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answe
     Raises:
         TargetError: it raised an error, was too slow, or did not return a loss.
     """
-    keywords = {} if probe.temperature is None else {"temperature": probe.temperature}
+    keywords = {**probe.batch.keywords, **({} if probe.temperature is None else {"temperature": probe.temperature})}
     try:
         return target.evaluate(replace(probe.batch, keywords=keywords), limit)
     except TargetError:
@@ -239,9 +279,9 @@ def _number(setting: Setting, count: str) -> float:
 
 READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "labels": dict.fromkeys((LABELS, FEATURES, PAIRS), ("meant",)),
-    "partners": {VIEWS: ("meant",), FEATURES: ("views",), LABELS: (STACKED, ADJACENT)},
+    "partners": {VIEWS: ("meant",), FEATURES: ("views",), LABELS: (STACKED, ADJACENT), PARTNERS: ("meant",)},
     "pairs": dict.fromkeys((LABELS, FEATURES, VIEWS, PAIRS), ("meant",)),
-    "towers": dict.fromkeys((VIEWS, FEATURES), ("towers",)),
+    "towers": {**dict.fromkeys((VIEWS, FEATURES), ("towers",)), QUEUE: ("queue",)},
 }
 """How a loss's positives may be read from the arguments of a call, by ``Loss.positives_by`` and the call."""
 
@@ -417,17 +457,19 @@ class Search:
     Attributes:
         target: the target.
         limit: seconds that one answer may take.
+        unit: whether all rows have norm 1.
         call: the call of the probes.
         passed: the temperatures that are passed; only None if the target takes none.
         answers: what it returned for each probe.
         broken: the reason for each batch that it does not accept, by the name of the batch.
-        probes: the probes that it accepts.
-        batches: the batches in ``probes.alike`` and ``probes.further`` that it accepts at every temperature.
+        undefined: the ordinary batches that it accepts, and for which it returns NaN or infinity.
+        probes: the probes that it accepts; ``alike`` is without the batches in ``undefined``.
+        batches: the batches in ``probes.alike`` and ``probes.further`` with finite answers at every temperature.
         ordinary: the probes of ``batches``.
         vector: whether the target returns one value per anchor.
         gives_gradient: whether it gives any gradient.
         single: whether it answers in float32.
-        dtype: the narrowest dtype in which all its answers are representable.
+        dtype: the narrowest dtype in which all its values, or all its gradients, are representable.
         close: relative difference up to which its answers count as equal.
         close_gradient: the same for gradients.
         undetermined: explanations that hold at any temperature.
@@ -436,15 +478,18 @@ class Search:
         TargetError: it accepts no probes.
     """
 
-    def __init__(self, target: Target, limit: float | None = 60.0) -> None:
-        self.target, self.limit = target, limit
+    def __init__(self, target: Target, limit: float | None = 60.0, *, unit: bool = False) -> None:
+        self.target, self.limit, self.unit = target, limit, unit
         self.call = target.probed_as
         self.passed: tuple[float | None, ...] = PASSED if target.takes_temperature else (None,)
         self.answers: dict[Probe, Answer] = {}
         self.undetermined: list[Match] = []
         probes = self.probes = self._choose()
         self.broken = {x.name: error for x in (*probes.further, *probes.edges) if (error := self.ask([x], self.passed))}
-        self.batches = [batch for batch in (*probes.alike, *probes.further) if batch.name not in self.broken]
+        accepted = [batch for batch in (*probes.alike, *probes.further) if batch.name not in self.broken]
+        self.undefined = [batch for batch in accepted if not np.isfinite(self.given([batch], self.passed)).all()]
+        self.batches = [batch for batch in accepted if batch not in self.undefined]
+        self.probes = replace(probes, alike=[batch for batch in probes.alike if batch not in self.undefined])
         self.ordinary = [probe for probe in self.answers if probe.batch in self.batches]
         self.vector = any(len(self.answers[probe].values) > 1 for probe in self.ordinary)
         self.gives_gradient = any(answer.gradient is not None for answer in self.answers.values())
@@ -457,6 +502,7 @@ class Search:
         """Return the first probes that the target accepts; keep its answers to those that are alike."""
         failures = []
         for probes in (probes for probes in PROBES if probes.call == self.call):
+            probes = _with_unit_rows(probes) if self.unit else probes
             failures.append(self.ask(probes.alike, self.passed))
             if not failures[-1]:
                 return probes
@@ -481,20 +527,53 @@ class Search:
 
     # Candidates
 
-    def matches(self) -> list[Match]:
-        """Return explanations; if none is close enough, the nearest that were found."""
+    def matches(self, levels: int = 3) -> list[Match]:
+        """Return explanations with fewer than ``levels`` mistakes, or the nearest variants if none is close enough."""
         near: list[Match] = []
-        for level, tried in enumerate(_levels(self.call)):
+        for level, tried in enumerate(islice(_levels(self.call), levels)):
             if self.target.takes_temperature:
                 tempered = [wrong for variant in tried for wrong in temperings(variant)] if level == 0 else []
                 near += self._as_passed([*tried, *tempered])
             if not self.target.takes_temperature or (level == 0 and not self.fitting(near)):
                 near += self._solved(tried)
+            if level == 0 and self.call == VIEWS and not self.fitting(near):
+                near += self._weighted()
             good = self.fitting(near)
             # Variants with one mistake, such as an epsilon, are tried before a close but inexact match is accepted.
             if good and (level > 0 or min(match.error for match in good) < EXACT or self.single):
                 break
         return near
+
+    def _weighted(self) -> Iterator[Match]:
+        """Yield explanations in which the two directions of a loss of two towers have different weights."""
+        batches, first = self.probes.alike, self.passed[0]
+        for variant in known_losses(self.call):
+            if not variant.entry.two_towers or dict(variant.options).get("direction"):
+                continue
+            sides = [replace(variant, positives=f"{variant.positives} {side}") for side in ("a_to_b", "b_to_a")]
+
+            def off(at: Sequence[float], sides: Sequence[Variant] = sides) -> Array:
+                """The determinant of three answers and the sums of both sides; 0 if weights explain the answers."""
+                a, b = totals(sides, batches[:3], at).transpose(1, 2, 0)
+                return np.asarray(np.cross(a, b) @ self.given(batches[:3], [first])[:, 0, 0])
+
+            solved = [first]
+            if first is None and len(batches) > 2:
+                found = off(GRID)
+                places = np.nonzero(np.sign(found[:-1]) * np.sign(found[1:]) <= 0)[0]
+                roots = (crossing(lambda at: float(off([at])[0]), *GRID[place : place + 2]) for place in places)
+                solved = list(filter(None, roots))
+            for at in filter(None, solved):
+                temperatures = {passed: passed or at for passed in self.passed}
+                numbers = np.array([[len(batch.embeddings) / 2] for batch in batches])
+                columns = totals(sides, batches, [at])[:, :, 0] / numbers
+                (a, b), *_ = np.linalg.lstsq(columns, self.given(batches, [first])[:, 0, 0], rcond=None)
+                if a + b:
+                    share = a / (a + b)
+                    simple = float(Fraction(share).limit_denominator(20))
+                    share = simple if math.isclose(share, simple, rel_tol=1e-6) else float(share)
+                    share = round(share, 2) if self.dtype in CLOSE_HALF else share
+                    yield from self.explain(replace(variant, share=share), temperatures)
 
     def _as_passed(self, tried: Sequence[Variant]) -> Iterator[Match]:
         """Yield explanations that use the temperature that is passed."""
@@ -602,8 +681,11 @@ class Search:
             value = None if given is None or shared_maximum else match.predict(probe, rows=rows)
             if given is None or value is None:
                 continue
-            given = given.flatten()
-            expected = torch.autograd.grad(value.sum(), rows)[0].flatten() * match.gradient_factor
+            expected = torch.autograd.grad(value.sum(), rows)[0] * match.gradient_factor
+            if self.unit:
+                # Its caller normalises the rows, so that the parts of the gradient along the rows have no effect.
+                given, expected = (g - (g * embeddings).sum(1, keepdim=True) * embeddings for g in (given, expected))
+            given, expected = given.flatten(), expected.flatten()
             if bool((given + expected).isfinite().all()):
                 # A gradient that vanishes consists of rounding errors.
                 nothing = 1e-12 * abs(self.answers[probe].total) / float(embeddings.norm())
@@ -613,11 +695,15 @@ class Search:
 
 
 def _dtype_of(answers: Iterable[Answer]) -> str:
-    """Return the narrowest floating-point dtype in which the finite values of all answers are representable."""
-    values = torch.cat([answer.values for answer in answers])
-    values = values[values.isfinite()]
-    exact = (name for name in CLOSE_HALF if bool((values.to(getattr(torch, name)).double() == values).all()))
-    return next(exact, "float32")
+    """Return the narrowest floating-point dtype that represents the finite values, or gradients, of all answers."""
+    answers = list(answers)
+    gradients = [answer.gradient.flatten() for answer in answers if answer.gradient is not None]
+    results = [torch.cat(x) for x in ([answer.values for answer in answers], gradients) if x]
+    results = [found for x in results if len(found := x[x.isfinite() & (x != 0)]) > 2]
+    for name in CLOSE_HALF:
+        if any(bool((x.to(getattr(torch, name)).double() == x).all()) for x in results):
+            return name
+    return "float32"
 
 
 def crossing(function: Callable[[float], float], low: float, high: float) -> float | None:

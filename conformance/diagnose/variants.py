@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ..suite.catalogue import LOSSES, Loss
-from .positives import POSITIVES, RIGHT_POSITIVES, Setting, same
+from .positives import POSITIVES, QUEUE, QUEUE_ADDED, QUEUE_IGNORED, RIGHT_POSITIVES, Setting, same
 
 Tensor = torch.Tensor
 
@@ -56,9 +56,12 @@ def _dot_after(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, 
     return lambda a, b, s: change(a) @ change(b).T
 
 
+QUEUE_NOT_NORMALISED = "the negatives that are passed are not normalised"
+
 SIMILARITIES: Table = {
     "cosine": _dot_after(_unit),
     "dot": lambda a, b, s: a @ b.T,
+    QUEUE_NOT_NORMALISED: lambda a, b, s: _unit(a) @ torch.where((s.items < 0)[:, None], b, _unit(b)).T,
     "rows are divided by norms over the batch (dim 0), not by their own norms": _dot_after(lambda z: z / z.norm(dim=0)),
     "rows are divided by norms over the views of an item, not by their own norms": _over_views,
     "only the anchor's row is normalised": lambda a, b, s: _unit(a) @ b.T,
@@ -308,6 +311,11 @@ def words_of(part: str) -> str:
     return DENOMINATORS[part].words if part in DENOMINATORS else NAMES.get(part, part)
 
 
+def weights_words(a_to_b: float, b_to_a: float) -> str:
+    """Describe the weights of the two directions of two towers."""
+    return f"the directions a_to_b and b_to_a have the weights {a_to_b:.6g} and {b_to_a:.6g}, not 1/2 each"
+
+
 REDUCED_BY = ("reduction", "no_positive", "no_negative")
 """Options that are not part of a variant: how the values of the anchors become the loss."""
 
@@ -319,6 +327,7 @@ class Variant:
     Attributes:
         loss: its name in the catalogue.
         options: the options that differ from their defaults, except ``REDUCED_BY``.
+        share: the weight of the direction a_to_b, if the loss has two directions; the weights of both add up to 1.
     """
 
     loss: str
@@ -331,6 +340,7 @@ class Variant:
     guard: str = ""
     form: str = "mean"
     flow: str = "whole"
+    share: float = 0.5
 
     @property
     def entry(self) -> Loss:
@@ -351,7 +361,8 @@ class Variant:
         """What is wrong, one sentence for each part that no loss of the catalogue has."""
         guard = "" if self.guard in [loss.variant.get("guard") for loss in LOSSES.values()] else self.guard
         parts = (self.positives, self.similarity, self.tempering, self.numerator, self.denominator)
-        return list(filter(None, map(words_of, (*parts, guard, self.form, self.flow))))
+        weights = "" if self.share == 0.5 else weights_words(self.share, 1 - self.share)
+        return list(filter(None, (*map(words_of, (*parts, guard, self.form, self.flow)), weights)))
 
     def describe(self, reduction: str = "mean") -> str:
         """The loss, its options and what is wrong with it, in one line."""
@@ -403,6 +414,9 @@ class Evaluation:
         """
         pairs = Pairs(self, variant)
         each = FORMS[variant.form](pairs) if variant.in_parts else pairs.baseline()
+        if variant.share != 0.5:
+            first = self.setting.first_half.double()
+            each = each * (2 * variant.share * first + 2 * (1 - variant.share) * (1 - first))
         return torch.where(pairs.some, each, 0.0)
 
     def loss(self, variant: Variant, reduction: str = "mean", policy: str = "zero") -> Tensor:
@@ -487,7 +501,7 @@ class Pairs:
 
     def _similarities(self) -> Tensor:
         name, flow, rows = self.variant.similarity, self.variant.flow, self.setting.rows
-        still, first = rows.detach(), torch.arange(len(rows))[:, None] < len(rows) // 2
+        still, first = rows.detach(), self.setting.first_half[:, None]
         left = still if flow == "anchors" else rows
         right = still if flow == "columns" else rows
         if flow in ("first view", "second view"):
@@ -599,7 +613,7 @@ COUNTS: Table = {
     "drop": lambda s: (s.counts > 0).sum(),
     "mean_pairs": lambda s: s.counts.sum(),
     "the sum over the anchors is divided by the number of positive pairs": lambda s: s.counts.sum(),
-    "the sum over the anchors is divided by the number of items": lambda s: len(s.items.unique()),
+    "the sum over the anchors is divided by the number of items": lambda s: len(s.items[s.items >= 0].unique()),
     "the sum over the anchors is divided by the number of classes": (
         lambda s: len((s.positive | s.own)[s.anchors].unique(dim=0))
     ),
@@ -622,7 +636,9 @@ POLICIES = ("zero", "drop", "nan")
 
 def variations(variant: Variant, call: str) -> Iterator[Variant]:
     """Yield every variant that differs from this one in one part that no loss of the catalogue has."""
-    others: dict[str, Iterable[Any]] = {"similarity": SIMILARITIES}
+    others: dict[str, Iterable[Any]] = {"similarity": [x for x in SIMILARITIES if x != QUEUE_NOT_NORMALISED]}
+    if call == QUEUE and variant.positives == "queue a_to_b":
+        others = {"similarity": SIMILARITIES, "positives": (QUEUE_IGNORED, QUEUE_ADDED)}
     if variant.in_parts and not variant.binary:
         others["numerator"] = NUMERATORS
         right = {*RIGHT_DENOMINATORS} - {variant.denominator}

@@ -206,6 +206,10 @@ class Target:
         self.probed_as = PROBED_AS.get(self.call, self.call)
         if self.call == "similarities":
             self.probed_as = "labels" if len(self.signature.places) > 1 else "views"
+        elif self.call == "labels" and any(p.name == "partners" for p in self.signature.places[:2]):
+            self.probed_as = "partners"
+        elif self.probed_as == "views" and self.signature.requires("negatives"):
+            self.probed_as = "queue"
         self.takes_temperature = self.call == "similarities" or self.signature.keyword("temperature") is not None
         self.notes = self._notes()
 
@@ -270,11 +274,15 @@ class Target:
     def _try(self, limit: float | None) -> Tensor:
         """Return the values for a small batch that fits the call."""
         case = trial_case("nt_bxent", {}, queue=False)
-        n_views = 2 if self.probed_as in ("features", "views") else 1
-        labels = trial_case("supcon", {}, queue=False).arguments["labels"] if self.probed_as == "labels" else None
-        keywords = {"temperature": TRIAL_TEMPERATURE} if self.takes_temperature else {}
+        n_views = 2 if self.probed_as in ("features", "views", "queue") else 1
+        loss = {"labels": "supcon", "partners": "nt_xent"}.get(self.probed_as)
+        labels = next(iter(trial_case(loss, {}, queue=False).arguments.values())) if loss else None
+        keywords: dict[str, Any] = {"temperature": TRIAL_TEMPERATURE} if self.takes_temperature else {}
+        if self.probed_as == "queue":
+            keywords["negatives"] = torch.tensor(trial_case("info_nce", {}, queue=True).others["negatives"])
         pairs = case.arguments["positive_pairs"]
-        rows = torch.tensor(case.embeddings, requires_grad=True)
+        # Some losses raise an error if the rows are not normalised.
+        rows = torch.nn.functional.normalize(torch.tensor(case.embeddings)).requires_grad_()
         batch = Batch("trial", self.probed_as, rows, labels, pairs, n_views, keywords)
         with within(limit):
             return self.loss(batch)

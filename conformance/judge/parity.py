@@ -270,7 +270,7 @@ class _Subject:
             "notes": list(target.notes),
             "takes_temperature": target.takes_temperature,
             "parameters": names,
-            "partners": target.call == "labels" and list(signature.call)[1:2] == ["partners"],
+            "partners": target.probed_as == "partners",
             "takes_labels": target.call != "features" or signature.keyword("labels") is not None,
             "version": copy_of(target.thing),
         }
@@ -279,9 +279,9 @@ class _Subject:
         """Answer a request: choose the call if no choice is given, else ``evaluate`` or ``memory`` with a batch."""
         if choice is None:
             try:
-                # The small batch on which calls are tried has labels, which are no partners.
-                if not self.facts()["partners"]:
-                    self.target.settle(limit=self.limit)
+                self.target.settle(limit=self.limit)
+                if self.target.probed_as == "queue":
+                    raise TargetError("it requires negatives, and parity passes none")
             except TargetError as error:
                 return {"failed": str(error).splitlines()}
             return self.facts()
@@ -408,7 +408,7 @@ class _Parity:
             width: number of columns.
         """
         call = self.facts["probed_as"]
-        views = 1 if call in ("labels", "similarities") and not self.facts["partners"] else 2
+        views = 1 if call in ("labels", "similarities") else 2
         n = items * views
         labels = [int(k) for k in torch.randint(0, max(items // 3, 1), (items,), generator=self.chance)]
         group = torch.tensor(labels if views == 1 else list(range(items)) * views)
@@ -420,7 +420,7 @@ class _Parity:
         partners = [(k + items) % n for k in range(n)]
         if self.facts["partners"]:
             labels = partners
-        passed = labels if self.facts["takes_labels"] and call in ("labels", "features") else None
+        passed = labels if self.facts["takes_labels"] and call in ("labels", "partners", "features") else None
         # The views of an item are divided by the call; labels and pairs belong to single rows.
         divided = views if call in ("views", "features") else 1
         pairs = list(enumerate(partners)) if call == "pairs" else None
@@ -457,7 +457,7 @@ class _Parity:
     def batches(self) -> list[_Drawn]:
         """Draw the batches, and evaluate them; those that the target does not take are left out with a note."""
         drawn = [self.draw(items, f"random batch of {items}") for items in ITEMS]
-        pair = 2 if drawn[0].call == "labels" and not self.facts["partners"] else 1
+        pair = 2 if drawn[0].call == "labels" else 1
         for items, name in ((ITEMS[0], f"fitted batch of {ITEMS[0]}"), (pair, "one fitted pair")):
             drawn.append(self.draw(items, name, fitted=True))
             if self.lower:
