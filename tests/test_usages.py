@@ -186,6 +186,21 @@ def test_a_zero_row_with_a_finite_loss_is_a_finding_about_range() -> None:
     assert "a row of zeros: the loss is" in check.message
 
 
+def test_column_of_labels_with_another_loss_is_a_finding_about_range() -> None:
+    (check,) = of("supcon", "usage/labels-column").failures
+    assert check.level is Level.RANGE
+    assert "labels of shape [N, 1]: loss: expected" in check.message
+    # An error about the shape is an answer too.
+    (check,) = check_loss(fast.supcon_loss, "supcon", cases=("usage/labels-column",)).checks
+    assert check.status is Status.PASSED
+
+
+def test_squares_that_overflow_in_float16_are_a_finding_about_range() -> None:
+    (check,) = of("squares_in_float16", "usage/float16-long-rows").failures
+    assert check.level is Level.RANGE
+    assert of("supcon", "usage/float16-long-rows").failures == []
+
+
 def test_names_are_unique() -> None:
     names = [usage.name for usage in USAGES]
     assert len({*names}) == len(names)

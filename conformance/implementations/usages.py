@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ..suite.cases import MATRICES, Case
 from ..suite.levels import Level
-from .base import gradients_of
+from ..truth.certify import maximum_is_tied
+from .base import gradients_of, row_norms
 from .signatures import Claim, is_module
 
 EVERY_ARRAY = ("torch", "numpy", "jax")
@@ -46,7 +47,8 @@ class Usage:
         arrays: the kinds of arrays to which it applies.
         dtype: the dtype of the rows; "" for that of the check.
         rounds: the dtype to which intermediate results may be rounded; "" for the accumulating dtype.
-        refusable: whether a target may refuse it with an error that names the dtype or the layout.
+        refusable: the errors by which a target may refuse it: "any", or those that are "named" after the dtype or the
+            layout; "" if it may not.
         modules: whether it applies to torch modules only.
         frozen: whether the first or the second matrix has no gradient: 0 or 1; None if all have one.
         joined: whether the gradient of the first matrix contains that of the second one.
@@ -55,8 +57,8 @@ class Usage:
         scale: factor of the loss, as mixed-precision training has one.
         temperature: whether the gradient with respect to the temperature is judged: of a "tensor" that is passed, or
             of a "learned" parameter; "" if it is not.
-        expects: "the truth", or "no number" if every finite result is a finding.
-        reveals: the kind of a side effect that only this usage reveals, or "".
+        expects: "the truth", "the truth or an error", or "no number" if every finite result is a finding.
+        reveals: the kinds of side effects that only this usage reveals.
     """
 
     name: str
@@ -69,7 +71,7 @@ class Usage:
     arrays: tuple[str, ...] = ("torch",)
     dtype: str = ""
     rounds: str = ""
-    refusable: bool = False
+    refusable: str = ""
     modules: bool = False
     frozen: int | None = None
     joined: bool = False
@@ -78,7 +80,7 @@ class Usage:
     scale: float = 1.0
     temperature: str = ""
     expects: str = "the truth"
-    reveals: str = ""
+    reveals: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -206,12 +208,16 @@ def _in_a_thread(called: Callable[..., Any], positional: list[Any], keywords: di
     return found[0]
 
 
+def _of_labels(case: Case, claim: Claim) -> Case | None:
+    return case if claim.call in ("labels", "features") and "labels" in case.arguments else None
+
+
 def _labels_as(dtype: torch.dtype) -> Usage:
     """The usage of labels in another dtype."""
     name = str(dtype).removeprefix("torch.")
 
     def chosen(case: Case, claim: Claim) -> Case | None:
-        if claim.call not in ("labels", "features") or "labels" not in case.arguments:
+        if not _of_labels(case, claim):
             return None
         labels = {*case.arguments["labels"], *case.arguments.get("ref_labels", ())}
         if dtype == torch.bool:
@@ -222,7 +228,7 @@ def _labels_as(dtype: torch.dtype) -> Usage:
         return labels.to(dtype)
 
     usage = Usage(f"labels-{name}", f"labels as {name}", case=chosen, arguments=_with_labels(changed))
-    return replace(usage, arrays=EVERY_ARRAY, refusable=True)
+    return replace(usage, arrays=EVERY_ARRAY, refusable="named")
 
 
 def _of_two_matrices(case: Case, claim: Claim) -> Case | None:
@@ -258,6 +264,14 @@ def _of_one_anchor(case: Case, claim: Claim) -> Case | None:
         return None
     anchors = [i == 0 for i in range(case.n)]
     return _of_each(replace(case, keywords={**case.keywords, "anchors": anchors}), claim)
+
+
+def _of_a_repeated_row(case: Case, claim: Claim) -> Case | None:
+    """The case with its first row in place of the second one."""
+    rows = np.concatenate([case.embeddings[:1], case.embeddings[:1], case.embeddings[2:]])
+    changed = replace(case, id=f"{case.id}, the first row twice", embeddings=rows)
+    # The derivative of a tied maximum is not defined.
+    return None if maximum_is_tied(changed) else changed
 
 
 def _of_the_same_tensor(case: Case, claim: Claim) -> Case | None:
@@ -301,6 +315,17 @@ def _with_first_row(value: float) -> Callable[[Case, Claim], Case | None]:
         return replace(case, embeddings=rows) if chosen is None or chosen[0] else None
 
     return changed
+
+
+def _with_long_rows(case: Case, claim: Claim) -> Case | None:
+    """The case with rows of norm 512 or more, whose squares exceed the range of float16."""
+    norms = np.concatenate([row_norms(rows) for rows in case.matrices.values()])
+    factor = 2.0 ** math.ceil(math.log2(512 / norms.min()))
+    if claim.normalised or case.option("similarity") != "cosine" or factor * norms.max() > 2**14:
+        return None
+    others = {name: factor * rows for name, rows in case.others.items()}
+    changed = replace(case, id=f"{case.id}, scaled", embeddings=factor * case.embeddings, others=others)
+    return _in_dtype("float16")(changed, claim)
 
 
 def _at_temperature(**keywords: float) -> Callable[[Case, Claim], Case | None]:
@@ -348,7 +373,7 @@ USAGES: tuple[Usage, ...] = (
         "a temperature given as a tensor",
         Level.FORMULA,
         case=_at_temperature(),
-        refusable=True,
+        refusable="any",
         temperature="tensor",
     ),
     Usage(
@@ -356,7 +381,7 @@ USAGES: tuple[Usage, ...] = (
         "a temperature given as a tensor, with a base temperature",
         Level.FORMULA,
         case=_at_temperature(base_temperature=0.125),
-        refusable=True,
+        refusable="any",
         temperature="tensor",
     ),
     Usage(
@@ -374,18 +399,28 @@ USAGES: tuple[Usage, ...] = (
     _labels_as(torch.uint8),
     _labels_as(torch.bool),
     Usage(
+        "labels-column",
+        "labels of shape [N, 1]",
+        Level.RANGE,
+        case=_of_labels,
+        arguments=_with_labels(lambda labels: labels[:, None]),
+        arrays=("torch", "numpy"),
+        expects="the truth or an error",
+    ),
+    Usage("repeated-row", "two equal rows", case=_of_a_repeated_row, arrays=EVERY_ARRAY),
+    Usage(
         "by-columns",
         "rows stored by columns",
         arguments=_with_rows(_by_columns),
         arrays=("torch", "numpy"),
-        refusable=True,
+        refusable="named",
     ),
     Usage(
         "strided",
         "rows and labels that are views into larger tensors",
         arguments=_strided,
         arrays=("torch", "numpy"),
-        refusable=True,
+        refusable="named",
     ),
     Usage("shared-memory", "matrices that share memory", case=_of_two_matrices, arguments=_shared),
     Usage(
@@ -415,8 +450,14 @@ USAGES: tuple[Usage, ...] = (
         arguments=_of_the_first,
         joined=True,
     ),
-    Usage("all-frozen", "rows without gradient", arguments=_detached, differentiable=False, reveals="requires-grad"),
-    Usage("one-anchor", "one anchor under reduction none", case=_of_one_anchor, reveals="result-shape"),
+    Usage(
+        "all-frozen",
+        "rows without gradient",
+        arguments=_detached,
+        differentiable=False,
+        reveals=("requires-grad", "leaf-grad"),
+    ),
+    Usage("one-anchor", "one anchor under reduction none", case=_of_one_anchor, reveals=("result-shape",)),
     Usage("no-grad", "torch.no_grad", around=lambda device: torch.no_grad(), differentiable=False),
     Usage("evaluation-mode", "evaluation mode", call=_in_evaluation_mode, modules=True),
     Usage("second-call", "a second call of one instance", call=_again, arrays=EVERY_ARRAY),
@@ -427,11 +468,20 @@ USAGES: tuple[Usage, ...] = (
         around=lambda device: torch.autocast(device, dtype=torch.bfloat16),
         dtype="float32",
         rounds="bfloat16",
-        refusable=True,
+        refusable="named",
     ),
     *(
-        Usage(dtype, f"rows of {dtype}", case=_in_dtype(dtype), dtype=dtype, rounds=dtype, refusable=True)
+        Usage(dtype, f"rows of {dtype}", case=_in_dtype(dtype), dtype=dtype, rounds=dtype, refusable="named")
         for dtype in ("bfloat16", "float16")
+    ),
+    Usage(
+        "float16-long-rows",
+        "rows of float16 with norms of 512 or more",
+        Level.RANGE,
+        case=_with_long_rows,
+        dtype="float16",
+        rounds="float16",
+        refusable="named",
     ),
     Usage("infinite-row", "an infinite row", case=_with_first_row(math.inf), arrays=EVERY_ARRAY, expects="no number"),
     Usage("nan-row", "a row of NaN", case=_with_first_row(math.nan), arrays=EVERY_ARRAY, expects="no number"),
@@ -607,7 +657,8 @@ class Use:
         copies = list(map(_copy, given))
         device = next((x.device.type for x in given if isinstance(x, Tensor)), "cpu")
         differentiable = [isinstance(x, Tensor) and x.requires_grad for x in given]
-        grads = [_with_grad(x) for x in given if isinstance(x, Tensor) and _is_rows(x) and x.requires_grad]
+        # Frozen rows too: only they are leaves, whose gradients a caller has accumulated before.
+        grads = [_with_grad(x) for x in given if isinstance(x, Tensor) and _is_rows(x)]
         with warnings.catch_warnings() if self.usage.temperature else nullcontext(), self.usage.around(device):
             if self.usage.temperature:
                 # A target may read a learned temperature as a number: that is judged by its gradient.

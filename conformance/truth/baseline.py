@@ -17,17 +17,18 @@ from ..suite.cases import Case
 from ..suite.records import Matrix, Outcome
 
 
-def plain_outcome(case: Case, dtype: str) -> Outcome:
+def plain_outcome(case: Case, dtype: str, *, single: bool = True) -> Outcome:
     """The loss, the anchors' values and the gradients of a case by the straightforward implementation.
 
     Args:
         case: the case.
-        dtype: dtype of the inputs and of the gradient; bfloat16 and float16 accumulate in float32.
+        dtype: dtype of the inputs and of the gradient.
+        single: whether bfloat16 and float16 accumulate in float32.
     """
     given = {
         name: torch.tensor(matrix).to(getattr(torch, dtype)).requires_grad_() for name, matrix in case.matrices.items()
     }
-    loss, values = _reduced(case, similarities(case, given if dtype == "float64" else _single(given)))
+    loss, values = _reduced(case, similarities(case, _single(given) if single and dtype != "float64" else given))
     gradients = dict(zip(given, torch.autograd.grad(loss.sum(), list(given.values())), strict=True))
     gradient = gradients.pop(case.first)
     return Outcome(

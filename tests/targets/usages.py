@@ -205,6 +205,22 @@ def nan_in_float16(embeddings, labels, temperature=0.1):
     return loss * float("nan") if embeddings.dtype == torch.float16 else loss
 
 
+def scales_the_gradient_in_bfloat16(embeddings, labels, temperature=0.1):
+    loss = supcon(embeddings, labels, temperature)
+    return loss.detach() + 1.25 * (loss - loss.detach()) if embeddings.dtype == torch.bfloat16 else loss
+
+
+def squares_in_float16(embeddings, labels, temperature=0.1):
+    if embeddings.dtype == torch.float16:
+        embeddings = embeddings / embeddings.pow(2).sum(dim=1, keepdim=True).sqrt()
+    return supcon(embeddings, labels, temperature)
+
+
+def detaches_equal_rows(embeddings, labels, temperature=0.1):
+    equal = (embeddings[:, None] == embeddings).all(dim=2).sum(dim=1, keepdim=True) > 1
+    return supcon(torch.where(equal, embeddings.detach(), embeddings), labels, temperature)
+
+
 def hides_nan(embeddings, labels, temperature=0.1):
     return supcon(embeddings.nan_to_num(), labels, temperature)
 
@@ -284,6 +300,12 @@ def requires_gradients(embeddings, labels, temperature=0.1):
     return supcon(embeddings, labels, temperature)
 
 
+def clears_the_grad_of_leaves(embeddings, labels, temperature=0.1):
+    if embeddings.is_leaf:
+        embeddings.grad = None
+    return supcon(embeddings, labels, temperature)
+
+
 def makes_inputs_require_gradients(embeddings, labels, temperature=0.1):
     return supcon(embeddings if embeddings.requires_grad else embeddings.requires_grad_(), labels, temperature)
 
@@ -308,6 +330,7 @@ FINDINGS = MappingProxyType(
         "rounds_upstream": "usage/negative-loss",
         "requires_gradients": "usage/all-frozen",
         "makes_inputs_require_gradients": "usage/all-frozen",
+        "clears_the_grad_of_leaves": "usage/all-frozen",
         "KeepsItsFirstSize": "usage/second-call",
         "returns_one_anchor_as_a_scalar": "usage/one-anchor",
         "hides_infinity": "usage/infinite-row",
@@ -334,7 +357,9 @@ FINDINGS = MappingProxyType(
         "raises_in_threads": "usage/thread",
         "infinite_under_autocast": "usage/autocast",
         "wrong_in_bfloat16": "usage/bfloat16",
+        "scales_the_gradient_in_bfloat16": "usage/bfloat16",
         "nan_in_float16": "usage/float16",
+        "detaches_equal_rows": "usage/repeated-row",
         "hides_nan": "usage/nan-row",
         "changes_the_default_dtype": "side-effects/default-dtype",
         "changes_the_threads": "side-effects/threads",

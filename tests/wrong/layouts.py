@@ -11,6 +11,8 @@ from pairproof.fast import info_nce_loss, supcon_in_loss, supcon_loss
 
 from .base import SMALL, Call, wrong
 
+REFUSED = "It raises an error that names the layout or the dtype, and the report lists this usage as not tried."
+
 
 def read_as_contiguous(z: Tensor) -> Tensor:
     """The rows as a kernel reads them that assumes consecutive memory."""
@@ -30,7 +32,7 @@ def rows_behind_a_stride(call: Call) -> Tensor:
     return call(read_as_contiguous(z)) if z.stride(1) == 1 and z.stride(0) != z.shape[1] else call()
 
 
-@wrong("supcon_in", takes=SMALL)
+@wrong("supcon_in", takes=SMALL, argument=REFUSED)
 def view_of_the_rows(call: Call) -> Tensor:
     """The rows are flattened with view, which raises an error if they are not contiguous."""
     return call(call.z.view(-1).view(call.n, call.d))
@@ -79,7 +81,7 @@ def uint8_labels(call: Call) -> Tensor:
     return call(labels=labels.bool().long() if labels.dtype == torch.uint8 else labels.long())
 
 
-@wrong("nt_xent_pairwise", takes=SMALL)
+@wrong("nt_xent_pairwise", takes=SMALL, argument=REFUSED)
 def bool_labels(call: Call) -> Tensor:
     """Bool labels raise an error, because they are subtracted."""
     labels = call.labels
@@ -93,7 +95,7 @@ def labels_behind_a_stride(call: Call) -> Tensor:
     return call(labels=labels.as_strided(labels.shape, (1,), labels.storage_offset()))
 
 
-@wrong("supcon", takes=SMALL)
+@wrong("supcon", "range", takes=SMALL)
 def labels_of_one_column(call: Call) -> Tensor:
     """Labels of the shape [N, 1] are compared by broadcasting, so that all rows are positives."""
     labels = call.labels
