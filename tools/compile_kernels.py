@@ -234,14 +234,15 @@ def jobs(
 
 
 def covering(work: Iterable[Job]) -> list[Job]:
-    """Select jobs that cover every variant of a kernel, and every kernel for each architecture, kind and dimension.
+    """Select jobs that cover every variant, and every kernel for each two of architecture, kind and dimension.
 
     Jobs are considered in an order given by a checksum of their text, so that variants are spread over architectures.
     """
     spread, seen, kept = sorted(work, key=lambda job: crc32(str(job).encode())), set[Any](), []
-    for new in (2, 1):
+    for new in (4, 3, 2, 1):
         for job in spread:
-            traits = {job.form, (job.kernel, job.arch, job.kind, job.dim)} - seen
+            pairs = itertools.combinations(((0, job.arch), (1, job.kind), (2, job.dim)), 2)
+            traits = {job.form, *((job.kernel, *pair) for pair in pairs)} - seen
             if len(traits) >= new:
                 seen |= traits
                 kept.append(job)
