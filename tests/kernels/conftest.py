@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -232,7 +232,55 @@ QUICK = (
 assert CALLS.keys() >= set(QUICK)
 
 
+@cache
+def golden_cases() -> dict[str, tuple[Any, Any]]:
+    """Return all cases, each with its golden entry if it has one, by id."""
+    from pairproof.conformance.documents.load import load_worked
+    from pairproof.conformance.judge.verify import load_cases
+
+    return {case.id: (case, golden) for case, golden in load_cases(load_worked()).items()}
+
+
+@cache
+def covering_checks() -> dict[tuple[str, str], bool]:
+    """Return the checks of a subset of the cases with every trait, as ids and dtypes, and whether each is quick.
+
+    The quick checks have one of the dtypes that represent the inputs of a case, in turn.
+    """
+    from pairproof.conformance.suite.subset import covering
+
+    found = {}
+    for number, case in enumerate(covering(dict(golden_cases().values()))):
+        dtypes = [dtype for dtype in ("float32", "bfloat16", "float16") if case.holds_in(dtype)]
+        found |= {(case.id, dtype): k == number % len(dtypes) for k, dtype in enumerate(dtypes)}
+    return found
+
+
+@pytest.fixture
+def cases() -> dict[str, tuple[Any, Any]]:
+    """All cases by id, each with its golden entry if it has one."""
+    return golden_cases()
+
+
+@pytest.fixture
+def quick_checks() -> list[tuple[str, str]]:
+    """The id and the dtype of each check of a golden case that is not slow."""
+    return [check for check, quick in covering_checks().items() if quick]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case_id" in metafunc.fixturenames:
+        checks = [
+            pytest.param(*check, marks=() if quick else pytest.mark.slow) for check, quick in covering_checks().items()
+        ]
+        if metafunc.config.getoption("--all-cases", default=False):
+            checks = [
+                pytest.param(name, dtype)
+                for name, (case, _) in golden_cases().items()
+                for dtype in ("float32", "bfloat16", "float16")
+                if case.holds_in(dtype)
+            ]
+        metafunc.parametrize(("case_id", "dtype"), checks)
     if "call" in metafunc.fixturenames:
         marks = {name: () if name in QUICK else pytest.mark.slow for name in CALLS}
         metafunc.parametrize("call", [pytest.param(call, id=name, marks=marks[name]) for name, call in CALLS.items()])

@@ -183,7 +183,10 @@ SIMILARITIES = (("cosine", 0.1), ("cosine", 0.01), ("dot", 1.0), ("cosine", 100.
 
 
 def batches() -> Iterator[Any]:
-    """Yield every formula with every shape; layouts, similarities and dtypes alternate to cover the combinations."""
+    """Yield every formula with every shape; layouts, similarities and dtypes alternate to cover the combinations.
+
+    Every other batch is slow, so that the others have every formula with half of the shapes.
+    """
     for (f, name), (k, (count, dim)) in itertools.product(enumerate(FORMULAS), enumerate(SHAPES)):
         if dim > 300 and name not in LONG:
             continue
@@ -199,6 +202,7 @@ def batches() -> Iterator[Any]:
             temperature,
             dtype,
             id=f"{name}-{count}x{dim}-{layout}-{similarity}-{temperature}-{dtype}".replace(" ", "_"),
+            marks=pytest.mark.slow if (f + k) % 2 else (),
         )
 
 
@@ -221,13 +225,17 @@ def test_batches_of_several_tiles_are_right(
 
 def test_batches_cover_formulas_shapes_layouts_and_dtypes() -> None:
     """The batches above cover all shapes and most of the other combinations."""
-    drawn = [p.values for p in batches()]
+    drawn, quick = [p.values for p in batches()], [p.values for p in batches() if not p.marks]
     assert {(v[0], v[2]) for v in drawn} == {
         (name, dim) for name in FORMULAS for _, dim in SHAPES if dim <= 300 or name in LONG
     }
     for place, number in ((3, 5), (5, 4), (6, 2)):
         for name in FORMULAS:
             assert len({v[place] for v in drawn if v[0] == name}) >= number
+    for place, values in ((0, set(FORMULAS)), (2, {dim for _, dim in SHAPES}), (6, set(DTYPES))):
+        assert {v[place] for v in quick} == values
+    assert {(v[4], v[5]) for v in quick} == set(SIMILARITIES)
+    assert {v[3] for v in quick} == set(layouts(4))
 
 
 @pytest.mark.parametrize("name", ["out all", "in one_positive", "out mask", "pairs"])

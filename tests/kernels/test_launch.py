@@ -13,11 +13,8 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
-from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations.fast import FastTriton
-from pairproof.conformance.judge.verify import load_cases
 from pairproof.conformance.suite.cases import Case
-from pairproof.conformance.suite.subset import covering
 from pairproof.fast import supcon_loss
 from pairproof.fast.engine import device
 from pairproof.fast.kernels import launch
@@ -84,9 +81,9 @@ def test_number_of_shares_changes_only_rounding(
 Queued = list[tuple[Any, dict[str, Any]]]
 
 
-def of_cases(cases: Iterable[Case]) -> None:
+def of_cases(checks: Iterable[tuple[Case, str]]) -> None:
     peer = FastTriton({}, "cpu")
-    for case, dtype in itertools.product(cases, peer.dtypes):
+    for case, dtype in checks:
         if case.holds_in(dtype):
             peer.evaluate(case, dtype)
 
@@ -112,7 +109,13 @@ def form_of(kernel: Any, given: dict[str, Any]) -> str:
     return " ".join([kernel.fn.__name__, *flags])
 
 
-def test_every_kernel_form_is_run(queued: Queued, calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kernel_form_is_run(
+    queued: Queued,
+    calls: dict[str, Any],
+    cases: dict[str, tuple[Case, Any]],
+    quick_checks: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The dry run queues the same kernel forms as the cases and calls of these tests."""
 
     def forms() -> set[str]:
@@ -127,12 +130,11 @@ def test_every_kernel_form_is_run(queued: Queued, calls: dict[str, Any], monkeyp
                 with contextlib.suppress(ValueError):
                     call().sum().backward()
         known |= {form_of(kernel, given) for kernel, given in noted}
-    cases = load_cases(load_worked())
-    of_cases(covering(cases))
+    of_cases((cases[name][0], dtype) for name, dtype in quick_checks)
     chosen = forms()
-    of_cases(cases)
+    of_cases(itertools.product((case for case, _ in cases.values()), FastTriton.dtypes))
     every = forms()
-    assert chosen == every, f"no covering case runs {', '.join(map(str, every - chosen))}"
+    assert chosen == every, f"no quick check runs {', '.join(map(str, every - chosen))}"
     of_calls(calls, monkeypatch)
     found = every | forms()
     assert found <= known, f"tools/compile_kernels.py does not know {', '.join(map(str, found - known))}"
