@@ -45,7 +45,7 @@ def check_number(name: str, value: object) -> None:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not (number > 0 and math.isfinite(number)):
+    if not 0 < number < math.inf:
         raise ValueError(f"{name}: expected a positive finite number, got {value}")
 
 
@@ -201,13 +201,15 @@ def check_references(
 def check_alike(name: str, tensor: Tensor, other: str, model: Tensor) -> None:
     """Check that rows ``[M, D]`` have the number of columns, the dtype and the device of other rows ``[N, D]``.
 
+    Under autocast the dtypes may differ; the wider one is used.
+
     Raises:
-        TypeError: the dtypes differ.
+        TypeError: the dtypes differ, and autocast is disabled.
         ValueError: the numbers of columns or the devices differ.
     """
     if tensor.shape[1] != model.shape[1]:
         raise ValueError(f"{name}: expected {model.shape[1]} columns as in {other}, got shape {_shape(tensor)}")
-    if tensor.dtype != model.dtype:
+    if tensor.dtype != model.dtype and not device.autocast(tensor):
         raise TypeError(f"{name}: expected the dtype of {other}, {model.dtype}, got {tensor.dtype}")
     if tensor.device != model.device:
         raise ValueError(f"{name}: expected the device of {other}, {model.device}, got {tensor.device}")

@@ -75,7 +75,7 @@ def module_of(function: Loss | None = None) -> Callable[[Class], Class]:
 class LossModule(nn.Module):
     """Base class of the loss modules, with the options that every loss has.
 
-    A temperature that is an `nn.Parameter` is learned with the other parameters.
+    A temperature that is an `nn.Parameter` is learned with the other parameters; any other tensor is a buffer.
     """
 
     function: ClassVar[Loss]
@@ -99,7 +99,11 @@ class LossModule(nn.Module):
             TypeError: a temperature is not a number.
             ValueError: a temperature is not positive and finite, or an option has an unknown value.
         """
-        check_temperature(self.temperature, validate=self.validate)
+        temperature = self.temperature
+        check_temperature(temperature, validate=self.validate)
+        if isinstance(temperature, Tensor) and not isinstance(temperature, nn.Parameter):
+            del self.temperature
+            self.register_buffer("temperature", temperature)
         if self.base_temperature is not None:
             check_number("base_temperature", self.base_temperature)
         for name, hint in get_type_hints(self.function).items():

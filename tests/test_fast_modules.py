@@ -140,6 +140,17 @@ def test_learned_temperature_is_a_parameter() -> None:
         assert other(Z, LABELS).item() == supcon_loss(Z, LABELS, temperature=0.5, no_positive="drop").item()
 
 
+def test_temperature_tensor_that_is_not_learned_is_a_buffer() -> None:
+    made = SupConLoss(temperature=torch.tensor(0.25))
+    assert [name for name, _ in made.named_buffers()] == list(made.state_dict()) == ["temperature"]
+    assert not list(made.parameters())
+    assert "temperature=0.25, " in repr(made)
+    made.load_state_dict({"temperature": torch.tensor(0.5)})
+    assert made(Z, LABELS).item() == supcon_loss(Z, LABELS, temperature=0.5).item()
+    assert made.double().temperature.dtype == torch.float64
+    assert made.to("meta").temperature.is_meta
+
+
 def test_module_can_be_subclassed() -> None:
     class Projected(NTXentLoss):
         def __init__(self) -> None:

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -105,7 +108,10 @@ compiles = pytest.mark.usefixtures("_fresh_compiler")
 
 def slow_except(quick: Sequence[Any], every: Iterable[Any]) -> list[Any]:
     """Parameters of a test that compiles, which takes seconds each: all but a few are left to ``make test-all``."""
-    return [one if one in quick else pytest.param(one, marks=pytest.mark.slow) for one in every]
+    return [
+        one if one in quick else pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.slow)
+        for one in every
+    ]
 
 
 quick_backends = pytest.mark.parametrize("backend", slow_except(("auto", "exact"), BACKENDS))
@@ -379,6 +385,29 @@ def test_autocast_changes_nothing(backend: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_two_dtypes_are_allowed_under_autocast(backend: str) -> None:
+    """Autocast makes the encoder's rows bfloat16, and the bank stays float32."""
+    calls: list[Callable[[Tensor, Tensor], Tensor]] = [
+        lambda z, w: supcon_loss(z, LABELS, ref_embeddings=w, ref_labels=BANK_LABELS, backend=backend),
+        lambda z, w: info_nce_loss(z[:5], w, backend=backend),
+        lambda z, w: info_nce_loss(z, z.float().flip(1), negatives=w, backend=backend),
+    ]
+    for call in calls:
+        found = []
+        for dtype in (torch.bfloat16, torch.float32):
+            z, w = normal(ROWS).bfloat16().to(dtype).requires_grad_(), BANK.clone().requires_grad_()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                value = call(z, w)
+            value.backward()
+            assert z.grad is not None
+            assert z.grad.dtype == dtype
+            found.append((value.detach(), z.grad.bfloat16(), w.grad))
+        torch.testing.assert_close(*found)
+        with pytest.raises(TypeError, match="expected the dtype of"):
+            call(normal(ROWS).bfloat16(), BANK)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_autocast_does_not_change_the_second_derivative(backend: str) -> None:
     for name in ("supcon", "nt_xent", "shifted", "references"):
         found = []
@@ -473,22 +502,84 @@ def test_forward_mode_raises(backend: str, recording: bool) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_batched_transforms_raise(backend: str) -> None:
-    stack = torch.stack((normal(ROWS), normal(ROWS, seed=2), normal(ROWS, seed=3)))
-    for loss in LOSSES.values():
+def test_batched_transforms_equal_a_loop(backend: str) -> None:
+    stack = torch.stack([normal(ROWS, seed=seed, dtype=torch.float64) for seed in (1, 2)])
+    for name in ("supcon", "supcon_in one_positive", "nt_xent", "nt_bxent", "references", "info_nce queue"):
+        loss = LOSSES[name]
         call = lambda z, f=loss: f(z, backend=backend)  # noqa: E731
-        for transform in (call, torch.func.grad(call)):
-            with pytest.raises(UNSUPPORTED, match="vmap"):
-                torch.func.vmap(transform)(stack)
-    each = lambda z: supcon_loss(z, LABELS, backend=backend, reduction="none")  # noqa: E731
-    true = torch.autograd.functional.jacobian(each, stack[0])
-    assert true.shape == (ROWS, ROWS, 4)
-    if backend == "exact":
-        # Its backward pass uses only operations that torch can batch.
-        torch.testing.assert_close(torch.func.jacrev(each)(stack[0]), true)
-        return
-    with pytest.raises(UNSUPPORTED, match="vmap"):
-        torch.func.jacrev(each)(stack[0])
+        each = lambda z, f=loss: f(z, backend=backend, reduction="none")  # noqa: E731
+        close = {"rtol": 1e-9, "atol": 1e-9, "msg": name}
+        for function in (call, torch.func.grad(call)):
+            true = torch.stack([function(z) for z in stack])
+            torch.testing.assert_close(torch.func.vmap(function)(stack), true, **close)
+        true = torch.autograd.functional.jacobian(each, stack[0])
+        torch.testing.assert_close(torch.func.jacrev(each)(stack[0]), true, **close)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["supcon", "nt_xent", "info_nce queue"])
+def test_hessian_in_reverse_mode_is_right_and_forward_mode_names_it(name: str, backend: str) -> None:
+    call, z = lambda z: LOSSES[name](z, backend=backend), normal(ROWS, dtype=torch.float64)
+    found = torch.func.jacrev(torch.func.jacrev(call))(z)
+    torch.testing.assert_close(found, torch.autograd.functional.hessian(call, z), rtol=1e-9, atol=1e-9)
+    with pytest.raises(NotImplementedError, match=r"use reverse mode, such as torch\.func\.jacrev"):
+        torch.func.hessian(call)(z)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    slow_except(
+        [("supcon", "auto"), ("nt_xent", "auto"), ("nt_bxent", "auto"), ("temperature", "auto"), ("supcon", "exact")],
+        itertools.product(LOSSES, ("auto", "exact")),
+    ),
+)
+def test_fake_tensors_and_traced_graphs_are_supported(name: str, backend: str) -> None:
+    call, z, other = lambda z: LOSSES[name](z, backend=backend), normal(ROWS), normal(ROWS, seed=5)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(z).requires_grad_()
+        call(fake).backward()
+        assert isinstance(fake.grad, FakeTensor)
+        assert fake.grad.shape == z.shape
+    step = torch.func.grad_and_value(call)
+    for tracing in ("real", "symbolic"):
+        graph = make_fx(step, tracing_mode=tracing, _allow_non_fake_inputs=True)(z)
+        torch.testing.assert_close(graph(other), step(other), rtol=1e-5, atol=1e-6)
+
+
+def test_fake_buffers_are_not_kept() -> None:
+    def step() -> None:
+        with FakeTensorMode():
+            device.give_back("logits", torch.empty(8))
+        assert type(device.borrow("logits", torch.empty(0), 4)) is Tensor
+
+    in_a_new_thread(step)
+
+
+@old_torch_warns
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_modules_are_exported(strict: bool) -> None:
+    module = SupConLoss(temperature=torch.tensor(0.2))
+    program = torch.export.export(module, (normal(ROWS), LABELS), strict=strict)
+    other = normal(ROWS, seed=5)
+    torch.testing.assert_close(program.module()(other, LABELS), module(other, LABELS))
+
+
+@compiles
+@old_torch_warns
+@quick_backends
+def test_one_graph_serves_every_temperature(backend: str) -> None:
+    """A number that changes is compiled twice: as a constant, then as a variable."""
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def call(z: Tensor, temperature: float) -> Tensor:
+        return supcon_loss(z, LABELS, temperature=temperature, backend=backend)
+
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for temperature in (0.5, 0.4, 0.3, 2e-3):
+        found = value_and_gradient(lambda z, t=temperature: compiled(z, t), normal(ROWS))
+        true = value_and_gradient(lambda z, t=temperature: call(z, t), normal(ROWS))
+        torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-5)
+    assert counter.frame_count == 2
 
 
 class Watch(TorchDispatchMode):
@@ -688,6 +779,49 @@ def test_values_on_an_accelerator_are_checked_only_with_validate() -> None:
             supcon_loss(z, LABELS, validate=True)
     with pytest.raises(ValueError, match="row 3"):
         supcon_loss(z, LABELS)
+
+
+def unchecked(backend: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield losses of values that are not checked: rows of NaN in every matrix, and impossible temperatures."""
+    places, mask = torch.arange(5), MASK[:, :5]
+    of_bank: dict[str, Any] = {"ref_labels": BANK_LABELS}
+    calls: dict[str, Callable[..., Tensor]] = {
+        "supcon": lambda z, w, **o: supcon_loss(z, LABELS, **o),
+        "supcon mask": lambda z, w, **o: supcon_loss(z, positives=mask, ref_embeddings=w, **o),
+        "supcon_in": lambda z, w, **o: supcon_in_loss(z, LABELS, denominator="one_positive", **o),
+        "only_negatives": lambda z, w, **o: supcon_loss(
+            z, LABELS, ref_embeddings=w, denominator="only_negatives", **of_bank, **o
+        ),
+        "supcon_epsilon": lambda z, w, **o: supcon_epsilon_loss(z, LABELS, **o),
+        "nt_xent": lambda z, w, **o: nt_xent_loss(z, PARTNERS, **o),
+        "nt_xent references": lambda z, w, **o: nt_xent_loss(z[:5], places, ref_embeddings=w, **o),
+        "nt_bxent": lambda z, w, **o: nt_bxent_loss(z, PAIRS, **o),
+    }
+    for direction in ("both", "a_to_b", "b_to_a"):
+        calls[direction] = lambda z, w, d=direction, **o: info_nce_loss(z[:5], w, direction=d, **o)
+        calls[f"queue {direction}"] = lambda z, w, d=direction, **o: info_nce_loss(
+            z, z.flip(1), negatives=w, direction=d, **o
+        )
+    referred = {"supcon mask", "only_negatives", "nt_xent references", "both", "a_to_b", "b_to_a"}
+    for (name, call), (similarity, low) in itertools.product(calls.items(), (("cosine", 2e-3), ("dot", 0.07))):
+        for rows, matrix in itertools.product((slice(2, 3), slice(None)), (0, 1)):
+            if matrix and name not in referred and not name.startswith("queue"):
+                continue
+            given = [normal(ROWS), BANK.clone()]
+            given[matrix][rows] = math.nan
+            title = f"{name}, {similarity}, temperature {low}, NaN in rows {rows} of matrix {matrix}"
+            yield title, call(*given, temperature=low, similarity=similarity, backend=backend)
+        for bad in (0.0, -1.0, math.nan, math.inf):
+            value = call(normal(ROWS), BANK, temperature=torch.tensor(bad), similarity=similarity, backend=backend)
+            yield f"{name}, {similarity}, temperature {bad}", value
+
+
+@unread
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_values_that_are_not_checked_give_nan(backend: str) -> None:
+    with tiles_of(4):
+        finite = [title for title, value in unchecked(backend) if not value.isnan()]
+    assert finite == []
 
 
 class Largest(TorchDispatchMode):

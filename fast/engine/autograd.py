@@ -8,6 +8,7 @@ tensors and plain values, so a description is flattened into its fields for them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import is_dataclass, replace
@@ -22,6 +23,7 @@ from .device import dtypes_of
 from .plan import PANEL_ELEMENTS, choose
 from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
 from .spec import KERNELS, AnchorValues, Backend, Batch, Form, Gradients, Plan, References
+from .transforms import Reverse
 
 
 def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
@@ -37,9 +39,16 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     Raises:
         ValueError: ``backend="triton"`` does not support these embeddings.
     """
-    compiling = torch.compiler.is_compiling()
+    compiling = device.traced(batch.embeddings)
     rows, others = batch.embeddings, batch.references.embeddings
+    if others is not None and others.dtype != rows.dtype:
+        wide = torch.promote_types(rows.dtype, others.dtype)
+        rows, others = rows.to(wide), others.to(wide)
+        batch = replace(batch, embeddings=rows, references=replace(batch.references, embeddings=others))
     temperature = batch.rule.temperature if isinstance(batch.rule.temperature, Tensor) else None
+    if temperature is not None and not device.may_read(temperature):
+        temperature = torch.where(temperature.log().isfinite(), temperature, math.nan)
+        batch = replace(batch, rule=replace(batch.rule, temperature=temperature))
     wanted = torch.is_grad_enabled() and (
         rows.requires_grad
         or (others is not None and others.requires_grad)
@@ -63,7 +72,12 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
             return evaluate(batch, plan)[0]
     if transformed:
         tensors, plain = _flat(batch, plan)
-        evaluation: Any = torch.ops.pairproof.anchor_values if compiling and not wanted else _Traceable.apply
+        if compiling and temperature is None:
+            # A number would be a constant of the graph; a product with a tensor may have any value.
+            tensors[_TEMPERATURE] = torch.ones((), dtype=torch.float64) * plain[_NUMBER]
+            plain[_NUMBER] = _IN_TENSOR
+        by_autograd = _Traceable if torch.compiler.is_compiling() else _Transformable
+        evaluation: Any = torch.ops.pairproof.anchor_values if compiling and not wanted else by_autograd.apply
         return AnchorValues(*evaluation(*tensors, *plain)[:3])
     return AnchorValues(*_Values.apply(batch, plan, rows, others, temperature))  # type: ignore[no-untyped-call]
 
@@ -116,10 +130,7 @@ def differentiate(grad: Tensor, batch: Batch, plan: Plan, found: AnchorValues, s
 
 def _full_precision(embeddings: Tensor) -> AbstractContextManager[Any]:
     """Return a context that disables autocast."""
-    kind = embeddings.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
+    return torch.autocast(embeddings.device.type, enabled=False) if device.autocast(embeddings) else nullcontext()
 
 
 _SCHEMAS: dict[Any, str] = {
@@ -152,6 +163,8 @@ _PLAN = list(_fields(Plan))
 _TENSORS = [path for path, schema in _BATCH if schema.startswith("Tensor")]
 _PLAIN = [path for path, schema in _BATCH if not schema.startswith("Tensor")]
 _TEMPERATURE, _NUMBER = _TENSORS.index("rule.temperature"), _PLAIN.index("rule.temperature")
+_IN_TENSOR = 0.0
+"""The plain temperature if its value is a number in a tensor on the CPU."""
 _DIFFERENTIATED = [_TENSORS.index(path) for path in ("embeddings", "references.embeddings", "rule.temperature")]
 _PLACES = [[*_TENSORS, *_PLAIN].index(path) for path in dict.fromkeys(path for path, _ in _BATCH)]
 _NAMES = [path.split(".") for path in (*_TENSORS, *_PLAIN)]
@@ -178,8 +191,11 @@ def _flat(batch: Batch, plan: Plan) -> tuple[list[Any], list[Any]]:
 def _described(tensors: Sequence[Any], plain: Sequence[Any]) -> tuple[Batch, Plan]:
     """Rebuild a description from the lists that `_flat` returned."""
     values = [*tensors, *plain]
-    if values[_TEMPERATURE] is None:
+    temperature = values[_TEMPERATURE]
+    if temperature is None:
         values[_TEMPERATURE] = plain[_NUMBER]
+    elif plain[_NUMBER] == _IN_TENSOR and not device.traced(temperature):
+        values[_TEMPERATURE] = float(temperature)
     return _built(Batch, iter([values[place] for place in _PLACES])), Plan(*plain[len(_PLAIN) :])
 
 
@@ -195,7 +211,7 @@ def _placed(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
     return placed
 
 
-class _Values(torch.autograd.Function):
+class _Values(Reverse):
     """Per-anchor values ``[N]``, and the numbers of positives and negatives.
 
     For plain eager execution. It may save any object for the backward pass, and does only the work that is needed.
@@ -239,7 +255,7 @@ class _Traceable(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        if torch.compiler.is_compiling():
+        if device.traced(arguments[0]):
             return tuple(torch.ops.pairproof.anchor_values(*arguments))
         return _forward(*arguments)
 
@@ -257,11 +273,17 @@ class _Traceable(torch.autograd.Function):
         return *_placed(gradients, ctx.saved_tensors), *(None,) * len(ctx.plain)
 
 
-class _Gradient(torch.autograd.Function):
+class _Transformable(Reverse, _Traceable):
+    """`_Traceable` with rules for `torch.func`."""
+
+
+class _Gradient(Reverse):
     """Compute the gradients with respect to embeddings, references and temperature from those of the values ``[N]``."""
 
     @staticmethod
     def forward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+        if device.traced(grad):
+            return tuple(torch.ops.pairproof.anchor_gradients(grad, *arguments))
         return _backward(grad, *arguments)
 
     @staticmethod
@@ -328,7 +350,11 @@ def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     saved = Saved(Scaled(rows, factor, power), (stats,) if plan.form == "triton" else tuple(stats))
     found = AnchorValues(grad, positives, negatives)
     gradients = differentiate(grad, batch, replace(plan, keep=False), found, saved)
-    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in gradients)
+    given = (arguments[place] for place in _DIFFERENTIATED)
+    return tuple(
+        grad.new_empty(0) if part is None else torch.zeros_like(part) if g is None else g.contiguous()
+        for part, g in zip(given, gradients, strict=True)
+    )
 
 
 def second_derivative(

@@ -11,6 +11,7 @@ import threading
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 MOST_ENTRIES = 2**20
 """Largest number of entries of a buffer that is kept while idle."""
@@ -33,15 +34,36 @@ def tf32_allowed() -> bool:
     return bool(precision == "tf32")
 
 
+_TRACING = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
+
+
+def traced(tensor: Tensor) -> bool:
+    """Return whether a graph is compiled, exported or traced, or tensors are fake, so that they have no values."""
+    if torch.compiler.is_compiling() or isinstance(tensor, FakeTensor):
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 and any(map(torch._C._get_dispatch_mode, _TRACING))
+
+
 def may_read(tensor: Tensor, validate: bool = False) -> bool:
     """Return whether the values of a tensor may be read.
 
     On an accelerator, reading would wait for all queued work, so values are read there only for checks that
-    ``validate`` requests. They are never read while a graph is compiled.
+    ``validate`` requests. They are never read while a graph is traced, nor under `torch.func.vmap`.
     """
-    if torch.compiler.is_compiling() or tensor.device.type == "meta":
+    kind = tensor.device.type
+    if traced(tensor) or kind == "meta" or not (validate or kind == "cpu"):
         return False
-    return validate or tensor.device.type == "cpu"
+    if torch._C._are_functorch_transforms_active():
+        while torch._C._functorch.is_gradtrackingtensor(tensor):
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        return not torch._C._functorch.is_batchedtensor(tensor)
+    return True
+
+
+def autocast(tensor: Tensor) -> bool:
+    """Return whether autocast is enabled for the device of a tensor."""
+    kind = tensor.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 class _Buffers(threading.local):
@@ -71,5 +93,5 @@ def borrow(use: str, like: Tensor, entries: int) -> Tensor:
 
 def give_back(use: str, buffer: Tensor) -> None:
     """Keep a buffer for the next `borrow` with the same use, unless it is larger than `MOST_ENTRIES`."""
-    if buffer.device.type == "cpu" and buffer.numel() <= MOST_ENTRIES:
+    if buffer.device.type == "cpu" and buffer.numel() <= MOST_ENTRIES and not isinstance(buffer, FakeTensor):
         _BUFFERS.idle[use, buffer.dtype] = buffer

@@ -42,6 +42,7 @@ from .device import dtypes_of
 from .rowwise import masks_of, own_columns
 from .scaling import differentiable_rows
 from .spec import EPSILON, LN2, AnchorValues, Batch, Rule, Similarity
+from .transforms import Reverse
 
 LN2_HIGH = 355 / 512
 """log(2) rounded to so few bits that its product with an exponent is exact."""
@@ -80,8 +81,8 @@ def anchor_values(batch: Batch) -> AnchorValues:
     if isinstance(rule.temperature, Tensor):
         embeddings = differentiable_rows(embeddings.to(dtypes_of(embeddings)[1]), rule)
         rule = replace(rule, temperature=1.0, similarity="dot")
-    evaluation: Any = _AnchorValues.apply
-    values = evaluation(embeddings, positive, negative, rows, batch.targets.kind == "partners", rule)
+    evaluation: Any = _AnchorValues if torch.compiler.is_compiling() else _Transformable
+    values = evaluation.apply(embeddings, positive, negative, rows, batch.targets.kind == "partners", rule)
     return AnchorValues(values[:count], positives, negatives)
 
 
@@ -104,6 +105,10 @@ class _AnchorValues(torch.autograd.Function):
         row = _Row(embeddings, positive, negative, rows, ctx.lone, ctx.rule)
         gradient = _pull(torch.where(row.rows, grad_values, 0.0), _weights(row), row.scaled, row.temperature)
         return gradient.to(embeddings.dtype), *(None,) * 5
+
+
+class _Transformable(Reverse, _AnchorValues):
+    """`_AnchorValues` with rules for `torch.func`."""
 
 
 class _Scaled(NamedTuple):

@@ -73,7 +73,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
         return Plan("triton", tf32=device.tf32_allowed()), batch
     others, count = batch.references.embeddings, embeddings.shape[0]
     columns = count if others is None else others.shape[0]
-    reads = device.may_read(embeddings)
+    reads = device.may_read(embeddings) and device.may_read(targets.given)
     tiles = others is None and targets.kind in ("labels", "partners") and rule.terms in ("out", "in")
     if tiles and targets.kind == "labels" and reads:
         targets = read_labels(targets)
@@ -81,7 +81,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     # An upper bound on |s_ij|; infinity if none is known without reading the memory of an accelerator.
     largest, temperature = math.inf, rule.temperature
     if isinstance(temperature, Tensor):
-        temperature = float(temperature.detach()) if reads and device.may_read(temperature) else 0.0
+        temperature = float(temperature.detach()) if device.may_read(temperature) else 0.0
     if rule.terms != "epsilon" and temperature > 0:
         if rule.similarity == "cosine":
             largest = 1 / temperature

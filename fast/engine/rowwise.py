@@ -253,13 +253,12 @@ class _LoneRow:
 
     def __init__(self, logits: Tensor, panel: LonePanel) -> None:
         rest = panel.without(logits, -math.inf)
-        top = rest.detach().amax(1, keepdim=True)
-        self.top = torch.where(top == -math.inf, 0.0, top)
+        # The counts decide whether a sum is empty: a sum that is NaN must reach the value.
+        self.some = (panel.left_out < panel.columns)[:, None]
+        self.top = torch.where(self.some, rest.detach().amax(1, keepdim=True), 0.0)
         self.parts = _exp(rest - self.top)
-        some = (panel.left_out < panel.columns)[:, None]
-        self.total = torch.where(some, self.parts.sum(1, keepdim=True), 0.0)
-        self.some = self.total > 0
-        self.log = torch.where(self.some, self.total, 1.0).log()
+        self.total = torch.where(self.some, self.parts.sum(1, keepdim=True), 1.0)
+        self.log = self.total.log()
         self.positive = None if panel.partner is None else logits.gather(1, panel.partner)
 
     def log_negatives(self) -> Tensor:
