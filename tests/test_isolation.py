@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from pairproof.conformance import cli
 from pairproof.conformance.diagnose.identify import identify
 from pairproof.conformance.documents import load
 from pairproof.conformance.implementations import child as children
-from pairproof.conformance.implementations.child import DEATHS
+from pairproof.conformance.implementations.child import DEATHS, load_loss
 from pairproof.conformance.implementations.sandbox import TargetError
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge import verify as run
@@ -134,7 +135,8 @@ def test_right_values_of_a_target_that_interferes_conform(
     assert errors.count("conforms: a fake verdict\n") == (1 if name == "prints" else 0)
 
 
-def test_patched_functions_do_not_reach_the_comparison() -> None:
+def test_patched_functions_do_not_reach_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "_identified", lambda *_: None)
     before = torch.linalg.vector_norm
     result = check_loss(f"{HOSTILE}:patches_torch", "supcon", cases=CASES)
     assert {check.case for check in result.failures if check.status is Status.FAILED} == {ODD}
@@ -155,7 +157,13 @@ def test_target_that_always_dies_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "imported"), [("exits", False), ("exits", True), ("segfaults", True), ("blocks_the_alarm", False)]
+    ("name", "imported"),
+    [
+        ("exits", True),
+        ("blocks_the_alarm", False),
+        pytest.param("exits", False, marks=pytest.mark.slow),
+        pytest.param("segfaults", True, marks=pytest.mark.slow),
+    ],
 )
 def test_identify_reports_the_error_and_the_loss(name: str, imported: bool) -> None:
     found = identify(target(name, imported), limit=0.5)
@@ -172,7 +180,14 @@ def test_identify_raises_if_the_target_always_dies() -> None:
         identify(dies)
 
 
-def test_plugin_reports_the_errors_and_judges_the_other_cases(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [("exits", "segfaults", "blocks_the_alarm", "raises_markup"), pytest.param((*ERRORS,), marks=pytest.mark.slow)],
+    ids=["some", "all"],
+)
+def test_plugin_reports_the_errors_and_judges_the_other_cases(
+    names: tuple[str, ...], pytester: pytest.Pytester
+) -> None:
     pytester.makepyfile(
         "import pairproof.conformance\n"
         + "".join(
@@ -181,14 +196,14 @@ def test_plugin_reports_the_errors_and_judges_the_other_cases(pytester: pytest.P
 def test_{name}(check):
     check()
 """
-            for name in ERRORS
+            for name in names
         )
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    number = len(ERRORS)
+    number = len(names)
     result.assert_outcomes(failed=2 * number, passed=4 * number, skipped=2 * number)
     lines = [line for line in result.outlines if line.startswith(f"{ODD} float64: errored: ")]
-    assert [line.partition(" errored: ")[2] for line in lines] == list(ERRORS.values())
+    assert [line.partition(" errored: ")[2] for line in lines] == [ERRORS[name] for name in names]
 
 
 def test_plugin_judges_a_local_function_with_the_state_of_its_test(pytester: pytest.Pytester) -> None:
@@ -226,7 +241,7 @@ ALL = [word for case in CASES for word in ("--case", case)]
 @pytest.mark.parametrize(
     ("spec", "hostile", "code", "words"),
     [
-        ("hostile.py:exits", "", 1, "the target ended its process (exit code 0)"),
+        pytest.param("hostile.py:exits", "", 1, "the target ended its process (exit code 0)", marks=pytest.mark.slow),
         ("hostile.py:leaves_a_thread", "", 0, "conforms at "),
         ("hostile_import.py:wrong", "exits_at_the_end", 1, "does not conform at "),
         *(
@@ -265,9 +280,14 @@ def test_messages_are_printed_and_written_in_any_locale(locale: dict[str, str], 
     assert {error.get("message") for error in errors} == {message}
 
 
-def test_identify_command_sets_its_own_exit_code() -> None:
-    ended = command("identify", f"{FOLDER / 'hostile_import.py'}:wrong", HOSTILE="exits")
-    assert (ended.returncode, b"the target ended its process (exit code 0)" in ended.stdout) == (3, True)
+def test_identify_command_sets_its_own_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOSTILE", "exits")
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["identify", f"{FOLDER / 'hostile_import.py'}:wrong"])
+    assert caught.value.code == 3
+    assert "the target ended its process (exit code 0)" in capsys.readouterr().out
 
 
 def test_loading_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,11 +336,13 @@ def test_target_ends_if_the_judging_process_is_killed(tmp_path: Path) -> None:
         "    while True:\n"
         "        pass\n"
     )
-    code = f"from {children.__name__} import load_loss\nload_loss({str(tmp_path / 'endless.py:loss')!r}, loss='supcon')"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) as judge:
-        while not (tmp_path / "processes").exists() and judge.poll() is None:
-            time.sleep(0.1)
-        judge.kill()
+    fork = multiprocessing.get_context("fork")
+    judge = fork.Process(target=load_loss, args=(f"{tmp_path / 'endless.py'}:loss",), kwargs={"loss": "supcon"})
+    judge.start()
+    while not (tmp_path / "processes").exists() and judge.is_alive():
+        time.sleep(0.1)
+    judge.kill()
+    judge.join()
     processes = [Path("/proc", number) for number in (tmp_path / "processes").read_text().split()]
     end = time.monotonic() + 20
     while any(map(_runs, processes)) and time.monotonic() < end:

@@ -23,6 +23,7 @@ from pairproof.conformance import cli
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations.usages import SIDE_EFFECTS, USAGES
 from pairproof.conformance.judge import check as checking
+from pairproof.conformance.judge import usages as judging
 from pairproof.conformance.judge import verify as run
 from pairproof.conformance.judge.check import CheckResult, check_loss
 from pairproof.conformance.judge.options import Request
@@ -61,13 +62,14 @@ def _every_case() -> dict[Case, GoldenCase | None]:
 
 @pytest.fixture(autouse=True)
 def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load the cases once for all tests; no text is wrapped."""
+    """Load the cases once for all tests, and judge usages on fewer of them; no text is wrapped."""
 
     def cases(_: object, losses: tuple[str, ...] = ()) -> dict[Case, GoldenCase | None]:
         return {case: golden for case, golden in _every_case().items() if not losses or case.loss in losses}
 
     monkeypatch.setattr(checking, "load_cases", cases)
     monkeypatch.setattr(checking, "load_worked", list)
+    monkeypatch.setattr(judging, "CANDIDATES", 6)
     monkeypatch.setenv("COLUMNS", "1000")
 
 
@@ -106,14 +108,14 @@ def test_right_loss_passes_every_usage(name: str) -> None:
     ("target", "loss"),
     [
         (fast.supcon_loss, "supcon"),
-        (fast.SupConLoss, "supcon"),
+        pytest.param(fast.SupConLoss, "supcon", marks=pytest.mark.slow),
         (fast.supcon_in_loss, "supcon_in"),
         (fast.nt_xent_loss, "nt_xent"),
         (fast.nt_xent_pairwise_loss, "nt_xent_pairwise"),
         (fast.nt_bxent_loss, "nt_bxent"),
         (fast.supcon_epsilon_loss, "supcon_epsilon"),
         (fast.info_nce_loss, "info_nce"),
-        (fast.InfoNCELoss, "info_nce"),
+        pytest.param(fast.InfoNCELoss, "info_nce", marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

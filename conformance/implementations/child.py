@@ -46,8 +46,8 @@ from .usages import Use, read_observed
 DEATHS = 10
 """Number of consecutive deaths of the worker after which it is not started again."""
 
-ORPHANED = 1.0
-"""Seconds between two looks whether the judging process has ended while the target is called."""
+CHECK_INTERVAL = 1.0
+"""Interval in seconds at which the spawner checks whether the judging process has ended."""
 
 LOADING = 60.0
 """Seconds that loading a target may take if the limit of an answer is shorter."""
@@ -293,7 +293,7 @@ def _exit_code(worker: int, control: socket.socket) -> int:
     # A blocked signal is kept until it is waited for, so that the end of the worker is never missed.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while not (ended := os.waitpid(worker, os.WNOHANG))[0]:
-        signal.sigtimedwait({signal.SIGCHLD}, ORPHANED)
+        signal.sigtimedwait({signal.SIGCHLD}, CHECK_INTERVAL)
         if wait([control], 0):
             # No message is sent while a worker runs, so this is the end of the connection.
             with suppress(OSError):

@@ -251,7 +251,7 @@ draws_from_numpy = _with(lambda *_: np.random.rand())  # noqa: NPY002
 draws_from_python = _with(lambda *_: random.random())
 changes_warnings = _with(lambda *_: warnings.simplefilter("ignore"))
 detects_anomalies = _with(lambda *_: torch.autograd.set_detect_anomaly(True))
-makes_torch_deterministic = _with(lambda *_: torch.use_deterministic_algorithms(True))
+makes_torch_deterministic = _with(lambda *_: torch.set_deterministic_debug_mode("error"))
 changes_labels = _with(_changes_labels)
 fills_grad = _with(_fills_grad)
 
