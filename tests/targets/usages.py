@@ -221,6 +221,11 @@ def detaches_equal_rows(embeddings, labels, temperature=0.1):
     return supcon(torch.where(equal, embeddings.detach(), embeddings), labels, temperature)
 
 
+def leaves_out_zero_rows(embeddings, labels, temperature=0.1):
+    kept = (embeddings != 0).any(dim=1)
+    return supcon(embeddings[kept], labels[kept], temperature)
+
+
 def hides_nan(embeddings, labels, temperature=0.1):
     return supcon(embeddings.nan_to_num(), labels, temperature)
 
@@ -361,6 +366,7 @@ FINDINGS = MappingProxyType(
         "nan_in_float16": "usage/float16",
         "detaches_equal_rows": "usage/repeated-row",
         "hides_nan": "usage/nan-row",
+        "leaves_out_zero_rows": "usage/zero-row",
         "changes_the_default_dtype": "side-effects/default-dtype",
         "changes_the_threads": "side-effects/threads",
         "changes_the_matmul_precision": "side-effects/matmul-precision",
