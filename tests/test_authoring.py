@@ -224,7 +224,7 @@ def test_damaged_counts_are_replaced(root: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["prove", "run", "count", "manifest", "copy", "first", "second", "full"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, pytest.param(OSError, marks=pytest.mark.slow)])
 def test_an_interrupted_rebuild_leaves_the_old_files(
     root: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: type[BaseException]
 ) -> None:

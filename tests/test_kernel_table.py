@@ -260,8 +260,15 @@ def test_a_timed_pass_launches_the_kernel(kernel: table.Kernel, monkeypatch: pyt
 
 
 @needs_triton
-def test_the_dry_run_finds_the_same_jobs_for_tensors_without_memory() -> None:
+@pytest.mark.parametrize(
+    "losses", [["supcon_epsilon_loss", "nt_xent_loss"], pytest.param(None, marks=pytest.mark.slow)]
+)
+def test_the_dry_run_finds_the_same_jobs_for_tensors_without_memory(
+    losses: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tensors without memory launch the same variants of kernels as tensors with memory."""
+    if losses is not None:
+        monkeypatch.setattr(tool.fast, "__all__", losses)
     found = set()
     with tool.dry_run("bfloat16", 128, 90) as queued:
         for call in tool.calls(torch.bfloat16, "meta"):
