@@ -14,7 +14,7 @@ import torch
 
 from pairproof import fast
 from pairproof.conformance.documents.load import load_worked
-from pairproof.conformance.implementations import Deviation, Implementation, Unavailable
+from pairproof.conformance.implementations import Deviation, Implementation, Unavailable, reference
 from pairproof.conformance.implementations.base import normalised
 from pairproof.conformance.implementations.documents import StackedCriterion
 from pairproof.conformance.implementations.fast import Fast, FastDense, FastExact, FastTiled, FastTriton
@@ -358,6 +358,20 @@ def test_peer_is_loaded_from_a_given_path(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("import nothing_of_that_name\n")
     with pytest.raises(Unavailable, match="imports a package that is not installed"):
         load_file(tmp_path / "other.py")
+
+
+@pytest.mark.parametrize("entries", [1, 7, 12])
+def test_gradient_of_the_reference_does_not_depend_on_the_entries_differentiated_at_once(
+    entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (case,) = (golden.case for golden in load_golden(losses=("supcon",)) if golden.id == "golden/supcon/refs-self-some")
+    assert case.embeddings.size + sum(rows.size for rows in case.others.values()) > 12
+    whole = reference.complex_step(case)
+    monkeypatch.setattr(reference, "AT_ONCE", entries)
+    parts = reference.complex_step(case)
+    assert whole.keys() == parts.keys() == case.matrices.keys()
+    for name, gradient in whole.items():
+        assert np.array_equal(parts[name], gradient)
 
 
 def test_bounds_are_computed_once_for_all_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
