@@ -201,7 +201,8 @@ def _judge(judge: Callable[[Progress], Report | CheckResult], printing: tables.P
 def _check_path(option: str, path: Path) -> None:
     """Raise a UsageError if a report cannot be in this place."""
     if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"{option}: {path} is {'a' if path.is_dir() else 'in a missing'} folder")
+        reason = "it is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
+        raise UsageError(f"{option}: cannot write {path}: {reason}")
 
 
 def _write(write: Callable[[Path], object], path: Path) -> None:

@@ -391,7 +391,7 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
     yield from _levels(result)
     if result.shrunk:
         case = result.shrunk.golden.case
-        yield f"only random batches show this; the smallest found has {case.sizes()}, from {case.id}"
+        yield f"only random batches fail; the smallest that fails has {case.sizes()} and was made from {case.id}"
         yield f"    {ADD}{result.shrunk.command}"
         if result.shrunk.folder is None:
             yield "    to write these files: --save FOLDER"

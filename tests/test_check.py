@@ -464,7 +464,7 @@ def test_report_path_is_validated_before_the_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["check", f"{LOSSES}:supcon", "--loss", "supcon", "--case", "golden/supcon/temperature-1"]
-    for path, words in ((".", "is a folder"), ("none/report", "is in a missing folder")):
+    for path, words in ((".", "cannot write .: it is a folder"), ("none/report", "the folder none does not exist")):
         assert call(*arguments, option, path) == 2
         assert words in capsys.readouterr().err
     assert call(*arguments, option, "report") == 0

@@ -305,7 +305,9 @@ def test_shrunk_batch_is_printed_and_saved_on_request(
 
     folder = tmp_path / "batch"
     text = call()
-    assert "only random batches show this; the smallest found has 7 rows of 2 numbers, from fresh-3-" in text
+    assert (
+        "only random batches fail; the smallest that fails has 7 rows of 2 numbers and was made from fresh-3-" in text
+    )
     assert "to add it: pairproof fixtures add --loss supcon --id fresh-3-" in text
     assert "to write these files: --save FOLDER" in text
     assert not folder.exists()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -41,17 +42,14 @@ EXPLAINED = 0.02
 EXPLAINED_BY_VALUE = 1e-4
 """The same if only one number is compared, which one of hundreds of variants would otherwise match by chance."""
 
-REDUCTIONS = {"mean", "sum", "drop", "mean_pairs"}
-"""The names of ``COUNTS`` that a loss of the catalogue may have."""
-
 SLIGHT = "the formula is right, but digits are lost"
 """Start of an explanation if rounding errors are the only difference."""
 
 DTYPE_NOISE = 1e-6
 """Relative error below which nothing can be explained."""
 
-CLAMP = 1e-12
-"""The smallest norm that torch's ``normalize`` divides by."""
+CLAMPS = (1e-12, 1e-8, 1e-6)
+"""The smallest norms that torch's ``normalize``, torch's ``cosine_similarity``, and other code divide by."""
 
 SQUARES_OVERFLOW = (1.8e19, 1.3e154)
 """Norms whose squares exceed the range of float32, and of float64."""
@@ -63,7 +61,9 @@ NO_POSITIVES = "the loss is NaN or infinite if an anchor has no positives"
 NO_NEGATIVES = "the loss is NaN or infinite if an anchor has no negatives"
 OVERFLOW = "the loss is NaN or infinite where logits are large"
 UNDERFLOW = "the loss is NaN or infinite where exponentials underflow"
-HIDDEN = "the loss is NaN or infinite where the self pair has the largest logit by far"
+HIDDEN = (
+    "the loss is NaN or infinite where the logit of a self pair exceeds all other logits of its row by more than 87"
+)
 
 SIMPLE = (2.0, 0.5, 4.0, 0.25)
 """Factors that occur in formulas on their own, so a quantity of the same size may match by coincidence."""
@@ -284,7 +284,7 @@ def slight(found: Failure) -> tuple[str, str] | None:
     return LOST, f"{LOST}: the relative error is {max(sizes):.1g}"
 
 
-NORMS = "rows are not normalised where their norm is clamped (below 1e-12), or its square underflows or overflows"
+NORMS = "rows are not normalised where their norm is clamped, or its square underflows or overflows"
 
 
 def clamped_norms(found: Failure) -> tuple[str, str] | None:
@@ -298,15 +298,15 @@ def clamped_norms(found: Failure) -> tuple[str, str] | None:
     rows = found.rows.detach()
     largest = rows.abs().amax(1, keepdim=True)
     norms = largest * (rows / largest).norm(dim=1, keepdim=True)
-    for end in SQUARES_OVERFLOW:
-        bad = ((norms < CLAMP) | (norms > end))[:, 0].nonzero()[:, 0].tolist()
-        unit = torch.where(norms > end, 0.0, rows / norms.clamp(min=CLAMP))
+    for end, clamp in product(SQUARES_OVERFLOW, CLAMPS):
+        bad = ((norms < clamp) | (norms > end))[:, 0].nonzero()[:, 0].tolist()
+        unit = torch.where(norms > end, 0.0, rows / norms.clamp(min=clamp))
         if bad and found.left(found.value(_dot(found, unit)).detach(), 0) <= EXPLAINED_BY_VALUE:
             which = f"row {bad[0]} is" if len(bad) == 1 else f"{len(bad)} rows, including row {bad[0]}, are"
             norm = float(norms[bad[0]])
             small = f"the norm {norm:.2g} is clamped, or its square underflows"
             large = "the norm overflows" if math.isinf(norm) else f"the square of the norm {norm:.2g} overflows"
-            return NORMS, f"{which} not normalised: {small if norm < CLAMP else large}"
+            return NORMS, f"{which} not normalised: {small if norm < clamp else large}"
     return None
 
 
@@ -422,7 +422,7 @@ def suspects(found: Failure) -> Iterator[Suspect]:
         general = "the mean is over the positive pairs, not over the anchors"
         yield replace(right, reduction="mean_pairs", policy="zero", words=words, general=general)
     if right.reduction == "mean":
-        for count in (name for name in COUNTS if name not in REDUCTIONS):
+        for count in (name for name in COUNTS if name in variants.WRONG_COUNTS):
             yield replace(right, reduction=count, words=count)
     # Misreadings that depend on the batch come before forms that agree with them by chance.
     yield from (*_batch_settings(found), *_case_settings(found))
@@ -444,7 +444,7 @@ def suspects(found: Failure) -> Iterator[Suspect]:
         yield right.other(FLOWS["maximum"], flow="maximum")
     for wrong in (*variants.temperings(variant), *variants.variations(variant, CASE)):
         # Two towers have no self pairs that could be subtracted.
-        if not (found.loss.two_towers and wrong.denominator == "subtract"):
+        if not (found.loss.two_towers and wrong.denominator.startswith("subtract")):
             yield replace(right, variant=wrong)
     if variant.similarity == "cosine":
         yield from _other_norms(found)

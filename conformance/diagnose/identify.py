@@ -128,6 +128,7 @@ def identify(
     arrays: str | None = None,
     init: Mapping[str, Any] | None = None,
     result: str | None = None,
+    normalised: bool = False,
     limit: float | None = 60.0,
     title: str = "",
     faults: Sequence[Any] = (),
@@ -141,6 +142,7 @@ def identify(
         arrays: "torch", "numpy" or "jax"; guessed when None.
         init: values of parameters of the constructor or of the function, by name.
         result: the name of the loss among several results; guessed when None.
+        normalised: whether only rows of norm 1 are passed; otherwise they are passed only if nothing is found without.
         limit: seconds that one answer may take; None for no limit.
         title: name of the target in the report.
         faults: wrong implementations, such as ``pairproof.conformance.faults.FAULTS``. A target that does not match a
@@ -159,19 +161,21 @@ def identify(
     if call == "command":
         raise TargetError("identify cannot run a command: use pairproof check, with the name of its loss")
     with closing(load_target(target, call, arrays, limit, init=init or {}, result=result)) as called:
-        found = _identify(called, limit, title, faults)
+        found = _identify(called, normalised, limit, title, faults)
     found.seconds = time.perf_counter() - start
     return found
 
 
-def _identify(called: Target, limit: float | None, title: str, faults: Sequence[Any]) -> Identification:
+def _identify(
+    called: Target, normalised: bool, limit: float | None, title: str, faults: Sequence[Any]
+) -> Identification:
     """Identify a target that is loaded."""
     found = Identification(title or called.__name__, called.call, notes=list(called.notes))
     if called.constructs:
         found.notes.append("a class: a new instance is constructed for each probe, so state is not kept between probes")
-    search, unusable, matches = _searched(called, limit)
+    search, unusable, matches = _searched(called, normalised, limit)
     found.remarks = [unusable] if unusable else []
-    if search.unit:
+    if search.unit and not normalised:
         found.notes.append(UNIT)
     good = search.fitting(matches)
     if good:
@@ -188,7 +192,7 @@ def _identify(called: Target, limit: float | None, title: str, faults: Sequence[
     return found
 
 
-def _searched(called: Target, limit: float | None) -> tuple[Search, str, list[Match]]:
+def _searched(called: Target, normalised: bool, limit: float | None) -> tuple[Search, str, list[Match]]:
     """Search with rows of different norms and, if nothing fits and the norms matter, with rows of norm 1.
 
     Returns:
@@ -199,15 +203,17 @@ def _searched(called: Target, limit: float | None) -> tuple[Search, str, list[Ma
     """
     first: Search | None = None
     try:
-        first = Search(called, limit)
+        first = Search(called, limit, unit=normalised)
     except TargetError as error:
         refused = error
     if first:
         unusable = _unusable(first)
         matches = [] if unusable else first.matches()
-        if first.fitting(matches) or (unusable and not first.undefined):
+        if first.fitting(matches) or (unusable and not first.undefined) or normalised:
             return first, unusable, matches
     try:
+        if normalised:
+            raise refused
         second = Search(called, limit, unit=True)
     except TargetError:
         if first:

@@ -32,7 +32,6 @@ from .explain_failure import (
     NO_POSITIVES,
     NORMS,
     OVERFLOW,
-    REDUCTIONS,
     UNDERFLOW,
     Failure,
     Suspect,
@@ -48,7 +47,7 @@ from .explain_failure import (
 )
 from .positives import CASE, POSITIVES, RIGHT_POSITIVES
 from .search import Match
-from .variants import weights_words, words_of
+from .variants import COUNTS, WRONG_COUNTS, weights_words, words_of
 
 SECONDS = 4.0
 """CPU time that the search for reasons may take, in seconds."""
@@ -77,9 +76,12 @@ NOISE = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
 LOW = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 0.2}
 """Largest relative error that computing in this dtype explains, if the formula is right."""
 
-COMPUTES = "the formula is right, but the target computes in {} whatever it is given"
+COMPUTES = "the formula is right, but the target computes in {} for inputs of every dtype"
 EXTREME = (NORMS, LOST, BROKEN_GRADIENT, NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN)
 """Reasons that concern policies, the range or the digits."""
+
+CERTAIN = {NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN, OVERFLOW, *WRONG_COUNTS}
+"""Reasons that one failing case is enough for, because they cannot hold by coincidence."""
 
 POLICIES: Mapping[tuple[str, str], str] = {
     ("no_positive", "zero"): "anchors without positives count as 0 in the mean",
@@ -233,6 +235,9 @@ class Evidence:
             finite = bool(found.given.isfinite().all()), bool(found.expected.isfinite().all())
             if finite == (False, True) and (found_words := not_finite(found)):
                 yield found_words[0], lambda: found_words[1]
+            if finite == (False, True) and self.case.option("reduction") == "mean":
+                zero = (count for count in WRONG_COUNTS if not COUNTS[count](found.right.setting))
+                yield from ((count, partial("{}, which is 0".format, count)) for count in zero)
         if not self.comparable:
             return
         if base:
@@ -511,7 +516,7 @@ class Collector:
                 if words in first and id(evidence) not in explains[words] and (details := _safely(test)):
                     explains[words][id(evidence)] = details
         best = max(first, key=lambda words: len(explains[words]) - refuted[words], default=None)
-        few = best is None or (len(explains[best]) == 1 and len(self.failing) > FEW)
+        few = best is None or (len(explains[best]) == 1 and len(self.failing) > FEW and best not in CERTAIN)
         return None if best is None or few else (best, explains[best], bool(base))
 
     def _refuted(self, words: str) -> int:
@@ -552,7 +557,7 @@ def _safely(test: Test) -> Any:
 def _proposal(match: Match) -> tuple[str, Callable[[Failure], Suspect | None]]:
     """Return what identification found, in words, and as a suspect for a case."""
     (used, *_), variant = match.temperatures.values(), match.variant
-    words = match.words() + [words_of(match.count)] * (match.count not in REDUCTIONS)
+    words = match.words() + [words_of(match.count)] * (match.count in WRONG_COUNTS)
 
     def suspect(found: Failure) -> Suspect | None:
         built_in = None in match.temperatures

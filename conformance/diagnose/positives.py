@@ -13,6 +13,7 @@ from functools import cached_property
 
 import torch
 
+from ..implementations.base import stacked_order
 from ..implementations.callable import Batch
 from ..suite.cases import Case
 
@@ -35,6 +36,7 @@ class Setting:
         items: [M], the item that a row is a view of.
         n_views: number of views of each item; the views are stacked.
         queued: number of rows of a queue, which follow all views.
+        views: [M], which view of its item each row is, if the views are not stacked.
     """
 
     rows: Tensor
@@ -45,6 +47,7 @@ class Setting:
     items: Tensor
     n_views: int = 1
     queued: int = 0
+    views: Tensor | None = None
 
     @cached_property
     def negative(self) -> Tensor:
@@ -59,6 +62,8 @@ class Setting:
     @property
     def view(self) -> Tensor:
         """[M], which view of its item each row is; ``n_views`` for the rows of a queue."""
+        if self.views is not None:
+            return self.views
         items = (len(self.rows) - self.queued) // self.n_views
         return (torch.arange(len(self.rows)) // items).clamp(max=self.n_views)
 
@@ -127,7 +132,9 @@ def case_setting(case: Case, rows: Tensor) -> Setting:
         if "ref_embeddings" in case.others:
             own[row] = False
             own[row, columns] = ~member[row, columns]
-    return Setting(rows, member, positive, own, anchors, torch.arange(m))
+    stacked = "partners" in case.arguments and not case.others
+    views = torch.tensor(stacked_order(case)).argsort() // (m // 2) if stacked else None
+    return Setting(rows, member, positive, own, anchors, torch.arange(m), views=views)
 
 
 # Ways to read the positives
@@ -225,7 +232,7 @@ def _one_view(rows: Callable[[Tensor], Tensor]) -> Positives:
 
 
 def _first_anchors(s: Setting) -> Setting | None:
-    return replace(s, anchors=s.view == 0) if s.n_views > 1 else None
+    return replace(s, anchors=s.anchors & (s.view == 0)) if s.n_views > 1 or s.views is not None else None
 
 
 def _interleaved_labels(s: Setting) -> Tensor:
@@ -273,7 +280,7 @@ POSITIVES: Mapping[str, Positives] = {
     QUEUE_IGNORED: _queue("a_to_b", queue=False, keys=True),
     QUEUE_ADDED: _queue("a_to_b", keys=True),
     "rows of the first view are contrasted only with rows of the second view": _towers("a_to_b", VIEWS),
-    "only rows of the first view are anchors": Positives((FEATURES, VIEWS), _first_anchors),
+    "only rows of the first view are anchors": Positives((FEATURES, VIEWS, CASE), _first_anchors),
     STACKED: Positives((LABELS, PARTNERS, CASE), _in_halves),
     MIXED_UP: _chosen(_adjacent, VIEWS, FEATURES),
     ADJACENT: _chosen(_adjacent, LABELS, PARTNERS, CASE),

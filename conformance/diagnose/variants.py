@@ -132,9 +132,9 @@ def _log_mean(s: Tensor, columns: Tensor, *_: Any) -> Tensor:
     return log_sum(s, columns) - columns.sum(dim=1).clamp(min=1).double().log()[:, None]
 
 
-def _less_one(s: Tensor, columns: Tensor, setting: Setting, divisor: Tensor) -> Tensor:
-    below = log_sum(s, columns)
-    return below + torch.log1p(-torch.exp(1 / divisor - below))
+def _less_one(s: Tensor, columns: Tensor, setting: Setting, divisor: Tensor, *, single: bool = False) -> Tensor:
+    below, own = log_sum(s, columns), 1 / divisor
+    return below + torch.log1p(-torch.exp((own.exp().float().double().log() if single else own) - below))
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,11 @@ DENOMINATORS: Mapping[str, Denominator] = {
     "batch": Denominator("the denominator sums over the pairs of all anchors", _member, combine=_pooled),
     "batch, negatives": Denominator("the denominator sums the negatives of all anchors", _negative, 1, combine=_pooled),
     "subtract": Denominator("e^(1/temperature) is subtracted to remove the anchor", _member, 0, True, None, _less_one),
+    "subtract, float32": Denominator(
+        "e^(1/temperature), rounded to float32, is subtracted to remove the anchor, so that digits are lost",
+        *(_member, 0, True, None),
+        partial(_less_one, single=True),
+    ),
     "largest": Denominator("only the hardest negative is in the denominator", _negative, 1, combine=_largest),
     "one": Denominator("there is no denominator", lambda s: torch.zeros_like(s.member), leaks=_one),
 }
@@ -435,8 +440,8 @@ class Evaluation:
         values = (each.masked_fill(empty, math.nan) if policy == "nan" else each)[counted]
         if reduction == "none":
             return values
-        number = counted.sum() if reduction == "mean" else COUNTS[reduction](setting)
-        return values.sum(dim=0, keepdim=True) / max(float(number), 1.0)
+        number = float(counted.sum() if reduction == "mean" else COUNTS[reduction](setting))
+        return values.sum(dim=0, keepdim=True) / (number if reduction in WRONG_COUNTS else max(number, 1.0))
 
 
 class Pairs:
@@ -626,6 +631,9 @@ COUNTS: Table = {
     "the sum over the anchors is divided by the number of negative pairs": lambda s: s.negative[s.anchors].sum(),
 }
 """What the sum over the anchors may be divided by, as a function of the setting."""
+
+WRONG_COUNTS = COUNTS.keys() - {"mean", "sum", "drop", "mean_pairs"}
+"""The names that no loss of the catalogue has."""
 
 POLICIES = ("zero", "drop", "nan")
 """What an anchor without positives adds: 0, nothing (it is left out of the mean), or NaN."""

@@ -244,7 +244,7 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
     also = f"; other calls raise errors too: {', '.join(calls)}" if calls else ""
     return [
         f"called with {first.call} on a small batch, it raises {error}{also}",
-        "If its arguments are others, pass --call or --init, or copy this wrapper, replace every ..., and name it:",
+        "To call it in another way, pass --call or --init, or copy this wrapper, fill in each ..., and name it:",
         "",
         *(f"    {line}".rstrip() for line in wrapper(spec, signature, first.call)),
     ]

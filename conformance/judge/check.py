@@ -53,8 +53,8 @@ EXPLAINED = 10
 """Number of failures that one run of pytest explains."""
 
 ROUNDED = (
-    "rounding errors of this dtype, within the bound of the lower levels: 4 times the error of a straightforward"
-    " implementation, or 16 units in the last place of every similarity"
+    "the error has the size of rounding errors: it is within the bound of the lower levels, which is 4 times the error"
+    " of a straightforward implementation, or the effect of 16 units in the last place of every similarity"
 )
 """The explanation of a failure at the level digits that is within the bounds of the lower levels."""
 
@@ -477,7 +477,9 @@ def _identified(request: Request, target: External) -> Match | None:
     if target.claim.call == "command":
         return None
     try:
-        return identify(request.target, call=target.claim.call, arrays=target.claim.arrays, limit=request.limit).match
+        known = {"call": target.claim.call, "arrays": target.claim.arrays, "normalised": target.claim.normalised}
+        same = {name: getattr(request, name) for name in ("init", "result", "limit")}
+        return identify(request.target, **known, **same).match  # type: ignore[arg-type]
     except TargetError:
         return None
 

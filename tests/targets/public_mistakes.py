@@ -139,13 +139,33 @@ def times_base(embeddings, labels, temperature=0.1):
     return temperature / 0.07 * (total / number.clamp(min=1)).mean()
 
 
-def subtracts_self(z_i, z_j, temperature=0.1):
-    """Right for rows of norm 1: e^(1/temperature) is subtracted to remove the self pair."""
+def subtracts_self_in_float32(z_i, z_j, temperature=0.1):
+    """Right for rows of norm 1, but e^(1/temperature), rounded to float32, is subtracted to remove the self pair."""
     rows = torch.cat([z_i, z_j])
     exponentials = (rows @ rows.T / temperature).exp()
-    below = exponentials.sum(dim=1) - torch.full((), 1 / temperature, dtype=rows.dtype).exp()
+    below = exponentials.sum(dim=1) - torch.full((len(rows),), 1 / temperature, dtype=torch.float64).exp().float()
     above = (torch.cat([(z_i * z_j).sum(dim=1)] * 2) / temperature).exp()
     return -(above / below).log().mean()
+
+
+def decoupled_one_way(z_i, z_j, temperature=0.1):
+    """Wrong: the denominator lacks the positive, only first views are anchors, and rows must have norm 1."""
+    cross, own = z_i @ z_j.T / temperature, torch.eye(len(z_i), dtype=torch.bool)
+    logits = torch.cat([z_i @ z_i.T / temperature, cross], dim=1).masked_fill(own.repeat(1, 2), -torch.inf)
+    return (logits.logsumexp(dim=1) - cross.diagonal()).mean()
+
+
+def times_2t(q, k, temperature=0.1):
+    """Right with a base temperature of 0.5: the cross-entropy of one direction times 2 * temperature."""
+    return 2 * temperature * _ce(q, k, temperature)[0]
+
+
+def clamps_norms_at_1e_8(z_i, z_j, temperature=0.1):
+    """Right, but norms below 1e-8 are clamped."""
+    rows = torch.cat([z_i, z_j])
+    n, own = len(rows), torch.eye(len(rows), dtype=torch.bool)
+    logits = F.cosine_similarity(rows[:, None], rows[None], dim=2, eps=1e-8) / temperature
+    return F.cross_entropy(logits.masked_fill(own, -torch.inf), torch.arange(n).roll(n // 2))
 
 
 def prints(embeddings, labels, temperature=0.1):
