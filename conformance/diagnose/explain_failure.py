@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -471,8 +471,10 @@ def _batch_settings(found: Failure) -> Iterator[Suspect]:
     for words, narrow in NARROWED.items() if labels else ():
         with np.errstate(over="ignore"):
             given = {name: [narrow(int(x)) for x in side] for name, side in labels.items()}
+        if len({*chain(*given.values())}) == len({*chain(*labels.values())}):
+            continue  # no labels become one class
         yield found.read_again(f"labels are narrowed to {words} become one class", given)
-    if labels:
+    if labels and min(labels["labels"]) < 0:
         negative = torch.zeros(len(found.rows), dtype=torch.bool)
         negative[:n] = torch.tensor([int(x) < 0 for x in labels["labels"]])
         positive = right.positive & ~negative & ~negative[:, None]
@@ -490,7 +492,8 @@ def _batch_settings(found: Failure) -> Iterator[Suspect]:
     unit = found.rows.detach() / found.rows.detach().norm(dim=1, keepdim=True)
     apart = (unit[:, None] != unit[None]).any(dim=2) | right.own
     words = "rows that equal the anchor are left out, as if they were the anchor itself"
-    yield suspect.read(words, member=right.member & apart, positive=right.positive & apart)
+    if not bool(apart.all()):
+        yield suspect.read(words, member=right.member & apart, positive=right.positive & apart)
     if "partners" in case.arguments:
         view = torch.tensor(stacked_order(case)).argsort() // (n // 2)
         member = right.positive | (same(view) & right.member)

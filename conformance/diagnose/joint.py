@@ -202,6 +202,10 @@ class Evidence:
         return Failure(self.case, self.outcome, self.truth, NOISE[self.computes])
 
     @cached_property
+    def _listed(self) -> list[tuple[str, Suspect]]:
+        return list(_listed(self.failure))
+
+    @cached_property
     def comparable(self) -> bool:
         """Whether suspects can be compared with it: the values have the right number, and are finite."""
         found = self.failure
@@ -330,8 +334,7 @@ class Evidence:
         for words, make in self.proposals:
             if (proposed := make(found)) is not None:
                 yield words, proposed
-        for suspect in suspects(found):
-            yield general_words(found, suspect), suspect
+        yield from self._listed if found is self.failure else _listed(found)
 
     def predicts_failure(self, words: str) -> bool:
         """Return whether a candidate has another value than the right loss, so that the case should have failed."""
@@ -357,6 +360,10 @@ class Evidence:
             yield words, lambda: words
         if both := slight(found):
             yield both[0], lambda: both[1]
+
+
+def _listed(found: Failure) -> Iterator[tuple[str, Suspect]]:
+    return ((general_words(found, suspect), suspect) for suspect in suspects(found))
 
 
 def _plain(case: Case) -> Outcome:
@@ -491,6 +498,7 @@ class Collector:
         for evidence in left if dtype else ():
             evidence.computes = str(dtype)
             vars(evidence).pop("failure", None)
+            vars(evidence).pop("_listed", None)
 
     def _best(self, left: Sequence[Evidence], base: str) -> tuple[str, dict[int, str], bool] | None:
         """Return the candidate that explains most of the cases: its words, its explanations by case, and ``base``."""

@@ -392,7 +392,7 @@ class _NoTransposedVector(TorchFunctionMode):
     """Raise an error in the body if a vector of integers is transposed."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (Tensor.t, torch.t, Tensor.T.__get__) and args[0].dim() == 1 and not args[0].is_floating_point():
+        if function in (Tensor.t, torch.t, Tensor.T.__get__) and args[0].dim() == 1 and not args[0].is_floating_point():  # type: ignore[attr-defined]
             raise _TransposedVector("a vector of labels is transposed")
         return function(*args, **(kwargs or {}))
 
