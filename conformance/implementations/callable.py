@@ -385,16 +385,27 @@ class Target:
 
 
 class _TransposedVector(Exception):
-    """The target transposes a vector, which does nothing: it expects a matrix of labels."""
+    """The target compares a vector with its transpose, the same vector: it expects a matrix of labels."""
 
 
 class _NoTransposedVector(TorchFunctionMode):
-    """Raise an error in the body if a vector of integers is transposed."""
+    """Raise an error in the body if a vector of integers is compared with its transpose, which is a vector too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._transposed: list[Tensor] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (Tensor.t, torch.t, Tensor.T.__get__) and args[0].dim() == 1 and not args[0].is_floating_point():  # type: ignore[attr-defined]
+        compared = function in (torch.eq, Tensor.eq, Tensor.__eq__) and any(
+            x is y for x in args for y in self._transposed
+        )
+        if compared and all(isinstance(x, Tensor) and x.dim() == 1 for x in args):
             raise _TransposedVector("a vector of labels is transposed")
-        return function(*args, **(kwargs or {}))
+        found = function(*args, **(kwargs or {}))
+        getters = (Tensor.t, torch.t, Tensor.T.__get__)  # type: ignore[attr-defined]
+        if function in getters and args[0].dim() == 1 and not args[0].is_floating_point():
+            self._transposed.append(found)
+        return found
 
 
 class _Jax(torch.autograd.Function):
