@@ -502,7 +502,7 @@ def is_another_loss(identification, fault):
     return identification.verdict == "match" and (identification.loss, options) != (fault.loss, claimed)
 
 
-@pytest.mark.parametrize("step", [12, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [24, pytest.param(4, marks=pytest.mark.slow)])
 def test_known_faults_are_named_or_reported_as_another_loss(step):
     chosen = FAULTS[::step]
     missed = []
