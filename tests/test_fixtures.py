@@ -17,8 +17,16 @@ import pytest
 
 from pairproof.conformance.documents.load import Printed, WorkedFixture, dump_worked, load_worked
 from pairproof.conformance.maintain.rebuild import read_expected
+from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.golden import load_errors, load_golden
-from pairproof.conformance.suite.store import FixtureError, check_manifest, data_files, fixtures_root, write_manifest
+from pairproof.conformance.suite.store import (
+    FixtureError,
+    check_manifest,
+    data_files,
+    dump_json,
+    fixtures_root,
+    write_manifest,
+)
 
 COUNTS = {
     "batch_tutorial": (1, 0, 0, 0, 0, 1, 0, 1),
@@ -37,11 +45,22 @@ def worked() -> dict[str, WorkedFixture]:
     return {fixture.document.id: fixture for fixture in load_worked()}
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    root = tmp_path / "fixtures"
+@pytest.fixture(scope="session")
+def small_original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the fixtures with the first cases of each golden file, because every test copies all files."""
+    root = tmp_path_factory.mktemp("original") / "fixtures"
     shutil.copytree(fixtures_root(), root)
+    for loss in LOSSES.values():
+        data = json.loads((root / loss.golden_file).read_text(encoding="utf-8"))
+        data["cases"] = data["cases"][:3]
+        (root / loss.golden_file).write_text(dump_json(data), encoding="utf-8")
+    write_manifest(root)
     return root
+
+
+@pytest.fixture
+def copy(small_original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_original, tmp_path / "fixtures"))
 
 
 def error(root: Path) -> str:

@@ -34,8 +34,9 @@ from pairproof.conformance.suite.records import BY_CHOICE, LEFT_OUT, NAN_LOSS, T
 from pairproof.conformance.suite.store import FixtureError, dump_json, fixtures_root, write_manifest
 from pairproof.conformance.truth.certify import CertificationError, certify, nearest
 from pairproof.conformance.truth.compare import compare
+from pairproof.conformance.truth.evaluate import PROVE_UP_TO, stored_truth
 from pairproof.conformance.truth.intervals import precision
-from pairproof.conformance.truth.tolerances import bounds, rounded_once
+from pairproof.conformance.truth.tolerances import bounds, rounded_once, temperature_bound
 
 ROOT = fixtures_root()
 SCHEMAS = sorted((ROOT / "schema").glob("golden*.json"))
@@ -223,6 +224,7 @@ def test_missing_gradient_has_a_reason(cases: dict[str, GoldenCase]) -> None:
         expected = case.expected
         undefined = any(math.isnan(value) for value in expected.values)
         assert (expected.gradient is None) == (expected.gradient_left_out is not None)
+        assert (expected.gradient is None) == (expected.temperature_gradient is None)
         assert set(expected.other_gradients) == (set() if expected.gradient is None else set(case.case.others))
         assert (expected.gradient_left_out == NAN_LOSS) == undefined
         assert expected.gradient_left_out != TIE or case.case.loss == "supcon_epsilon"
@@ -360,6 +362,11 @@ DAMAGE: list[tuple[str, Callable[[Any], None], str]] = [
         "$.cases[0].expected: 'gradient_left_out' is a required property",
     ),
     ("supcon", put("cases.0.expected.gradient_left_out", TIE), "$.cases[0].expected"),
+    (
+        "supcon",
+        remove("cases.0.expected.temperature_gradient"),
+        "$.cases[0].expected: 'temperature_gradient' is a required property",
+    ),
     (
         "supcon",
         put("cases.4.arguments.ref_embeddings.1.0", 1 / 3),
@@ -780,6 +787,40 @@ def test_mean_and_sum_follow_from_the_anchors(cases: dict[str, GoldenCase]) -> N
             value = math.fsum(x / count for x in expected.anchors.values())
             size = max(abs(x) for x in expected.anchors.values())
             assert expected.loss == pytest.approx(value, rel=1e-14, abs=1e-14 * size, nan_ok=True), case.id
+
+
+def test_temperature_gradient_of_dot_products_follows_from_the_other_gradients(cases: dict[str, GoldenCase]) -> None:
+    """Rows multiplied by c give the logits at the temperature T/c^2, so both derivatives are proportional."""
+    found = 0
+    for golden_case in cases.values():
+        case, expected = golden_case.case, golden_case.expected
+        if case.option("similarity") != "dot" or expected.temperature_gradient is None:
+            continue
+        gradients = {case.first: expected.gradient, **expected.other_gradients}
+        products = np.concatenate([(gradients[name] * rows).ravel() for name, rows in case.matrices.items()])
+        scaled = 0.0 if case.option("base_temperature") is None else math.fsum(expected.values)
+        value = (scaled - math.fsum(products) / 2) / case.temperature
+        size = (np.abs(products).sum() + abs(scaled)) / case.temperature
+        assert abs(expected.temperature_gradient - value) <= 1e-13 * size, case.id
+        found += 1
+    assert found > 200
+
+
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_fast_has_the_stored_temperature_gradient(cases: dict[str, GoldenCase], step: int) -> None:
+    chosen = [one for one in cases.values() if one.case.size <= PROVE_UP_TO and one.expected.gradient is not None]
+    implementation, judged = Fast({}, "cpu"), set()
+    for golden_case in chosen[::step]:
+        case, true = golden_case.case, stored_truth(golden_case.case, golden_case.expected)
+        temperature = torch.tensor(case.temperature, dtype=torch.float64, requires_grad=True)
+        given = {**implementation.keywords(case), **implementation.tensors(case, "float64"), "temperature": temperature}
+        implementation.loss(case, given).sum().backward()
+        assert temperature.grad is not None
+        assert true.temperature_gradient is not None
+        error = abs(float(temperature.grad) - true.temperature_gradient)
+        assert error <= temperature_bound(case, true, "float64"), case.id
+        judged.add(case.loss)
+    assert judged == set(COVERED)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

@@ -99,8 +99,7 @@ def central_differences(loss: Callable[..., reference.Result], *matrices: np.nda
 
 def over_balls(loss: Callable[..., reference.Result], *matrices: np.ndarray) -> tuple[arb, list[np.ndarray]]:
     """Return the loss over balls, and its gradient with respect to each matrix from the tape over balls."""
-    record: list[tape.Var] = []
-    inputs = [[[tape.Var(arb(x), record) for x in row] for row in matrix.tolist()] for matrix in matrices]
+    inputs = [tape.variables([[arb(x) for x in row] for row in matrix.tolist()]) for matrix in matrices]
     total = loss(*(np.array(rows, dtype=object) for rows in inputs)).loss
     gradients = [np.array([[float(x) for x in row] for row in tape.gradient(total, rows)]) for rows in inputs]
     return total.value, gradients

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,25 @@ def test_anchors_agree_with_the_loops(golden: list[GoldenCase]) -> None:
         for i, value in loops.terms.anchor_losses.items():
             if not (math.isnan(value) and math.isnan(found.anchors[i])):
                 assert abs(value - found.anchors[i]) <= 2 * allowed.anchors.get(i, 0.0), (g.id, i)
+
+
+def test_temperature_gradients_equal_differences_of_values(golden: list[GoldenCase]) -> None:
+    """The difference of two values with another temperature has a small error, and does not depend on the tape."""
+    ordinary = [g for g in golden if g.case.n <= 130 and 0.05 <= g.case.temperature <= 2 and g.case.holds_in("float16")]
+    chosen = [g for g in ordinary if g.expected.temperature_gradient is not None]
+    assert {g.case.loss for g in chosen[::5]} == set(IMPLEMENTED)
+    for g in chosen[::5]:
+        step = 1e-3 * g.case.temperature
+
+        def total(temperature: float, case: Case = g.case) -> float:
+            changed = replace(case, keywords={**case.keywords, "temperature": temperature})
+            return math.fsum(SCIPY.evaluate(changed, "float64").values)
+
+        temperature, expected = g.case.temperature, g.expected.temperature_gradient
+        # Richardson's extrapolation of two central differences.
+        near, far = ((total(temperature + h) - total(temperature - h)) / (2 * h) for h in (step, 2 * step))
+        size = (1 + math.fsum(map(abs, g.expected.values))) / temperature
+        assert (4 * near - far) / 3 == pytest.approx(expected, rel=1e-6, abs=1e-8 * size), g.id
 
 
 def test_figures_of_the_notebook_are_reproduced() -> None:

@@ -33,7 +33,7 @@ from pairproof.conformance.judge.usages import UsageJudge
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
 from pairproof.conformance.suite.levels import Level
-from pairproof.conformance.truth.evaluate import temperature_gradient, truth
+from pairproof.conformance.truth.evaluate import truth
 
 FILE = Path(__file__).parent / "targets" / "usages.py"
 EVERY = ("usage/*", "golden/*/two-*")
@@ -228,7 +228,7 @@ def test_gradient_of_the_temperature_equals_a_difference_of_values(name: str, ke
 
     # Richardson's extrapolation of two central differences.
     near, far = ((total(case.temperature + h) - total(case.temperature - h)) / (2 * h) for h in (step, 2 * step))
-    assert temperature_gradient(case) == pytest.approx((4 * near - far) / 3, rel=1e-9)
+    assert truth(case).temperature_gradient == pytest.approx((4 * near - far) / 3, rel=1e-9)
 
 
 def test_truth_with_upstream_gradients_is_their_combination() -> None:

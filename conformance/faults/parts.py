@@ -283,8 +283,6 @@ def row_means(values: Tensor, members: Tensor) -> Tensor:
 
 def anchors(loss: str, batch: Batch) -> Tensor:
     """[N], the value of every anchor for a loss of the catalogue; 0 without positives."""
-    if loss == "nt_bxent":  # the catalogue's baseline loses digits where torch's softplus is linear
-        return bxent_anchors(batch, *batch.costs)
     return LOSSES[loss].baseline(batch.s, batch.other, batch.positive)
 
 

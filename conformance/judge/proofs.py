@@ -239,6 +239,7 @@ def _written(expected: Expected) -> str:
         "left_out": expected.gradient_left_out,
         "gradient": None if expected.gradient is None else expected.gradient.tolist(),
         "others": {name: matrix.tolist() for name, matrix in expected.other_gradients.items()},
+        "temperature": expected.temperature_gradient,
     }
     text = json.dumps(data)
     return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n"
@@ -253,4 +254,5 @@ def _read(text: str) -> Expected:
     gradient = None if data["gradient"] is None else np.array(data["gradient"], dtype=np.float64)
     others = {name: np.array(rows, dtype=np.float64) for name, rows in data["others"].items()}
     values = tuple(data["values"])
-    return Expected(values if data["many"] else values[0], dict(data["anchors"]), gradient, data["left_out"], others)
+    loss = values if data["many"] else values[0]
+    return Expected(loss, dict(data["anchors"]), gradient, data["left_out"], others, data["temperature"])

@@ -501,10 +501,6 @@ def _of_equal_logits(case: Case, logit: float, slack: float) -> Results:
         slack: tolerance of an anchor's value, relative to 1 plus its magnitude.
     """
     values = anchor_values(case, torch.full(case.shape, logit, dtype=torch.float64)).numpy()
-    if case.entry.form == "binary":  # torch's softplus is linear above 20
-        positive, others = (np.array(list(map(len, sets))) for sets in (case.positives(), case.members()))
-        attract, repel = np.logaddexp(0, (-logit, logit))
-        values = positive / (positive + 1) * attract + np.where(others > positive, repel, 0.0)
     values[list(case.undefined())] = math.nan
     return _reduced(case, {("anchor", i): (values[i], slack * (1 + abs(values[i]))) for i in case.counted()})
 

@@ -24,7 +24,7 @@ from ..suite.records import Bounds, Matrix, Outcome, Truth
 from ..truth.baseline import plain_outcome
 from ..truth.certify import CertificationError
 from ..truth.compare import compare
-from ..truth.evaluate import temperature_gradient, truth
+from ..truth.evaluate import truth
 from ..truth.tolerances import bounds, temperature_bound, unit_roundoff
 from .options import Request
 from .results import Check, Status
@@ -216,9 +216,10 @@ class UsageJudge:
             given = repr(outcome.values[0]) if outcome.values else "empty"
             return math.inf, f"the loss is {given}, expected NaN or an error"
         found = compare(case, *_judged_rows(usage, case, true, outcome, _allowed(usage, case, true, dtype)), dtype)
-        if found.first or not usage.temperature or not self.target.gradients_judged:
+        expected = true.temperature_gradient
+        if found.first or not usage.temperature or not self.target.gradients_judged or expected is None:
             return found.ratio, found.first
-        expected, bound = temperature_gradient(case), temperature_bound(case, true, dtype)
+        bound = temperature_bound(case, true, dtype)
         got = outcome.observed.get("temperature", 0.0)
         ratio = abs(got - expected) / bound if math.isfinite(got) else math.inf
         words = (

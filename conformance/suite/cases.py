@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,35 +158,47 @@ class Case:
     @once
     def members(self) -> list[list[int]]:
         """A(i) of every row that may be an anchor: the columns that the row is contrasted with."""
-        rows, columns = self.shape
-        if "negatives" in self.others:
-            return [[i % self.n, *range(self.n, columns)] for i in range(rows)]
-        own: Sequence[int] = range(rows)
-        if self.entry.two_towers or "ref_embeddings" in self.others:
-            own = self.arguments.get("self_rows", [-1] * rows)
-        return [[j for j in range(columns) if j != own[i]] for i in range(rows)]
+        return _columns_where(self.member_array())
 
     @once
     def positives(self) -> list[list[int]]:
         """P(i) of every row that may be an anchor."""
-        mask = self.positive_mask()
-        return [[j for j in others if mask[i][j]] for i, others in enumerate(self.members())]
+        return _columns_where(self.member_array() & self.positive_array())
 
-    @once
     def positive_mask(self) -> list[list[bool]]:
         """The mask of positives, of the case's ``shape``, from labels, positives, partners, pairs or towers."""
+        found: list[list[bool]] = self.positive_array().tolist()
+        return found
+
+    @once
+    def member_array(self) -> npt.NDArray[np.bool_]:
+        """A(i) of every row that may be an anchor, as a mask of the case's ``shape``."""
         rows, columns = self.shape
-        if self.entry.two_towers:
-            return [[j == i % self.n for j in range(columns)] for i in range(rows)]
+        if "negatives" in self.others:
+            return np.array([[j == i % self.n or j >= self.n for j in range(columns)] for i in range(rows)])
+        own: Sequence[int] = range(rows)
+        if self.entry.two_towers or "ref_embeddings" in self.others:
+            own = self.arguments.get("self_rows", [-1] * rows)
+        return np.asarray(np.arange(columns) != np.array(own).reshape(-1, 1))
+
+    @once
+    def positive_array(self) -> npt.NDArray[np.bool_]:
+        """The mask of positives, of the case's ``shape``, also outside A(i)."""
         if "labels" in self.arguments:
             labels = self.arguments["labels"]
-            return [[a == b for b in self.arguments.get("ref_labels", labels)] for a in labels]
+            return np.asarray(np.equal.outer(labels, self.arguments.get("ref_labels", labels)))
         if "positives" in self.arguments:
-            return [[bool(x) for x in row] for row in self.arguments["positives"]]
-        if "partners" in self.arguments:
-            return [[j == p for j in range(columns)] for p in self.arguments["partners"]]
-        pairs = {tuple(pair) for pair in self.arguments["positive_pairs"]}
-        return [[(i, j) in pairs for j in range(columns)] for i in range(rows)]
+            return np.array(self.arguments["positives"], dtype=bool).reshape(self.shape)
+        found = np.zeros(self.shape, dtype=bool)
+        every = range(self.shape[0])
+        if self.entry.two_towers:
+            found[every, np.arange(self.shape[0]) % self.n] = True
+        elif "partners" in self.arguments:
+            found[every, self.arguments["partners"]] = True
+        else:
+            pairs = np.array(self.arguments["positive_pairs"], dtype=np.int64).reshape(-1, 2)
+            found[pairs[:, 0], pairs[:, 1]] = True
+        return found
 
     @once
     def anchors(self) -> list[int]:
@@ -207,6 +220,12 @@ class Case:
         """The anchors that reduction "none" returns: all, except those that ``no_positive="drop"`` leaves out."""
         positives = self.positives()
         return [i for i in self.anchors() if positives[i] or self.option("no_positive") != "drop"]
+
+
+def _columns_where(mask: npt.NDArray[np.bool_]) -> list[list[int]]:
+    """The columns of every row in which a mask is true. The rows share their integers, which saves memory."""
+    columns = list(range(mask.shape[1]))
+    return [list(itertools.compress(columns, row)) for row in mask.tolist()]
 
 
 def _count(number: int, what: str) -> str:
@@ -262,5 +281,7 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
     """
     names = ("temperature", "base_temperature", "no_positive", "reduction", *case.entry.formula_options)
     options: dict[str, Any] = {name: case.option(name) for name in names}
-    options |= {"is_positive": case.positive_mask(), "anchors": case.anchors(), "members": case.members(), **changed}
-    return evaluate_similarities(case.entry.formula, matrix, **options)
+    # A proof gives the sets itself, for one anchor at a time.
+    if "is_positive" not in changed:
+        options |= {"is_positive": case.positive_mask(), "anchors": case.anchors(), "members": case.members()}
+    return evaluate_similarities(case.entry.formula, matrix, **{**options, **changed})

@@ -32,8 +32,9 @@ class Facts:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.members = [len(columns) for columns in case.members()]
-        self.positives = [len(columns) for columns in case.positives()]
+        mask = case.positive_array()
+        self.members: list[int] = case.member_array().sum(axis=1).tolist()
+        self.positives: list[int] = (case.member_array() & mask).sum(axis=1).tolist()
         self.negatives = [m - p for m, p in zip(self.members, self.positives, strict=True)]
         self.rows = np.concatenate(list(case.matrices.values())) + 0.0
         self.norms = [math.hypot(*row) for row in self.rows]
@@ -41,7 +42,6 @@ class Facts:
         self.anchors = case.anchors()
         counts = [views for views in (2, 3, 4) if case.n % views == 0]
         self.first_views = [list(rows) for v in counts for rows in (range(case.n // v), range(0, case.n, v))]
-        mask = np.array(case.positive_mask())
         self.mutual = mask.shape[0] == mask.shape[1] and bool((mask == mask.T).all())
         self.given: dict[str, Any] = {**case.arguments, **case.others, **case.keywords}
         self.labels = [*self.given.get("labels", [0]), *self.given.get("ref_labels", [])]
@@ -80,7 +80,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "unequal-positives": _UNEQUAL,
     "two-positives": ("a row has two positives", lambda facts: max(facts.positives) > 1),
     "nothing-left": ("a row is contrasted with no column", lambda facts: 0 in facts.members),
-    "diagonal-true": ("a row is given as its own positive", lambda facts: any(np.diagonal(facts.case.positive_mask()))),
+    "diagonal-true": ("a row is given as its own positive", lambda facts: facts.case.positive_array().diagonal().any()),
     "repeated-pairs": ("a pair is given twice", lambda facts: _repeats(facts.given["positive_pairs"])),
     "first-view-anchors": (
         "the rows of the first of several views are the anchors",

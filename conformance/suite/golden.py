@@ -53,6 +53,9 @@ TARGETS = ("labels", "positives", "partners", "positive_pairs")
 ARGUMENTS = (*TARGETS, "embeddings_b", "negatives", "ref_embeddings", "ref_labels", "self_rows")
 """The fields of ``arguments`` in the file, in order; the functions take some of them by keyword."""
 
+ALWAYS = ("loss", "anchors", "gradient")
+"""The fields of ``expected`` that every case has."""
+
 COMPUTED_FIELDS = ("dtypes", "expected")
 """The fields of a case that ``make fixtures`` computes."""
 
@@ -250,6 +253,7 @@ def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> 
         "gradient": None if expected.gradient is None else expected.gradient.tolist(),
         "gradient_left_out": expected.gradient_left_out,
         "gradients": {name: matrix.tolist() for name, matrix in expected.other_gradients.items()},
+        "temperature_gradient": expected.temperature_gradient,
     }
     given = {name: np.asarray(value).tolist() for name, value in {**case.arguments, **case.others}.items()}
     for name in {"labels", "ref_labels"} & given.keys():
@@ -262,7 +266,7 @@ def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> 
         "embeddings": case.embeddings.tolist(),
         "arguments": {name: given[name] for name in sorted(given, key=ARGUMENTS.index)},
         "keywords": dict(case.keywords),
-        "expected": {key: value for key, value in results.items() if value or key in ("loss", "anchors", "gradient")},
+        "expected": {key: value for key, value in results.items() if key in ALWAYS or value not in (None, {})},
     }
 
 
@@ -439,9 +443,15 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
         for name, rows in {case.first: raw["gradient"], **others}.items():
             where = f"{path}.gradient" if name == case.first else f"{path}.gradients.{name}"
             gradients[name] = _array(where, name, rows, dict(zip(SHAPES[name], case.matrices[name].shape, strict=True)))
-    left_out = raw.get("gradient_left_out")
     by_row = dict(zip(counted, anchors, strict=True))
-    return Expected(values if many else values[0], by_row, gradients.pop(case.first, None), left_out, gradients)
+    return Expected(
+        values if many else values[0],
+        by_row,
+        gradients.pop(case.first, None),
+        raw.get("gradient_left_out"),
+        gradients,
+        raw.get("temperature_gradient"),
+    )
 
 
 def _values(path: str, entries: Sequence[Any], nan: Sequence[bool]) -> tuple[float, ...]:

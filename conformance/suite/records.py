@@ -31,6 +31,8 @@ class Expected:
         gradient: [N, D], the gradient of the loss (of the sum of its values for reduction "none"), or None.
         gradient_left_out: why there is no gradient, or None.
         other_gradients: the gradients with respect to the other matrices, by name; empty without ``gradient``.
+        temperature_gradient: the derivative of the loss (of the sum of its values for reduction "none") with respect
+            to the temperature; None without ``gradient``.
     """
 
     loss: float | tuple[float, ...]
@@ -38,6 +40,7 @@ class Expected:
     gradient: Matrix | None
     gradient_left_out: str | None = None
     other_gradients: Mapping[str, Matrix] = field(default_factory=dict)
+    temperature_gradient: float | None = None
 
     @property
     def values(self) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ the loops take is differentiated.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,56 +18,73 @@ def _elementary(function: Callable[[Any], Any], slope: Callable[[Any, Any], Any]
     """The method of ``Var`` for an elementary function y of x, with its derivative ``slope(x, y)``."""
 
     def apply(self: Var) -> Var:
-        value = function(self.value)
-        return self._of(value, slope(self.value, value))
+        x = self.value
+        y = function(x)
+        return Var(y, (self,), lambda: (slope(x, y),))
 
     return apply
 
 
+_INDICES = itertools.count()
+"""The index of the next variable."""
+
+
 class Var:
-    """A value, and its partial derivatives with respect to the variables from which it was computed."""
+    """A value, and the operation that computed it from other variables.
 
-    __slots__ = ("index", "parents", "tape", "value")
+    A variable refers only to those from which it was computed, so that terms that are not part of the result are freed.
 
-    def __init__(self, value: Any, tape: list[Var], parents: tuple[tuple[Var, Any], ...] = ()) -> None:
+    Attributes:
+        value: the value.
+        index: its place in the order of computation.
+        parents: the variables from which it was computed.
+        slopes: the partial derivative with respect to each parent, or a function that returns them.
+    """
+
+    __slots__ = ("index", "parents", "slopes", "value")
+
+    def __init__(self, value: Any, parents: tuple[Var, ...] = (), slopes: Any = ()) -> None:
         self.value = value
-        self.tape = tape
         self.parents = parents
-        self.index = len(tape)
-        tape.append(self)
-
-    def _of(self, value: Any, slope: Any, other: Any = None, other_slope: Any = None) -> Var:
-        """A variable computed from this one and, if ``other`` is a ``Var``, from another one."""
-        parents = ((self, slope), (other, other_slope)) if isinstance(other, Var) else ((self, slope),)
-        return Var(value, self.tape, parents)
+        self.slopes = slopes
+        self.index = next(_INDICES)
 
     def __add__(self, other: Any) -> Var:
-        return self._of(self.value + value_of(other), 1, other, 1)
+        if isinstance(other, Var):
+            return Var(self.value + other.value, (self, other), (1, 1))
+        return Var(self.value + other, (self,), (1,))
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Var:
-        return self._of(self.value - value_of(other), 1, other, -1)
+        if isinstance(other, Var):
+            return Var(self.value - other.value, (self, other), (1, -1))
+        return Var(self.value - other, (self,), (1,))
 
     def __rsub__(self, other: Any) -> Var:
-        return self._of(other - self.value, -1)
+        return Var(other - self.value, (self,), (-1,))
 
     def __mul__(self, other: Any) -> Var:
-        return self._of(self.value * value_of(other), value_of(other), other, self.value)
+        if isinstance(other, Var):
+            return Var(self.value * other.value, (self, other), (other.value, self.value))
+        return Var(self.value * other, (self,), (other,))
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Var:
-        below = other.value if isinstance(other, Var) else self.value * 0 + other
-        quotient = self.value / value_of(other)
-        return self._of(quotient, 1 / below, other, -quotient / below)
+        if isinstance(other, Var):
+            quotient, below = self.value / other.value, other.value
+            return Var(quotient, (self, other), lambda: (1 / below, -quotient / below))
+        zero = self.value * 0
+        return Var(self.value / other, (self,), lambda: (1 / (zero + other),))
 
     def __rtruediv__(self, other: Any) -> Var:
-        quotient = other / self.value
-        return self._of(quotient, -quotient / self.value)
+        value = self.value
+        quotient = other / value
+        return Var(quotient, (self,), lambda: (-quotient / value,))
 
     def __neg__(self) -> Var:
-        return self._of(-self.value, -1)
+        return Var(-self.value, (self,), (-1,))
 
     def __float__(self) -> float:
         return float(self.value)
@@ -89,20 +107,27 @@ def value_of(x: Any) -> Any:
 
 
 def variables(values: Sequence[Sequence[Any]]) -> list[list[Var]]:
-    """Create independent variables [N][D] on one new tape."""
-    tape: list[Var] = []
-    return [[Var(x, tape) for x in row] for row in values]
+    """Create independent variables [N][D]."""
+    return [[Var(x) for x in row] for row in values]
 
 
 def gradient(result: Any, inputs: Sequence[Sequence[Var]]) -> list[list[Any]]:
-    """The derivatives [N][D] of ``result`` with respect to ``inputs``; zeros if it is not a ``Var``."""
-    adjoints: dict[int, Any] = {result.index: 1} if isinstance(result, Var) else {}
-    for node in reversed(result.tape[: result.index + 1]) if isinstance(result, Var) else ():
-        adjoint = adjoints.get(node.index) if node.parents else None
-        if adjoint is None:
+    """The derivatives [N][D] of ``result`` with respect to ``inputs``; zeros if it does not depend on them."""
+    nodes: dict[int, Var] = {}
+    reached = [result] if isinstance(result, Var) else []
+    while reached:
+        node = reached.pop()
+        if node.index not in nodes:
+            nodes[node.index] = node
+            reached += node.parents
+    adjoints: dict[int, Any] = dict.fromkeys([result.index], 1) if nodes else {}
+    for index in sorted(nodes, reverse=True):
+        node = nodes[index]
+        if not node.parents:
             continue
-        del adjoints[node.index]
-        for parent, slope in node.parents:
+        adjoint = adjoints.pop(index)
+        slopes = node.slopes() if callable(node.slopes) else node.slopes
+        for parent, slope in zip(node.parents, slopes, strict=True):
             step = adjoint * slope
             adjoints[parent.index] = adjoints[parent.index] + step if parent.index in adjoints else step
     return [[adjoints.get(x.index, x.value * 0) for x in row] for row in inputs]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from ..suite.cases import Case
@@ -80,8 +79,6 @@ def similarities(case: Case, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def anchor_values(case: Case, s: torch.Tensor) -> torch.Tensor:
     """The value of every row from the logits ``s``; 0 for a row without terms."""
-    member = np.zeros(case.shape, dtype=bool)
-    for i, columns in enumerate(case.members()):
-        member[i, columns] = True
-    positive = np.array(case.positive_mask()) & member
+    member = case.member_array()
+    positive = case.positive_array() & member
     return case.entry.baseline(s, torch.from_numpy(member), torch.from_numpy(positive), **case.formula_options())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +42,15 @@ class Enclosures:
         anchors: the value of every anchor, by row.
         gradients: [N][D] for every matrix, of the sum of ``values``; empty if they were not requested.
         similarity: the similarity matrix, of the case's ``shape``.
+        temperature_gradient: the derivative of the sum of ``values`` with respect to the temperature; 0 if gradients
+            were not requested.
     """
 
     values: list[arb]
     anchors: dict[int, arb]
     gradients: dict[str, list[list[arb]]]
     similarity: list[list[arb]]
+    temperature_gradient: arb
 
 
 def enclosures(
@@ -56,26 +61,31 @@ def enclosures(
     The reference evaluates one anchor at a time from its row of the similarity matrix, and the tape differentiates its
     part of the loss with respect to that row. Memory is therefore proportional to the number of similarities.
 
+    Every loss is a function of the logits s_ij / T, multiplied by T / base_temperature if there is one. Its derivative
+    with respect to T is therefore -sum_ij (dL/ds_ij) s_ij / T, plus L / T if there is a base temperature.
+
     Args:
         case: the case.
         bits: the working precision.
         gradient: whether gradients are computed.
         upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1.
     """
-    with precision(bits):
+    with precision(bits), _without_collections():
         given = _balls(case)
         matrix = similarities(case, given)
         counted, reduction = case.counted(), case.option("reduction")
         factors = {} if upstream is None else dict(zip(counted, upstream, strict=True))
         anchors: dict[int, arb] = {}
         slopes: dict[int, list[arb]] = {}
-        total, pairs = arb(0), 0
+        total, moved, pairs = arb(0), arb(0), 0
         for i in case.anchors():
             (row,) = tape.variables([matrix[i]]) if gradient else [matrix[i]]
             part, result = _part_of_anchor(case, i, row)
             anchors[i] = arb(tape.value_of(result.terms.anchor_losses[i]))
             factor = arb(factors.get(i, 1))
             slopes[i] = [x * factor for x in tape.gradient(part, [row])[0]] if gradient else []
+            scaled = 0 if case.option("base_temperature") is None else arb(tape.value_of(part)) * factor
+            moved += scaled - _dot(slopes[i], matrix[i]) if gradient else 0
             total, pairs = total + tape.value_of(part), pairs + len(result.terms.pairs)
         divisor = max({"mean": len(counted), "mean_pairs": pairs}.get(reduction, 1), 1)
         return Enclosures(
@@ -83,7 +93,20 @@ def enclosures(
             anchors=anchors,
             gradients=_pull_back(case, given, slopes, divisor) if gradient else {},
             similarity=matrix,
+            temperature_gradient=moved / (arb(case.temperature) * divisor),
         )
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Suspend the garbage collector, which would search thousands of balls for cycles; there are none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _part_of_anchor(case: Case, i: int, row: Sequence[Any]) -> tuple[Any, reference.Result]:
@@ -97,14 +120,16 @@ def _part_of_anchor(case: Case, i: int, row: Sequence[Any]) -> tuple[Any, refere
     Returns:
         The part, 0 for an anchor that does not count, and the result of the reference for this anchor.
     """
-    # The other rows are not anchors: a single entry and empty sets are enough for them.
+    # The other rows are not anchors: a single entry, which is not a variable, and empty sets are enough for them.
+    other = [tape.value_of(row[0])]
+    mask, members = case.positive_array()[i].tolist(), case.members()[i]
     rows, by_pairs = range(case.shape[0]), case.option("reduction") == "mean_pairs"
     result = reference_of_similarities(
         case,
-        [row if k == i else row[:1] for k in rows],
-        is_positive=[case.positive_mask()[i] if k == i else [] for k in rows],
+        [row if k == i else other for k in rows],
+        is_positive=[mask if k == i else [] for k in rows],
         anchors=[i],
-        members=[case.members()[i] if k == i else [] for k in rows],
+        members=[members if k == i else [] for k in rows],
         reduction="mean_pairs" if by_pairs else "sum",
     )
     return result.loss * max(len(result.terms.pairs), 1) if by_pairs else result.loss, result
@@ -140,7 +165,9 @@ def _pull_back(
 
     def of_row(g: list[arb], y: list[arb], norm: arb) -> list[arb]:
         along = _dot(g, y) if cosine else arb(0)
-        return [(a - along * b) / (norm * divisor) for a, b in zip(g, y, strict=True)]
+        # The gradient is orthogonal to the row: exactly 0 along the only axis of a row, which no precision would prove.
+        axis = cosine and sum(b != 0 for b in y) == 1
+        return [arb(0) if axis and b != 0 else (a - along * b) / (norm * divisor) for a, b in zip(g, y, strict=True)]
 
     return {name: list(map(of_row, found[name].tolist(), unit[name].tolist(), norms[name])) for name in given}
 
@@ -187,6 +214,7 @@ def truth(case: Case, bits: int = PRECISION, upstream: Sequence[float] | None = 
             similarity=_rounded(found.similarity),
             weights=sensitivities,
             other_gradients=gradients,
+            temperature_gradient=float(found.temperature_gradient) if defined else None,
         )
 
 
@@ -215,23 +243,6 @@ def _first_wide(case: Case, found: Enclosures) -> str | None:
             if any(is_wide(x, size) for x in row):
                 return f"the gradient's row {i} by {name}"
     return None
-
-
-def temperature_gradient(case: Case, bits: int = PRECISION) -> float:
-    """Compute the derivative of a loss (of the sum of its values) with respect to the temperature.
-
-    Every loss is a function f of the logits s_ij / T, multiplied by T / base_temperature if there is one. Its
-    derivative is therefore -sum_ij (dL/ds_ij) s_ij / T, plus L / T if there is a base temperature.
-    """
-    with precision(bits):
-        matrix = similarities(case, _balls(case))
-        variables = tape.variables(matrix)
-        loss = reference_of_similarities(case, variables).loss
-        total = sum(loss) if isinstance(loss, list) else loss
-        slopes = tape.gradient(total, variables)
-        moved = sum(w * s for rows in zip(slopes, matrix, strict=True) for w, s in zip(*rows, strict=True))
-        scaled = 0 if case.option("base_temperature") is None else arb(tape.value_of(total))
-        return float((scaled - moved) / arb(case.temperature))
 
 
 def stored_truth(case: Case, expected: Expected) -> Truth:

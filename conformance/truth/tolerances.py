@@ -166,7 +166,7 @@ def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
 
 @np.errstate(over="ignore")
 def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
-    """The bound on the derivative with respect to the temperature, ``evaluate.temperature_gradient``.
+    """The bound on ``truth.temperature_gradient``, the derivative with respect to the temperature.
 
     It is a sum of |W_ij s_ij| / T with the errors of both factors: that of a weight as in the gradients of rows, and
     that of a similarity. A base temperature adds the value divided by T.

@@ -1,8 +1,8 @@
 """The engine: per-anchor values of a loss, and their gradient.
 
 A loss checks its arguments, describes its pairs (`Targets`, `References`) and its formula (`Rule`) as a `Batch`, calls
-`loss_of`, which applies its policies and its reduction to its `anchor_values`. `plan` is the only module that chooses
-how a batch is evaluated:
+`anchor_values`, then applies its policies and its reduction (`reduced`). `plan` is the only module that chooses how a
+batch is evaluated:
 
 - in symmetric tiles of unshifted exponentials, in larger batches where logits are known to be moderate and rows can be
   sorted by label or by partner;
@@ -25,7 +25,7 @@ zero; only "exact" keeps it.
 
 from __future__ import annotations
 
-from .autograd import anchor_values, loss_of
+from .autograd import anchor_values
 from .formulas import reduced
 from .plan import tiles_of
 from .scaling import measure, pair_logits
@@ -44,7 +44,6 @@ __all__ = [
     "Targets",
     "Terms",
     "anchor_values",
-    "loss_of",
     "measure",
     "pair_logits",
     "reduced",

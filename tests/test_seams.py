@@ -1,0 +1,71 @@
+"""An error in one row only, the last of a tile or the first of the next, fails a golden case of every loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.golden import GoldenCase, load_golden
+from pairproof.conformance.suite.records import Outcome, Truth
+from pairproof.conformance.truth.baseline import plain_outcome
+from pairproof.conformance.truth.compare import compare
+from pairproof.conformance.truth.evaluate import stored_truth
+from pairproof.conformance.truth.tolerances import bounds, formula_bounds
+
+TILES = (32, 64, 128, 256, 512)
+"""Numbers of rows per tile that kernels use."""
+
+WRONG_BY = {"float64": 1e-8, "float32": 1e-2}
+"""Relative errors of one row that must be noticed. The mean over the anchors divides the error of a value by N."""
+
+
+def case_beyond(loss: str, tile: int) -> GoldenCase:
+    """Return the smallest golden case of a loss with a gradient, and with anchors on both sides of the seam."""
+    found = (g for g in load_golden(losses=(loss,)) if g.case.n > tile and g.expected.gradient is not None)
+    found = (g for g in found if not g.case.keywords.keys() - {"temperature", "direction"})
+    return min((g for g in found if g.expected.anchors[tile - 1] * g.expected.anchors[tile]), key=lambda g: g.case.n)
+
+
+def with_wrong_value(true: Truth, row: int, error: float) -> Outcome:
+    """Return the true results, with the value of one anchor changed in the mean over the anchors."""
+    assert isinstance(true.loss, float)
+    changed = true.loss + error * true.anchors[row] / len(true.anchors)
+    return Outcome([changed], true.gradient, other_gradients=true.other_gradients)
+
+
+def with_wrong_gradient(true: Truth, row: int, error: float) -> Outcome:
+    """Return the true results, with one row of the gradient changed."""
+    assert true.gradient is not None
+    changed = true.gradient.copy()
+    changed[row] *= 1 + error
+    return Outcome([*true.values], changed, other_gradients=true.other_gradients)
+
+
+def rounded(outcome: Outcome, dtype: str) -> Outcome:
+    """Round results to a dtype."""
+    assert outcome.gradient is not None
+    others = {name: z.astype(dtype).astype(float) for name, z in outcome.other_gradients.items()}
+    values = np.array(outcome.values).astype(dtype).astype(float).tolist()
+    return Outcome(values, outcome.gradient.astype(dtype).astype(float), other_gradients=others)
+
+
+@pytest.mark.parametrize("dtype", WRONG_BY)
+@pytest.mark.parametrize("tile", [pytest.param(n, marks=pytest.mark.slow) if n > 128 else n for n in TILES])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_error_in_one_row_at_the_seam_of_tiles_fails(loss: str, tile: int, dtype: str) -> None:
+    golden = case_beyond(loss, tile)
+    case = golden.case
+    assert case.n > tile
+    assert case.holds_in(dtype)
+    true = stored_truth(case, golden.expected)
+    # The widest bounds of any level.
+    allowed = formula_bounds(bounds(case, true, dtype), true, plain_outcome(case, dtype))
+
+    def ratio(outcome: Outcome) -> float:
+        return compare(case, true, rounded(outcome, dtype), allowed, dtype).ratio
+
+    assert ratio(Outcome([*true.values], true.gradient, other_gradients=true.other_gradients)) <= 1
+    for row in (tile - 1, tile):
+        assert ratio(with_wrong_value(true, row, WRONG_BY[dtype])) > 1, f"value of row {row}"
+        assert ratio(with_wrong_gradient(true, row, WRONG_BY[dtype])) > 1, f"gradient of row {row}"
