@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 try:
     import typer
@@ -215,7 +215,12 @@ def _write(write: Callable[[Path], object], path: Path) -> None:
 
 @_command(app)
 @with_options(Selection, tables.RunPrinting)
-def verify(**options: Any) -> None:
+def verify(
+    public: Annotated[
+        bool, typer.Option("--public", help="Judge the recorded answers of the public losses instead.")
+    ] = False,
+    **options: Any,
+) -> None:
     """Check every implementation, and every figure that the five documents print.
 
     A figure is a number that a document prints. The reference recomputes each figure with interval arithmetic. A figure
@@ -232,11 +237,32 @@ def verify(**options: Any) -> None:
         pairproof verify --show figures,claims
         pairproof verify --peer supcontrast=../SupContrast --junit report.xml
         TRITON_INTERPRET=1 pairproof verify --impl fast-triton --covering
+        pairproof verify --public
     """
     from .judge.verify import run
 
+    if public:
+        _verify_public()
     selection, printing = _split(options, Selection, tables.RunPrinting)
     _judge(functools.partial(run, selection), printing)
+
+
+def _verify_public() -> NoReturn:
+    """Judge the public losses as recorded, or live if an environment variable names a folder with repositories."""
+    from .implementations.base import Unavailable
+    from .implementations.public import WHERE, load_public
+    from .judge.public import judge_live, replay
+
+    folder, wrong = os.environ.get(WHERE), False
+    for loss in load_public():
+        try:
+            found = judge_live(loss, Path(folder))[0] if folder else replay(loss)
+        except Unavailable as error:
+            _print([f"{loss.name}: skipped: {error}"])
+        else:
+            _print(found.lines())
+            wrong |= bool(found.problems)
+    raise typer.Exit(wrong)
 
 
 @_command(app)

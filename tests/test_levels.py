@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pairproof import fast
 from pairproof.conformance import check_loss, cli, report
 from pairproof.conformance.judge import check as checking
 from pairproof.conformance.judge.levels import IN_FLOAT32, ROUNDS_TEMPERATURE, Level, level_of, level_of_case
@@ -197,6 +198,16 @@ def test_target_that_rounds_its_temperature_is_judged_as_float32() -> None:
     assert (found.verdict, ROUNDS_TEMPERATURE in found.notes) == ("conforms", True)
     found = of(wrong, *CASES, dtypes="float64")
     assert (found.verdict, ROUNDS_TEMPERATURE in found.notes) == ("does not conform", True)
+
+
+def test_target_with_one_value_per_anchor_in_float32_is_judged_as_float32() -> None:
+    """The mean, which the harness computes, is not representable in float32."""
+
+    def each(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+        return fast.supcon_loss(embeddings.float(), labels, temperature=temperature, reduction="none")
+
+    found = of(each, *CASES, dtypes="float64", settings={"reduction": "none"})
+    assert (found.verdict, IN_FLOAT32 in found.notes) == ("conforms", True)
 
 
 def test_target_that_rounds_similarities_is_judged_as_float32() -> None:

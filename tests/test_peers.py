@@ -357,7 +357,8 @@ def test_package_is_loaded_without_its_init(tmp_path: Path, monkeypatch: pytest.
 
 def test_page_of_peers_has_the_stored_counts() -> None:
     """The page has the counts of `expected.json`; python tools/peer_table.py updates it."""
-    sections = re.split(r"^## ", tool.PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    *sections, public = re.split(r"^## ", tool.PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    assert f"\n## {public}" == "\n".join(tool.public_section()) + "\n"
     assert [text.splitlines()[0] for text in sections] == [kind.name for kind in tool.PEERS]
     expected = json.loads((ROOT / "fixtures" / "expected.json").read_text())["counts"]
     for kind, text in zip(tool.PEERS, sections, strict=True):

@@ -19,6 +19,7 @@ from run_report import read_report
 
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations import ALL, Implementation, Unavailable
+from pairproof.conformance.implementations.public import load_public
 from pairproof.conformance.judge.results import Check
 from pairproof.conformance.judge.verify import load_cases, predicted
 from pairproof.conformance.suite.cases import Case
@@ -99,6 +100,32 @@ def section(kind: type[Implementation], version: str, checks: Sequence[Check], c
     return lines + (["", "Not supported, and the number of cases:", "", *reasons] if reasons else [])
 
 
+PUBLIC = """
+## Public losses
+
+These losses are recorded, not installed. `public/` names the repository, commit, file and checksum of each, and
+contains its answers to some golden cases, but none of its code. `pairproof verify --public` judges the answers; if
+`PAIRPROOF_PUBLIC` names a folder with the repositories, it checks the code itself. The level is the highest one at
+which the loss conforms ([levels](../../docs/judging.md#levels)).
+"""
+
+
+def public_section() -> list[str]:
+    """Return the lines about the public losses: where they are, what they compute, and what is said about them."""
+    lines = [
+        PUBLIC,
+        row("public loss", "repository", "license", "computes", "checked as", "level", "what check reports"),
+    ]
+    lines.append(row(*["---"] * 7))
+    for one in load_public():
+        options = ", ".join(f"{name}={value}" for name, value in one.options.get("settings", {}).items())
+        checked = f"{one.loss}, {options}" if options else one.loss
+        link = f"[{one.repository}]({one.link}) {one.commit[:12]}"
+        cells = one.name, link, one.license, one.computes, checked, one.level or "none", "; ".join(one.says)
+        lines.append(row(*(cell.replace("|", "\\|") for cell in cells)))
+    return lines
+
+
 def judged_of(checks: Sequence[Check]) -> Iterator[Check]:
     """Return the checks that are not skipped."""
     return (one for one in checks if one.dtype and one.status != "skipped")
@@ -130,7 +157,7 @@ def page(before: str, found: Sequence[Check] = ()) -> str:
         counts = [outcomes(kind, [one for one in judged_of(ours) if one.loss == loss]) for loss in LOSSES]
         lines.append(row(f"[{kind.name}](#{kind.name})", *map(summary, counts)))
         sections += section(kind, version_of(kind, before), ours, cases)
-    return "\n".join([*lines, *sections]) + "\n"
+    return "\n".join([*lines, *sections, *public_section()]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

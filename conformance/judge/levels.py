@@ -127,7 +127,8 @@ def _in_float32(target: External, outcome: Outcome, probes: Iterable[Case]) -> b
         target.outcomes.clear()
         target.outcomes.update(kept)
         target.notes = (*target.notes, *filter(None, [target.in_float32]))
-    return target.in_float32 == ROUNDS_TEMPERATURE or (target.in_float32 == IN_FLOAT32 and _fits_float32(outcome))
+    fits = target.in_float32 == IN_FLOAT32 and _fits_float32(target, outcome)
+    return fits or target.in_float32 == ROUNDS_TEMPERATURE
 
 
 def _computes_in_float32(target: External, probes: Iterable[Case]) -> bool:
@@ -140,9 +141,9 @@ def _computes_in_float32(target: External, probes: Iterable[Case]) -> bool:
     for case in probes:
         if (outcome := _evaluated(target, case)) is None:
             continue
-        if not _fits_float32(outcome):
+        if not _fits_float32(target, outcome):
             return False
-        found += bool((np.frexp(_finite(outcome))[0] * 256 % 1).any())
+        found += bool((np.frexp(_finite(target, outcome))[0] * 256 % 1).any())
         if found == PROBES:
             return True
     return False
@@ -173,14 +174,15 @@ def _evaluated(target: External, case: Case) -> Outcome | None:
         return None
 
 
-def _finite(outcome: Outcome) -> Matrix:
-    """The finite values of an outcome."""
-    values = np.array(outcome.values)
+def _finite(target: External, outcome: Outcome) -> Matrix:
+    """The finite values that a target returned: one per anchor if the harness has reduced them."""
+    returned = outcome.anchors.values() if outcome.anchors and target.claim.reduced_here else outcome.values
+    values = np.array([*returned])
     return np.asarray(values[np.isfinite(values)])
 
 
 @np.errstate(over="ignore")
-def _fits_float32(outcome: Outcome) -> bool:
-    """Whether every finite value of an outcome is representable in float32."""
-    values = _finite(outcome)
+def _fits_float32(target: External, outcome: Outcome) -> bool:
+    """Whether every finite value that a target returned is representable in float32."""
+    values = _finite(target, outcome)
     return bool((values.astype(np.float32) == values).all())

@@ -222,6 +222,11 @@ def _content(case: Case) -> bytes:
     return json.dumps([case.loss, rows, dict(case.arguments), options], sort_keys=True, default=_plain).encode()
 
 
+def digest_of(case: Case) -> str:
+    """Return a short digest of the inputs and the options of a case that affect its results."""
+    return hashlib.sha256(_content(case)).hexdigest()[:16]
+
+
 def _hexadecimal(matrix: Matrix) -> list[Any]:
     return [list(matrix.shape), hashlib.sha256(np.ascontiguousarray(matrix, dtype="<f8").tobytes()).hexdigest()]
 

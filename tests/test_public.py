@@ -1,0 +1,148 @@
+"""Public losses: their recorded answers, or their code, have the expected level and words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pairproof.conformance import cli
+from pairproof.conformance.implementations.base import Unavailable
+from pairproof.conformance.implementations.public import FOLDER, WHERE, PublicLoss, load_public
+from pairproof.conformance.judge import public as judging
+from pairproof.conformance.judge.public import judge_live, record, replay
+
+PUBLIC = load_public()
+
+QUICK = ("fsce", "simclr-sthalles", "solo-mocov2plus")
+"""The losses whose answers are judged in every run of the tests."""
+
+SOURCE = """
+import missing_package
+
+FACTOR = 2.0
+
+class Model:
+    @missing_package.decorate
+    def loss(self, z_i, z_j, temperature=0.5):
+        z = F.normalize(torch.cat([z_i, z_j]), dim=1)
+        logits = (z @ z.T / temperature).fill_diagonal_(-torch.inf)
+        return FACTOR * F.cross_entropy(logits, torch.arange(len(z)).roll(len(z_i))) / self.divisor
+"""
+
+
+def own(folder: Path, **changed: object) -> PublicLoss:
+    """Return a loss in a repository of its own."""
+    place = folder / "someone+models"
+    place.mkdir()
+    (place / "model.py").write_text(SOURCE)
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(place))
+    for command in (("init", "-q"), ("add", "."), ("commit", "-qm", "a")):
+        subprocess.run([*git, *command], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    wrapper = "def loss_of_views(z_i, z_j, temperature=0.5):\n"
+    wrapper += "    return loss(SimpleNamespace(divisor=2), z_i, z_j, temperature)"
+    public = PublicLoss(
+        "own",
+        "someone/models",
+        commit,
+        "model.py",
+        hashlib.sha256(SOURCE.encode()).hexdigest(),
+        "none",
+        "NT-Xent of two views",
+        "nt_xent",
+        ["FACTOR", "Model.loss"],
+        "loss_of_views",
+        level="policies",
+        wrapper=wrapper,
+        says=["norms below 1e-12 are clamped"],
+        options={"fuzz": 2},
+    )
+    return replace(public, **changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "public", [pytest.param(one, id=one.name, marks=[pytest.mark.slow] * (one.name not in QUICK)) for one in PUBLIC]
+)
+def test_recorded_answers_have_the_expected_level_and_words(public: PublicLoss) -> None:
+    found = replay(public)
+    assert found.problems == []
+    assert found.checks >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("public", PUBLIC, ids=lambda one: one.name)
+def test_code_has_the_expected_level_and_words(public: PublicLoss) -> None:
+    if WHERE not in os.environ:
+        pytest.skip(f"{WHERE} is not set")
+    try:
+        found, _ = judge_live(public, Path(os.environ[WHERE]))
+    except Unavailable as error:
+        pytest.skip(str(error))
+    assert found.problems == []
+
+
+def test_records_are_complete_and_small() -> None:
+    answers = {path.stem for path in (FOLDER / "answers").glob("*.json")}
+    assert answers == {one.name for one in PUBLIC}
+    assert all(len(one.sha256) == 64 and one.license and one.computes for one in PUBLIC)
+    assert [one.name for one in PUBLIC if not one.says] == ["dcl"], "no reason is found for the failures of this one"
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 1_000_000
+
+
+@pytest.mark.slow
+def test_loss_is_recorded_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    public = own(tmp_path)
+    monkeypatch.setattr(judging, "FOLDER", tmp_path)
+    live = record(public, tmp_path)
+    assert live.problems == []
+    found = replay(public)
+    assert (found.level, found.problems) == ("policies", [])
+
+
+def test_changed_answers_and_cases_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    public = next(one for one in PUBLIC if one.name == "solo-mocov2plus")
+    wrong = replay(replace(public, level="policies", says=["the loss is doubled"]))
+    assert wrong.problems == ["expected level: policies", "expected words: the loss is doubled"]
+    data = json.loads((FOLDER / "answers" / f"{public.name}.json").read_text())
+    path = tmp_path / "answers" / f"{public.name}.json"
+    path.parent.mkdir()
+    monkeypatch.setattr(judging, "FOLDER", tmp_path)
+    first = next(iter(data["answers"].values()))
+    for changed in ({"values": [(1.0).hex()]}, {"inputs": "those of another case"}):
+        path.write_text(
+            json.dumps({**data, "answers": data["answers"] | {next(iter(data["answers"])): first | changed}})
+        )
+        assert replay(public).level != "digits"
+
+
+def test_changed_file_is_unavailable(tmp_path: Path) -> None:
+    public = own(tmp_path, sha256="0" * 64)
+    with pytest.raises(Unavailable, match=r"model\.py of someone/models at \w+ has another checksum"):
+        public.source(tmp_path)
+    with pytest.raises(Unavailable, match="is missing"):
+        replace(public, repository="someone/else").source(tmp_path)
+    with pytest.raises(Unavailable, match="own needs no_such_package"):
+        replace(public, needs=["no_such_package"]).module(tmp_path)
+
+
+def test_verify_judges_public_losses(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WHERE, raising=False)
+    loss = next(one for one in PUBLIC if one.name == "fsce")
+    monkeypatch.setattr("pairproof.conformance.implementations.public.load_public", lambda: [loss])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["verify", "--public"])
+    assert ended.value.code == 0
+    assert "fsce as supcon: no level, " in capsys.readouterr().out
+    monkeypatch.setattr(
+        "pairproof.conformance.implementations.public.load_public", lambda: [replace(loss, level="formula")]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["verify", "--public"])
+    assert ended.value.code == 1
+    assert "FAILED: expected level: formula" in capsys.readouterr().out
