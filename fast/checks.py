@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import get_args
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ NO_POSITIVE = ("zero", "drop", "nan")
 NO_NEGATIVE = ("zero", "nan")
 DIRECTIONS = ("both", "a_to_b", "b_to_a")
 BACKENDS: tuple[str, ...] = get_args(Backend)
+LOWEST = 1e-8
+"""Lowest temperature, at which float64 still determines losses to about 1e-8; the highest is its reciprocal."""
 VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
 """Hint for embeddings that still have an axis of views."""
 ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
@@ -33,11 +35,11 @@ NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss o
 
 
 def check_number(name: str, value: object) -> None:
-    """Check that an option is a positive, finite number.
+    """Check that an option is a positive, finite number in the range of temperatures.
 
     Raises:
         TypeError: the value is not a number.
-        ValueError: the value is zero, negative, NaN or infinite.
+        ValueError: the value is zero, negative, NaN, infinite or out of range.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
@@ -47,6 +49,8 @@ def check_number(name: str, value: object) -> None:
         number = math.inf
     if not 0 < number < math.inf:
         raise ValueError(f"{name}: expected a positive finite number, got {value}")
+    if not LOWEST <= number <= 1 / LOWEST:
+        raise ValueError(f"{name}: expected a number in the range {LOWEST:g} to {1 / LOWEST:g}, got {value}")
 
 
 def check_temperature(value: object, *, validate: bool = False) -> None:
@@ -190,12 +194,7 @@ def check_references(
         return References(ref_embeddings, sizes=sizes)
     count, columns = embeddings.shape[0], ref_embeddings.shape[0]
     own = _given("self_rows", self_rows, embeddings, [count], "one row per embedding")
-    if device.may_read(own, validate):
-        row = _first((own < -1) | (own >= columns))
-        if row is not None:
-            value = int(own[row])
-            raise ValueError(f"self_rows: expected rows in the range -1 to {columns - 1}, got {value} in row {row}")
-    return References(ref_embeddings, own, sizes=sizes)
+    return References(ref_embeddings, _checked("self_rows", own, None, columns, validate), sizes=sizes)
 
 
 def check_alike(name: str, tensor: Tensor, other: str, model: Tensor) -> None:
@@ -278,12 +277,10 @@ def check_partners(embeddings: Tensor, partners: object, references: References,
     """
     count, rows = embeddings.shape[0], references.embeddings
     tensor = _given("partners", partners, embeddings, [count], "one partner per embedding")
-    if device.may_read(tensor, validate):
-        if rows is not None:
-            _refuse_partners(tensor, references.own, rows.shape[0], mutual=False)
-        elif not _are_mutual(tensor, place := torch.arange(count, device=tensor.device)):
-            _refuse_partners(tensor, place, count, mutual=True)
-    return Targets("partners", tensor)
+    if rows is not None:
+        return Targets("partners", _checked("partners", tensor, references.own, rows.shape[0], validate))
+    place = torch.arange(count, device=tensor.device)
+    return Targets("partners", _checked("mutual", tensor, place, count, validate))
 
 
 def _are_mutual(partners: Tensor, own: Tensor) -> bool:
@@ -325,14 +322,53 @@ def check_positive_pairs(embeddings: Tensor, positive_pairs: object, *, validate
     tensor = _given("positive_pairs", positive_pairs, embeddings)
     if tensor.ndim != 2 or tensor.shape[1] != 2:
         raise ValueError(f"positive_pairs: expected shape [M, 2], got shape {_shape(tensor)}")
-    if device.may_read(tensor, validate):
-        position = _first(((tensor < 0) | (tensor >= count)).any(1))
-        if position is not None:
-            pair = tensor[position].tolist()
-            raise ValueError(
-                f"positive_pairs: expected rows in the range 0 to {count - 1}, got {pair} at position {position}",
-            )
-    return Targets("pairs", tensor)
+    return Targets("pairs", _checked("positive_pairs", tensor, None, count, validate))
+
+
+def _checked(kind: str, rows: Tensor, own: Tensor | None, columns: int, validate: bool) -> Tensor:
+    """Check rows if their values may be read; in a compiled graph an operator checks them when the graph runs."""
+    if device.traced(rows):
+        return cast(Tensor, torch.ops.pairproof.checked(kind, rows, own, columns, validate))
+    if device.may_read(rows, validate):
+        _refuse(kind, rows, own, columns)
+    return rows
+
+
+def _refuse(kind: str, rows: Tensor, own: Tensor | None, columns: int) -> None:
+    """Raise an error that describes what is wrong with rows, if anything is.
+
+    Args:
+        kind: "partners", "mutual" (partners without references), "self_rows" or "positive_pairs".
+        rows: int64 ``[N]``; ``[M, 2]`` for "positive_pairs".
+        own: int64 ``[N]``, the row itself or the reference that is the anchor; None: no reference is.
+        columns: the number of rows to choose from.
+    """
+    if kind == "mutual" and own is not None and _are_mutual(rows, own):
+        return
+    if kind in ("partners", "mutual"):
+        _refuse_partners(rows, own, columns, mutual=kind == "mutual")
+        return
+    least = -1 if kind == "self_rows" else 0
+    outside = (rows < least) | (rows >= columns)
+    place = _first(outside if least else outside.any(1))
+    if place is not None:
+        where = f"in row {place}" if least else f"at position {place}"
+        got = rows[place].tolist()
+        raise ValueError(f"{kind}: expected rows in the range {least} to {columns - 1}, got {got} {where}")
+
+
+def _operator(kind: str, rows: Tensor, own: Tensor | None, columns: int, validate: bool) -> Tensor:
+    if device.may_read(rows, validate):
+        _refuse(kind, rows, own, columns)
+    return rows.clone()
+
+
+torch.library.custom_op(
+    "pairproof::checked",
+    _operator,
+    mutates_args=(),
+    schema="(str kind, Tensor rows, Tensor? own, SymInt columns, bool validate) -> Tensor",
+).register_fake(lambda kind, rows, own, columns, validate: torch.empty_like(rows))
 
 
 def _given(

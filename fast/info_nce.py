@@ -35,9 +35,10 @@ from .engine import (
     Targets,
     anchor_values,
     pair_logits,
+    precision,
     reduced,
 )
-from .engine.device import dtypes_of
+from .engine.device import dtypes_of, traced
 
 Direction = Literal["both", "a_to_b", "b_to_a"]
 Reduction = Literal["mean", "sum", "none"]
@@ -73,8 +74,8 @@ def info_nce_loss(
         negatives: floating ``[K, D]``, K >= 1, the negatives of every anchor, instead of the other tower's other rows;
             the same for both directions.
         direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b).
-        temperature: positive number that similarities are divided by, or a 0-dimensional tensor, which may require a
-            gradient.
+        temperature: number from 1e-8 to 1e8 that similarities are divided by, or a 0-dimensional tensor, which may
+            require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, those of a before those of b.
@@ -106,7 +107,11 @@ def info_nce_loss(
         of_negatives = check(negatives, name="negatives", shape="[K, D]")
         check_alike("negatives", negatives, "embeddings_a", a)
     storage, (returned, wide) = a.dtype, dtypes_of(a)
-    computing = wide if backend == "exact" else returned
+    sizes = (of_a, of_b) if of_negatives is None else (of_a, of_b, of_negatives)
+    needed = "" if backend == "triton" or traced(a) else precision(rule, a, sizes)
+    computing = wide if needed or backend == "exact" else returned
+    if needed == "exact":
+        backend = "exact"
     if computing != storage:
         # The gradients of both directions are added before they are rounded to a narrow dtype.
         a, b, negatives = a.to(computing), b.to(computing), None if negatives is None else negatives.to(computing)
@@ -121,8 +126,9 @@ def info_nce_loss(
     sums = replace(rule, terms="lse")
     queue = References(negatives, sizes=of_negatives)
     parts = []
-    for rows, others, sizes in ((a, b, of_a), (b, a, of_b))[: 2 if both else 1]:
+    positives = pair_logits(a, b, rule, (of_a, of_b))
+    for rows, sizes in ((a, of_a), (b, of_b))[: 2 if both else 1]:
         found = anchor_values(Batch(rows, none, sums, queue, storage=storage, sizes=sizes), backend)
-        values = -F.logsigmoid(pair_logits(rows, others, rule) - found.values)
+        values = -F.logsigmoid(positives - found.values)
         parts.append(AnchorValues(values, torch.ones_like(found.positives), found.negatives))
     return reduced(AnchorValues(*map(torch.cat, zip(*parts, strict=True))), batch, policy).to(returned)

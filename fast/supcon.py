@@ -80,8 +80,8 @@ def supcon_loss(
             a queue, or the gathered rows of all devices. None: the batch.
         ref_labels: integers ``[M]``, the labels of the references.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
-        temperature: positive number that similarities are divided by, or a 0-dimensional tensor, which may require a
-            gradient.
+        temperature: number from 1e-8 to 1e8 that similarities are divided by, or a 0-dimensional tensor, which may
+            require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" or "only_negatives".
@@ -146,8 +146,8 @@ def supcon_in_loss(
             a queue, or the gathered rows of all devices. None: the batch.
         ref_labels: integers ``[M]``, the labels of the references.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
-        temperature: positive number that similarities are divided by, or a 0-dimensional tensor, which may require a
-            gradient.
+        temperature: number from 1e-8 to 1e8 that similarities are divided by, or a 0-dimensional tensor, which may
+            require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" or "only_negatives". With "one_positive" each numerator has its own
@@ -207,8 +207,8 @@ def supcon_epsilon_loss(
         labels: integers ``[N]``; rows with equal labels are positives of each other.
         positives: bool ``[N, N]`` instead of labels; may be asymmetric, and its diagonal is ignored.
         anchors: bool ``[N]``, the rows that are anchors; None: all rows.
-        temperature: positive number that similarities are divided by, or a 0-dimensional tensor, which may require a
-            gradient.
+        temperature: number from 1e-8 to 1e8 that similarities are divided by, or a 0-dimensional tensor, which may
+            require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".

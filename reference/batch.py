@@ -14,6 +14,7 @@ anchor's loss and terms from them. The reduction combines the anchors' losses. A
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,10 @@ from .similarity import similarity_matrix
 from .terms import Anchor, Columns, Result, Terms
 
 Formula = Callable[..., Anchor]
+OVERFLOW = (
+    'similarity: expected "cosine" for rows whose dot products, divided by the temperature, exceed the range of '
+    "float64, got dot"
+)
 ABSENT = object()
 """The value of an argument that the loss does not have."""
 
@@ -148,7 +153,7 @@ def evaluate_similarities(
         is_positive: [R][C]; entries outside A(i) are ignored.
         anchors: the rows that are anchors; all rows by default.
         members: A(i) of every row, as columns in ascending order; by default every column except i.
-        temperature: positive number; logits are similarities divided by it.
+        temperature: number from 1e-8 to 1e8; logits are similarities divided by it.
         base_temperature: if given, every value is multiplied by temperature / base_temperature.
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". With None
             the formula evaluates such an anchor too.
@@ -167,6 +172,8 @@ def evaluate_similarities(
     rows = range(len(similarity))
     logits = [[s / float(temperature) for s in row] for row in similarity]
     A = members or [[a for a in range(len(row)) if a != i] for i, row in enumerate(similarity)]
+    if any(isinstance(logits[i][a], float) and not math.isfinite(logits[i][a]) for i in rows for a in A[i]):
+        raise ValueError(OVERFLOW)
     P = [[a for a in A[i] if is_positive[i][a]] for i in rows]
     N = [[a for a in A[i] if not is_positive[i][a]] for i in rows]
 

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from .scalars import Scalar, order
 
 Matrix = list[list[Scalar]]
+LOWEST = 1e-8
+"""Lowest temperature, at which float64 still determines losses to about 1e-8; the highest is its reciprocal."""
 VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
 """Hint for embeddings that still have an axis of views."""
 ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
@@ -50,7 +52,7 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def check_temperature(name: str, value: object) -> None:
-    """Raise an error unless the value is a positive finite number."""
+    """Raise an error unless the value is a positive finite number in the range of temperatures."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     try:
@@ -59,6 +61,8 @@ def check_temperature(name: str, value: object) -> None:
         number = math.inf
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name}: expected a positive finite number, got {value!r}")
+    if not LOWEST <= number <= 1 / LOWEST:
+        raise ValueError(f"{name}: expected a number in the range {LOWEST:g} to {1 / LOWEST:g}, got {value!r}")
 
 
 def check_embeddings(embeddings: npt.ArrayLike, similarity: str, *, name: str = "embeddings", least: int = 2) -> Matrix:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pairproof import fast, reference
 from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss
+from pairproof.fast.engine import tiles_of
 
 PACKAGES = {"reference": reference, "fast": fast}
 EMBEDDINGS = np.array([[1.0, 0.5, -0.25], [0.75, 0.5, 0.125], [-0.5, 1.0, 0.25], [0.25, -1.0, 0.5]])
@@ -184,6 +185,10 @@ def temperatures(name: str) -> list[Bad]:
     return bad_values(
         name,
         *((f"{value}"[:9], value, ValueError, f"a positive finite number, got {value}") for value in numbers),
+        *(
+            (f"{value}", value, ValueError, f"a number in the range 1e-08 to 1e+08, got {value}")
+            for value in (1e-300, 9.9e-9, 1.1e8, 1e300)
+        ),
         *((str(value), value, TypeError, f"a number, got {type(value).__name__}") for value in others),
         forms=PLAIN,
     )
@@ -511,6 +516,41 @@ def good_tensor_arguments(loss: Loss, form: str, name: str) -> dict[str, Any]:
 
 def matrices_of(loss: Loss, form: str) -> list[str]:
     return [name for name in good_arguments(loss, form) if name in MATRICES]
+
+
+EXTREME: list[tuple[type[np.floating[Any]], str, float, float]] = [
+    (np.float32, "cosine", 1e-8, 1.0),
+    (np.float32, "cosine", 1e-5, 1.0),
+    (np.float32, "cosine", 1e8, 1e38),
+    (np.float64, "cosine", 0.1, 1e300),
+    (np.float32, "dot", 0.1, 1e19),
+    (np.float32, "dot", 1.0, 1e38),
+    (np.float64, "dot", 1.0, 1e153),
+    (np.float64, "dot", 0.1, 1e154),
+    (np.float64, "dot", 1.0, 1e300),
+]
+"""Dtypes, similarities, temperatures and factors of the rows that are far outside the usual range."""
+
+
+@pytest.mark.parametrize(("loss", "form"), FORMS)
+def test_extreme_rows_and_temperatures_give_the_same_in_both_packages(loss: Loss, form: str) -> None:
+    """The right value, rounded to the returned dtype, or the same error."""
+    for (dtype, similarity, temperature, factor), backend in itertools.product(EXTREME, ("auto", "tiled", "exact")):
+        rows = {name: (MATRICES[name] * factor).astype(dtype) for name in matrices_of(loss, form)}
+        options = {**rows, "similarity": similarity, "temperature": temperature}
+        title = f"{np.dtype(dtype)}, {similarity}, temperature {temperature}, factor {factor}, {backend}"
+        try:
+            expected = float(call("reference", loss, form, **options))
+        except ValueError as error:
+            assert_message(error, "similarity", ["exceed the range of float64"])
+            with pytest.raises(ValueError, match=f"^{re.escape(str(error))}$"):
+                call("fast", loss, form, **options, backend=backend)
+            continue
+        with tiles_of(2):
+            found = float(call("fast", loss, form, **options, backend=backend))
+        too_large = dtype == np.float32 and expected > float(np.finfo(np.float32).max)
+        true = math.inf if too_large else expected
+        assert found == pytest.approx(true, rel=1e-6), title
 
 
 def tensor_rows(names: Callable[[Loss, str], Sequence[str]]) -> list[Any]:

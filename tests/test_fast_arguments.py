@@ -1,13 +1,19 @@
-"""Embeddings that the kernels of `pairproof.fast` reject, keyword-only arguments, and devices without values."""
+"""Embeddings that the kernels of `pairproof.fast` reject, keyword-only arguments, and values that are not checked."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from pairproof import fast
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.golden import ErrorCase, load_errors
 from pairproof.fast import (
     kernels,
     nt_bxent_loss,
@@ -17,8 +23,10 @@ from pairproof.fast import (
     supcon_in_loss,
     supcon_loss,
 )
+from pairproof.fast.engine import device, tiles_of
 
 Tensor = torch.Tensor
+ERRORS = load_errors()
 Loss = Callable[..., Tensor]
 Z = torch.tensor([[1.0, 2.0], [0.5, -1.0], [-2.0, 0.1], [0.3, 0.4]])
 LABELLED = (supcon_loss, supcon_in_loss, supcon_epsilon_loss, nt_xent_pairwise_loss)
@@ -78,3 +86,60 @@ def test_values_are_not_read_on_a_device_without_them() -> None:
     loss = supcon_loss(torch.empty(4, 2, device="meta"), torch.zeros(4, dtype=torch.int64, device="meta"))
     assert loss.shape == ()
     assert loss.device.type == "meta"
+
+
+def unread(case: ErrorCase, backend: str) -> float | None:
+    """Return the value of a call whose values are not checked, or None if it raises the right exception."""
+    arguments = {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in case.arguments.items()}
+    try:
+        return float(getattr(fast, LOSSES[case.loss].function)(**arguments, backend=backend))
+    except case.exception as error:
+        right = case.compiled == "nan" or str(error).startswith(f"{case.argument}:")
+        return None if right else math.inf
+
+
+INDICES = ("partners", "self_rows", "positive_pairs")
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense", "tiled", "exact"])
+def test_error_cases_without_checks_of_values_give_nan_or_the_error(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "may_read", lambda tensor, validate=False: validate)
+    counts = Counter[str]()
+    for case in ERRORS:
+        if case.compiled == "error" and case.argument in INDICES:
+            continue
+        with tiles_of(2):
+            value = unread(case, backend)
+        assert value is None or (case.compiled == "nan" and math.isnan(value)), (case.id, value)
+        counts[case.compiled] += value is not None or case.compiled == "error"
+    assert counts["nan"] == 52
+    assert counts["error"] > 300
+
+
+QUICK_INDICES = ("partners-shared", "positive-pairs-negative", "self-rows-far-too-large-of-partners")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.id, marks=() if case.id.split("/")[1] in QUICK_INDICES else pytest.mark.slow)
+        for case in ERRORS
+        if case.argument in INDICES and case.exception is ValueError
+    ],
+)
+def test_compiled_graph_rejects_the_same_rows(case: ErrorCase) -> None:
+    """Whether the shape is wrong, which is known when the graph is compiled, or the values are, which is not."""
+    torch._dynamo.reset()
+    names = [name for name, value in case.arguments.items() if isinstance(value, np.ndarray)]
+    rest = {name: value for name, value in case.arguments.items() if name not in names}
+
+    def call(*matrices: Tensor) -> Tensor:
+        return getattr(fast, LOSSES[case.loss].function)(**dict(zip(names, matrices, strict=True)), **rest)
+
+    given = [torch.from_numpy(case.arguments[name]) for name in names]
+    with pytest.raises(ValueError, match=rf"^{case.argument}: ") as caught:
+        torch.compile(call, backend="eager", fullgraph=case.id.split("/")[1] in QUICK_INDICES)(*given)
+    assert all(word in str(caught.value) for word in case.words)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -127,6 +127,7 @@ class ErrorCase:
         exception: type of the exception.
         argument: name of the argument with which the message must begin.
         words: texts that the message must contain.
+        compiled: the result where the values of arrays are not checked: "error" or "nan", which allows an exception.
     """
 
     id: str
@@ -135,6 +136,7 @@ class ErrorCase:
     exception: type[Exception]
     argument: str
     words: tuple[str, ...]
+    compiled: Literal["error", "nan"]
 
 
 def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[GoldenCase]:
@@ -211,7 +213,7 @@ def _error_cases(entries: Sequence[Mapping[str, Any]], good: Mapping[str, Any]) 
                 require(name in known, path, f"{LOSSES[loss].function} has no argument {name!r}")
             given = {name: x for name, x in {**good[loss], **raw["changes"]}.items() if x["kind"] != "absent"}
             arguments = {name: _typed(f"{path}.changes.{name}", value) for name, value in given.items()}
-            yield ErrorCase(f"{raw['id']}/{loss}", loss, arguments, error, argument, words)
+            yield ErrorCase(f"{raw['id']}/{loss}", loss, arguments, error, argument, words, expected["compiled"])
 
 
 def golden_files(root: Path) -> list[str]:

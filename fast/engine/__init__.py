@@ -18,16 +18,17 @@ The backends:
 - "triton" uses the fused kernels of `pairproof.fast.kernels`.
 - "exact" computes in float64 on whole matrices for every dtype. It is also accurate for extreme norms.
 
-float64 embeddings are computed in float64, all others in float32. Values and gradients are within the bounds of the
-conformance suite at temperatures from 1e-3 to 1e3. A pair weight that underflows in the computing dtype counts as
-zero; only "exact" keeps it.
+float64 embeddings are computed in float64, all others in float32, or in float64 where it is known that float32 is not
+sufficient: at temperatures outside 1e-3 to 1e3, and for very large dot products. Values and gradients are within the
+bounds of the conformance suite at temperatures from 1e-3 to 1e3. A pair weight that underflows in the computing dtype
+counts as zero; only "exact" keeps it.
 """
 
 from __future__ import annotations
 
 from .autograd import anchor_values
 from .formulas import reduced
-from .plan import tiles_of
+from .plan import precision, tiles_of
 from .scaling import measure, pair_logits
 from .spec import AnchorValues, Backend, Batch, Denominator, Policy, References, Rule, Similarity, Sizes, Targets, Terms
 
@@ -46,6 +47,7 @@ __all__ = [
     "anchor_values",
     "measure",
     "pair_logits",
+    "precision",
     "reduced",
     "tiles_of",
 ]

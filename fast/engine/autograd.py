@@ -20,7 +20,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from . import device, exact, formulas, rowwise, symmetric, unshifted
 from .device import dtypes_of
-from .plan import PANEL_ELEMENTS, choose
+from .plan import PANEL_ELEMENTS, choose, precision
 from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
 from .spec import KERNELS, AnchorValues, Backend, Batch, Form, Gradients, Plan, References
 from .transforms import Reverse
@@ -37,14 +37,18 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         Values in the computing dtype, and the sizes of P(i) and N(i).
 
     Raises:
-        ValueError: ``backend="triton"`` does not support these embeddings.
+        ValueError: ``backend="triton"`` does not support these embeddings, or dot products exceed the range of float64.
     """
     compiling = device.traced(batch.embeddings)
     rows, others = batch.embeddings, batch.references.embeddings
-    if others is not None and others.dtype != rows.dtype:
-        wide = torch.promote_types(rows.dtype, others.dtype)
-        rows, others = rows.to(wide), others.to(wide)
-        batch = replace(batch, embeddings=rows, references=replace(batch.references, embeddings=others))
+    matrices = (batch.sizes,) if others is None else (batch.sizes, batch.references.sizes)
+    needed = "" if compiling or backend == "triton" else precision(batch.rule, rows, matrices)
+    if needed == "float64" or (others is not None and others.dtype != rows.dtype):
+        wide = torch.float64 if needed or others is None else torch.promote_types(rows.dtype, others.dtype)
+        rows, others = rows.to(wide), None if others is None else others.to(wide)
+        batch = replace(batch, embeddings=rows, references=replace(batch.references, embeddings=others, sizes=None))
+        batch = replace(batch, sizes=None)
+    backend = "exact" if needed == "exact" else backend
     temperature = batch.rule.temperature if isinstance(batch.rule.temperature, Tensor) else None
     if temperature is not None and not device.may_read(temperature):
         temperature = torch.where(temperature.log().isfinite(), temperature, math.nan)
@@ -65,7 +69,15 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         found = [anchor_values(side, backend) for side in _sides(batch)]
         return AnchorValues(*map(torch.cat, zip(*found, strict=True)))
     if backend == "exact":
-        return exact.anchor_values(batch)
+        values = exact.anchor_values(batch)
+        if needed == "exact":
+            limited = values.values.detach()
+            if batch.rule.terms == "binary":  # an infinite logit may add 0 to the value
+                scaled = differentiable_rows(rows.detach(), batch.rule)
+                limited = (scaled @ scaled.T).fill_diagonal_(0)
+            if not bool(limited.isfinite().all()):
+                raise ValueError(OVERFLOW)
+        return values
     if not (transformed or wanted):
         duals = [unpack_dual(t) for t in (rows, others, temperature) if t is not None]  # type: ignore[no-untyped-call]
         if all(dual.tangent is None for dual in duals):
@@ -88,6 +100,11 @@ def _sides(batch: Batch) -> tuple[Batch, Batch]:
     turned = replace(batch, embeddings=cast(Tensor, references.embeddings), sizes=references.sizes, references=back)
     return replace(batch, references=replace(references, mutual=False)), turned
 
+
+OVERFLOW = (
+    'similarity: expected "cosine" for rows whose dot products, divided by the temperature, exceed the range of '
+    "float64, got dot"
+)
 
 _Evaluate = Callable[[Batch, Plan], tuple[AnchorValues, Saved]]
 _Differentiate = Callable[[Tensor, float | Tensor, Batch, Plan, Saved], Gradients]

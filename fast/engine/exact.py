@@ -129,7 +129,8 @@ def _scale_rows(embeddings: Tensor, similarity: Similarity) -> _Scaled:
     limit = _RANGES[rows.dtype].factor
     largest = rows.detach().abs().amax(1)
     exponent = torch.frexp(largest).exponent.clamp(-limit, limit).to(rows.dtype)
-    rows = rows * torch.exp2(-exponent)[:, None]
+    # An infinite row becomes NaN.
+    rows = rows * torch.where(largest.isfinite(), torch.exp2(-exponent), math.nan)[:, None]
     if similarity == "dot":
         return _Scaled(rows, exponent, exponent, None)
     norm = (rows * rows).sum(1).sqrt()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from . import device
+from .device import dtypes_of
 from .scaling import largest_norm
-from .spec import KERNELS, UNSHIFTED, Backend, Batch, Plan, Targets
+from .spec import KERNELS, UNSHIFTED, Backend, Batch, Plan, Rule, Sizes, Targets
 
-__all__ = ["UNSHIFTED", "choose", "tile_size", "tiles_of"]
+__all__ = ["UNSHIFTED", "choose", "precision", "tile_size", "tiles_of"]
 
 DENSE_UP_TO = 512
 """Largest number of rows, and of columns, for which "auto" evaluates the batch as one panel."""
@@ -31,6 +33,14 @@ ACCELERATOR_FACTOR = 8
 """Factor by which tiles have more rows, and more columns, on an accelerator, so that it is not idle."""
 KEPT_ELEMENTS = 2**20
 """Largest number of exponentials kept from the forward pass, so that the backward pass need not recompute them."""
+
+
+LOWEST_OF_FLOAT32 = 1e-3
+"""Lowest temperature at which logits are computed in float32; the highest is its reciprocal."""
+LARGEST_OF_FLOAT32 = 1e30
+"""Largest dot product, divided by the temperature, that is computed in float32."""
+LARGEST_LOGIT = 1e300
+"""Largest dot product, divided by the temperature, that is computed in float64 without scaling each row."""
 
 
 class _Forced:
@@ -102,6 +112,30 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
         keep = backward and (backend == "dense" or count * (count + rows) // 2 <= KEPT_ELEMENTS)
         return Plan("symmetric", rows, wide, keep, reads), batch
     return Plan("rowwise", height, columns, False, reads), batch
+
+
+def precision(rule: Rule, rows: Tensor, sizes: Sequence[Sizes | None]) -> Literal["", "float64", "exact"]:
+    """Return what the logits of rows need that their computing dtype does not have, from values that are known.
+
+    Args:
+        rule: the formula, with similarity and temperature.
+        rows: some of the rows.
+        sizes: the sizes of all matrices of rows; None for one that is not known.
+
+    Returns:
+        "float64" if float32 is not sufficient; "exact" if dot products may exceed the range of float64; else "".
+    """
+    double, temperature = dtypes_of(rows)[0] == torch.float64, rule.temperature
+    if isinstance(temperature, Tensor):
+        temperature = float(temperature.detach()) if device.may_read(temperature) else 1.0
+    outside = temperature < LOWEST_OF_FLOAT32 or temperature > 1 / LOWEST_OF_FLOAT32
+    if rule.similarity == "dot" and all(sizes):
+        high = max(size.high for size in sizes if size)
+        largest = high * high * rows.shape[1] / temperature
+        if double and largest > LARGEST_LOGIT:
+            return "exact"
+        outside = outside or largest > LARGEST_OF_FLOAT32
+    return "float64" if outside and not double else ""
 
 
 def read_labels(targets: Targets) -> Targets:

@@ -234,7 +234,9 @@ class _Row:
     def guarded(self, star: Tensor) -> tuple[Tensor, Tensor]:
         """Return e^(s - max) and that plus epsilon, ``[b, M]`` each; ``star`` is the column of the row's maximum."""
         own = self.panel.own
-        exponentials = torch.where(own, 0.0, _exp(self.logits - self.logits.gather(1, star)))
+        top = self.logits.gather(1, star)
+        # An infinite maximum, whose difference from itself is NaN, must reach the value.
+        exponentials = torch.where(own, 0.0, _exp(self.logits - (top + (top - top).detach())))
         return exponentials, torch.where(own, 0.0, exponentials + EPSILON)
 
     def guarded_sum(self) -> Tensor:

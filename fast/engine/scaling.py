@@ -100,12 +100,13 @@ def scale_rows(embeddings: Tensor, rule: Rule, sizes: Sizes | None = None, unit:
         rows = rows * power
         norm = vector_norm(rows, dim=1, keepdim=True)
     else:
-        norm = vector_norm(rows, dim=1, keepdim=True, dtype=wide) if sizes is None else sizes.each
+        differentiated = rows.requires_grad and torch.is_grad_enabled()
+        norm = sizes.each if sizes and not differentiated else vector_norm(rows, dim=1, keepdim=True, dtype=wide)
         if sizes is None or not (sizes.low > 1 / MODERATE and sizes.high < MODERATE):
             power = _power_of_two(norm, dtype)
             rows, norm = rows * power, norm * power
     factor = (norm * root).reciprocal_().to(dtype)
-    return Scaled(rows * factor if power is None else rows.mul_(factor), factor, power)
+    return Scaled(rows * factor, factor, power)
 
 
 def _power_of_two(size: Tensor, dtype: torch.dtype) -> Tensor:
@@ -225,9 +226,12 @@ def differentiable_rows(embeddings: Tensor, rule: Rule) -> Tensor:
     return rows / (root.to(rows.dtype) if isinstance(root, Tensor) else root)
 
 
-def pair_logits(first: Tensor, second: Tensor, rule: Rule) -> Tensor:
+def pair_logits(
+    first: Tensor, second: Tensor, rule: Rule, sizes: tuple[Sizes | None, Sizes | None] = (None, None)
+) -> Tensor:
     """Return the logits ``[N]`` of row i of ``first`` with row i of ``second``, both ``[N, D]``.
 
-    They are differentiable with respect to both and to the temperature.
+    They are differentiable with respect to both and to the temperature. The rows are scaled and rounded as in a panel.
     """
-    return (differentiable_rows(first, rule) * differentiable_rows(second, rule)).sum(1)
+    (rows, *_), (others, *_) = (scale_rows(t, rule, size) for t, size in zip((first, second), sizes, strict=True))
+    return torch.linalg.vecdot(rows, others)

@@ -10,6 +10,9 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
+from pairproof import fast
+from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.golden import load_errors
 from pairproof.fast.engine import device
 
 Tensor = torch.Tensor
@@ -45,3 +48,20 @@ def test_bad_rows_give_nan_as_in_the_torch_engine(call: Any, what: float, temper
         lost = ~(other if other.ndim == 1 else other.sum(1)).isfinite()
         finite = (mine if mine.ndim == 1 else mine.sum(1))[lost].isfinite()
         assert not bool(finite.any()), f"{int(finite.sum())} of {int(lost.sum())} are finite"
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_error_cases_whose_values_are_not_checked_give_nan(loss: str) -> None:
+    """Or an exception, if more than a value is wrong."""
+    values = []
+    for case in load_errors():
+        if case.loss != loss or case.compiled != "nan":
+            continue
+        given = {name: torch.from_numpy(v) if hasattr(v, "shape") else v for name, v in case.arguments.items()}
+        given = {name: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v for name, v in given.items()}
+        try:
+            values.append(getattr(fast, LOSSES[loss].function)(**given, backend="triton"))
+        except case.exception:
+            continue
+    assert len(values) >= 4
+    assert all(bool(value.isnan()) for value in values)
