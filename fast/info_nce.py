@@ -107,8 +107,8 @@ def info_nce_loss(
         of_negatives = check(negatives, name="negatives", shape="[K, D]")
         check_alike("negatives", negatives, "embeddings_a", a)
     storage, (returned, wide) = a.dtype, dtypes_of(a)
-    sizes = (of_a, of_b) if of_negatives is None else (of_a, of_b, of_negatives)
-    needed = "" if backend == "triton" or traced(a) else precision(rule, a, sizes)
+    measured = (of_a, of_b) if negatives is None else (of_a, of_b, of_negatives)
+    needed = "" if backend == "triton" or traced(a) else precision(rule, a, measured)
     computing = wide if needed or backend == "exact" else returned
     if needed == "exact":
         backend = "exact"

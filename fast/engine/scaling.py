@@ -234,4 +234,5 @@ def pair_logits(
     They are differentiable with respect to both and to the temperature. The rows are scaled and rounded as in a panel.
     """
     (rows, *_), (others, *_) = (scale_rows(t, rule, size) for t, size in zip((first, second), sizes, strict=True))
-    return torch.linalg.vecdot(rows, others)
+    logits: Tensor = torch.linalg.vecdot(rows, others)
+    return logits
