@@ -98,7 +98,7 @@ def parametrize(  # noqa: D417 - its arguments are those of Mark
         dtypes: empty means float64 and float32.
         fuzz: the number of random batches.
         seed: the seed of the random batches; None: 0, so that every run judges the same batches.
-        thorough: whether cases of more than 40 rows are also proved again for a built-in temperature or option.
+        thorough: whether cases whose proof takes long are also proved again for a built-in temperature or option.
         device: torch device.
         limit: maximum duration of one evaluation, in seconds.
         deviations: TOML file of declared deviations; None: ``--pairproof-deviations``, or the nearest pyproject.toml.

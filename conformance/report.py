@@ -31,7 +31,6 @@ from .judge.results import BAD, Check, Status, counted, grouped, phrase, tally
 from .judge.suggest import suggested
 from .judge.verify import Report, show_counts
 from .suite.catalogue import LOSSES
-from .truth.evaluate import PROVE_UP_TO
 
 FORMAT = "pairproof-report/1"
 CHECK_FORMAT = "pairproof-check/2"
@@ -425,7 +424,7 @@ def _target(result: CheckResult) -> Iterator[Part]:
     yield from (f"  target: {version}" for version in result.report.versions.values() if version != request.name)
     yield from (f"  {note}" for note in result.notes)
     if request.temperature is not None:
-        which = "all cases" if request.thorough else f"cases of up to {PROVE_UP_TO} rows"
+        which = "all cases" if request.thorough else "cases whose proof is fast"
         proved = f"{which} are proved again with it"
         yield f"  temperature: {request.temperature:g} built in; {proved}"
     yield "  rows: passed " + ("normalised in cosine cases" if result.claim.normalised else "unnormalised")

@@ -1,8 +1,11 @@
 """Random batches, drawn anew for every check, so that a target cannot pass by recognising the golden cases.
 
-A batch is determined by its seed, its number and the claim about the target. Batches are drawn in blocks of
-``BLOCK``: in each block, every value of every option that the claim accepts occurs as evenly as possible, in random
-combinations. Entries have at most 8 significant bits, so they are exactly representable in every dtype.
+A batch is determined by its seed, its number and the claim about the target. The values of options and the structures
+of a batch (references, masks, subsets of anchors and so on) are combined so that soon every three of them have occurred
+together: each batch is the one with the most new triples among several candidates. This is not done by a package for
+covering arrays, because a triple counts only if the batch shows it: a policy for anchors without positives needs such
+anchors, and a result of NaN shows nothing else. Entries have at most 8 significant bits, so they are exactly
+representable in every dtype.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,23 +26,52 @@ from ..suite.catalogue import LOSSES
 from ..suite.flags import true_flags
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.records import Matrix
+from ..truth.closed import closed_form
 from .options import Request, Selection
 from .proofs import prove, scaled_to_logits
 
-BLOCK = 8
-"""Number of batches that are drawn together."""
+CANDIDATES = 40
+"""Number of plans from which that of the next batch is chosen."""
 
-ROWS = ((2, 6), (7, 10), (11, 17), (18, 24))
+ROWS = (*((2, 5), (3, 7), (6, 9), (7, 10)) * 3, (11, 15), (16, 16), (17, 17), (18, 24))
 """Ranges of the number of rows; each occurs equally often."""
 
-COLUMNS = ((2, 3), (4, 8), (9, 16), (17, 40))
-"""Ranges of the embedding dimension; each occurs equally often."""
+COLUMNS = ((2, 3), (4, 8), (9, 16), (17, 40), None, None)
+"""Ranges of the embedding dimension, which equals the number of rows for None; each occurs equally often."""
 
-COMMON_CLASSES = ("unbalanced", "balanced", "views")
-"""Class structures in which every row has a positive: unequal sizes, equal sizes if possible, and even sizes."""
+LARGE = 80
+"""One of this many batches has a large class, if the loss has labels and a closed form, by which it is proved."""
 
-TEMPERATURES = (0.06, 0.95)
-"""Range of the temperature if it can be passed."""
+LARGE_BATCH: Mapping[str, Any] = {
+    "rows": (259, 259),
+    "columns": (3, 4),
+    "trained": False,
+    "mixed norms": False,
+    "layout": "shuffled",
+    "common": "large",
+    "labels": "small",
+}
+"""The choices of a batch with a large class. It has 257 rows: the number of positives of each, 256, is 0 in 8 bits."""
+
+PLAIN = 4
+"""One of this many batches is plain: every row is an anchor with a positive and a negative, without references."""
+
+LABELS = ("small",) * 7 + ("extreme",)
+"""Kinds of labels; each occurs equally often."""
+
+EXTREME = (-(2**63), -(2**62), -1, 0, 2**62, 2**63 - 1)
+"""Extreme labels. Two of them differ by 2**63, so the difference of int64 overflows in both directions."""
+
+CLASSES = ("common", "common", "single", "one", "distinct")
+"""Class structures: every row has a positive and a negative, a class of one row beside others, one class, and only
+classes of one row."""
+
+COMMON_CLASSES = ("unbalanced", "balanced", "views", "large")
+"""Structures in which every row has a positive and a negative: classes of unequal sizes, of equal sizes if possible, of
+even sizes, and two classes of which one has two rows."""
+
+TEMPERATURES = {"low": (0.024, 0.1), "usual": (0.1, 1.0), "high": (1.0, 8.0)}
+"""Ranges of the temperature if it can be passed."""
 
 SPREAD = 0.4
 """Distance of trained-like rows from the centre of their class, relative to the distance of the centre from 0."""
@@ -46,8 +79,14 @@ SPREAD = 0.4
 SIGNIFICANT = 255
 """Largest integer of 8 bits."""
 
-MOST_NEGATIVES = 8
-"""Largest number of rows of a queue, and of references in addition to the rows of the batch."""
+MASKED = 0.4
+"""Share of the positives in a mask."""
+
+STRUCTURES = ("classes", "anchors", "references")
+"""The structures that a plain batch does not have; their first value is the plain one."""
+
+FEW, MANY = (1, 8), (17, 40)
+"""Ranges of the number of rows of a short and of a long queue, and of the references besides the rows of the batch."""
 
 NOT_SHOWN = {"self-similarity-dominates", "low-temperature", "high-temperature"}
 """Flags of golden cases that are chosen for an extreme value; a batch may have the property without that value."""
@@ -63,6 +102,10 @@ ONLY_WITH = {
 
 COPIES = {"duplicate-embeddings", "own-copy"}
 """Flags of equal rows; with ``self_rows``, the rows of the batch are among the references, so they always hold."""
+
+
+Triple: TypeAlias = tuple[int, int, int]
+"""Three choices of a batch, by their numbers."""
 
 
 @dataclass(frozen=True)
@@ -130,54 +173,113 @@ def draw(claim: Claim, seed: int, number: int) -> Case:
     Returns:
         The case, with options and arguments that the claim accepts.
     """
-    block, place = divmod(number, BLOCK)
-    plan = _plan(claim, random.Random(f"block {seed} {block}"))[place]
-    return _Drawing(claim, plan, random.Random(f"batch {seed} {number}")).case(f"fresh-{seed}-{number}")
+    name, factors, entry = f"fresh-{seed}-{number}", _factors(claim), LOSSES[claim.loss]
+    chance = random.Random(f"batch {seed} {number}")
+    if number % LARGE == LARGE - 1 and entry.targets == "labels":
+        usual = {name: "usual" if "usual" in values else values[0] for name, values in factors.items()}
+        large = _Drawing(claim, {**usual, **LARGE_BATCH}, chance).case(name)
+        if closed_form(large):
+            return large
+    plan = _plans(tuple(factors.items()), entry.variant.get("denominator"), seed)[number]
+    return _Drawing(claim, plan, chance).case(name)
 
 
-def _plan(claim: Claim, chance: random.Random) -> list[dict[str, Any]]:
-    """Choose the sizes, the structures and the options of a block of batches."""
+def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
+    """The options and structures that are combined, with the values that the claim accepts, likelier ones repeated."""
     entry, support = LOSSES[claim.loss], claim.support
 
     def takes(name: str) -> bool:
         return name in entry.keywords and name not in support.lacks
 
-    options = {name: claim.values_of(name) or values for name, values in entry.choices.items()}
-    if base := claim.values_of("base_temperature"):
-        options["base_temperature"] = base
-    else:
-        options["base_temperature"] = (None, True)
     references = ["none"]
     if takes("ref_embeddings") and (entry.targets != "labels" or takes("ref_labels")):
         references += ["others", "own"] if takes("self_rows") else ["others"]
-    special = ["single"] * len(options.get("no_positive", ())) + ["one"] * len(options.get("no_negative", ()))
-    common = itertools.islice(itertools.cycle(COMMON_CLASSES), BLOCK - len(special))
-    columns: dict[str, Sequence[Any]] = {
-        "rows": ROWS,
-        "columns": COLUMNS,
-        "trained": (False, True),
-        "mixed norms": (False, True),
-        "layout": ("stacked", "interleaved", "shuffled"),
-        "classes": [*special, *common],
-        "directed": (False, False, True),
-        "anchors": (False, False, True) if takes("anchors") else (False,),
-        "mask": (False, False, True) if takes("positives") else (False,),
-        "references": references,
-        "queue": (False, True) if takes("negatives") else (False,),
-        **options,
+    return {
+        "classes": CLASSES if entry.positives_by in ("labels", "pairs") else ("common",),
+        "directed": (False, True) if entry.positives_by == "pairs" else (False,),
+        "anchors": (False, True) if takes("anchors") else (False,),
+        "mask": (False, True) if takes("positives") else (False,),
+        "references": tuple(references),
+        "queue": ("none", "short", "long") if takes("negatives") else ("none",),
+        "temperature": tuple(TEMPERATURES) if claim.temperature is None else ("built-in",),
+        "base_temperature": claim.values_of("base_temperature") or (None, True),
+        **{name: claim.values_of(name) or values for name, values in entry.choices.items()},
     }
-    plans: list[dict[str, Any]] = [{} for _ in range(BLOCK)]
-    for name, values in columns.items():
-        column = list(itertools.islice(itertools.cycle(values), BLOCK))
-        chance.shuffle(column)
-        for plan, value in zip(plans, column, strict=True):
-            plan[name] = value
-    # A policy is exercised only by a batch with a class of that kind.
-    for kind, name in (("single", "no_positive"), ("one", "no_negative")):
-        concerned = [plan for plan in plans if plan["classes"] == kind]
-        for plan, value in zip(concerned, itertools.cycle(options.get(name, (None,))), strict=False):
-            plan |= {name: value, "mask": False, "references": "none", "anchors": False}
-    return plans
+
+
+@lru_cache(maxsize=8)
+def _plans(factors: tuple[tuple[str, tuple[Any, ...]], ...], denominator: str | None, seed: int) -> _Plans:
+    return _Plans(dict(factors), denominator, seed)
+
+
+class _Plans:
+    """The choices of each batch of a check, by its number.
+
+    Args:
+        factors: the values of each option and structure.
+        denominator: the denominator of a loss that has no such option.
+        seed: the seed of the check.
+    """
+
+    def __init__(self, factors: Mapping[str, tuple[Any, ...]], denominator: str | None, seed: int) -> None:
+        self.factors, self.denominator, self.chance = factors, denominator, random.Random(f"plans {seed}")
+        evenly: Mapping[str, Sequence[Any]] = {
+            "rows": ROWS,
+            "columns": COLUMNS,
+            "trained": (False, True),
+            "mixed norms": (False, True),
+            "layout": ("stacked", "interleaved", "shuffled"),
+            "common": COMMON_CLASSES,
+            "labels": LABELS,
+        }
+        self.evenly = [{name: self._evenly(values) for name, values in evenly.items()} for _ in (False, True)]
+        self.plans: list[dict[str, Any]] = []
+        self.numbers: dict[tuple[str, Any], int] = {}
+        self.seen: set[Triple] = set()
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        while len(self.plans) <= number:
+            plain = len(self.plans) % PLAIN == 0
+            fixed = {name: self.factors[name][0] for name in STRUCTURES} if plain else {}
+            drawn = [
+                {name: self.chance.choice(values) for name, values in self.factors.items()} | fixed
+                for _ in range(CANDIDATES)
+            ]
+            triples = [self.triples(plan) for plan in drawn]
+            best = max(range(CANDIDATES), key=lambda k: len(triples[k] - self.seen))
+            self.seen |= triples[best]
+            self.plans.append(drawn[best] | {name: next(values) for name, values in self.evenly[plain].items()})
+        return self.plans[number]
+
+    def _evenly(self, values: Sequence[Any]) -> Iterator[Any]:
+        while True:
+            yield from self.chance.sample(values, len(values))
+
+    def triples(self, plan: Mapping[str, Any]) -> set[Triple]:
+        """The combinations of three choices that a batch shows.
+
+        The value of a policy that affects the result is a choice of its own, besides that of the value. If the result
+        is NaN or constant, only combinations with the choice that makes it so are shown.
+        """
+        denominator = plan.get("denominator", self.denominator)
+        lacking = "no_positive" in plan and plan["classes"] in ("single", "distinct")
+        alone = "no_negative" in plan and plan["classes"] == "one" and denominator in (None, "only_negatives")
+        constant = ""
+        if (lacking and plan["no_positive"] == "nan") or (lacking and plan["classes"] == "distinct"):
+            constant = "no_positive, with effect"
+        elif alone and (denominator or plan["no_negative"] == "nan"):
+            constant = "no_negative, with effect"
+        elif plan["classes"] == "one" and denominator in ("one_positive", "only_negatives"):
+            constant = "classes"
+        choices = [*plan.items()]
+        choices += [("no_positive, with effect", plan["no_positive"])] if lacking else []
+        choices += [("no_negative, with effect", plan["no_negative"])] if alone else []
+        numbers = [self.numbers.setdefault(choice, len(self.numbers)) for choice in choices]
+        found = set(itertools.combinations(numbers, 3))
+        if not constant:
+            return found
+        (shown,) = (number for number, (name, _) in zip(numbers, choices, strict=True) if name == constant)
+        return {triple for triple in found if shown in triple}
 
 
 class _Drawing:
@@ -191,10 +293,14 @@ class _Drawing:
 
     def __init__(self, claim: Claim, plan: Mapping[str, Any], chance: random.Random) -> None:
         self.claim, self.plan, self.chance, self.entry = claim, plan, chance, LOSSES[claim.loss]
-        n, dim = chance.randint(*plan["rows"]), chance.randint(*plan["columns"])
-        even = self.entry.positives_by == "partners" or (plan["classes"] == "views" and n > 2)
-        # A class of one beside a pair.
-        self.n, self.dim = (n + n % 2 if even else max(n, 3) if plan["classes"] == "single" else n), dim
+        self.kind = plan["common"] if plan["classes"] == "common" else plan["classes"]
+        # A class of one row is beside a pair, and of other classes there are two.
+        least = {"one": 2, "distinct": 2, "single": 3}.get(self.kind, 4 if self.entry.targets else 2)
+        n = max(least, chance.randint(*plan["rows"]))
+        self.n = (
+            n + n % 2 if self.entry.positives_by == "partners" or (self.kind == "views" and self.entry.targets) else n
+        )
+        self.dim = chance.randint(*plan["columns"]) if plan["columns"] else self.n
         self.centres: dict[int, list[float]] = {}
 
     def case(self, name: str) -> Case:
@@ -204,19 +310,20 @@ class _Drawing:
         rows = {self.entry.embeddings[0]: self._rows(classes)}
         if self.entry.two_towers:
             rows["embeddings_b"] = self._rows(classes)
-            if self.plan["queue"]:
-                count = self.chance.randint(1, MOST_NEGATIVES)
+            if self.plan["queue"] != "none":
+                count = self.chance.randint(*(MANY if self.plan["queue"] == "long" else FEW))
                 rows["negatives"] = self._rows([self.n + k for k in range(count)])
         elif further is not None:
             rows["ref_embeddings"] = self._rows(further)
         keywords = {name: self.plan[name] for name in self.entry.choices}
-        low, high = map(math.log, TEMPERATURES)
-        drawn = round(math.exp(self.chance.uniform(low, high)), 3)
-        keywords["temperature"] = drawn if self.claim.temperature is None else self.claim.temperature
+        if (drawn := self.claim.temperature) is None:
+            low, high = map(math.log, TEMPERATURES[self.plan["temperature"]])
+            drawn = round(math.exp(self.chance.uniform(low, high)), 5)
+        keywords["temperature"] = drawn
         base = self.plan["base_temperature"]
-        keywords["base_temperature"] = round(drawn * self.chance.choice((0.5, 3.0)), 3) if base is True else base
+        keywords["base_temperature"] = round(drawn * self.chance.choice((0.5, 3.0)), 5) if base is True else base
         if self.plan["anchors"]:
-            keywords["anchors"] = self._anchors()
+            keywords["anchors"] = self._anchors(classes)
         keywords = {key: value for key, value in keywords.items() if value != self.entry.keywords[key]}
         matrices = self._exact(rows)
         if "self_rows" in arguments:
@@ -225,15 +332,19 @@ class _Drawing:
         return (scaled_to_logits(case) or case) if case.option("similarity") == "dot" else case
 
     def _sizes(self) -> list[int]:
-        """The sizes of the classes; at least 2, except for a class of one."""
-        kind, n, chance = self.plan["classes"], self.n, self.chance
-        if kind == "one" or n < 4:
-            return [1, n - 1] if kind == "single" else [n]
-        if kind == "single":
+        """The sizes of the classes; at least 2, except for a class of one row."""
+        n, chance = self.n, self.chance
+        if self.kind == "one":
+            return [n]
+        if self.kind == "distinct":
+            return [1] * n
+        if self.kind == "single":
             return [1, *self._unequal(n - 1)]
-        if kind == "views":
+        if self.kind == "views":
             return [2 * size for size in self._unequal(n // 2, 1)]
-        if kind == "balanced":
+        if self.kind == "large":
+            return [2, n - 2]
+        if self.kind == "balanced":
             equal = [k for k in range(2, n // 2 + 1) if n % k == 0]
             count = chance.choice(equal or range(2, n // 2 + 1))
             return [len(range(k, n, count)) for k in range(count)]
@@ -272,15 +383,22 @@ class _Drawing:
             return {"positive_pairs": pairs[: -(-3 * len(pairs) // 4)] if self.plan["directed"] else pairs}, None
         arguments: dict[str, Any] = {}
         further: list[int] | None = None
+        if self.plan["references"] != "none":
+            # The classes of further rows: not the class of one row, and no class of a batch without positives.
+            first, last = min(classes) + (self.kind == "single"), max(classes)
+            others = range(last + 1, last + 4) if self.kind == "distinct" else range(first, last + 1)
+            count = chance.randint(*(chance.choice((FEW, FEW, MANY))))
         if self.plan["references"] == "own":
             # The references are the rows of the batch and some more, in random order.
-            own = chance.sample(range(n + chance.randint(0, MOST_NEGATIVES)), n)
-            further = [chance.choice(classes) for _ in range(max(own) + 1)]
+            own = chance.sample(range(n + count), n)
+            further = [chance.choice(others) for _ in range(n + count)]
             for row, place in enumerate(own):
                 further[place] = classes[row]
+            if self.entry.targets == "labels":
+                self._shared(own, classes)
             arguments["self_rows"] = own
         elif self.plan["references"] == "others":
-            further = [*dict.fromkeys(classes), *(chance.choice(classes) for _ in range(chance.randint(0, n)))]
+            further = [*others, *(chance.choice(others) for _ in range(count))]
             chance.shuffle(further)
         if self.entry.positives_by == "partners":
             own = arguments.get("self_rows", range(n))
@@ -290,32 +408,53 @@ class _Drawing:
             mates = [next(j for j in range(n) if j != i and classes[j] == classes[i]) for i in range(n)]
             return {"partners": [own[j] for j in mates], **arguments}, further
         if self.plan["mask"]:
-            return {"positives": self._mask(arguments.get("self_rows"), further), **arguments}, further
-        names = chance.sample(range(max(8, max(classes) + 1)), max(classes) + 1)
+            return {"positives": self._mask(classes, arguments.get("self_rows"), further), **arguments}, further
+        highest = max([*classes, *(further or ())])
+        extreme = self.plan["labels"] == "extreme" and highest < len(EXTREME)
+        names = chance.sample(EXTREME if extreme else range(max(8, highest + 1)), highest + 1)
         arguments["labels"] = [names[k] for k in classes]
         if further is not None:
             arguments["ref_labels"] = [names[k] for k in further]
         return arguments, further
 
-    def _mask(self, own: Sequence[int] | None, further: Sequence[int] | None) -> list[list[bool]]:
-        """A mask in which every row has a positive: symmetric or not within the batch, any if there are references."""
+    def _shared(self, own: list[int], classes: Sequence[int]) -> None:
+        """Let a row have the self row of another row of its class, or none."""
+        row, other = self.chance.sample(range(self.n), 2)
+        if classes[row] == classes[other] and self.kind != "single":
+            own[row] = self.chance.choice((own[row], own[other], -1))
+
+    def _mask(
+        self, classes: Sequence[int], own: Sequence[int] | None, further: Sequence[int] | None
+    ) -> list[list[bool]]:
+        """A mask of the structure of the classes: mutual or not within the batch, any if there are references."""
         chance, n = self.chance, self.n
         m = n if further is None else len(further)
-        mask = [[chance.random() < 0.3 for _ in range(m)] for _ in range(n)]
-        for i in range(n):
-            itself = own[i] if own is not None else i if further is None else -1
-            if itself >= 0:
-                mask[i][itself] = False
-            others = [j for j in range(m) if j != itself]
-            if not any(mask[i]) and others:
-                mask[i][chance.choice(others)] = True
+        selves = own if own is not None else range(n) if further is None else [-1] * n
+        likely = {"one": 1.0, "distinct": 0.0}.get(self.kind, MASKED)
+        mask = [[chance.random() < likely for _ in range(m)] for _ in range(n)]
         if further is None and chance.random() < 0.5:
             mask = [[mask[i][j] or mask[j][i] for j in range(n)] for i in range(n)]
+        if likely == MASKED:
+            without = classes.index(0) if self.kind == "single" else -1
+            for i in range(n):
+                first, *others = chance.sample([j for j in range(m) if j != selves[i]], m - (selves[i] >= 0))
+                if i == without:
+                    mask[i] = [False] * m
+                elif others:
+                    # A positive and a negative.
+                    mask[i][first], mask[i][others[0]] = True, False
+                else:
+                    mask[i][first] = True
+        diagonal = chance.random() < 0.5
+        for i, place in enumerate(selves):
+            if place >= 0:
+                mask[i][place] = diagonal
         return mask
 
-    def _anchors(self) -> list[bool]:
+    def _anchors(self, classes: Sequence[int]) -> list[bool]:
+        """A subset of the rows, which includes a row without positives."""
         chosen = [self.chance.random() < 0.6 for _ in range(self.n)]
-        chosen[self.chance.randrange(self.n)] = True
+        chosen[classes.index(0) if self.kind == "single" else self.chance.randrange(self.n)] = True
         return chosen
 
     def _rows(self, classes: Sequence[int]) -> list[list[float]]:

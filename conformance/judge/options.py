@@ -28,6 +28,9 @@ R = TypeVar("R")
 
 DEFAULT_LEVEL = Level.POLICIES
 
+RANDOM_BATCHES = 80
+"""Default number of random batches."""
+
 KEY_VALUE = "KEY=VALUE"
 NAME_PATH = "NAME=PATH"
 
@@ -356,8 +359,8 @@ class Request:
         fuzz: Number of random batches, drawn in addition to the stored cases. They vary sizes, classes, layouts and
             every option that the target takes.
         seed: The seed of the random batches. By default it is random, and reported; in pytest it is 0.
-        thorough: With a built-in temperature or option, prove the cases of more than 40 rows again too. Each takes up
-            to a minute the first time; proofs are stored.
+        thorough: With a built-in temperature or option, prove the cases again too whose proof takes long: some of
+            more than 40 rows. Each takes up to a minute the first time; proofs are stored.
         level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
             without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
             norms and logits) or digits (also rounding errors). Failures above it are reported, but do not change the
@@ -381,7 +384,7 @@ class Request:
     deviations: Path | None = option(None, "--deviations", metavar="FILE")  # noqa: RUF009 - it makes a field
     cases: Sequence[str] = option((), "--case", "-c", metavar="CASE", read=tuple)
     dtypes: Sequence[str] = option((), "--dtype", "-d", metavar="DTYPE", read=read_commas)
-    fuzz: int = option(8, "--fuzz", metavar="N")
+    fuzz: int = option(RANDOM_BATCHES, "--fuzz", metavar="N")
     seed: int | None = option(None, "--seed", metavar="S")
     thorough: bool = option(False, "--thorough")
     level: str | None = option(None, "--level", metavar="LEVEL")
@@ -417,7 +420,7 @@ class Request:
 
     def repeat(self, case: str, dtype: str, level: Level = Level.FORMULA) -> str:
         """Return the command that repeats one check, at its level if that is above the required one."""
-        fuzz, seed = (self.fuzz, self.seed) if case.startswith("fresh-") else (8, None)
+        fuzz, seed = (self.fuzz, self.seed) if case.startswith("fresh-") else (RANDOM_BATCHES, None)
         above = level > self.required
         asked = level.value if above else self.level
         one = replace(self, cases=(case,), dtypes=(dtype,), fuzz=fuzz, seed=seed, level=asked)

@@ -33,7 +33,11 @@ from ..suite.records import NAN_LOSS, TIE, Expected, Matrix, Truth
 from ..suite.store import write_atomically
 from ..truth import evaluate
 from ..truth.certify import CertificationError, maximum_is_tied
+from ..truth.closed import Form, closed_form
 from ..truth.evaluate import PROVE_UP_TO, truth
+
+MOST_PRODUCTS = 2**18
+"""Largest number of products of entries of a case of more than ``PROVE_UP_TO`` rows that is proved by default."""
 
 LARGEST_LOGIT = 32.0
 """Rows are scaled so that the largest logit of dot products is between a quarter of this and this."""
@@ -48,7 +52,7 @@ def as_claimed(
         case: the case.
         golden: its golden entry, if it has one.
         claim: what the target computes.
-        thorough: whether cases of more than ``PROVE_UP_TO`` rows are changed too; a proof can take minutes.
+        thorough: whether cases whose proof can take minutes are changed too.
 
     Returns:
         The case and its golden entry, unchanged if they agree with the claim.
@@ -74,12 +78,12 @@ def case_as_claimed(case: Case, claim: Claim, *, thorough: bool = False) -> Case
     Args:
         case: the case.
         claim: what the target computes.
-        thorough: whether cases of more than ``PROVE_UP_TO`` rows are changed too.
+        thorough: whether cases whose proof can take minutes are changed too.
 
     Returns:
         The case; the same object if it agrees with the claim or cannot be changed.
     """
-    if case.size > PROVE_UP_TO and not thorough:
+    if case.size**2 * case.embeddings.shape[1] > MOST_PRODUCTS and not thorough:
         return case
     fixed = {name: values[0] for name, values in claim.support.options.items() if case.option(name) not in values}
     claimed = {"temperature", *claim.settings}
@@ -89,7 +93,11 @@ def case_as_claimed(case: Case, claim: Claim, *, thorough: bool = False) -> Case
     if claim.directed_here and case.option("direction") == "both":
         # The mean of both directions would not show that they are exchanged.
         changed["direction"] = claim.settings["direction"]
-    return _with(case, tuple(changed.items())) if changed else case
+    if not changed:
+        return case
+    found = _with(case, tuple(changed.items()))
+    slow = case.size > PROVE_UP_TO and not thorough and closed_form(found) is None
+    return case if slow else found
 
 
 def repeated(stored: Sequence[Case], claim: Claim, *, thorough: bool = False) -> set[str]:
@@ -98,7 +106,7 @@ def repeated(stored: Sequence[Case], claim: Claim, *, thorough: bool = False) ->
     Args:
         stored: the cases.
         claim: what the target computes.
-        thorough: whether cases of more than ``PROVE_UP_TO`` rows are changed too.
+        thorough: whether cases whose proof can take minutes are changed too.
 
     Returns:
         The ids of these cases; of several that are the same, all but one.
@@ -165,7 +173,12 @@ def prove(case: Case) -> Truth:
     Raises:
         CertificationError: a result cannot be proved.
     """
-    return _with_reason(truth(case), maximum_is_tied(case))
+    return _with_reason(truth(case, form=_form(case)), maximum_is_tied(case))
+
+
+def _form(case: Case) -> Form | None:
+    """The closed form of a case that is too large for the loops of the reference, if it has one."""
+    return closed_form(case) if case.size > PROVE_UP_TO else None
 
 
 def _with_reason(true: Truth, tied: bool) -> Truth:
@@ -186,7 +199,7 @@ def _proved(case: Case, tied: bool) -> Expected:
     # A folder that cannot be read or written, or a damaged entry, only costs time.
     with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
         return _read((cache_folder() / name).read_text(encoding="utf-8"))
-    true = _with_reason(truth(case), tied)
+    true = _with_reason(truth(case, form=_form(case)), tied)
     with suppress(OSError, RuntimeError):
         cache_folder().mkdir(parents=True, exist_ok=True)
         write_atomically(cache_folder() / name, _written(true))

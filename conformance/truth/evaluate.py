@@ -17,6 +17,7 @@ from pairproof import reference
 from ..suite.cases import Case, reference_of_similarities, similarities
 from ..suite.records import Expected, Matrix, Truth
 from . import autodiff as tape
+from .closed import Form, evaluated
 from .intervals import PRECISION, precision
 
 PROVE_UP_TO = 40
@@ -44,6 +45,8 @@ class Enclosures:
         similarity: the similarity matrix, of the case's ``shape``.
         temperature_gradient: the derivative of the sum of ``values`` with respect to the temperature; 0 if gradients
             were not requested.
+        slopes: the derivative of the sum of ``values`` with respect to each similarity of an anchor, by row, rounded to
+            float64; empty if gradients were not requested.
     """
 
     values: list[arb]
@@ -51,10 +54,16 @@ class Enclosures:
     gradients: dict[str, list[list[arb]]]
     similarity: list[list[arb]]
     temperature_gradient: arb
+    slopes: dict[int, list[float]]
 
 
 def enclosures(
-    case: Case, bits: int = PRECISION, *, gradient: bool = True, upstream: Sequence[float] | None = None
+    case: Case,
+    bits: int = PRECISION,
+    *,
+    gradient: bool = True,
+    upstream: Sequence[float] | None = None,
+    form: Form | None = None,
 ) -> Enclosures:
     """Evaluate a case in ball arithmetic, with this many bits.
 
@@ -69,6 +78,7 @@ def enclosures(
         bits: the working precision.
         gradient: whether gradients are computed.
         upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1.
+        form: a closed form, which is evaluated instead of the reference.
     """
     with precision(bits), _without_collections():
         given = _balls(case)
@@ -79,6 +89,11 @@ def enclosures(
         slopes: dict[int, list[arb]] = {}
         total, moved, pairs = arb(0), arb(0), 0
         for i in case.anchors():
+            if form:
+                anchors[i], slopes[i] = evaluated(case, form, i, matrix[i])
+                moved += (0 if case.option("base_temperature") is None else anchors[i]) - _dot(slopes[i], matrix[i])
+                total += anchors[i]
+                continue
             (row,) = tape.variables([matrix[i]]) if gradient else [matrix[i]]
             part, result = _part_of_anchor(case, i, row)
             anchors[i] = arb(tape.value_of(result.terms.anchor_losses[i]))
@@ -94,6 +109,7 @@ def enclosures(
             gradients=_pull_back(case, given, slopes, divisor) if gradient else {},
             similarity=matrix,
             temperature_gradient=moved / (arb(case.temperature) * divisor),
+            slopes={i: [float(x / divisor) for x in row] for i, row in slopes.items() if row},
         )
 
 
@@ -180,7 +196,9 @@ def _balls(case: Case) -> dict[str, list[list[arb]]]:
     return {name: [[arb(x) for x in row] for row in matrix.tolist()] for name, matrix in case.matrices.items()}
 
 
-def truth(case: Case, bits: int = PRECISION, upstream: Sequence[float] | None = None) -> Truth:
+def truth(
+    case: Case, bits: int = PRECISION, upstream: Sequence[float] | None = None, form: Form | None = None
+) -> Truth:
     """Compute the truth of a case: values, similarities, gradients, and the sensitivity to each similarity.
 
     The precision is raised until every enclosure is narrow, so that its midpoint can be used as the result.
@@ -189,24 +207,24 @@ def truth(case: Case, bits: int = PRECISION, upstream: Sequence[float] | None = 
         case: the case.
         bits: the first precision that is tried.
         upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1.
+        form: a closed form, which is evaluated instead of the reference.
 
     Raises:
         CertificationError: an enclosure is wide even with ``MOST_BITS`` bits. The message names the result.
     """
-    found = enclosures(case, bits, upstream=upstream)
+    found = enclosures(case, bits, upstream=upstream, form=form)
     while wide := _first_wide(case, found):
         if bits >= MOST_BITS:
             raise CertificationError(f"{case.id}: {wide} cannot be proved with {bits} bits")
         bits = min(4 * bits, MOST_BITS)
-        found = enclosures(case, bits, upstream=upstream)
-    sensitivities = weights(case)
-    if upstream is not None:
-        # The value of an anchor depends only on the similarities in its own row.
-        sensitivities[case.counted()] *= np.array(upstream)[:, None]
+        found = enclosures(case, bits, upstream=upstream, form=form)
     with precision(bits):
         loss = tuple(float(v) for v in found.values)
         defined = not any(map(math.isnan, loss))
         gradients = {name: _rounded(rows) for name, rows in found.gradients.items()} if defined else {}
+        sensitivities = np.zeros(case.shape)
+        for i, row in found.slopes.items() if defined or case.option("reduction") == "none" else ():
+            sensitivities[i] = np.where(np.isfinite(row), row, 0.0)
         return Truth(
             loss=loss if case.option("reduction") == "none" else loss[0],
             anchors={i: float(v) for i, v in found.anchors.items()},
