@@ -98,10 +98,11 @@ def check_options(
         TypeError: a temperature is not a number.
         ValueError: a temperature is not positive and finite, or an option has an unknown value.
     """
-    if isinstance(rule.temperature, Tensor):
-        check_temperature(rule.temperature, validate=validate)
-    else:
-        check_number("temperature", rule.temperature)
+    temperature = rule.temperature
+    if isinstance(temperature, Tensor):
+        check_temperature(temperature, validate=validate)
+    elif not (type(temperature) is float and 0 < temperature < math.inf):
+        check_number("temperature", temperature)
     if policy.base_temperature is not None:
         check_number("base_temperature", policy.base_temperature)
     for name, value, choices in (
@@ -157,10 +158,12 @@ def check_embeddings(
         raise ValueError(f"{name}: expected at least 1 column, got shape {_shape(embeddings)}")
     sizes = measure(embeddings) if device.may_read(embeddings, validate) else None
     # A row's size is NaN or infinite if any of its entries is, and zero only for a zero row.
-    if sizes is not None and not sizes.high < math.inf:
+    if sizes is None or (sizes.low > 0 and sizes.high < math.inf):
+        return sizes
+    if not sizes.high < math.inf:
         row = _first(~sizes.each.isfinite().view(-1))
         raise ValueError(f"{name}: expected finite values, got NaN or infinity in row {row}")
-    if sizes is not None and similarity == "cosine" and sizes.low == 0:
+    if similarity == "cosine" and sizes.low == 0:
         row = _first(sizes.each.view(-1) == 0)
         raise ValueError(f"{name}: expected no zero row under cosine similarity, got zeros in row {row}")
     return sizes
@@ -287,7 +290,7 @@ def _are_mutual(partners: Tensor, own: Tensor) -> bool:
     """Return whether partners ``[N]`` are valid, in as few operations as possible: they nearly always are."""
     try:
         # A negative partner indexes from the end, but no row's partner's partner can be negative.
-        return torch.equal(partners[partners], own) and not bool((partners == own).any())
+        return torch.equal(partners.index_select(0, partners), own) and not torch.eq(partners, own).any().item()
     except IndexError:
         return False
 
@@ -399,7 +402,7 @@ def _given(
         raise TypeError(f"{name}: expected dtype bool, got {value.dtype}")
     if value.is_floating_point() or value.is_complex() or (is_bool and kind == "integer"):
         raise TypeError(f"{name}: expected an integer dtype, got {value.dtype}")
-    if shape is not None and list(value.shape) != shape:
+    if shape is not None and value.shape != torch.Size(shape):
         hint = ROWS_NOT_ITEMS if name == "partners" and _shape(value) == [shape[0] / 2] else ""
         raise ValueError(f"{name}: expected {meaning}, shape {shape}, got shape {_shape(value)}{hint}")
     if value.device != embeddings.device:

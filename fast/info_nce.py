@@ -34,6 +34,7 @@ from .engine import (
     Similarity,
     Targets,
     anchor_values,
+    loss_of,
     pair_logits,
     precision,
     reduced,
@@ -121,7 +122,7 @@ def info_nce_loss(
     references = References(b, mutual=both, sizes=of_b)
     batch = Batch(a, Targets("partners", own), rule, references, storage=storage, sizes=of_a)
     if negatives is None:
-        return reduced(anchor_values(batch, backend), batch, policy).to(returned)
+        return loss_of(batch, policy, backend).to(returned)
     none = Targets("none", torch.empty(0, dtype=torch.int64, device=a.device))
     sums = replace(rule, terms="lse")
     queue = References(negatives, sizes=of_negatives)

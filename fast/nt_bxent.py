@@ -17,7 +17,7 @@ from typing import Literal
 from torch import Tensor
 
 from .checks import check_anchors, check_embeddings, check_options, check_positive_pairs
-from .engine import Backend, Batch, Policy, References, Rule, Similarity, anchor_values, reduced
+from .engine import Backend, Batch, Policy, References, Rule, Similarity, loss_of
 
 Reduction = Literal["mean", "sum", "none"]
 NoNegative = Literal["zero", "nan"]
@@ -78,4 +78,4 @@ def nt_bxent_loss(
     if anchors is not None:
         check_anchors(embeddings, anchors)
     batch = Batch(embeddings, targets, rule, References(), anchors, sizes=sizes)
-    return reduced(anchor_values(batch, backend), batch, policy)
+    return loss_of(batch, policy, backend)

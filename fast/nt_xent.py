@@ -17,7 +17,7 @@ from typing import Literal
 from torch import Tensor
 
 from .checks import PAIR_REDUCTIONS, check_anchors, check_embeddings, check_options, check_partners, check_references
-from .engine import Backend, Batch, Policy, Rule, Similarity, anchor_values, reduced
+from .engine import Backend, Batch, Policy, Rule, Similarity, loss_of
 from .supcon import labelled_loss
 
 Reduction = Literal["mean", "sum", "none"]
@@ -85,7 +85,7 @@ def nt_xent_loss(
     if anchors is not None:
         check_anchors(embeddings, anchors)
     batch = Batch(embeddings, targets, rule, references, anchors, sizes=sizes)
-    return reduced(anchor_values(batch, backend), batch, policy)
+    return loss_of(batch, policy, backend)
 
 
 def nt_xent_pairwise_loss(

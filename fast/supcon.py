@@ -34,7 +34,7 @@ from .checks import (
     check_options,
     check_references,
 )
-from .engine import Backend, Batch, Denominator, Policy, References, Rule, Similarity, anchor_values, reduced
+from .engine import Backend, Batch, Denominator, Policy, References, Rule, Similarity, loss_of
 
 Reduction = Literal["mean", "sum", "none"]
 NoPositive = Literal["zero", "drop", "nan"]
@@ -275,4 +275,4 @@ def labelled_loss(
     if anchors is not None:
         check_anchors(embeddings, anchors)
     batch = Batch(embeddings, targets, rule, others, anchors, sizes=sizes)
-    return reduced(anchor_values(batch, backend), batch, policy)
+    return loss_of(batch, policy, backend)

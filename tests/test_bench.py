@@ -19,7 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 from bench import __main__ as command
-from bench import accuracy, batches, cuda, goals, jobs, measure, peers, report, truth, worker
+from bench import accuracy, batches, cuda, goals, jobs, measure, peers, plain, report, truth, worker
 from pairproof import reference
 
 D = 128
@@ -774,3 +774,18 @@ def test_nothing_is_measured_if_ours_fails() -> None:
     result = CliRunner().invoke(command.app, ["--quick", "--backend", "abacus"])
     assert result.exit_code == 3
     assert "pairproof.fast fails on a small batch: ValueError: backend" in result.output
+
+
+@pytest.mark.parametrize("name", plain.forms(16))
+def test_plain_torch_computes_the_same_loss_and_gradients(name: str) -> None:
+    form = plain.forms(16, torch.float64)[name]
+    assert torch.allclose(plain.forward(form.plain, form.inputs), plain.forward(form.ours, form.inputs), rtol=1e-12)
+    for expected, found in zip(*(plain.step(loss, form.inputs) for loss in (form.plain, form.ours)), strict=True):
+        assert torch.allclose(expected, found, rtol=1e-9, atol=1e-12)
+
+
+def test_ratios_of_plain_torch_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    plain.main("16", "nt_xent", rounds=1)
+    lines = capsys.readouterr().out
+    assert "nt_xent_pairwise" in lines
+    assert "supcon" not in lines

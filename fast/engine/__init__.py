@@ -1,8 +1,8 @@
 """The engine: per-anchor values of a loss, and their gradient.
 
 A loss checks its arguments, describes its pairs (`Targets`, `References`) and its formula (`Rule`) as a `Batch`, calls
-`anchor_values`, then applies its policies and its reduction (`reduced`). `plan` is the only module that chooses how a
-batch is evaluated:
+`loss_of`, which applies its policies and its reduction to its `anchor_values`. `plan` is the only module that chooses
+how a batch is evaluated:
 
 - in symmetric tiles of unshifted exponentials, in larger batches where logits are known to be moderate and rows can be
   sorted by label or by partner;
@@ -26,7 +26,7 @@ counts as zero; only "exact" keeps it.
 
 from __future__ import annotations
 
-from .autograd import anchor_values
+from .autograd import anchor_values, loss_of
 from .formulas import reduced
 from .plan import precision, tiles_of
 from .scaling import measure, pair_logits
@@ -45,6 +45,7 @@ __all__ = [
     "Targets",
     "Terms",
     "anchor_values",
+    "loss_of",
     "measure",
     "pair_logits",
     "precision",

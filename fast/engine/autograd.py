@@ -10,20 +10,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import is_dataclass, replace
 from typing import Any, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 
 from . import device, exact, formulas, rowwise, symmetric, unshifted
 from .device import dtypes_of
 from .plan import PANEL_ELEMENTS, choose, precision
 from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
-from .spec import KERNELS, AnchorValues, Backend, Batch, Form, Gradients, Plan, References
+from .spec import KERNELS, AnchorValues, Backend, Batch, Form, Gradients, Plan, Policy, References
 from .transforms import Reverse
+
+
+def loss_of(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
+    """Evaluate a batch and reduce its values; see `anchor_values` and `reduced`.
+
+    A plain mean or sum over all rows is one node of the autograd graph, because the gradients of all values are equal.
+    """
+    found = _evaluated(batch, backend, policy if formulas.is_plain(batch, policy) else None)
+    if isinstance(found, Tensor):
+        return found.to(dtypes_of(batch.embeddings)[0])
+    return formulas.reduced(found, batch, policy)
 
 
 def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
@@ -39,6 +50,11 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     Raises:
         ValueError: ``backend="triton"`` does not support these embeddings, or dot products exceed the range of float64.
     """
+    return cast(AnchorValues, _evaluated(batch, backend, None))
+
+
+def _evaluated(batch: Batch, backend: Backend, policy: Policy | None) -> AnchorValues | Tensor:
+    """Return the values, or the loss if autograd records an evaluation with a policy that is a plain mean or sum."""
     compiling = device.traced(batch.embeddings)
     rows, others = batch.embeddings, batch.references.embeddings
     matrices = (batch.sizes,) if others is None else (batch.sizes, batch.references.sizes)
@@ -58,8 +74,9 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         or (others is not None and others.requires_grad)
         or (temperature is not None and temperature.requires_grad)
     )
-    plan = Plan(backend)
-    if not compiling and backend != "exact":
+    if compiling or backend == "exact":
+        plan = Plan(backend)
+    else:
         plan, batch = choose(batch, backend, backward=wanted)
     references = batch.references
     transformed = compiling or torch._C._are_functorch_transforms_active()
@@ -78,10 +95,8 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
             if not bool(limited.isfinite().all()):
                 raise ValueError(OVERFLOW)
         return values
-    if not (transformed or wanted):
-        duals = [unpack_dual(t) for t in (rows, others, temperature) if t is not None]  # type: ignore[no-untyped-call]
-        if all(dual.tangent is None for dual in duals):
-            return evaluate(batch, plan)[0]
+    if not (transformed or wanted) and forward_ad._current_level < 0:
+        return evaluate(batch, plan)[0]
     if transformed:
         tensors, plain = _flat(batch, plan)
         if compiling and temperature is None:
@@ -91,7 +106,8 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         by_autograd = _Traceable if torch.compiler.is_compiling() else _Transformable
         evaluation: Any = torch.ops.pairproof.anchor_values if compiling and not wanted else by_autograd.apply
         return AnchorValues(*evaluation(*tensors, *plain)[:3])
-    return AnchorValues(*_Values.apply(batch, plan, rows, others, temperature))  # type: ignore[no-untyped-call]
+    found = _Values.apply(batch, plan, policy, rows, others, temperature)  # type: ignore[no-untyped-call]
+    return found if policy else AnchorValues(*found)
 
 
 def _sides(batch: Batch) -> tuple[Batch, Batch]:
@@ -117,16 +133,20 @@ _FORMS: dict[str, tuple[_Evaluate, _Differentiate]] = {
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     """Run the forward pass; return the values with the numbers of positives and negatives, and what is saved."""
-    with _full_precision(batch.embeddings):
-        if plan.form != "triton":
-            return _FORMS[plan.form][0](batch, plan)
-        # The kernels return no scaled rows: their backward pass computes them again.
-        found, stats = KERNELS["triton"].forward(batch, plan)
-        none = found.values.new_empty(0)
-        return found, Saved(Scaled(none, none, None), (stats,))
+    if device.autocast(batch.embeddings):
+        with torch.autocast(batch.embeddings.device.type, enabled=False):
+            return evaluate(batch, plan)
+    if plan.form != "triton":
+        return _FORMS[plan.form][0](batch, plan)
+    # The kernels return no scaled rows: their backward pass computes them again.
+    found, stats = KERNELS["triton"].forward(batch, plan)
+    none = found.values.new_empty(0)
+    return found, Saved(Scaled(none, none, None), (stats,))
 
 
-def differentiate(grad: Tensor, batch: Batch, plan: Plan, found: AnchorValues, saved: Saved) -> Gradients:
+def differentiate(
+    grad: Tensor, batch: Batch, plan: Plan, found: AnchorValues, saved: Saved, size: float | Tensor | None = None
+) -> Gradients:
     """Run the backward pass; return the gradients.
 
     Args:
@@ -135,19 +155,18 @@ def differentiate(grad: Tensor, batch: Batch, plan: Plan, found: AnchorValues, s
         plan: how it was evaluated.
         found: the result of the forward pass.
         saved: what the forward pass saved.
+        size: factor by which the result is multiplied, if ``grad`` is of ordinary size; None: 1, for any ``grad``.
     """
-    with _full_precision(batch.embeddings):
-        if plan.form == "triton":  # the kernels skip the rows that do not count, and scale the gradient themselves
-            return KERNELS["triton"].backward(grad, batch, plan, saved.stats[0])
-        valid = formulas.counted(batch, found.positives, found.negatives)
-        grad = grad if valid is None else torch.where(valid, grad, 0.0)
+    if device.autocast(batch.embeddings):
+        with torch.autocast(batch.embeddings.device.type, enabled=False):
+            return differentiate(grad, batch, plan, found, saved, size)
+    if plan.form == "triton":  # the kernels skip the rows that do not count, and scale the gradient themselves
+        return KERNELS["triton"].backward(grad, batch, plan, saved.stats[0])
+    valid = formulas.counted(batch, found.positives, found.negatives)
+    grad = grad if valid is None else torch.where(valid, grad, 0.0)
+    if size is None:
         size, grad = of_ordinary_size(grad, reads=device.may_read(grad))
-        return _FORMS[plan.form][1](grad, size, batch, plan, saved)
-
-
-def _full_precision(embeddings: Tensor) -> AbstractContextManager[Any]:
-    """Return a context that disables autocast."""
-    return torch.autocast(embeddings.device.type, enabled=False) if device.autocast(embeddings) else nullcontext()
+    return _FORMS[plan.form][1](grad, size, batch, plan, saved)
 
 
 _SCHEMAS: dict[Any, str] = {
@@ -229,42 +248,55 @@ def _placed(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
 
 
 class _Values(Reverse):
-    """Per-anchor values ``[N]``, and the numbers of positives and negatives.
+    """Per-anchor values ``[N]`` and the numbers of positives and negatives; with a policy, the loss.
 
     For plain eager execution. It may save any object for the backward pass, and does only the work that is needed.
     """
 
     @staticmethod
-    def forward(ctx: Any, batch: Batch, plan: Plan, *inputs: Tensor | None) -> AnchorValues:
+    def forward(
+        ctx: Any, batch: Batch, plan: Plan, policy: Policy | None, *inputs: Tensor | None
+    ) -> AnchorValues | Tensor:
         found, saved = evaluate(batch, plan)
         targets, own = batch.targets, batch.references.own
-        ctx.mark_non_differentiable(found.positives, found.negatives)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             *inputs, targets.given, targets.columns, own, batch.anchors, found.positives, found.negatives
         )
-        ctx.described, ctx.saved = (batch, plan), saved._replace(frozen=not ctx.needs_input_grad[3])
+        ctx.described, ctx.saved = (batch, plan), Saved(*saved[:-1], frozen=not ctx.needs_input_grad[4])
+        if policy:
+            ctx.count = found.values.shape[0] if policy.reduction == "mean" else 1
+            return formulas.reduced(found, batch, policy)
+        ctx.mark_non_differentiable(found.positives, found.negatives)
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad = grads[0]
         if grad is None:
-            return (None,) * 5
+            return (None,) * 6
         saved_tensors = ctx.saved_tensors  # raises if a saved tensor was changed in place
         (batch, plan), saved = ctx.described, ctx.saved
+        size = None
+        if not grad.dim():  # of the loss
+            count = saved_tensors[-1].shape[0]
+            if plan.form == "triton" or torch.is_grad_enabled() or not device.may_read(grad):
+                grad = (grad / ctx.count).expand(count)
+            else:
+                size, grad = grad.item() / ctx.count, grad.new_ones(count)
         found = AnchorValues(grad, *saved_tensors[-2:])
         if torch.is_grad_enabled():
             tensors, plain = _flat(batch, plan)
             gradients = _Gradient.apply(grad, *tensors, *_saved_tensors(found, saved), *plain)  # type: ignore[no-untyped-call]
         else:
             # The gradient overwrites what is kept. Another backward pass computes the exponentials again.
-            ctx.saved = saved._replace(kept=None)
-            gradients = differentiate(grad, batch, plan, found, saved)
+            if saved.kept is not None:
+                ctx.saved = saved._replace(kept=None)
+            gradients = differentiate(grad, batch, plan, found, saved, size)
             if isinstance(saved.kept, Tensor):
                 device.give_back("kept", saved.kept)
-        needed = ctx.needs_input_grad[2:]
-        return None, None, *(part if needs else None for part, needs in zip(gradients, needed, strict=True))
+        needed = ctx.needs_input_grad[3:]
+        return None, None, None, *(part if needs else None for part, needs in zip(gradients, needed, strict=True))
 
 
 class _Traceable(torch.autograd.Function):
@@ -311,7 +343,7 @@ class _Gradient(Reverse):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
         grad, *tensors = ctx.saved_tensors
-        with _full_precision(grad):
+        with torch.autocast(grad.device.type, enabled=False) if device.autocast(grad) else nullcontext():
             by_grad, *gradients = second_derivative(directions, grad, *_described(tensors, ctx.plain))
         return by_grad, *_placed(gradients, tensors), *(None,) * (_SAVED + len(ctx.plain))
 

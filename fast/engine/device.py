@@ -63,7 +63,7 @@ def may_read(tensor: Tensor, validate: bool = False) -> bool:
 def autocast(tensor: Tensor) -> bool:
     """Return whether autocast is enabled for the device of a tensor."""
     kind = tensor.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return (kind == "cpu" or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)
 
 
 class _Buffers(threading.local):

@@ -166,7 +166,14 @@ class Weights(NamedTuple):
     level: Tensor
 
 
-def weights(rule: Rule, grad: Tensor, sums: Sums, number: Tensor | None, negatives: Tensor | None = None) -> Weights:
+def weights(
+    rule: Rule,
+    grad: Tensor,
+    sums: Sums,
+    number: Tensor | None,
+    negatives: Tensor | None = None,
+    lone: bool | None = None,
+) -> Weights:
     """Return the coefficients of each row's exponentials.
 
     Args:
@@ -175,6 +182,7 @@ def weights(rule: Rule, grad: Tensor, sums: Sums, number: Tensor | None, negativ
         sums: the sums of each row.
         number: n in the computing dtype, or None if each row has at most one positive.
         negatives: m in the computing dtype, which only "binary" needs.
+        lone: False if each row is known to have at least two positives.
     """
     neg, pos = sums.neg, sums.pos
     if number is None and rule.terms != "lse" and rule.denominator != "only_negatives":
@@ -185,6 +193,9 @@ def weights(rule: Rule, grad: Tensor, sums: Sums, number: Tensor | None, negativ
         return Weights(torch.where(neg > 0, grad / neg, 0.0), zero, -grad)
     if negatives is not None:
         return Weights(grad / negatives.clamp(min=1), zero, -grad / (number + 1))
+    if lone is False and rule.terms == "out" and rule.denominator == "all":
+        negative = grad / (neg + pos)
+        return Weights(negative, negative, -grad / number)
     alone, number = number <= 1, number.clamp(min=1)
     if rule.denominator == "one_positive":
         if rule.terms == "out":
@@ -192,7 +203,7 @@ def weights(rule: Rule, grad: Tensor, sums: Sums, number: Tensor | None, negativ
         level = torch.where(sums.first > 0, grad / sums.first, 0.0)
         return Weights(torch.where(neg > 0, level * sums.second / neg, 0.0), zero, -level)
     # The weight of a single positive is -c, which would be rounded away in the difference of two shares.
-    per_positive, level = grad / pos, -grad / number
+    level = -grad / number
     if rule.denominator == "only_negatives":
         negative, slope, of_one = torch.where(neg > 0, grad / neg, 0.0), zero, -grad
     else:
@@ -200,22 +211,35 @@ def weights(rule: Rule, grad: Tensor, sums: Sums, number: Tensor | None, negativ
         total = (neg + pos).clamp_(min=torch.finfo(neg.dtype).tiny)
         missed = neg / total
         negative = slope = grad / total
-        per_positive, of_one = per_positive * missed, -grad * missed
+        of_one = -grad * missed
     if rule.terms == "in":
-        slope, level = -per_positive, zero
+        slope, level = of_one / pos, zero
     return Weights(negative, torch.where(alone, 0.0, slope), torch.where(alone, of_one, level))
 
 
-def counted(batch: Batch, positives: Tensor, negatives: Tensor) -> Tensor | None:
-    """Return which rows are anchors with non-empty sums, bool ``[N]``, or None if all are by construction."""
+def counted(batch: Batch, positives: Tensor, negatives: Tensor, *, all_positive: bool = False) -> Tensor | None:
+    """Return which rows are anchors with non-empty sums, bool ``[N]``, or None if all are known to be.
+
+    Args:
+        batch: the batch.
+        positives: int64 ``[N]``, the size of P(i).
+        negatives: int64 ``[N]``, the size of N(i).
+        all_positive: whether all rows are known to have positives.
+    """
     rule, rows = batch.rule, batch.anchors
-    if rule.terms not in ("binary", "lse") and batch.targets.kind != "partners":
+    if not all_positive and rule.terms not in ("binary", "lse") and batch.targets.kind != "partners":
         some = positives > 0
         rows = some if rows is None else rows & some
     if rule.terms == "lse" or (rule.terms in ("out", "in") and rule.denominator != "all"):
         some = negatives > 0
         rows = some if rows is None else rows & some
     return rows
+
+
+def is_plain(batch: Batch, policy: Policy) -> bool:
+    """Return whether a policy is the mean or the sum of all rows' values."""
+    usual = policy.no_positive == policy.no_negative == "zero" and policy.base_temperature is None
+    return usual and policy.reduction in ("mean", "sum") and batch.anchors is None
 
 
 def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
@@ -225,6 +249,9 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
         A scalar, or one value per counted anchor under "none". If no anchor counts, mean and sum are 0 with gradient 0.
     """
     values, positives, negatives = found
+    if values.dtype != torch.float64 and values.device.type != "mps" and is_plain(batch, policy):
+        result = values.mean(dtype=torch.float64) if policy.reduction == "mean" else values.sum(dtype=torch.float64)
+        return result.to(values.dtype)
     rule = batch.rule
     rows = batch.anchors
     if policy.no_negative == "nan" and (rule.terms == "binary" or rule.denominator == "only_negatives"):

@@ -85,9 +85,6 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     columns = count if others is None else others.shape[0]
     reads = device.may_read(embeddings) and device.may_read(targets.given)
     tiles = others is None and targets.kind in ("labels", "partners") and rule.terms in ("out", "in")
-    if tiles and targets.kind == "labels" and reads:
-        targets = read_labels(targets)
-        batch = Batch(embeddings, targets, rule, batch.references, batch.anchors, batch.storage, batch.sizes)
     # An upper bound on |s_ij|; infinity if none is known without reading the memory of an accelerator.
     largest, temperature = math.inf, rule.temperature
     if isinstance(temperature, Tensor):
@@ -104,7 +101,11 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
     height = count if one else _Forced.rows or max(1, entries // columns)
     if 2 * largest <= unshifted and (one or not tiles):
-        return Plan("unshifted", height, columns, backward and height == count, reads), batch
+        keep = height == count or (targets.kind in ("partners", "none") and count * columns <= KEPT_ELEMENTS)
+        return Plan("unshifted", height, columns, backward and keep, reads), batch
+    if tiles and targets.kind == "labels" and reads:
+        targets = read_labels(targets)
+        batch = Batch(embeddings, targets, rule, batch.references, batch.anchors, batch.storage, batch.sizes)
     # This formula divides exponentials inside the logarithm, at worst the smallest of a row by the largest.
     if tiles and largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1) <= unshifted:
         rows, wide = (count, count) if backend == "dense" else tile_size(count, 1 if reads else ACCELERATOR_FACTOR)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from . import formulas
 from .formulas import Row
-from .scaling import Saved, pulled, scale_both
+from .scaling import Saved, both_ways, pulled, scale_both
 from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Rule, Targets
 from .unshifted import marked
 
@@ -365,5 +365,5 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     saved = saved if saved.classes else saved._replace(classes=scale_both(batch, scaled=saved.scaled)[1])
     rows, turned = saved.scaled.rows, saved.classes.rows.T
     every = panels(batch.targets, own_columns(batch), len(rows), turned.shape[1], plan.rows, rows.dtype)
-    weighed = ((p.rows, weights(rows[p.rows] @ turned, p, batch.rule, grad[p.rows])) for p in every)
+    weighed = ((p.rows, both_ways(weights(rows[p.rows] @ turned, p, batch.rule, grad[p.rows]), batch)) for p in every)
     return pulled(weighed, saved, batch, size)

@@ -65,7 +65,7 @@ def measure(embeddings: Tensor) -> Sizes:
     narrow = wide != computing
     each = vector_norm(rows, dim=1, keepdim=True, dtype=wide) if narrow else rows.abs().amax(1, keepdim=True)
     low, high = torch.aminmax(each)
-    return Sizes(each, float(low), float(high))
+    return Sizes(each, low.item(), high.item())
 
 
 def largest_norm(embeddings: Tensor, sizes: Sizes | None) -> float:
@@ -132,15 +132,18 @@ def to_embeddings(
     """
     if rule.similarity == "cosine":
         # Some rows at a time: for all rows at once, the product would need another matrix of the embeddings' size.
-        few = len(pull) <= _ROWS
-        parts, of_rows = ([pull], [scaled.rows]) if few else (torch.split(t, _ROWS) for t in (pull, scaled.rows))
+        few = pull.shape[0] <= _ROWS
+        parts, of_rows = ([pull], [scaled.rows]) if few else [torch.split(t, _ROWS) for t in (pull, scaled.rows)]
         for part, rows in zip(parts, of_rows, strict=True):
             along = torch.linalg.vecdot(part, rows).unsqueeze(1)
-            part.addcmul_(along.mul_(rule.temperature * -unit), rows)
+            if isinstance(rule.temperature, Tensor):
+                part.addcmul_(along.mul_(rule.temperature * -unit), rows)
+            else:
+                part.addcmul_(along, rows, value=-unit * rule.temperature)
     pull.mul_(scaled.factor * (size * unit))
     if scaled.power is not None:
         pull.mul_(scaled.power)
-    return pull.to(dtype)
+    return pull if pull.dtype == dtype else pull.to(dtype)
 
 
 def by_temperature(pull: Tensor, rows: Tensor, size: float | Tensor, rule: Rule, unit: float = 1) -> Tensor | None:
@@ -164,13 +167,20 @@ def scale_both(batch: Batch, unit: float = 1, scaled: Scaled | None = None) -> t
     return scaled, scaled if others is None else scale_rows(others, batch.rule, sizes, unit)
 
 
+def both_ways(weight: Tensor, batch: Batch) -> Tensor:
+    """Return weights ``[N, N]`` of all rows added to their transpose, and all other weights as they are."""
+    whole = batch.references.embeddings is None and weight.shape[0] == weight.shape[1]
+    return weight + weight.T if whole else weight
+
+
 def pulled(
     weighed: Iterable[tuple[slice, Tensor]], saved: Saved, batch: Batch, size: float | Tensor, unit: float = 1
 ) -> Gradients:
     """Multiply panels of weights with the rows and columns, and return the gradients of the inputs.
 
     Args:
-        weighed: the rows of each panel, and its weights ``[b, M]``.
+        weighed: the rows of each panel, and its weights ``[b, M]``; for a panel of all rows without references, the
+            sum of its weights and their transpose.
         saved: holds the scaled rows, and as `classes` the scaled columns; whether the references need a gradient.
         batch: the batch.
         size: factor by which the result is multiplied.
@@ -180,8 +190,8 @@ def pulled(
     rows, across, itself = scaled.rows, columns.rows, batch.references.embeddings is None
     pull = pull_columns = None
     for here, weight in weighed:
-        if len(weight) == len(rows):
-            pull = (weight + weight.T if itself else weight) @ across
+        if weight.shape[0] == rows.shape[0]:
+            pull = weight @ across
         else:
             pull = torch.zeros_like(rows) if pull is None else pull
             pull[here].addmm_(weight, across)

@@ -31,7 +31,7 @@ Sums of exponentials and their reciprocals are then normal numbers.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Targets:
     """The positives of each row, given in one of five ways.
 
@@ -51,7 +51,7 @@ class Targets:
     order: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sizes:
     """The sizes of rows, measured from their values.
 
@@ -66,7 +66,7 @@ class Sizes:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class References:
     """The rows that anchors are contrasted with: references, or the batch itself.
 
@@ -84,7 +84,7 @@ class References:
     sizes: Sizes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rule:
     """The formula of an anchor's value.
 
@@ -103,7 +103,7 @@ class Rule:
     denominator: Denominator = "all"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Policy:
     """How the anchors' values are reduced to the loss.
 
@@ -120,7 +120,7 @@ class Policy:
     no_negative: str = "zero"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """The description of one batch.
 
@@ -144,7 +144,7 @@ class Batch:
     sizes: Sizes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """How one batch is evaluated.
 

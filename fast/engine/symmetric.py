@@ -33,12 +33,12 @@ class Classes(NamedTuple):
     Attributes:
         order: int64 ``[N]``, the row at each sorted position.
         back: int64 ``[N]``, the sorted position of each row.
-        labels: int64 ``[N]``, the labels in sorted order.
+        labels: ``[N]``, equal numbers for equal labels, in sorted order; in the computing dtype.
         positives: int64 ``[N]``, the size of P(i), in sorted order.
         paired: whether the rows are known to form pairs; sorted positions 2k and 2k + 1 are then each other's only
             positive.
-        ends: the first and the last label of each block of rows, which show the tiles that may hold positives; None if
-            they may not be read or are not needed.
+        ends: for each block of rows, the sorted position after its last row's label, where the columns that may hold
+            positives end; None for pairs, and if values may not be read.
     """
 
     order: Tensor
@@ -46,15 +46,10 @@ class Classes(NamedTuple):
     labels: Tensor
     positives: Tensor
     paired: bool
-    ends: tuple[list[int], list[int]] | None
-
-    def may_match(self, tile: _Tile, rows: int) -> bool:
-        """Return whether a tile away from the diagonal may hold a positive; blocks have ``rows`` rows."""
-        starts = tile.columns.start // rows, tile.rows.start // rows
-        return not self.paired and (self.ends is None or self.ends[0][starts[0]] <= self.ends[1][starts[1]])
+    ends: list[int] | None
 
 
-def sort_rows(targets: Targets, plan: Plan) -> Classes:
+def sort_rows(targets: Targets, plan: Plan, dtype: torch.dtype) -> Classes:
     """Sort the rows of labels or partners ``[N]``, stably."""
     given, order = targets.given, targets.order
     count = given.shape[0]
@@ -68,13 +63,9 @@ def sort_rows(targets: Targets, plan: Plan) -> Classes:
     back[order] = place
     if paired:
         return Classes(order, back, labels, torch.ones_like(order), True, None)
-    first = torch.searchsorted(labels, labels)
-    positives = torch.searchsorted(labels, labels, right=True) - first - 1
-    ends = None
-    if plan.reads:
-        lasts = labels[plan.rows - 1 :: plan.rows].tolist()
-        ends = labels[:: plan.rows].tolist(), lasts if count % plan.rows == 0 else [*lasts, int(labels[-1])]
-    return Classes(order, back, labels, positives, False, ends)
+    first, end = torch.searchsorted(labels, labels), torch.searchsorted(labels, labels, right=True)
+    ends = [*end[plan.rows - 1 :: plan.rows].tolist(), count] if plan.reads else None
+    return Classes(order, back, first.to(dtype), end - first - 1, False, ends)
 
 
 class _Tile(NamedTuple):
@@ -90,6 +81,7 @@ class _Tile(NamedTuple):
         shape: the tile's shape.
         strides: the tile's strides in a buffer.
         place: the tile's offset in a buffer that holds all tiles.
+        masked: whether the tile may hold positives.
     """
 
     rows: slice
@@ -99,6 +91,7 @@ class _Tile(NamedTuple):
     shape: tuple[int, int]
     strides: tuple[int, int]
     place: int
+    masked: bool
 
     def sides(self, first: Tensor, second: Tensor) -> Iterator[tuple[slice, int, Tensor, Tensor]]:
         """Yield the anchors of each direction: their slice, the dimension to sum over, their parts of two matrices."""
@@ -107,23 +100,30 @@ class _Tile(NamedTuple):
             yield self.others, 0, first[:, self.square :], second[:, self.square :]
 
 
-def _tiles(count: int, plan: Plan) -> Iterator[_Tile]:
+def _tiles(count: int, plan: Plan, classes: Classes) -> Iterator[_Tile]:
+    """Yield the tiles; one in which the columns that may hold positives end is split there, except for pairs."""
     place = 0
-    for start in range(0, count, plan.rows):
+    for block, start in enumerate(range(0, count, plan.rows)):
         stop = min(start + plan.rows, count)
-        for first in range(start, count, plan.columns):
-            last = min(first + plan.columns, count)
-            beyond = stop if first == start else first
-            others = slice(beyond, last) if beyond < last else None
-            shape = (stop - start, last - first)
-            yield _Tile(slice(start, stop), slice(first, last), others, beyond - first, shape, (shape[1], 1), place)
-            place += shape[0] * shape[1]
+        end = stop if classes.paired else count if classes.ends is None else classes.ends[block]
+        for left in range(start, count, plan.columns):
+            right = min(left + plan.columns, count)
+            inside = right if classes.paired else min(max(end, left), right)
+            for first, last in ((left, inside), (inside, right)):
+                if first < last:
+                    beyond = stop if first == start else first
+                    others = slice(beyond, last) if beyond < last else None
+                    shape, strides = (stop - start, last - first), (last - first, 1)
+                    sides = slice(start, stop), slice(first, last), others
+                    yield _Tile(*sides, beyond - first, shape, strides, place, first < end)
+                    place += shape[0] * shape[1]
 
 
-def _same(classes: Classes, tile: _Tile, dtype: torch.dtype) -> Tensor:
+def _same(classes: Classes, tile: _Tile) -> Tensor:
     """Return a matrix of the tile's size: 1 where the column is a positive of the row, else 0."""
     labels = classes.labels
-    positive = (labels[tile.rows, None] == labels[None, tile.columns]).to(dtype)
+    # On a CPU, a comparison of floats that returns floats is vectorised, one of integers is not.
+    positive = torch.eq(labels[tile.rows, None], labels[tile.columns], out=labels.new_empty(tile.shape))
     if tile.square:
         positive.diagonal().zero_()
     return positive
@@ -137,7 +137,7 @@ def _clear_pairs(matrix: Tensor) -> None:
 
 
 class _Row(unshifted._Row):
-    """Row sums of exponentials that are not relative to anything, while ``lin`` is the sum of t - ``itself``."""
+    """Row sums whose quotients may be extreme."""
 
     def odds(self) -> Tensor:
         return (self.sums.neg.log2() - self.lin) * LN2
@@ -162,9 +162,9 @@ _LARGE = 2.0**100
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     """Return the values, and for the backward pass the scaled rows, sums and exponentials in sorted order."""
-    classes = sort_rows(batch.targets, plan)
-    order, back = classes.order, classes.back
     rows, factor, power = scale_rows(batch.embeddings, batch.rule, batch.sizes, LN2)
+    classes = sort_rows(batch.targets, plan, rows.dtype)
+    order, back = classes.order, classes.back
     rows = rows.index_select(0, order)
     if factor.shape[0] > 1:
         factor = factor.index_select(0, order)
@@ -207,12 +207,11 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
         pos, lin = torch.zeros_like(neg), torch.zeros_like(neg)
         itself = torch.linalg.vecdot(rows, rows)
     turned = rows.T
-    for tile in _tiles(rows.shape[0], plan):
+    for tile in _tiles(rows.shape[0], plan, classes):
         out = buffer.as_strided(tile.shape, tile.strides, tile.place if plan.keep else 0)
         logits = torch.mm(rows[tile.rows], turned[:, tile.columns], out=out)
-        masked = tile.square > 0 or classes.may_match(tile, plan.rows)
-        if masked and not classes.paired:
-            positive = _same(classes, tile, rows.dtype)
+        if tile.masked and not classes.paired:
+            positive = _same(classes, tile)
             for place, lacking, part, mask in tile.sides(logits, positive):
                 lin[place].add_(((part - itself[place].unsqueeze(lacking)) * mask).sum(lacking))
             exponentials = logits.exp2_()
@@ -225,7 +224,7 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
                 neg[place].add_(second.sum(lacking))
             continue
         exponentials = logits.exp2_()
-        if masked:
+        if tile.masked:
             _clear_pairs(exponentials)
         for place, lacking, part, _ in tile.sides(exponentials, exponentials):
             neg[place].add_(part.sum(lacking))
@@ -242,11 +241,11 @@ def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums
     """Return the sums of the denominator "one_positive", which need every row's sum over its negatives."""
     over, boost = sums.neg.log2(), sums.boost()
     missed, first, second = (torch.zeros_like(over) for _ in range(3))
-    for tile in _tiles(rows.shape[0], plan):
-        if not (tile.square or classes.may_match(tile, plan.rows)):
+    for tile in _tiles(rows.shape[0], plan, classes):
+        if not tile.masked:
             continue
         logits = rows[tile.rows] @ rows[tile.columns].T
-        positive = _same(classes, tile, rows.dtype)
+        positive = _same(classes, tile)
         for place, across, part, mask in tile.sides(logits, positive):
             against = (over[place].unsqueeze(across) - part) * LN2
             miss = torch.sigmoid(against)
@@ -274,7 +273,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
         saved: what the forward pass saved.
     """
     rule, rows = batch.rule, saved.scaled.rows
-    classes = saved.classes or sort_rows(batch.targets, plan)
+    classes = saved.classes or sort_rows(batch.targets, plan, rows.dtype)
     sums = Sums(*saved.stats[: len(Sums._fields)])
     number = None if classes.paired else classes.positives.to(grad.dtype)
     weights = formulas.weights(rule, grad.index_select(0, classes.order), sums, number)
@@ -283,7 +282,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     largest = min(plan.rows, count) * min(plan.columns, count)
     buffer = borrow("logits", rows, largest) if saved.kept is None else saved.kept
     combining = borrow("weights", rows, largest)
-    for tile in _tiles(count, plan):
+    for tile in _tiles(count, plan, classes):
         own, across = rows[tile.rows], rows[tile.columns]
         negative = weights.negative
         combined = torch.add(
@@ -295,12 +294,11 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
             ).exp2_()
         else:
             exponentials = buffer.as_strided(tile.shape, tile.strides, tile.place)
-        masked = tile.square > 0 or classes.may_match(tile, plan.rows)
-        if masked and not classes.paired:
+        if tile.masked and not classes.paired:
             _weigh(combined, exponentials, tile, classes, sums, weights, rule)
         else:
             combined.mul_(exponentials)
-            if masked and saved.kept is None:
+            if tile.masked and saved.kept is None:
                 _clear_pairs(combined)
         pull[tile.rows].addmm_(combined, across)
         if tile.others:
@@ -327,7 +325,7 @@ def _weigh(
     rule: Rule,
 ) -> None:
     """Turn the coefficients of a tile's negatives into the weights of all its pairs."""
-    positive = _same(classes, tile, combined.dtype)
+    positive = _same(classes, tile)
     square = tile.square
     # The coefficient of a row is only valid for its negatives; products with other exponentials could overflow.
     combined.mul_(torch.addcmul(exponentials, exponentials, positive, value=-1))

@@ -11,14 +11,15 @@ too, one matrix serves both directions: its rows are the anchors of one, its col
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from . import formulas
+from . import device, formulas
 from .formulas import Row, Sums
-from .scaling import Saved, pulled, scale_both
+from .scaling import Saved, both_ways, pulled, scale_both
 from .spec import LN2, AnchorValues, Batch, Gradients, Plan, Targets
 
 
@@ -32,11 +33,13 @@ class Panel(NamedTuple):
             else 0. Unused under "binary" and for rows with at most one positive.
         positive: 1 for positives, else 0. For partners: int64 ``[b, 1]``, the column of the positive. Unused if there
             are no positives.
+        lone: True if each row has one positive, False if each has at least two, None if neither is known.
     """
 
     negative: Tensor
     own: Tensor
     positive: Tensor
+    lone: bool | None = None
 
 
 class _Row(NamedTuple):
@@ -46,9 +49,10 @@ class _Row(NamedTuple):
         number: the number of positives, at least 1; None if each row has at most one.
         many: the same number as a tensor; unused if each row has at most one positive.
         sums: sums of exponentials; under "binary", those of softplus(s) and of softplus(-s).
-        lin: sum over positives of t.
-        itself: a product near the row's largest t, for `symmetric`; else unused.
+        lin: sum over positives of t - ``itself``.
+        itself: the mean of t over positives, rounded; in `symmetric`, a product near the row's largest t.
         sizes: int64, the numbers of positives and of negatives; used only under "binary".
+        lone: see `Panel`.
     """
 
     number: Tensor | None
@@ -57,6 +61,7 @@ class _Row(NamedTuple):
     lin: Tensor
     itself: Tensor
     sizes: tuple[Tensor, ...] = ()
+    lone: bool | None = None
 
     def log_negatives(self) -> Tensor:
         return self.sums.neg.log()
@@ -68,7 +73,8 @@ class _Row(NamedTuple):
         return (self.sums.neg / self.sums.pos).log1p_()
 
     def positives_over_mean(self) -> Tensor:
-        return torch.where(self.many == 1, 0.0, self._log(self.sums.pos) - self.lin * LN2 / self.many)
+        found = self._log(self.sums.pos) - self.lin * LN2 / self.many
+        return found if self.lone is False else torch.where(self.many == 1, 0.0, found)
 
     def negatives_over_mean(self) -> Tensor:
         return self._log(self.sums.neg) - self.lin * LN2 / self.many
@@ -77,8 +83,8 @@ class _Row(NamedTuple):
         return self.odds() + self.many.log()
 
     def _log(self, total: Tensor) -> Tensor:
-        """Return the logarithm of a sum of exponentials, relative to what ``lin`` is relative to."""
-        return total.log()
+        """Return the logarithm of total / 2^itself."""
+        return (total * torch.exp2(-self.itself)).log_()
 
     def own_softplus(self) -> Tensor:
         return self.sums.first / self.many
@@ -114,8 +120,16 @@ def marked(targets: Targets, here: slice, count: int, columns: int) -> Tensor:
     return marks[:lines]
 
 
-def _slices(count: int, rows: int) -> list[slice]:
-    return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
+def _positive(targets: Targets, here: slice, count: int, logits: Tensor) -> Tensor:
+    """Return a matrix ``[b, M]``: 1 at the marks of `marked`, else 0."""
+    given = targets.given
+    if targets.kind != "labels" or targets.columns is not None or not device.may_read(given):
+        # On a CPU, a conversion from bool takes several times as long as one from integers.
+        return marked(targets, here, count, logits.shape[1]).view(torch.uint8).to(logits.dtype)
+    # On a CPU, a comparison of floats that returns floats is vectorised, one of integers is not. Labels are replaced by
+    # their positions among the sorted labels, which are exact in every float.
+    labels = torch.searchsorted(torch.sort(given)[0], given).to(logits.dtype)
+    return torch.eq(labels[here, None], labels, out=torch.empty_like(logits))
 
 
 def _clear(matrix: Tensor, batch: Batch, here: slice) -> Tensor:
@@ -136,6 +150,15 @@ def _others(batch: Batch, columns: int) -> int | Tensor:
     return columns if own is None else columns - (own >= 0).to(torch.int64)
 
 
+def _lone(number: Tensor, batch: Batch) -> bool | None:
+    """Return `Panel.lone` for the numbers of positives of a panel ``[b]``; None if it does not hold all rows."""
+    if batch.rule.terms == "binary" or number.shape[0] < batch.embeddings.shape[0] or not device.may_read(number):
+        return None
+    low, high = torch.aminmax(number)
+    least, most = low.item(), high.item()
+    return False if least > 1 else True if least == most == 1 else None
+
+
 def _sum(logits: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]]:
     """Sum the exponentials of a panel.
 
@@ -145,12 +168,12 @@ def _sum(logits: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]
         here: the anchors.
 
     Returns:
-        The panel, and the fields of `Sums`, the sum over positives of t and the number of positives, ``[b]`` each;
-        those that the formula does not use are empty. Where the logarithm of a sum is compared with the mean of t over
-        positives, t is relative to this mean, rounded, so that the difference keeps its digits.
+        The panel, and the fields of `Sums`, then ``lin``, ``itself`` and the number of positives of `_Row`, ``[b]``
+        each; those that the formula does not use are empty. Sums are compared with the mean of t over positives
+        relative to this mean, so that the difference keeps its digits.
     """
     rule, targets = batch.rule, batch.targets
-    none = lin = logits.new_empty(0)
+    none = lin = mean = logits.new_empty(0)
     if targets.kind in ("partners", "none"):
         exponentials, pos = logits.exp2_(), none
         column = targets.given[here].unsqueeze(1)
@@ -158,24 +181,25 @@ def _sum(logits: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]
             pos = exponentials.gather(1, column).view(-1)
             exponentials.scatter_(1, column, 0.0)
         _clear(exponentials, batch, here)
-        return Panel(exponentials, none, column), [exponentials.sum(1), pos, none, none, none, none, none]
-    positive = _clear(marked(targets, here, batch.embeddings.shape[0], logits.shape[1]).to(logits.dtype), batch, here)
+        return Panel(exponentials, none, column), [exponentials.sum(1), pos, *[none] * 6]
+    positive = _clear(_positive(targets, here, batch.embeddings.shape[0], logits), batch, here)
     number = positive.sum(1)
     if rule.terms == "binary":
         exponentials = logits.mul_(torch.rsub(positive, 1, alpha=2)).exp2_()
         losses = exponentials.log1p()
         own = losses * positive
         neg = _clear(losses.sub_(own), batch, here).sum(1)
-        return Panel(exponentials, none, positive), [neg, own.sum(1), none, none, none, none, number]
-    if rule.terms == "out" and rule.denominator != "one_positive":
+        return Panel(exponentials, none, positive), [neg, own.sum(1), *[none] * 5, number]
+    lone = _lone(number, batch)
+    if not lone and rule.terms == "out" and rule.denominator != "one_positive":
         mean = torch.linalg.vecdot(logits, positive).div_(number.clamp(min=1))
-        lin = torch.linalg.vecdot(logits.sub_(mean.unsqueeze(1)), positive)
+        lin = torch.linalg.vecdot(logits - mean.unsqueeze(1), positive)
     exponentials = logits.exp2_()
     own = exponentials * positive
     negative = _clear(exponentials - own, batch, here)
     neg, pos = negative.sum(1), own.sum(1)
     missed = first = second = none
-    if rule.denominator == "one_positive":
+    if rule.denominator == "one_positive" and not lone:
         odds = neg.unsqueeze(1) / exponentials
         whole = odds + 1
         if rule.terms == "out":
@@ -188,7 +212,7 @@ def _sum(logits: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]
             missed = torch.linalg.vecdot(odds.div_(whole), positive)
             own = boosted.mul_(odds)
             second = own.sum(1)
-    return Panel(negative, own, positive), [neg, pos, missed, first, second, lin, number]
+    return Panel(negative, own, positive, lone), [neg, pos, missed, first, second, lin, mean, number]
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
@@ -197,32 +221,36 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     scaled, columns = scale_both(batch, LN2)
     rows, turned = scaled.rows, columns.rows.T
     count, width = rows.shape[0], turned.shape[1]
-    parts, kept, across = [], None, None
-    for here in _slices(count, plan.rows):
+    parts, kept, across, lone = [], [], None, None
+    for start in range(0, count, plan.rows):
+        here = slice(start, min(start + plan.rows, count))
         panel, part = _sum(rows[here] @ turned, batch, here)
         parts.append(part)
+        lone = panel.lone
         if batch.references.mutual:
             total = panel.negative.sum(0)
             across = total if across is None else across.add_(total)
-        kept = panel if plan.keep else None
-    *sums, lin, number = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+        if plan.keep:
+            kept.append(panel)
+    *sums, lin, mean, number = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
     if across is not None:
         sums[:2] = torch.cat((sums[0], across)), sums[1].repeat(2)
     whole = Sums(*sums)
     others = _others(batch, width)
     if kind in ("partners", "none"):
         size = count if across is None else 2 * count
-        positives = torch.full((size,), 1 if kind == "partners" else 0, device=rows.device)
-        negatives = others - positives
+        one = 1 if kind == "partners" else 0
+        positives = torch.full((size,), one, device=rows.device)
+        negatives = others - positives if isinstance(others, Tensor) else torch.full_like(positives, others - one)
         many = None
     else:
         positives = number.to(torch.int64)
         negatives = others - positives
-        many = number.clamp(min=1)
+        many = None if lone else number if lone is False else number.clamp(min=1)
 
-    row = _Row(many, number if many is None else many, whole, lin, lin, (positives, negatives))
+    row = _Row(many, number if many is None else many, whole, lin, mean, (positives, negatives), lone)
     values = formulas.value(rule, cast(Row, row))
-    valid = formulas.counted(batch, positives, negatives)
+    valid = formulas.counted(batch, positives, negatives, all_positive=lone is not None)
     values = values if valid is None else torch.where(valid, values, 0.0)
     return AnchorValues(values, positives, negatives), Saved(scaled, (*sums, number), kept, columns)
 
@@ -232,33 +260,51 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     saved = saved if saved.classes else saved._replace(classes=scale_both(batch, LN2, saved.scaled)[1])
     rows, turned = saved.scaled.rows, saved.classes.rows.T
     *sums, number = saved.stats[: len(Sums._fields) + 1]
-    some = None if batch.targets.kind in ("partners", "none") else number
+    lone, some = None, None if batch.targets.kind in ("partners", "none") else number
+    if some is not None and plan.rows >= rows.shape[0]:
+        lone = saved.kept[0].lone if saved.kept else _lone(number, batch)
+        some = None if lone else some
     negatives = _others(batch, turned.shape[1]) - number if batch.rule.terms == "binary" else None
-    weights = formulas.weights(batch.rule, grad, Sums(*sums), some, negatives)
-    weighed = (
-        (here, _weigh(saved.kept or _sum(rows[here] @ turned, batch, here)[0], weights, batch, here))
-        for here in _slices(len(rows), plan.rows)
-    )
-    return pulled(weighed, saved, batch, size, LN2)
+    weights = formulas.weights(batch.rule, grad, Sums(*sums), some, negatives, lone)
+
+    def weighed() -> Iterator[tuple[slice, Tensor]]:
+        count = rows.shape[0]
+        for place, start in enumerate(range(0, count, plan.rows)):
+            here = slice(start, min(start + plan.rows, count))
+            panel = saved.kept[place] if saved.kept else _sum(rows[here] @ turned, batch, here)[0]
+            yield here, _weigh(panel, weights, batch, here)
+
+    return pulled(weighed(), saved, batch, size, LN2)
 
 
 def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -> Tensor:
-    """Return the weights ``[b, M]`` of a panel, whose matrices may be overwritten."""
+    """Return the weights ``[b, M]`` of a panel for `pulled`; the panel's matrices may be overwritten."""
     rule, kind = batch.rule, batch.targets.kind
-    negative, slope, level = (part[here].unsqueeze(1) for part in weights)
+    count = batch.embeddings.shape[0]
+    negative, slope, level = [part[here].unsqueeze(1) for part in weights]
     if rule.terms == "binary":
         exponentials = panel.negative
         weight = torch.lerp(negative, level, panel.positive).mul_(exponentials).div_(exponentials + 1)
-        return _clear(weight, batch, here)
+        return both_ways(_clear(weight, batch, here), batch)
+    symmetric = batch.references.embeddings is None and level.shape[0] == count and kind in ("labels", "partners")
     if batch.references.mutual:
-        count = batch.embeddings.shape[0]
         negative = negative + weights.negative[count:]
         level = level + weights.level[count:][here].unsqueeze(1)
+    elif symmetric and (kind == "partners" or panel.lone or rule.denominator != "one_positive"):
+        # The panel's matrices are symmetric: the coefficients are added instead of the weights.
+        negative = negative + weights.negative
+        if kind == "partners":
+            level = level + level.gather(0, panel.positive)
+        else:
+            slope, level = slope + weights.slope, level + weights.level
     weight = panel.negative.mul_(negative)
     if kind == "partners":
         return weight.scatter_(1, panel.positive, level)
     if kind == "none":
         return weight
-    if rule.denominator == "one_positive":
-        return weight.addcmul_(panel.own, level)
-    return weight.addcmul_(panel.own, slope).addcmul_(panel.positive, level)
+    if rule.denominator == "one_positive" and not panel.lone:
+        return both_ways(weight.addcmul_(panel.own, level), batch)
+    if not panel.lone:
+        weight.addcmul_(panel.own, slope)
+    weight.addcmul_(panel.positive, level)
+    return weight if symmetric else both_ways(weight, batch)
