@@ -64,12 +64,17 @@ def _diagonal(z: Tensor) -> Tensor:
     return torch.eye(len(z), dtype=torch.bool, device=z.device)
 
 
-def supcon(same: Callable[[], Tensor], z: Tensor) -> Tensor:
-    """SupCon; ``same`` returns a bool mask ``[N, N]`` of positives, in which self pairs may be marked."""
+def supcon(mask: Tensor, z: Tensor) -> Tensor:
+    """SupCon with a bool mask ``[N, N]`` of positives, in which self pairs may be marked."""
     logits, diagonal = _own_logits(z), _diagonal(z)
-    positives = same() & ~diagonal
+    positives = mask & ~diagonal
     log_ratios = logits - logits.masked_fill(diagonal, float("-inf")).logsumexp(dim=1, keepdim=True)
     return -((log_ratios * positives).sum(dim=1) / positives.sum(dim=1).clamp(min=1)).mean()
+
+
+def supcon_labels(labels: Tensor, z: Tensor) -> Tensor:
+    """SupCon with labels ``[N]``."""
+    return supcon(labels[:, None] == labels, z)
 
 
 def nt_xent(partners: Tensor, z: Tensor) -> Tensor:
@@ -136,12 +141,9 @@ def forms(n: int, dtype: torch.dtype = torch.float32) -> dict[str, Form]:
     here = partial(partial, temperature=TEMPERATURE)
     found = {}
     for name, given in labels.items():
-        found[f"supcon, {name}"] = Form(
-            (z,), partial(supcon, lambda given=given: given[:, None] == given), here(fast.supcon_loss, labels=given)
-        )
+        found[f"supcon, {name}"] = Form((z,), partial(supcon_labels, given), here(fast.supcon_loss, labels=given))
     for name, mask in masks.items():
-        plain = partial(supcon, lambda mask=mask: mask)
-        found[f"supcon, mask {name}"] = Form((z,), plain, here(fast.supcon_loss, positives=mask))
+        found[f"supcon, mask {name}"] = Form((z,), partial(supcon, mask), here(fast.supcon_loss, positives=mask))
     found["nt_xent"] = Form((z,), partial(nt_xent, partners), here(fast.nt_xent_loss, partners=partners))
     for name, given in labels.items():
         ours = here(fast.nt_xent_pairwise_loss, labels=given)
