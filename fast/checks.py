@@ -24,8 +24,8 @@ NO_POSITIVE = ("zero", "drop", "nan")
 NO_NEGATIVE = ("zero", "nan")
 DIRECTIONS = ("both", "a_to_b", "b_to_a")
 BACKENDS: tuple[str, ...] = get_args(Backend)
-LOWEST = 1e-8
-"""Lowest temperature, at which float64 still determines losses to about 1e-8; the highest is its reciprocal."""
+LOWEST = 1e-10
+"""Lowest temperature, at which float64 still determines losses to about 1e-6; the highest is its reciprocal."""
 VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
 """Hint for embeddings that still have an axis of views."""
 ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
@@ -101,7 +101,7 @@ def check_options(
     temperature = rule.temperature
     if isinstance(temperature, Tensor):
         check_temperature(temperature, validate=validate)
-    elif not (type(temperature) is float and 0 < temperature < math.inf):
+    elif not (type(temperature) is float and LOWEST <= temperature <= 1 / LOWEST):
         check_number("temperature", temperature)
     if policy.base_temperature is not None:
         check_number("base_temperature", policy.base_temperature)

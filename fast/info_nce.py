@@ -75,7 +75,7 @@ def info_nce_loss(
         negatives: floating ``[K, D]``, K >= 1, the negatives of every anchor, instead of the other tower's other rows;
             the same for both directions.
         direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b).
-        temperature: number from 1e-8 to 1e8 that similarities are divided by, or a 0-dimensional tensor, which may
+        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".

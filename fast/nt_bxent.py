@@ -51,7 +51,7 @@ def nt_bxent_loss(
         positive_pairs: integers ``[M, 2]``: (i, j) makes j a positive of i, but not i a positive of j. Duplicates and
             diagonal entries are allowed and have no effect; M may be 0.
         anchors: bool ``[N]``, the rows that are anchors; None: all rows.
-        temperature: number from 1e-8 to 1e8 that similarities are divided by, or a 0-dimensional tensor, which may
+        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".

@@ -58,7 +58,7 @@ def nt_xent_loss(
         ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
             a queue, or the gathered rows of all devices. None: the batch.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
-        temperature: number from 1e-8 to 1e8 that similarities are divided by, or a 0-dimensional tensor, which may
+        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
@@ -125,7 +125,7 @@ def nt_xent_pairwise_loss(
             a queue, or the gathered rows of all devices. None: the batch.
         ref_labels: integers ``[M]``, the labels of the references.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
-        temperature: number from 1e-8 to 1e8 that similarities are divided by, or a 0-dimensional tensor, which may
+        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".

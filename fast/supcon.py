@@ -80,7 +80,7 @@ def supcon_loss(
             a queue, or the gathered rows of all devices. None: the batch.
         ref_labels: integers ``[M]``, the labels of the references.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
-        temperature: number from 1e-8 to 1e8 that similarities are divided by, or a 0-dimensional tensor, which may
+        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
@@ -146,7 +146,7 @@ def supcon_in_loss(
             a queue, or the gathered rows of all devices. None: the batch.
         ref_labels: integers ``[M]``, the labels of the references.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
-        temperature: number from 1e-8 to 1e8 that similarities are divided by, or a 0-dimensional tensor, which may
+        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
@@ -207,7 +207,7 @@ def supcon_epsilon_loss(
         labels: integers ``[N]``; rows with equal labels are positives of each other.
         positives: bool ``[N, N]`` instead of labels; may be asymmetric, and its diagonal is ignored.
         anchors: bool ``[N]``, the rows that are anchors; None: all rows.
-        temperature: number from 1e-8 to 1e8 that similarities are divided by, or a 0-dimensional tensor, which may
+        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".

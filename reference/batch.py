@@ -153,7 +153,7 @@ def evaluate_similarities(
         is_positive: [R][C]; entries outside A(i) are ignored.
         anchors: the rows that are anchors; all rows by default.
         members: A(i) of every row, as columns in ascending order; by default every column except i.
-        temperature: number from 1e-8 to 1e8; logits are similarities divided by it.
+        temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, every value is multiplied by temperature / base_temperature.
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". With None
             the formula evaluates such an anchor too.

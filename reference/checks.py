@@ -16,8 +16,8 @@ import numpy.typing as npt
 from .scalars import Scalar, order
 
 Matrix = list[list[Scalar]]
-LOWEST = 1e-8
-"""Lowest temperature, at which float64 still determines losses to about 1e-8; the highest is its reciprocal."""
+LOWEST = 1e-10
+"""Lowest temperature, at which float64 still determines losses to about 1e-6; the highest is its reciprocal."""
 VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
 """Hint for embeddings that still have an axis of views."""
 ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"

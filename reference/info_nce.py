@@ -50,7 +50,7 @@ def info_nce_loss(
         negatives: [K, D], the negatives of every anchor, instead of the other tower's other rows; the same for both
             directions.
         direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b).
-        temperature: number from 1e-8 to 1e8; logits are similarities divided by it.
+        temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor: 2N for "both").

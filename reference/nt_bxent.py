@@ -50,7 +50,7 @@ def nt_bxent_loss(
         positive_pairs: [M, 2] integers: (i, j) makes j a positive of i, but not i a positive of j. Duplicates and
             diagonal entries are allowed and have no effect.
         anchors: bool [N], the rows that are anchors; all rows by default.
-        temperature: number from 1e-8 to 1e8; logits are similarities divided by it.
+        temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         no_negative: the negatives' part of a row without negatives: "zero" or "nan".

@@ -65,7 +65,7 @@ def nt_xent_loss(
         ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
             the gathered rows of all devices. N may then be 1.
         self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
-        temperature: number from 1e-8 to 1e8; logits are similarities divided by it.
+        temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
@@ -116,7 +116,7 @@ def nt_xent_pairwise_loss(
             the gathered rows of all devices. N may then be 1.
         ref_labels: [M] integers; reference a is a positive of anchor i if ref_labels[a] == labels[i].
         self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
-        temperature: number from 1e-8 to 1e8; logits are similarities divided by it.
+        temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".

@@ -100,7 +100,7 @@ def supcon_loss(
             the gathered rows of all devices. N may then be 1.
         ref_labels: [M] integers; reference a is a positive of anchor i if ref_labels[a] == labels[i].
         self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
-        temperature: number from 1e-8 to 1e8; logits are similarities divided by it.
+        temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" or "only_negatives".
@@ -157,7 +157,7 @@ def supcon_in_loss(
             the gathered rows of all devices. N may then be 1.
         ref_labels: [M] integers; reference a is a positive of anchor i if ref_labels[a] == labels[i].
         self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
-        temperature: number from 1e-8 to 1e8; logits are similarities divided by it.
+        temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" or "only_negatives". With "one_positive" each numerator has its own
@@ -207,7 +207,7 @@ def supcon_epsilon_loss(
         labels: [N] integers; rows with equal labels are positives of each other.
         positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored.
         anchors: bool [N], the rows that are anchors; all rows by default.
-        temperature: number from 1e-8 to 1e8; logits are similarities divided by it.
+        temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".

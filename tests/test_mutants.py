@@ -130,7 +130,10 @@ def test_a_missing_validation_is_killed_by_an_error_case(reference_judge: Any) -
     text = "if not (math.isfinite(number) and number > 0):"
     mutant = mutant_at("reference/checks.py", text, "ReplaceComparisonOperator_Gt_GtE")
     found = tool.judge_one(reference_judge, mutant)
-    assert found.check == "golden/errors/temperature-zero/supcon reference: expected ValueError, got a result"
+    assert found.check == (
+        "golden/errors/temperature-zero/supcon reference: expected temperature: ... positive, 0.0,"
+        " got temperature: expected a number in the range 1e-10 to 1e+10, got 0.0"
+    )
 
 
 def test_an_equivalent_mutant_survives(reference_judge: Any) -> None:

@@ -59,8 +59,8 @@ PLAIN = 4
 LABELS = ("small",) * 7 + ("extreme",)
 """Kinds of labels; each occurs equally often."""
 
-EXTREME = (-(2**63), -(2**62), -1, 0, 2**62, 2**63 - 1)
-"""Extreme labels. Two of them differ by 2**63, so the difference of int64 overflows in both directions."""
+EXTREME = (-(2**63), 2**63 - 1, 0, -(2**62), -1, 2**62)
+"""Extreme labels; the first ones are used. The differences of the first three overflow int64 in both directions."""
 
 CLASSES = ("common", "common", "single", "one", "distinct")
 """Class structures: every row has a positive and a negative, a class of one row beside others, one class, and only
@@ -411,7 +411,7 @@ class _Drawing:
             return {"positives": self._mask(classes, arguments.get("self_rows"), further), **arguments}, further
         highest = max([*classes, *(further or ())])
         extreme = self.plan["labels"] == "extreme" and highest < len(EXTREME)
-        names = chance.sample(EXTREME if extreme else range(max(8, highest + 1)), highest + 1)
+        names = chance.sample(EXTREME[: highest + 1] if extreme else range(max(8, highest + 1)), highest + 1)
         arguments["labels"] = [names[k] for k in classes]
         if further is not None:
             arguments["ref_labels"] = [names[k] for k in further]

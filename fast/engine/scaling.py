@@ -244,5 +244,5 @@ def pair_logits(
     They are differentiable with respect to both and to the temperature. The rows are scaled and rounded as in a panel.
     """
     (rows, *_), (others, *_) = (scale_rows(t, rule, size) for t, size in zip((first, second), sizes, strict=True))
-    logits: Tensor = torch.linalg.vecdot(rows, others)
-    return logits
+    # Autocast does not apply to this product, as it does to torch.linalg.vecdot.
+    return (rows * others).sum(-1)
