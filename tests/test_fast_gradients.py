@@ -139,7 +139,8 @@ def test_functional_gradient_equals_backward(loss: Callable[..., Tensor], simila
     found = torch.func.grad(lambda z: loss(z, LABELS, similarity=similarity))(embeddings.detach())
     assert embeddings.grad is not None
     assert bool((found != 0).any())
-    torch.testing.assert_close(found, embeddings.grad, rtol=0, atol=0)
+    # Backward divides by the number of anchors last.
+    torch.testing.assert_close(found, embeddings.grad, rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

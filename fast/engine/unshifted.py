@@ -128,7 +128,7 @@ def _positive(targets: Targets, here: slice, count: int, logits: Tensor) -> Tens
         return marked(targets, here, count, logits.shape[1]).view(torch.uint8).to(logits.dtype)
     # On a CPU, a comparison of floats that returns floats is vectorised, one of integers is not. Labels are replaced by
     # their positions among the sorted labels, which are exact in every float.
-    labels = torch.searchsorted(torch.sort(given)[0], given).to(logits.dtype)
+    labels = torch.searchsorted(torch.sort(given)[0], given.contiguous()).to(logits.dtype)
     return torch.eq(labels[here, None], labels, out=torch.empty_like(logits))
 
 
