@@ -93,7 +93,8 @@ def test_operators_pass_opcheck(name: str, dtype: torch.dtype, calls: dict[str, 
     compiled = torch.compile(call.loss, fullgraph=True, backend=aot_autograd(fw_compiler=recorded))
     given = [matrix.to(dtype, copy=True).requires_grad_() for matrix in (call.rows, *call.others)]
     torch.autograd.grad(compiled(*given, backend="triton"), given)
-    assert {str(operator) for operator, _ in calls_made} == {
+    # Indices of columns, such as partners and self rows, are checked by an operator too.
+    assert {str(operator) for operator, _ in calls_made} - {"pairproof.checked.default"} == {
         "pairproof.anchor_values.default",
         "pairproof.anchor_gradients.default",
     }
