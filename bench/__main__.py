@@ -28,9 +28,6 @@ MISSED, COULD_NOT_RUN = 1, 3
 MORE_PROCESSES = 14
 """Number of additional processes that measure a floor that is missed."""
 
-FILE_WIDTH = 180
-"""Width of the output in columns if it is not written to a terminal."""
-
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
@@ -141,9 +138,7 @@ def bench(
 
     python -m bench --loss supcon --size 4096 --rounds 3 --backend tiled
     """
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=FILE_WIDTH)
+    console = report.open_console()
     plan = _plan(quick, floors, device, rounds, loss=loss, size=size, columns=columns, dtype=dtype)
     plan = replace(plan, backend=backend)
     everything = (jobs.FULL, replace(jobs.DEVICE, device=device))

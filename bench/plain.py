@@ -19,13 +19,13 @@ from typing import Annotated, NamedTuple
 import torch
 import torch.nn.functional as F
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from pairproof import fast
 
 from .jobs import COLUMNS, TEMPERATURE
+from .report import open_console
 
 CLASSES = 10
 QUEUE = 4096
@@ -206,7 +206,7 @@ def main(
     """Print the time of plain torch divided by that of pairproof.fast; below 1, pairproof.fast is slower."""
     torch.set_num_threads(1)
     sizes = [int(word) for word in size.split(",")]
-    console = Console()
+    output = open_console()
     table = Table("form", *(f"{part} {n}" for n in sizes for part in ("f+b", "forward")))
     rows: dict[str, list[str]] = {}
     for n in sizes:
@@ -217,7 +217,7 @@ def main(
                     rows.setdefault(name, []).append(f"{found:.2f} ({1e3 * plain:.2f}/{1e3 * ours:.2f} ms)")
     for name, cells in sorted(rows.items(), key=lambda row: min(float(cell.split()[0]) for cell in row[1][::2])):
         table.add_row(name, *cells)
-    console.print(table)
+    output.print(table)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,9 @@ from .batches import KINDS, LOSSES
 from .goals import MIB, Goal, Row, per_row
 from .peers import CAPTURED, OURS, PEERS, Unavailable
 
+FILE_WIDTH = 180
+"""Width of the output in columns if it is not written to a terminal."""
+
 FORMAT = "pairproof-bench/1"
 
 Group = tuple[str, int, str]
@@ -187,6 +190,12 @@ def goals_table(goals: list[Goal], title: str) -> Table:
                 what = f"{goal['what']} ({goal['reason']})" if goal["reason"] else goal["what"]
                 table.add_row(what, f"{goal['sense']} {_number(goal['goal'])}", measured, word)
     return table
+
+
+def open_console() -> Console:
+    """Return a console for standard output, wide enough for the tables if it is not a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
 def show(report: Row, console: Console) -> None:

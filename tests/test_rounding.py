@@ -60,12 +60,17 @@ def with_einsum(embeddings: Tensor, labels: Tensor, temperature: float = 0.07) -
     return torch.where(number > 0, each, 0).mean()
 
 
-def with_binary_cross_entropy(embeddings: Tensor, positive_pairs: Tensor, temperature: float = 0.07) -> Tensor:
-    logits, own = similar(embeddings, temperature)
+def of_pairs(own: Tensor, positive_pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the masks of positives and of negatives."""
     positive = torch.zeros_like(own)
     positive[positive_pairs[:, 0], positive_pairs[:, 1]] = True
     positive &= ~own
-    negative = ~positive & ~own
+    return positive, ~positive & ~own
+
+
+def with_binary_cross_entropy(embeddings: Tensor, positive_pairs: Tensor, temperature: float = 0.07) -> Tensor:
+    logits, own = similar(embeddings, temperature)
+    positive, negative = of_pairs(own, positive_pairs)
     each = F.binary_cross_entropy_with_logits(logits, positive.to(logits.dtype), reduction="none")
     attracted = (each * positive).sum(dim=1) / (positive.sum(dim=1) + 1)
     repelled = (each * negative).sum(dim=1) / negative.sum(dim=1).clamp(min=1)
@@ -74,10 +79,7 @@ def with_binary_cross_entropy(embeddings: Tensor, positive_pairs: Tensor, temper
 
 def with_softplus(embeddings: Tensor, positive_pairs: Tensor, temperature: float = 0.07) -> Tensor:
     logits, own = similar(embeddings, temperature)
-    positive = torch.zeros_like(own)
-    positive[positive_pairs[:, 0], positive_pairs[:, 1]] = True
-    positive &= ~own
-    negative = ~positive & ~own
+    positive, negative = of_pairs(own, positive_pairs)
     attracted = (F.softplus(-logits) * positive).sum(dim=1) / (positive.sum(dim=1) + 1)
     repelled = (F.softplus(logits) * negative).sum(dim=1) / negative.sum(dim=1).clamp(min=1)
     return (attracted + repelled).mean()
