@@ -7,10 +7,11 @@ A target is a function, a class that is constructed with its options, or an inst
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -55,6 +56,12 @@ Tensor = torch.Tensor
 
 PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views"}
 """The call of the batches that identify a target, if it is not the call of the target."""
+
+LATE = 3
+"""Number of calls of one kind that may exceed the time limit; further cases or usages of this kind are not run."""
+
+SMALL = 40
+"""The largest number of rows of a small batch. Time-outs of small and of large batches are counted separately."""
 
 TRIAL_TEMPERATURE = 0.5
 """The temperature of the small batch on which the calls are tried, unless one is built in."""
@@ -473,6 +480,11 @@ def _from_jax(array: Any) -> Tensor:
     return torch.tensor(np.asarray(array.astype("float64")))
 
 
+def _kind_of(case: Case) -> str:
+    """Return the kind of a call, by the size of its batch."""
+    return f"batches of {'up to' if case.size <= SMALL else 'more than'} {SMALL} rows"
+
+
 class External(Implementation):
     """The loss of a user, judged according to a claim.
 
@@ -567,6 +579,30 @@ class External(Implementation):
         self.claim, more = complete(self._claimed, signature)
         self.notes, self.support = (*notes, *more), self.claim.support
 
+    def refuses(self, case: Case) -> str | None:
+        """Return the reason to skip a case: the target does not support it, or too many such calls were late."""
+        return super().refuses(case) or self.not_run(_kind_of(case))
+
+    @cached_property
+    def late(self) -> Counter[str]:
+        """The number of calls that exceeded the time limit, by kind."""
+        return Counter()
+
+    def not_run(self, kind: str) -> str | None:
+        """Return the reason to skip calls of a kind, "usages" or a range of sizes; None unless too many were late."""
+        if self.late[kind] < LATE:
+            return None
+        return f"not run: {LATE} {kind} took longer than {self.limit:g} s (--limit)"
+
+    @contextmanager
+    def _counting_late(self, case: Case, usage: str) -> Iterator[None]:
+        """Count the call in the body if it exceeds the time limit."""
+        try:
+            yield
+        except Overtime:
+            self.late["usages" if usage else _kind_of(case)] += 1
+            raise
+
     def call_as(self, form: int, result: str | None = None) -> None:
         """Call the target in one of its forms from now on; the arguments are those of ``Target.call_as``."""
         if self.target and (form, result) != self.target.choice:
@@ -624,6 +660,10 @@ class External(Implementation):
         Raises:
             TargetError: the result is not a loss, or takes too long.
         """
+        with self._counting_late(case, usage):
+            return self._evaluated(case, dtype, usage)
+
+    def _evaluated(self, case: Case, dtype: str, usage: str) -> Outcome:
         leaves = self.tensors(case, dtype)
         each = case.option("reduction") == "none" or self.claim.reduced_here
         use = Use(BY_NAME[usage], leaves, case.temperature, each)

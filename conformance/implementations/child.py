@@ -418,7 +418,8 @@ class IsolatedLoss(External):
 
             return facts(), serve
 
-        self.child = Child(load, options.get("limit", 60.0))
+        self.limit = options.get("limit", 60.0)
+        self.child = Child(load, self.limit)
         facts = self.child.settle()
         self._choice = facts["choice"]
         given = facts["claim"]
@@ -452,7 +453,8 @@ class IsolatedLoss(External):
         # Cases of documents have read-only mappings, which cannot be pickled.
         mappings: dict[str, Any] = {name: dict(getattr(case, name)) for name in ("arguments", "keywords", "others")}
         request = replace(case, **mappings), dtype, usage
-        outcome = self.outcomes[case.id, dtype] = _read(self.child.ask(self._choice, *request), case)
+        with self._counting_late(case, usage):
+            outcome = self.outcomes[case.id, dtype] = _read(self.child.ask(self._choice, *request), case)
         return outcome
 
 

@@ -295,7 +295,9 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
             if any(one.status is not Status.SKIPPED for one in checks):
                 tried.note(case)
             else:
-                result.left_out[" and ".join(dict.fromkeys(one.message for one in checks))] += 1
+                why = " and ".join(dict.fromkeys(one.message for one in checks))
+                tried.note_skipped(case, why, drawn=isinstance(chosen, FreshBatch))
+                result.left_out[why] += isinstance(chosen, Case)
             failed = [one for one in checks if one.status is Status.FAILED]
             if explain is not None:
                 failed = [one for one in failed if not is_above(one, result.level)]

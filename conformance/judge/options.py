@@ -351,7 +351,8 @@ class Request:
         result: The name or position of the loss, if the target returns several results. By default the one with the
             name loss, total_loss or similar, or the only single number; reported.
         device: The torch device on which the target runs.
-        limit: Maximum time of one evaluation, in seconds.
+        limit: Maximum time of one evaluation, in seconds. After three time-outs among batches of up to 40 rows, among
+            larger batches, or among usages, the rest of these is not run.
         deviations: TOML file that declares known deviations with their reasons. Default: tool.pairproof in the nearest
             pyproject.toml.
         cases: Only this case, random batch (fresh-SEED-3) or usage (usage/NAME); * and ? are wildcards (repeatable).

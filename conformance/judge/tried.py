@@ -1,17 +1,19 @@
-"""Which claims about a target were tried: the options that it claims or takes, and the values that cases gave them."""
+"""Which claims about a target were tried: options and their values, and the sizes of batches."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from ..implementations.base import ARRAY_OPTIONS, matters
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
+from .proofs import case_as_claimed
+from .results import several
 
 
 class Tried:
-    """The claimed options with the values that the judged cases gave them.
+    """The claimed options with the values that the judged cases gave them, and the sizes of the judged cases.
 
     Args:
         claim: what the target computes.
@@ -19,15 +21,33 @@ class Tried:
 
     def __init__(self, claim: Claim) -> None:
         entry = LOSSES[claim.loss]
+        self._claim = claim
         self._arrays = [name for name in ARRAY_OPTIONS if name in claim.passed]
         self._values: dict[str, tuple[object, ...]] = {}
         for name in (*entry.choices, "base_temperature"):
             if name in claim.passed or name in claim.settings:
                 self._values[name] = claim.values_of(name) or entry.choices.get(name, ())
         self._seen: defaultdict[str, set[object]] = defaultdict(set)
+        self._largest, self._slow, self._batches = 0, list[int](), Counter[str]()
+
+    def note_skipped(self, case: Case, why: str, *, drawn: bool) -> None:
+        """Note a skipped case or random batch.
+
+        Args:
+            case: the case.
+            why: the reason.
+            drawn: whether it is a random batch.
+        """
+        if drawn:
+            self._batches[why] += 1
+        elif self._claim.support.refuses(case):
+            changed = case_as_claimed(case, self._claim, thorough=True)
+            if self._claim.support.refuses(changed) is None:
+                self._slow.append(case.size)
 
     def note(self, case: Case) -> None:
-        """Note the options of a judged case, except those that do not affect its result."""
+        """Note the size and the options of a judged case, except options that do not affect its result."""
+        self._largest = max(self._largest, case.size)
         given = {**case.arguments, **case.others, **case.keywords}
         for name in self._arrays:
             if given.get(name) is not None:
@@ -37,10 +57,19 @@ class Tried:
                 self._seen[name].add(case.option(name))
 
     def missing(self) -> list[str]:
-        """Return the claims that no judged case tried, as ``option=value``, or as the name of an array."""
+        """Return what no judged case tried.
+
+        Returns:
+            Claims as ``option=value`` or as the name of an array, random batches that were not run, and the cases that
+            need ``--thorough``.
+        """
         found = [name for name in self._arrays if name not in self._seen]
         for name, values in self._values.items():
             found += [f"{name}={value}" for value in values if value is not None and value not in self._seen[name]]
             if not values and not self._seen[name]:
                 found.append(name)
+        found += [f"{count} of the random batches ({why})" for why, count in self._batches.items()]
+        if self._slow:
+            words = f"{several(len(self._slow), 'case')} of up to {max(self._slow)} rows without --thorough"
+            found.append(f"{words} (the largest batch tried has {self._largest} rows)")
         return found

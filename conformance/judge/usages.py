@@ -162,6 +162,8 @@ class UsageJudge:
             return None
         blank = Check("usage", self.target.name, self.target.claim.loss, name, dtype, Status.PASSED)
         blank = replace(blank, repeat=request.repeat(name, dtype), level=usage.level)
+        if reason := self.target.not_run("usages"):
+            return replace(blank, status=Status.SKIPPED, message=reason)
         ratios = []
         for case, true in self._cases(usage):
             try:
