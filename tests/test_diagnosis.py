@@ -48,6 +48,8 @@ TABLE = [
         "the formula is right, but the target computes in bfloat16 for inputs of every dtype",
         "",
     ),
+    ("bfloat16_products", "supcon", "cosines are computed in bfloat16", ""),
+    ("float16_logits", "supcon", "cosines are computed and divided by the temperature in float16", ""),
     ("policy_nan", "supcon", "anchors without positives make the loss NaN", "no_positive=nan"),
     ("policy_drop", "supcon", "anchors without positives are left out of the mean", "no_positive=drop"),
     ("times_base", "supcon", "values are multiplied by temperature/0.07", "base_temperature=0.07"),
@@ -66,7 +68,13 @@ TABLE = [
     ),
     ("times_2t", "info_nce", "values are multiplied by temperature/0.5", "base_temperature=0.5"),
 ]
-FAST = {"divided_by_positives_plus_1", "weighted_directions", "policy_nan", "subtracts_self_in_float32"}
+FAST = {
+    "bfloat16_products",
+    "divided_by_positives_plus_1",
+    "weighted_directions",
+    "policy_nan",
+    "subtracts_self_in_float32",
+}
 OPTIONS: dict[str, dict[str, object]] = {
     "subtracts_self_in_float32": {"normalised": True},
     "decoupled_one_way": {"normalised": True},
@@ -140,6 +148,20 @@ def test_target_that_answers_in_16_bits_is_identified(name: str, dtype: str) -> 
     found = identify(getattr(public, name))
     assert (found.verdict, found.wrong) == ("match", [])
     assert found.evidence[-1].startswith(f"its values or gradients have the precision of {dtype}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bfloat16_products", "cosines are computed in bfloat16"),
+        pytest.param(
+            "float16_logits", "cosines are computed and divided by the temperature in float16", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_products_in_16_bits_are_identified(name: str, words: str) -> None:
+    found = identify(getattr(public, name))
+    assert (found.verdict, found.loss, found.wrong) == ("wrong", "supcon", [words])
 
 
 def test_lines_that_a_target_prints_are_shown_once(capfd: pytest.CaptureFixture[str]) -> None:

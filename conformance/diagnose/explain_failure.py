@@ -29,6 +29,7 @@ from .positives import (
     same,
     similarity_rows,
 )
+from .search import CLOSE_HALF
 from .variants import COUNTS, DENOMINATORS, FLOWS, SIMILARITIES, Evaluation, Variant, words_of
 
 Tensor = torch.Tensor
@@ -44,6 +45,9 @@ EXPLAINED_BY_VALUE = 1e-4
 
 SLIGHT = "the formula is right, but digits are lost"
 """Start of an explanation if rounding errors are the only difference."""
+
+ROUNDED_GRADIENT = {dtype: 10 * close for dtype, close in CLOSE_HALF.items()}
+"""Relative error of a gradient that rounding to 16 bits explains, if the value is explained by it."""
 
 DTYPE_NOISE = 1e-6
 """Relative error below which nothing can be explained."""
@@ -161,6 +165,10 @@ class Failure:
             total = value.sum() + 0 * self.rows.sum()
             (gradient,) = torch.autograd.grad(total, self.rows, retain_graph=True)
             remaining.append(self.left(gradient, 1))
+            dtype, _ = variants.ROUNDED.get(suspect.variant.similarity, ("", False))
+            given = self.compared[1][0]
+            if dtype and (gradient - given).norm() <= ROUNDED_GRADIENT[dtype] * given.norm():
+                remaining[1] = 0.0
         # Written so that NaN explains nothing.
         return max(remaining) if remaining[0] <= allowed and remaining[-1] <= EXPLAINED else math.inf
 

@@ -292,7 +292,7 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
 
 def _preference(match: Match, search: Search) -> tuple[Any, ...]:
     """Return a sort key; the preferred match has the smallest key."""
-    gradient = match.gradient_error is not None and match.gradient_error > search.close_gradient
+    gradient = match.gradient_error is not None and match.gradient_error > search.tolerance_of_gradient(match)
     loss, (scaled, place) = match.variant.entry, match.plainness
     # Without labels, the positive of a view is the other view of the same item.
     unlabelled = search.call == FEATURES and search.probes.alike[0].labels is None
@@ -345,7 +345,7 @@ def _report_gradient(found: Identification, search: Search, match: Match) -> Non
     """Report a gradient that is not the derivative of the value, is not finite, or is missing."""
     if match.gradient_factor != 1:
         found.wrong.append(f"the gradient is {_short(match.gradient_factor)} times the derivative of the value")
-    elif match.gradient_error is not None and match.gradient_error > search.close_gradient:
+    elif match.gradient_error is not None and match.gradient_error > search.tolerance_of_gradient(match):
         found.wrong.append(
             f"the gradient is not the derivative of the value: the relative error is {match.gradient_error:.2g}"
         )

@@ -36,7 +36,7 @@ from .positives import (
     Setting,
     batch_setting,
 )
-from .variants import COUNTS, FLOWS, REDUCED_BY, Evaluation, Variant, temperings, variant_of, variations
+from .variants import COUNTS, FLOWS, REDUCED_BY, ROUNDED, Evaluation, Variant, temperings, variant_of, variations
 
 Tensor = torch.Tensor
 Array = np.ndarray[Any, Any]
@@ -657,13 +657,21 @@ class Search:
         fitting = sorted(self.fitting(matches), key=lambda match: match.plainness)
         return (fitting or sorted(matches, key=lambda match: match.error))[:1]
 
+    def tolerance_of_gradient(self, match: Match) -> float:
+        """Return the relative difference up to which gradients count as equal.
+
+        Gradients of products in 16 bits are rounded to it too, in an order that the value does not show.
+        """
+        dtype, _ = ROUNDED.get(match.variant.similarity, ("", False))
+        return max(self.close_gradient, 10 * CLOSE_HALF.get(dtype, 0.0))
+
     def with_gradient(self, match: Match) -> Match:
         """Return the match with its gradient compared, and with the flow or the factor that explains the gradient."""
         error, factor = self._compare_gradient(match)
         flows = (replace(match, variant=replace(match.variant, flow=flow)) for flow in FLOWS)
         for other in (*flows, replace(match, gradient_factor=factor)):
             off, _ = self._compare_gradient(other)
-            if off is not None and off <= self.close_gradient:
+            if off is not None and off <= self.tolerance_of_gradient(other):
                 return replace(other, gradient_error=off)
         return replace(match, gradient_error=error)
 

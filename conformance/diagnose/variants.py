@@ -58,6 +58,19 @@ def _dot_after(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, 
 
 QUEUE_NOT_NORMALISED = "the negatives that are passed are not normalised"
 
+ROUNDED: Mapping[str, tuple[str, bool]] = {
+    f"{products} are computed{also} in {dtype}": (dtype, bool(also))
+    for dtype in ("bfloat16", "float16")
+    for products in ("cosines", "dot products")
+    for also in ("", " and divided by the temperature")
+}
+"""Similarities that are rounded to 16 bits: the dtype, and whether the logits are rounded to it too."""
+
+
+def _products_in(dtype: torch.dtype, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, Setting], Tensor]:
+    return lambda a, b, s: (change(a).to(dtype) @ change(b).to(dtype).T).double()
+
+
 SIMILARITIES: Table = {
     "cosine": _dot_after(_unit),
     "dot": lambda a, b, s: a @ b.T,
@@ -78,6 +91,10 @@ SIMILARITIES: Table = {
     "the similarity is minus the Euclidean distance": lambda a, b, s: -_distances(a, b),
     "the similarity is minus the distance of the normalised rows": lambda a, b, s: -_distances(_unit(a), _unit(b)),
     "the similarity is minus the squared Euclidean distance": lambda a, b, s: -(_distances(a, b) ** 2),
+    **{
+        words: _products_in(getattr(torch, dtype), _unit if words.startswith("cosines") else lambda z: z)
+        for words, (dtype, _) in ROUNDED.items()
+    },
 }
 
 TEMPERINGS: Table = {
@@ -463,6 +480,10 @@ class Pairs:
         self.divisor = TEMPERINGS[variant.tempering](evaluation.temperature)
         self.similarities = evaluation.once(self._similarities, variant, "similarity", "flow")
         self.logits = self.similarities / self.divisor
+        dtype, also = ROUNDED.get(variant.similarity, ("", False))
+        if also:
+            # A tensor of 16 bits is divided by a number in float32.
+            self.logits = (self.similarities.float() / self.divisor.float()).to(getattr(torch, dtype)).double()
         untempered = self.similarities.expand_as(self.logits)
         self.above, self._inner = NUMERATORS[variant.numerator](untempered, self.logits, self.divisor)
         if variant.flow == "numerator":

@@ -14,7 +14,11 @@ def _logits(rows, temperature):
 
 def _supcon_parts(embeddings, labels, temperature):
     """The sum over the positives of minus the log-prob, and the number of positives."""
-    logits, own = _logits(embeddings, temperature)
+    return _supcon_sums(*_logits(embeddings, temperature), labels)
+
+
+def _supcon_sums(logits, own, labels):
+    """The same from the logits and the mask of self pairs."""
     positives = (labels[:, None] == labels[None]) & ~own
     logs = F.log_softmax(logits.masked_fill(own, -torch.inf), dim=1)
     return -logs.where(positives, 0).sum(dim=1), positives.sum(dim=1)
@@ -118,6 +122,22 @@ def half_inside(embeddings, labels, temperature=0.1):
 def bfloat16_inside(z_i, z_j, temperature=0.1):
     """Right, but computed in bfloat16 whatever the inputs are."""
     return _nt_xent(z_i.bfloat16(), z_j.bfloat16(), temperature).mean()
+
+
+def bfloat16_products(embeddings, labels, temperature=0.1):
+    """Right, but the matrix product is computed in bfloat16."""
+    rows = F.normalize(embeddings, dim=1)
+    low, own = rows.bfloat16(), torch.eye(len(rows), dtype=torch.bool)
+    total, number = _supcon_sums((low @ low.T).to(rows.dtype) / temperature, own, labels)
+    return (total / number.clamp(min=1)).mean()
+
+
+def float16_logits(embeddings, labels, temperature=0.1):
+    """Right, but the matrix product is computed in float16, and divided by the temperature in it."""
+    rows = F.normalize(embeddings, dim=1)
+    low, own = rows.half(), torch.eye(len(rows), dtype=torch.bool)
+    total, number = _supcon_sums((low @ low.T / temperature).to(rows.dtype), own, labels)
+    return (total / number.clamp(min=1)).mean()
 
 
 def policy_nan(embeddings, labels, temperature=0.1):
