@@ -270,6 +270,15 @@ RULES: list[Rule] = [
         lambda c: np.isfinite(c.logits).all() and np.abs(c.logits).max() > 1e304,
     ),
     (
+        r"Row 0 is opposite to row (\d), and its largest logit is below -(\d+)\. The rows are not exactly "
+        r"representable in float32",
+        lambda c, j, x: (
+            (c.case.embeddings[0] == -c.case.embeddings[int(j)]).all()
+            and c.logits[0][c.member[0]].max() < -float(x)
+            and "float32" not in c.golden.dtypes
+        ),
+    ),
+    (
         r"Row 0 is opposite to its positives\. Relative to the exponential of its similarity to itself, "
         r"the sum over them is subnormal in float32",
         lambda c: (
