@@ -56,7 +56,7 @@ app = Group(help="Check whether implementations of contrastive losses are correc
 fixtures = Group(help="Rebuild, check, extend or explain the fixtures: the cases and the results that are expected.")
 app.add_typer(fixtures, name="fixtures")
 
-LISTS = ("losses", "implementations", "cases", "figures", "claims")
+LISTS = ("losses", "implementations", "documents", "cases", "figures", "claims")
 
 
 class Output(Console):
@@ -415,6 +415,10 @@ def list_everything(
     lists = {
         "losses": [f"{name}: {it.function}({takes[name]}); {it.source}" for name, it in entries.items()],
         "implementations": [f"{kind.name}: {kind.title}" for kind in ALL],
+        "documents": [
+            f"{it.document.id}: {several(len(it.figures), 'figure')}, {several(len(it.claims), 'claim')}"
+            for it in fixtures
+        ],
         "cases": [f"{it.id}: {it.loss}, {it.sizes()}" for it in cases],
         "figures": [f"{name}: {it.what} ({it.place})" for name, it in figures],
         "claims": [f'{name}: "{it.words}"' for name, it in claims],
@@ -422,10 +426,7 @@ def list_everything(
     summary = {
         "losses": [f"{name}: {it.function}({takes[name]}), {count[name]} cases" for name, it in entries.items()],
         "implementations": lists["implementations"],
-        "documents": [
-            f"{it.document.id}: {several(len(it.figures), 'figure')}, {several(len(it.claims), 'claim')}"
-            for it in fixtures
-        ],
+        "documents": lists["documents"],
         f"pairproof list {'|'.join(LISTS)} lists all of one kind": [],
     }
     shown = {name: lists[name] for name in ([what] if what else ["losses", "cases"])} if what or losses else summary

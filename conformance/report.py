@@ -377,7 +377,9 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
     yield from (Text(words, "bold") for words in result.diagnosis.sentences())
     listed = result.failures if result.explained is None else result.failures_required
     failures = list(grouped(((check.case, check.status), check) for check in listed).values())
-    failures.sort(key=lambda checks: (checks[0].level or Level.FORMULA, result.sizes.get(checks[0].case, (0, ""))[0]))
+    # Cases by size, then usages, which have none.
+    sizes = {case: size for case, (size, _) in result.sizes.items()}
+    failures.sort(key=lambda checks: (checks[0].level or Level.FORMULA, sizes.get(checks[0].case, math.inf)))
     shown = len(failures) if result.explained is None else result.explained
     for first, *others in failures[:shown]:
         dtypes = ", ".join(check.dtype for check in (first, *others))
@@ -424,8 +426,7 @@ def _target(result: CheckResult) -> Iterator[Part]:
     yield from (f"  target: {version}" for version in result.report.versions.values() if version != request.name)
     yield from (f"  {note}" for note in result.notes)
     if request.temperature is not None:
-        which = "all cases" if request.thorough else "cases whose proof is fast"
-        proved = f"{which} are proved again with it"
+        proved = "the cases are proved again with it" + ("" if request.thorough else ", except slow ones (--thorough)")
         yield f"  temperature: {request.temperature:g} built in; {proved}"
     yield "  rows: passed " + ("normalised in cosine cases" if result.claim.normalised else "unnormalised")
     yield from (f"  declared: {one.name}: {one.reason} ({one.link})" for one in result.declared)

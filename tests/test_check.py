@@ -279,7 +279,7 @@ def test_built_in_temperature_is_an_option(chosen: list[str], capsys: pytest.Cap
     assert "no parameter temperature (or tau, or logit_scale): pass the temperature that is built in with" in error
     assert call(*arguments, "--temperature", "0.5", *chosen) == 0
     text = capsys.readouterr().out
-    assert "temperature: 0.5 built in; cases whose proof is fast are proved again with it" in text
+    assert "temperature: 0.5 built in; the cases are proved again with it, except slow ones (--thorough)" in text
     assert "skipped: needs a temperature other than 0.5" in text
     assert call(*arguments, "--temperature", "0.3", "--case", "golden/supcon/two-*") == 1
 

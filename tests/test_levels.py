@@ -200,6 +200,23 @@ def test_target_that_rounds_its_temperature_is_judged_as_float32() -> None:
     assert (found.verdict, ROUNDS_TEMPERATURE in found.notes) == ("does not conform", True)
 
 
+def test_target_that_stores_its_built_in_temperature_in_float32_is_judged_as_float32() -> None:
+    log_scale = torch.nn.Parameter(torch.tensor(1 / 0.07).log())
+
+    def stored(embeddings: Tensor, labels: Tensor) -> Tensor:
+        return honest(embeddings, labels, 1 / log_scale.exp())
+
+    def wrong(embeddings: Tensor, labels: Tensor) -> Tensor:
+        return 1.00001 * stored(embeddings, labels)
+
+    def other(embeddings: Tensor, labels: Tensor) -> Tensor:
+        return honest(embeddings, labels, 0.0700001)
+
+    for target, conforms in ((stored, "conforms"), (wrong, "does not conform"), (other, "does not conform")):
+        found = of(target, *CASES, dtypes="float64", temperature=0.07)
+        assert (found.verdict, ROUNDS_TEMPERATURE in found.notes) == (conforms, target is stored)
+
+
 def test_target_with_one_value_per_anchor_in_float32_is_judged_as_float32() -> None:
     """The mean, which the harness computes, is not representable in float32."""
 

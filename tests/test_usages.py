@@ -140,6 +140,23 @@ def test_usages_of_two_matrices_do_not_concern_a_matrix_of_similarities() -> Non
     assert found(result) == {}
 
 
+def test_failing_usages_are_printed_after_failing_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first failure shows the mistake on an ordinary batch, if there is one."""
+    target = tmp_path / "losses.py"
+    target.write_text(
+        "import torch\n"
+        "from pairproof import fast\n"
+        "def supcon(embeddings, labels, temperature=0.1):\n"
+        "    loss = fast.supcon_loss(embeddings, labels, temperature=float(torch.as_tensor(temperature).detach()))\n"
+        "    return loss * (2 if len(embeddings) == 8 else 1)\n"
+    )
+    cases = ("golden/supcon/two-positives", "golden/supcon/agreement-eight-rows", "usage/temperature-tensor")
+    with pytest.raises(SystemExit):
+        cli.main(["check", f"{target}:supcon", "--loss=supcon", *(f"--case={one}" for one in cases)])
+    text = capsys.readouterr().out
+    assert -1 < text.find("failed golden/supcon/agreement-eight-rows") < text.find("failed usage/temperature-tensor")
+
+
 def test_refused_usages_are_listed_as_not_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "bfloat16 (refused: TypeError: the dtype bfloat16 is not supported)"
     path = str(tmp_path / "a.json")

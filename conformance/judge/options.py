@@ -329,10 +329,11 @@ class Request:
 
     Attributes:
         target: package.module:attribute or file.py:attribute: a function, an instance, or a class, which is
-            constructed with the options of the case. With --call command, a shell command line.
+            constructed with the options that its constructor takes. With --call command, a shell command line.
         loss: The loss that the target should compute; pairproof list prints the names.
-        call: The arguments of the target: labels (embeddings, labels), features (features, labels=None, mask=None; two
-            or three views, if every class size is divisible by that number; otherwise one), views (view_a, view_b),
+        call: The arguments of the target: labels (embeddings, labels), features (features, labels=None, mask=None;
+            features of shape [items, views, dim], with two or three views if every class size is divisible by that
+            number, else one), views (view_a, view_b),
             towers (the same for two encoders), stacked (embeddings: all first views, then all second views),
             interleaved (embeddings: the views of an item in neighbouring rows), similarities (a matrix of all
             similarities; with labels, if it has such a parameter), or pairs (embeddings, positive_pairs). By default
@@ -343,8 +344,8 @@ class Request:
         temperature: The temperature that is built into the target. Not needed if the target has a parameter
             temperature, tau, temp, T, scale or logit_scale (1/temperature), or log_scale (its logarithm).
         normalised: Normalise rows before passing them (cosine cases only). Default: raw.
-        settings: A value of an option that is built into the target (repeatable); KEY=* if the target has the option as
-            a keyword.
+        settings: A value of an option that is built into the target (repeatable); KEY=* if the target takes the
+            option as a keyword, for example through **kwargs.
         init: An argument of the target, by the name of its parameter: of the constructor of a class, or of a function
             (repeatable). The value is read as a Python literal if it is one. Batch size, number of views, device, world
             size and rank are passed without it.
@@ -360,8 +361,8 @@ class Request:
         fuzz: Number of random batches, drawn in addition to the stored cases. They vary sizes, classes, layouts and
             every option that the target takes.
         seed: The seed of the random batches. By default it is random, and reported; in pytest it is 0.
-        thorough: With a built-in temperature or option, prove the cases again too whose proof takes long: some of
-            more than 40 rows. Each takes up to a minute the first time; proofs are stored.
+        thorough: With a built-in temperature or option, also prove again the cases whose proof takes long: some
+            of more than 40 rows. Each takes up to a minute the first time; proofs are stored.
         level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
             without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
             norms and logits) or digits (also rounding errors). Failures above it are reported, but do not change the
