@@ -29,7 +29,7 @@ from .judge.levels import Level
 from .judge.ranges import sentences
 from .judge.results import BAD, Check, Status, counted, grouped, phrase, tally
 from .judge.suggest import suggested
-from .judge.verify import Report, show_counts
+from .judge.verify import MOST_ROWS, Report, show_counts
 from .suite.catalogue import LOSSES
 
 FORMAT = "pairproof-report/1"
@@ -366,6 +366,8 @@ def _findings(report: Report) -> Iterator[Cell]:
         )
     if report.selection.covering:
         yield f"{report.cases_chosen} of {report.cases_in_all} cases were run: a subset with every trait"
+    if report.cases_left_out:
+        yield f"{report.cases_left_out} cases of more than {MOST_ROWS} rows were left out: --thorough runs them"
     if not report.selection.whole:
         yield Text("counts not compared with the expected ones, because only a part ran", "dim")
 

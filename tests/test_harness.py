@@ -289,6 +289,30 @@ def test_unused_deviation_and_wrong_counts_are_reported_as_problems(fake: pytest
     assert any("expected.json is missing" in p for p in run(Selection(implementations=("fake",), processes=1)).problems)
 
 
+def test_large_cases_run_only_if_selected(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    large = "golden/supcon/shape-513-by-2"
+    chosen = [golden for golden in load_golden(losses=("supcon",)) if golden.id in ("golden/supcon/two-rows", large)]
+    fake.setattr(running, "fixtures_root", lambda: tmp_path)
+    fake.setattr(running, "load_golden", lambda losses: chosen)
+    fake.setattr(running, "load_worked", lambda: [])
+    fake.setattr(Fake, "evaluate", lambda self, case, dtype: plain_outcome(case, dtype))
+
+    def problems(thorough: bool, passed: int, skipped: int = 0) -> list[str]:
+        counts = {"fake/supcon": {"passed": passed, "skipped": skipped} if skipped else {"passed": passed}}
+        expected = {"format": running.EXPECTED_FORMAT, "counts": counts, "entries": {}}
+        (tmp_path / "expected.json").write_text(json.dumps(expected))
+        report = run(Selection(implementations=("fake",), processes=1, thorough=thorough))
+        assert (report.cases_chosen, report.cases_left_out) == ((2, 0) if thorough else (1, 1))
+        return report.problems
+
+    assert problems(True, 2) == []
+    assert problems(False, 2) == []
+    for passed, skipped in ((1, 0), (3, 0), (1, 1)):
+        (problem,) = problems(False, passed, skipped)
+        assert problem.startswith(f"fake/supcon: expected {passed} passed")
+    assert [check.case for check in run(replace(TWO_CASES, cases=(large,))).checks] == [large]
+
+
 def test_absent_implementation_is_skipped_unless_named(fake: pytest.MonkeyPatch) -> None:
     fake.setattr(Fake, "mode", "absent")
     selection = replace(TWO_CASES, implementations=(), dtypes=("float64",))

@@ -48,11 +48,13 @@ def read_report(path: Path) -> Recorded:
         (max(one.stat().st_mtime for one in files) <= path.stat().st_mtime, "a file was changed after the run"),
     ):
         if not met:
-            raise UsageError(f"{path}: {words}; write it with: pairproof verify --json {path}")
+            raise UsageError(f"{path}: {words}; write it with: pairproof verify --thorough --json {path}")
     report = Recorded(Selection(), [_check(entry) for entry in data["checks"]], absent=data["absent"])
     found = {check.case for check in report.checks if check.kind == "case"}
     if found != {case.id for case in load_cases(load_worked())}:
-        raise UsageError(f"{path}: the run does not cover all cases; write it with: pairproof verify --json {path}")
+        raise UsageError(
+            f"{path}: the run does not cover all cases; write it with: pairproof verify --thorough --json {path}"
+        )
     return report
 
 

@@ -244,6 +244,8 @@ class Selection:
         processes: Number of processes; by default one per core, where that is safe.
         covering: Run only a small fixed subset of the selected cases, chosen to cover every flag, every value of every
             option and every kernel.
+        thorough: Also run the cases of more than 258 rows, which take a quarter of the time. Without this option, they
+            run only if --case or --covering selects them.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -255,6 +257,7 @@ class Selection:
     peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)
     processes: int | None = None
     covering: bool = option(False, "--covering")
+    thorough: bool = option(False, "--thorough")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "losses", tuple(map(loss_named, self.losses)))

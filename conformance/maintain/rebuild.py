@@ -88,7 +88,7 @@ def rebuild(
         changes += prove_golden(stage, processes=processes, progress=progress)
         changes += _record(stage, recorded, peers.get("supcontrast"), notes)
         store.write_manifest(stage)
-        selection = Selection(peers={name: path for name, path in peers.items() if name == "folder"})
+        selection = Selection(peers={name: path for name, path in peers.items() if name == "folder"}, thorough=True)
         report = _count(stage, changes, lambda: (judge or verify.run)(selection, progress))
         store.write_manifest(stage)
         validate(stage)
