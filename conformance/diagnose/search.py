@@ -327,10 +327,9 @@ def _twice_wrong_variants(call: str, losses: tuple[Loss, ...]) -> Sequence[Varia
         second
         for variant in known_losses(call)
         if not variant.guard and not dict(variant.options).keys() - {"similarity", "denominator"}
-        for first in variations(variant, call)
-        if not first.guard and first.similarity == variant.similarity
-        for second in variations(first, call)
-        if not second.guard and second.similarity == variant.similarity and len(second.words()) == 2
+        for first in variations(variant, call, ("guard", "similarity"))
+        for second in variations(first, call, ("guard", "similarity"))
+        if len(second.words()) == 2
     )
 
 
@@ -353,14 +352,15 @@ def totals(tried: Sequence[Variant], batches: Sequence[Batch], temperatures: Seq
     for batch, sums in zip(batches, found, strict=True):
         known = _kept_sums(batch, at, losses) if at in (PASSED, GRID) else {}
         evaluations: dict[str, Evaluation | None] = {}
+        # Variants that differ only in their form share the costs of their pairs.
+        for variant in sorted((one for one in tried if one not in known), key=lambda one: one.pair_parts):
+            name = variant.positives
+            if name not in evaluations:
+                setting = read_as(batch, name)
+                evaluations[name] = Evaluation(setting, torch.tensor(at, dtype=torch.float64)) if setting else None
+            evaluation = evaluations[name]
+            known[variant] = evaluation.anchors(variant).sum(dim=1).numpy() if evaluation else np.nan
         for k, variant in enumerate(tried):
-            if variant not in known:
-                name = variant.positives
-                if name not in evaluations:
-                    setting = read_as(batch, name)
-                    evaluations[name] = Evaluation(setting, torch.tensor(at, dtype=torch.float64)) if setting else None
-                evaluation = evaluations[name]
-                known[variant] = evaluation.anchors(variant).sum(dim=1).numpy() if evaluation else np.nan
             sums[k] = known[variant]
     return found
 
@@ -611,20 +611,23 @@ class Search:
         0, the other probes must be near too.
         """
         ends = self.probes.alike[0], self.probes.alike[-1]
-        given, values = self.given(self.probes.alike, [passed])[:, :, 0], totals(tried, self.probes.alike, GRID)
-        off = (values[0] * given[-1] - values[-1] * given[0]) / np.maximum(np.abs(values[0]), np.abs(values[-1]))
+        given, (low, high) = self.given(self.probes.alike, [passed])[:, :, 0], totals(tried, ends, GRID)
+        off = (low * given[-1] - high * given[0]) / np.maximum(np.abs(low), np.abs(high))
         k, j = np.nonzero(np.sign(off[:, :-1]) * np.sign(off[:, 1:]) <= 0)
+        # The other probes are evaluated only for the variants with a crossing.
+        crossed, at = np.unique(k, return_inverse=True)
+        values = totals([tried[one] for one in crossed.tolist()], self.probes.alike, GRID)
         share = np.nan_to_num(off[k, j] / (off[k, j] - off[k, j + 1]))
-        away = disproportion(values[:, k, j] + share * (values[:, k, j + 1] - values[:, k, j]), given)
-        wrong = np.array([len(variant.words()) for variant in tried])
-        order = np.lexsort((k, (away * (1 + wrong[k])).round(TIED)))
+        away = disproportion(values[:, at, j] + share * (values[:, at, j + 1] - values[:, at, j]), given)
+        wrong = np.array([len(tried[one].words()) for one in crossed.tolist()], dtype=int)
+        order = np.lexsort((k, (away * (1 + wrong[at])).round(TIED)))
 
         def difference(variant: Variant, temperature: float) -> float:
             one, two = totals([variant], ends, [temperature])[:, 0, 0]
             return float(one * given[-1, 0] - two * given[0, 0])
 
         found = [(tried[k[place]], j[place]) for place in order[away[order] < NEAR][:REFINED]]
-        roots = [(variant, crossing(partial(difference, variant), *GRID[at : at + 2])) for variant, at in found]
+        roots = [(variant, crossing(partial(difference, variant), *GRID[left : left + 2])) for variant, left in found]
         return [(variant, at) for variant, at in roots if at is not None]
 
     # Explanations

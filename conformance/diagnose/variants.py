@@ -18,7 +18,7 @@ itself the description of what is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import attrgetter
@@ -274,13 +274,13 @@ _OUTSIDE: Table = {
     "the sum runs over all other rows, not over the positives": lambda x: x.total(x.cost, x.setting.member) / x.members,
 }
 _INSIDE: Table = {
-    "inside": lambda x: x.n.log() - x.log_ratios(),
-    "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing": lambda x: -x.log_ratios(),
-    "the sum of the ratios is divided by the number of positives plus 1": lambda x: (x.n + 1).log() - x.log_ratios(),
-    "exp(0) of the diagonal leaks into the numerator": lambda x: x.n.log() - x.log_ratios(leak=True),
-    _LEAK_SUM: lambda x: -x.log_ratios(leak=True),
+    "inside": lambda x: x.n.log() - x.log_ratios,
+    "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing": lambda x: -x.log_ratios,
+    "the sum of the ratios is divided by the number of positives plus 1": lambda x: (x.n + 1).log() - x.log_ratios,
+    "exp(0) of the diagonal leaks into the numerator": lambda x: x.n.log() - x.leaking_log_ratios,
+    _LEAK_SUM: lambda x: -x.leaking_log_ratios,
     "pooled": lambda x: x.pooled(),
-    "the logarithm is missing": lambda x: -x.log_ratios().exp() / x.n,
+    "the logarithm is missing": lambda x: -x.log_ratios.exp() / x.n,
 }
 _BINARY: Table = {
     "binary": lambda x: x.attract / (x.p + 1) + x.repel / x.q,
@@ -379,6 +379,12 @@ class Variant:
         """Whether every pair is classified, so that there are no numerators, denominators and guards."""
         return self.form in _BINARY
 
+    @property
+    def pair_parts(self) -> tuple[str | bool, ...]:
+        """The parts that determine the pairs of each anchor, in one setting."""
+        names = ("similarity", "tempering", "numerator", "denominator", "guard", "flow", "binary")
+        return tuple(getattr(self, name) for name in names)
+
     def words(self) -> list[str]:
         """What is wrong, one sentence for each part that no loss of the catalogue has."""
         guard = "" if self.guard in [loss.variant.get("guard") for loss in LOSSES.values()] else self.guard
@@ -421,6 +427,16 @@ class Evaluation:
         self.setting = setting
         self.temperature = torch.as_tensor(temperature, dtype=torch.float64).reshape(-1, 1, 1)
         self._known: dict[tuple[str, ...], Tensor] = {}
+        self._latest: tuple[tuple[Any, ...], Pairs] | None = None
+
+    def pairs_of(self, variant: Variant) -> Pairs:
+        """Return the pairs of a variant; the latest are kept, as the next variant may differ in its form only."""
+        if not variant.in_parts:
+            return Pairs(self, variant)
+        key = variant.pair_parts
+        if not self._latest or self._latest[0] != key:
+            self._latest = key, Pairs(self, variant)
+        return self._latest[1]
 
     def once(self, make: Callable[[], Tensor], variant: Variant, *parts: str) -> Tensor:
         """Return a result that depends only on some parts of a variant, computed on the first call."""
@@ -434,7 +450,7 @@ class Evaluation:
 
         For the form "pooled" the only value is that of the first anchor.
         """
-        pairs = Pairs(self, variant)
+        pairs = self.pairs_of(variant)
         each = FORMS[variant.form](pairs) if variant.in_parts else pairs.baseline()
         if variant.share != 0.5:
             first = self.setting.first_half.double()
@@ -515,12 +531,12 @@ class Pairs:
         """[M], the number of negatives, at least 1."""
         return self.negatives.clamp(min=1)
 
-    @property
+    @cached_property
     def attract(self) -> Tensor:
         """[T, M], the sum of the binary cross-entropies of the positives."""
         return self.softplus(-self.above, self.positive)
 
-    @property
+    @cached_property
     def repel(self) -> Tensor:
         """[T, M], the sum of the binary cross-entropies of the negatives."""
         return self.softplus(self.above, self.setting.negative)
@@ -584,21 +600,29 @@ class Pairs:
         """[T, M], the sum over the positives, or over other pairs."""
         return torch.where(self.positive if pairs is None else pairs, values, 0.0).sum(dim=2)
 
-    @property
+    @cached_property
     def sum(self) -> Tensor:
         """[T, M], the sum of the costs of the positives."""
         return self.total(self.cost)
 
-    def log_ratios(self, *, leak: bool = False) -> Tensor:
-        """[T, M], the logarithm of the sum of the positives' ratios, plus that of exp(0) if the diagonal leaks."""
-        logs = torch.where(self.positive, -self.cost, 0.0).masked_fill(~self.positive & self.some[:, None], -math.inf)
-        if leak:
-            logs = torch.cat([logs, -self.below[..., :1]], dim=2)
-        return torch.logsumexp(logs, dim=2)
+    @cached_property
+    def log_ratios(self) -> Tensor:
+        """[T, M], the logarithm of the sum of the positives' ratios."""
+        return torch.logsumexp(self._log_ratios, dim=2)
+
+    @cached_property
+    def leaking_log_ratios(self) -> Tensor:
+        """[T, M], the same with the ratio of exp(0), which leaks from the diagonal."""
+        return torch.logsumexp(torch.cat([self._log_ratios, -self.below[..., :1]], dim=2), dim=2)
+
+    @cached_property
+    def _log_ratios(self) -> Tensor:
+        """[T, M, M], the logarithm of every positive's ratio."""
+        return torch.where(self.positive, -self.cost, 0.0).masked_fill(~self.positive & self.some[:, None], -math.inf)
 
     def pooled(self) -> Tensor:
         """[T, M], minus the logarithm of the mean ratio of all anchors, as the value of the first anchor."""
-        value = -(self.log_ratios().exp() / self.n)[:, self.some].mean(dim=1).log()
+        value = -(self.log_ratios.exp() / self.n)[:, self.some].mean(dim=1).log()
         return value[:, None] * torch.nn.functional.one_hot(self.some.int().argmax(), len(self.some))
 
     def softplus(self, logits: Tensor, pairs: Tensor) -> Tensor:
@@ -663,8 +687,14 @@ POLICIES = ("zero", "drop", "nan")
 # Enumeration
 
 
-def variations(variant: Variant, call: str) -> Iterator[Variant]:
-    """Yield every variant that differs from this one in one part that no loss of the catalogue has."""
+def variations(variant: Variant, call: str, kept: Collection[str] = ()) -> Iterator[Variant]:
+    """Yield every variant that differs from this one in one part that no loss of the catalogue has.
+
+    Args:
+        variant: the variant.
+        call: how the target is called.
+        kept: parts that do not change.
+    """
     others: dict[str, Iterable[Any]] = {"similarity": [x for x in SIMILARITIES if x != QUEUE_NOT_NORMALISED]}
     if call == QUEUE and variant.positives == "queue a_to_b":
         others = {"similarity": SIMILARITIES, "positives": (QUEUE_IGNORED, QUEUE_ADDED)}
@@ -679,7 +709,8 @@ def variations(variant: Variant, call: str) -> Iterator[Variant]:
         others["form"] = _BINARY
     if variant.positives == "meant":
         others["positives"] = [name for name, part in POSITIVES.items() if call in part.calls]
-    changes = ((part, name) for part, names in others.items() for name in names if words_of(name))
+    changed = {part: names for part, names in others.items() if part not in kept}
+    changes = ((part, name) for part, names in changed.items() for name in names if words_of(name))
     yield from (replace(variant, **{part: name}) for part, name in changes)
 
 
