@@ -49,6 +49,22 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         reporter.write_line(f'slow tests left out: {number}; to run them: -m "" ({targets})')
 
 
+@pytest.fixture
+def without_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not search the reasons of failures, for tests of verdicts: the search takes longer than the check."""
+    from pairproof.conformance.diagnose import joint
+
+    monkeypatch.setattr(joint.Collector, "diagnose", lambda self, propose: joint.Diagnosis())
+
+
+@pytest.fixture
+def verdict_only(without_reasons: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither search the reasons of failures nor shrink a random batch that fails."""
+    from pairproof.conformance.judge import check
+
+    monkeypatch.setattr(check, "smallest_failure", lambda *given: None)
+
+
 @pytest.fixture(scope="session")
 def proved_once() -> Iterator[None]:
     """Prove each random batch once in a process: the proofs take most of the time of a check."""

@@ -284,6 +284,7 @@ def test_built_in_temperature_is_an_option(chosen: list[str], capsys: pytest.Cap
     assert call(*arguments, "--temperature", "0.3", "--case", "golden/supcon/two-*") == 1
 
 
+@pytest.mark.usefixtures("verdict_only")
 def test_loss_is_judged_at_a_temperature_that_no_case_has() -> None:
     chosen = "golden/supcon/*shape-*"
     right = of("at_0_033", chosen, temperature=0.033)
@@ -295,6 +296,7 @@ def test_loss_is_judged_at_a_temperature_that_no_case_has() -> None:
     assert {one.case for one in wrong.failures} == odd
 
 
+@pytest.mark.usefixtures("verdict_only")
 @pytest.mark.parametrize("name", ["ignores_upstream", "sign_of_upstream"])
 def test_backward_pass_must_use_its_upstream_gradient(name: str) -> None:
     wrong = of(name, SOME)
@@ -302,6 +304,7 @@ def test_backward_pass_must_use_its_upstream_gradient(name: str) -> None:
     assert all("gradient" in one.message for one in wrong.failures)
 
 
+@pytest.mark.usefixtures("verdict_only")
 def test_claimed_options_replace_those_of_the_cases() -> None:
     both = {case.id for case in _cases(("info_nce",)) if case.option("direction") == "both"}
     options = {"loss": "info_nce", "temperature": 0.37, "settings": {"direction": "a_to_b"}}

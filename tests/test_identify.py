@@ -878,7 +878,7 @@ PULLED = Loss(
 
 
 def test_registered_loss_is_identified_with_its_options():
-    assert found(pulled_loss, call="labels", arrays="torch").verdict == "none"
+    assert found(lambda e, y: pulled_loss(e, y, 0.3), call="labels", arrays="torch").verdict == "none"
     with registered(PULLED):
         for options in ({}, {"sharpness": "hard"}, {"similarity": "dot"}, {"reduction": "sum"}):
             function = lambda e, y, temperature, options=options: pulled_loss(e, y, temperature, **options)  # noqa: E731

@@ -294,6 +294,7 @@ def test_a_declaration_that_matches_no_check_is_an_error(
         return {case: _cases()[case] for case in kept}
 
     monkeypatch.setattr(run, "load_cases", fewer)
+    monkeypatch.setattr(judging, "EXPLAINED", 0)
     declared(
         project,
         f'case = "golden/supcon_epsilon/lonely-nan-drop-by-anchors"\n{REASON}',
@@ -302,7 +303,7 @@ def test_a_declaration_that_matches_no_check_is_an_error(
         f'case = "golden/nt_xent/temperature-1"\n{REASON}',
         f'flag = "tiny-norms"\nloss = "supcon_epsilon"\ndtype = "float16"\n{REASON}',
     )
-    arguments = ', loss="supcon_epsilon", settings={"similarity": "cosine"}'
+    arguments = ', loss="supcon_epsilon", settings={"similarity": "cosine"}, fuzz=1'
     error = "ERROR pyproject.toml, tool.pairproof.deviations 1: matches no check of losses:crashing as supcon_epsilon"
     whole = runs("losses.crashing", arguments)
     assert [line for line in whole.outlines if line.startswith("ERROR")] == [f"{error}: remove it"]
@@ -319,20 +320,19 @@ def test_pyargs_runs_the_checks_without_a_test_file(project: pytest.Pytester) ->
     assert result.ret == 0
 
 
-@pytest.mark.parametrize("asserted", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_results_of_all_processes_are_counted_together(project: pytest.Pytester, asserted: int) -> None:
+@pytest.mark.parametrize(
+    ("asserted", "processes"), [(2, 1), *(pytest.param(count, 2, marks=pytest.mark.slow) for count in (2, 3))]
+)
+def test_the_results_of_all_processes_are_counted_together(
+    project: pytest.Pytester, asserted: int, processes: int
+) -> None:
     options = ["--pyargs", "pairproof.conformance", "--pairproof-target=losses:supcon", "--pairproof-loss=supcon"]
-    options += ["--pairproof-case=golden/supcon/temperature-1*", "--pairproof-dtype=float64", "-n", "2"]
-    shared = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--import-mode=importlib", f"--pairproof-checks={asserted}"],
-        cwd=project.path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "losses:supcon as supcon: 3 of 5 checks judged" in shared.stdout, shared.stdout + shared.stderr
-    assert ("3 checks were judged, expected 2" in shared.stdout) == (asserted == 2)
-    assert shared.returncode == (asserted == 2)
+    options += ["--pairproof-case=golden/supcon/temperature-1*", "--pairproof-dtype=float64", "-n", str(processes)]
+    shared = project.runpytest_inprocess(*options, "--import-mode=importlib", f"--pairproof-checks={asserted}")
+    output = shared.stdout.str()
+    assert "losses:supcon as supcon: 3 of 5 checks judged" in output
+    assert ("3 checks were judged, expected 2" in output) == (asserted == 2)
+    assert shared.ret == (asserted == 2)
 
 
 def test_each_mark_and_parameter_has_its_own_counts(runs: Runs, project: pytest.Pytester) -> None:

@@ -60,6 +60,9 @@ def _every_case() -> dict[Case, GoldenCase | None]:
     return run.load_cases(load_worked())
 
 
+pytestmark = pytest.mark.usefixtures("verdict_only")
+
+
 @pytest.fixture(autouse=True)
 def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the cases once for all tests, and judge usages on fewer of them; no text is wrapped."""
