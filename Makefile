@@ -123,11 +123,11 @@ mutants: $(VENV_STAMP) ## count which of 660 mistakes the cases find
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/mutants.py --processes 2 $(ARGS)
 
 bench: $(VENV_STAMP) $(PEERS_STAMP) ## measure time, memory and errors into bench/results/
-	@echo "bench: pairproof.fast and its peers, a fresh process for every size, allocator and loss; about 25 minutes"
+	@echo "bench: every form of every loss beside plain torch and the peers, N = 32 to 8192; up to an hour"
 	@$(BIN)/python -m bench $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
-bench-quick: $(VENV_STAMP) $(PEERS_STAMP) ## measure N = 256 and 1024 only; writes no files
-	@echo "bench-quick: pairproof.fast and its peers at N = 256 and 1024; less than two minutes"
+bench-quick: $(VENV_STAMP) $(PEERS_STAMP) ## measure N = 64, 256 and 1024; writes no files
+	@echo "bench-quick: every form of every loss beside plain torch and the peers, N = 64, 256 and 1024; three minutes"
 	@$(BIN)/python -m bench --quick $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 lint: $(VENV_STAMP) ## check style and layout; changes nothing

@@ -5,6 +5,7 @@ Exit codes: 0 measured; 1 with --floors, a floor is missed; 2 the command line i
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,11 +20,14 @@ except ImportError as error:  # the base install does not include the command li
     sys.exit(f'bench: the command needs {error.name}: pip install "pairproof[verify,bench]"')
 
 from . import cuda, goals, jobs, measure, report
-from .batches import DTYPES, LOSSES
+from .forms import COLUMNS, FORMS, RECIPES
 from .machine import machine, versions
 from .peers import CAPTURED, Unavailable
 
 MISSED, COULD_NOT_RUN = 1, 3
+
+UNLIMITED = 1e9
+"""Number of seconds for the rounds of one pair of implementations if the number of rounds is given."""
 
 MORE_PROCESSES = 14
 """Number of additional processes that measure a floor that is missed."""
@@ -44,8 +48,9 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
             "temperature": jobs.TEMPERATURE,
             "columns": plan.columns,
             "threads": 1,
-            "rounds": {f"up to {plan.small}": plan.small_rounds, "above": plan.large_rounds},
-            "regimes": {name: jobs.REGIMES[name] for name in plan.regimes},
+            "rounds": plan.rounds,
+            "pair_seconds": plan.pair_seconds,
+            "regimes": {name: jobs.REGIMES[name] for name, _ in plan.regimes},
         },
         "machine": machine() | ({} if plan.on_cpu else {"gpu": cuda.device_facts(plan.device)}),
         "versions": versions(),
@@ -62,7 +67,7 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
                 found[table] += jobs.attempt(job)
                 progress.advance(task)
     if not plan.on_cpu:  # the jobs of the timings also measured the peaks
-        names = (*jobs.SHAPE, "implementation", "status", "reason")
+        names = (*jobs.SHAPE, "n", "implementation", "status", "reason")
         for row in found["timings"]:
             if row["implementation"] != CAPTURED:
                 peak = {"bytes": row.pop("bytes")} if "bytes" in row else {}
@@ -77,19 +82,26 @@ def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Con
 
     The time that a peer spends on fresh memory varies between processes, so more rounds in one process do not help.
     """
-
-    def shape(row: dict[str, Any]) -> tuple[Any, ...]:
-        return row["loss"], row["n"], row["regime"]
-
-    missed = {shape(goal) for goal in goals.floors(found, fraction) if goal["met"] is False and "loss" in goal}
+    keys = ("form", "regime", "n")
+    recorded = json.loads(goals.MISSED.read_text(encoding="utf-8"))
+    judged = goals.floors(found, fraction, recorded)
+    missed = {tuple(goal[key] for key in keys) for goal in judged if goal["met"] is False and "form" in goal}
     for job in plan.timings():
-        if shape(job) in missed:
+        job["sizes"] = [n for n in job["sizes"] if (job["form"], job["regime"], n) in missed]
+        if job["sizes"]:
             console.print(f"below a floor, measuring in {MORE_PROCESSES} more processes: {jobs.describe(job)}")
-            runs = [[row for row in found["timings"] if shape(row) == shape(job)]]
-            runs += [jobs.attempt(job) for _ in range(MORE_PROCESSES)]
-            others = [row for row in found["timings"] if shape(row) != shape(job)]
-            found["timings"] = others + measure.median_of_processes(runs)
-    return goals.floors(found, fraction)
+            shapes = {(job["form"], job["regime"], n) for n in job["sizes"]}
+            again = [row for row in found["timings"] if tuple(row[key] for key in keys) in shapes]
+            runs = [again, *(jobs.attempt(job) for _ in range(MORE_PROCESSES))]
+            found["timings"] = [row for row in found["timings"] if row not in again] + measure.median_of_processes(runs)
+    return goals.floors(found, fraction, recorded)
+
+
+def _record(found: dict[str, Any], console: Console) -> None:
+    """Write the figures of missed goals on ratios, from which `goals.floors` computes floors."""
+    missed = {goal["what"]: round(goal["value"], 3) for goal in goals.ratio_goals(found) if goal["met"] is False}
+    goals.MISSED.write_text(json.dumps(missed, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    console.print(f"written: {goals.MISSED}, {len(missed)} goals that are missed")
 
 
 def _several(*flags: str, only: str) -> Any:
@@ -97,18 +109,20 @@ def _several(*flags: str, only: str) -> Any:
     return typer.Option(*flags, help=f"{only} (repeatable, or separated by commas).")
 
 
-LOSS = _several("--loss", "-l", only=f"Only these losses, of {', '.join(LOSSES)}")
+FORM = typer.Option("--form", "-f", help="Only forms whose name is or contains this, such as 'supcon,' (repeatable).")
 SIZE = _several("--size", "-n", only="Only these N")
-COLUMNS = _several("--columns", "-d", only="On cuda: only these D")
-DTYPE = _several("--dtype", only=f"On cuda: only these dtypes, of {', '.join(DTYPES)}; tf32 allows TF32 products")
+WIDTHS = _several("--columns", "-d", only="On cuda: only these D")
+DTYPE = _several("--dtype", only="On cuda: only these dtypes, of float32, bfloat16 and tf32 (TF32 products)")
 FLOORS = typer.Option(
     min=0.01,
     max=1.0,
     help="For CI: a quick run that fails (exit code 1) if a ratio is below this fraction of its goal, or the memory"
-    " above its goal divided by this fraction. A ratio below is measured in more processes, and their median judged.",
+    " above its goal divided by this fraction. A ratio below is measured in more processes, and their median judged."
+    " For goals in bench/missed.json, the fraction is that of the figure in it.",
 )
 OUTPUT = typer.Option(help="Folder for the JSON and the plot. Default: bench/results for a full run, else none.")
-QUICK = typer.Option("--quick", help="Only N = 256 and 1024, the default allocator and fewer rounds; writes nothing.")
+QUICK = typer.Option("--quick", help="Only N = 64, 256 and 1024, the default allocator, fewer rounds; writes nothing.")
+RECORD = typer.Option("--record", help="Write the figures of missed goals to bench/missed.json, with --quick.")
 
 
 @app.command(epilog="Exit codes: 0 measured; 1 a floor is missed; 2 wrong command line; 3 could not run.")
@@ -116,30 +130,32 @@ def bench(
     quick: Annotated[bool, QUICK] = False,
     floors: Annotated[float | None, FLOORS] = None,
     output: Annotated[Path | None, OUTPUT] = None,
-    loss: Annotated[list[str] | None, LOSS] = None,
+    record: Annotated[bool, RECORD] = False,
+    form: Annotated[list[str] | None, FORM] = None,
     size: Annotated[list[str] | None, SIZE] = None,
-    columns: Annotated[list[str] | None, COLUMNS] = None,
+    columns: Annotated[list[str] | None, WIDTHS] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds at every size.")] = None,
     backend: Annotated[str, typer.Option(help="Backend of pairproof.fast.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu or cuda; on cuda N is up to 262144.")] = "cpu",
     dtype: Annotated[list[str] | None, DTYPE] = None,
     date: Annotated[str | None, typer.Option(help="Date to write into the report.")] = None,
 ) -> None:
-    """Measure time, errors and memory of pairproof.fast and its peers.
+    """Measure time, errors and memory of pairproof.fast, plain torch and the peers.
 
-    Every combination of size, allocator and loss runs in its own process with one thread. Samples of different
-    implementations alternate, and ratios are medians over neighbouring samples. An implementation is timed only if its
-    float64 value on the same batch is right. A full run takes about 25 minutes, a quick run less than two.
+    A form is a loss with one way of giving its positives. Every form is measured in its own process with one thread,
+    once per allocator. Samples of different implementations alternate, and ratios are medians over neighbouring
+    samples. An implementation is timed only if its float64 value is right. A full run takes up to an hour, a quick run
+    less than three minutes.
 
-    With --device cuda, a GPU is measured, with other sizes, columns and dtypes. Every combination of these and a loss
-    runs in its own process. Peers whose matrices do not fit into the memory of the GPU are not measured.
+    With --device cuda, a GPU is measured, with other sizes, columns and dtypes, each in its own process. Peers whose
+    matrices do not fit into the memory of the GPU are not measured.
 
     python -m bench --quick
 
-    python -m bench --loss supcon --size 4096 --rounds 3 --backend tiled
+    python -m bench --form 'nt_xent, partners' --size 64,256 --rounds 15 --backend tiled
     """
     console = report.open_console()
-    plan = _plan(quick, floors, device, rounds, loss=loss, size=size, columns=columns, dtype=dtype)
+    plan = _plan(quick or record, floors, device, rounds, form=form, size=size, columns=columns, dtype=dtype)
     plan = replace(plan, backend=backend)
     everything = (jobs.FULL, replace(jobs.DEVICE, device=device))
     folder = output or (jobs.ROOT / "bench" / "results" if plan in everything else None)
@@ -157,6 +173,8 @@ def bench(
         console.print(f"bench: {error}", style="red", markup=False)
         raise typer.Exit(COULD_NOT_RUN) from None
     report.show(found if floors is None else found | {"goals": []}, console)
+    if record:
+        _record(found, console)
     if folder is not None:
         report.write(found, folder / ("cpu" if plan.on_cpu else "cuda"), console)
     if judged is not None:
@@ -183,12 +201,22 @@ def _names(given: list[str], option: str, choices: Iterable[str], expected: str)
 
 def _numbers(given: list[str], option: str, least: int) -> tuple[int, ...]:
     for text in given:
-        if not text.isdecimal() or int(text) < least or int(text) % 2:
-            _misused(option, f"even numbers from {least}", text)
+        if not text.isdecimal() or int(text) < least or int(text) % 8:
+            _misused(option, f"multiples of 8 from {least}", text)
     return tuple(map(int, given))
 
 
-def _plan(quick: bool, floors: float | None, device: str, rounds: int | None, **several: list[str] | None) -> jobs.Plan:
+def _forms(given: list[str], choices: Iterable[str]) -> tuple[str, ...]:
+    """Return the choices that are given, or that contain what is given."""
+    found = [name for word in given for name in choices if name == word or (word in name and word not in choices)]
+    if given and not found:
+        _misused("--form", f"a part of one of: {'; '.join(FORMS)}", given[0])
+    return tuple(dict.fromkeys(found))
+
+
+def _plan(
+    quick: bool, floors: float | None, device: str, rounds: int | None, *, form: list[str] | None, **several: Any
+) -> jobs.Plan:
     """Return the plan for the given options.
 
     Raises:
@@ -203,21 +231,23 @@ def _plan(quick: bool, floors: float | None, device: str, rounds: int | None, **
     if floors is not None and not on_cpu:
         _misused("--floors", "--device cpu: the goals are for a CPU")
     if given["columns"] and on_cpu:
-        _misused("--columns", f"--device cuda; on a CPU D is {jobs.COLUMNS}")
+        _misused("--columns", f"--device cuda; on a CPU D is {COLUMNS}")
+    quick = quick or floors is not None
     plan = (jobs.QUICK if quick else jobs.FULL) if on_cpu else (jobs.DEVICE_QUICK if quick else jobs.DEVICE)
-    plan = replace(jobs.FLOORS if floors is not None else plan, device=device)
-    sizes = _numbers(given["size"], "--size", 32)
-    dtypes = f"float32, or on cuda one of {', '.join(DTYPES)}"
+    plan = replace(plan, device=device)
+    dtypes = f"float32, or on cuda one of {', '.join(jobs.DEVICE.dtypes)}"
     changes: dict[str, Any] = {
-        "losses": _names(given["loss"], "--loss", LOSSES, f"one of {', '.join(LOSSES)}"),
-        "dtypes": _names(given["dtype"], "--dtype", jobs.FULL.dtypes if on_cpu else DTYPES, dtypes),
+        "forms": _forms(form or [], RECIPES if on_cpu else FORMS),
+        "dtypes": _names(given["dtype"], "--dtype", (jobs.FULL if on_cpu else jobs.DEVICE).dtypes, dtypes),
         "columns": _numbers(given["columns"], "--columns", 16),
-        "sizes": sizes,
-        "small_rounds": rounds,
-        "large_rounds": rounds,
+        "rounds": rounds,
+        "pair_seconds": rounds and UNLIMITED,
     }
-    plan = replace(plan, **{key: value for key, value in changes.items() if value})
-    return replace(plan, memory_sizes=sizes if on_cpu else (), large=False, temperatures=()) if sizes else plan
+    if sizes := _numbers(given["size"], "--size", 32):
+        regimes = tuple((name, max(most, *sizes)) for name, most in plan.regimes)
+        changes |= {"sizes": sizes, "corner_sizes": sizes, "regimes": regimes}
+        plan = replace(plan, memory_sizes=(), large=False, temperatures=())
+    return replace(plan, **{key: value for key, value in changes.items() if value})
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .measure import Clock, Shapes
-from .peers import Step, Unavailable
+from .forms import Step
+from .measure import Clock, Inputs, Shapes, train
+from .peers import Unavailable
 
 SPARE = 0.1
 """Share of the free memory that is kept in reserve, because of fragmentation."""
@@ -40,7 +41,6 @@ class EventClock(Clock):
 
     products: ClassVar[Shapes] = {"mm": (8192, 8192, None), "square": (8192, 8192, 8192)}
     on_device = True
-    slow_seconds = 1.0
     # On a GPU, symmetry does not help the backward pass: forward 2, recomputing the tile 2, its gradient 2.
     flops = (2, 6)
 
@@ -66,33 +66,33 @@ class EventClock(Clock):
         free, _ = torch.cuda.mem_get_info(self.device)
         return int((1 - SPARE) * free)
 
-    def peak(self, step: Step, embeddings: Tensor) -> int:
+    def peak(self, step: Step, inputs: Inputs) -> int:
         """Return the peak of the allocator during one step, with the gradient, beyond what was allocated before."""
-        embeddings.grad = None
+        for leaf in inputs:
+            leaf.grad = None
         gc.collect()
         self.wait()
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        step(embeddings).backward()  # type: ignore[no-untyped-call]
+        train(step, inputs)
         self.wait()
         return int(torch.cuda.max_memory_allocated(self.device) - before)
 
-    def capture(self, step: Step, embeddings: Tensor) -> tuple[Callable[[], object], Tensor]:
+    def capture(self, step: Step, inputs: Inputs) -> tuple[Callable[[], object], Tensor]:
         """Capture forward and backward as a CUDA graph; return its replay, and the loss that each replay overwrites."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             for _ in range(WARMING_STEPS):
-                embeddings.grad = None
-                step(embeddings).backward()  # type: ignore[no-untyped-call]
+                train(step, inputs)
         current.wait_stream(stream)
-        embeddings.grad = None  # so that the graph allocates one in its own memory
+        for leaf in inputs:
+            leaf.grad = None  # so that the graph allocates one in its own memory
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            loss = step(embeddings)
-            loss.backward()  # type: ignore[no-untyped-call]
-        return graph.replay, loss.detach()
+            loss = train(step, inputs)
+        return graph.replay, loss
 
 
 def device_facts(device: str) -> dict[str, Any]:

@@ -12,8 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from . import accuracy
-from .batches import DTYPES, KINDS, LOSSES
-from .peers import OURS, SLOWEST, Unavailable, names_for
+from .forms import COLUMNS, CORNERS, FORMS, KINDS, RECIPES
+from .peers import (
+    NT_XENT,
+    ONE,
+    OURS,
+    PAIRWISE,
+    PAIRWISE_CLASSES,
+    SKIPPED,
+    SLOWEST,
+    SUPCON,
+    TWO_VIEW,
+    Unavailable,
+    names_for,
+)
 
 Job = dict[str, Any]
 
@@ -26,9 +38,8 @@ REGIMES = {"default": {}, "tuned": TUNED}
 """Regimes of the allocator: the environment variables of the process."""
 
 TEMPERATURE = 0.1
-COLUMNS = 128
 LARGE = 65536
-"""Number of rows above which only `GRADIENT_ROWS` rows of the gradient are compared with float64."""
+"""Number of rows of the large step. Above it, only `GRADIENT_ROWS` rows of a gradient are compared with float64."""
 
 GRADIENT_ROWS = 512
 CAPTURED_UP_TO = 4096
@@ -40,29 +51,35 @@ class Plan:
     """What one run measures.
 
     Attributes:
-        losses: names of `batches.LOSSES`.
+        forms: names of `forms.RECIPES`.
         sizes: numbers of rows for the timings.
-        memory_sizes: numbers of rows for the peaks of memory.
-        regimes: names of `REGIMES`.
-        small: number of rows up to which `small_rounds` rounds are measured.
-        small_rounds: number of rounds up to `small` rows.
-        large_rounds: number of rounds above `small` rows.
+        regimes: names of `REGIMES`, with the largest number of rows that is timed.
+        corner_sizes: numbers of rows for the timings of drawn combinations of options.
+        memory_sizes: numbers of rows for the peaks of memory; the peers are measured at the first of them only.
+        memory_forms: names of `forms.FORMS`, for the peaks of memory.
+        rounds: maximum number of rounds.
+        pair_seconds: duration of the rounds of one pair of implementations, from which slow peers get fewer rounds.
+        sample_seconds: duration of one sample; short steps are repeated.
+        errors_up_to: number of rows up to which errors are measured with the timings.
         temperatures: temperatures of the accuracy table.
         large: whether to measure the one step with `LARGE` rows.
-        every_peer: whether to time peers that need half a minute per step, and to measure the memory of all peers.
+        every_peer: whether to measure `SLOWEST` in every form, and the memory of all peers.
         columns: numbers of columns of the embeddings.
-        dtypes: names of `batches.DTYPES`.
+        dtypes: names of `forms.DTYPES`.
         device: "cpu" or a CUDA device. On CUDA, timings measure memory too, so `memory_sizes` is empty.
         backend: backend of `pairproof.fast`.
     """
 
-    losses: tuple[str, ...] = tuple(LOSSES)
-    sizes: tuple[int, ...] = (256, 1024, 4096, 8192)
-    memory_sizes: tuple[int, ...] = (256, 1024, 4096, 8192)
-    regimes: tuple[str, ...] = tuple(REGIMES)
-    small: int = 1024
-    small_rounds: int = 15
-    large_rounds: int = 5
+    forms: tuple[str, ...] = (*FORMS, *CORNERS)
+    sizes: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    regimes: tuple[tuple[str, int], ...] = (("default", 8192), ("tuned", 4096))
+    corner_sizes: tuple[int, ...] = (64, 256, 1024)
+    memory_sizes: tuple[int, ...] = (4096, 8192)
+    memory_forms: tuple[str, ...] = tuple(FORMS)
+    rounds: int = 15
+    pair_seconds: float = 8.0
+    sample_seconds: float = 0.03
+    errors_up_to: int = 1024
     temperatures: tuple[float, ...] = accuracy.TEMPERATURES
     large: bool = True
     every_peer: bool = True
@@ -76,50 +93,58 @@ class Plan:
         """Whether the device is the CPU."""
         return self.device == "cpu"
 
-    def _job(self, kind: str, loss: str, n: int, **more: Any) -> Job:
-        job = {"kind": kind, "loss": loss, "n": n, "d": self.columns[0], "dtype": self.dtypes[0], "regime": "default"}
+    def _job(self, kind: str, form: str, **more: Any) -> Job:
+        dtype = RECIPES[form].dtype or self.dtypes[0]
+        job = {"kind": kind, "form": form, "d": self.columns[0], "dtype": dtype, "regime": "default"}
         return job | {"temperature": TEMPERATURE, "device": self.device, "backend": self.backend} | more
 
     def timings(self) -> list[Job]:
-        """Return the timing jobs: one per number of columns, dtype, size, loss and regime."""
-        slow = {} if self.every_peer else {SLOWEST: "takes half a minute per step; it is timed in the full run only"}
+        """Return the timing jobs: one per form, number of columns, dtype and regime; on a GPU also per size."""
         found = []
-        for d, dtype, n, loss, regime in product(self.columns, self.dtypes, self.sizes, self.losses, self.regimes):
-            job = self._job("time", loss, n, d=d, dtype=dtype, regime=regime)
-            job["rounds"] = self.small_rounds if n <= self.small else self.large_rounds
-            job["errors"] = regime == "default" and (n <= LARGE or not self.on_cpu)
-            job["gradient_rows"] = GRADIENT_ROWS if n > LARGE else None
-            job["captured"] = not self.on_cpu and n <= CAPTURED_UP_TO
-            job["skip"] = slow if loss == "pairwise_classes" else {}
-            found.append(job)
+        for form, d, dtype, (regime, most) in product(self.forms, self.columns, self.dtypes, self.regimes):
+            corner = form in CORNERS
+            if corner and regime != "default":
+                continue
+            sizes = [n for n in (self.corner_sizes if corner else self.sizes) if n <= most]
+            for some in [sizes] if self.on_cpu else [[n] for n in sizes]:
+                job = self._job("time", form, regime=regime, sizes=some)
+                if not corner:
+                    job |= {"d": d, "dtype": dtype}
+                job |= {key: getattr(self, key) for key in ("rounds", "pair_seconds", "sample_seconds")}
+                job["errors_up_to"] = self.errors_up_to if regime == "default" else 0
+                job["gradient_rows"] = GRADIENT_ROWS if max(some) > LARGE else None
+                job["captured"] = 0 if self.on_cpu else CAPTURED_UP_TO
+                job["skip"] = {} if self.every_peer or form == PAIRWISE else {SLOWEST: SKIPPED}
+                found.append(job)
         return found
 
     def memories(self) -> list[Job]:
-        """Return the memory jobs: one per size, loss and implementation, with the default allocator."""
+        """Return the memory jobs: one per size, form and implementation, with the default allocator."""
         return [
-            self._job("memory", loss, n, implementation=name)
-            for n, loss in product(self.memory_sizes, self.losses)
-            for name in (names_for(loss) if self.every_peer else [OURS])
+            self._job("memory", form, n=n, implementation=name)
+            for n, form in product(self.memory_sizes, self.memory_forms)
+            if form in self.forms
+            for name in (names_for(form) if self.every_peer and n == self.memory_sizes[0] else [OURS])
         ]
 
     def accuracies(self) -> list[Job]:
-        """Return the accuracy jobs: one per dtype, loss and temperature."""
+        """Return the accuracy jobs: one per dtype, form and temperature."""
         rows = accuracy.ROWS if self.on_cpu else accuracy.ACCELERATOR_ROWS
-        losses = [loss for loss in accuracy.LOSSES if loss in self.losses]
+        forms = [form for form in accuracy.FORMS if form in self.forms]
         return [
-            self._job("accuracy", loss, rows, batches=accuracy.BATCHES, temperature=temperature, dtype=dtype)
-            for dtype, loss, temperature in product(self.dtypes, losses, self.temperatures)
+            self._job("accuracy", form, n=rows, batches=accuracy.BATCHES, temperature=temperature, dtype=dtype)
+            for dtype, form, temperature in product(self.dtypes, forms, self.temperatures)
         ]
 
     def trial(self) -> Job:
         """Return a job that runs `pairproof.fast` on a small batch, to fail early."""
         rows = 64 if self.on_cpu else accuracy.ACCELERATOR_ROWS
-        return self._job("memory", self.losses[0], rows, implementation=OURS)
+        return self._job("memory", self.forms[0], n=rows, implementation=OURS)
 
     def larges(self) -> list[Job]:
         """Return the job of the step with `LARGE` rows, if the plan has it."""
-        wanted = self.large and "pairwise_classes" in self.losses
-        return [self._job("memory", "pairwise_classes", LARGE, implementation=OURS, anchors=512)] if wanted else []
+        wanted = self.large and PAIRWISE_CLASSES in self.forms
+        return [self._job("memory", PAIRWISE_CLASSES, n=LARGE, implementation=OURS, anchors=512)] if wanted else []
 
     def work(self) -> dict[str, list[Job]]:
         """Return all jobs, by table of the report."""
@@ -129,41 +154,44 @@ class Plan:
 
 FULL = Plan()
 QUICK = Plan(
-    sizes=(256, 1024),
+    forms=tuple(FORMS),
+    sizes=(64, 256, 1024),
+    regimes=(("default", 1024),),
     memory_sizes=(4096,),
-    regimes=("default",),
-    small_rounds=7,
-    temperatures=(0.05, 0.1),
+    memory_forms=TWO_VIEW,
+    rounds=7,
+    pair_seconds=2.0,
+    sample_seconds=0.01,
+    errors_up_to=0,
+    temperatures=(),
     large=False,
     every_peer=False,
 )
-FLOORS = replace(QUICK, losses=("nt_xent", "supcon", "pairwise_views"), temperatures=())
 
 DEVICE = Plan(
-    losses=("nt_xent", "supcon", "info_nce"),
+    forms=(NT_XENT, SUPCON, ONE),
     sizes=(1024, 4096, 16384, 65536, 262144),
+    regimes=(("default", 1 << 30),),
     memory_sizes=(),
-    regimes=("default",),
-    small=65536,
+    pair_seconds=30.0,
+    errors_up_to=1 << 30,
     temperatures=(0.01, 0.05, 0.1, 1.0),
     large=False,
     columns=(128, 512),
-    dtypes=tuple(DTYPES),
+    dtypes=("float32", "tf32", "bfloat16"),
     device="cuda",
 )
-"""The plan for a GPU. The pairwise losses are measured only if they are selected."""
+"""The plan for a GPU. Other forms are measured only if they are selected."""
 
-DEVICE_QUICK = replace(
-    DEVICE, losses=("nt_xent", "supcon"), sizes=(4096, 16384), columns=(128,), small_rounds=7, temperatures=()
-)
+DEVICE_QUICK = replace(DEVICE, forms=TWO_VIEW, sizes=(4096, 16384), columns=(128,), rounds=7, temperatures=())
 
 
 def describe(job: Job) -> str:
     """Describe a job in a few words."""
-    words = [LOSSES[job["loss"]], f"N={job['n']}"]
+    words = [job["form"], f"N={','.join(map(str, job['sizes']))}" if "sizes" in job else f"N={job['n']}"]
     if job["device"] != "cpu":
         words += [f"D={job['d']}", job["dtype"]]
-    elif job["kind"] == "time":
+    elif job["kind"] == "time" and job["regime"] != "default":
         words.append(f"{job['regime']} allocator")
     if job["kind"] == "memory":
         words.append(f"memory of {job['implementation']}")
@@ -198,8 +226,8 @@ def run(job: Job) -> list[dict[str, Any]]:
     return rows
 
 
-SHAPE = ("loss", "n", "d", "dtype")
-KEYS = {"time": (*SHAPE, "regime"), "memory": SHAPE, "accuracy": ("loss", "d", "dtype", "temperature")}
+SHAPE = ("form", "d", "dtype")
+KEYS = {"time": (*SHAPE, "regime"), "memory": SHAPE, "accuracy": (*SHAPE, "temperature")}
 """By kind of job, the keys that all its rows share."""
 
 
@@ -217,6 +245,7 @@ def attempt(job: Job) -> list[dict[str, Any]]:
         return [{**same, **row} for row in run(job)]
     except Unavailable as error:
         same |= {"status": "refused", "reason": str(error)}
-    names = [job["implementation"]] if "implementation" in job else names_for(job["loss"], job["device"], job["dtype"])
-    kinds = [{"kind": kind} for kind in KINDS] if job["kind"] == "accuracy" else [{}]
-    return [{**same, **kind, "implementation": name} for kind in kinds for name in names]
+    names = [job["implementation"]] if "implementation" in job else names_for(job["form"], job["device"], job["dtype"])
+    parts = {"time": [{"n": n} for n in job.get("sizes", ())], "accuracy": [{"kind": kind} for kind in KINDS]}
+    parts["memory"] = [{"n": job.get("n")}]
+    return [{**same, **part, "implementation": name} for part in parts[job["kind"]] for name in names]

@@ -1,9 +1,9 @@
-"""Time and memory of one loss at one size, with one thread.
+"""Time and memory of one form, with one thread.
 
 Every implementation is checked first. In each round, every peer is sampled next to a sample of `pairproof.fast`, before
-or after it in turn. The ratio of such a pair depends least on other load of the machine. ``torch.mm`` at the shape of a
-tile is sampled in the same way: it shows the best possible throughput in the same run. On a GPU, writing such a product
-takes longer than computing it, so a large square product is measured as well.
+or after it in turn. The ratio of such a pair depends least on other load of the machine. In each round, ``torch.mm`` is
+sampled at the shape of a panel of 512 rows: it shows the best possible throughput in the same run. On a GPU, writing
+such a product takes longer than computing it, so a large square product is measured as well.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ import torch
 from torch import Tensor
 
 from . import truth
-from .batches import DTYPES, KINDS, Batch, make_batch
+from .forms import DTYPES, KINDS, RECIPES, Form, Step, make
 from .machine import field_bytes
-from .peers import CAPTURED, OURS, Implementation, Step, Unavailable, load, names_for, ours
+from .peers import CAPTURED, OURS, Implementation, Unavailable, load, names_for, ours
 
+Inputs = tuple[Tensor, ...]
 Samples = npt.NDArray[np.float64]
-Shapes = dict[str, tuple[int, int, int | None]]
+Shapes = dict[str, tuple[int, int | None, int | None]]
 
-TARGET_SECONDS = 0.03
-"""Duration of one sample: short steps are repeated, and the time is reported per call."""
+LEAST_ROUNDS = 3
+"""Minimum number of rounds of a slow peer."""
 
-SLOW_ROUNDS = 5
-"""Number of rounds for a peer whose step takes longer than `Clock.slow_seconds`."""
-
-ROWS_TO_CHECK = 8192
+ROWS_TO_CHECK = 4096
 """Maximum number of rows for the comparison in float64. For a larger batch, a batch of this size is compared."""
 
 ROUGH = 0.05
 """Relative error of the loss on random rows, in the measured dtype, above which it is not a rounding error."""
 
+OTHER_FLOPS = (2, 8)
+"""Number of operations of `PARTS` for the other forms, with gradients of two matrices, in units of N*M*D."""
+
 PARTS = ("forward", "both")
-"""Parts of a step: the forward pass with autograd, and the whole step."""
+"""What is timed: the forward pass without autograd, and a whole step with forward and backward."""
 
 STATUS = "/proc/self/status"
 CLEAR = Path("/proc/self/clear_refs")
@@ -75,20 +76,27 @@ def peak_beyond(function: Callable[[], object]) -> int:
     return max(0, peak - before)
 
 
+def train(step: Step, inputs: Inputs) -> Tensor:
+    """Run forward and backward of one step, with new gradients, and return the loss."""
+    for leaf in inputs:
+        leaf.grad = None
+    loss = step(*inputs)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
+
+
 class Clock:
     """Takes samples. This class measures the CPU time of the process, `bench.cuda` the time between CUDA events."""
 
-    products: ClassVar[Shapes] = {"mm": (384, 384, None)}
-    """Rows, columns and depth (None: the columns of the embeddings) of the matrix products for the comparison."""
+    products: ClassVar[Shapes] = {"mm": (512, None, None)}
+    """Rows, columns (None: N) and depth (None: the columns of the embeddings) of the products for the comparison."""
 
     on_device: bool = False
     """Whether a timing job also measures peak memory; on a CPU, this needs a separate process."""
 
     flops: ClassVar[tuple[int, int]] = (1, 4)
-    """Minimum number of operations of `PARTS`, in units of N*N*D, if each tile is recomputed for its gradient."""
-
-    slow_seconds: float = 5.0
-    """Duration of a step above which only `SLOW_ROUNDS` rounds are measured."""
+    """Minimum number of operations of `PARTS` for labels, partners and pairs, in units of N*N*D. The matrix of logits
+    is symmetric, and each tile is recomputed for its gradient."""
 
     def mark(self) -> Any:
         """Return the current time."""
@@ -101,25 +109,15 @@ class Clock:
     def wait(self) -> None:
         """Wait until the device has finished all work."""
 
-    def step(self, step: Step, embeddings: Tensor, repeats: int) -> tuple[float, float]:
-        """Return the seconds per call of the forward pass of a training step, with autograd, and of the whole step.
+    def step(self, step: Step, inputs: Inputs, repeats: int) -> tuple[float, float]:
+        """Return the seconds per call of `PARTS`.
 
         All calls are queued before synchronising. If the device is slower than the host, this measures the time of the
         device. If the host is slower (small sizes on a GPU), it measures the time of the host, as in training.
         """
-        moments = []
-        self.wait()
-        for _ in range(repeats):
-            embeddings.grad = None
-            start = self.mark()
-            loss = step(embeddings)
-            middle = self.mark()
-            loss.backward()  # type: ignore[no-untyped-call]
-            moments.append((start, middle, self.mark()))
-        self.wait()
-        forward = sum(self.seconds(start, middle) for start, middle, _ in moments)
-        both = sum(self.seconds(start, end) for start, _, end in moments)
-        return forward / repeats, both / repeats
+        with torch.no_grad():
+            forward = self.call(lambda: step(*inputs), repeats)
+        return forward, self.call(lambda: train(step, inputs), repeats)
 
     def call(self, function: Callable[[], object], repeats: int) -> float:
         """Return the seconds per call of a function."""
@@ -135,12 +133,12 @@ class Clock:
         """Return the maximum memory of one step in bytes; None if the limit of the process applies."""
         return None
 
-    def peak(self, step: Step, embeddings: Tensor) -> int:
+    def peak(self, step: Step, inputs: Inputs) -> int:
         """Return the peak memory of one step in bytes, beyond what was allocated before."""
-        return peak_beyond(lambda: step(embeddings).backward())  # type: ignore[no-untyped-call]
+        return peak_beyond(lambda: train(step, inputs))
 
-    def capture(self, step: Step, embeddings: Tensor) -> tuple[Callable[[], object], Tensor]:
-        """Capture a training step; return a function that replays it on the current embeddings, and the loss tensor.
+    def capture(self, step: Step, inputs: Inputs) -> tuple[Callable[[], object], Tensor]:
+        """Capture a training step; return a function that replays it on the current inputs, and the loss tensor.
 
         Raises:
             Unavailable: the device cannot capture steps.
@@ -160,13 +158,14 @@ def precision_of(implementation: Implementation) -> Iterator[None]:
         matmul.allow_tf32 = before
 
 
-def evaluate(step: Step, embeddings: Tensor) -> tuple[float, Tensor]:
-    """Return the loss and the gradient of one training step."""
-    z = embeddings.detach().clone().requires_grad_()
-    loss = step(z)
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert z.grad is not None  # it is a leaf
-    return float(loss.detach()), z.grad
+def _gradient(inputs: Inputs) -> Tensor:
+    return torch.cat([leaf.grad for leaf in inputs if leaf.grad is not None])
+
+
+def evaluate(step: Step, inputs: Inputs) -> tuple[float, Tensor]:
+    """Return the loss and the gradient of all inputs of one training step."""
+    loss = float(train(step, inputs))
+    return loss, _gradient(inputs)
 
 
 @contextmanager
@@ -184,39 +183,36 @@ def recorded(row: dict[str, Any]) -> Iterator[None]:
         row["reason"] = "does not fit into the memory limit" if out_of_memory else f"{type(error).__name__}: {line}"
 
 
-def check_agreement(implementation: Implementation, batch: Batch, temperature: float, true: float) -> None:
+def check_agreement(implementation: Implementation, form: Form, temperature: float, true: float) -> None:
     """Compare an implementation's float64 value with the true one.
 
     Args:
         implementation: to check.
-        batch: the batch that will be timed.
+        form: the batch.
         temperature: positive number.
-        true: the true loss of the whole batch.
+        true: the true loss of the batch.
 
     Raises:
         Unavailable: the values differ, so it computes another loss.
     """
-    rows, device = implementation.rows_to_check.get(batch.loss, ROWS_TO_CHECK), str(batch.embeddings.device)
-    expected, some = true, batch.to(torch.float64)
-    if batch.n > rows:
-        some = make_batch(batch.loss, rows, batch.embeddings.shape[1], device=device).to(torch.float64)
-        expected = truth.loss_alone(some, temperature)
+    wide = form.to(torch.float64)
     with torch.no_grad():
-        found = float(implementation.check_step(some, temperature)(some.embeddings))
-    if not abs(found - expected) <= implementation.agreement * abs(expected):
-        raise Unavailable(f"computes another loss: {found!r} in float64, expected {expected!r}")
+        found = float(implementation.check_step(wide, temperature)(*wide.inputs))
+    if not abs(found - true) <= implementation.agreement * abs(true):
+        raise Unavailable(f"computes another loss: {found!r} in float64, expected {true!r}")
 
 
-def check_roughly(errors: dict[str, dict[str, float]]) -> None:
-    """Check that the error in the measured dtype is not too large; the float64 check may have run other kernels.
+def check_roughly(loss: float, true: float) -> None:
+    """Check that the loss in the measured dtype is not far off; the float64 check may have run other kernels.
 
     Args:
-        errors: by kind of batch. Only random rows are judged: losses of trained-like rows may be too small for a dtype.
+        loss: of random rows. Losses of trained-like rows may be too small for a dtype.
+        true: the true loss.
 
     Raises:
         Unavailable: the loss is wrong.
     """
-    error = errors.get("random", {}).get("loss", 0.0)
+    error = abs(loss - true) / abs(true)
     if not error <= ROUGH:
         raise Unavailable(f"its loss in this dtype is wrong by {error:.0%}")
 
@@ -232,27 +228,27 @@ def _quartiles_of_parts(key: str, figures: Samples) -> dict[str, list[float]]:
     return {f"{part}_{key}": quartiles(column) for part, column in zip(PARTS, figures.T, strict=True)}
 
 
-def _repeats(estimate: float) -> int:
-    """Return the number of calls for one sample, given the estimated seconds per call."""
-    return max(1, math.ceil(TARGET_SECONDS / max(estimate, 1e-6)))
+def _repeats(estimate: float, target: float) -> int:
+    """Return the number of calls for one sample of ``target`` seconds, given the estimated seconds per call."""
+    return min(1000, max(1, math.ceil(target / max(estimate, 1e-6))))
 
 
 class _Contender:
     """An implementation that has passed the checks, with its samples."""
 
-    def __init__(self, implementation: Implementation, step: Step, embeddings: Tensor, clock: Clock) -> None:
-        self.implementation, self.run, self.embeddings, self.clock = implementation, step, embeddings, clock
+    def __init__(self, implementation: Implementation, step: Step, inputs: Inputs, clock: Clock, target: float) -> None:
+        self.implementation, self.run, self.inputs, self.clock = implementation, step, inputs, clock
         self.samples: list[tuple[float, float]] = []
         # The first call also loads code, so a second one is timed unless it takes long.
-        _, self.estimate = clock.step(step, embeddings, 1)
+        self.estimate = sum(clock.step(step, inputs, 1))
         if self.estimate < 1.0 or implementation.compiled:
-            _, self.estimate = clock.step(step, embeddings, 1)
-        self.repeats = min(1000, _repeats(self.estimate))
+            self.estimate = sum(clock.step(step, inputs, 1))
+        self.repeats = _repeats(self.estimate, target)
 
     def sample(self) -> tuple[float, float]:
         gc.collect()
         with precision_of(self.implementation):
-            self.samples.append(self.clock.step(self.run, self.embeddings, self.repeats))
+            self.samples.append(self.clock.step(self.run, self.inputs, self.repeats))
         return self.samples[-1]
 
     def beside(self, sample: Callable[[], Any], number: int) -> tuple[tuple[float, float], Any]:
@@ -264,22 +260,24 @@ class _Contender:
 
 
 class _Timing:
-    """A timing job: its batches and their true values."""
+    """A timing job at one size: its batches and their true values."""
 
-    def __init__(self, job: dict[str, Any], clock: Clock) -> None:
-        self.job, self.clock, self.temperature = job, clock, float(job["temperature"])
-        n, d, dtype = job["n"], job["d"], DTYPES[job["dtype"]]
-        # Round to the dtype first: the true values are those of the rows that every implementation gets.
-        self.batches = {kind: make_batch(job["loss"], n, d, kind, device=job["device"]).to(dtype) for kind in KINDS}
-        self.batch = self.batches["random"]
-        # The rows whose gradient is compared, spread over the batch.
-        self.compared = torch.arange(0, n, max(1, n // (job["gradient_rows"] or n)), device=job["device"])
+    def __init__(self, job: dict[str, Any], n: int, clock: Clock) -> None:
+        self.job, self.n, self.clock, self.temperature = job, n, clock, float(job["temperature"])
+        self.dtype = DTYPES[job["dtype"]]
+        self.form = self.batch("random", n)
+        # The rows whose gradient is compared, spread over the inputs.
+        rows = len(self.form.labels)
+        self.compared = torch.arange(0, rows, max(1, rows // (job["gradient_rows"] or rows)), device=job["device"])
         self.truths = {
-            kind: truth.loss_and_gradient(batch, self.temperature, self.compared)
-            for kind, batch in self.batches.items()
-            if job["errors"]
+            kind: truth.loss_and_gradient(self.batch(kind, n), self.temperature, self.compared)
+            for kind in (KINDS if n <= job["errors_up_to"] else ())
         }
-        self.true = self.truths["random"][0] if self.truths else truth.loss_alone(self.batch, self.temperature)
+        self.trues = {n: self.truths["random"][0]} if self.truths else {}
+
+    def batch(self, kind: str, n: int) -> Form:
+        """Make a batch. It is rounded to the dtype: the true values are those of the rows that implementations get."""
+        return make(self.job["form"], n, self.job["d"], kind, device=self.job["device"]).to(self.dtype)
 
     def errors(self, kind: str, loss: float, gradient: Tensor) -> dict[str, float]:
         return truth.errors(loss, gradient[self.compared], self.truths[kind])
@@ -290,38 +288,43 @@ class _Timing:
             raise Unavailable(self.job["skip"][name])
         implementation = load(name, self.job["backend"])
         row["version"] = implementation.version(implementation.loaded)
-        dtype = self.batch.embeddings.dtype
-        implementation.check_memory(self.batch.loss, self.batch.n, dtype, self.clock.available())
-        check_agreement(implementation, self.batch, self.temperature, self.true)
-        given = torch.float32 if implementation.tf32 else dtype
+        implementation.check_memory(self.form.name, self.n, self.dtype, self.clock.available())
+        rows = min(self.n, implementation.rows_to_check.get(self.form.name, ROWS_TO_CHECK))
+        some = self.form if rows == self.n else self.batch("random", rows)
+        if rows not in self.trues:
+            with torch.no_grad():
+                self.trues[rows] = truth.loss_alone(some, self.temperature)
+        check_agreement(implementation, some, self.temperature, self.trues[rows])
+        given = torch.float32 if implementation.tf32 else self.dtype
         row["errors"] = {}
         with precision_of(implementation):
-            for kind in self.truths:
-                batch = self.batches[kind].to(given)
-                step = implementation.step(batch, self.temperature)
-                row["errors"][kind] = self.errors(kind, *evaluate(step, batch.embeddings))
-            check_roughly(row["errors"])
-            embeddings = self.batch.embeddings.detach().to(given, copy=True).requires_grad_()
-            step = implementation.step(self.batch, self.temperature)
-            contender = _Contender(implementation, step, embeddings, self.clock)
+            # The random rows come last, since they are timed.
+            for kind in (*reversed(list(self.truths)), "random"):
+                form = self.batch(kind, self.n).to(given)
+                step, inputs = implementation.step(form, self.temperature), form.leaves(given)
+                if kind in self.truths and kind not in row["errors"]:
+                    row["errors"][kind] = self.errors(kind, *evaluate(step, inputs))
+            if self.n in self.trues:
+                with torch.no_grad():
+                    check_roughly(float(step(*inputs)), self.trues[self.n])
+            contender = _Contender(implementation, step, inputs, self.clock, self.job["sample_seconds"])
             if self.clock.on_device:
-                row["bytes"] = self.clock.peak(step, embeddings)
+                row["bytes"] = self.clock.peak(step, inputs)
         return contender
 
     def captured(self, ours: _Contender, row: dict[str, Any]) -> None:
         """Measure our step replayed as a CUDA graph: its errors, and its time next to that of the step."""
-        embeddings = ours.embeddings.detach().clone().requires_grad_()
-        replay, loss = self.clock.capture(ours.run, embeddings)
-        # The random rows come last, since they are timed.
+        inputs = tuple(rows.detach().clone().requires_grad_() for rows in ours.inputs)
+        replay, loss = self.clock.capture(ours.run, inputs)
         for kind in reversed(KINDS):
             with torch.no_grad():
-                embeddings.copy_(self.batches[kind].embeddings)
+                for rows, new in zip(inputs, self.batch(kind, self.n).inputs, strict=True):
+                    rows.copy_(new)
             replay()
-            assert embeddings.grad is not None  # the graph writes it
             if kind in self.truths:
-                row["errors"][kind] = self.errors(kind, float(loss), embeddings.grad)
-        check_roughly(row["errors"])
-        repeats = _repeats(self.clock.call(replay, 20))
+                row["errors"][kind] = self.errors(kind, float(loss), _gradient(inputs))
+        check_roughly(float(loss), self.trues[self.n])
+        repeats = _repeats(self.clock.call(replay, 20), self.job["sample_seconds"])
         pairs = [ours.beside(lambda: self.clock.call(replay, repeats), number) for number in range(self.job["rounds"])]
         row |= {"rounds": len(pairs), "repeats": repeats}
         row["both_ms"] = quartiles([1e3 * theirs for _, theirs in pairs])
@@ -330,105 +333,116 @@ class _Timing:
     def product(self, shape: tuple[int, int, int]) -> Callable[[], float]:
         """Return a function that samples a matrix product of a shape (rows, columns, depth) in the measured dtype."""
         rows, columns, depth = shape
-        a, b = (self.batch.embeddings.new_empty(size, depth).normal_() for size in (rows, columns))
+        a, b = (self.form.inputs[0].new_empty(size, depth).normal_() for size in (rows, columns))
         out = torch.mm(a, b.T)
 
         def multiply() -> Tensor:
             return torch.mm(a, b.T, out=out)
 
-        repeats = _repeats(self.clock.call(multiply, 20))
+        repeats = _repeats(self.clock.call(multiply, 20), self.job["sample_seconds"])
         return lambda: self.clock.call(multiply, repeats)
 
+    def rounds(self, estimate: float) -> int:
+        """Return the number of rounds for a pair of implementations, given the estimated seconds of one round."""
+        return min(int(self.job["rounds"]), max(LEAST_ROUNDS, int(self.job["pair_seconds"] / estimate)))
 
-def time_loss(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
+    def run(self) -> list[dict[str, Any]]:
+        """Return one row per implementation."""
+        names, rows, peers = names_for(self.form.name, self.job["device"], self.job["dtype"]), {}, {}
+        for name in names:
+            rows[name] = {"n": self.n, "implementation": name}
+            with recorded(rows[name]):
+                peers[name] = self.prepare(name, rows[name])
+        ours = peers.pop(OURS, None)
+        if ours is None:
+            for name in peers:
+                rows[name] |= {"status": "refused", "reason": "pairproof could not be measured next to it"}
+            return list(rows.values())
+        d = self.form.inputs[0].shape[1]
+        shapes = {name: (a, b or self.n, depth or d) for name, (a, b, depth) in self.clock.products.items()}
+        products = {name: self.product(shape) for name, shape in shapes.items()}
+        rounds = {name: self.rounds(ours.estimate + peer.estimate) for name, peer in peers.items()}
+        pairs: dict[str, list[Any]] = {name: [] for name in (*products, *peers)}
+        gc.collect()
+        gc.freeze()  # so that a collection takes no time
+        gc.disable()
+        for number in range(max(rounds.values(), default=self.job["rounds"])):
+            if not peers:
+                ours.sample()
+            for name, peer in peers.items():
+                if number < rounds[name]:
+                    pairs[name].append(ours.beside(peer.sample, number))
+            for name, sample in products.items():
+                pairs[name].append((ours.samples[-1], sample()))
+        gc.enable()
+        gc.unfreeze()
+        for name, contender in {OURS: ours, **peers}.items():
+            rows[name] |= {"rounds": len(pairs["mm" if name == OURS else name]), "repeats": contender.repeats}
+            rows[name] |= _quartiles_of_parts("ms", 1e3 * np.array(contender.samples))
+            if name != OURS:
+                mine, theirs = np.array(pairs[name]).swapaxes(0, 1)
+                rows[name] |= _quartiles_of_parts("ratio", theirs / mine)
+        flops = self.clock.flops if RECIPES[self.form.name].group == "labels" else OTHER_FLOPS
+        columns = len(self.form.given.get("negatives", self.form.inputs[-1]))
+        for name, shape in shapes.items():
+            work, seconds = 2 * math.prod(shape), np.array([[second] for _, second in pairs[name]])
+            rows[OURS][f"{name}_gflops"] = work / float(np.median(seconds)) / 1e9
+            rates = np.array(flops) * self.n * columns * d / np.array([mine for mine, _ in pairs[name]])
+            rows[OURS] |= _quartiles_of_parts("share" if name == "mm" else f"{name}_share", rates / (work / seconds))
+        if self.job["captured"] and self.n <= self.job["captured"]:
+            version = ours.implementation.version(ours.implementation.loaded)
+            rows[CAPTURED] = {"n": self.n, "implementation": CAPTURED, "version": version, "errors": {}}
+            with recorded(rows[CAPTURED]):
+                self.captured(ours, rows[CAPTURED])
+        return list(rows.values())
+
+
+def time_form(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     """Run a job of kind "time".
 
     Args:
-        job: loss, n, d, temperature, rounds, dtype, device, backend, errors (whether to compute them), skip (names
-            that are not measured, with the reason), gradient_rows (number of rows of the gradient to compare, None
-            for all) and captured (whether to replay the step as a CUDA graph too).
+        job: form, sizes, d, temperature, dtype, device, backend, rounds, pair_seconds (for the rounds of one pair of
+            implementations, from which slow peers get fewer rounds), sample_seconds (duration of one sample: short
+            steps are repeated), errors_up_to (number of rows up to which errors are measured), skip (names that are
+            not measured, with the reason), gradient_rows (number of rows of the gradient to compare, None for all)
+            and captured (number of rows up to which the step is also replayed as a CUDA graph).
         clock: the clock of the device.
 
     Returns:
-        One row per implementation, in the format that `bench.report` describes; on a GPU with ``bytes``.
+        One row per size and implementation, in the format that `bench.report` describes; on a GPU with ``bytes``.
     """
-    timing = _Timing(job, clock)
-    rows: dict[str, dict[str, Any]] = {}
-    peers: dict[str, _Contender] = {}
-    for name in names_for(job["loss"], job["device"], job["dtype"]):
-        rows[name] = {"implementation": name}
-        with recorded(rows[name]):
-            peers[name] = timing.prepare(name, rows[name])
-    ours = peers.pop(OURS, None)
-    if ours is None:
-        for name in peers:
-            rows[name] |= {"status": "refused", "reason": "pairproof could not be measured next to it"}
-        return list(rows.values())
-    shapes = {name: (*shape[:2], shape[2] or job["d"]) for name, shape in clock.products.items()}
-    products = {name: timing.product(shape) for name, shape in shapes.items()}
-    pairs: dict[str, list[Any]] = {name: [] for name in (*products, *peers)}
-    gc.disable()
-    for number in range(job["rounds"]):
-        for name, sample in products.items():
-            pairs[name].append(ours.beside(sample, 0))
-        for name, peer in peers.items():
-            if peer.estimate <= clock.slow_seconds or number < SLOW_ROUNDS:
-                pairs[name].append(ours.beside(peer.sample, number))
-    gc.enable()
-    for name, contender in {OURS: ours, **peers}.items():
-        rows[name] |= {"rounds": len(pairs["mm" if name == OURS else name]), "repeats": contender.repeats}
-        rows[name] |= _quartiles_of_parts("ms", 1e3 * np.array(contender.samples))
-        if name != OURS:
-            mine, theirs = np.array(pairs[name]).swapaxes(0, 1)
-            rows[name] |= _quartiles_of_parts("ratio", theirs / mine)
-    for name, shape in shapes.items():
-        work, seconds = 2 * math.prod(shape), np.array([[second] for _, second in pairs[name]])
-        rows[OURS][f"{name}_gflops"] = work / float(np.median(seconds)) / 1e9
-        if job["loss"] != "info_nce":  # the operations of two towers are not N*N*D
-            rates = np.array(clock.flops) * job["n"] ** 2 * job["d"] / np.array([mine for mine, _ in pairs[name]])
-            key = "share" if name == "mm" else f"{name}_share"
-            rows[OURS] |= _quartiles_of_parts(key, rates / (work / seconds))
-            if name == "mm":
-                for part, rate in zip(PARTS, np.median(rates, axis=0), strict=True):
-                    rows[OURS][f"{part}_gflops"] = float(rate) / 1e9
-    if job["captured"]:
-        version = ours.implementation.version(ours.implementation.loaded)
-        rows[CAPTURED] = {"implementation": CAPTURED, "version": version, "errors": {}}
-        with recorded(rows[CAPTURED]):
-            timing.captured(ours, rows[CAPTURED])
-    return list(rows.values())
+    return [row for n in job["sizes"] for row in _Timing(job, n, clock).run()]
 
 
 def step_memory(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     """Run a job of kind "memory": peak of forward and backward beyond the interpreter, its libraries and the inputs.
 
     Args:
-        job: implementation, loss, n, d, temperature, backend, dtype, device; for pairproof optionally anchors, the
+        job: implementation, form, n, d, temperature, backend, dtype, device; for pairproof optionally anchors, the
             number of anchors whose values are compared with float64.
         clock: the clock of the device.
 
     Returns:
         One row in the format that `bench.report` describes.
     """
-    loss, n, temperature = str(job["loss"]), int(job["n"]), float(job["temperature"])
-    row: dict[str, Any] = {"implementation": job["implementation"]}
+    n, temperature, dtype = int(job["n"]), float(job["temperature"]), DTYPES[job["dtype"]]
+    row: dict[str, Any] = {"n": n, "implementation": job["implementation"]}
     with recorded(row):
         implementation = load(job["implementation"], job["backend"])
-        dtype = DTYPES[job["dtype"]]
-        implementation.check_memory(loss, n, dtype, None)
+        implementation.check_memory(job["form"], n, dtype, None)
         # A small step first, to load code and allocate the buffers of libraries, which do not belong to the loss.
-        small, batch = (make_batch(loss, rows, job["d"], device=job["device"]).to(dtype) for rows in (64, n))
-        evaluate(implementation.step(small, temperature), small.embeddings)
-        step, embeddings = implementation.step(batch, temperature), batch.embeddings.requires_grad_()
+        small, form = (make(job["form"], rows, job["d"], device=job["device"]).to(dtype) for rows in (64, n))
+        evaluate(implementation.step(small, temperature), small.leaves(dtype))
+        step, inputs = implementation.step(form, temperature), form.leaves(dtype)
         started = time.process_time()
-        row["bytes"] = clock.peak(step, embeddings)
+        row["bytes"] = clock.peak(step, inputs)
         if not clock.on_device:
             row["once_ms"] = 1e3 * (time.process_time() - started)
         if "anchors" in job:
             with torch.no_grad():
-                values = ours(job["backend"], batch, temperature, reduction="none")(batch.embeddings)
+                values = ours(job["backend"], form, temperature, reduction="none")(*form.inputs)
             rows = torch.arange(0, n, max(1, n // job["anchors"]))
-            true = truth.anchor_values(batch, temperature, rows)
+            true = truth.anchor_values(form, temperature, rows)
             row["worst_anchor_error"] = float(((values[rows].to(torch.float64) - true).abs() / true).max())
             row["anchors_compared"] = len(rows)
     return [row]

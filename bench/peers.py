@@ -1,8 +1,7 @@
-"""The implementations that are measured, `pairproof.fast` and its peers, as functions from embeddings to a scalar loss.
+"""The implementations that are measured: `pairproof.fast`, plain torch and the peers, as functions of the inputs.
 
-Packages are loaded by the adapters of `pairproof.conformance.implementations`. Two peers are defined here, as users
-write them without a library: cross_entropy on the full matrix, and the masked logsumexp. On a GPU, two compiled peers
-are measured as well: the first of these, and the logsumexp that FlexAttention returns.
+Packages are loaded by the adapters of `pairproof.conformance.implementations`. Plain torch is that of `bench.plain`. On
+a GPU, two compiled peers are measured as well: plain torch, and the logsumexp that FlexAttention returns.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any, Literal
+from functools import cache, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,24 +20,25 @@ from torch import Tensor
 
 from pairproof import __version__, fast
 
-from .batches import LOSSES, Batch
-
-Step = Callable[[Tensor], Tensor]
-"""From embeddings ``[N, D]`` to the loss, a scalar."""
+from . import plain
+from .forms import FORMS, RECIPES, WAYS, Form, Step
 
 Make = Callable[..., Step]
-"""Makes a step from what an implementation loads, a batch and a temperature.
+"""Makes a step from what an implementation loads, a batch of a form and a temperature.
 
 It raises `Unavailable` if the implementation does not have the loss.
 """
 
 OURS = "pairproof"
+PLAIN = "plain"
 TILED = "pairproof_tiled"
 CAPTURED = "pairproof_captured"
 """Further ways to run `pairproof.fast` on a GPU: tiles in plain torch, and a step replayed as a CUDA graph."""
 
 SLOWEST = "pml_ntxent"
 """The peer that needs several seconds per step."""
+
+SKIPPED = "takes several seconds per step; it is timed in the full run only"
 
 GIB = 1 << 30
 LIMIT = 8 * GIB
@@ -51,21 +51,20 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Implementation:
-    """One implementation of some of the losses.
+    """One implementation of some of the forms.
 
     Attributes:
         name: name in the report.
-        title: name in tables and the plot.
-        colour: colour of its line in the plot.
-        losses: names of `batches.LOSSES`.
+        title: name in tables.
+        forms: names of `forms.RECIPES`.
         make: makes its step.
         load: returns the first argument of ``make``, such as an imported package.
         version: returns the version for the report, from the result of ``load``.
         agreement: relative difference of float64 values above which it computes another loss.
-        rows_to_check: maximum number of rows whose float64 value is compared, by loss.
+        rows_to_check: maximum number of rows whose float64 value is compared, by form.
         matrices: number of N x N matrices at the peak of one step, as measured on a CPU at 4096 rows; or by loss.
         entry_bytes: minimum size of an entry of these matrices in bytes, if larger than that of the embeddings.
-        growth: factor and power of N of its peak in bytes, by loss, if it grows faster than N x N matrices.
+        growth: factor and power of N of its peak in bytes, by form, if it grows faster than N x N matrices.
         accelerator: whether it is measured on a GPU only.
         tf32: whether it is measured in the bfloat16 jobs only, with float32 rows and TF32 products.
         compiled: whether the timed step is compiled; the first call is then slow. The float64 check runs the same code
@@ -75,8 +74,7 @@ class Implementation:
 
     name: str
     title: str
-    colour: str
-    losses: tuple[str, ...]
+    forms: tuple[str, ...]
     make: Make
     load: Callable[[], Any] = lambda: None
     version: Callable[[Any], str] = lambda _: f"written here, torch {torch.__version__}"
@@ -90,19 +88,19 @@ class Implementation:
     compiled: bool = False
     loaded: Any = None
 
-    def step(self, batch: Batch, temperature: float) -> Step:
+    def step(self, form: Form, temperature: float) -> Step:
         """Return the step that is timed."""
-        return self.make(self.loaded, batch, temperature, **({"compiled": True} if self.compiled else {}))
+        return self.make(self.loaded, form, temperature, **({"compiled": True} if self.compiled else {}))
 
-    def check_step(self, batch: Batch, temperature: float) -> Step:
+    def check_step(self, form: Form, temperature: float) -> Step:
         """Return the step that is checked in float64."""
-        return self.make(self.loaded, batch, temperature)
+        return self.make(self.loaded, form, temperature)
 
-    def check_memory(self, loss: str, n: int, dtype: torch.dtype, available: int | None) -> None:
+    def check_memory(self, form: str, n: int, dtype: torch.dtype, available: int | None) -> None:
         """Check that one step fits into memory, by an estimate.
 
         Args:
-            loss: a name of `batches.LOSSES`.
+            form: a name of `forms.RECIPES`.
             n: number of rows.
             dtype: dtype of the embeddings.
             available: maximum memory of one step in bytes; None if it is not known.
@@ -110,10 +108,10 @@ class Implementation:
         Raises:
             Unavailable: the step does not fit.
         """
-        factor, power = self.growth.get(loss, (0.0, 0))
+        factor, power = self.growth.get(form, (0.0, 0))
         if factor * n**power > LIMIT:
             raise Unavailable(f"its memory grows as {factor:g} N^{power} bytes, here beyond {LIMIT / GIB:.0f} GiB")
-        count = self.matrices if isinstance(self.matrices, float) else self.matrices[loss]
+        count = self.matrices if isinstance(self.matrices, float) else self.matrices[RECIPES[form].loss]
         needed = count * n * n * max(dtype.itemsize, self.entry_bytes)
         if available is not None and needed > available:
             needs = f"needs about {needed / GIB:.0f} GiB ({count:g} N x N matrices)"
@@ -121,16 +119,19 @@ class Implementation:
 
 
 PEERS: dict[str, Implementation] = {}
-"""All implementations by name, `pairproof.fast` first."""
+"""All implementations by name, `pairproof.fast` and plain torch first."""
 
-TWO_VIEW = ("nt_xent", "supcon")
+NT_XENT, SUPCON = "nt_xent, partners", "supcon, two views"
+PAIRWISE, PAIRWISE_CLASSES = "nt_xent_pairwise, two views", "nt_xent_pairwise, mean over pairs"
+ONE, BOTH, QUEUE = "info_nce, one direction", "info_nce, both directions", "info_nce, queue of 4096"
+TWO_VIEW = (NT_XENT, SUPCON)
 
 
-def _entry(name: str, title: str, colour: str, losses: tuple[str, ...], **facts: Any) -> Callable[[Make], Make]:
+def _entry(name: str, title: str, forms: tuple[str, ...], **facts: Any) -> Callable[[Make], Make]:
     """Register a function as ``make`` of an implementation; the arguments are attributes of `Implementation`."""
 
     def enter(make: Make) -> Make:
-        PEERS[name] = Implementation(name, title, colour, losses, make, **facts)
+        PEERS[name] = Implementation(name, title, forms, make, **facts)
         return make
 
     return enter
@@ -155,37 +156,33 @@ def _adapted(adapter: str) -> dict[str, Any]:
     return {"load": load, "version": lambda peer: str(peer.version())}
 
 
-@_entry(CAPTURED, "pairproof.fast, captured as a graph", "#000000", ())
-@_entry(TILED, "pairproof.fast, tiled", "#777777", tuple(LOSSES), accelerator=True, **_ours("tiled"))
-@_entry(OURS, "pairproof.fast", "#000000", tuple(LOSSES), **_ours("auto"))
-def ours(
-    backend: str, batch: Batch, temperature: float, reduction: Literal["mean_pairs", "none"] = "mean_pairs"
-) -> Step:
-    """Call the public function of the loss; the reduction applies to the pairwise losses."""
-    options: dict[str, Any] = {"temperature": temperature} | ({} if backend == "auto" else {"backend": backend})
-    labels, partners = batch.labels, batch.partners
-    if batch.loss == "nt_xent":
-        return lambda z: fast.nt_xent_loss(z, partners, **options)
-    if batch.loss == "supcon":
-        return lambda z: fast.supcon_loss(z, labels, **options)
-    if batch.loss == "info_nce":
-        return lambda z: fast.info_nce_loss(*z.chunk(2), direction="a_to_b", **options)
-    return lambda z: fast.nt_xent_pairwise_loss(z, labels, reduction=reduction, **options)
+PLAIN_MATRICES = {"nt_xent": 3.1, "info_nce": 3.1, "supcon": 5.3, "supcon_in": 9.6, "supcon_epsilon": 9.6}
+PLAIN_MATRICES |= {"nt_xent_pairwise": 9.6, "nt_bxent": 9.6}
 
 
-def _logits(z: Tensor, temperature: float) -> Tensor:
-    y = F.normalize(z, dim=1)
-    return y @ y.T / temperature
+@_entry(CAPTURED, "captured", ())
+@_entry(TILED, "tiled", tuple(FORMS), accelerator=True, **_ours("tiled"))
+@_entry(OURS, "ours", tuple(RECIPES), **_ours("auto"))
+def ours(backend: str, form: Form, temperature: float, **more: Any) -> Step:
+    """Call the public function of the loss, with further keyword arguments."""
+    options = {} if backend == "auto" else {"backend": backend}
+    return form.step(getattr(fast, f"{form.loss}_loss"), temperature, **options, **more)
+
+
+@_entry(PLAIN, "plain", tuple(RECIPES), matrices=PLAIN_MATRICES)
+def plain_torch(_: None, form: Form, temperature: float) -> Step:
+    """Call the loss of `bench.plain`."""
+    return form.step(getattr(plain, form.loss), temperature)
 
 
 TF32: dict[str, Any] = {"accelerator": True, "tf32": True, "entry_bytes": 4}
 
 
-@_entry("cross_entropy_tf32", "cross_entropy, float32 rows, TF32", "#004c78", TWO_VIEW, matrices=3.1, **TF32)
-@_entry("cross_entropy", "cross_entropy, full matrix", "#0072b2", (*TWO_VIEW, "pairwise_views"), matrices=3.1)
-def cross_entropy(_: None, batch: Batch, temperature: float) -> Step:
-    """NT-Xent as cross-entropy on the matrix of all logits: the targets are the partners, the diagonal is -inf."""
-    return lambda z: F.cross_entropy(_logits(z, temperature).fill_diagonal_(float("-inf")), batch.partners)
+@_entry("cross_entropy_tf32", "CE TF32", TWO_VIEW, matrices=3.1, **TF32)
+@_entry("cross_entropy", "crossent.", (SUPCON, PAIRWISE), matrices=3.1)
+def cross_entropy(_: None, form: Form, temperature: float) -> Step:
+    """With two rows per class, other losses are NT-Xent, whose targets are the partners."""
+    return partial(plain.nt_xent, partners=fast.stacked_partners(form.n, form.labels.device), temperature=temperature)
 
 
 @cache
@@ -194,19 +191,19 @@ def _compiled(function: Any) -> Any:
 
 
 def _cross_entropy_out_of_place(z: Tensor, partners: Tensor, temperature: float) -> Tensor:
-    """Compute the same as `cross_entropy`, in a form that lets a compiler fuse the mask of the diagonal."""
-    rows = torch.arange(len(z), device=z.device)
-    logits = _logits(z, temperature).masked_fill(rows[:, None] == rows[None, :], float("-inf"))
+    """Compute the same as `plain.nt_xent`, in a way that lets a compiler fuse the mask of the diagonal."""
+    rows, y = torch.arange(len(z), device=z.device), F.normalize(z, dim=1)
+    logits = (y @ y.T / temperature).masked_fill(rows[:, None] == rows[None, :], float("-inf"))
     return F.cross_entropy(logits, partners)
 
 
 COMPILED: dict[str, Any] = {"accelerator": True, "compiled": True}
 
 
-@_entry("cross_entropy_compiled", "cross_entropy, compiled", "#6fb7e9", ("nt_xent",), matrices=3.1, **COMPILED)
-def _fused(_: None, batch: Batch, temperature: float, compiled: bool = False) -> Step:
+@_entry("cross_entropy_compiled", "compiled", (NT_XENT,), matrices=3.1, **COMPILED)
+def _fused(_: None, form: Form, temperature: float, compiled: bool = False) -> Step:
     function = _compiled(_cross_entropy_out_of_place) if compiled else _cross_entropy_out_of_place
-    return lambda z: function(z, batch.partners, temperature)
+    return lambda z: function(z, form.given["partners"], temperature)
 
 
 FLEX_WIDTH = 16
@@ -242,17 +239,18 @@ def mask_without_diagonal(flex: Any, n: int, device: torch.device) -> Any:
 FLEX = {"load": lambda: importlib.import_module("torch.nn.attention.flex_attention"), **COMPILED}
 
 
-@_entry("flex_attention", "FlexAttention's logsumexp, compiled", "#f0e442", ("nt_xent",), **FLEX)
-def flex_attention(flex: Any, batch: Batch, temperature: float, compiled: bool = False) -> Step:
+@_entry("flex_attention", "flex", (NT_XENT,), **FLEX)
+def flex_attention(flex: Any, form: Form, temperature: float, compiled: bool = False) -> Step:
     """NT-Xent with the logsumexp of FlexAttention: attention of each row over all other rows.
 
     The output of the attention is not used, so the values have the minimum number of columns and no gradient. The
     gradient flows through the logsumexp to queries and keys. On a CPU, FlexAttention has no gradient.
     """
-    if compiled and batch.embeddings.device.type == "cpu":
+    device, partners = form.labels.device, form.given["partners"]
+    if compiled and device.type == "cpu":
         raise Unavailable("FlexAttention has no backward on a CPU")
     function = _compiled(flex.flex_attention) if compiled else flex.flex_attention
-    partners, mask = batch.partners, mask_without_diagonal(flex, batch.n, batch.embeddings.device)
+    mask = mask_without_diagonal(flex, form.n, device)
     # The older keyword is deprecated where the newer one exists.
     newer = hasattr(flex, "AuxRequest")
     requested = {"return_aux": flex.AuxRequest(lse=True)} if newer else {"return_lse": True}
@@ -270,60 +268,53 @@ def flex_attention(flex: Any, batch: Batch, temperature: float, compiled: bool =
     return loss
 
 
-MASKED_LOSSES = {"supcon": 5.3, "pairwise_views": 9.6, "pairwise_classes": 9.6}
-
-
-@_entry("masked_logsumexp", "masked logsumexp", "#009e73", tuple(MASKED_LOSSES), matrices=MASKED_LOSSES)
-def masked_logsumexp(_: None, batch: Batch, temperature: float) -> Step:
-    """SupCon and pairwise NT-Xent with masks on all logits, computed from the labels in every call as in training."""
-    labels = batch.labels
-
-    def loss(z: Tensor) -> Tensor:
-        logits = _logits(z, temperature)
-        same, diagonal = labels[:, None] == labels[None, :], torch.eye(len(z), dtype=torch.bool, device=z.device)
-        positives = same & ~diagonal
-        if batch.loss == "supcon":
-            denominators = logits.masked_fill(diagonal, float("-inf")).logsumexp(dim=1)
-            return (denominators - (logits * positives).sum(dim=1) / positives.sum(dim=1)).mean()
-        negatives = logits.masked_fill(same, float("-inf")).logsumexp(dim=1, keepdim=True)
-        return ((torch.logaddexp(logits, negatives) - logits) * positives).sum() / positives.sum()
-
-    return loss
-
-
 # Its masks are float32, and so are products with the masks.
 SUPCONTRAST = {"matrices": 8.1, "entry_bytes": 4, **_adapted("supcontrast:SupContrast")}
 
 
-@_entry("supcontrast", "original SupCon code", "#d55e00", TWO_VIEW, **SUPCONTRAST)
-def _supcontrast(peer: Any, batch: Batch, temperature: float) -> Step:
-    """Call the code with two normalised views ``[N/2, 2, D]``; for SupCon also with one label per item."""
+SUPCONTRAST_FORMS = (NT_XENT, *(f"supcon, {way}" for way in WAYS["supcon"] if way != "references"))
+
+
+@_entry("supcontrast", "original", SUPCONTRAST_FORMS, **SUPCONTRAST)
+def _supcontrast(peer: Any, form: Form, temperature: float) -> Step:
+    """Call the code with one normalised view ``[N, 1, D]`` and labels or a mask; for NT-Xent with two views."""
     code = peer.loss(temperature=temperature, base_temperature=temperature)
-    labels = batch.labels[: batch.n // 2] if batch.loss == "supcon" else None
-    return lambda z: code(torch.stack(F.normalize(z, dim=1).chunk(2), dim=1), labels=labels)
+    if form.name == NT_XENT:
+        return lambda z: code(torch.stack(F.normalize(z, dim=1).chunk(2), dim=1))
+    given = {"labels": form.given.get("labels"), "mask": form.given.get("positives")}
+    return lambda z: code(F.normalize(z, dim=1)[:, None], **given)
 
 
 PML = _adapted("pml:PytorchMetricLearning")
-GROWTH = {"nt_xent": (17, 3), "pairwise_views": (17, 3), "pairwise_classes": (1.5, 4)}
+GROWTH = {NT_XENT: (17, 3), PAIRWISE: (17, 3), PAIRWISE_CLASSES: (1.5, 4)}
 """Growth of PML's NTXentLoss, which makes a matrix with a row for each positive pair."""
-NT_XENT: dict[str, Any] = {"growth": GROWTH, "rows_to_check": {"pairwise_classes": 128}, **PML}
+PML_NTXENT: dict[str, Any] = {"growth": GROWTH, "rows_to_check": {PAIRWISE_CLASSES: 128}, **PML}
+PML_FORMS = (SUPCON, "supcon, 10 classes", "supcon, 8 per class", "supcon, references")
 
 
-@_entry(SLOWEST, "PML NTXentLoss", "#e69f00", tuple(GROWTH), **NT_XENT)
-@_entry("pml", "PML SupConLoss", "#cc79a7", ("supcon",), matrices=11.9, **PML)
-def _pml(peer: Any, batch: Batch, temperature: float) -> Step:
+@_entry(SLOWEST, "PML", tuple(GROWTH), **PML_NTXENT)
+@_entry("pml", "PML", PML_FORMS, matrices=11.9, **PML)
+def _pml(peer: Any, form: Form, temperature: float) -> Step:
     losses = peer.package.losses
-    loss = (losses.SupConLoss if batch.loss == "supcon" else losses.NTXentLoss)(temperature=temperature)
-    return lambda z: loss(z, batch.labels)
+    loss = (losses.SupConLoss if form.loss == "supcon" else losses.NTXentLoss)(temperature=temperature)
+    labels = form.given.get("labels", form.labels)
+    if "ref_labels" in form.given:
+        return lambda z, references: loss(z, labels, ref_emb=references, ref_labels=form.given["ref_labels"])
+    return lambda z: loss(z, labels)
 
 
-INFO_NCE = _adapted("info_nce_pytorch:InfoNCEPytorch")
+@_entry("info_nce_pytorch", "info-nce", (ONE, BOTH, QUEUE), matrices=1.6, **_adapted("info_nce_pytorch:InfoNCEPytorch"))
+def _info_nce_pytorch(peer: Any, form: Form, temperature: float) -> Step:
+    code = peer.package.InfoNCE(temperature=temperature, negative_mode="unpaired")
+    if form.name == BOTH:
+        return lambda a, b: (code(a, b) + code(b, a)) / 2
+    return lambda a, b: code(a, b, form.given.get("negatives"))
 
 
-@_entry("info_nce_pytorch", "info-nce-pytorch", "#56b4e9", ("info_nce",), matrices=0.8, **INFO_NCE)
-def _info_nce_pytorch(peer: Any, batch: Batch, temperature: float) -> Step:
-    code = peer.package.InfoNCE(temperature=temperature)
-    return lambda z: code(*z.chunk(2))
+@_entry("open_clip", "open_clip", (BOTH,), matrices=6.0, **_adapted("open_clip:OpenClip"))
+def _open_clip(peer: Any, form: Form, temperature: float) -> Step:
+    code = peer.loss()
+    return lambda a, b: code(F.normalize(a, dim=1), F.normalize(b, dim=1), 1 / temperature)
 
 
 INF_CL_WIDTH = 256
@@ -341,33 +332,38 @@ INF_CL: dict[str, Any] = {"load": _load_inf_cl, "version": lambda _: f"inf-cl {i
 
 
 # It has no float64, so the check detects another loss but not an inexact one.
-@_entry("inf_cl", "Inf-CL", "#8c564b", ("info_nce",), agreement=1e-2, accelerator=True, **INF_CL)
-def _inf_cl(module: Any, batch: Batch, temperature: float) -> Step:
+@_entry("inf_cl", "Inf-CL", (ONE,), agreement=1e-2, accelerator=True, **INF_CL)
+def _inf_cl(module: Any, form: Form, temperature: float) -> Step:
     """Call the function for one device of DAMO-NLP-SG/Inf-CLIP. Its Triton kernels use TF32 for every dtype."""
-    columns = batch.embeddings.shape[1]
+    columns = form.inputs[0].shape[1]
     width = min(columns, INF_CL_WIDTH)
-    if batch.embeddings.device.type != "cuda":
+    if form.inputs[0].device.type != "cuda":
         raise Unavailable("Inf-CL's kernels need a CUDA device")
     if columns % width or width & (width - 1):
         raise Unavailable(f"Inf-CL's kernels do not take {columns} columns")
 
-    def loss(z: Tensor) -> Tensor:
-        a, b = F.normalize(z, dim=1).chunk(2)
+    def loss(a: Tensor, b: Tensor) -> Tensor:
+        a, b = F.normalize(a, dim=1), F.normalize(b, dim=1)
         found: Tensor = module.cal_flash_loss(a, b, scale=1 / temperature, head_dim=width)
         return found.mean()
 
     return loss
 
 
-@_entry("lightly", "lightly NTXentLoss", "#999999", ("nt_xent",), matrices=3.2, **_adapted("lightly:Lightly"))
-def _lightly(peer: Any, batch: Batch, temperature: float) -> Step:
-    code = peer.loss(temperature=temperature)
-    return lambda z: code(*z.chunk(2))
+@_entry("lightly", "lightly", (NT_XENT, QUEUE), matrices=3.2, **_adapted("lightly:Lightly"))
+def _lightly(peer: Any, form: Form, temperature: float) -> Step:
+    """Call the loss of two views, or of two towers with a memory bank, which is the queue at first."""
+    queue = form.given.get("negatives")
+    code = peer.loss(temperature=temperature, memory_bank_size=0 if queue is None else tuple(queue.shape))
+    if queue is None:
+        return lambda z: code(*z.chunk(2))
+    code.memory_bank.bank = F.normalize(queue, dim=1)
+    return lambda a, b: code(a, b)
 
 
-def names_for(loss: str, device: str = "cpu", dtype: str = "float32") -> list[str]:
-    """Return the implementations of a loss that are measured on a device in a dtype, `pairproof.fast` first."""
-    peers = [peer for peer in PEERS.values() if loss in peer.losses and not (peer.tf32 and dtype != "bfloat16")]
+def names_for(form: str, device: str = "cpu", dtype: str = "float32") -> list[str]:
+    """Return the implementations of a form that are measured on a device in a dtype, `pairproof.fast` first."""
+    peers = [peer for peer in PEERS.values() if form in peer.forms and not (peer.tf32 and dtype != "bfloat16")]
     return [peer.name for peer in peers if device != "cpu" or not peer.accelerator]
 
 

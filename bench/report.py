@@ -2,31 +2,34 @@
 
 ``cpu.json`` (``cuda.json`` on a GPU) is one object:
 
-    format      "pairproof-bench/1"
+    format      "pairproof-bench/2"
     date        the value of --date, or null
-    protocol    device, dtypes, backend, temperature, columns (D), threads, rounds and the regimes of the allocator
+    protocol    device, dtypes, backend, temperature, columns (D), threads, rounds and pair_seconds of
+                `jobs.Plan`, and the regimes of the allocator
     machine     cpu, cores, capability, memory, governor, system, libc, load_before; on a GPU also its properties
     versions    of Python, pairproof and the installed packages
-    timings     one row per loss, n, d (columns), dtype ("tf32": float32, products may round to TF32), regime and
-                implementation:
+    timings     one row per form, n, d (columns), dtype ("tf32": float32, products may round to TF32), regime and
+                implementation ("pairproof", "plain" torch, or a peer):
                   status        "measured", or "refused" with a reason
                   version       of the implementation
                   rounds        number of pairs (pairproof: of rounds); repeats: calls per sample
-                  forward_ms    [lower quartile, median, upper quartile] per call, with autograd
+                  processes     number of processes over which the figures are medians, if several
+                  forward_ms    [lower quartile, median, upper quartile] per call, without autograd
                   both_ms       the same for forward and backward; a step replayed as a CUDA graph has only this
                   forward_ratio, both_ratio   quartiles over the pairs: time of the peer divided by that of pairproof
                   errors        {"random": {"loss", "gradient"}, "trained": {...}}, relative to float64; empty if
-                                they are in another row of the same loss, n and implementation. On a GPU with
-                                more than 65536 rows, "gradient" is measured on 512 rows, spread over the batch
-                  forward_gflops, both_gflops, mm_gflops   throughput of pairproof and of torch.mm; the step is counted
-                                as N^2 D and 4 N^2 D operations (on a GPU 2 N^2 D and 6 N^2 D)
-                  forward_share, both_share   quartiles over the pairs: throughput of pairproof divided by that of mm
+                                they are not measured. On a GPU with more than 65536 rows, "gradient" is measured on
+                                512 rows, spread over the batch
+                  mm_gflops     throughput of torch.mm in the same rounds
+                  forward_share, both_share   quartiles over the rounds: throughput of pairproof divided by that of
+                                mm; a step is counted as N^2 D and 4 N^2 D operations for labels, partners and pairs
+                                (on a GPU 2 N^2 D and 6 N^2 D), and as 2 N M D and 8 N M D operations otherwise
                   square_gflops, forward_square_share, both_square_share   on a GPU, the same for a product of
                                 square matrices of 8192 rows in the same dtype
-    memory      one row per loss, n, d, dtype and implementation: status, bytes (peak of forward and backward beyond
+    memory      one row per form, n, d, dtype and implementation: status, bytes (peak of forward and backward beyond
                 the interpreter, its libraries and the inputs; on a GPU as reported by the allocator) and once_ms (time
                 of this step, with page faults; not on a GPU), or reason
-    accuracy    one row per loss, d, dtype, temperature, kind ("random", "trained") and implementation: loss_error and
+    accuracy    one row per form, d, dtype, temperature, kind ("random", "trained") and implementation: loss_error and
                 gradient_error, the medians of the relative errors over the batches; smallest_loss, of the true losses
     large       null, or pairproof at 65536 rows in 10 classes: bytes, once_ms, worst_anchor_error, anchors_compared
     goals       the result of `bench.goals.judge`, on a GPU of `bench.goals.judge_device`
@@ -45,17 +48,32 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .batches import KINDS, LOSSES
-from .goals import MIB, Goal, Row, per_row
-from .peers import CAPTURED, OURS, PEERS, Unavailable
+from .forms import COLUMNS, CORNERS, RECIPES, WAYS
+from .goals import MIB, PARTS, Goal, Row, per_row
+from .peers import OURS, PEERS, PLAIN, Unavailable
 
-FILE_WIDTH = 180
+FILE_WIDTH = 80
 """Width of the output in columns if it is not written to a terminal."""
 
-FORMAT = "pairproof-bench/1"
+FORMAT = "pairproof-bench/2"
 
-Group = tuple[str, int, str]
-"""Loss, number of columns and dtype of a table."""
+LEGEND = """\
+A ratio is the time of another implementation divided by that of pairproof.fast:
+above 1, pairproof.fast is faster. "forward" is plain torch without autograd;
+the other lines are forward and backward. "%": share of the throughput of
+torch.mm. "ms": time of pairproof.fast. "!": a goal is missed."""
+
+COLOURS = ("#000000", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7", "#999999")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+"""Colours (of Okabe and Ito) and markers of the lines of the plot, which colour-blind readers can distinguish."""
+
+TICKS = (0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 50)
+
+DRAWN = "drawn combinations"
+"""Name of the table of `forms.CORNERS`."""
+
+Group = tuple[str, int, str, str]
+"""Loss, number of columns, dtype and regime of the allocator of a table."""
 
 
 def _number(value: float) -> str:
@@ -67,65 +85,84 @@ def _number(value: float) -> str:
     return f"{value:.1e}"
 
 
-def _pair(errors: Row | None, suffix: str = "") -> str:
-    """Format the errors of loss and gradient."""
-    return " / ".join(_number(errors[part + suffix]) for part in ("loss", "gradient")) if errors else ""
+def _ratio(value: float) -> str:
+    """Format a ratio with four characters, if possible."""
+    places = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{places}f}" if value < 9999.5 else f"{value / 1000:.0f}k"
 
 
 def _group(row: Row) -> Group:
-    return row["loss"], row["d"], row["dtype"]
+    if row["form"] in CORNERS:
+        return DRAWN, 0, "", row.get("regime", "default")
+    return RECIPES[row["form"]].loss, row["d"], row["dtype"], row.get("regime", "default")
 
 
-def _named(group: Group) -> str:
-    return "{}, D={}, {}".format(*group)
+def _named(row: Row) -> str:
+    plain = row["form"] in CORNERS or (row["d"], row["dtype"]) == (COLUMNS, "float32")
+    return row["form"] if plain else "{form}, D={d}, {dtype}".format_map(row)
 
 
-def _titled(group: Group) -> str:
-    return _named((LOSSES[group[0]], *group[1:]))
-
-
-def _ratio_or_shares(row: Row) -> str:
-    """Format the median and quartiles of a peer's ratio, or the shares of pairproof of the matrix products."""
-    if "both_ratio" in row:
-        low, middle, high = (_number(value) for value in row["both_ratio"])
-        return f"{middle} ({low}-{high})"
-    products = {"both_share": "mm", "both_square_share": "square mm"}
-    found = {name: f"{100 * row[key][1]:.0f}" for key, name in products.items() if key in row}
-    return f"{' / '.join(found.values())} % of {' / '.join(found)}" if found else ""
+def _way(form: str) -> str:
+    return form if form in CORNERS else RECIPES[form].way
 
 
 def _table(title: str, left: Iterable[str], right: Iterable[str], caption: str | None = None) -> Table:
     """Return an empty table with text columns on the left and number columns on the right."""
-    table = Table(title=title, caption=caption, box=box.SIMPLE)
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in left:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for column in right:
         table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
+def _lines(row: Row) -> dict[str, tuple[str, float | None]]:
+    """Return the figures of a row, by the name of the line of the table: the text, and a ratio to sort by."""
+    name = row["implementation"]
+    if name == OURS:
+        shares = {"both_share": "% of mm", "both_square_share": "% square"}
+        found = {word: f"{100 * row[key][1]:.0f}" for key, word in shares.items() if key in row}
+        return {line: (text, None) for line, text in (found | {"ms": _number(row["both_ms"][1])}).items()}
+    title, ratio = PEERS[name].title, row["both_ratio"][1]
+    if name != PLAIN:
+        return {title: (_ratio(ratio), None)}
+    forward = {"forward": (_ratio(row["forward_ratio"][1]), None)} if "forward_ratio" in row else {}
+    return {title: (_ratio(ratio), ratio), **forward}
+
+
 def _timings(report: Row, group: Group) -> Table:
-    errors = [f"error, {kind}:\nloss / gradient" for kind in KINDS]
-    title = f"{_titled(group)}: one step; a ratio is the time of the peer divided by that of pairproof"
-    figures = ["forward ms", "f+b ms", "forward ratio", "f+b ratio (quartiles)", *errors]
-    table = _table(title, ["N", "allocator", "implementation"], figures)
-    before = None
-    for row in report["timings"]:
-        if _group(row) != group or row["status"] != "measured":
-            continue
-        section = (str(row["n"]), row["regime"])
-        if before not in (None, section):
-            table.add_section()
-        name = PEERS[row["implementation"]].title
-        table.add_row(
-            *(section if section != before else ("", "")),
-            f"[bold]{name}[/bold]" if row["implementation"] == OURS else name,
-            *(_number(row[key][1]) if key in row else "" for key in ("forward_ms", "both_ms", "forward_ratio")),
-            _ratio_or_shares(row),
-            *(_pair(row["errors"].get(kind)) for kind in KINDS),
-        )
-        before = section
+    """Return the table of one loss: a section per form, the one with the worst ratio to plain torch first."""
+    missed = {(goal["form"], goal["n"], goal["regime"], goal["part"], goal["against"]) for goal in _marked(report)}
+    cells: dict[str, dict[str, dict[int, str]]] = {}
+    worst: dict[str, float] = {}
+    order = [PLAIN, *(name for name in PEERS if name not in (PLAIN, OURS)), OURS]
+    rows = [row for row in report["timings"] if _group(row) == group and row["status"] == "measured"]
+    sizes = sorted({row["n"] for row in rows})
+    for row in sorted(rows, key=lambda row: order.index(row["implementation"])):
+        form = row["form"]
+        for line, (text, ratio) in _lines(row).items():
+            part = "forward" if line == "forward" else "both"
+            wrong = (form, row["n"], row["regime"], part, row["implementation"]) in missed
+            text = f"[red]{text}![/red]" if wrong else f"{text} "
+            cells.setdefault(form, {}).setdefault(line, {})[row["n"]] = text
+            worst[form] = min(worst.get(form, math.inf), math.inf if ratio is None else ratio)
+    loss, d, dtype, regime = group
+    described = "" if loss == DRAWN or (d, dtype) == (COLUMNS, "float32") else f", D={d}, {dtype}"
+    title = f"{loss}{described}{'' if regime == 'default' else f', {regime} allocator'}: times faster than"
+    table = _table(title, ["", ""], [f"{n} " for n in sizes])
+    for form in sorted(cells, key=lambda form: worst[form]):
+        table.add_section()
+        name = _way(form)
+        for line, figures in cells[form].items():
+            style = "dim" if line in ("ms", "% of mm", "% square") else None
+            table.add_row(name, line, *(figures.get(n, "") for n in sizes), style=style)
+            name = ""
     return table
+
+
+def _marked(report: Row) -> list[Goal]:
+    """Return the missed goals that are marked in the tables of ratios."""
+    return [goal for goal in report["goals"] if goal.get("against", "best") != "best" and goal["met"] is False]
 
 
 def _refusals(report: Row) -> list[str]:
@@ -133,7 +170,7 @@ def _refusals(report: Row) -> list[str]:
     lines: dict[str, dict[str, None]] = {}
     for row in report["timings"]:
         if row["status"] != "measured":
-            line = f"{_named(_group(row))}, {PEERS[row['implementation']].title}: {row['reason']}"
+            line = f"{_named(row)}, {PEERS[row['implementation']].title}: {row['reason']}"
             lines.setdefault(line, {})[str(row["n"])] = None
     return [f"not timed at N={','.join(sizes)}: {line}" for line, sizes in lines.items()]
 
@@ -149,43 +186,45 @@ def _crossed(title: str, left: Sequence[str], cells: Mapping[Any, str]) -> Table
 
 def _memory(report: Row) -> Table:
     cells = {
-        ((_named(_group(row)), PEERS[row["implementation"]].title), f"N={row['n']}"): _number(row["bytes"] / MIB)
+        ((_named(row), PEERS[row["implementation"]].title), f"N={row['n']}"): _number(row["bytes"] / MIB)
         for row in sorted(report["memory"], key=lambda row: row["n"])
         if "bytes" in row
     }
-    return _crossed("Peak memory of forward and backward beyond the inputs, MiB", ("loss", "implementation"), cells)
+    return _crossed("Peak memory of forward and backward beyond the inputs, MiB", ("form", "implementation"), cells)
 
 
 def _per_row(report: Row) -> Table:
     """Return the table of memory per row. If memory is linear in N, all columns have the same number."""
     cells = {
-        ((_named(group),), f"N={n}"): _number(peak / group[1])
-        for group, peaks in per_row(report).items()
+        ((f"{form}, {dtype}", str(d)), f"N={n}"): _number(peak / d)
+        for (form, d, dtype), peaks in per_row(report).items()
         for n, peak in sorted(peaks.items())
     }
-    return _crossed(f"Peak memory of {PEERS[OURS].title} per row and column of the inputs, bytes", ("loss",), cells)
+    title = "Peak memory of pairproof.fast per row and column of the inputs, bytes"
+    return _crossed(title, ("form", "D"), cells)
 
 
-def _accuracy(report: Row) -> Table:
-    cells = {}
-    for row in report["accuracy"]:
-        if row["status"] == "measured":
-            words = (_named(_group(row)), str(row["temperature"]), row["kind"])
-            cells[words, PEERS[row["implementation"]].title] = _pair(row, "_error")
-    title = "Median relative error of loss / gradient against float64"
-    return _crossed(title, ("loss", "temperature", "inputs"), cells)
+def _accuracy(report: Row) -> Iterable[Table]:
+    """Return one table per form, with the errors of loss and gradient of each implementation."""
+    rows = [row for row in report["accuracy"] if row["status"] == "measured"]
+    for name in dict.fromkeys(map(_named, rows)):
+        cells = {
+            ((str(row["temperature"]), row["kind"]), PEERS[row["implementation"]].title): (
+                f"{row['loss_error']:.0e}/{row['gradient_error']:.0e}"
+            )
+            for row in rows
+            if _named(row) == name
+        }
+        yield _crossed(f"{name}: median relative error of loss/gradient", ("temperature", "inputs"), cells)
 
 
 def goals_table(goals: list[Goal], title: str) -> Table:
-    """Return a table of goals or floors, missed ones first; the caption counts the met goals on accuracy."""
-    accuracy = [goal for goal in goals if goal.get("accuracy")]
-    counted = [goal for goal in accuracy if goal["met"]]
-    caption = f"accuracy: {len(counted)} of {len(accuracy)} goals met" if accuracy else None
-    table = _table(title, ["what"], ["goal", "measured", ""], caption)
-    words = {False: "[red]missed[/red]", None: "[yellow]not measured[/yellow]", True: "[green]met[/green]"}
+    """Return a table of the goals or floors that are missed or were not measured; the caption counts those met."""
+    table = _table(title, ["what"], ["goal", "measured", ""], f"{sum(goal['met'] is True for goal in goals)} met")
+    words = {False: "[red]missed[/red]", None: "[yellow]not measured[/yellow]"}
     for met, word in words.items():
         for goal in goals:
-            if goal["met"] is met and goal not in counted:
+            if goal["met"] is met:
                 measured = "" if met is None else _number(goal["value"])
                 what = f"{goal['what']} ({goal['reason']})" if goal["reason"] else goal["what"]
                 table.add_row(what, f"{goal['sense']} {_number(goal['goal'])}", measured, word)
@@ -204,13 +243,18 @@ def show(report: Row, console: Console) -> None:
     device = f"{machine['gpu']['name']}; " if "gpu" in machine else ""
     described = ", ".join(f"{k} {v}" for k, v in versions.items())
     console.print(f"{device}{machine['cpu']}, {machine['cores']} cores; {described}")
-    for group in dict.fromkeys(_group(row) for row in report["timings"] if row["status"] == "measured"):
+    order = [*WAYS, DRAWN]
+    groups = {_group(row) for row in report["timings"] if row["status"] == "measured"}
+    for group in sorted(groups, key=lambda group: (order.index(group[0]), *group[1:])):
         console.print(_timings(report, group))
+    if groups:
+        console.print(LEGEND, highlight=False)
     for line in _refusals(report):
         console.print(line, style="dim", markup=False)
-    for rows, table in (("memory", _memory), ("accuracy", _accuracy)):
-        if report[rows]:
-            console.print(table(report))
+    if report["memory"]:
+        console.print(_memory(report))
+    for table in _accuracy(report):
+        console.print(table)
     if "gpu" in machine and any("bytes" in row for row in report["memory"]):
         console.print(_per_row(report))
     if large := report["large"]:
@@ -220,9 +264,11 @@ def show(report: Row, console: Console) -> None:
             size, seconds, error = map(_number, figures)
             count = large["anchors_compared"]
             found = f"{size} MiB beyond the inputs, {seconds} s, largest relative error of {count} anchors {error}"
-        console.print(f"{LOSSES[large['loss']]}, N={large['n']}: {found}")
+        console.print(f"{large['form']}, N={large['n']}: {found}")
     if report["goals"]:
-        console.print(goals_table(report["goals"], "Goals"))
+        marked, counts = _marked(report), [goal["met"] for goal in report["goals"]]
+        console.print(goals_table([goal for goal in report["goals"] if goal not in marked], "Goals"))
+        console.print(f"{counts.count(True)} of {len(counts)} goals met; {len(marked)} missed ones are marked above")
 
 
 def write(report: Row, path: Path, console: Console) -> None:
@@ -251,10 +297,10 @@ def pyplot() -> Any:
 
 
 def plot(report: Row, path: Path) -> None:
-    """Plot time and memory of one step against N, with logarithmic axes and one line per implementation.
+    """Plot the time of plain torch divided by that of pairproof against N: a row per loss, a line per form.
 
-    There is one pair of plots for each loss, number of columns and dtype; if the report has bfloat16, only that
-    dtype is plotted.
+    The left panel shows forward and backward, the right one the forward pass. Both axes are logarithmic. If the report
+    has bfloat16, only that dtype is plotted. Drawn combinations and the tuned allocator are not plotted.
 
     Args:
         report: the report.
@@ -264,35 +310,41 @@ def plot(report: Row, path: Path) -> None:
         Unavailable: matplotlib is not installed.
     """
     plt = pyplot()
-    order = list(LOSSES)
-    groups = sorted(dict.fromkeys(map(_group, report["timings"])), key=lambda group: order.index(group[0]))
-    groups = [group for group in groups if group[2] == "bfloat16"] or groups
-    figure, axes = plt.subplots(len(groups), 2, figsize=(10, 3.6 * len(groups)), squeeze=False, layout="constrained")
-    panels = (("timings", "both_ms", "ms, forward and backward"), ("memory", "bytes", "MiB beyond the inputs"))
-    for group, pair in zip(groups, axes, strict=True):
-        sizes = sorted({row["n"] for row in report["timings"] if _group(row) == group})
-        for axis, (rows, key, quantity) in zip(pair, panels, strict=True):
-            for name, peer in PEERS.items():
-                style = {"color": peer.colour, "marker": "o", "markersize": 4, "label": peer.title}
-                style |= {"linewidth": 2.5, "zorder": 3} if name == OURS else {"linewidth": 1.3}
-                style |= {"linestyle": ":"} if name == CAPTURED else {}
+    rows = [row for row in report["timings"] if row["regime"] == "default" and row["form"] not in CORNERS]
+    rows = [row for row in rows if row["dtype"] == "bfloat16"] or rows
+    order = list(WAYS)
+    groups = sorted(dict.fromkeys(map(_group, rows)), key=lambda group: (order.index(group[0]), group))
+    size = (10, 2.9 * max(1, len(groups)))
+    figure, axes = plt.subplots(max(1, len(groups)), 2, figsize=size, squeeze=False, sharey="row", layout="constrained")
+    for group, pair in zip(groups, axes, strict=False):
+        sizes = sorted({row["n"] for row in rows if _group(row) == group})
+        for axis, (part, title) in zip(pair, reversed(PARTS.items()), strict=True):
+            forms = dict.fromkeys(row["form"] for row in rows if _group(row) == group)
+            for form, colour, marker in zip(forms, COLOURS, MARKERS, strict=False):
                 points = sorted(
-                    (row["n"], row[key][1] if rows == "timings" else max(row[key], 1 << 16) / MIB)
-                    for row in report[rows]
-                    if key in row and (_group(row), row["implementation"]) == (group, name)
-                    if row.get("regime", "default") == "default"
+                    (row["n"], row[f"{part}_ratio"][1])
+                    for row in rows
+                    if f"{part}_ratio" in row and (row["form"], row["implementation"]) == (form, PLAIN)
+                    if _group(row) == group
                 )
                 if points:
-                    axis.plot(*zip(*points, strict=True), **style)
-            axis.set(xscale="log", yscale="log", xlabel="N", ylabel=quantity, title=_titled(group))
+                    label = {"color": colour, "marker": marker, "label": _way(form)}
+                    axis.plot(*zip(*points, strict=True), markersize=4, linewidth=1.3, **label)
+            axis.axhline(1.0, color="black", linewidth=0.8, linestyle="--")
+            described = group[0] if group[1:3] == (COLUMNS, "float32") else "{}, D={}, {}".format(*group[:3])
+            axis.set(xscale="log", yscale="log", xlabel="N", title=f"{described}: {title}")
             axis.set_xticks(sizes, [str(n) for n in sizes])
+            low, high = axis.get_ylim()
+            ticks = [tick for tick in TICKS if low <= tick <= high]
+            axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
             axis.minorticks_off()
             axis.grid(visible=True, alpha=0.3)
             axis.spines[["top", "right"]].set_visible(False)
-        if pair[0].lines:
-            pair[0].legend(fontsize="small", frameon=False)
+        if any(found := pair[0].get_legend_handles_labels()):
+            pair[1].legend(*found, fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     machine = report["machine"]
     device = machine["gpu"]["name"] if "gpu" in machine else f"{machine['cpu']}, one thread"
-    figure.suptitle(f"One step: {device}, torch {report['versions']['torch']}")
+    version = report["versions"]["torch"]
+    figure.suptitle(f"Times faster than plain torch (above 1: pairproof.fast is faster)\n{device}, torch {version}")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
     plt.close(figure)

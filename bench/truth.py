@@ -1,8 +1,9 @@
-"""Loss and gradient in float64, by blocks of anchors, in a form that is accurate when the loss is small.
+"""Loss and gradient in float64. For the forms of `forms.BY_PAIRS` they are accurate even when the loss is small.
 
 With u_ip = logsumexp of the negatives of anchor i - s_ip, the loss of the pair (i, p) is log(1 + e^u), and the factor
 in its derivative is 1 / (1 + e^-u). Neither has a cancelling difference. This is the pairwise loss; with one positive
-per anchor, NT-Xent and SupCon are equal to it.
+per anchor, NT-Xent and SupCon are equal to it. It is computed by blocks of anchors. For the other forms, plain torch
+is evaluated in float64.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .batches import Batch
+from . import plain
+from .forms import BY_PAIRS, Form
 
 BLOCK = 1 << 23
 """Number of entries of a block of logits: 64 MiB in float64."""
@@ -22,11 +24,11 @@ ACCELERATOR_FACTOR = 4
 """Factor by which blocks are larger on an accelerator, so that it is not idle."""
 
 
-def _pair_losses(batch: Batch, y: Tensor, anchors: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _pair_losses(form: Form, y: Tensor, anchors: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Return the losses ``[b, M]`` of the pairs of some anchors, 0 for pairs that are not positive, and the mask."""
-    columns = torch.arange(batch.n, device=y.device)[batch.n // 2 if batch.loss == "info_nce" else 0 :]
+    columns = torch.arange(len(y), device=y.device)[form.n if len(form.inputs) == 2 else 0 :]
     logits = y[anchors] @ y[columns].T / temperature
-    same = batch.labels[anchors][:, None] == batch.labels[columns][None, :]
+    same = form.labels[anchors][:, None] == form.labels[columns][None, :]
     positives = same & (anchors[:, None] != columns[None, :])
     negatives = logits.masked_fill(same, float("-inf")).logsumexp(dim=1, keepdim=True)
     u = torch.where(positives, negatives - logits, float("-inf"))
@@ -39,12 +41,16 @@ def _blocks(anchors: Tensor, columns: int) -> Sequence[Tensor]:
     return torch.split(anchors, max(1, entries // columns))
 
 
-def _mean_over_pairs(batch: Batch, y: Tensor, temperature: float) -> tuple[float, int]:
+def _rows(form: Form) -> Tensor:
+    """Return the rows of all inputs in float64."""
+    return torch.cat([rows.detach().to(torch.float64) for rows in form.inputs])
+
+
+def _mean_over_pairs(form: Form, y: Tensor, temperature: float) -> tuple[float, int]:
     """Return the mean over the pairs of all anchors and the number of pairs; ``y.grad`` is the gradient of the sum."""
     total, pairs = y.new_zeros(()), 0
-    anchors = torch.arange(batch.n // 2 if batch.loss == "info_nce" else batch.n, device=y.device)
-    for some in _blocks(anchors, batch.n):
-        losses, positives = _pair_losses(batch, y, some, temperature)
+    for some in _blocks(torch.arange(form.n, device=y.device), len(y)):
+        losses, positives = _pair_losses(form, y, some, temperature)
         if y.requires_grad:
             losses.sum().backward()  # type: ignore[no-untyped-call]
         total += losses.detach().sum()
@@ -52,44 +58,53 @@ def _mean_over_pairs(batch: Batch, y: Tensor, temperature: float) -> tuple[float
     return float(total) / pairs, pairs
 
 
-def loss_and_gradient(batch: Batch, temperature: float, rows: Tensor | None = None) -> tuple[float, Tensor]:
-    """Return the true mean over pairs and its gradient at the rounded embeddings of the batch.
+def loss_and_gradient(form: Form, temperature: float, rows: Tensor | None = None) -> tuple[float, Tensor]:
+    """Return the true loss and its gradient at the rounded embeddings of the batch.
 
     Args:
-        batch: of any loss. With one positive per anchor, the mean over pairs is the mean over anchors.
+        form: a batch of any form.
         temperature: positive number.
-        rows: integers ``[R]``, the rows of the gradient; default all.
+        rows: integers ``[R]``, the rows of the gradient, counted over all inputs; default all.
 
     Returns:
         The loss, and its gradient ``[R, D]`` in float64.
     """
-    z = batch.embeddings.detach().to(torch.float64).requires_grad_()
-    y = normalize(z)
-    leaf = y.detach().requires_grad_()
-    loss, pairs = _mean_over_pairs(batch, leaf, temperature)
-    assert leaf.grad is not None  # it is a leaf
-    (gradient,) = torch.autograd.grad(y, z, leaf.grad / pairs)
+    if form.name in BY_PAIRS:
+        z = _rows(form).requires_grad_()
+        y = normalize(z)
+        leaf = y.detach().requires_grad_()
+        loss, pairs = _mean_over_pairs(form, leaf, temperature)
+        assert leaf.grad is not None  # it is a leaf
+        (gradient,) = torch.autograd.grad(y, z, leaf.grad / pairs)
+    else:
+        wide = form.to(torch.float64)
+        leaves = wide.leaves(torch.float64)
+        found = wide.step(getattr(plain, form.loss), temperature)(*leaves)
+        loss, gradient = float(found.detach()), torch.cat(torch.autograd.grad(found, leaves))
     return loss, gradient if rows is None else gradient[rows]
 
 
-def loss_alone(batch: Batch, temperature: float) -> float:
-    """Return the true mean over pairs, without its gradient."""
-    return _mean_over_pairs(batch, normalize(batch.embeddings.detach().to(torch.float64)), temperature)[0]
+def loss_alone(form: Form, temperature: float) -> float:
+    """Return the true loss, without its gradient."""
+    if form.name in BY_PAIRS:
+        return _mean_over_pairs(form, normalize(_rows(form)), temperature)[0]
+    wide = form.to(torch.float64)
+    return float(wide.step(getattr(plain, form.loss), temperature)(*wide.inputs))
 
 
-def anchor_values(batch: Batch, temperature: float, rows: Tensor) -> Tensor:
+def anchor_values(form: Form, temperature: float, rows: Tensor) -> Tensor:
     """Return the true means over the pairs of some anchors.
 
     Args:
-        batch: of any loss.
+        form: a batch of one of `forms.BY_PAIRS`.
         temperature: positive number.
         rows: integers ``[R]``, the anchors.
 
     Returns:
         Float64 ``[R]``.
     """
-    y = normalize(batch.embeddings.detach().to(torch.float64))
-    found = [_pair_losses(batch, y, some, temperature) for some in _blocks(rows, batch.n)]
+    y = normalize(_rows(form))
+    found = [_pair_losses(form, y, some, temperature) for some in _blocks(rows, len(y))]
     return torch.cat([losses.sum(dim=1) / positives.sum(dim=1) for losses, positives in found])
 
 

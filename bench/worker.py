@@ -43,7 +43,7 @@ def main() -> None:
     else:
         _prepare_device(job)
         clock = cuda.EventClock(job["device"])
-    kinds = {"time": measure.time_loss, "memory": measure.step_memory}
+    kinds = {"time": measure.time_form, "memory": measure.step_memory}
     rows = kinds[job["kind"]](job, clock) if job["kind"] in kinds else accuracy.error_rows(job)
     json.dump(rows, output)
 

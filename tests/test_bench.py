@@ -19,70 +19,145 @@ import torch
 from typer.testing import CliRunner
 
 from bench import __main__ as command
-from bench import accuracy, batches, cuda, goals, jobs, measure, peers, plain, report, truth, worker
-from pairproof import reference
+from bench import accuracy, cuda, forms, goals, jobs, measure, peers, plain, report, truth, worker
+from pairproof import fast, reference
+from pairproof.conformance.suite import catalogue
 
 D = 128
 TEMPERATURE = 0.1
 
 
-@pytest.mark.parametrize("loss", ["nt_xent", "supcon", "pairwise_views", "pairwise_classes"])
-@pytest.mark.parametrize("kind", batches.KINDS)
-def test_the_truth_equals_the_reference(loss: str, kind: str) -> None:
-    batch = batches.make_batch(loss, 26, 5, kind)  # 26 rows in 10 classes: classes of two sizes
-    z, labels = batch.embeddings.double().numpy(), batch.labels.numpy()
-    if loss == "nt_xent":
-        found: Any = reference.nt_xent_loss(z, batch.partners.numpy(), temperature=TEMPERATURE)
-    elif loss == "supcon":
-        found = reference.supcon_loss(z, labels, temperature=TEMPERATURE)
-    else:
-        found = reference.nt_xent_pairwise_loss(z, labels, temperature=TEMPERATURE, reduction="mean_pairs")
-    value, gradient = truth.loss_and_gradient(batch, TEMPERATURE)
+def test_the_plan_has_every_loss_way_and_size() -> None:
+    names = set(forms.FORMS)
+    labelled = [loss for loss, ways in forms.WAYS.items() if "two views" in ways]
+    assert set(forms.WAYS) == set(catalogue.LOSSES)
+    assert set(labelled) == {"supcon", "supcon_in", "supcon_epsilon", "nt_xent_pairwise"}
+    for loss in labelled:
+        positives = ("two views", "10 classes", "8 per class", "mask classes", "mask symmetric", "mask asymmetric")
+        assert names >= {f"{loss}, {way}" for way in positives}
+    assert names >= {f"{loss}, references" for loss in ("supcon", "supcon_in", "nt_xent", "nt_xent_pairwise")}
+    assert names >= {f"info_nce, {way}" for way in ("one direction", "both directions", "queue of 4096")}
+    assert names >= {"nt_xent, partners", "nt_bxent, pairs", "nt_bxent, pairs, 8/class"}
+    timed = {(job["form"], job["regime"], n) for job in jobs.FULL.timings() for n in job["sizes"]}
+    sizes = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    assert timed >= {(name, "default", n) for name in names for n in sizes}
+    assert timed >= {(name, "tuned", n) for name in names for n in sizes[:-1]}
+    quick = jobs.QUICK.timings()
+    assert {(job["form"], job["regime"], n) for job in quick for n in job["sizes"]} == {
+        (name, "default", n) for name in names for n in (64, 256, 1024)
+    }
+    assert len(quick) == len(names)  # one process for each form
+    assert {job["form"] for job in jobs.FULL.memories()} == names
+
+
+def test_thirty_combinations_are_drawn() -> None:
+    drawn = list(forms.CORNERS.values())
+    assert len(drawn) == 30
+    assert {recipe.loss for recipe in drawn} == set(forms.WAYS)
+    assert {recipe.group for recipe in drawn} == {"labels", "masks", "both directions", "one direction"}
+    assert {recipe.dtype for recipe in drawn} == {"float32", "float64"}
+    columns = {recipe.columns for recipe in drawn}
+    assert min(columns) == 32
+    assert max(columns) == 768
+    for key, values in {
+        "similarity": {"cosine", "dot"},
+        "reduction": {"mean", "sum", "none", "mean_pairs"},
+        "denominator": {"all", "one_positive", "only_negatives", None},
+    }.items():
+        assert {recipe.options.get(key) for recipe in drawn} == values
+    timed = [job for job in jobs.FULL.timings() if job["form"] in forms.CORNERS]
+    assert [(job["form"], job["dtype"], job["regime"]) for job in timed] == [
+        (name, recipe.dtype, "default") for name, recipe in forms.CORNERS.items()
+    ]
+    assert forms._draw(30, seed=0) == forms.CORNERS
+
+
+@pytest.mark.parametrize("kind", forms.KINDS)
+def test_every_anchor_has_a_positive(kind: str) -> None:
+    for name in forms.FORMS:
+        form = forms.make(name, 32, 8, kind)
+        logits = torch.zeros(32, 32)
+        if "labels" in form.given or "positives" in form.given:
+            given = {key: form.given.get(key) for key in ("labels", "positives", "ref_labels")}
+            z = form.inputs[0]
+            _, positives, _ = plain._pairs(z, ref_embeddings=form.inputs[-1], temperature=1.0, **given)
+            assert positives.shape == logits.shape
+            assert bool(positives.any(dim=1).all())
+
+
+@pytest.mark.parametrize("name", forms.BY_PAIRS)
+@pytest.mark.parametrize("kind", forms.KINDS)
+def test_the_truth_equals_the_reference(name: str, kind: str) -> None:
+    form = forms.make(name, 32, 5, kind)  # 32 rows in 10 classes: classes of two sizes
+    loss = getattr(reference, f"{form.loss}_loss")
+    inputs = [rows.double().numpy() for rows in form.inputs]
+    given = {key: value.numpy() if isinstance(value, torch.Tensor) else value for key, value in form.given.items()}
+    found = loss(*inputs, temperature=TEMPERATURE, **given)
+    value, gradient = truth.loss_and_gradient(form, TEMPERATURE)
     assert value == pytest.approx(found.loss, rel=1e-12)
-    assert truth.loss_alone(batch, TEMPERATURE) == pytest.approx(found.loss, rel=1e-12)
+    assert truth.loss_alone(form, TEMPERATURE) == pytest.approx(found.loss, rel=1e-12)
 
     def slope(direction: torch.Tensor, step: float = 1e-5) -> float:
-        moved = [batch.embeddings.double() + sign * step * direction for sign in (1, -1)]
-        up, down = (truth.loss_alone(batches.Batch(loss, z, batch.labels, batch.partners), TEMPERATURE) for z in moved)
+        parts = direction.split(form.n)
+        moved = [
+            tuple(rows.double() + sign * step * part for rows, part in zip(form.inputs, parts, strict=True))
+            for sign in (1, -1)
+        ]
+        up, down = (truth.loss_alone(replace(form, inputs=rows), TEMPERATURE) for rows in moved)
         return (up - down) / (2 * step)
 
-    direction = torch.randn(26, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    direction = torch.randn(gradient.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     assert float((gradient * direction).sum()) == pytest.approx(slope(direction), rel=1e-5, abs=1e-9)
 
 
-@pytest.mark.parametrize("loss", batches.LOSSES)
-def test_the_truth_does_not_depend_on_the_block_size(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = batches.make_batch(loss, 64, 8)
-    value, gradient = truth.loss_and_gradient(batch, TEMPERATURE)
+@pytest.mark.parametrize("name", [*forms.BY_PAIRS, "supcon_in, references"])
+def test_the_truth_equals_plain_torch_in_float64(name: str) -> None:
+    form = forms.make(name, 32, 8).to(torch.float64)
+    leaves = form.leaves(torch.float64)
+    loss, gradient = measure.evaluate(peers.plain_torch(None, form, TEMPERATURE), leaves)
+    true, expected = truth.loss_and_gradient(form, TEMPERATURE)
+    assert loss == pytest.approx(true, rel=1e-12)
+    assert torch.allclose(gradient, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", forms.BY_PAIRS)
+def test_the_truth_does_not_depend_on_the_block_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = forms.make(name, 64, 8)
+    value, gradient = truth.loss_and_gradient(form, TEMPERATURE)
     monkeypatch.setattr(truth, "BLOCK", 7 * 64)
-    again, blocked = truth.loss_and_gradient(batch, TEMPERATURE)
+    again, blocked = truth.loss_and_gradient(form, TEMPERATURE)
     assert again == pytest.approx(value, rel=1e-14)
     assert torch.allclose(blocked, gradient, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("loss", batches.LOSSES)
-@pytest.mark.parametrize("kind", batches.KINDS)
-def test_the_gradient_of_some_rows_equals_that_of_all(loss: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = batches.make_batch(loss, 64, 8, kind)
-    value, gradient = truth.loss_and_gradient(batch, TEMPERATURE)
+@pytest.mark.parametrize("name", forms.BY_PAIRS)
+@pytest.mark.parametrize("kind", forms.KINDS)
+def test_the_gradient_of_some_rows_equals_that_of_all(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = forms.make(name, 64, 8, kind)
+    value, gradient = truth.loss_and_gradient(form, TEMPERATURE)
     rows = torch.tensor([0, 5, 31, 32, 40, 63])
     monkeypatch.setattr(truth, "BLOCK", 5 * 64)
-    again, some = truth.loss_and_gradient(batch, TEMPERATURE, rows)
+    again, some = truth.loss_and_gradient(form, TEMPERATURE, rows)
     assert again == pytest.approx(value, rel=1e-13)
     assert torch.allclose(some, gradient[rows], rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize(("loss", "name"), [(loss, name) for loss in batches.LOSSES for name in peers.names_for(loss)])
-def test_implementations_agree_on_every_loss_they_are_timed_on(loss: str, name: str) -> None:
-    try:
-        implementation = peers.load(name)
-    except peers.Unavailable as reason:
-        pytest.skip(str(reason))
-    batch = batches.make_batch(loss, 40, 8, "trained")
+@pytest.mark.parametrize("form", forms.FORMS)
+def test_implementations_agree_on_every_form_they_are_timed_on(form: str) -> None:
+    batch = forms.make(form, 40, 8, "trained")
     true = truth.loss_alone(batch, TEMPERATURE)
-    measure.check_agreement(implementation, batch, TEMPERATURE, true)
-    with pytest.raises(peers.Unavailable, match="computes another loss"):
-        measure.check_agreement(implementation, batch, 1.01 * TEMPERATURE, true)
+    skipped = []
+    for name in peers.names_for(form):
+        try:
+            implementation = peers.load(name)
+        except peers.Unavailable as reason:
+            skipped.append(str(reason))
+            continue
+        measure.check_agreement(implementation, batch, TEMPERATURE, true)
+        with pytest.raises(peers.Unavailable, match="computes another loss"):
+            measure.check_agreement(implementation, batch, 1.01 * TEMPERATURE, true)
+    if skipped:
+        pytest.skip("; ".join(skipped))
 
 
 class FixedClock(measure.Clock):
@@ -93,11 +168,11 @@ class FixedClock(measure.Clock):
     def __init__(self, ours: Any) -> None:
         self.ours = ours
 
-    def peak(self, step: Any, embeddings: torch.Tensor) -> int:
+    def peak(self, step: Any, inputs: measure.Inputs) -> int:
         raise AssertionError("a timing on a CPU must not measure memory")
 
-    def step(self, step: Any, embeddings: torch.Tensor, repeats: int) -> tuple[float, float]:
-        step(embeddings)
+    def step(self, step: Any, inputs: measure.Inputs, repeats: int) -> tuple[float, float]:
+        step(*inputs)
         return (0.1, 0.2) if step is self.ours else (0.3, 0.6)
 
     def call(self, function: Any, repeats: int) -> float:
@@ -112,25 +187,42 @@ def change_peer(monkeypatch: pytest.MonkeyPatch, name: str, **facts: Any) -> Non
 def test_a_timing_has_a_row_for_each_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FixedClock(None)
 
-    def remembered(backend: str, batch: batches.Batch, temperature: float) -> peers.Step:
-        clock.ours = peers.ours(backend, batch, temperature)
+    def remembered(backend: str, form: forms.Form, temperature: float) -> forms.Step:
+        clock.ours = peers.ours(backend, form, temperature)
         return clock.ours
 
     change_peer(monkeypatch, peers.OURS, make=remembered)
-    change_peer(monkeypatch, "masked_logsumexp", make=lambda *_: lambda z: z.sum())
-    job = next(job for job in jobs.FULL.timings() if job["loss"] == "supcon")
-    rows = measure.time_loss({**job, "n": 64, "rounds": 3, "skip": {"pml": "for a reason"}}, clock)
-    by_name = {row["implementation"]: row for row in rows}
-    ours, peer = by_name[peers.OURS], by_name["cross_entropy"]
+    change_peer(monkeypatch, "cross_entropy", make=lambda *_: lambda z: z.sum())
+    job = next(job for job in jobs.FULL.timings() if job["form"] == peers.SUPCON)
+    job |= {"sizes": [32, 64], "rounds": 3, "skip": {"pml": "for a reason"}}
+    rows = measure.time_form(job, clock)
+    assert {row["n"] for row in rows} == {32, 64}
+    by_name = {row["implementation"]: row for row in rows if row["n"] == 64}
+    ours, peer = by_name[peers.OURS], by_name[peers.PLAIN]
     assert ours["both_ms"] == pytest.approx([200.0] * 3)
+    assert ours["forward_ms"] == pytest.approx([100.0] * 3)
     assert ours["rounds"] == peer["rounds"] == 3
     assert peer["forward_ratio"] == pytest.approx([3.0] * 3)
     assert peer["both_ratio"] == pytest.approx([3.0] * 3)
     assert ours["mm_gflops"] == pytest.approx(1.0)
     assert ours["both_share"][1] == pytest.approx(4 * 64 * 64 * D / 0.2 / 1e9)
-    assert set(peer["errors"]) == set(batches.KINDS)
-    assert by_name["pml"] == {"implementation": "pml", "status": "refused", "reason": "for a reason"}
-    assert "computes another loss" in by_name["masked_logsumexp"]["reason"]
+    assert set(peer["errors"]) == set(forms.KINDS)
+    assert by_name["pml"] == {"n": 64, "implementation": "pml", "status": "refused", "reason": "for a reason"}
+    assert "computes another loss" in by_name["cross_entropy"]["reason"]
+
+
+def test_other_forms_are_counted_with_more_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = next(job for job in jobs.QUICK.timings() if job["form"] == peers.QUEUE)
+    monkeypatch.setattr(measure, "names_for", lambda *_: [peers.OURS])
+    (row,) = measure.time_form(job | {"sizes": [64], "rounds": 3}, FixedClock(None))
+    assert row["both_share"][1] == pytest.approx(8 * 64 * 4096 * D / 0.6 / 1e9)
+    assert row["errors"] == {}
+
+
+def test_slow_peers_get_fewer_rounds() -> None:
+    job = jobs.FULL.timings()[0] | {"errors_up_to": 0}
+    timing = measure._Timing(job, 32, measure.Clock())
+    assert [timing.rounds(seconds) for seconds in (0.01, 1.0, 100.0)] == [15, 8, 3]
 
 
 class FixedDeviceClock(FixedClock):
@@ -143,43 +235,40 @@ class FixedDeviceClock(FixedClock):
     def available(self) -> int | None:
         return self.memory
 
-    def peak(self, step: Any, embeddings: torch.Tensor) -> int:
+    def peak(self, step: Any, inputs: measure.Inputs) -> int:
         return 1000
 
     def call(self, function: Any, repeats: int) -> float:
         function()
         return 0.1 if getattr(function, "__name__", "") == "replay" else super().call(function, repeats)
 
-    def capture(self, step: Any, embeddings: torch.Tensor) -> Any:
+    def capture(self, step: Any, inputs: measure.Inputs) -> Any:
         loss = torch.zeros(())
 
         def replay() -> None:
-            embeddings.grad = None
-            found = step(embeddings)
-            found.backward()
-            loss.copy_(found.detach())
+            loss.copy_(measure.train(step, inputs))
 
         return replay, loss
 
 
 def device_job(**more: Any) -> dict[str, Any]:
-    job = next(job for job in jobs.DEVICE.timings() if job["loss"] == "nt_xent" and job["dtype"] == "bfloat16")
-    return {**job, "n": 64, "rounds": 3, "device": "cpu", **more}
+    job = next(job for job in jobs.DEVICE.timings() if job["form"] == peers.NT_XENT and job["dtype"] == "bfloat16")
+    return {**job, "sizes": [64], "rounds": 3, "device": "cpu", **more}
 
 
 def test_a_timing_on_a_device_has_a_row_for_each_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FixedDeviceClock(None)
 
-    def remembered(backend: str, batch: batches.Batch, temperature: float) -> peers.Step:
-        clock.ours = peers.ours(backend, batch, temperature)
+    def remembered(backend: str, form: forms.Form, temperature: float) -> forms.Step:
+        clock.ours = peers.ours(backend, form, temperature)
         return clock.ours
 
-    names = [peers.OURS, peers.TILED, "cross_entropy", "cross_entropy_tf32", "supcontrast", "flex_attention", "inf_cl"]
+    names = [peers.OURS, peers.TILED, peers.PLAIN, "cross_entropy_tf32", "supcontrast", "flex_attention", "inf_cl"]
     given: list[torch.dtype] = []
     tf32: list[bool] = []
 
-    def watched(_: None, batch: batches.Batch, temperature: float) -> peers.Step:
-        step = peers.cross_entropy(_, batch, temperature)
+    def watched(_: None, form: forms.Form, temperature: float) -> forms.Step:
+        step = peers.cross_entropy(_, form, temperature)
 
         def loss(z: torch.Tensor) -> torch.Tensor:
             given.append(z.dtype)
@@ -193,8 +282,8 @@ def test_a_timing_on_a_device_has_a_row_for_each_implementation(monkeypatch: pyt
     compiled = {"make": lambda *given: peers.flex_attention(*given, compiled=True), "compiled": False}
     change_peer(monkeypatch, "flex_attention", **compiled)
     monkeypatch.setattr(measure, "names_for", lambda *_: names)
-    assert jobs.DEVICE.timings()[0]["captured"] is True
-    rows = measure.time_loss(device_job(), clock)
+    assert jobs.DEVICE.timings()[0]["captured"] == 4096
+    rows = measure.time_form(device_job(), clock)
     by_name = {row["implementation"]: row for row in rows}
     assert list(by_name) == [*names, peers.CAPTURED]
     ours, tiled, captured = by_name[peers.OURS], by_name[peers.TILED], by_name[peers.CAPTURED]
@@ -204,7 +293,7 @@ def test_a_timing_on_a_device_has_a_row_for_each_implementation(monkeypatch: pyt
     assert tiled["both_ratio"] == pytest.approx([3.0] * 3)
     assert (captured["both_ms"], captured["both_ratio"]) == (pytest.approx([100.0] * 3), pytest.approx([0.5] * 3))
     assert "forward_ms" not in captured
-    for kind in batches.KINDS:
+    for kind in forms.KINDS:
         assert captured["errors"][kind] == pytest.approx(ours["errors"][kind])
     assert max(found["loss"] for found in ours["errors"].values()) < 1e-2
     assert by_name["cross_entropy_tf32"]["errors"]["random"]["gradient"] < 1e-4 < ours["errors"]["random"]["gradient"]
@@ -227,7 +316,7 @@ def test_a_step_that_cannot_be_captured_has_a_row_with_the_reason(monkeypatch: p
 
     monkeypatch.setattr(clock, "capture", fails)
     monkeypatch.setattr(measure, "names_for", lambda *_: [peers.OURS])
-    ours, captured = measure.time_loss(device_job(), clock)
+    ours, captured = measure.time_form(device_job(), clock)
     assert (ours["status"], captured["status"]) == ("measured", "refused")
     assert captured["reason"] == "RuntimeError: operation not permitted when stream is capturing"
 
@@ -236,7 +325,7 @@ def test_the_error_of_the_gradient_can_be_measured_on_some_rows(monkeypatch: pyt
     monkeypatch.setattr(measure, "names_for", lambda *_: [peers.OURS])
     found = []
     for count in (None, 16):
-        row, _ = measure.time_loss(device_job(dtype="float32", gradient_rows=count), FixedDeviceClock(None))
+        row, _ = measure.time_form(device_job(dtype="float32", gradient_rows=count), FixedDeviceClock(None))
         found.append(row["errors"]["random"])
     assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=1e-3)
     assert 0 < found[1]["gradient"] < 1e-5
@@ -244,16 +333,27 @@ def test_the_error_of_the_gradient_can_be_measured_on_some_rows(monkeypatch: pyt
 
 
 def test_an_error_larger_than_rounding_is_a_wrong_loss() -> None:
-    measure.check_roughly({"random": {"loss": 0.04}, "trained": {"loss": 3.0}})
-    for error in (0.06, float("inf")):
+    measure.check_roughly(1.04, 1.0)
+    for loss in (1.06, 0.94, float("inf"), float("nan")):
         with pytest.raises(peers.Unavailable, match="its loss in this dtype is"):
-            measure.check_roughly({"random": {"loss": error}})
+            measure.check_roughly(loss, 1.0)
+
+
+def test_an_implementation_that_is_wrong_in_the_measured_dtype_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrow(_: None, form: forms.Form, temperature: float) -> forms.Step:
+        step = peers.plain_torch(_, form, temperature)
+        return lambda z: step(z) * (1.0 if z.dtype == torch.float64 else 1.1)
+
+    change_peer(monkeypatch, peers.PLAIN, make=narrow)
+    job = next(job for job in jobs.QUICK.timings() if job["form"] == peers.NT_XENT)
+    rows = measure.time_form(job | {"sizes": [64], "rounds": 1}, FixedClock(None))
+    assert rows[1]["reason"] == "its loss in this dtype is wrong by 10%"
 
 
 @pytest.mark.parametrize("n", [40, 256])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_compiled_peers_compute_the_loss_when_not_compiled(n: int) -> None:
-    batch = batches.make_batch("nt_xent", n, 32, "trained")
+    batch = forms.make(peers.NT_XENT, n, 32, "trained")
     true = truth.loss_alone(batch, TEMPERATURE)
     for peer in map(peers.load, ("flex_attention", "cross_entropy_compiled")):
         measure.check_agreement(peer, batch, TEMPERATURE, true)
@@ -274,50 +374,58 @@ def test_the_block_mask_equals_that_of_the_library(n: int) -> None:
             assert sorted(mine[:count]) == sorted(theirs[:count])
 
 
-def test_the_peers_depend_on_device_and_dtype() -> None:
-    assert peers.names_for("info_nce") == [peers.OURS, "info_nce_pytorch"]
-    on_cpu = set(peers.names_for("nt_xent"))
-    assert on_cpu == {peers.OURS, "cross_entropy", "supcontrast", "pml_ntxent", "lightly"}
+def test_the_peers_depend_on_form_device_and_dtype() -> None:
+    ours = [peers.OURS, peers.PLAIN]
+    assert peers.names_for(peers.ONE) == [*ours, "info_nce_pytorch"]
+    assert set(peers.names_for(peers.BOTH)) == {*ours, "info_nce_pytorch", "open_clip"}
+    assert set(peers.names_for(peers.QUEUE)) == {*ours, "info_nce_pytorch", "lightly"}
+    assert set(peers.names_for("supcon, references")) == {*ours, "pml"}
+    assert set(peers.names_for("supcon, mask asymmetric")) == {*ours, "supcontrast"}
+    assert set(peers.names_for(peers.SUPCON)) == {*ours, "cross_entropy", "supcontrast", "pml"}
+    on_cpu = set(peers.names_for(peers.NT_XENT))
+    assert on_cpu == {*ours, "supcontrast", "pml_ntxent", "lightly"}
     more = {peers.TILED, "cross_entropy_compiled", "flex_attention"}
-    assert set(peers.names_for("nt_xent", "cuda:1", "tf32")) - on_cpu == more
-    assert set(peers.names_for("nt_xent", "cuda", "bfloat16")) - on_cpu == more | {"cross_entropy_tf32"}
-    assert "inf_cl" in peers.names_for("info_nce", "cuda", "bfloat16")
+    assert set(peers.names_for(peers.NT_XENT, "cuda:1", "tf32")) - on_cpu == more
+    assert set(peers.names_for(peers.NT_XENT, "cuda", "bfloat16")) - on_cpu == more | {"cross_entropy_tf32"}
+    assert "inf_cl" in peers.names_for(peers.ONE, "cuda", "bfloat16")
+    for form in forms.RECIPES:
+        assert peers.names_for(form)[:2] == ours
 
 
 @pytest.mark.parametrize(
-    ("name", "loss", "n", "dtype", "gib"),
+    ("name", "form", "n", "dtype", "gib"),
     [
-        ("cross_entropy", "nt_xent", 262144, torch.float32, 794),
-        ("cross_entropy", "nt_xent", 262144, torch.bfloat16, 397),
-        ("cross_entropy_tf32", "nt_xent", 262144, torch.bfloat16, 794),
-        ("masked_logsumexp", "pairwise_views", 131072, torch.float32, 614),
-        ("supcontrast", "supcon", 65536, torch.bfloat16, 130),
+        ("plain", peers.NT_XENT, 262144, torch.float32, 794),
+        ("plain", peers.NT_XENT, 262144, torch.bfloat16, 397),
+        ("cross_entropy_tf32", peers.NT_XENT, 262144, torch.bfloat16, 794),
+        ("plain", peers.PAIRWISE, 131072, torch.float32, 614),
+        ("supcontrast", peers.SUPCON, 65536, torch.bfloat16, 130),
     ],
 )
 def test_a_peer_that_needs_too_much_memory_is_skipped(
-    name: str, loss: str, n: int, dtype: torch.dtype, gib: int
+    name: str, form: str, n: int, dtype: torch.dtype, gib: int
 ) -> None:
     peer = peers.PEERS[name]
     with pytest.raises(peers.Unavailable, match=rf"^needs about {gib} GiB .* where 125 GiB are free$"):
-        peer.check_memory(loss, n, dtype, 125 << 30)
-    peer.check_memory(loss, n, dtype, None)
-    peer.check_memory(loss, 16384, dtype, 125 << 30)
+        peer.check_memory(form, n, dtype, 125 << 30)
+    peer.check_memory(form, n, dtype, None)
+    peer.check_memory(form, 16384, dtype, 125 << 30)
 
 
 def test_a_peer_with_linear_memory_always_fits() -> None:
     for name in (peers.OURS, "flex_attention"):
-        peers.PEERS[name].check_memory("nt_xent", 1 << 24, torch.float32, 1 << 30)
+        peers.PEERS[name].check_memory(peers.NT_XENT, 1 << 24, torch.float32, 1 << 30)
 
 
-@pytest.mark.parametrize(("loss", "n"), [("nt_xent", 1024), ("pairwise_classes", 512)])
-def test_a_peer_whose_memory_grows_faster_is_skipped(loss: str, n: int) -> None:
+@pytest.mark.parametrize(("form", "n"), [(peers.NT_XENT, 1024), (peers.PAIRWISE_CLASSES, 512)])
+def test_a_peer_whose_memory_grows_faster_is_skipped(form: str, n: int) -> None:
     with pytest.raises(peers.Unavailable, match=r"^its memory grows as [0-9.]+ N\^[34] bytes, here beyond 8 GiB$"):
-        peers.PEERS[peers.SLOWEST].check_memory(loss, n, torch.float32, None)
-    peers.PEERS[peers.SLOWEST].check_memory(loss, n // 2, torch.float32, None)
+        peers.PEERS[peers.SLOWEST].check_memory(form, n, torch.float32, None)
+    peers.PEERS[peers.SLOWEST].check_memory(form, n // 2, torch.float32, None)
 
 
 def test_inf_cl_is_skipped_or_computes_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = batches.make_batch("info_nce", 64, D)
+    batch = forms.make(peers.ONE, 64, D)
 
     def missing(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
@@ -335,46 +443,45 @@ def test_inf_cl_is_skipped_or_computes_the_loss(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(peers.Unavailable, match="need a CUDA device"):
         peer.step(batch, TEMPERATURE)
     # The batch claims to be on a device, but its rows are on the CPU.
-    away: Any = replace(batch, embeddings=SimpleNamespace(shape=(64, D), device=torch.device("cuda")))
-    loss = peer.step(away, TEMPERATURE)(batch.embeddings)
+    away: Any = replace(batch, inputs=(SimpleNamespace(shape=(64, D), device=torch.device("cuda")),))
+    loss = peer.step(away, TEMPERATURE)(*batch.inputs)
     assert float(loss) == pytest.approx(truth.loss_alone(batch, TEMPERATURE), rel=1e-5)
-    odd: Any = replace(batch, embeddings=SimpleNamespace(shape=(64, 300), device=torch.device("cuda")))
+    odd: Any = replace(batch, inputs=(SimpleNamespace(shape=(64, 300), device=torch.device("cuda")),))
     with pytest.raises(peers.Unavailable, match="do not take 300 columns"):
         peer.step(odd, TEMPERATURE)
 
 
-def largest_allocation(step: peers.Step, embeddings: torch.Tensor) -> int:
+def largest_allocation(step: forms.Step, inputs: measure.Inputs) -> int:
     """Return the bytes of the largest allocation of torch in forward and backward of one step."""
-    z = embeddings.detach().clone().requires_grad_()
     with torch.profiler.profile(profile_memory=True) as profiler:
-        step(z).backward()
+        measure.train(step, inputs)
     return max(event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]")
 
 
-def step_of(loss: str, n: int) -> tuple[peers.Step, torch.Tensor]:
-    batch = batches.make_batch(loss, n, D)
-    return peers.ours("tiled", batch, TEMPERATURE), batch.embeddings
+def step_of(name: str, n: int) -> tuple[forms.Step, measure.Inputs]:
+    form = forms.make(name, n, D)
+    return peers.ours("tiled", form, TEMPERATURE), form.leaves(torch.float32)
 
 
 def test_the_dense_peer_allocates_an_n_squared_tensor() -> None:
-    batch = batches.make_batch("supcon", 512, D)
-    step = peers.masked_logsumexp(None, batch, TEMPERATURE)
-    assert largest_allocation(step, batch.embeddings) >= 4 * 512**2
+    form = forms.make(peers.SUPCON, 512, D)
+    step = peers.plain_torch(None, form, TEMPERATURE)
+    assert largest_allocation(step, form.leaves(torch.float32)) >= 4 * 512**2
 
 
-@pytest.mark.parametrize("loss", ["nt_xent", "supcon", "pairwise_views", "pairwise_classes"])
-def test_ours_allocates_no_n_squared_tensor(loss: str) -> None:
-    assert largest_allocation(*step_of(loss, 4096)) < 4096**2
+@pytest.mark.parametrize("form", [peers.NT_XENT, peers.SUPCON, peers.PAIRWISE, peers.PAIRWISE_CLASSES])
+def test_ours_allocates_no_n_squared_tensor(form: str) -> None:
+    assert largest_allocation(*step_of(form, 4096)) < 4096**2
 
 
 def test_the_largest_tensor_grows_linearly() -> None:
-    small, large = (largest_allocation(*step_of("supcon", n)) for n in (2048, 8192))
+    small, large = (largest_allocation(*step_of(peers.SUPCON, n)) for n in (2048, 8192))
     assert large <= 4.5 * max(small, 4 * 2048 * D)
 
 
 @pytest.mark.skipif(not measure.CLEAR.exists(), reason="no /proc/self/clear_refs on this system")
 def test_the_peak_of_memory_grows_linearly() -> None:
-    job = {"kind": "memory", "loss": "supcon", "d": D, "temperature": TEMPERATURE, "backend": "tiled"}
+    job = {"kind": "memory", "form": peers.SUPCON, "d": D, "temperature": TEMPERATURE, "backend": "tiled"}
     job |= {"implementation": peers.OURS, "device": "cpu", "regime": "default", "dtype": "float32"}
     small, large = (jobs.run({**job, "n": n})[0]["bytes"] for n in (2048, 8192))
     assert large <= 4.5 * max(small, 2 << 20)
@@ -386,18 +493,19 @@ def test_the_peak_of_memory_is_measured() -> None:
     assert (63 << 20) <= measure.peak_beyond(lambda: torch.ones(16 << 20)) < (72 << 20)
 
 
-def row(loss: str, n: int, regime: str, name: str, ratio: float | None = None) -> dict[str, Any]:
+def row(form: str, n: int, regime: str, name: str, ratio: float | None = None) -> dict[str, Any]:
     ratios = {} if ratio is None else {f"{part}_ratio": [ratio] * 3 for part in ("forward", "both")}
-    shape = {"loss": loss, "n": n, "d": D, "dtype": "float32", "regime": regime}
+    shape = {"form": form, "n": n, "d": D, "dtype": "float32", "regime": regime}
     return {**shape, "implementation": name, "status": "measured", **ratios}
 
 
 def test_goals_and_floors_are_judged() -> None:
-    peak = {"loss": "supcon", "implementation": peers.OURS, "n": 4096, "bytes": 13 << 20}
+    form = peers.SUPCON
+    peak = {"form": form, "implementation": peers.OURS, "n": 4096, "bytes": 13 << 20}
     found: dict[str, Any] = {"memory": [peak], "large": None, "accuracy": []}
-    names = [row("supcon", 1024, "default", peers.OURS), row("supcon", 1024, "default", "cross_entropy", 2.0)]
-    names += [row("supcon", 1024, "default", "supcontrast", 4.0)]
-    names += [{**row("supcon", 1024, "default", "pml"), "status": "refused", "reason": "is not there"}]
+    names = [row(form, 1024, "default", peers.OURS), row(form, 1024, "default", "cross_entropy", 2.0)]
+    names += [row(form, 1024, "default", "supcontrast", 4.0), row(form, 1024, "default", peers.PLAIN, 2.1)]
+    names += [{**row(form, 1024, "default", "pml"), "status": "refused", "reason": "is not there"}]
     found["timings"] = names
     judged = {goal["what"].partition(": ")[2]: goal for goal in goals.judge(found)}
     best = judged["times faster than best"]
@@ -406,49 +514,116 @@ def test_goals_and_floors_are_judged() -> None:
     assert judged["times faster than pml"]["met"] is None
     assert judged["times faster than pml"]["reason"] == "is not there"
     assert judged["MiB beyond the inputs, forward+backward"]["met"] is False
-    relaxed = {goal["what"].partition(": ")[2]: goal for goal in goals.floors(found, 0.5)}
+    relaxed = {goal["what"].partition(": ")[2]: goal for goal in goals.floors(found, 0.5, {})}
     assert relaxed["times faster than best"]["met"] is True
     assert relaxed["MiB beyond the inputs, forward+backward"]["goal"] == 24
 
 
-def on_device(loss: str, n: int, d: int, name: str, **more: Any) -> dict[str, Any]:
-    return {**row(loss, n, "default", name), "d": d, "dtype": "bfloat16", **more}
+@pytest.mark.parametrize(
+    ("form", "n", "forward", "both"),
+    [
+        (peers.SUPCON, 32, 0.1 / 0.16, 1.0),
+        (peers.SUPCON, 128, 1.0, 1.0),
+        (peers.SUPCON, 1024, 1.0, 2.0),
+        ("nt_bxent, pairs", 4096, 1.0, 3.0),
+        ("nt_xent_pairwise, mask classes", 1024, 1.0, 1.0),
+        ("supcon_in, mask asymmetric", 4096, 1.0, 1.8),
+        (peers.BOTH, 1024, 1.0, 1.8),
+        (peers.BOTH, 4096, 1.0, 2.8),
+        (peers.QUEUE, 1024, 1.0, 1.3),
+        ("supcon, references", 4096, 1.0, 1.5),
+        (next(iter(forms.CORNERS)), 4096, 1.0, 1.0),
+    ],
+)
+def test_goals_beside_plain_torch(form: str, n: int, forward: float, both: float) -> None:
+    timings = [row(form, n, "default", peers.PLAIN, 1.0) | {"forward_ms": [0.1] * 3}]
+    judged = goals.ratio_goals({"timings": timings})
+    found = {goal["part"]: goal["goal"] for goal in judged if goal["against"] == peers.PLAIN}
+    assert found == {"forward": pytest.approx(forward), "both": both}
+
+
+def test_shares_have_goals_at_4096_rows() -> None:
+    named = [(peers.SUPCON, 4096), (peers.NT_XENT, 4096), (peers.BOTH, 4096), (peers.SUPCON, 8192), (peers.BOTH, 8192)]
+    timings = [row(form, n, "default", peers.OURS) | {"both_share": [0.58] * 3} for form, n in named]
+    judged = goals.judge({"timings": timings, "memory": [], "large": None, "accuracy": []})
+    shares = [(goal["goal"], goal["met"]) for goal in judged if "share of mm" in goal["what"]]
+    assert shares == [(0.8, False), (0.6, False), (0.55, True), (0.6, False)]
+
+
+def test_the_floor_of_a_missed_goal_is_a_fraction_of_its_figure() -> None:
+    timings = [row(peers.SUPCON, 256, "default", peers.PLAIN, 0.75) | {"forward_ms": [1.0] * 3}]
+    report = {"timings": timings, "memory": []}
+    what = f"{peers.SUPCON}, N=256, forward+backward, default allocator: times faster than plain"
+    for missed, limit, met in (({}, 0.8, False), ({what: 0.9}, 0.72, True), ({what: 1.2}, 0.8, False)):
+        floor = next(goal for goal in goals.floors(report, 0.8, missed) if goal["what"].startswith(what))
+        assert (floor["goal"], floor["met"]) == (pytest.approx(limit), met)
+        assert ("(floor of a goal that is not met yet, 1)" in floor["what"]) == bool(missed)
+
+
+def test_recorded_figures_belong_to_missed_goals() -> None:
+    recorded = json.loads(goals.MISSED.read_text())
+    timings = [
+        row(job["form"], n, job["regime"], name, 1e-9) | {"forward_ms": [1e9] * 3}
+        for job in jobs.QUICK.timings()
+        for n in job["sizes"]
+        for name in peers.names_for(job["form"])
+    ]
+    by_name = {goal["what"]: goal["goal"] for goal in goals.ratio_goals({"timings": timings})}
+    for what, figure in recorded.items():
+        assert 0 < figure < by_name[what], what
+
+
+def test_figures_of_missed_goals_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(goals, "MISSED", tmp_path / "missed.json")
+    short_run(monkeypatch, 1.5)
+    result = CliRunner().invoke(command.app, ["--record", "--form", peers.BOTH])
+    assert result.exit_code == 0, result.output
+    what = f"{peers.BOTH}, N=1024, forward+backward, default allocator: times faster than plain"
+    assert json.loads((tmp_path / "missed.json").read_text()) == {what: 1.5}
+
+
+def on_device(form: str, n: int, d: int, name: str, **more: Any) -> dict[str, Any]:
+    return {**row(form, n, "default", name), "d": d, "dtype": "bfloat16", **more}
 
 
 def test_goals_of_a_device_are_judged() -> None:
+    form = peers.SUPCON
     shares = {f"{part}_{key}": [0.5] * 3 for part in ("forward", "both") for key in ("share", "square_share")}
-    timings = [on_device("supcon", n, 128, peers.OURS, **shares) for n in (4096, 16384, 65536)]
-    timings += [on_device("supcon", 16384, 512, peers.OURS, status="refused", reason="broken")]
-    timings += [on_device("supcon", 16384, 128, "cross_entropy_tf32", both_ratio=[13.0] * 3)]
-    timings += [on_device("supcon", 65536, 128, "cross_entropy_tf32", status="refused", reason="needs about 50 GiB")]
-    peaks = [on_device("supcon", n, 128, peers.OURS, bytes=factor * n * 1024) for n, factor in ((16384, 1), (65536, 2))]
+    timings = [on_device(form, n, 128, peers.OURS, **shares) for n in (4096, 16384, 65536)]
+    timings += [on_device(form, 16384, 512, peers.OURS, status="refused", reason="broken")]
+    timings += [on_device(form, 16384, 128, "cross_entropy_tf32", both_ratio=[13.0] * 3)]
+    timings += [on_device(form, 65536, 128, "cross_entropy_tf32", status="refused", reason="needs about 50 GiB")]
+    peaks = [on_device(form, n, 128, peers.OURS, bytes=factor * n * 1024) for n, factor in ((16384, 1), (65536, 2))]
     found = {"timings": timings, "memory": peaks, "accuracy": []}
     judged = {
         goal["what"]: (goal["goal"], goal["value"], goal["met"], goal["reason"]) for goal in goals.judge_device(found)
     }
-    wide, narrow = "supcon, N=16384, D=512, bfloat16", "supcon, N=16384, D=128, bfloat16"
+    wide, narrow = f"{form}, N=16384, D=512, bfloat16", f"{form}, N=16384, D=128, bfloat16"
     assert judged[f"{narrow}, forward: share of torch.mm at the tile's shape"] == (0.45, 0.5, True, "")
     assert judged[f"{narrow}, forward+backward: share of a large square torch.mm"] == (0.55, 0.5, False, "")
     assert judged[f"{wide}, forward+backward: share of a large square torch.mm"] == (0.65, None, None, "broken")
     faster = "forward+backward: times faster than cross_entropy in TF32"
     assert judged[f"{narrow}, {faster}"] == (12.0, 13.0, True, "")
-    assert judged[f"supcon, N=65536, D=128, bfloat16, {faster}"] == (12.0, None, None, "needs about 50 GiB")
-    assert judged["supcon, D=128, bfloat16: peak per row at 65536 divided by that at 16384"] == (1.25, 2.0, False, "")
+    assert judged[f"{form}, N=65536, D=128, bfloat16, {faster}"] == (12.0, None, None, "needs about 50 GiB")
+    assert judged[f"{form}, D=128, bfloat16: peak per row at 65536 divided by that at 16384"] == (
+        1.25,
+        2.0,
+        False,
+        "",
+    )
     assert not any("N=4096" in what for what in judged)
     assert len(judged) == 2 * 4 + 2 + 2 + 1
 
 
 def test_accuracy_goals_are_judged_by_dtype() -> None:
-    wide = {**errors("cross_entropy", 1e-9), "d": 128, "dtype": "float32"}
-    rows = [
-        {**errors(name, 1e-3), "d": 128, "dtype": "bfloat16"} for name in (peers.OURS, peers.TILED, "cross_entropy")
-    ]
+    wide = {**errors("plain", 1e-9), "d": 128, "dtype": "float32"}
+    rows = [{**errors(name, 1e-3), "d": 128, "dtype": "bfloat16"} for name in (peers.OURS, peers.TILED, "plain")]
     judged = goals.judge_device({"timings": [], "memory": [], "accuracy": [wide, *rows]})
-    assert [(goal["goal"], goal["met"], goal["reason"]) for goal in judged] == [(2e-3, True, "cross_entropy")] * 2
+    assert [(goal["goal"], goal["met"], goal["reason"]) for goal in judged] == [(2e-3, True, "plain")] * 2
 
 
 def errors(name: str, error: float, job: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    keys = {"loss": "nt_xent", "temperature": 0.1, "kind": "random", "implementation": name}
+    keys = {"form": peers.NT_XENT, "temperature": 0.1, "kind": "random", "implementation": name}
     keys |= {key: job[key] for key in ("d", "dtype") if key in job}
     return {**keys, "status": "measured", "loss_error": error, "gradient_error": error}
 
@@ -465,26 +640,27 @@ def test_accuracy_goals(ours: float, theirs: float, met: bool) -> None:
 def short_run(monkeypatch: pytest.MonkeyPatch, ratio: float, first: float | None = None) -> list[dict[str, Any]]:
     """Replace the jobs by fixed times, with peers ``ratio`` times as slow as ours; return the list of jobs that run.
 
-    In the first process of each size, peers are ``first`` times as slow if it is given.
+    In the first process of each form, peers are ``first`` times as slow if it is given.
     """
     usual, done = ratio, list[dict[str, Any]]()
 
     def run(job: dict[str, Any]) -> list[dict[str, Any]]:
-        ratio = usual if first is None or job in done else first
+        ratio = (
+            usual if first is None or (job["form"], "time") in [(one["form"], one["kind"]) for one in done] else first
+        )
         done.append(job)
         name = job.get("implementation", peers.OURS)
         if job["kind"] == "memory":
-            return [{"implementation": name, "status": "measured", "bytes": 1 << 20}]
+            return [{"n": job["n"], "implementation": name, "status": "measured", "bytes": 1 << 20}]
         if job["kind"] == "accuracy":
             return []
         times = {"version": "1", "rounds": 2, "repeats": 1, "forward_ms": [1.0] * 3, "both_ms": [2.0] * 3, "errors": {}}
         ratios = {"forward_ratio": [ratio] * 3, "both_ratio": [ratio] * 3}
-        rows: list[dict[str, Any]] = [{"implementation": peers.OURS, "status": "measured", **times}]
-        rows += [
-            {"implementation": peer, "status": "measured", **times, **ratios}
-            for peer in peers.names_for(job["loss"])[1:]
+        return [
+            {"n": n, "implementation": peer, "status": "measured", **times, **(ratios if peer != peers.OURS else {})}
+            for n in job["sizes"]
+            for peer in peers.names_for(job["form"])
         ]
-        return rows
 
     monkeypatch.setattr(jobs, "run", run)
     return done
@@ -496,11 +672,37 @@ def test_the_command_writes_report_and_plot(monkeypatch: pytest.MonkeyPatch, tmp
     result = CliRunner().invoke(command.app, ["--quick", "--output", str(tmp_path), "--date", "today"])
     assert result.exit_code == 0, result.output
     data = json.loads((tmp_path / "cpu.json").read_text())
-    assert (data["format"], data["date"]) == ("pairproof-bench/1", "today")
-    assert {job["n"] for job in done if job["kind"] == "time"} == {256, 1024}
+    assert (data["format"], data["date"]) == ("pairproof-bench/2", "today")
+    timed = [job for job in done if job["kind"] == "time"]
+    assert {tuple(job["sizes"]) for job in timed} == {(64, 256, 1024)}
+    assert [job["form"] for job in timed] == list(forms.FORMS)
     assert {job["regime"] for job in done} == {"default"}
     assert "<svg" in (tmp_path / "cpu.svg").read_text()
-    assert "original SupCon code" in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+    for loss in forms.WAYS:
+        assert f"{loss}: times faster than" in result.output
+
+
+def test_the_table_of_a_loss_has_the_worst_ratio_first(capsys: pytest.CaptureFixture[str]) -> None:
+    ratios = {"supcon, two views": (0.9, 2.5), "supcon, 10 classes": (1.1, 0.512), "supcon, mask classes": (123.4, 1.2)}
+    timings = []
+    for form, pair in ratios.items():
+        for n, ratio in zip((64, 1024), pair, strict=True):
+            times = {"forward_ms": [1.0] * 3, "both_ms": [2.0] * 3, "both_share": [0.57] * 3}
+            timings.append(row(form, n, "default", peers.OURS) | times)
+            timings.append(row(form, n, "default", peers.PLAIN, ratio) | times)
+    found: dict[str, Any] = {"timings": timings, "memory": [], "accuracy": [], "large": None}
+    found |= {"machine": {"cpu": "a CPU", "cores": 1}, "versions": {"torch": "2"}}
+    found["goals"] = goals.judge(found)
+    report.show(found, report.Console(width=80))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["10", "classes", "plain", "1.10", "0.51!"] in lines
+    assert ["two", "views", "plain", "0.90!", "2.50"] in lines
+    assert ["mask", "classes", "plain", "123", "1.20"] in lines
+    assert ["%", "of", "mm", "57", "57"] in lines
+    firsts = [line[0] for line in lines if "plain" in line and len(line) == 5]
+    assert firsts == ["10", "two", "mask"]
+    assert any(line[-4:] == ["ones", "are", "marked", "above"] for line in lines)
 
 
 def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -508,44 +710,45 @@ def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.Monke
 
     def run(job: dict[str, Any]) -> list[dict[str, Any]]:
         if job["kind"] == "memory":
-            return [{"implementation": peers.OURS, "status": "measured", "bytes": 1}]
+            return [{"n": job["n"], "implementation": peers.OURS, "status": "measured", "bytes": 1}]
         if job["kind"] == "accuracy":
-            return [{**errors(name, 1e-7, job), "smallest_loss": 1.0} for name in (peers.OURS, "cross_entropy")]
-        kinds = {kind: {"loss": 1e-7, "gradient": 1e-6} for kind in batches.KINDS}
+            return [{**errors(name, 1e-7, job), "smallest_loss": 1.0} for name in (peers.OURS, "plain")]
+        kinds = {kind: {"loss": 1e-7, "gradient": 1e-6} for kind in forms.KINDS}
         times = {"status": "measured", "version": "1", "rounds": 2, "repeats": 1, "both_ms": [2.0] * 3, "errors": kinds}
         ratio, halves = {"both_ratio": [14.0] * 3}, {"forward_ms": [1.0] * 3}
         shares = {
             key: [0.6] * 3 for key in ("forward_share", "both_share", "forward_square_share", "both_square_share")
         }
-        big = job["n"] * job["d"] * 10
+        (n,) = job["sizes"]
+        big, times = n * job["d"] * 10, times | {"n": n}
         rows: list[dict[str, Any]] = [{"implementation": peers.OURS, **times, **halves, **shares, "bytes": big}]
-        for name in peers.names_for(job["loss"], job["device"], job["dtype"])[1:]:
-            if job["n"] > 65536 and name == "cross_entropy":
-                rows.append({"implementation": name, "status": "refused", "reason": "needs about 794 GiB"})
+        for name in peers.names_for(job["form"], job["device"], job["dtype"])[1:]:
+            if n > 65536 and name == "plain":
+                rows.append({"n": n, "implementation": name, "status": "refused", "reason": "needs about 794 GiB"})
             else:
-                rows.append({"implementation": name, **times, **halves, **ratio, "bytes": 4 * job["n"] ** 2})
-        if job["captured"]:
+                rows.append({"implementation": name, **times, **halves, **ratio, "bytes": 4 * n**2})
+        if n <= job["captured"]:
             rows.append({"implementation": peers.CAPTURED, **times, **ratio})
         return rows
 
     monkeypatch.setattr(jobs, "run", run)
     monkeypatch.setattr(cuda, "require", lambda _: None)
     monkeypatch.setattr(cuda, "device_facts", lambda _: {"name": "a mocked device", "memory_gib": 100.0})
-    chosen = ["--loss", "nt_xent", "--output", str(tmp_path), "--columns", "128,512"]
+    chosen = ["--form", "nt_xent, partners", "--output", str(tmp_path), "--columns", "128,512"]
     result = CliRunner().invoke(command.app, ["--device", "cuda", *chosen])
     assert result.exit_code == 0, result.output
     data = json.loads((tmp_path / "cuda.json").read_text())
-    assert data["format"] == "pairproof-bench/1"
+    assert data["format"] == "pairproof-bench/2"
     assert data["protocol"]["dtypes"] == ["float32", "tf32", "bfloat16"]
     assert data["protocol"]["columns"] == [128, 512]
     assert {(row["n"], row["d"], row["dtype"]) for row in data["timings"]} == {
-        (n, d, dtype) for n in jobs.DEVICE.sizes for d in (128, 512) for dtype in batches.DTYPES
+        (n, d, dtype) for n in jobs.DEVICE.sizes for d in (128, 512) for dtype in jobs.DEVICE.dtypes
     }
     assert not any("bytes" in row for row in data["timings"])
     assert {row["implementation"] for row in data["memory"]} == set(peers.PEERS) - {
-        peers.CAPTURED, "masked_logsumexp", "pml", "info_nce_pytorch", "inf_cl"
+        peers.CAPTURED, "cross_entropy", "pml", "info_nce_pytorch", "open_clip", "inf_cl"
     }  # fmt: skip
-    assert {row["dtype"] for row in data["accuracy"]} == set(batches.DTYPES)
+    assert {row["dtype"] for row in data["accuracy"]} == set(jobs.DEVICE.dtypes)
     assert {row["n"] for row in data["timings"] if row["implementation"] == peers.CAPTURED} == {1024, 4096}
     assert {goal["met"] for goal in data["goals"] if "share of" in goal["what"] and "D=128" in goal["what"]} == {True}
     assert {goal["met"] for goal in data["goals"] if "share of" in goal["what"] and "D=512" in goal["what"]} == {False}
@@ -553,43 +756,48 @@ def test_the_command_on_a_device_writes_its_own_report(monkeypatch: pytest.Monke
     output = " ".join(result.output.split())
     for words in (
         "a mocked device",
-        "NT-Xent, two views, D=512, bfloat16",
-        "60 / 60 % of mm / square mm",
-        "captured as a",
+        "nt_xent, D=512, bfloat16: times faster than",
+        "% of mm 60 60 60 60 60",
+        "% square 60 60 60 60 60",
+        "captured 14.0 14.0",
     ):
         assert words in output
-    assert "not timed at N=262144: nt_xent, D=128, tf32, cross_entropy, full matrix: needs about 794 GiB" in output
+    assert "not timed at N=262144: nt_xent, partners, D=128, tf32, plain: needs about 794 GiB" in output
     assert "per row and column of the inputs" in output
     assert not (Path(jobs.ROOT) / "bench/results/cuda.json").exists()
 
 
 def test_the_plan_of_a_device() -> None:
-    plan = command._plan(False, None, "cuda:1", None, loss=[], size=[], columns=[], dtype=[])
+    plan = command._plan(False, None, "cuda:1", None, form=[], size=[], columns=[], dtype=[])
     assert plan == replace(jobs.DEVICE, device="cuda:1")
     timings = plan.timings()
     assert len(timings) == 2 * 3 * 5 * 3
     assert {job["device"] for job in timings} == {"cuda:1"}
-    assert all(job["errors"] for job in timings)
-    assert {(job["n"], job["captured"], job["gradient_rows"]) for job in timings} == {
-        (1024, True, None),
-        (4096, True, None),
-        (16384, False, None),
-        (65536, False, None),
-        (262144, False, 512),
+    assert all(job["errors_up_to"] >= 262144 for job in timings)
+    assert {(*job["sizes"], job["captured"], job["gradient_rows"]) for job in timings} == {
+        (1024, 4096, None),
+        (4096, 4096, None),
+        (16384, 4096, None),
+        (65536, 4096, None),
+        (262144, 4096, 512),
     }
     assert plan.memories() == plan.larges() == []
     assert {job["n"] for job in plan.accuracies()} == {1024}
-    assert {job["dtype"] for job in plan.accuracies()} == set(batches.DTYPES)
-    assert jobs.describe(timings[0]) == "NT-Xent, two views, N=1024, D=128, float32"
-    few = command._plan(True, None, "cuda", 2, loss=["supcon"], size=["2048"], columns=["64"], dtype=["bfloat16"])
+    assert {job["dtype"] for job in plan.accuracies()} == {"float32", "tf32", "bfloat16"}
+    assert jobs.describe(timings[0]) == "nt_xent, partners, N=1024, D=128, float32"
+    few = command._plan(
+        True, None, "cuda", 2, form=["supcon, two views"], size=["2048"], columns=["64"], dtype=["bfloat16"]
+    )
     (job,) = few.timings()
-    assert (job["n"], job["d"], job["dtype"], job["rounds"]) == (2048, 64, "bfloat16", 2)
+    assert (*job["sizes"], job["d"], job["dtype"], job["rounds"]) == (2048, 64, "bfloat16", 2)
     assert few.accuracies() == []
 
 
 def test_the_jobs_of_a_cpu_have_128_columns_in_float32() -> None:
     for job in jobs.FULL.timings():
-        assert (job["d"], job["dtype"], job["captured"], job["gradient_rows"]) == (128, "float32", False, None)
+        assert (job["captured"], job["gradient_rows"]) == (0, None)
+        if job["form"] in forms.FORMS:
+            assert (job["d"], job["dtype"]) == (128, "float32")
 
 
 def test_accuracy_is_measured_in_the_dtype_of_the_job() -> None:
@@ -598,22 +806,25 @@ def test_accuracy_is_measured_in_the_dtype_of_the_job() -> None:
     assert wide["gradient_error"] < 1e-5 < narrow["gradient_error"] < 1e-2
 
 
+CHOSEN = ["--floors", "0.5", "--form", peers.SUPCON]
+
+
 def test_a_missed_floor_is_measured_again_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     done = short_run(monkeypatch, 1.0)
-    result = CliRunner().invoke(command.app, ["--floors", "0.5", "--loss", "supcon"])
+    result = CliRunner().invoke(command.app, CHOSEN)
     assert result.exit_code == 1, result.output
-    assert "measuring in 14 more processes: SupCon, two per class, N=1024" in result.output
-    timed = [job["n"] for job in done if job["kind"] == "time"]
-    assert timed == [256, 1024] + 14 * [1024]  # at 256, half of every goal is reached
-    short_run(monkeypatch, 500.0)
+    assert "measuring in 14 more processes: supcon, two views, N=1024" in " ".join(result.output.split())
+    timed = [job["sizes"] for job in done if job["kind"] == "time"]
+    assert timed == [[64, 256, 1024]] + 14 * [[1024]]  # at 64 and 256, half of every goal is reached
+    short_run(monkeypatch, 6000.0)
     assert CliRunner().invoke(command.app, ["--floors", "0.5"]).exit_code == 0
 
 
 def test_one_process_below_a_floor_does_not_fail_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
     short_run(monkeypatch, 5.0, first=1.0)
-    result = CliRunner().invoke(command.app, ["--floors", "0.5", "--loss", "supcon"])
+    result = CliRunner().invoke(command.app, CHOSEN)
     assert result.exit_code == 0, result.output
-    assert "measuring in 14 more processes: SupCon, two per class, N=1024" in result.output
+    assert "measuring in 14 more processes: supcon, two views, N=1024" in " ".join(result.output.split())
 
 
 def test_the_median_of_processes_is_reported() -> None:
@@ -636,15 +847,15 @@ def test_the_median_of_processes_is_reported() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--loss", "triplet"], 2, "expected one of"),
-        (["--size", "33"], 2, "expected even numbers from 32"),
+        (["--form", "triplet"], 2, "expected a part of one of: supcon, two views; "),
+        (["--size", "36"], 2, "expected multiples of 8 from 32"),
         (["--dtype", "float16"], 2, "expected float32"),
         (["--device", "tpu"], 2, "expected cpu or cuda"),
         (["--floors", "0.5", "--device", "cuda"], 2, "the goals are for a CPU"),
         (["--dtype", "bfloat16"], 2, "or on cuda one of float32, tf32, bfloat16"),
         (["--device", "cuda", "--dtype", "float16"], 2, "got 'float16'"),
         (["--columns", "512"], 2, "expected --device cuda; on a CPU D is 128"),
-        (["--device", "cuda", "--columns", "8"], 2, "expected even numbers from 16"),
+        (["--device", "cuda", "--columns", "8"], 2, "expected multiples of 8 from 16"),
     ],
 )
 def test_misuse_is_reported(arguments: list[str], code: int, words: str) -> None:
@@ -677,10 +888,10 @@ def test_the_cuda_clock_with_mocked_events(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 5000)
     clock = cuda.EventClock()
     z = torch.ones(3, requires_grad=True)
-    assert clock.step(lambda z: z.sum(), z, 4) == pytest.approx((1e-3, 2e-3))
+    assert clock.step(lambda z: z.sum(), (z,), 4) == pytest.approx((0.25e-3, 0.25e-3))
     assert clock.call(lambda: None, 4) == pytest.approx(0.25e-3)
     assert z.grad is not None
-    job = {"implementation": peers.OURS, "loss": "supcon", "n": 64, "d": D, "temperature": TEMPERATURE}
+    job = {"implementation": peers.OURS, "form": peers.SUPCON, "n": 64, "d": D, "temperature": TEMPERATURE}
     row = measure.step_memory({**job, "backend": "auto", "dtype": "bfloat16", "device": "cpu"}, clock)[0]
     assert (row["status"], row["bytes"]) == ("measured", 4000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 3000))
@@ -718,7 +929,7 @@ def test_capture_with_a_mocked_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append("step")
         return (2 * z).sum()
 
-    replay, loss = cuda.EventClock().capture(step, z)
+    replay, loss = cuda.EventClock().capture(step, (z,))
     replay()
     assert calls == ["side", "step", "step", "step", "graph", "step", "replay"]
     assert len(current.waited) == 1
@@ -753,8 +964,8 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.Monkey
 
 
 def test_the_error_of_a_job_is_reported() -> None:
-    job = {"kind": "memory", "loss": "supcon", "n": "many", "implementation": peers.OURS, "regime": "tuned"}
-    with pytest.raises(peers.Unavailable, match=r"SupCon, two per class, N=many, memory of pairproof: ValueError"):
+    job = {"kind": "memory", "form": peers.SUPCON, "n": "many", "implementation": peers.OURS, "regime": "tuned"}
+    with pytest.raises(peers.Unavailable, match=r"supcon, two views, N=many, memory of pairproof: ValueError"):
         jobs.run({**job, "device": "cpu", "dtype": "float32", "d": D, "temperature": TEMPERATURE, "backend": "auto"})
 
 
@@ -776,16 +987,29 @@ def test_nothing_is_measured_if_ours_fails() -> None:
     assert "pairproof.fast fails on a small batch: ValueError: backend" in result.output
 
 
-@pytest.mark.parametrize("name", plain.forms(16))
-def test_plain_torch_computes_the_same_loss_and_gradients(name: str) -> None:
-    form = plain.forms(16, torch.float64)[name]
-    assert torch.allclose(plain.forward(form.plain, form.inputs), plain.forward(form.ours, form.inputs), rtol=1e-12)
-    for expected, found in zip(*(plain.step(loss, form.inputs) for loss in (form.plain, form.ours)), strict=True):
-        assert torch.allclose(expected, found, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("name", forms.RECIPES)
+@pytest.mark.parametrize("n", [32, 64])
+def test_plain_torch_computes_the_same_loss_and_gradients(name: str, n: int) -> None:
+    form = forms.make(name, n).to(torch.float64)
+    steps = [form.step(function, TEMPERATURE) for function in (getattr(plain, form.loss), ours_of(form.loss))]
+    (expected, gradient), (loss, found) = (measure.evaluate(step, form.leaves(torch.float64)) for step in steps)
+    assert loss == pytest.approx(expected, rel=1e-12)
+    assert torch.allclose(found, gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_ratios_of_plain_torch_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    plain.main("16", "nt_xent", rounds=1)
-    lines = capsys.readouterr().out
-    assert "nt_xent_pairwise" in lines
-    assert "supcon" not in lines
+def ours_of(loss: str) -> Any:
+    return getattr(fast, f"{loss}_loss")
+
+
+def test_forms_are_selected_by_a_part_of_their_name() -> None:
+    def chosen(*words: str, quick: bool = True) -> tuple[str, ...]:
+        return command._plan(quick, None, "cpu", None, form=list(words), size=[], columns=[], dtype=[]).forms
+
+    assert chosen("nt_xent, partners") == (peers.NT_XENT,)
+    assert set(chosen("nt_xent,")) >= {"nt_xent, partners", "nt_xent, references"}
+    assert not any(name.startswith("nt_xent_pairwise") for name in chosen("nt_xent,"))
+    assert chosen(quick=False) == tuple(forms.RECIPES)
+    assert chosen() == tuple(forms.FORMS)
+    plan = command._plan(False, None, "cpu", 3, form=[], size=["64,16384"], columns=[], dtype=[])
+    assert {tuple(job["sizes"]) for job in plan.timings()} == {(64, 16384)}
+    assert plan.memories() == plan.accuracies() == plan.larges() == []

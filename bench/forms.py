@@ -1,0 +1,232 @@
+"""What is measured: every loss with every way of giving its positives, and thirty drawn combinations of options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pairproof import fast
+
+COLUMNS = 128
+CLASSES = 10
+QUEUE = 4096
+"""Number of rows of the queue."""
+
+KINDS = ("random", "trained")
+"""Independent normal rows; rows around the centre of their class, with a cosine of about 0.9 between them."""
+
+NOISE = 1 / 3
+"""Standard deviation of a row around its centre: the cosine of two rows of a class is 1 / (1 + 1/9) = 0.9."""
+
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+"""Names in the report, with the dtype of the embeddings. With "tf32", products may round to TF32."""
+
+Step = Callable[..., Tensor]
+"""From the inputs of a form to the loss, a scalar."""
+
+_LABELS = ("two views", "10 classes", "8 per class")
+_MASKS = ("mask classes", "mask symmetric", "mask asymmetric")
+_BY_LABELS = (*_LABELS, *_MASKS, "references")
+WAYS = {
+    "supcon": _BY_LABELS,
+    "supcon_in": _BY_LABELS,
+    "supcon_epsilon": (*_LABELS, *_MASKS),
+    "nt_xent": ("partners", "references"),
+    "nt_xent_pairwise": (*_BY_LABELS, "mean over pairs"),
+    "nt_bxent": ("pairs", "pairs, 8/class"),
+    "info_nce": ("both directions", "one direction", "queue of 4096"),
+}
+"""Ways of giving the positives, by loss. References are N rows that get a gradient; a queue gets none."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make the batches of a form.
+
+    Attributes:
+        loss: a name of `WAYS`.
+        way: how the positives are given, one of its ways.
+        options: keyword arguments of the loss.
+        columns: number of columns of the embeddings; None: that of the job.
+        dtype: a name of `DTYPES`; None: that of the job.
+    """
+
+    loss: str
+    way: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    columns: int | None = None
+    dtype: str | None = None
+
+    @property
+    def group(self) -> str:
+        """Group of the goals on ratios: "labels", "masks", "both directions" or "one direction"."""
+        if self.way.startswith("mask"):
+            return "masks"
+        if self.way in ("references", "one direction", f"queue of {QUEUE}"):
+            return "one direction"
+        return self.way if self.way == "both directions" else "labels"
+
+
+def _options(loss: str, way: str) -> dict[str, Any]:
+    found = {"similarity": "cosine"} if loss == "supcon_epsilon" else {}
+    if way == "mean over pairs":
+        found["reduction"] = "mean_pairs"
+    elif loss == "info_nce":
+        found["direction"] = "both" if way == "both directions" else "a_to_b"
+    return found
+
+
+FORMS = {f"{loss}, {way}": Recipe(loss, way, _options(loss, way)) for loss, ways in WAYS.items() for way in ways}
+"""The forms by name."""
+
+
+def _draw(number: int, seed: int) -> dict[str, Recipe]:
+    """Draw forms with other options, columns and dtypes."""
+    random, found = Random(seed), {}
+    for form in random.sample(list(FORMS.values()), number):
+        options = {"similarity": random.choice(("cosine", "dot")), "reduction": random.choice(("mean", "sum", "none"))}
+        if form.loss in ("supcon", "supcon_in"):
+            options["denominator"] = random.choice(("all", "one_positive", "only_negatives"))
+        columns = random.choice((32, 48, 64, 100, 192, 256, 384, 512, 768))
+        dtype = random.choice(("float32", "float32", "float64"))
+        name = ", ".join((form.loss, form.way, f"D={columns}", dtype, *options.values()))
+        found[name] = replace(form, options={**options, **form.options}, columns=columns, dtype=dtype)
+    return found
+
+
+CORNERS = _draw(30, seed=0)
+"""Drawn combinations, by name."""
+
+RECIPES = FORMS | CORNERS
+
+BY_PAIRS = (
+    "nt_xent, partners",
+    "supcon, two views",
+    "nt_xent_pairwise, two views",
+    "nt_xent_pairwise, mean over pairs",
+    "info_nce, one direction",
+)
+"""Forms whose loss is a mean over positive pairs, for which `bench.truth` is accurate at low temperatures."""
+
+
+def _with_references(function: Callable[..., Tensor], z: Tensor, references: Tensor) -> Tensor:
+    return function(z, ref_embeddings=references)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One batch of one form.
+
+    Attributes:
+        name: a name of `RECIPES`.
+        inputs: floating ``[N, D]``, not normalised under cosine similarity: the embeddings, and the other tower or the
+            references. They get a gradient.
+        given: keyword arguments of the loss.
+        labels: integers, the classes of the rows of all inputs.
+    """
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    given: Mapping[str, Any]
+    labels: Tensor
+
+    @property
+    def loss(self) -> str:
+        """Name of the loss."""
+        return RECIPES[self.name].loss
+
+    @property
+    def n(self) -> int:
+        """Number of rows of the first input."""
+        return len(self.inputs[0])
+
+    def to(self, dtype: torch.dtype) -> Form:
+        """Return the batch with floating tensors in another dtype."""
+
+        def cast(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        given = {name: cast(value) for name, value in self.given.items()}
+        return replace(self, inputs=tuple(map(cast, self.inputs)), given=given)
+
+    def step(self, function: Callable[..., Tensor], temperature: float, **more: Any) -> Step:
+        """Return a function from the inputs to the loss that calls a function with the keywords of `pairproof.fast`."""
+        call = partial(function, temperature=temperature, **{**self.given, **more})
+        if len(self.inputs) == 2 and self.loss != "info_nce":
+            call = partial(_with_references, call)
+        return (lambda *rows: call(*rows).mean()) if self.given.get("reduction") == "none" else call
+
+    def leaves(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return copies of the inputs that require a gradient."""
+        return tuple(rows.detach().to(dtype, copy=True).requires_grad_() for rows in self.inputs)
+
+
+def _positives(recipe: Recipe, labels: Tensor, drawn: Callable[[], Tensor]) -> dict[str, Any]:
+    """Return the arguments that give the positives; ``drawn`` returns a random mask."""
+    n, way = len(labels), recipe.way
+    rows, partners = torch.arange(n), fast.stacked_partners(n)
+    if recipe.loss == "info_nce":
+        return {}
+    if recipe.loss == "nt_xent":
+        return {"partners": rows if way == "references" else partners}
+    if recipe.loss == "nt_bxent" and way == "pairs":
+        return {"positive_pairs": torch.stack((rows, partners), dim=1)}
+    if recipe.loss == "nt_bxent":
+        others = [rows // 8 * 8 + (rows + step) % 8 for step in range(1, 8)]
+        return {"positive_pairs": torch.stack((rows.repeat(7), torch.cat(others)), dim=1)}
+    if way == "mask classes":
+        return {"positives": labels[:, None] == labels}
+    if way in _MASKS:
+        mask = drawn()
+        return {"positives": mask | mask.T if way == "mask symmetric" else mask}
+    return {"labels": labels} | ({"ref_labels": labels.clone()} if way == "references" else {})
+
+
+def make(name: str, n: int, d: int = COLUMNS, kind: str = "random", *, seed: int = 0, device: str = "cpu") -> Form:
+    """Make a batch in which every anchor has a positive, in float32.
+
+    Args:
+        name: a name of `RECIPES`.
+        n: number of rows, a multiple of 8.
+        d: number of columns, unless the recipe has another.
+        kind: a name of `KINDS`.
+        seed: seed of torch's CPU generator, so that the rows are the same on every device.
+        device: device of the batch.
+
+    Returns:
+        The batch.
+    """
+    recipe, generator = RECIPES[name], torch.Generator().manual_seed(seed)
+    d, rows, two = recipe.columns or d, torch.arange(n), recipe.loss == "info_nce" or recipe.way == "references"
+    if two and recipe.loss in ("info_nce", "nt_xent"):
+        labels = rows
+    elif "8" in recipe.way:
+        labels = rows // 8
+    else:
+        classes = ("10 classes", "mask classes", "references", "mean over pairs")
+        labels = rows % CLASSES if recipe.way in classes else rows % (n // 2)
+
+    def drawn() -> Tensor:
+        mask = torch.rand(n, n, generator=generator) < 1 / CLASSES
+        mask[rows, (rows + 1) % n] = True  # every anchor has a positive
+        return mask
+
+    inputs = [torch.randn(n, d, generator=generator) for _ in range(1 + two)]
+    if kind == "trained":
+        centres = torch.randn(int(labels.max()) + 1, d, generator=generator)
+        inputs = [centres[labels] + NOISE * rows for rows in inputs]
+    given = {**recipe.options, **_positives(recipe, labels, drawn)}
+    if "queue" in recipe.way:
+        given["negatives"] = torch.randn(QUEUE, d, generator=generator)
+    if recipe.options.get("similarity") == "dot":  # rows of norm 1, as dot products are used
+        normalised = torch.nn.functional.normalize
+        inputs = [normalised(rows) for rows in inputs]
+        given |= {"negatives": normalised(given["negatives"])} if "negatives" in given else {}
+    moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
+    return Form(name, tuple(rows.to(device) for rows in inputs), moved, labels.repeat(1 + two).to(device))
