@@ -131,11 +131,13 @@ class Diagnosis:
         reasons: the reasons, those that explain most cases first.
         failing: number of failing cases that were diagnosed.
         details: the explanation of each failure, by case and dtype.
+        match: what identification found; None if it was not needed, or found nothing.
     """
 
     reasons: list[Reason] = field(default_factory=list)
     failing: int = 0
     details: dict[tuple[str, str], str] = field(default_factory=dict)
+    match: Match | None = None
 
     @property
     def unexplained(self) -> int:
@@ -463,7 +465,8 @@ class Collector:
             best = max((one for one in both if one), key=lambda one: len(one[1]), default=None)
             explained_now = () if best is None else best[1].keys()
             if not proposed and 2 * len(ordinary - {*explained_now} - done) > len(ordinary):
-                proposed, match = True, propose()
+                proposed, found.match = True, propose()
+                match = found.match
                 self._deadline = time.process_time() + SECONDS
                 if match is not None:
                     for evidence, _ in self.failing:

@@ -399,6 +399,19 @@ class Match:
     gradient_error: float | None = None
     gradient_factor: float = 1.0
 
+    def as_data(self) -> dict[str, Any]:
+        """The explanation as JSON data, from which ``from_data`` makes it again."""
+        pairs = {name: [*getattr(self, name).items()] for name in ("temperatures", "factor")}
+        return {**vars(self), **pairs, "variant": vars(self.variant)}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Match:
+        """Return an explanation from the data of ``as_data``."""
+        parts = data["variant"]
+        variant = Variant(**{**parts, "options": tuple(map(tuple, parts["options"]))})
+        pairs = {name: dict(data[name]) for name in ("temperatures", "factor")}
+        return cls(**{**data, **pairs, "variant": variant, "worst": tuple(data["worst"])})
+
     @property
     def plainness(self) -> tuple[int, int]:
         """A key that is smaller if there is less to report about factor and count."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..diagnose.joint import Collector
+from ..diagnose.search import Match
 from ..implementations.base import Implementation, Unavailable
 from ..implementations.callable import External
 from ..implementations.public import FOLDER, PublicLoss
@@ -124,7 +125,10 @@ def numbers(written: object) -> Matrix:
 
 
 def replay(public: PublicLoss) -> Finding:
-    """Judge the recorded answers of a loss. The limits, and the level of the usages, are those that were recorded.
+    """Judge the recorded answers of a loss.
+
+    The limits, the level of the usages, and what identification found are those that were recorded. As in ``check``,
+    every case tests what identification found.
 
     Raises:
         Unavailable: no answers are recorded.
@@ -144,7 +148,8 @@ def replay(public: PublicLoss) -> Finding:
             collected.add(case, [dtype], outcome, golden.expected, found[0].level == Level.FORMULA)
         elif golden:
             collected.add_passing(case, golden.expected)
-    reasons = [one.words for one in collected.diagnose().reasons]
+    match = Match.from_data(data["match"]) if data.get("match") else None
+    reasons = [one.words for one in collected.diagnose(lambda: match).reasons]
     level = min(level_of(checks), data["usages"], key=["", *map(str, Level)].index)
     return Finding(public, len(checks), level, (*reasons, *data["said"]))
 
@@ -230,6 +235,8 @@ def record(public: PublicLoss, folder: Path) -> Finding:
     single = next((note for note in result.notes if note in FLOAT32_NOTES), "")
     usages = level_of([one for one in result.judged if one.kind == "usage"])
     data = {"claim": claim, "in_float32": single, "said": _said(result), "usages": usages, "answers": answers}
+    if match := result.diagnosis.match:
+        data["match"] = match.as_data()
     path = FOLDER / "answers" / f"{public.name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(data, indent=0) + "\n", encoding="utf-8", newline="\n")
