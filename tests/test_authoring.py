@@ -974,7 +974,7 @@ def test_show_reports_unknown_and_ambiguous_names(root: Path, capsys: pytest.Cap
 def test_every_case_of_the_real_fixtures_can_be_shown() -> None:
     flags = golden.load_flags()
     for case in golden.load_golden():
-        if case.case.n <= 6:
+        if case.case.n <= 4:
             assert sum(1 for _ in describe(case, flags, terms=True)) > 20, case.id
 
 

@@ -479,6 +479,7 @@ def test_the_largest_tensor_grows_linearly() -> None:
     assert large <= 4.5 * max(small, 4 * 2048 * D)
 
 
+@pytest.mark.slow  # two processes, one of them with 8192 rows
 @pytest.mark.skipif(not measure.CLEAR.exists(), reason="no /proc/self/clear_refs on this system")
 def test_the_peak_of_memory_grows_linearly() -> None:
     job = {"kind": "memory", "form": peers.SUPCON, "d": D, "temperature": TEMPERATURE, "backend": "tiled"}
@@ -981,7 +982,9 @@ def test_failed_jobs_have_rows_with_the_reason(monkeypatch: pytest.MonkeyPatch, 
                 assert (row["status"], row["reason"]) == ("refused", "killed")
 
 
-def test_nothing_is_measured_if_ours_fails() -> None:
+def test_nothing_is_measured_if_ours_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In this process, because starting another one takes seconds.
+    monkeypatch.setattr(jobs, "run", lambda job: measure.step_memory(job, measure.Clock()))
     result = CliRunner().invoke(command.app, ["--quick", "--backend", "abacus"])
     assert result.exit_code == 3
     assert "pairproof.fast fails on a small batch: ValueError: backend" in result.output

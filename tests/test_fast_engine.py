@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -44,7 +44,6 @@ Call = Callable[..., Tensor]
 DENOMINATORS = ("all", "one_positive", "only_negatives")
 SIMILARITIES = ("cosine", "dot")
 TEMPERATURES = (1e-3, 0.02, 0.1, 1.0, 1e3)
-ENDS_FIRST = [t if t in (1e-3, 0.1, 1e3) else pytest.param(t, marks=pytest.mark.slow) for t in TEMPERATURES]
 ENGINES: dict[str, tuple[str, int | None]] = {
     "dense": ("dense", None),
     "tiled by 4": ("tiled", 4),
@@ -139,6 +138,11 @@ def cases(count: int) -> Iterator[tuple[str, Call, Tensor]]:
         yield f"{name}, asymmetric mask", loss, mask
 
 
+def part(cases: Iterable[Any], step: int, first: int) -> list[Any]:
+    """Return every ``step``-th case, beginning at ``first`` modulo ``step``; other tests begin at other cases."""
+    return list(cases)[first % step :: step]
+
+
 def spread(count: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Return upstream gradients that are all different."""
     return torch.linspace(-1, 2, count, dtype=dtype) + 0.07
@@ -188,31 +192,38 @@ def assert_agree(
             assert_near(found_grad, gradient, 4 * unit * steep, f"gradient: {what}")
 
 
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("temperature", ENDS_FIRST)
-def test_every_form_agrees_with_the_exact_values_and_gradients(temperature: float, similarity: str) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "similarity", "step"),
+    [
+        *itertools.product((1e-3, 0.1, 1e3), SIMILARITIES, (3,)),
+        *(pytest.param(*chosen, 1, marks=pytest.mark.slow) for chosen in itertools.product(TEMPERATURES, SIMILARITIES)),
+    ],
+)
+def test_every_form_agrees_with_the_exact_values_and_gradients(temperature: float, similarity: str, step: int) -> None:
     engines = {"float64": ["dense", "tiled by 4"], "float32": ["tiled by 6"]}
     if temperature == 0.1:
         engines = {"float64": FORMS, "float32": FORMS}
-    for name, loss, target in cases(10):
+    first = TEMPERATURES.index(temperature) + SIMILARITIES.index(similarity)
+    for name, loss, target in part(cases(10), step, first):
         assert_agree(name, loss, target, normal(10), temperature, similarity, engines)
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 8, 9, 13])
-def test_batch_sizes_near_the_tile_size_are_right(count: int) -> None:
+def test_batch_sizes_near_the_tile_size_are_right(count: int, step: int) -> None:
     engines = {"float64": ["auto", "tiled by 4"], "float32": ["tiled by 6"]}
     chosen = [case for case in cases(count) if not case[0].endswith(("stacked views", "distinct", "unbalanced"))]
     # A low temperature selects the shifted form, a moderate one the unshifted form; sizes alternate between them.
     temperatures = itertools.islice(itertools.cycle((5e-4, 0.3)), count // 2, None)
-    for temperature, (name, loss, target) in zip(temperatures, chosen, strict=False):
+    for temperature, (name, loss, target) in part(zip(temperatures, chosen, strict=False), step, count):
         assert_agree(name, loss, target, normal(count, 3), temperature, "cosine", engines)
 
 
-def test_embeddings_of_one_column_are_right() -> None:
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_embeddings_of_one_column_are_right(step: int) -> None:
     engines = {"float64": ["auto", "tiled by 4"], "float32": ["dense", "tiled by 6"]}
-    for (similarity, temperature), (name, loss, target) in itertools.product(
-        (("cosine", 0.01), ("dot", 0.5)), cases(7)
-    ):
+    settings = (("cosine", 0.01), ("dot", 0.5))
+    for (similarity, temperature), (name, loss, target) in part(itertools.product(settings, cases(7)), step, 0):
         assert_agree(name, loss, target, normal(7, 1), temperature, similarity, engines)
 
 
@@ -438,13 +449,14 @@ def test_info_nce_of_one_pair_is_right(form: str) -> None:
 REDUCTIONS = {"mean": lambda v: v.mean(), "sum": lambda v: v.sum(), "none": lambda v: v}
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", KINDS_FIRST)
-def test_anchors_and_reductions_select_values_and_gradients(form: str) -> None:
+def test_anchors_and_reductions_select_values_and_gradients(form: str, step: int) -> None:
     """Anchors select from the values of all rows, and the gradient is that of the selected values."""
     z, anchors = normal(10), torch.arange(10) % 3 != 1
-    for dtype, (name, loss, target) in itertools.product((torch.float64, torch.float32), cases(10)):
-        if not name.endswith(("balanced", "mask", "shuffled views", "shuffled_partners")):
-            continue
+    kinds = ("balanced", "mask", "shuffled views", "shuffled_partners")
+    chosen = itertools.product((torch.float64, torch.float32), (case for case in cases(10) if case[0].endswith(kinds)))
+    for dtype, (name, loss, target) in part(chosen, step, list(ENGINES).index(form)):
         leaf = z.clone().requires_grad_()
         every = loss(leaf, target, backend="exact", reduction="none")
         tight = 1e3 * torch.finfo(dtype).eps
@@ -979,14 +991,16 @@ def test_nan_in_the_upstream_gradient_is_propagated(form: str) -> None:
             assert bool(both(loss, z, target, backend=backend)[1].isfinite().all())
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("form", KINDS_FIRST)
-def test_results_are_bitwise_reproducible(form: str, deterministic: bool) -> None:
+def test_results_are_bitwise_reproducible(form: str, deterministic: bool, step: int) -> None:
     before = torch.are_deterministic_algorithms_enabled()
     with engine(form) as backend:
         try:
             torch.use_deterministic_algorithms(deterministic)
-            for name, dtype in itertools.product(EVERYTHING, (torch.float64, torch.float32)):
+            every = itertools.product((torch.float64, torch.float32), EVERYTHING)
+            for dtype, name in part(every, step, list(ENGINES).index(form) + deterministic):
                 call, inputs = by_everything(name, backend, reduction="none")
                 found = []
                 for _ in range(2):

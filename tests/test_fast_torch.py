@@ -114,7 +114,8 @@ def slow_except(quick: Sequence[Any], every: Iterable[Any]) -> list[Any]:
     ]
 
 
-quick_backends = pytest.mark.parametrize("backend", slow_except(("auto", "exact"), BACKENDS))
+quick_backends = pytest.mark.parametrize("backend", slow_except(("auto",), BACKENDS))
+"""The graph of the exact backend has hundreds of operations, which take the compiler seconds: one fast test uses it."""
 old_torch_warns = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
@@ -156,9 +157,7 @@ def assert_same_step(loss: Callable[[Tensor], Tensor], backend: str) -> None:
     [
         *(pytest.param(name, "auto", marks=() if name == "supcon" else pytest.mark.slow) for name in LOSSES),
         *(
-            pytest.param(
-                name, "tiled", marks=() if name in ("nt_xent", "references", "info_nce queue") else pytest.mark.slow
-            )
+            pytest.param(name, "tiled", marks=() if name in ("nt_xent", "info_nce queue") else pytest.mark.slow)
             for name in LOSSES
         ),
     ],
@@ -199,7 +198,7 @@ def test_step_with_its_gradient_compiles_as_one_graph(backend: str) -> None:
 
 @compiles
 @old_torch_warns
-@pytest.mark.parametrize("module", [SupConLoss, NTXentLoss, InfoNCELoss])
+@pytest.mark.parametrize("module", slow_except([InfoNCELoss], [SupConLoss, NTXentLoss, InfoNCELoss]))
 def test_module_with_a_learned_temperature_compiles(module: type[torch.nn.Module]) -> None:
     target = {SupConLoss: LABELS, NTXentLoss: PARTNERS, InfoNCELoss: normal(ROWS, seed=7)}[module]
     found = []
@@ -282,7 +281,7 @@ def test_rows_stored_by_columns_compile(loss: str, backend: str) -> None:
 @pytest.mark.parametrize(
     "name",
     slow_except(
-        ("supcon", "info_nce queue", "nt_bxent"),
+        ("supcon", "info_nce queue"),
         ["supcon", "nt_xent", "shifted", "references", "info_nce queue", "nt_bxent"],
     ),
 )
@@ -299,8 +298,9 @@ COMPILER = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
 
 @compiles
 @old_torch_warns
+@pytest.mark.slow  # inductor first compiles torch's headers, which takes 15 seconds
 @pytest.mark.skipif(COMPILER is None, reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize("name", slow_except(["supcon"], ["supcon", "nt_xent", "dot", "info_nce queue"]))
+@pytest.mark.parametrize("name", ["supcon", "nt_xent", "dot", "info_nce queue"])
 def test_training_step_compiles_with_the_default_compiler(name: str) -> None:
     # In this process, because starting others takes longer than compiling.
     with torch._inductor.config.patch(compile_threads=1):
@@ -334,7 +334,7 @@ def operator_calls(call: Call, z: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
 @pytest.mark.parametrize(
     "name",
     slow_except(
-        ("supcon", "mask", "references"),
+        ("mask", "references"),
         [
             *("supcon", "supcon_in one_positive", "nt_xent", "nt_bxent", "mask"),
             *("shifted", "dot", "references", "temperature"),
@@ -528,7 +528,7 @@ def test_hessian_in_reverse_mode_is_right_and_forward_mode_names_it(name: str, b
 @pytest.mark.parametrize(
     ("name", "backend"),
     slow_except(
-        [("supcon", "auto"), ("nt_xent", "auto"), ("nt_bxent", "auto"), ("temperature", "auto"), ("supcon", "exact")],
+        [("supcon", "auto"), ("nt_xent", "auto"), ("nt_bxent", "auto"), ("temperature", "auto"), ("nt_xent", "exact")],
         itertools.product(LOSSES, ("auto", "exact")),
     ),
 )
@@ -887,6 +887,11 @@ def large_calls(where: str = "cpu") -> dict[str, tuple[Call, list[Tensor]]]:
 
 
 LARGE = large_calls()
+QUICK_LARGE = (
+    *("nt_xent", "nt_bxent", "two views", "info_nce queue", "references", "supcon_loss labels", "supcon_loss shifted"),
+    *("supcon_in_loss mask", "supcon_epsilon_loss labels", "supcon_in_loss one_positive"),
+)
+"""One loss for each form of the engine and each kind of targets."""
 
 
 def most_entries(count: int) -> int:
@@ -894,7 +899,7 @@ def most_entries(count: int) -> int:
     return max(plan.PANEL_ELEMENTS + count, plan.TILE_ROWS * plan.TILE_COLUMNS, 2 * count * DIM)
 
 
-@pytest.mark.parametrize("name", list(LARGE))
+@pytest.mark.parametrize("name", slow_except(QUICK_LARGE, LARGE))
 def test_no_tensor_grows_with_the_square_of_the_rows(name: str) -> None:
     loss, given = LARGE[name]
     z = normal(MANY, DIM).requires_grad_()
@@ -983,6 +988,12 @@ CUDA_BACKENDS = (*BACKENDS, "triton")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def on_cuda(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrize a CUDA test. Without a CUDA device, the test has a single parameter, and is skipped once."""
+    every = list(values)
+    return pytest.mark.parametrize(name, every if torch.cuda.is_available() else every[:1])
+
+
 def needs_kernels() -> None:
     refusal = kernels.refusal(torch.empty(2, 1, device="cuda"))
     if refusal is not None:
@@ -990,8 +1001,8 @@ def needs_kernels() -> None:
 
 
 @cuda
-@pytest.mark.parametrize("backend", CUDA_BACKENDS)
-@pytest.mark.parametrize("name", list(LOSSES))
+@on_cuda("backend", CUDA_BACKENDS)
+@on_cuda("name", list(LOSSES))
 def test_cuda_agrees_with_the_exact_values_and_gradients(name: str, backend: str) -> None:
     loss = losses("cuda")[name]
     if backend == "triton":
@@ -1011,8 +1022,8 @@ def test_cuda_agrees_with_the_exact_values_and_gradients(name: str, backend: str
 
 
 @cuda
-@pytest.mark.parametrize("backend", CUDA_BACKENDS)
-@pytest.mark.parametrize("name", list(LOSSES))
+@on_cuda("backend", CUDA_BACKENDS)
+@on_cuda("name", list(LOSSES))
 def test_cuda_is_not_synchronised(name: str, backend: str) -> None:
     if backend == "triton":
         needs_kernels()
@@ -1032,8 +1043,8 @@ def test_cuda_is_not_synchronised(name: str, backend: str) -> None:
 
 
 @cuda
-@pytest.mark.parametrize("backend", CUDA_BACKENDS)
-@pytest.mark.parametrize("name", list(LOSSES))
+@on_cuda("backend", CUDA_BACKENDS)
+@on_cuda("name", list(LOSSES))
 def test_cuda_graphs_capture_a_step(name: str, backend: str) -> None:
     if backend == "triton":
         needs_kernels()
@@ -1062,8 +1073,8 @@ def test_cuda_graphs_capture_a_step(name: str, backend: str) -> None:
 
 
 @cuda
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("backend", ["auto", "tiled", "triton"])
+@on_cuda("deterministic", [False, True])
+@on_cuda("backend", ["auto", "tiled", "triton"])
 def test_cuda_results_are_bitwise_reproducible(backend: str, deterministic: bool) -> None:
     if backend == "triton":
         needs_kernels()
@@ -1090,12 +1101,13 @@ def small_large(where: str) -> dict[str, Call]:
         "supcon_in_loss one_positive",
         "references",
     )
-    return {name: large_calls(where)[name][0] for name in names}
+    calls = large_calls(where)
+    return {name: calls[name][0] for name in names}
 
 
 @cuda
-@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
-@pytest.mark.parametrize("name", list(small_large("cpu")))
+@on_cuda("dtype", KERNEL_DTYPES)
+@on_cuda("name", list(small_large("cpu")))
 def test_cuda_kernels_are_right_for_many_rows(name: str, dtype: torch.dtype) -> None:
     """With many panels, shares of columns and tiles without positives, compared with float64 on whole matrices."""
     needs_kernels()
@@ -1139,7 +1151,7 @@ def test_cuda_kernels_work_on_every_stream() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices are present")
-@pytest.mark.parametrize("backend", ["auto", "triton"])
+@on_cuda("backend", ["auto", "triton"])
 def test_cuda_kernels_work_on_a_device_that_is_not_the_current_one(backend: str) -> None:
     z = normal(64, DIM).to("cuda:1")
     labels = torch.arange(64, device="cuda:1") % 5
@@ -1153,7 +1165,7 @@ def test_cuda_kernels_work_on_a_device_that_is_not_the_current_one(backend: str)
 
 
 @cuda
-@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
+@on_cuda("dtype", KERNEL_DTYPES)
 def test_memory_of_cuda_kernels_is_linear_in_the_rows(dtype: torch.dtype) -> None:
     """At 32768 rows an N x N tensor, or a buffer for every tile, would take gigabytes."""
     needs_kernels()
@@ -1201,7 +1213,7 @@ def test_cuda_uses_the_kernels_by_default(monkeypatch: pytest.MonkeyPatch) -> No
 @cuda
 @compiles
 @old_torch_warns
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@on_cuda("compiler", ["aot_eager", "inductor"])
 def test_cuda_kernels_compile_within_a_graph(compiler: str) -> None:
     needs_kernels()
     labels, z = LABELS.cuda(), normal(ROWS).cuda()

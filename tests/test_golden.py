@@ -928,6 +928,7 @@ def test_float32_cases_distinguish_the_exact_backend_from_the_others() -> None:
     assert all(number > len(chosen) / 2 for number in exceeded.values()), exceeded
 
 
+@pytest.mark.slow  # validates every file; make fixtures-check does so too
 def test_installed_files_match_their_schemas(tmp_path: Path) -> None:
     """The loaders validate a copy; of the installed folder they only compare the checksums."""
     rebuild.validate(Path(shutil.copytree(ROOT, tmp_path / "fixtures")))

@@ -293,12 +293,13 @@ def test_calls_with_conflicting_arguments_are_rejected() -> None:
 
 
 @needs_triton
-def test_the_jobs_cover_every_kernel_kind_and_length() -> None:
-    every = tool.jobs([90], [64, 128], KINDS)
+@pytest.mark.parametrize("kinds", [("pieces", "bfloat16"), pytest.param(KINDS, marks=pytest.mark.slow)])
+def test_the_jobs_cover_every_kernel_kind_and_length(kinds: Sequence[table.Kind]) -> None:
+    every = tool.jobs([90], [64, 128], kinds)
     assert len({job[:5] for job in every}) == len(every)
     tiled = [job for job in every if job.kernel in KERNELS]
     forms = Counter((job.kind, job.dim) for job in tiled)
-    assert forms == dict.fromkeys(itertools.product(KINDS, (64, 128)), 20)
+    assert forms == dict.fromkeys(itertools.product(kinds, (64, 128)), 20)
     assert all(job.machine == (job.dim == 128 or job.constants.get("FIXED") is True) for job in tiled)
     rest = Counter(job.kernel for job in every if job.kernel not in KERNELS)
     assert set(rest) == {"prepare_labels", "prepare", "finish", "combine", "combine_positives", "coefficients"}
@@ -434,6 +435,7 @@ def test_the_tool_without_a_compiler_exits_with_3(
 
 
 @needs_triton
+@pytest.mark.slow  # compiles two kernels; make kernels-covering compiles more
 def test_the_tool_compiles_reports_and_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

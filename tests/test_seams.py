@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.golden import GoldenCase, load_golden
-from pairproof.conformance.suite.records import Outcome, Truth
+from pairproof.conformance.suite.records import Bounds, Outcome, Truth
 from pairproof.conformance.truth.baseline import plain_outcome
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import stored_truth
@@ -20,11 +21,11 @@ WRONG_BY = {"float64": 1e-8, "float32": 1e-2}
 """Relative errors of one row that must be noticed. The mean over the anchors divides the error of a value by N."""
 
 
-def case_beyond(loss: str, tile: int) -> GoldenCase:
-    """Return the smallest golden case of a loss with a gradient, and with anchors on both sides of the seam."""
+def cases_beyond(loss: str, tile: int) -> list[GoldenCase]:
+    """Return the golden cases of a loss with a gradient, and with anchors on both sides of the seam, smallest first."""
     found = (g for g in load_golden(losses=(loss,)) if g.case.n > tile and g.expected.gradient is not None)
     found = (g for g in found if not g.case.keywords.keys() - {"temperature", "direction"})
-    return min((g for g in found if g.expected.anchors[tile - 1] * g.expected.anchors[tile]), key=lambda g: g.case.n)
+    return sorted((g for g in found if g.expected.anchors[tile - 1] * g.expected.anchors[tile]), key=lambda g: g.case.n)
 
 
 def with_wrong_value(true: Truth, row: int, error: float) -> Outcome:
@@ -50,22 +51,28 @@ def rounded(outcome: Outcome, dtype: str) -> Outcome:
     return Outcome(values, outcome.gradient.astype(dtype).astype(float), other_gradients=others)
 
 
+WRONG = {"value": with_wrong_value, "gradient": with_wrong_gradient}
+
+
 @pytest.mark.parametrize("dtype", WRONG_BY)
-@pytest.mark.parametrize("tile", [pytest.param(n, marks=pytest.mark.slow) if n > 128 else n for n in TILES])
+@pytest.mark.parametrize("tile", [pytest.param(n, marks=pytest.mark.slow) if n in (64, 256) else n for n in TILES])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_error_in_one_row_at_the_seam_of_tiles_fails(loss: str, tile: int, dtype: str) -> None:
-    golden = case_beyond(loss, tile)
-    case = golden.case
-    assert case.n > tile
-    assert case.holds_in(dtype)
-    true = stored_truth(case, golden.expected)
-    # The widest bounds of any level.
-    allowed = formula_bounds(bounds(case, true, dtype), true, plain_outcome(case, dtype))
+    missed = {(kind, row) for kind in WRONG for row in (tile - 1, tile)}
+    for golden in cases_beyond(loss, tile):
+        case = golden.case
+        assert case.n > tile
+        assert case.holds_in(dtype)
+        true = stored_truth(case, golden.expected)
+        # The widest bounds of any level.
+        allowed = formula_bounds(bounds(case, true, dtype), true, plain_outcome(case, dtype))
 
-    def ratio(outcome: Outcome) -> float:
-        return compare(case, true, rounded(outcome, dtype), allowed, dtype).ratio
+        def ratio(outcome: Outcome, case: Case = case, true: Truth = true, allowed: Bounds = allowed) -> float:
+            return compare(case, true, rounded(outcome, dtype), allowed, dtype).ratio
 
-    assert ratio(Outcome([*true.values], true.gradient, other_gradients=true.other_gradients)) <= 1
-    for row in (tile - 1, tile):
-        assert ratio(with_wrong_value(true, row, WRONG_BY[dtype])) > 1, f"value of row {row}"
-        assert ratio(with_wrong_gradient(true, row, WRONG_BY[dtype])) > 1, f"gradient of row {row}"
+        assert ratio(Outcome([*true.values], true.gradient, other_gradients=true.other_gradients)) <= 1
+        missed -= {(kind, row) for kind, row in missed if ratio(WRONG[kind](true, row, WRONG_BY[dtype])) > 1}
+        # Usually the smallest case fails. The gradient of one of its rows may be too small to show a relative error.
+        if not missed:
+            break
+    assert not missed

@@ -120,7 +120,13 @@ def test_child_process_uses_the_call_that_was_chosen(name: str) -> None:
         found.close()
 
 
-@pytest.mark.parametrize("name", ["WithoutCall", "of_similarities", "returns_logits_and_labels"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "of_similarities",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("WithoutCall", "returns_logits_and_labels")),
+    ],
+)
 def test_whole_check_of_a_signature(name: str) -> None:
     loss, options, _ = RUN[name]
     result = check_loss(f"{SHAPES}:{name}", loss, cases=("golden/*/t*",), **options)

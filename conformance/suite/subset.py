@@ -7,7 +7,7 @@ is a set cover problem, which is NP-hard; a greedy choice comes close and is the
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 
@@ -21,16 +21,20 @@ SIZES = (1, 2, 3, 16, 32, 64, 128)
 """Numbers of rows at which behaviour changes: no pair, one pair, three rows, then the tile sizes of the kernels."""
 
 
-def covering(cases: Mapping[Case, GoldenCase | None]) -> list[Case]:
+def covering(
+    cases: Mapping[Case, GoldenCase | None],
+    traits_of_case: Callable[[Case, GoldenCase | None], set[Hashable]] | None = None,
+) -> list[Case]:
     """Choose cases that together have every trait of the given ones.
 
     Args:
         cases: the cases to choose from, each with its golden case, or None if it has none.
+        traits_of_case: a function that returns the traits of a case. None: :func:`traits_of`.
 
     Returns:
         The chosen cases, in the order of ``cases``.
     """
-    traits = {case: traits_of(case, golden) for case, golden in cases.items()}
+    traits = {case: (traits_of_case or traits_of)(case, golden) for case, golden in cases.items()}
     missing: set[Hashable] = set().union(*traits.values())
     chosen: set[Case] = set()
     while missing:

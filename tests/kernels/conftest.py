@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -241,19 +241,36 @@ def golden_cases() -> dict[str, tuple[Any, Any]]:
     return {case.id: (case, golden) for case, golden in load_cases(load_worked()).items()}
 
 
+def _traits(case: Any, golden: Any) -> set[Hashable]:
+    """Return the traits of a case that matter to the kernels: their form and number of tiles, and its flags."""
+    from pairproof.conformance.suite.subset import traits_of
+
+    found: set[Hashable] = {("flag", flag) for flag in (golden.flags if golden else ())}
+    for trait in traits_of(case, golden):
+        if "kernels" in trait:
+            found.add((*trait, "self_rows" in case.arguments))
+        elif trait[0] in ("rows", "more columns"):
+            found.add(trait)
+    return found
+
+
 @cache
 def covering_checks() -> dict[tuple[str, str], bool]:
     """Return the checks of a subset of the cases with every trait, as ids and dtypes, and whether each is quick.
 
-    The quick checks have one of the dtypes that represent the inputs of a case, in turn.
+    The quick checks are those of a smaller subset, which has every trait that matters to the kernels, and at most
+    300 rows. Each has one of the dtypes that represent the inputs of a case, in turn.
     """
     from pairproof.conformance.suite.subset import covering
 
-    found = {}
-    for number, case in enumerate(covering(dict(golden_cases().values()))):
-        dtypes = [dtype for dtype in ("float32", "bfloat16", "float16") if case.holds_in(dtype)]
-        found |= {(case.id, dtype): k == number % len(dtypes) for k, dtype in enumerate(dtypes)}
-    return found
+    cases = dict(golden_cases().values())
+    dtypes_of = {
+        case: [dtype for dtype in ("float32", "bfloat16", "float16") if case.holds_in(dtype)]
+        for case in covering(cases)
+    }
+    quick = covering({case: cases[case] for case, dtypes in dtypes_of.items() if dtypes and case.n <= 300}, _traits)
+    turns = {case: dtypes_of[case][number % len(dtypes_of[case])] for number, case in enumerate(quick)}
+    return {(case.id, dtype): turns.get(case) == dtype for case, dtypes in dtypes_of.items() for dtype in dtypes}
 
 
 @pytest.fixture
@@ -263,9 +280,9 @@ def cases() -> dict[str, tuple[Any, Any]]:
 
 
 @pytest.fixture
-def quick_checks() -> list[tuple[str, str]]:
-    """The id and the dtype of each check of a golden case that is not slow."""
-    return [check for check, quick in covering_checks().items() if quick]
+def checks() -> dict[tuple[str, str], bool]:
+    """The id and the dtype of each check of the subset of the cases, and whether it is not slow."""
+    return covering_checks()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,10 +182,19 @@ SIMILARITIES = (("cosine", 0.1), ("cosine", 0.01), ("dot", 1.0), ("cosine", 100.
 """Similarities and temperatures for unshifted exponentials, running maxima, arbitrary norms, and extreme logits."""
 
 
+def alternating(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Return every pair of two values. One pair of each of ``values`` is not slow, with one of ``others`` in turn."""
+    return [
+        pytest.param(one, other, marks=() if k == number % len(others) else pytest.mark.slow)
+        for number, one in enumerate(values)
+        for k, other in enumerate(others)
+    ]
+
+
 def batches() -> Iterator[Any]:
     """Yield every formula with every shape; layouts, similarities and dtypes alternate to cover the combinations.
 
-    Every other batch is slow, so that the others have every formula with half of the shapes.
+    All but a fifth of the batches are slow.
     """
     for (f, name), (k, (count, dim)) in itertools.product(enumerate(FORMULAS), enumerate(SHAPES)):
         if dim > 300 and name not in LONG:
@@ -202,7 +211,7 @@ def batches() -> Iterator[Any]:
             temperature,
             dtype,
             id=f"{name}-{count}x{dim}-{layout}-{similarity}-{temperature}-{dtype}".replace(" ", "_"),
-            marks=pytest.mark.slow if (f + k) % 2 else (),
+            marks=pytest.mark.slow if (f + 3 * k) % 5 else (),
         )
 
 
@@ -238,22 +247,23 @@ def test_batches_cover_formulas_shapes_layouts_and_dtypes() -> None:
     assert {v[3] for v in quick} == set(layouts(4))
 
 
-@pytest.mark.parametrize("name", ["out all", "in one_positive", "out mask", "pairs"])
-def test_one_row_more_than_the_padding_is_right(name: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), alternating(["out all", "in one_positive", "out mask", "pairs"], DTYPES))
+def test_one_row_more_than_the_padding_is_right(name: str, dtype: str) -> None:
     """129 rows are one more than the kernels' padding."""
-    assert_right(case_of(name, 129, 16, "unsorted", "cosine", 0.1, "bfloat16"), "bfloat16", "float32")
+    assert_right(case_of(name, 129, 16, "unsorted", "cosine", 0.1, dtype), dtype)
 
 
-@pytest.mark.parametrize("name", ["out all", "in only_negatives", "out mask", "pairs", "epsilon"])
-@pytest.mark.parametrize("temperature", [0.5, 0.01])
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    alternating(["out all", "in only_negatives", "out mask", "pairs", "epsilon"], [0.5, 0.01]),
+)
 def test_anchors_select_rows(name: str, temperature: float) -> None:
     for keep in ([i % 3 != 1 for i in range(40)], [i == 33 for i in range(40)]):
         case = case_of(name, 40, 8, "one without positives", "cosine", temperature, "float32", anchors=keep)
         assert_right(case, "float32")
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("name", ["out all", "partners", "references", "pairs"])
+@pytest.mark.parametrize(("name", "dtype"), alternating(["out all", "partners", "references", "pairs"], HALVES))
 def test_rows_of_very_different_norms_are_right(name: str, dtype: str) -> None:
     """With cosine similarity, the norm of a row affects only the gradient of that row, as a divisor."""
     case = case_of(name, 34, 12, "unsorted", "cosine", 0.5, dtype, reduction="mean")
@@ -262,7 +272,7 @@ def test_rows_of_very_different_norms_are_right(name: str, dtype: str) -> None:
     assert_right(replace(case, embeddings=rows), dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[:2]] + ["float16"])
 @pytest.mark.parametrize("denominator", DENOMINATORS)
 @pytest.mark.parametrize("loss", ["supcon", "supcon_in"])
 def test_batches_with_tiny_weights_are_right(loss: str, denominator: str, dtype: str) -> None:
@@ -285,23 +295,29 @@ def counts_of(targets: Targets, references: References | None, rows: int, backen
     return found.positives, found.negatives
 
 
-@pytest.mark.parametrize("layout", list(layouts(4)))
-def test_numbers_of_positives_and_negatives_are_right(layout: str) -> None:
-    count, bank = 41, 35
-    labels = torch.tensor(layouts(count)[layout])
-    mask = torch.tensor(by_mask(np.zeros((count, 1)), [], "")[0]["positives"])
-    pairs = torch.tensor(by_pairs(np.zeros((count, 1)), [], "")[0]["positive_pairs"])
+def batches_to_count(count: int, layout: str) -> list[tuple[Targets, References | None]]:
+    """Return targets and references: labels in a layout, or other targets for the layout "none"."""
+    bank = 35
     own = torch.arange(count) % (bank + 1) - 1
     others = References(torch.tensor(rows_of(bank, 4, "float32")).float(), own)
-    for targets, references in (
-        (Targets("labels", labels), None),
+    if layout != "none":
+        labels = torch.tensor(layouts(count)[layout])
+        return [(Targets("labels", labels), None), (Targets("labels", labels, labels[:bank].flip(0)), others)]
+    mask = torch.tensor(by_mask(np.zeros((count, 1)), [], "")[0]["positives"])
+    pairs = torch.tensor(by_pairs(np.zeros((count, 1)), [], "")[0]["positive_pairs"])
+    return [
         (Targets("mask", mask), None),
         (Targets("pairs", pairs), None),
-        (Targets("labels", labels, labels[:bank].flip(0)), others),
         (Targets("mask", mask[:, :bank]), others),
         (Targets("partners", torch.arange(count) % bank), others),
         (Targets("none", torch.empty(0, dtype=torch.int64)), others),
-    ):
+    ]
+
+
+@pytest.mark.parametrize("layout", [*layouts(4), "none"])
+def test_numbers_of_positives_and_negatives_are_right(layout: str) -> None:
+    count = 41
+    for targets, references in batches_to_count(count, layout):
         found = counts_of(targets, references, count, "triton")
         true = counts_of(targets, references, count, "exact")
         assert found[0].dtype == found[1].dtype == torch.int64
@@ -319,7 +335,7 @@ def test_empty_pairs_and_empty_masks_are_right() -> None:
         assert_right(Case("test/no mark", "supcon", rows, blank, how), "float32")
 
 
-@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("kind", [pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[:2]] + ["float16"])
 def test_strided_rows_and_masks_are_right(kind: str) -> None:
     """Rows and masks may be views: transposed, sliced, or with a step."""
     dtype = getattr(torch, kind)

@@ -53,7 +53,13 @@ def test_poisoned_buffers_hold_no_valid_numbers() -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("name", ["supcon_loss all", "supcon_in_loss one_positive", "epsilon", "pairs", "queue"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("supcon_loss all", "pairs", "queue"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("supcon_in_loss one_positive", "epsilon")),
+    ],
+)
 def test_number_of_shares_changes_only_rounding(
     name: str, calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,11 +115,13 @@ def form_of(kernel: Any, given: dict[str, Any]) -> str:
     return " ".join([kernel.fn.__name__, *flags])
 
 
+@pytest.mark.parametrize("all_cases", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_kernel_form_is_run(
+    all_cases: bool,
     queued: Queued,
     calls: dict[str, Any],
     cases: dict[str, tuple[Case, Any]],
-    quick_checks: list[tuple[str, str]],
+    checks: dict[tuple[str, str], bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The dry run queues the same kernel forms as the cases and calls of these tests."""
@@ -130,9 +138,12 @@ def test_every_kernel_form_is_run(
                 with contextlib.suppress(ValueError):
                     call().sum().backward()
         known |= {form_of(kernel, given) for kernel, given in noted}
-    of_cases((cases[name][0], dtype) for name, dtype in quick_checks)
+    of_cases((cases[name][0], dtype) for (name, dtype), quick in checks.items() if quick)
     chosen = forms()
-    of_cases(itertools.product((case for case, _ in cases.values()), FastTriton.dtypes))
+    if all_cases:
+        of_cases(itertools.product((case for case, _ in cases.values()), FastTriton.dtypes))
+    else:
+        of_cases((cases[name][0], dtype) for name, dtype in checks)
     every = forms()
     assert chosen == every, f"no quick check runs {', '.join(map(str, every - chosen))}"
     of_calls(calls, monkeypatch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,14 @@ Tensor = torch.Tensor
 EVERY_KERNEL = ("supcon_loss all", "supcon_in_loss one_positive mask", "epsilon", "pairs", "partners", "queue")
 """Calls that together use every kernel."""
 MORE_CALLS = (*EVERY_KERNEL, "supcon_loss only_negatives references", "anchors", "both directions")
+QUICK = ("supcon_loss all", "pairs", "queue")
+"""Calls of different kinds, for tests of what all kernels have in common; tests of the other calls are slow."""
+
+
+def quick_first(names: Sequence[str]) -> pytest.MarkDecorator:
+    """Parametrize a test by the names of calls; it is slow for names that are not in `QUICK`."""
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=slow) for n in names])
 
 
 @pytest.fixture
@@ -39,7 +47,7 @@ def assert_close(found: list[Tensor], true: list[Tensor], unit: float = 2e-6) ->
 
 @compiles
 @old_torch_warns
-@pytest.mark.parametrize("name", MORE_CALLS)
+@quick_first(MORE_CALLS)
 def test_step_compiles_as_one_graph(name: str, calls: dict[str, Any]) -> None:
     call = calls[name]
     given = [matrix.clone().requires_grad_() for matrix in (call.rows, *call.others)]
@@ -72,7 +80,7 @@ def test_one_graph_serves_every_batch_size() -> None:
 
 @compiles
 @old_torch_warns
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["supcon_loss all", "pairs", "supcon_in_loss one_positive references"])
 def test_operators_pass_opcheck(name: str, dtype: torch.dtype, calls: dict[str, Any]) -> None:
     from functorch.compile import make_boxed_func
@@ -182,37 +190,37 @@ def test_module_learns_its_temperature(module: type[torch.nn.Module]) -> None:
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_autocast_changes_nothing(dtype: torch.dtype, calls: dict[str, Any]) -> None:
-    for name in EVERY_KERNEL:
-        plain = calls[name].results(dtype)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            within = calls[name].results(dtype)
-        for one, other in zip(within, plain, strict=True):
-            assert torch.equal(one, other), name
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)])
+@quick_first(EVERY_KERNEL)
+def test_autocast_changes_nothing(name: str, dtype: torch.dtype, calls: dict[str, Any]) -> None:
+    plain = calls[name].results(dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        within = calls[name].results(dtype)
+    for one, other in zip(within, plain, strict=True):
+        assert torch.equal(one, other)
 
 
-def test_backward_pass_may_run_twice(calls: dict[str, Any]) -> None:
-    for name in EVERY_KERNEL:
-        call = calls[name]
-        leaf = call.rows.clone().requires_grad_()
-        values = call.loss(leaf, *call.others, backend="triton", reduction="none")
-        first, again = (torch.autograd.grad(values.sum(), leaf, retain_graph=True)[0] for _ in range(2))
-        assert torch.equal(first, again), name
+@quick_first(EVERY_KERNEL)
+def test_backward_pass_may_run_twice(name: str, calls: dict[str, Any]) -> None:
+    call = calls[name]
+    leaf = call.rows.clone().requires_grad_()
+    values = call.loss(leaf, *call.others, backend="triton", reduction="none")
+    first, again = (torch.autograd.grad(values.sum(), leaf, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, again)
 
 
 @old_torch_warns
-def test_forward_mode_raises_and_vmap_equals_a_loop(calls: dict[str, Any]) -> None:
-    for name in EVERY_KERNEL:
-        call = calls[name]
+@quick_first(EVERY_KERNEL)
+def test_forward_mode_raises_and_vmap_equals_a_loop(name: str, calls: dict[str, Any]) -> None:
+    call = calls[name]
 
-        def loss(z: Tensor, call: Any = call) -> Tensor:
-            return call.loss(z, *call.others, backend="triton")
+    def loss(z: Tensor) -> Tensor:
+        return call.loss(z, *call.others, backend="triton")
 
-        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
-            loss(forward_ad.make_dual(call.rows, torch.ones_like(call.rows)))
-        stack = torch.stack((call.rows, 2 * call.rows.flip(1)))
-        assert_close([torch.func.vmap(loss)(stack)], [torch.stack([loss(rows) for rows in stack])])
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        loss(forward_ad.make_dual(call.rows, torch.ones_like(call.rows)))
+    stack = torch.stack((call.rows, 2 * call.rows.flip(1)))
+    assert_close([torch.func.vmap(loss)(stack)], [torch.stack([loss(rows) for rows in stack])])
 
 
 def test_tf32_follows_the_setting_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
