@@ -305,6 +305,15 @@ def test_missing_package_names_what_to_install(kind: type[PackagePeer], monkeypa
     assert any(re.match(rf"{kind.distribution}\b", package) for package in extras[kind.extra])
 
 
+def test_package_without_metadata_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder_on_the_path.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(infonce.InfoNCEPackage, "distribution", "folder-on-the-path")
+    monkeypatch.setattr(infonce.InfoNCEPackage, "modules", ("folder_on_the_path",))
+    with pytest.raises(Unavailable, match=r"folder-on-the-path is not installed \(No package metadata"):
+        infonce.InfoNCEPackage({}, "cpu")
+
+
 def test_optax_requires_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "jax" else find(name, *rest))

@@ -36,13 +36,14 @@ class PackagePeer(TorchImplementation):
             for name in self.modules:
                 importlib.import_module(name)
             self.package: Any = importlib.import_module(name.partition(".")[0])
+            self.installed = version(self.distribution)
         except ImportError as error:
             install = f'pip install "pairproof[{self.extra}]"'
             raise Unavailable(f"{self.distribution} is not installed ({error}): {install}") from None
 
     def version(self) -> str:
         """The package's version."""
-        return version(self.distribution)
+        return self.installed
 
 
 class FilePeer(TorchImplementation):
