@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from pairproof.conformance.faults import FAMILIES, FAULTS, RIGHT
 from pairproof.conformance.faults.judging import CLEARLY, Verdict, judge
@@ -131,6 +132,19 @@ def test_faults_are_described() -> None:
             assert low <= high, fault.name
             assert fault.because.endswith("."), fault.name
     assert set(FAMILIES) == {fault.family for fault in FAULTS}
+
+
+@pytest.mark.parametrize("name", ["supcon/no-shift", "nt_xent_pairwise/probability-clamped"])
+def test_fault_is_right_at_the_lowest_temperature_of_its_range(name: str) -> None:
+    # As many rows as the largest random batch; row 0 and its positive are opposite, and all others are equal to row 0.
+    (fault,) = [fault for fault in FAULTS if fault.name == name]
+    assert fault.right_at is not None
+    rows = torch.tensor([[1.0, 0.0]] * 258 + [[-1.0, 0.0]])
+    labels = torch.tensor([0] + [1] * 257 + [0])
+    found, right = (
+        f(rows, labels, temperature=fault.right_at[0]) for f in (fault.function, RIGHT[fault.loss, fault.call])
+    )
+    torch.testing.assert_close(found, right, rtol=1e-5, atol=0)
 
 
 def test_right_loss_is_not_caught() -> None:

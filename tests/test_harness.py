@@ -194,7 +194,9 @@ def test_message_names_the_first_differing_term() -> None:
     assert "finite" in compare(CASE, true, replace(good, gradient=gradient), allowed).first
     assert "shape" in compare(CASE, true, replace(good, gradient=gradient[:2]), allowed).first
     assert "values" in compare(CASE, true, replace(good, values=good.values * 2), allowed).first
-    assert compare(CASE, true, replace(good, values=[float("nan")]), allowed).ratio == np.inf
+    for value in (np.nan, np.inf):
+        comparison = compare(CASE, true, replace(good, values=[value]), allowed)
+        assert (comparison.ratio, comparison.ulps) == (np.inf, np.inf)
 
 
 class Fake(Implementation):

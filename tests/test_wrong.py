@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from pairproof.conformance.implementations.callable import External
 from pairproof.conformance.judge.check import CONFORMS, check
+from pairproof.conformance.judge.fresh import draw
 from pairproof.conformance.judge.options import Request
 from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.levels import Level
@@ -46,6 +48,15 @@ def test_table_lists_the_counts() -> None:
     argued = [one.name for one in WRONG if one.argument]
     text = "python -m tests.wrong --write"
     assert PAGE.read_text(encoding="utf-8") == page([*MISSED, *argued]), text
+
+
+@pytest.mark.parametrize("regime", [regime for regime in REGIMES if regime != "effects"])
+def test_wrong_implementation_can_be_called(regime: str) -> None:
+    """``effects`` is left out: its implementations call the right loss and change the state of the process."""
+    for one in (one for one in WRONG if one.regime == regime):
+        subject = External(one.target, loss=one.loss, **one.options)
+        case = draw(subject.claim, SEED, 0)
+        assert len(subject.evaluate(case, subject.dtypes[0]).values) in (1, len(case.anchors())), one.name
 
 
 def test_a_target_is_the_right_loss_outside_its_regime() -> None:

@@ -47,5 +47,5 @@ def nt_xent_pairwise_each_pair_once(batch: parts.Batch) -> Tensor:
 
 @fault("nt_bxent", build=parts.paired, level="policies")
 def nt_bxent_mean_over_the_columns(batch: parts.Batch) -> parts.Batch:
-    """Positives and negatives are averaged over the columns of the mask instead of its rows."""
+    """Positives and negatives are averaged within each column of the mask instead of within each row."""
     return batch._replace(positive=batch.positive.T)

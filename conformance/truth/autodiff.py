@@ -76,6 +76,7 @@ class Var:
             quotient, below = self.value / other.value, other.value
             return Var(quotient, (self, other), lambda: (1 / below, -quotient / below))
         zero = self.value * 0
+        # zero + other has the type of the value, so that the derivative is as exact as the value.
         return Var(self.value / other, (self,), lambda: (1 / (zero + other),))
 
     def __rtruediv__(self, other: Any) -> Var:

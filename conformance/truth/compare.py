@@ -14,6 +14,12 @@ from ..suite.cases import Case
 from ..suite.records import Bounds, Matrix, Outcome, Truth
 from .tolerances import accumulating, unit_roundoff
 
+PAIR_ULPS = 16
+"""Bound on the errors of recorded terms of a pair, in units u of their sizes. Each has a few roundings."""
+
+NORMAL = 1e-300
+"""Recorded numerators and denominators below this are not compared, because underflow may have rounded them."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -59,11 +65,12 @@ def compare(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds, dtype: s
 
 
 def _ulps(expected: Sequence[float], found: Sequence[float], dtype: str) -> float:
-    """The largest error of the loss in units in the last place of the true value."""
+    """Return the largest error of the loss in units in the last place of the true value; inf if one is not finite."""
     number, pairs = np.dtype(dtype).type, zip(expected, found, strict=True)
     differ = [(e, f) for e, f in pairs if e != f and not (math.isnan(e) and math.isnan(f))]
-    with np.errstate(over="ignore"):
-        return max([0.0, *(abs(f - e) / float(np.spacing(abs(number(e)))) for e, f in differ)])
+    with np.errstate(over="ignore", invalid="ignore"):
+        errors = [abs(f - e) / float(np.spacing(abs(number(e)))) for e, f in differ]
+    return max([0.0, *(error if math.isfinite(error) else math.inf for error in errors)])
 
 
 def _times(ratio: float) -> str:
@@ -79,6 +86,7 @@ def _ratio(expected: float, found: float, bound: float) -> float:
 
 
 def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterator[tuple[str, float, float, float]]:
+    """Yield the name, the true value, the found value and the bound of each term of the outcome except the gradient."""
     if outcome.terms is not None and truth.similarity is not None:
         what = "rows" if len(case.matrices) == 1 else "anchor and column"
         for (i, j), similarity in np.ndenumerate(truth.similarity):
@@ -93,20 +101,20 @@ def _terms(case: Case, truth: Truth, outcome: Outcome, bounds: Bounds) -> Iterat
 
 
 def _pairs(terms: Terms) -> Iterator[tuple[str, float, float, float]]:
-    """Terms that compare the recorded numerators and denominators, and their logarithms, with the values of pairs."""
+    """Yield terms that compare recorded numerators and denominators, and their logarithms, with the values of pairs."""
     u = unit_roundoff("float64")
     for (i, j), pair in terms.pairs.items():
         value, above, below = float(pair.value), float(pair.log_numerator), float(pair.log_denominator)
-        bound = 16 * u * (1 + abs(above) + abs(below))
+        bound = PAIR_ULPS * u * (1 + abs(above) + abs(below))
         yield f"logarithms of the numerator and the denominator of pair ({i}, {j})", value, below - above, bound
         numerator, denominator = float(pair.numerator), float(pair.denominator)
-        if numerator > 1e-300 and denominator > 1e-300:
+        if numerator > NORMAL and denominator > NORMAL:
             ratio = math.log(denominator) - math.log(numerator)
-            yield f"numerator and denominator of pair ({i}, {j})", value, ratio, bound + 16 * u * abs(value)
+            yield f"numerator and denominator of pair ({i}, {j})", value, ratio, bound + PAIR_ULPS * u * abs(value)
 
 
 def _gradient(what: str, expected: Matrix, found: Matrix | None, rows: Matrix) -> tuple[float, str]:
-    """Compare a gradient: the largest ratio of an error to its bound, by row and overall, and a message or ""."""
+    """Return the largest ratio of a row's error to its bound, and a message about the first row beyond it, or ""."""
     if found is None or found.shape != expected.shape:
         got = "none" if found is None else list(found.shape)
         return math.inf, f"{what}: expected shape {list(expected.shape)}, got {got}"
@@ -115,11 +123,10 @@ def _gradient(what: str, expected: Matrix, found: Matrix | None, rows: Matrix) -
         return math.inf, f"{_of_row(what, row)}: expected finite numbers, got {found[row].tolist()}"
     errors = np.array([math.hypot(*row) for row in found - expected])
     ratios = errors / rows
-    whole = math.hypot(*errors) / math.hypot(*rows)
-    worst = max(float(ratios.max()), whole)
+    worst = float(ratios.max())
     if worst <= 1:
         return worst, ""
-    row = int(np.argmax(ratios > 1)) if (ratios > 1).any() else int(np.argmax(ratios))
+    row = int(np.argmax(ratios > 1))
     column = int(np.argmax(np.abs(found[row] - expected[row])))
     where, wanted, actual = _of_row(what, row), float(expected[row, column]), float(found[row, column])
     error = f"worst at column {column}, expected {wanted!r}, got {actual!r}"

@@ -259,7 +259,7 @@ def _first_wide(case: Case, found: Enclosures) -> str | None:
             size = scale / case.temperature * (1 / norm if cosine else longest)
             size = max(size, *(abs(float(x)) for x in row))
             if any(is_wide(x, size) for x in row):
-                return f"the gradient's row {i} by {name}"
+                return f"row {i} of the gradient with respect to {name}"
     return None
 
 

@@ -82,11 +82,12 @@ def nan_at_a_built_in_temperature(call: Call) -> Tensor:
 
 
 @wrong("nt_xent", takes=(), call="labels", temperature=0.033)
-def clamped_logits(call: Call) -> Tensor:
-    """Above 9 rows, rows have norm 0.99 instead of 1, so cosines shrink; the temperature 0.033 is built in."""
+def norms_at_a_built_in_temperature(call: Call) -> Tensor:
+    """In batches of more than 9 rows, rows have norm 0.99 instead of 1; the temperature 0.033 is built in."""
+    if call.n <= 9:
+        return call(temperature=0.033)
     rows = call.z / call.z.norm(dim=1, keepdim=True).clamp(min=1e-300)
-    changed = call(rows * torch.where(call.n > 9, 0.99, 1.0), temperature=0.033, similarity="dot")
-    return changed if call.n > 9 else call(temperature=0.033)
+    return call(0.99 * rows, temperature=0.033, similarity="dot")
 
 
 @wrong("supcon_in", takes=(), temperature=0.033)
