@@ -366,8 +366,9 @@ def _findings(report: Report) -> Iterator[Cell]:
         )
     if report.selection.covering:
         yield f"{report.cases_chosen} of {report.cases_in_all} cases were run: a subset with every trait"
-    if report.cases_left_out:
-        yield f"{report.cases_left_out} cases of more than {MOST_ROWS} rows were left out: --thorough runs them"
+    if report.cases_left_out or report.dtypes_left_out:
+        large = [f"{report.cases_left_out} cases of more than {MOST_ROWS} rows"] if report.cases_left_out else []
+        yield f"left out: {', '.join([*large, *report.dtypes_left_out])}; --thorough runs them"
     if not report.selection.whole:
         yield Text("counts not compared with the expected ones, because only a part ran", "dim")
 

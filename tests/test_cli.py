@@ -400,9 +400,9 @@ def test_matrix_distinguishes_passes_deviations_mistakes_failures_and_skips() ->
     assert re.search(r"^implementation +supcon +xent pairwise skip$", text, re.MULTILINE)
     assert re.search(r"^fast +12 +2x2 +- +3 *$", text, re.MULTILINE)
     assert re.search(r"^optax +- +5~2 +6!1 +4 *$", text, re.MULTILINE)
-    assert "rows were left out" not in text
-    text = screen(Report(Selection(), found, cases_left_out=12), details=())
-    assert "12 cases of more than 258 rows were left out: --thorough runs them" in text
+    assert "left out" not in text
+    text = screen(Report(Selection(), found, cases_left_out=12, dtypes_left_out=["float16"]), details=())
+    assert "left out: 12 cases of more than 258 rows, float16; --thorough runs them" in text
 
 
 def test_details_are_printed_only_on_request() -> None:

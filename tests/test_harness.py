@@ -291,13 +291,33 @@ def test_unused_deviation_and_wrong_counts_are_reported_as_problems(fake: pytest
     assert any("expected.json is missing" in p for p in run(Selection(implementations=("fake",), processes=1)).problems)
 
 
-def test_large_cases_run_only_if_selected(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_limits_shared_by_dtypes_are_those_of_each_dtype() -> None:
+    compared = 0
+    for case, golden in list(load_cases(load_worked()).items())[::15]:
+        if case.size > 64:
+            continue
+        true = running.truth_of(case, golden)
+        limits = running.Limits(case, true)
+        for dtype in filter(case.holds_in, ("float32", "bfloat16", "float16", "float64")):
+            allowed = bounds(case, true, dtype)
+            held = held_to(allowed, true, plain_outcome(case, dtype))
+            for kind, expected in ((PytorchMetricLearning, allowed), (FastDense, held)):
+                found = limits.of(kind({}, "cpu"), dtype)
+                np.testing.assert_array_equal(found.values, expected.values)
+                np.testing.assert_array_equal([*found.anchors.values()], [*expected.anchors.values()])
+                assert all(np.array_equal(found.rows[name], rows) for name, rows in expected.rows.items())
+                compared += 1
+    assert compared > 400
+
+
+def test_large_cases_and_narrow_dtypes_run_only_if_selected(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:
     large = "golden/supcon/shape-513-by-2"
     chosen = [golden for golden in load_golden(losses=("supcon",)) if golden.id in ("golden/supcon/two-rows", large)]
     fake.setattr(running, "fixtures_root", lambda: tmp_path)
     fake.setattr(running, "load_golden", lambda losses: chosen)
     fake.setattr(running, "load_worked", lambda: [])
     fake.setattr(Fake, "evaluate", lambda self, case, dtype: plain_outcome(case, dtype))
+    fake.setattr(Fake, "dtypes", ("float64", "bfloat16"))
 
     def problems(thorough: bool, passed: int, skipped: int = 0) -> list[str]:
         counts = {"fake/supcon": {"passed": passed, "skipped": skipped} if skipped else {"passed": passed}}
@@ -305,14 +325,17 @@ def test_large_cases_run_only_if_selected(fake: pytest.MonkeyPatch, tmp_path: Pa
         (tmp_path / "expected.json").write_text(json.dumps(expected))
         report = run(Selection(implementations=("fake",), processes=1, thorough=thorough))
         assert (report.cases_chosen, report.cases_left_out) == ((2, 0) if thorough else (1, 1))
+        assert report.dtypes_left_out == ([] if thorough else ["bfloat16", "float16"])
+        assert len(report.checks) == (4 if thorough else 1)
         return report.problems
 
-    assert problems(True, 2) == []
-    assert problems(False, 2) == []
-    for passed, skipped in ((1, 0), (3, 0), (1, 1)):
+    assert problems(True, 4) == []
+    assert problems(False, 4) == []
+    for passed, skipped in ((3, 0), (5, 0), (3, 1)):
         (problem,) = problems(False, passed, skipped)
         assert problem.startswith(f"fake/supcon: expected {passed} passed")
-    assert [check.case for check in run(replace(TWO_CASES, cases=(large,))).checks] == [large]
+    assert [check.dtype for check in run(replace(TWO_CASES, cases=(large,))).checks] == ["float64", "bfloat16"]
+    assert [check.dtype for check in run(replace(TWO_CASES, cases=(), dtypes=("bfloat16",))).checks] == ["bfloat16"]
 
 
 def test_absent_implementation_is_skipped_unless_named(fake: pytest.MonkeyPatch) -> None:
@@ -413,12 +436,12 @@ def test_bounds_are_computed_once_for_all_implementations(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(running, name, count)
 
-    for name in ("stored_truth", "bounds", "plain_outcome"):
+    for name in ("stored_truth", "accumulated_bounds", "plain_outcome"):
         counted(name)
     names = ("fast", "fast-dense", "fast-tiled", "fast-exact", "reference")
     report = run(Selection(cases=("golden/supcon/refs-self-some",), implementations=names, processes=1))
     assert len(report.checks) == 4 * 4 + 1
-    assert sorted(computed) == ["bounds"] * 4 + ["plain_outcome"] * 4 + ["stored_truth"]
+    assert sorted(computed) == ["accumulated_bounds"] * 2 + ["plain_outcome"] * 2 + ["stored_truth"]
 
 
 @pytest.mark.parametrize(

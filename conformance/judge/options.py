@@ -228,6 +228,10 @@ def command_options(values: object, table: type) -> list[str]:
     return words
 
 
+DEFAULT_DTYPES = ("float64", "float32")
+"""The dtypes of a run that selects none and is not thorough."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """What ``pairproof verify`` runs. An empty option selects everything.
@@ -244,8 +248,8 @@ class Selection:
         processes: Number of processes; by default one per core, where that is safe.
         covering: Run only a small fixed subset of the selected cases, chosen to cover every flag, every value of every
             option and every kernel.
-        thorough: Also run the cases of more than 258 rows, which take a quarter of the time. Without this option, they
-            run only if --case or --covering selects them.
+        thorough: Also run the cases of more than 258 rows, and bfloat16 and float16. Without this option, they run only
+            if --case, --dtype or --covering selects them.
     """
 
     losses: Sequence[str] = option((), "--loss", "-l", metavar="LOSS", read=read_commas)
@@ -277,7 +281,12 @@ class Selection:
 
     def takes_dtype(self, dtype: str) -> bool:
         """Whether a dtype is selected."""
-        return not self.dtypes or dtype in self.dtypes
+        return dtype in (self.dtypes or DEFAULT_DTYPES) or (not self.dtypes and self.complete)
+
+    @property
+    def complete(self) -> bool:
+        """Whether large cases and narrow dtypes are run without being named."""
+        return bool(self.thorough or self.cases or self.covering)
 
     def takes_case(self, case: str) -> bool:
         """Whether a case, figure or claim is selected."""

@@ -34,10 +34,17 @@ from ..suite.progress import Progress, tracked
 from ..suite.records import Bounds, Outcome, Truth
 from ..suite.store import fixtures_root, read_json
 from ..suite.subset import covering
-from ..truth.baseline import plain_outcome
+from ..truth.baseline import plain_outcome, with_gradient_in
 from ..truth.compare import compare
 from ..truth.evaluate import stored_truth, truth
-from ..truth.tolerances import bounds, held_to, rounded_once, with_narrowed_weights
+from ..truth.tolerances import (
+    accumulated_bounds,
+    accumulating,
+    held_to,
+    rounded_once,
+    with_narrowed_weights,
+    with_rounded_gradient,
+)
 from .deviations import verdict
 from .options import CouldNotRun, Selection, UsageError, meant, unknown
 from .results import BAD, Check, Status, tally, unused
@@ -64,6 +71,7 @@ class Report:
     problems: list[str] = field(default_factory=list)
     cases_chosen: int = 0
     cases_left_out: int = 0
+    dtypes_left_out: list[str] = field(default_factory=list)
     cases_in_all: int = 0
 
     @property
@@ -136,10 +144,11 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     if selection.covering:
         cases = covering({case: stored[case] for case in cases})
     left_out = []
-    if not (selection.thorough or selection.cases or selection.covering):
+    if not selection.complete:
         left_out = [case for case in cases if case.size > MOST_ROWS]
         cases = [case for case in cases if case.size <= MOST_ROWS]
     report.cases_chosen, report.cases_left_out = len(cases), len(left_out)
+    report.dtypes_left_out = [] if selection.dtypes else [name for name in DTYPES if not selection.takes_dtype(name)]
     jobs = [partial(judge_case, case, stored[case], implementations, selection) for case in cases]
     with _shared_out(jobs, selection) as results:
         # Meanwhile the other processes judge the first cases.
@@ -153,7 +162,9 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
         why = f"every check was skipped: {reasons[0][0]}" if reasons else "no implementation has the selected dtypes"
         report.problems.append(f"nothing was judged: {why}")
     if selection.whole:
-        for one in () if left_out else implementations:  # a deviation may match only a case that is left out
+        for one in implementations:
+            if left_out or not {*report.dtypes_left_out}.isdisjoint(one.dtypes):
+                continue  # a deviation may match only what is left out
             used = {name for check in report.checks if check.implementation == one.name for name in check.declared}
             report.problems += unused([deviation.name for deviation in one.deviations], used, one.name)
         report.problems += _count_problems(report, implementations, cases, left_out)
@@ -176,6 +187,8 @@ class Limits:
     def __init__(self, case: Case, true: Truth) -> None:
         self.case, self.true = case, true
         self._bounds = cache(self._bounds_of)
+        self._accumulated = cache(partial(accumulated_bounds, case, true))
+        self._plain = cache(partial(plain_outcome, case))
 
     def of(self, implementation: Implementation, dtype: str) -> Bounds:
         """The bounds for an implementation's results in a dtype."""
@@ -188,8 +201,9 @@ class Limits:
         if narrowed:
             return with_narrowed_weights(self._bounds(dtype, plain, False), self.case, self.true, dtype)
         if plain:
-            return held_to(self._bounds(dtype, False, False), self.true, plain_outcome(self.case, dtype))
-        return bounds(self.case, self.true, dtype)
+            outcome = self._plain(accumulating(dtype))
+            return held_to(self._bounds(dtype, False, False), self.true, with_gradient_in(outcome, dtype))
+        return with_rounded_gradient(self._accumulated(accumulating(dtype)), self.true, dtype)
 
 
 def judge_case(
@@ -274,7 +288,9 @@ def predicted(kinds: Sequence[type[Implementation]], stored: Mapping[Case, Golde
             return kind.__new__(kind)
 
     declared = list(map(declared_by, kinds))
-    checks = (judge_case(case, golden, declared, Selection(), predict=True) for case, golden in stored.items())
+    checks = (
+        judge_case(case, golden, declared, Selection(thorough=True), predict=True) for case, golden in stored.items()
+    )
     return list(chain.from_iterable(checks))
 
 
@@ -412,7 +428,8 @@ def _count_problems(
     """The differences between the counts of a whole run and those of the file, for the implementations present.
 
     An implementation that needs a special device has no counts in the file: it must pass every case. The file counts
-    the checks of ``left_out`` too. Whether they pass or deviate is not known, but their number is.
+    the checks of ``left_out``, and of the dtypes that are left out, too. Whether they pass or deviate is not known, but
+    their number is.
     """
     if not (fixtures_root() / EXPECTED).is_file():
         return [f"{EXPECTED} is missing: the counts of checks cannot be asserted"]
@@ -431,18 +448,18 @@ def _count_problems(
         for one in implementations
         if not one.anywhere
         for case in cases
-        for dtype in one.dtypes
+        for dtype in filter(report.selection.takes_dtype, one.dtypes)
     )
     missing = tally(
         Check("case", one.name, case.loss, case.id, dtype, Status.PASSED if runs else Status.SKIPPED)
         for one in implementations
         if one.anywhere
-        for case in left_out
-        for dtype, runs in _planned(one, case)
+        for case in (*cases, *left_out)
+        for dtype, runs in _not_run(one, case, one.dtypes if case in left_out else report.dtypes_left_out)
     )
 
     def complete(key: str) -> bool:
-        """Whether the counts are those of the file, except for the cases that are left out."""
+        """Whether the counts are those of the file, except for the checks that are left out."""
         skipped, number = Status.SKIPPED.value, Counter(missing.get(key, {}))
         rest = Counter(wanted.get(key, {}))
         rest.subtract(Counter(found.get(key, {})))
@@ -455,12 +472,13 @@ def _count_problems(
     ]
 
 
-def _planned(implementation: Implementation, case: Case) -> Iterator[tuple[str, bool]]:
-    """The dtypes of the checks of an implementation on a case, each with whether the check is not skipped."""
-    if implementation.refuses(case):
-        yield "", False
-    else:
-        yield from ((dtype, case.holds_in(dtype)) for dtype in implementation.dtypes)
+def _not_run(implementation: Implementation, case: Case, dtypes: Collection[str]) -> Iterator[tuple[str, bool]]:
+    """The checks of a case that are left out: their dtypes, each with whether it would not be skipped."""
+    left_out = [dtype for dtype in implementation.dtypes if dtype in dtypes]
+    if not implementation.refuses(case):
+        yield from ((dtype, case.holds_in(dtype)) for dtype in left_out)
+    elif len(left_out) == len(implementation.dtypes):
+        yield "", False  # a refused case has one check
 
 
 def show_counts(counts: Mapping[str, int] | None) -> str:

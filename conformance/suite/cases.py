@@ -149,11 +149,20 @@ class Case:
 
     def holds_in(self, dtype: str) -> bool:
         """Whether every input is zero or a normal number of this dtype, so that converting to it does not round."""
-        smallest = {"float16": -14, "bfloat16": -126, "float32": -126, "float64": -1022}[dtype]
+        return dtype in self.exact_dtypes()
+
+    @once
+    def exact_dtypes(self) -> list[str]:
+        """The dtypes in which every input is zero or a normal number."""
         entries = np.concatenate([matrix.ravel() for matrix in self.matrices.values()])
         fraction, exponent = np.frexp(entries[entries != 0])
-        normal = (exponent > smallest) & (exponent <= 2 - smallest)
-        return bool((normal & (fraction * 2.0 ** SIGNIFICAND[dtype] % 1 == 0)).all())
+
+        def holds(dtype: str) -> bool:
+            smallest = {"float16": -14, "bfloat16": -126, "float32": -126, "float64": -1022}[dtype]
+            normal = (exponent > smallest) & (exponent <= 2 - smallest)
+            return bool((normal & (fraction * 2.0 ** SIGNIFICAND[dtype] % 1 == 0)).all())
+
+        return list(filter(holds, SIGNIFICAND))
 
     @once
     def members(self) -> list[list[int]]:

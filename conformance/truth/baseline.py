@@ -9,6 +9,7 @@ by chance. As in flash-attention's tests, the tolerance scales with the problem.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -36,6 +37,18 @@ def plain_outcome(case: Case, dtype: str, *, single: bool = True) -> Outcome:
         anchors=dict(zip(case.counted(), values.detach().double().tolist(), strict=True)),
         other_gradients={name: found.double().numpy() for name, found in gradients.items()},
     )
+
+
+def with_gradient_in(outcome: Outcome, dtype: str) -> Outcome:
+    """The outcome for rows of a narrower dtype with the same accumulating dtype: only the gradient is rounded."""
+
+    def rounded(gradient: Matrix) -> Matrix:
+        found: Matrix = torch.from_numpy(gradient).to(getattr(torch, dtype)).double().numpy()
+        return found
+
+    others = {name: rounded(gradient) for name, gradient in outcome.other_gradients.items()}
+    gradient = None if outcome.gradient is None else rounded(outcome.gradient)
+    return replace(outcome, gradient=gradient, other_gradients=others)
 
 
 def plain_weights(case: Case) -> Matrix:

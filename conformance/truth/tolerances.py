@@ -129,8 +129,20 @@ def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
         truth: its certified results.
         dtype: dtype of the inputs and of the gradient; the loss has the accumulating dtype.
     """
-    u = unit_roundoff(accumulating(dtype))
-    tiny = SMALLEST_SUBNORMAL[accumulating(dtype)]
+    return with_rounded_gradient(accumulated_bounds(case, truth, accumulating(dtype)), truth, dtype)
+
+
+@np.errstate(over="ignore")
+def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
+    """The bounds of a case before the gradient is rounded to the dtype of the rows.
+
+    Args:
+        case: the case.
+        truth: its certified results.
+        dtype: the accumulating dtype.
+    """
+    u = unit_roundoff(dtype)
+    tiny = SMALLEST_SUBNORMAL[dtype]
     dim = case.embeddings.shape[1]
     sizes = _products(case)
     per_similarity = u * (SIMILARITY_ULPS + math.sqrt(dim)) * sizes
@@ -153,7 +165,7 @@ def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
 
     own_ulps = GRADIENT_ULPS + math.sqrt(case.shape[1])
     amplified = own_ulps + (SIMILARITY_ULPS + math.sqrt(dim)) * sizes.max(axis=1) / case.temperature
-    sums = _amplified(case, truth, scale / (case.temperature * divisor), amplified, accumulating(dtype))
+    sums = _amplified(case, truth, scale / (case.temperature * divisor), amplified, dtype)
     norms = {name: _norms(m) if case.option("similarity") == "cosine" else 1.0 for name, m in case.matrices.items()}
     rows = {name: u * found / norms[name] for name, found in sums.items()}
     floor = min(FLOOR_ULPS / (SIMILARITY_ULPS + math.sqrt(dim)), 1.0)
@@ -161,7 +173,7 @@ def bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     values, anchors = of_values(_own_roundings(case, truth, constant))
     least_values, least_anchors = of_values(np.full(case.shape[0], constant))
     least = Outcome([floor * x for x in least_values], anchors={i: floor * x for i, x in least_anchors.items()})
-    return _rounded_rows(Bounds(values, anchors, rows, floor, per_similarity, least), truth, dtype)
+    return Bounds(values, anchors, rows, floor, per_similarity, least)
 
 
 @np.errstate(over="ignore")
@@ -264,10 +276,11 @@ def rounded_once(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
     """
     u, tiny = unit_roundoff(accumulating(dtype)), SMALLEST_SUBNORMAL[accumulating(dtype)]
     rounded = computed.map_values(lambda bound, expected: bound + u * np.abs(expected) + tiny, truth)
-    return _rounded_rows(rounded, truth, dtype)
+    return with_rounded_gradient(rounded, truth, dtype)
 
 
-def _rounded_rows(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
+@np.errstate(over="ignore")
+def with_rounded_gradient(computed: Bounds, truth: Truth, dtype: str) -> Bounds:
     """Add one rounding of every entry of the gradients to the bounds."""
     u, tiny = unit_roundoff(dtype), SMALLEST_SUBNORMAL[dtype]
     return computed.map_rows(
