@@ -135,8 +135,8 @@ def test_right_values_of_a_target_that_interferes_conform(
     assert errors.count("conforms: a fake verdict\n") == (1 if name == "prints" else 0)
 
 
-def test_patched_functions_do_not_reach_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "_identified", lambda *_: None)
+@pytest.mark.usefixtures("verdict_only")
+def test_patched_functions_do_not_reach_the_comparison() -> None:
     before = torch.linalg.vector_norm
     result = check_loss(f"{HOSTILE}:patches_torch", "supcon", cases=CASES)
     assert {check.case for check in result.failures if check.status is Status.FAILED} == {ODD}
@@ -242,7 +242,7 @@ ALL = [word for case in CASES for word in ("--case", case)]
     ("spec", "hostile", "code", "words"),
     [
         pytest.param("hostile.py:exits", "", 1, "the target ended its process (exit code 0)", marks=pytest.mark.slow),
-        ("hostile.py:leaves_a_thread", "", 0, "conforms at "),
+        pytest.param("hostile.py:leaves_a_thread", "", 0, "conforms at ", marks=pytest.mark.slow),
         ("hostile_import.py:wrong", "exits_at_the_end", 1, "does not conform at "),
         *(
             pytest.param("hostile_import.py:wrong", *others, marks=pytest.mark.slow)
