@@ -30,7 +30,7 @@ def below_a_hundredth(call: Call) -> Tensor:
 
 
 @wrong("supcon_in", takes=SMALL)
-def above_two(call: Call) -> Tensor:
+def between_two_and_eight(call: Call) -> Tensor:
     """Temperatures between 2 and 8 are clamped at 2."""
     t = float(call.temperature)
     return call(temperature=2.0 if 2 < t < 8 else t)
@@ -44,20 +44,20 @@ def integers(call: Call) -> Tensor:
 
 
 @wrong("nt_bxent")
-def hundreds(call: Call) -> Tensor:
+def four_decimals(call: Call) -> Tensor:
     """Temperatures are rounded to four decimals."""
     return call(temperature=max(round(float(call.temperature), 4), 1e-4))
 
 
 @wrong("supcon_epsilon", takes=SMALL)
-def low_temperature_without_epsilon(call: Call) -> Tensor:
-    """Between the temperatures 0.02 and 0.04, the mean divides by the number of rows minus 1."""
+def divisor_at_low_temperatures(call: Call) -> Tensor:
+    """At temperatures between 0.02 and 0.04, the mean divides by the number of rows minus 1."""
     return call() * call.n / (call.n - 1) if 0.02 < float(call.temperature) < 0.04 else call()
 
 
 @wrong("supcon", takes=(), temperature=2.5)
-def wrong_only_at_two_and_a_half(call: Call) -> Tensor:
-    """The softmax runs over the wrong rows at the built-in temperature 2.5 above 20 rows: their first is left out."""
+def first_row_at_a_built_in_temperature(call: Call) -> Tensor:
+    """In batches of more than 20 rows, no anchor is contrasted with the first row; the temperature 2.5 is built in."""
     if call.n <= 20:
         return call(temperature=2.5)
     return Call(call.loss, {**call.arguments, "temperature": 2.5}).without_columns(torch.arange(call.n) == 0)
@@ -113,7 +113,7 @@ class LearnedButDetached(nn.Module):
 
 @wrong("supcon", temperature=0.25)
 class LearnedWithAnotherGradient(nn.Module):
-    """The temperature is a parameter of the module; its gradient is that of the logarithm of the temperature."""
+    """The temperature is a parameter of the module; its gradient is divided by the temperature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,8 +126,8 @@ class LearnedWithAnotherGradient(nn.Module):
 
 
 @wrong("nt_xent", temperature=0.25)
-class LearnedAndClamped(nn.Module):
-    """The temperature is a parameter that is clamped at its start value, where the clamp's gradient is halved."""
+class LearnedWithHalfTheGradient(nn.Module):
+    """The temperature is a parameter of the module; its gradient is halved, as by ``torch.maximum`` on a tie."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,14 +142,14 @@ class LearnedAndClamped(nn.Module):
 
 @wrong("supcon_in")
 def temperature_given_as_a_tensor(call: Call) -> Tensor:
-    """A temperature that is a tensor is converted to an integer number of hundredths."""
+    """A temperature that is a tensor is rounded to two decimals."""
     t = call.temperature
     return call(temperature=round(float(t), 2)) if isinstance(t, Tensor) else call()
 
 
 @wrong("supcon_in")
-class ZeroAsTemperature(nn.Module):
-    """A temperature of 1 is taken for the default, 0.07: the constructor tests it against its identity."""
+class OneAsDefault(nn.Module):
+    """A temperature of 1, which the constructor takes for an unset argument, is replaced by 0.07."""
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()

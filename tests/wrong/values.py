@@ -10,7 +10,7 @@ from .base import SMALL, Call, wrong
 
 @wrong("supcon", "policies", takes=SMALL)
 def nan_rows(call: Call) -> Tensor:
-    """Rows with NaN are replaced by zeros, and the loss is finite: a diverged model goes unnoticed."""
+    """Rows with NaN are left out, and the loss is finite: a diverged model goes unnoticed."""
     bad = call.z.isnan().any(dim=1)
     if not bool(bad.any()):
         return call()
@@ -51,7 +51,7 @@ def zero_row_of_ones(call: Call) -> Tensor:
 
 @wrong("supcon", takes=SMALL)
 def negative_similarities(call: Call) -> Tensor:
-    """If every other similarity of an anchor is negative, its maximum is taken as 0, and a tiny sum is clamped."""
+    """The value of an anchor is halved if its largest logit is below -40."""
     unit = call.z / call.z.norm(dim=1, keepdim=True).clamp(min=1e-300)
     others = (unit @ unit.T).fill_diagonal_(-2).amax(dim=1) / float(call.temperature)
     return call.weighted(torch.where(others.detach() < -40, 0.5, 1.0)) if call.n > 2 else call()
@@ -65,36 +65,36 @@ def value_is_capped(call: Call) -> Tensor:
 
 
 @wrong("nt_xent", "range", takes=SMALL)
-def logits_above_80(call: Call) -> Tensor:
-    """The value is infinite where one over the temperature is above 88: exponentials of float32 without a maximum."""
+def inverse_temperature_above_88(call: Call) -> Tensor:
+    """In float32, the loss is infinite if 1/T is above 88, as for exponentials from which no maximum is subtracted."""
     large = 1 / float(call.temperature) > 88 and call.z.dtype == torch.float32
     return call() * torch.inf if large else call()
 
 
 @wrong("nt_xent_pairwise", "formula", takes=SMALL)
 def long_rows(call: Call) -> Tensor:
-    """Rows of norm above 100 are shifted by a constant vector that grows with the norm, so their cosines change."""
+    """Rows of norm above 100 are shifted by a multiple, up to 0.01, of the vector of ones, so their cosines change."""
     norm = call.z.norm(dim=1, keepdim=True)
     return call(call.z + (norm > 100) * (norm - 100) * 0.01 * torch.ones_like(call.z) / norm.clamp(min=1))
 
 
 @wrong("info_nce", "formula", takes=SMALL)
 def short_rows(call: Call) -> Tensor:
-    """Norms are clamped at 0.05, too early: rows of an untrained model are shorter."""
+    """Norms of the first tower are clamped at 0.05, so that rows of smaller norm do not get norm 1."""
     norm = call.z.norm(dim=1, keepdim=True)
-    return call(torch.cat([call.z / norm.clamp(min=0.05)])) if bool((norm >= 0.05).all()) else short(call, norm)
+    return call(call.z / norm.clamp(min=0.05)) if bool((norm >= 0.05).all()) else clamped_norms(call, norm)
 
 
-def short(call: Call, norm: Tensor) -> Tensor:
-    """InfoNCE of rows of the first tower that are shorter than 1 where their norm is below 0.05."""
+def clamped_norms(call: Call, norm: Tensor) -> Tensor:
+    """InfoNCE with the norms of the first tower clamped at 0.05: rows of smaller norm do not get norm 1."""
     a = call.z / norm.clamp(min=0.05)
     b = call.embeddings_b / call.embeddings_b.norm(dim=1, keepdim=True).clamp(min=1e-300)
     return call(a, embeddings_b=b, similarity="dot")
 
 
 @wrong("supcon_epsilon", takes=SMALL)
-def large_dot_products(call: Call) -> Tensor:
-    """Logits above 50 are clamped, in the value only."""
+def large_logits(call: Call) -> Tensor:
+    """If a logit is above 50 in magnitude, the loss and its gradient are 1 % too large."""
     logits = (call.z @ call.z.T / float(call.temperature)).detach().abs().amax()
     return call() * 1.01 if float(logits) > 50 else call()
 
