@@ -11,19 +11,23 @@ from .scalars import Scalar, order, total
 
 
 def dot(a: Sequence[Scalar], b: Sequence[Scalar]) -> Scalar:
-    """Return Σ_d a_d b_d."""
+    """Return Σ_d a_d b_d of two rows, [D] each."""
     return total(x * y for x, y in zip(a, b, strict=True))
 
 
 def scaled_row(row: Sequence[Scalar]) -> list[Scalar]:
-    """Return the row times a power of two, with its largest entry in [1/2, 1): exact, and squares stay in range."""
+    """Return the row, [D], times a power of two, so that its largest magnitude is in [1/2, 1).
+
+    This is exact, except that entries far below the largest may underflow. Two factors are used, because one power of
+    two could overflow.
+    """
     exponent = math.frexp(max(abs(order(x)) for x in row))[1]
     half = exponent // 2
     return [x * 2.0**-half * 2.0 ** (half - exponent) for x in row]
 
 
 def norm(row: Sequence[Scalar]) -> Scalar:
-    """Return ‖a‖ = sqrt(Σ_d a_d²)."""
+    """Return ‖a‖ = sqrt(Σ_d a_d²) of a row, [D]."""
     return np.sqrt(dot(row, row))
 
 

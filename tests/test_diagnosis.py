@@ -32,7 +32,7 @@ TABLE = [
     ),
     ("sums_inside", "supcon_in", "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing", ""),
     ("views_mixed_up", "supcon", "labels are repeated for stacked views, but views are interleaved", ""),
-    ("interleaved", "nt_xent", "views are read as interleaved, but they are stacked", ""),
+    ("interleaved", "nt_xent", "stacked views are read as interleaved", ""),
     (
         "weighted_directions",
         "info_nce",

@@ -85,7 +85,7 @@ CALLS = {name: CALLED[loss.positives_by] for name, loss in LOSSES.items()}
 @pytest.mark.parametrize("temperature", [0.07, pytest.param(0.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loss", list(LOSSES))
 def test_variant_of_every_loss_has_the_value_and_gradient_of_the_reference(loss, temperature):
-    call = CALLS.get(loss, "labels")
+    call = CALLS[loss]
     n = {"views": 10, "pairs": 9, "labels": 9}[call]
     leaf = drawn(5, [k % 4 for k in range(n)], 0.4).requires_grad_()
     batch = Batch(
@@ -120,11 +120,11 @@ def test_wrong_variants_have_descriptions():
     for call in {probes.call for probes in PROBES}:
         for right in known_losses(call):
             wrong = [*variations(right, call), *temperings(right)]
-            # The parts of a loss can be varied only if parts describe it.
+            # Only a loss that parts describe has variants of its parts; the others have fewer variants.
             assert len(wrong) > (30 if right.in_parts else 20)
             for variant in wrong:
-                # The epsilon of supcon_epsilon is right for a loss of the catalogue.
-                known = variant.guard == "each 1e-08" != right.guard
+                # Adding supcon_epsilon's epsilon is no mistake by itself, so it has no description.
+                known = variant.guard == "each 1e-08" and right.guard != variant.guard
                 assert len(variant.words()) == len(right.words()) + (not known)
 
 
@@ -214,7 +214,7 @@ def is_quick(loss, options):
 )
 def test_every_fast_loss_is_identified_with_its_options(loss, options):
     function = with_temperature(in_fast(loss, **options))
-    identification = found(function, call=CALLS.get(loss, "labels"), arrays="torch")
+    identification = found(function, call=CALLS[loss], arrays="torch")
     assert same_name(identification, loss, options), identification.lines()
     assert identification.match.gradient_error < 1e-6
     assert identification.temperature is None
@@ -223,7 +223,7 @@ def test_every_fast_loss_is_identified_with_its_options(loss, options):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_reference_loss_is_identified_by_its_values(loss):
     function = with_temperature(in_reference(loss))
-    identification = found(function, call=CALLS.get(loss, "labels"), arrays="numpy")
+    identification = found(function, call=CALLS[loss], arrays="numpy")
     assert same_name(identification, loss, {}), identification.lines()
     assert identification.match.gradient_error is None
 
@@ -242,7 +242,7 @@ def is_quick_temperature(loss, arrays, temperature):
 )
 def test_built_in_temperature_is_recovered(loss, arrays, temperature):
     function = in_fast(loss) if arrays == "torch" else in_reference(loss)
-    identification = found(built_in(function, temperature), call=CALLS.get(loss, "labels"), arrays=arrays)
+    identification = found(built_in(function, temperature), call=CALLS[loss], arrays=arrays)
     assert identification.temperature == pytest.approx(temperature, rel=1e-6)
     assert same_name(identification, loss, {}), identification.lines()
 
@@ -563,13 +563,16 @@ NOT_DISTINGUISHED = (
     "info_nce/queue-ignored",
     "info_nce/queue-detached",
 )
-"""Faults that no probe shows: lost digits, the ends of the range, a base temperature, or a queue."""
+"""Faults that the probes do not distinguish from the right loss.
+
+They lose digits, or show only at extreme values, with a base temperature or with a queue.
+"""
 
 
 @pytest.mark.parametrize("losses", [("info_nce",), pytest.param(tuple(LOSSES), marks=pytest.mark.slow)])
 def test_right_losses_are_not_named_as_faults(losses):
     for loss in losses:
-        call, function = CALLS.get(loss, "labels"), with_temperature(in_fast(loss))
+        call, function = CALLS[loss], with_temperature(in_fast(loss))
         identification = found(function, call=call, arrays="torch", faults=FAULTS)
         assert identification.faults == []
         # A remark on a difference makes it compare the target with the faults.
@@ -679,7 +682,10 @@ def bfloat16_inside(z_i, z_j):
     return (ce_of(z_i, z_j, 0.07) + ce_of(z_j, z_i, 0.07)) / 2
 
 
-UNIT = "rows: passed with norm 1, because no loss explains the answers to rows of other norms: check it --normalised"
+UNIT = (
+    "rows: passed with norm 1, because no loss explains the answers to rows of other norms; "
+    "to check the target, pass --normalised"
+)
 MOCO = "computes info_nce with direction=a_to_b"
 ADDED = "the other keys of the batch are added to the negatives"
 WEIGHTS = "but the directions a_to_b and b_to_a have the weights 0.3 and 0.7, not 1/2 each"
@@ -693,7 +699,7 @@ ODD = [
     ),
     (
         interleaves,
-        "but views are read as interleaved, but they are stacked",
+        "but stacked views are read as interleaved",
         "right for interleaved views: --call inter",
     ),
     (moco, f"{MOCO}; takes the temperature as an argument", ""),
@@ -761,7 +767,7 @@ def mean_square(x1, x2):
 
 @pytest.mark.parametrize("function", slow_except([byol], [byol, simsiam, cosine_embedding, mean_square]))
 def test_similarity_without_contrast_is_reported_as_unknown(function):
-    """A sum of exponentials with one dominant term is the same at many temperatures, so it determines none."""
+    """Without negatives the answers fit the loss at many temperatures, so none is reported."""
     identification = found(function)
     assert (identification.verdict, identification.exit_code) == ("none", 1)
     assert identification.temperature is None
@@ -802,7 +808,7 @@ def test_factor_that_depends_on_the_temperature_is_reported():
         call="labels",
         arrays="torch",
     )
-    assert other.wrong == ["the loss is multiplied by 1.5 at 0.5, 1.2 at 0.2"]
+    assert other.wrong == ["the loss is multiplied by 1.5 at temperature 0.5, 1.2 at temperature 0.2"]
     assert not any("differs" in remark for remark in other.remarks)
     assert other.match.factor_for(0.001) is None
 
@@ -868,7 +874,10 @@ def test_failing_target_raises_an_error():
 
 
 def pulled_baseline(logits, member, positive, *, sharpness="soft"):
-    """Softplus of the mean logit of the negatives minus that of the positives; not a published loss."""
+    """Softplus of the gap: the mean logit of the negatives minus that of the positives. Not a published loss.
+
+    With sharpness "hard", it is relu(gap + 1) instead.
+    """
     near = (logits * positive).sum(1) / positive.sum(1).clamp(min=1)
     negative = member & ~positive
     gap = (logits * negative).sum(1) / negative.sum(1).clamp(min=1) - near

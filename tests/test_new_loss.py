@@ -133,7 +133,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield root
 
 
-def test_verify(root: Path) -> None:
+def test_verify_passes_for_the_new_loss(root: Path) -> None:
     report = verify.run(Selection(losses=("hardest",), cases=("golden/hardest/*",)))
     judged = [check for check in report.checks if check.status is not Status.SKIPPED]
     assert {check.implementation for check in judged} == {"reference", "fast"}
@@ -158,12 +158,12 @@ def test_check_explains_a_mistake(root: Path) -> None:
     assert words.startswith("values are 2 times too small")
 
 
-def test_identify(root: Path) -> None:
+def test_new_loss_is_identified(root: Path) -> None:
     found = identify(hardest_loss, call="labels", arrays="torch")
     assert (found.verdict, found.loss) == ("match", "hardest")
 
 
-def test_explain(root: Path) -> None:
+def test_explain_describes_the_new_loss(root: Path) -> None:
     golden = explaining.find_golden("hardest/five-rows-0-5")
     text = "\n".join(explaining.describe(golden, load_flags()))
     assert "hardest_loss(embeddings, labels), a test" in text

@@ -10,7 +10,7 @@ FILES, FUNCTIONS = 8, 32
 
 @pytest.mark.parametrize("rows_per_class", [2, 16])
 def test_a_forward_pass_calls_few_functions_of_few_files(rows_per_class):
-    found = tool.entered(torch.arange(tool.ROWS) // rows_per_class)
+    found = tool.count_calls(torch.arange(tool.ROWS) // rows_per_class)
     assert ("supcon.py", "supcon_loss") in found
     assert ("engine/formulas.py", "value") in found
     assert len({path for path, _ in found}) <= FILES

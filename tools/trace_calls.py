@@ -19,11 +19,14 @@ from pairproof import fast
 ROWS, COLUMNS, CLASSES = 256, 128, 16
 
 
-def entered(labels: torch.Tensor) -> Counter[tuple[str, str]]:
-    """Count the calls of each function of the package by `supcon_loss` on random embeddings, by file and function.
+def count_calls(labels: torch.Tensor) -> Counter[tuple[str, str]]:
+    """Call `supcon_loss` on random embeddings, and return how often it calls each function of the package.
 
     Args:
         labels: int64 ``[N]``.
+
+    Returns:
+        The number of calls, by the file and the qualified name of the function.
     """
     package = Path(fast.__file__).parent
     embeddings = torch.randn(len(labels), COLUMNS, requires_grad=True)
@@ -46,7 +49,7 @@ def entered(labels: torch.Tensor) -> Counter[tuple[str, str]]:
 def main() -> None:
     """Print the counts for labels with several classes, and for labels with two rows per class."""
     for name, labels in (("classes", torch.arange(ROWS) % CLASSES), ("pairs", torch.arange(ROWS) // 2)):
-        found = entered(labels)
+        found = count_calls(labels)
         print(f"{name}: {len({path for path, _ in found})} files, {len(found)} functions, {found.total()} calls")
         for (path, function), count in found.items():
             print(f"    {path} {function} {count}")

@@ -45,7 +45,10 @@ from .variants import POLICIES, words_of
 PUBLISHED_BASE = 0.07
 """The base temperature of the original SupCon code. Other base temperatures look the same as a constant factor."""
 
-UNIT = "rows: passed with norm 1, because no loss explains the answers to rows of other norms: check it --normalised"
+UNIT = (
+    "rows: passed with norm 1, because no loss explains the answers to rows of other norms; "
+    "to check the target, pass --normalised"
+)
 
 FAR = 0.02
 """Relative distance from the answers above which the nearest variant says nothing about the target."""
@@ -316,7 +319,7 @@ def _report_temperature(found: Identification, match: Match) -> None:
 def _report_factor(found: Identification, search: Search, match: Match) -> None:
     """Report what the loss is multiplied by: a base temperature, another power of the temperature, or a number."""
     if match.scale is None:
-        factors = ", ".join(f"{_short(factor)} at {passed:g}" for passed, factor in match.factor.items())
+        factors = ", ".join(f"{_short(factor)} at temperature {passed:g}" for passed, factor in match.factor.items())
         found.wrong.append(f"the loss is multiplied by {factors}")
         return
     share, power = match.scale

@@ -253,7 +253,7 @@ INTERLEAVED_LABELS, STACKED_LABELS = (
     for labels, rows in (("interleaved", "stacked"), ("stacked", "interleaved"))
 )
 
-MIXED_UP = "views are read as interleaved, but they are stacked"
+MIXED_UP = "stacked views are read as interleaved"
 QUEUE_IGNORED = "the negatives that are passed are replaced by the other keys of the batch"
 QUEUE_ADDED = "the other keys of the batch are added to the negatives"
 

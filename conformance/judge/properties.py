@@ -7,7 +7,7 @@ again, and reports a violation if the results on these cases break the relation.
     subject = Subject.of(Fast({}, "cpu"), "float32")
     for prop in PROPERTIES:
         for loss in prop.losses:
-            found = hunt(prop, loss, [subject])          # found.violation, found.asked
+            found = hunt(prop, loss, [subject])          # found.violation, found.tested
 
 A subject refuses the cases that it does not support. ``options={"reduction": "mean", "anchors": None}`` restricts what
 is drawn.
@@ -190,7 +190,7 @@ class Hunt:
     """The result of ``hunt``: the first violation, or None; and the number of batches that each subject supported."""
 
     violation: str | None
-    asked: Mapping[str, int]
+    tested: Mapping[str, int]
 
 
 def hunt(
@@ -219,7 +219,7 @@ def hunt(
     hypothesis = _hypothesis()
     asked = {subject.name: 0 for subject in subjects}
 
-    # Hypothesis derives its seed from the source of this function.
+    # Hypothesis derives its seed from the source of this function, so a change of its names changes the batches.
     def ask(case: Case) -> None:
         for subject in subjects:
             try:

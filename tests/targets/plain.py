@@ -1,4 +1,4 @@
-"""The reference's loops as a numpy target, with every option by keyword."""
+"""The reference's loops as numpy targets: ``supcon`` takes every option, ``nt_xent`` labels and the temperature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def supcon(embeddings: np.ndarray, labels: np.ndarray | None = None, **options) 
 
 
 def nt_xent(embeddings: np.ndarray, labels: np.ndarray, temperature: float) -> float:
-    """By labels, with two rows per label."""
+    """The loss of the reference by labels, with two rows per label."""
     partners = [
         int(np.flatnonzero((labels == label) & (np.arange(len(labels)) != i))[0]) for i, label in enumerate(labels)
     ]
