@@ -8,6 +8,7 @@ import threading
 import time
 
 import torch
+from hostile import raises_other_letters  # noqa: F401 - a target
 from losses import without_other_positives
 
 ATTACKS = {
