@@ -56,8 +56,8 @@ def test_poisoned_buffers_hold_no_valid_numbers() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("supcon_loss all", "pairs", "queue"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("supcon_in_loss one_positive", "epsilon")),
+        *("supcon_loss all", "pairs"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("supcon_in_loss one_positive", "epsilon", "queue")),
     ],
 )
 def test_number_of_shares_changes_only_rounding(

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 EVERY_KERNEL = ("supcon_loss all", "supcon_in_loss one_positive mask", "epsilon", "pairs", "partners", "queue")
 """Calls that together use every kernel."""
 MORE_CALLS = (*EVERY_KERNEL, "supcon_loss only_negatives references", "anchors", "both directions")
-QUICK = ("supcon_loss all", "pairs", "queue")
+QUICK = ("supcon_loss all", "pairs", "partners", "supcon_loss only_negatives references")
 """Calls of different kinds, for tests of what all kernels have in common; tests of the other calls are slow."""
 
 
@@ -110,7 +110,7 @@ def test_operators_pass_opcheck(name: str, dtype: torch.dtype, calls: dict[str, 
         torch.library.opcheck(operator, args)
 
 
-@pytest.mark.parametrize("name", MORE_CALLS)
+@quick_first(MORE_CALLS)
 def test_functional_transforms_equal_the_backward_pass(name: str, calls: dict[str, Any]) -> None:
     call = calls[name]
     given = (call.rows, *call.others)
@@ -126,7 +126,7 @@ def test_functional_transforms_equal_the_backward_pass(name: str, calls: dict[st
     assert_close([output, *back(torch.tensor(2.0))], [value, *(2 * gradient for gradient in true)])
 
 
-@pytest.mark.parametrize("name", EVERY_KERNEL)
+@quick_first(EVERY_KERNEL)
 def test_second_derivative_equals_the_exact_backend(name: str, calls: dict[str, Any]) -> None:
     """The second derivative is computed both by `torch.func` and by autograd."""
     call = calls[name]
@@ -151,11 +151,10 @@ def test_second_derivative_equals_the_exact_backend(name: str, calls: dict[str, 
     assert_close([found], [true], 2e-5)
 
 
-@pytest.mark.parametrize("temperature", [0.4, 0.02])
-def test_gradient_of_a_learned_temperature_equals_the_exact_one(temperature: float, call: Any) -> None:
-    """The other gradients are compared too; each temperature is tested with half of the calls."""
-    if (len(call.others) + call.rows.shape[0] + int(call.rows.abs().sum())) % 2 == (temperature < 0.1):
-        temperature = 0.1
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in (1, 2))])
+def test_gradient_of_a_learned_temperature_equals_the_exact_one(turn: int, call: Any, calls: dict[str, Any]) -> None:
+    """The other gradients are compared too. The calls have three temperatures in turn."""
+    temperature = (0.4, 0.02, 0.1)[(list(calls.values()).index(call) + turn) % 3]
     found = []
     for backend, dtype in (("triton", torch.float32), ("exact", torch.float64)):
         learned = torch.tensor(temperature, dtype=torch.float32).to(dtype).requires_grad_()

@@ -17,6 +17,8 @@ from pairproof.fast.engine import device
 
 Tensor = torch.Tensor
 BAD = 3
+QUICK = ("supcon", "nt_xent", "nt_bxent")
+"""Losses of the three kinds of targets."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +37,9 @@ def spoilt(call: Any, what: float) -> Any:
     return type(call)(call.loss, rows, call.others)
 
 
-@pytest.mark.parametrize(("what", "temperature"), [(math.nan, 0.2), (math.inf, 0.01), (0.0, 0.2)])
+@pytest.mark.parametrize(
+    ("what", "temperature"), [(math.nan, 0.2), pytest.param(math.inf, 0.01, marks=pytest.mark.slow), (0.0, 0.2)]
+)
 def test_bad_rows_give_nan_as_in_the_torch_engine(call: Any, what: float, temperature: float) -> None:
     """Where a value or a gradient row of the torch engine is not finite, that of the kernels is not finite either."""
     given = spoilt(call, what)
@@ -50,7 +54,9 @@ def test_bad_rows_give_nan_as_in_the_torch_engine(call: Any, what: float, temper
         assert not bool(finite.any()), f"{int(finite.sum())} of {int(lost.sum())} are finite"
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "loss", [loss if loss in QUICK else pytest.param(loss, marks=pytest.mark.slow) for loss in LOSSES]
+)
 def test_error_cases_whose_values_are_not_checked_give_nan(loss: str) -> None:
     """Or an exception, if more than a value is wrong."""
     values = []
