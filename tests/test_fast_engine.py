@@ -701,8 +701,19 @@ def by_everything(
 EVERYTHING = [*TARGETS, *WITH_REFERENCES, "info_nce", "info_nce queue"]
 
 
-@pytest.mark.parametrize("form", SEAMS)
-@pytest.mark.parametrize("name", EVERYTHING)
+def forms_in_turn(first: int) -> pytest.MarkDecorator:
+    """Parametrize by everything and the engines of each kind: one engine for each name is fast, the others are slow."""
+    return pytest.mark.parametrize(
+        ("name", "form"),
+        [
+            pytest.param(name, form, marks=() if (number + first) % len(SEAMS) == k else pytest.mark.slow)
+            for number, name in enumerate(EVERYTHING)
+            for k, form in enumerate(SEAMS)
+        ],
+    )
+
+
+@forms_in_turn(0)
 def test_gradient_of_the_temperature_is_right(name: str, form: str) -> None:
     for similarity, base in itertools.product(SIMILARITIES, (None, 0.3)):
         options = {"similarity": similarity, "base_temperature": base, "reduction": "none"}
@@ -718,8 +729,7 @@ def test_gradient_of_the_temperature_is_right(name: str, form: str) -> None:
             torch.testing.assert_close(call(*rows, hot).detach(), number, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", SEAMS)
-@pytest.mark.parametrize("name", EVERYTHING)
+@forms_in_turn(1)
 def test_second_derivatives_with_respect_to_every_input_are_right(name: str, form: str) -> None:
     """With respect to rows, references and temperature at once."""
     with engine(form) as backend:

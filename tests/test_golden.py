@@ -934,16 +934,15 @@ def test_installed_files_match_their_schemas(tmp_path: Path) -> None:
     rebuild.validate(Path(shutil.copytree(ROOT, tmp_path / "fixtures")))
 
 
-def test_copy_of_loaded_installed_files_is_validated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copied = Path(shutil.copytree(ROOT, tmp_path / "fixtures"))
-    path = copied / "golden/nt_bxent.json"
+def test_copy_of_loaded_installed_files_is_validated(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small / "golden/nt_bxent.json"
     data = json.loads(path.read_text(encoding="utf-8"))
     data["cases"][0]["unknown"] = 1
     path.write_text(json.dumps(data), encoding="utf-8")
-    write_manifest(copied)
+    write_manifest(small)
     with monkeypatch.context() as installed:
         for module in (store, golden):
             installed.setattr(module, "is_installed", lambda root: True)
-        load_golden(copied)
+        load_golden(small)
     with pytest.raises(FixtureError, match=r"golden/nt_bxent.json: \$.cases\[0\]: .*unknown"):
-        load_golden(copied)
+        load_golden(small)

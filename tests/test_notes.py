@@ -980,7 +980,13 @@ def test_every_number_and_term_of_a_note_is_true(loss: str) -> None:
     assert not {case: (false, left) for case, (false, left) in found.items() if false or left}
 
 
-@pytest.mark.parametrize("loss", FILES)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        loss if loss in ("nt_xent", "nt_bxent", "info_nce") else pytest.param(loss, marks=pytest.mark.slow)
+        for loss in FILES
+    ],
+)
 def test_a_note_with_another_number_is_not_true(loss: str) -> None:
     """Every number of every note is changed. "Above" and "up to" also hold of some other numbers."""
     missed = []

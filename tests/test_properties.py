@@ -407,10 +407,14 @@ def test_unknown_kind_raises_an_error() -> None:
         batches("supcon", "odd")
 
 
-def test_hypothesis_is_imported_only_to_draw_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow  # starts a process that imports torch
+def test_hypothesis_is_imported_only_to_draw_batches() -> None:
     program = "import sys, pairproof.conformance.judge.properties; print('hypothesis' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"
+
+
+def test_batches_without_hypothesis_name_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
