@@ -45,7 +45,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def tested() -> Iterator[Any]:
+def properties_and_losses() -> Iterator[Any]:
     """Yield every property with every loss and ten examples, which is slow, and a third of them with two examples."""
     for number, prop in enumerate(PROPERTIES):
         for k, loss in enumerate(prop.losses):
@@ -55,7 +55,7 @@ def tested() -> Iterator[Any]:
             yield pytest.param(prop, loss, 10, id=f"{prop.name}-{loss}-10", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("prop", "loss", "examples"), list(tested()))
+@pytest.mark.parametrize(("prop", "loss", "examples"), list(properties_and_losses()))
 def test_reference_and_fast_satisfy_the_property(prop: Property, loss: str, examples: int) -> None:
     found = hunt(prop, loss, OURS, examples=examples)
     assert found.violation is None, found.violation
