@@ -85,7 +85,7 @@ def one_direction(case: Case) -> Outcome:
 
 
 def anchors_alone(case: Case) -> Outcome:
-    """Rows that are not anchors are missing from the denominators too."""
+    """Denominators contain only the rows that are anchors."""
     kept = case.anchors()
     if len(kept) < 2:
         return honest(case)
@@ -154,7 +154,7 @@ def upper_triangle(case: Case) -> Mapping[str, Any]:
 
 
 def repeated_pairs_count(case: Case) -> Outcome:
-    """Repeated pairs are counted repeatedly."""
+    """A pair counts as often as it is listed."""
     found = honest(case)
     extra = len(case.arguments["positive_pairs"]) - len({tuple(pair) for pair in case.arguments["positive_pairs"]})
     return replace(found, values=[v * (1 + extra) for v in found.values], anchors=None)

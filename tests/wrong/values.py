@@ -20,7 +20,7 @@ def nan_rows(call: Call) -> Tensor:
 
 @wrong("info_nce", "policies", takes=SMALL)
 def nan_loss(call: Call) -> Tensor:
-    """A NaN is replaced by 0 in the result."""
+    """If an entry is NaN, the loss is 0."""
     z = call.z.nan_to_num()
     spoiled = bool(call.z.isnan().any() or call.embeddings_b.isnan().any())
     return z.sum() * 0 if spoiled else call()
