@@ -122,12 +122,12 @@ mutants: $(VENV_STAMP) ## count which of 660 mistakes the cases find
 	@echo "mutants: running the cases on 660 mutants, two at a time"
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/mutants.py --processes 2 $(ARGS)
 
-bench: $(VENV_STAMP) $(PEERS_STAMP) ## measure time, memory and errors into bench/results/
+bench: $(VENV_STAMP) $(PEERS_STAMP) $(ALL_PEERS_STAMP) ## measure time, memory and errors into bench/results/
 	@echo "bench: every form of every loss beside plain torch and the peers, N = 32 to 8192; up to an hour"
 	@$(BIN)/python -m bench $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 bench-quick: $(VENV_STAMP) $(PEERS_STAMP) ## measure N = 64, 256 and 1024; writes no files
-	@echo "bench-quick: every form of every loss beside plain torch and the peers, N = 64, 256 and 1024; three minutes"
+	@echo "bench-quick: every form of every loss beside plain torch, N = 64, 256 and 1024; less than three minutes"
 	@$(BIN)/python -m bench --quick $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 lint: $(VENV_STAMP) ## check style and layout; changes nothing

@@ -9,13 +9,13 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 try:
     import typer
     from rich.console import Console
-    from rich.progress import Progress
 except ImportError as error:  # the base install does not include the command line
     sys.exit(f'bench: the command needs {error.name}: pip install "pairproof[verify,bench]"')
 
@@ -26,9 +26,6 @@ from .peers import CAPTURED, Unavailable
 
 MISSED, COULD_NOT_RUN = 1, 3
 
-UNLIMITED = 1e9
-"""Number of seconds for the rounds of one pair of implementations if the number of rounds is given."""
-
 MORE_PROCESSES = 14
 """Number of additional processes that measure a floor that is missed."""
 
@@ -36,36 +33,22 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptio
 
 
 def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
-    """Run every job of a plan and return the report. Progress goes to stderr: a bar on a terminal, else lines."""
+    """Run every job of a plan and return the report. Progress goes to stderr."""
     console = Console(stderr=True)
     found: dict[str, Any] = {
         "format": report.FORMAT,
         "date": date,
-        "protocol": {
-            "device": plan.device,
-            "dtypes": plan.dtypes,
-            "backend": plan.backend,
-            "temperature": jobs.TEMPERATURE,
-            "columns": plan.columns,
-            "threads": 1,
-            "rounds": plan.rounds,
-            "pair_seconds": plan.pair_seconds,
-            "regimes": {name: jobs.REGIMES[name] for name, _ in plan.regimes},
-        },
+        "protocol": vars(plan) | {"temperature": jobs.TEMPERATURE, "threads": 1, "allocators": jobs.REGIMES},
         "machine": machine() | ({} if plan.on_cpu else {"gpu": cuda.device_facts(plan.device)}),
         "versions": versions(),
     }
     work = plan.work()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=sum(map(len, work.values())))
-        for table, some in work.items():
-            found[table] = []
-            for job in some:
-                progress.update(task, description=jobs.describe(job))
-                if not console.is_terminal:
-                    console.print(jobs.describe(job), markup=False, highlight=False)
-                found[table] += jobs.attempt(job)
-                progress.advance(task)
+    done, total = count(1), sum(map(len, work.values()))
+    for table, some in work.items():
+        found[table] = []
+        for job in some:
+            console.print(f"{next(done)}/{total} {jobs.describe(job)}", markup=False, highlight=False)
+            found[table] += jobs.attempt(job)
     if not plan.on_cpu:  # the jobs of the timings also measured the peaks
         names = (*jobs.SHAPE, "n", "implementation", "status", "reason")
         for row in found["timings"]:
@@ -98,10 +81,14 @@ def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Con
 
 
 def _record(found: dict[str, Any], console: Console) -> None:
-    """Write the figures of missed goals on ratios, from which `goals.floors` computes floors."""
-    missed = {goal["what"]: round(goal["value"], 3) for goal in goals.ratio_goals(found) if goal["met"] is False}
-    goals.MISSED.write_text(json.dumps(missed, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    console.print(f"written: {goals.MISSED}, {len(missed)} goals that are missed")
+    """Write the figures of missed goals on ratios, for `goals.floors`; keep those of forms that were not measured."""
+    figures = json.loads(goals.MISSED.read_text(encoding="utf-8"))
+    for goal in goals.ratio_goals(found):
+        figures.pop(goal["what"], None)
+        if goal["met"] is False:
+            figures[goal["what"]] = round(goal["value"], 3)
+    goals.MISSED.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    console.print(f"written: {goals.MISSED}, {len(figures)} goals that are missed")
 
 
 def _several(*flags: str, only: str) -> Any:
@@ -121,8 +108,10 @@ FLOORS = typer.Option(
     " For goals in bench/missed.json, the fraction is that of the figure in it.",
 )
 OUTPUT = typer.Option(help="Folder for the JSON and the plot. Default: bench/results for a full run, else none.")
-QUICK = typer.Option("--quick", help="Only N = 64, 256 and 1024, the default allocator, fewer rounds; writes nothing.")
-RECORD = typer.Option("--record", help="Write the figures of missed goals to bench/missed.json, with --quick.")
+QUICK = typer.Option(
+    "--quick", help="Only N = 64, 256 and 1024, the default allocator, fewer rounds and peers; writes nothing."
+)
+RECORD = typer.Option("--record", help="With --quick: write the figures of missed goals to bench/missed.json.")
 
 
 @app.command(epilog="Exit codes: 0 measured; 1 a floor is missed; 2 wrong command line; 3 could not run.")
@@ -241,12 +230,11 @@ def _plan(
         "dtypes": _names(given["dtype"], "--dtype", (jobs.FULL if on_cpu else jobs.DEVICE).dtypes, dtypes),
         "columns": _numbers(given["columns"], "--columns", 16),
         "rounds": rounds,
-        "pair_seconds": rounds and UNLIMITED,
+        "pair_seconds": rounds and jobs.UNLIMITED,
     }
     if sizes := _numbers(given["size"], "--size", 32):
-        regimes = tuple((name, max(most, *sizes)) for name, most in plan.regimes)
-        changes |= {"sizes": sizes, "corner_sizes": sizes, "regimes": regimes}
-        plan = replace(plan, memory_sizes=(), large=False, temperatures=())
+        changes |= {"sizes": sizes, "regimes": tuple((name, ()) for name, _ in plan.regimes)}
+        plan = replace(plan, memory_sizes=(), temperatures=())
     return replace(plan, **{key: value for key, value in changes.items() if value})
 
 

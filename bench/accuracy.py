@@ -19,11 +19,17 @@ BATCHES = 20
 FORMS = (NT_XENT, SUPCON, PAIRWISE_CLASSES)
 
 
+def names(form: str, device: str, dtype: str) -> list[str]:
+    """Return the implementations to measure, except those that take seconds per step or minutes to compile."""
+    found = [name for name in names_for(form, device, dtype) if name != SLOWEST]
+    return [name for name in found if not PEERS[name].compiled and not PEERS[name].tf32]
+
+
 def error_rows(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Run a job of kind "accuracy": one form at one temperature.
 
     Args:
-        job: form, n, d, temperature, batches (their number), backend, device, dtype.
+        job: form, names (of implementations), n, d, temperature, batches (their number), backend, device, dtype.
 
     Returns:
         One row per kind of batch and implementation, in the format that `bench.report` describes.
@@ -37,10 +43,7 @@ def error_rows(job: dict[str, Any]) -> list[dict[str, Any]]:
         ]
         batches = [(batch, truth.loss_and_gradient(batch, temperature)) for batch in made]
         smallest = min(expected[0] for _, expected in batches)
-        for name in names_for(form, job["device"], job["dtype"]):
-            # Leave out peers that take seconds per step or minutes to compile, or that run in another dtype.
-            if name == SLOWEST or PEERS[name].compiled or PEERS[name].tf32:
-                continue
+        for name in job["names"]:
             row: dict[str, Any] = {"kind": kind, "implementation": name, "smallest_loss": smallest}
             rows.append(row)
             with recorded(row):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .forms import CORNERS, RECIPES
-from .peers import GIB, NT_XENT, OURS, PAIRWISE, PAIRWISE_CLASSES, PLAIN, SKIPPED, SUPCON, TILED, TWO_VIEW
+from .peers import GIB, NT_XENT, OURS, PAIRWISE, PAIRWISE_CLASSES, PLAIN, SUPCON, TILED, TWO_VIEW
 
 MISSED = Path(__file__).with_name("missed.json")
 """The figures of goals on ratios that are not met yet, by the description of the goal."""
@@ -129,9 +129,9 @@ def ratio_goals(report: Row) -> list[Goal]:
     for n, part, against, forms, *values in RATIOS:
         for form, (regime, value) in product(forms, zip(("default", "tuned"), values, strict=True)):
             keys: dict[str, Any] = {"form": form, "n": n, "regime": regime}
-            if rows := _select(report["timings"], **keys):
-                rows = [row for row in rows if row["implementation"] != OURS]
-                row = _best(rows if against == "best" else _select(rows, implementation=against), f"{part}_ratio")
+            rows = [row for row in _select(report["timings"], **keys) if row["implementation"] != OURS]
+            if rows := rows if against == "best" else _select(rows, implementation=against):
+                row = _best(rows, f"{part}_ratio")
                 best = {"reason": row["implementation"]} if against == "best" and "reason" not in row else {}
                 goals.append(_ratio_goal({**row, **keys}, part, against, value, **best))
     return goals
@@ -182,7 +182,7 @@ def _accuracy_goals(report: Row) -> list[Goal]:
             if peers:
                 best = min(peers, key=lambda peer: float(peer[key]))
                 goal, judged = max(ACCURACY_FACTOR * best[key], goal), {"reason": best["implementation"]} | row
-            goals.append(_goal(what, "at most", goal, judged, key, accuracy=True))
+            goals.append(_goal(what, "at most", goal, judged, key))
     return goals
 
 
@@ -194,8 +194,8 @@ def judge(report: Row) -> list[Goal]:
 
     Returns:
         Objects with ``what``, ``sense`` ("at least" or "at most"), ``goal``, ``value`` (None: not measured), ``met``
-        (None: not measured) and ``reason`` (the best peer, or what is missing); ``accuracy`` is true for goals of the
-        accuracy table.
+        (None: not measured) and ``reason`` (the best peer, or what is missing); for goals on ratios also ``form``,
+        ``n``, ``regime``, ``part`` and ``against``.
     """
     large = [_memory_goal(report["large"], LARGE_MEMORY)] if report["large"] else []
     return ratio_goals(report) + _share_goals(report) + memory_goals(report) + large + _accuracy_goals(report)
@@ -214,8 +214,6 @@ def floors(report: Row, fraction: float, missed: Mapping[str, float]) -> list[Go
     """
     found = []
     for goal in ratio_goals(report):
-        if goal["reason"] == SKIPPED:
-            continue
         figure = missed.get(goal["what"])
         limit = fraction * (goal["goal"] if figure is None else min(figure, goal["goal"]))
         note = "" if figure is None else f" (floor of a goal that is not met yet, {goal['goal']:.3g})"

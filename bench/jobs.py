@@ -19,7 +19,7 @@ from .peers import (
     OURS,
     PAIRWISE,
     PAIRWISE_CLASSES,
-    SKIPPED,
+    PLAIN,
     SLOWEST,
     SUPCON,
     TWO_VIEW,
@@ -42,6 +42,9 @@ LARGE = 65536
 """Number of rows of the large step. Above it, only `GRADIENT_ROWS` rows of a gradient are compared with float64."""
 
 GRADIENT_ROWS = 512
+QUICK_SIZES = (64, 256, 1024)
+"""Numbers of rows of a quick run, and of drawn combinations in a full run."""
+
 CAPTURED_UP_TO = 4096
 """Number of rows up to which a step on a GPU is also replayed as a CUDA graph: launching kernels dominates there."""
 
@@ -53,8 +56,7 @@ class Plan:
     Attributes:
         forms: names of `forms.RECIPES`.
         sizes: numbers of rows for the timings.
-        regimes: names of `REGIMES`, with the largest number of rows that is timed.
-        corner_sizes: numbers of rows for the timings of drawn combinations of options.
+        regimes: names of `REGIMES`, with the sizes that are timed; none: all.
         memory_sizes: numbers of rows for the peaks of memory; the peers are measured at the first of them only.
         memory_forms: names of `forms.FORMS`, for the peaks of memory.
         rounds: maximum number of rounds.
@@ -62,8 +64,8 @@ class Plan:
         sample_seconds: duration of one sample; short steps are repeated.
         errors_up_to: number of rows up to which errors are measured with the timings.
         temperatures: temperatures of the accuracy table.
-        large: whether to measure the one step with `LARGE` rows.
-        every_peer: whether to measure `SLOWEST` in every form, and the memory of all peers.
+        full: whether to measure all peers in every form, their memory, and a step of `LARGE` rows. If not, peers are
+            measured only in the forms with goals beside them, and `SLOWEST` only in pairwise NT-Xent.
         columns: numbers of columns of the embeddings.
         dtypes: names of `forms.DTYPES`.
         device: "cpu" or a CUDA device. On CUDA, timings measure memory too, so `memory_sizes` is empty.
@@ -72,17 +74,15 @@ class Plan:
 
     forms: tuple[str, ...] = (*FORMS, *CORNERS)
     sizes: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-    regimes: tuple[tuple[str, int], ...] = (("default", 8192), ("tuned", 4096))
-    corner_sizes: tuple[int, ...] = (64, 256, 1024)
+    regimes: tuple[tuple[str, tuple[int, ...]], ...] = (("default", ()), ("tuned", (256, 1024, 4096)))
     memory_sizes: tuple[int, ...] = (4096, 8192)
     memory_forms: tuple[str, ...] = tuple(FORMS)
     rounds: int = 15
-    pair_seconds: float = 8.0
-    sample_seconds: float = 0.03
+    pair_seconds: float = 6.0
+    sample_seconds: float = 0.02
     errors_up_to: int = 1024
     temperatures: tuple[float, ...] = accuracy.TEMPERATURES
-    large: bool = True
-    every_peer: bool = True
+    full: bool = True
     columns: tuple[int, ...] = (COLUMNS,)
     dtypes: tuple[str, ...] = ("float32",)
     device: str = "cpu"
@@ -101,21 +101,24 @@ class Plan:
     def timings(self) -> list[Job]:
         """Return the timing jobs: one per form, number of columns, dtype and regime; on a GPU also per size."""
         found = []
-        for form, d, dtype, (regime, most) in product(self.forms, self.columns, self.dtypes, self.regimes):
-            corner = form in CORNERS
-            if corner and regime != "default":
-                continue
-            sizes = [n for n in (self.corner_sizes if corner else self.sizes) if n <= most]
+        for form, d, dtype, (regime, only) in product(self.forms, self.columns, self.dtypes, self.regimes):
+            sizes = [n for n in self.sizes if n in only or not only]
+            if form in CORNERS and self.sizes == Plan.sizes:
+                sizes = list(QUICK_SIZES)
             for some in [sizes] if self.on_cpu else [[n] for n in sizes]:
                 job = self._job("time", form, regime=regime, sizes=some)
-                if not corner:
-                    job |= {"d": d, "dtype": dtype}
+                job |= {} if form in CORNERS else {"d": d, "dtype": dtype}
                 job |= {key: getattr(self, key) for key in ("rounds", "pair_seconds", "sample_seconds")}
                 job["errors_up_to"] = self.errors_up_to if regime == "default" else 0
                 job["gradient_rows"] = GRADIENT_ROWS if max(some) > LARGE else None
                 job["captured"] = 0 if self.on_cpu else CAPTURED_UP_TO
-                job["skip"] = {} if self.every_peer or form == PAIRWISE else {SLOWEST: SKIPPED}
-                found.append(job)
+                job["names"] = names_for(form, self.device, dtype)
+                if not self.full:
+                    skipped = () if form == PAIRWISE else (SLOWEST,)
+                    beside = job["names"] if form in (*TWO_VIEW, PAIRWISE) else (OURS, PLAIN)
+                    job["names"] = [name for name in beside if name not in skipped]
+                if form in FORMS or regime == "default":
+                    found.append(job)
         return found
 
     def memories(self) -> list[Job]:
@@ -124,7 +127,7 @@ class Plan:
             self._job("memory", form, n=n, implementation=name)
             for n, form in product(self.memory_sizes, self.memory_forms)
             if form in self.forms
-            for name in (names_for(form) if self.every_peer and n == self.memory_sizes[0] else [OURS])
+            for name in (names_for(form) if self.full and n == self.memory_sizes[0] else [OURS])
         ]
 
     def accuracies(self) -> list[Job]:
@@ -132,7 +135,8 @@ class Plan:
         rows = accuracy.ROWS if self.on_cpu else accuracy.ACCELERATOR_ROWS
         forms = [form for form in accuracy.FORMS if form in self.forms]
         return [
-            self._job("accuracy", form, n=rows, batches=accuracy.BATCHES, temperature=temperature, dtype=dtype)
+            self._job("accuracy", form, n=rows, temperature=temperature, dtype=dtype, batches=accuracy.BATCHES)
+            | {"names": accuracy.names(form, self.device, dtype)}
             for dtype, form, temperature in product(self.dtypes, forms, self.temperatures)
         ]
 
@@ -143,7 +147,7 @@ class Plan:
 
     def larges(self) -> list[Job]:
         """Return the job of the step with `LARGE` rows, if the plan has it."""
-        wanted = self.large and PAIRWISE_CLASSES in self.forms
+        wanted = self.full and self.memory_sizes and PAIRWISE_CLASSES in self.forms
         return [self._job("memory", PAIRWISE_CLASSES, n=LARGE, implementation=OURS, anchors=512)] if wanted else []
 
     def work(self) -> dict[str, list[Job]]:
@@ -153,34 +157,15 @@ class Plan:
 
 
 FULL = Plan()
-QUICK = Plan(
-    forms=tuple(FORMS),
-    sizes=(64, 256, 1024),
-    regimes=(("default", 1024),),
-    memory_sizes=(4096,),
-    memory_forms=TWO_VIEW,
-    rounds=7,
-    pair_seconds=2.0,
-    sample_seconds=0.01,
-    errors_up_to=0,
-    temperatures=(),
-    large=False,
-    every_peer=False,
-)
+QUICK = replace(FULL, forms=tuple(FORMS), sizes=QUICK_SIZES, regimes=(("default", ()),), full=False, temperatures=())
+QUICK = replace(QUICK, memory_sizes=(4096,), memory_forms=TWO_VIEW, errors_up_to=0)
+QUICK = replace(QUICK, rounds=7, pair_seconds=2.0, sample_seconds=0.01)
 
-DEVICE = Plan(
-    forms=(NT_XENT, SUPCON, ONE),
-    sizes=(1024, 4096, 16384, 65536, 262144),
-    regimes=(("default", 1 << 30),),
-    memory_sizes=(),
-    pair_seconds=30.0,
-    errors_up_to=1 << 30,
-    temperatures=(0.01, 0.05, 0.1, 1.0),
-    large=False,
-    columns=(128, 512),
-    dtypes=("float32", "tf32", "bfloat16"),
-    device="cuda",
-)
+DEVICE_SIZES, DEVICE_DTYPES = (1024, 4096, 16384, 65536, 262144), ("float32", "tf32", "bfloat16")
+UNLIMITED = 1 << 30
+DEVICE = Plan((NT_XENT, SUPCON, ONE), DEVICE_SIZES, (("default", ()),), memory_sizes=())
+DEVICE = replace(DEVICE, columns=(128, 512), dtypes=DEVICE_DTYPES, device="cuda")
+DEVICE = replace(DEVICE, temperatures=(0.01, 0.05, 0.1, 1.0), pair_seconds=30.0, errors_up_to=UNLIMITED)
 """The plan for a GPU. Other forms are measured only if they are selected."""
 
 DEVICE_QUICK = replace(DEVICE, forms=TWO_VIEW, sizes=(4096, 16384), columns=(128,), rounds=7, temperatures=())
@@ -245,7 +230,7 @@ def attempt(job: Job) -> list[dict[str, Any]]:
         return [{**same, **row} for row in run(job)]
     except Unavailable as error:
         same |= {"status": "refused", "reason": str(error)}
-    names = [job["implementation"]] if "implementation" in job else names_for(job["form"], job["device"], job["dtype"])
+    names = [job["implementation"]] if "implementation" in job else job["names"]
     parts = {"time": [{"n": n} for n in job.get("sizes", ())], "accuracy": [{"kind": kind} for kind in KINDS]}
     parts["memory"] = [{"n": job.get("n")}]
     return [{**same, **part, "implementation": name} for part in parts[job["kind"]] for name in names]

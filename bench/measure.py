@@ -24,14 +24,15 @@ from torch import Tensor
 from . import truth
 from .forms import DTYPES, KINDS, RECIPES, Form, Step, make
 from .machine import field_bytes
-from .peers import CAPTURED, OURS, Implementation, Unavailable, load, names_for, ours
+from .peers import CAPTURED, OURS, Implementation, Unavailable, load, ours
 
 Inputs = tuple[Tensor, ...]
 Samples = npt.NDArray[np.float64]
 Shapes = dict[str, tuple[int, int | None, int | None]]
 
 LEAST_ROUNDS = 3
-"""Minimum number of rounds of a slow peer."""
+SLOW_SECONDS = 12.0
+"""Minimum number of rounds, and duration of a round above which there may be only one."""
 
 ROWS_TO_CHECK = 4096
 """Maximum number of rows for the comparison in float64. For a larger batch, a batch of this size is compared."""
@@ -260,9 +261,16 @@ class _Contender:
 
 
 class _Timing:
-    """A timing job at one size: its batches and their true values."""
+    """A timing job at one size: its batches and their true values.
 
-    def __init__(self, job: dict[str, Any], n: int, clock: Clock) -> None:
+    Args:
+        job: the job.
+        n: number of rows.
+        clock: the clock of the device.
+        checked: by number of rows, the true loss and the implementations that agree with it; it is extended.
+    """
+
+    def __init__(self, job: dict[str, Any], n: int, clock: Clock, checked: dict[int, tuple[float, set[str]]]) -> None:
         self.job, self.n, self.clock, self.temperature = job, n, clock, float(job["temperature"])
         self.dtype = DTYPES[job["dtype"]]
         self.form = self.batch("random", n)
@@ -273,7 +281,9 @@ class _Timing:
             kind: truth.loss_and_gradient(self.batch(kind, n), self.temperature, self.compared)
             for kind in (KINDS if n <= job["errors_up_to"] else ())
         }
-        self.trues = {n: self.truths["random"][0]} if self.truths else {}
+        self.checked = checked
+        if self.truths:
+            checked[n] = self.truths["random"][0], set()
 
     def batch(self, kind: str, n: int) -> Form:
         """Make a batch. It is rounded to the dtype: the true values are those of the rows that implementations get."""
@@ -284,17 +294,18 @@ class _Timing:
 
     def prepare(self, name: str, row: dict[str, Any]) -> _Contender:
         """Load, check and warm up an implementation."""
-        if name in self.job["skip"]:
-            raise Unavailable(self.job["skip"][name])
         implementation = load(name, self.job["backend"])
         row["version"] = implementation.version(implementation.loaded)
         implementation.check_memory(self.form.name, self.n, self.dtype, self.clock.available())
         rows = min(self.n, implementation.rows_to_check.get(self.form.name, ROWS_TO_CHECK))
         some = self.form if rows == self.n else self.batch("random", rows)
-        if rows not in self.trues:
+        if rows not in self.checked:
             with torch.no_grad():
-                self.trues[rows] = truth.loss_alone(some, self.temperature)
-        check_agreement(implementation, some, self.temperature, self.trues[rows])
+                self.checked[rows] = truth.loss_alone(some, self.temperature), set()
+        true, agreeing = self.checked[rows]
+        if name not in agreeing:
+            check_agreement(implementation, some, self.temperature, true)
+            agreeing.add(name)
         given = torch.float32 if implementation.tf32 else self.dtype
         row["errors"] = {}
         with precision_of(implementation):
@@ -304,9 +315,9 @@ class _Timing:
                 step, inputs = implementation.step(form, self.temperature), form.leaves(given)
                 if kind in self.truths and kind not in row["errors"]:
                     row["errors"][kind] = self.errors(kind, *evaluate(step, inputs))
-            if self.n in self.trues:
+            if self.n in self.checked:
                 with torch.no_grad():
-                    check_roughly(float(step(*inputs)), self.trues[self.n])
+                    check_roughly(float(step(*inputs)), self.checked[self.n][0])
             contender = _Contender(implementation, step, inputs, self.clock, self.job["sample_seconds"])
             if self.clock.on_device:
                 row["bytes"] = self.clock.peak(step, inputs)
@@ -323,7 +334,7 @@ class _Timing:
             replay()
             if kind in self.truths:
                 row["errors"][kind] = self.errors(kind, float(loss), _gradient(inputs))
-        check_roughly(float(loss), self.trues[self.n])
+        check_roughly(float(loss), self.checked[self.n][0])
         repeats = _repeats(self.clock.call(replay, 20), self.job["sample_seconds"])
         pairs = [ours.beside(lambda: self.clock.call(replay, repeats), number) for number in range(self.job["rounds"])]
         row |= {"rounds": len(pairs), "repeats": repeats}
@@ -344,12 +355,14 @@ class _Timing:
 
     def rounds(self, estimate: float) -> int:
         """Return the number of rounds for a pair of implementations, given the estimated seconds of one round."""
-        return min(int(self.job["rounds"]), max(LEAST_ROUNDS, int(self.job["pair_seconds"] / estimate)))
+        least = LEAST_ROUNDS if estimate < SLOW_SECONDS else 1
+        return min(int(self.job["rounds"]), max(least, int(self.job["pair_seconds"] / estimate)))
 
     def run(self) -> list[dict[str, Any]]:
         """Return one row per implementation."""
-        names, rows, peers = names_for(self.form.name, self.job["device"], self.job["dtype"]), {}, {}
-        for name in names:
+        rows: dict[str, dict[str, Any]] = {}
+        peers: dict[str, _Contender] = {}
+        for name in self.job["names"]:
             rows[name] = {"n": self.n, "implementation": name}
             with recorded(rows[name]):
                 peers[name] = self.prepare(name, rows[name])
@@ -401,17 +414,18 @@ def time_form(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:
     """Run a job of kind "time".
 
     Args:
-        job: form, sizes, d, temperature, dtype, device, backend, rounds, pair_seconds (for the rounds of one pair of
-            implementations, from which slow peers get fewer rounds), sample_seconds (duration of one sample: short
-            steps are repeated), errors_up_to (number of rows up to which errors are measured), skip (names that are
-            not measured, with the reason), gradient_rows (number of rows of the gradient to compare, None for all)
-            and captured (number of rows up to which the step is also replayed as a CUDA graph).
+        job: form, sizes, names (of implementations), d, temperature, dtype, device, backend, rounds, pair_seconds (for
+            the rounds of one pair of implementations, from which slow peers get fewer rounds), sample_seconds (duration
+            of one sample: short steps are repeated), errors_up_to (number of rows up to which errors are measured),
+            gradient_rows (number of rows of the gradient to compare, None for all) and captured (number of rows up to
+            which the step is also replayed as a CUDA graph).
         clock: the clock of the device.
 
     Returns:
         One row per size and implementation, in the format that `bench.report` describes; on a GPU with ``bytes``.
     """
-    return [row for n in job["sizes"] for row in _Timing(job, n, clock).run()]
+    checked: dict[int, tuple[float, set[str]]] = {}
+    return [row for n in job["sizes"] for row in _Timing(job, n, clock, checked).run()]
 
 
 def step_memory(job: dict[str, Any], clock: Clock) -> list[dict[str, Any]]:

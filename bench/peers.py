@@ -38,8 +38,6 @@ CAPTURED = "pairproof_captured"
 SLOWEST = "pml_ntxent"
 """The peer that needs several seconds per step."""
 
-SKIPPED = "takes several seconds per step; it is timed in the full run only"
-
 GIB = 1 << 30
 LIMIT = 8 * GIB
 """Maximum memory of one step in bytes, as estimated from its measured growth; the float64 check takes twice that."""

@@ -4,8 +4,8 @@
 
     format      "pairproof-bench/2"
     date        the value of --date, or null
-    protocol    device, dtypes, backend, temperature, columns (D), threads, rounds and pair_seconds of
-                `jobs.Plan`, and the regimes of the allocator
+    protocol    the attributes of the `jobs.Plan`, such as device, dtypes and columns (D); temperature, threads, and the
+                environment variables of each regime of the allocator
     machine     cpu, cores, capability, memory, governor, system, libc, load_before; on a GPU also its properties
     versions    of Python, pairproof and the installed packages
     timings     one row per form, n, d (columns), dtype ("tf32": float32, products may round to TF32), regime and
@@ -97,9 +97,13 @@ def _group(row: Row) -> Group:
     return RECIPES[row["form"]].loss, row["d"], row["dtype"], row.get("regime", "default")
 
 
+def _described(group: Group) -> str:
+    name, d, dtype, _ = group
+    return name if name == DRAWN or (d, dtype) == (COLUMNS, "float32") else f"{name}, D={d}, {dtype}"
+
+
 def _named(row: Row) -> str:
-    plain = row["form"] in CORNERS or (row["d"], row["dtype"]) == (COLUMNS, "float32")
-    return row["form"] if plain else "{form}, D={d}, {dtype}".format_map(row)
+    return row["form"] if row["form"] in CORNERS else _described((row["form"], row["d"], row["dtype"], ""))
 
 
 def _way(form: str) -> str:
@@ -116,18 +120,15 @@ def _table(title: str, left: Iterable[str], right: Iterable[str], caption: str |
     return table
 
 
-def _lines(row: Row) -> dict[str, tuple[str, float | None]]:
-    """Return the figures of a row, by the name of the line of the table: the text, and a ratio to sort by."""
+def _lines(row: Row) -> dict[str, str]:
+    """Return the figures of a row, by the name of the line of the table."""
     name = row["implementation"]
     if name == OURS:
-        shares = {"both_share": "% of mm", "both_square_share": "% square"}
-        found = {word: f"{100 * row[key][1]:.0f}" for key, word in shares.items() if key in row}
-        return {line: (text, None) for line, text in (found | {"ms": _number(row["both_ms"][1])}).items()}
-    title, ratio = PEERS[name].title, row["both_ratio"][1]
-    if name != PLAIN:
-        return {title: (_ratio(ratio), None)}
-    forward = {"forward": (_ratio(row["forward_ratio"][1]), None)} if "forward_ratio" in row else {}
-    return {title: (_ratio(ratio), ratio), **forward}
+        shares = {"% of mm": "both_share", "% square": "both_square_share"}
+        found = {line: f"{100 * row[key][1]:.0f}" for line, key in shares.items() if key in row}
+        return found | {"ms": _number(row["both_ms"][1])}
+    keys = {PEERS[name].title: "both_ratio"} | ({"forward": "forward_ratio"} if name == PLAIN else {})
+    return {line: _ratio(row[key][1]) for line, key in keys.items() if key in row}
 
 
 def _timings(report: Row, group: Group) -> Table:
@@ -140,22 +141,21 @@ def _timings(report: Row, group: Group) -> Table:
     sizes = sorted({row["n"] for row in rows})
     for row in sorted(rows, key=lambda row: order.index(row["implementation"])):
         form = row["form"]
-        for line, (text, ratio) in _lines(row).items():
+        if row["implementation"] == PLAIN:
+            worst[form] = min(worst.get(form, math.inf), row["both_ratio"][1])
+        for line, text in _lines(row).items():
             part = "forward" if line == "forward" else "both"
             wrong = (form, row["n"], row["regime"], part, row["implementation"]) in missed
-            text = f"[red]{text}![/red]" if wrong else f"{text} "
-            cells.setdefault(form, {}).setdefault(line, {})[row["n"]] = text
-            worst[form] = min(worst.get(form, math.inf), math.inf if ratio is None else ratio)
-    loss, d, dtype, regime = group
-    described = "" if loss == DRAWN or (d, dtype) == (COLUMNS, "float32") else f", D={d}, {dtype}"
-    title = f"{loss}{described}{'' if regime == 'default' else f', {regime} allocator'}: times faster than"
+            found = cells.setdefault(form, {}).setdefault(line, {})
+            found[row["n"]] = f"[red]{text}![/red]" if wrong else f"{text} "
+    regime = "" if group[3] == "default" else f", {group[3]} allocator"
+    title = f"{_described(group)}{regime}: times faster than"
     table = _table(title, ["", ""], [f"{n} " for n in sizes])
-    for form in sorted(cells, key=lambda form: worst[form]):
+    for form in sorted(cells, key=lambda form: worst.get(form, math.inf)):
         table.add_section()
         name = _way(form)
         for line, figures in cells[form].items():
-            style = "dim" if line in ("ms", "% of mm", "% square") else None
-            table.add_row(name, line, *(figures.get(n, "") for n in sizes), style=style)
+            table.add_row(name, line, *(figures.get(n, "") for n in sizes), style="dim" if line[0] in "m%" else None)
             name = ""
     return table
 
@@ -312,27 +312,23 @@ def plot(report: Row, path: Path) -> None:
     plt = pyplot()
     rows = [row for row in report["timings"] if row["regime"] == "default" and row["form"] not in CORNERS]
     rows = [row for row in rows if row["dtype"] == "bfloat16"] or rows
-    order = list(WAYS)
-    groups = sorted(dict.fromkeys(map(_group, rows)), key=lambda group: (order.index(group[0]), group))
+    groups = sorted({_group(row): None for row in rows}, key=lambda group: (list(WAYS).index(group[0]), group))
     size = (10, 2.9 * max(1, len(groups)))
     figure, axes = plt.subplots(max(1, len(groups)), 2, figsize=size, squeeze=False, sharey="row", layout="constrained")
     for group, pair in zip(groups, axes, strict=False):
         sizes = sorted({row["n"] for row in rows if _group(row) == group})
+        found: dict[str, list[Row]] = {row["form"]: [] for row in rows if _group(row) == group}
+        for row in rows:
+            if row["implementation"] == PLAIN and _group(row) == group:
+                found[row["form"]].append(row)
         for axis, (part, title) in zip(pair, reversed(PARTS.items()), strict=True):
-            forms = dict.fromkeys(row["form"] for row in rows if _group(row) == group)
-            for form, colour, marker in zip(forms, COLOURS, MARKERS, strict=False):
-                points = sorted(
-                    (row["n"], row[f"{part}_ratio"][1])
-                    for row in rows
-                    if f"{part}_ratio" in row and (row["form"], row["implementation"]) == (form, PLAIN)
-                    if _group(row) == group
-                )
+            for (form, same), colour, marker in zip(found.items(), COLOURS, MARKERS, strict=False):
+                points = sorted((row["n"], row[f"{part}_ratio"][1]) for row in same if f"{part}_ratio" in row)
                 if points:
                     label = {"color": colour, "marker": marker, "label": _way(form)}
                     axis.plot(*zip(*points, strict=True), markersize=4, linewidth=1.3, **label)
             axis.axhline(1.0, color="black", linewidth=0.8, linestyle="--")
-            described = group[0] if group[1:3] == (COLUMNS, "float32") else "{}, D={}, {}".format(*group[:3])
-            axis.set(xscale="log", yscale="log", xlabel="N", title=f"{described}: {title}")
+            axis.set(xscale="log", yscale="log", xlabel="N", title=f"{_described(group)}: {title}")
             axis.set_xticks(sizes, [str(n) for n in sizes])
             low, high = axis.get_ylim()
             ticks = [tick for tick in TICKS if low <= tick <= high]
@@ -340,8 +336,8 @@ def plot(report: Row, path: Path) -> None:
             axis.minorticks_off()
             axis.grid(visible=True, alpha=0.3)
             axis.spines[["top", "right"]].set_visible(False)
-        if any(found := pair[0].get_legend_handles_labels()):
-            pair[1].legend(*found, fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        if any(labels := pair[0].get_legend_handles_labels()):
+            pair[1].legend(*labels, fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     machine = report["machine"]
     device = machine["gpu"]["name"] if "gpu" in machine else f"{machine['cpu']}, one thread"
     version = report["versions"]["torch"]
