@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from pairproof.conformance.diagnose.identify import identify
+from pairproof.conformance.diagnose.search import Match
 from pairproof.conformance.implementations.child import PRINTED
 from pairproof.conformance.judge.check import CheckResult, check_loss
 from pairproof.conformance.judge.suggest import suggested
@@ -162,6 +164,8 @@ def test_target_that_answers_in_16_bits_is_identified(name: str, dtype: str) -> 
 def test_products_in_16_bits_are_identified(name: str, words: str) -> None:
     found = identify(getattr(public, name))
     assert (found.verdict, found.loss, found.wrong) == ("wrong", "supcon", [words])
+    assert found.match is not None
+    assert Match.from_data(json.loads(json.dumps(found.match.as_data()))) == found.match
 
 
 def test_lines_that_a_target_prints_are_shown_once(capfd: pytest.CaptureFixture[str]) -> None:
