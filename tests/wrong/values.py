@@ -49,12 +49,35 @@ def zero_row_of_ones(call: Call) -> Tensor:
     return call(torch.where(zero, torch.ones_like(call.z), call.z))
 
 
-@wrong("supcon", takes=SMALL)
-def negative_similarities(call: Call) -> Tensor:
-    """The value of an anchor is halved if its largest logit is below -40."""
+def halved_below_40(call: Call) -> Tensor:
+    """The right loss, with half the weight for anchors whose largest logit is below -40."""
     unit = call.z / call.z.norm(dim=1, keepdim=True).clamp(min=1e-300)
     others = (unit @ unit.T).fill_diagonal_(-2).amax(dim=1) / float(call.temperature)
     return call.weighted(torch.where(others.detach() < -40, 0.5, 1.0)) if call.n > 2 else call()
+
+
+@wrong("supcon", takes=SMALL)
+def negative_similarities(call: Call) -> Tensor:
+    """The value of an anchor is halved if its largest logit is below -40."""
+    return halved_below_40(call)
+
+
+@wrong("supcon_in", takes=SMALL)
+def negative_similarities_inside(call: Call) -> Tensor:
+    """The value of an anchor is halved if its largest logit is below -40."""
+    return halved_below_40(call)
+
+
+@wrong("nt_xent", takes=SMALL)
+def negative_similarities_of_views(call: Call) -> Tensor:
+    """The value of an anchor is halved if its largest logit is below -40."""
+    return halved_below_40(call)
+
+
+@wrong("nt_xent_pairwise", takes=SMALL)
+def negative_similarities_of_pairs(call: Call) -> Tensor:
+    """The value of an anchor is halved if its largest logit is below -40."""
+    return halved_below_40(call)
 
 
 @wrong("supcon_in", "range", takes=SMALL)
