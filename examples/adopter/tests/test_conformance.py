@@ -10,6 +10,6 @@ def test_supcon(check):
     check()
 
 
-@pairproof.conformance.parametrize(nt_xent, loss="nt_xent", checks=371)
+@pairproof.conformance.parametrize(nt_xent, loss="nt_xent", checks=372)
 def test_nt_xent(check):
     check()
