@@ -32,6 +32,7 @@ from pairproof.conformance.suite.catalogue import LOSSES
 from pairproof.conformance.suite.golden import GoldenCase, load_errors, load_flags, load_golden
 from pairproof.conformance.suite.records import BY_CHOICE, LEFT_OUT, NAN_LOSS, TIE
 from pairproof.conformance.suite.store import FixtureError, dump_json, fixtures_root, write_manifest
+from pairproof.conformance.truth import certify as certifying
 from pairproof.conformance.truth.certify import CertificationError, certify, nearest
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import PROVE_UP_TO, stored_truth
@@ -541,7 +542,12 @@ def small_enough(case: GoldenCase) -> bool:
     return case.case.embeddings.size <= 40
 
 
-def test_certifying_gives_the_stored_results(cases: dict[str, GoldenCase]) -> None:
+@pytest.mark.parametrize("loops_up_to", [certifying.LOOPS_UP_TO, 0])
+def test_certifying_gives_the_stored_results(
+    cases: dict[str, GoldenCase], loops_up_to: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reference's loops, and with the closed forms that replace them on large cases."""
+    monkeypatch.setattr(certifying, "LOOPS_UP_TO", loops_up_to)
     sample = [case for case in cases.values() if small_enough(case)][::5]
     assert len(sample) > 100
     for case in sample:
