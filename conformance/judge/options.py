@@ -234,7 +234,7 @@ DEFAULT_DTYPES = ("float64", "float32")
 
 @dataclass(frozen=True)
 class Selection:
-    """What ``pairproof verify`` runs. An empty option selects everything.
+    """What ``pairproof verify`` runs. An empty option selects everything, except what only ``thorough`` selects.
 
     Attributes:
         losses: Only this loss (repeatable or comma-separated).
