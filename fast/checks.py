@@ -185,9 +185,9 @@ def check_references(
         ValueError: a wrong shape, value or device, or ref_labels or self_rows without references.
     """
     if ref_embeddings is None:
-        for name, value in (("ref_labels", ref_labels), ("self_rows", self_rows)):
-            if value is not None:
-                raise ValueError(f"{name}: expected ref_embeddings with it, got none")
+        if ref_labels is not None or self_rows is not None:
+            name = "self_rows" if ref_labels is None else "ref_labels"
+            raise ValueError(f"{name}: expected ref_embeddings with it, got none")
         return References()
     sizes = check_embeddings(
         ref_embeddings, similarity=similarity, validate=validate, name="ref_embeddings", shape="[M, D]", least=1
@@ -330,10 +330,10 @@ def check_positive_pairs(embeddings: Tensor, positive_pairs: object, *, validate
 
 def _checked(kind: str, rows: Tensor, own: Tensor | None, columns: int, validate: bool) -> Tensor:
     """Check rows if their values may be read; in a compiled graph an operator checks them when the graph runs."""
-    if device.traced(rows):
-        return cast(Tensor, torch.ops.pairproof.checked(kind, rows, own, columns, validate))
     if device.may_read(rows, validate):
         _refuse(kind, rows, own, columns)
+    elif device.traced(rows):
+        return cast(Tensor, torch.ops.pairproof.checked(kind, rows, own, columns, validate))
     return rows
 
 

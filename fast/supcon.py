@@ -34,7 +34,7 @@ from .checks import (
     check_options,
     check_references,
 )
-from .engine import Backend, Batch, Denominator, Policy, References, Rule, Similarity, loss_of
+from .engine import Backend, Batch, Denominator, Policy, Rule, Similarity, loss_of
 
 Reduction = Literal["mean", "sum", "none"]
 NoPositive = Literal["zero", "drop", "nan"]
@@ -265,12 +265,10 @@ def labelled_loss(
         ValueError: an argument has the wrong shape, value or device, or an option is unknown.
     """
     check_options(rule, policy, backend, validate=validate, reductions=reductions)
-    ref_embeddings, ref_labels, self_rows = references
+    ref_embeddings, ref_labels, _ = references
     least = 2 if ref_embeddings is None else 1
     sizes = check_embeddings(embeddings, similarity=rule.similarity, validate=validate, least=least)
-    others = References()
-    if ref_embeddings is not None or ref_labels is not None or self_rows is not None:
-        others = check_references(embeddings, *references, similarity=rule.similarity, validate=validate)
+    others = check_references(embeddings, *references, similarity=rule.similarity, validate=validate)
     targets = check_labels_or_positives(embeddings, labels, positives, others, ref_labels)
     if anchors is not None:
         check_anchors(embeddings, anchors)

@@ -1,8 +1,8 @@
 """The engine: per-anchor values of a loss, and their gradient.
 
 A loss checks its arguments, describes its pairs (`Targets`, `References`) and its formula (`Rule`) as a `Batch`, calls
-`loss_of`, which applies its policies and its reduction to its `anchor_values`. `plan` is the only module that chooses
-how a batch is evaluated:
+`loss_of`, which applies its policies and its reduction to its `anchor_values`. Under "auto", `small` evaluates the
+plain mean or sum of a small batch on a CPU. For all other batches, `plan` chooses how they are evaluated:
 
 - in symmetric tiles of unshifted exponentials, in larger batches where logits are known to be moderate and rows can be
   sorted by label or by partner;

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import device, exact, formulas, rowwise, symmetric, unshifted
+from . import device, exact, formulas, rowwise, small, symmetric, unshifted
 from .device import dtypes_of
 from .plan import PANEL_ELEMENTS, choose, precision
 from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
@@ -27,14 +27,17 @@ from .transforms import Reverse
 
 
 def loss_of(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
-    """Evaluate a batch and reduce its values; see `anchor_values` and `reduced`.
-
-    A plain mean or sum over all rows is one node of the autograd graph, because the gradients of all values are equal.
-    """
-    found = _evaluated(batch, backend, policy if formulas.is_plain(batch, policy) else None)
-    if isinstance(found, Tensor):
-        return found.to(dtypes_of(batch.embeddings)[0])
-    return formulas.reduced(found, batch, policy)
+    """Evaluate a batch and reduce its values; see `anchor_values` and `reduced`."""
+    if backend != "auto" or not small.suits(batch, policy):
+        return formulas.reduced(anchor_values(batch, backend), batch, policy)
+    rows, others, temperature = batch.embeddings, batch.references.embeddings, batch.rule.temperature
+    learned = temperature if isinstance(temperature, Tensor) else None
+    wanted = rows.requires_grad or (learned is not None and learned.requires_grad)
+    if torch.is_grad_enabled() and (wanted or (others is not None and others.requires_grad)):
+        inputs = (rows,) if others is None and learned is None else (rows, others, learned)
+        result: Tensor = _Loss.apply((batch, policy), *inputs)  # type: ignore[no-untyped-call]
+        return result
+    return formulas.reduced(small.evaluate(batch, backward=False)[0], batch, policy)
 
 
 def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
@@ -50,11 +53,6 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     Raises:
         ValueError: ``backend="triton"`` does not support these embeddings, or dot products exceed the range of float64.
     """
-    return cast(AnchorValues, _evaluated(batch, backend, None))
-
-
-def _evaluated(batch: Batch, backend: Backend, policy: Policy | None) -> AnchorValues | Tensor:
-    """Return the values, or the loss if autograd records an evaluation with a policy that is a plain mean or sum."""
     compiling = device.traced(batch.embeddings)
     rows, others = batch.embeddings, batch.references.embeddings
     matrices = (batch.sizes,) if others is None else (batch.sizes, batch.references.sizes)
@@ -83,8 +81,8 @@ def _evaluated(batch: Batch, backend: Backend, policy: Policy | None) -> AnchorV
     together = plan.form == "triton" or (plan.form == "unshifted" and not transformed)
     if references.mutual and references.embeddings is not None and (compiling or not together):
         # The kernels and the unshifted form evaluate both directions together; all others one after the other.
-        found = [anchor_values(side, backend) for side in _sides(batch)]
-        return AnchorValues(*map(torch.cat, zip(*found, strict=True)))
+        sides = [anchor_values(side, backend) for side in _sides(batch)]
+        return AnchorValues(*map(torch.cat, zip(*sides, strict=True)))
     if backend == "exact":
         values = exact.anchor_values(batch)
         if needed == "exact":
@@ -106,8 +104,7 @@ def _evaluated(batch: Batch, backend: Backend, policy: Policy | None) -> AnchorV
         by_autograd = _Traceable if torch.compiler.is_compiling() else _Transformable
         evaluation: Any = torch.ops.pairproof.anchor_values if compiling and not wanted else by_autograd.apply
         return AnchorValues(*evaluation(*tensors, *plain)[:3])
-    found = _Values.apply(batch, plan, policy, rows, others, temperature)  # type: ignore[no-untyped-call]
-    return found if policy else AnchorValues(*found)
+    return AnchorValues(*_Values.apply(batch, plan, rows, others, temperature))  # type: ignore[no-untyped-call]
 
 
 def _sides(batch: Batch) -> tuple[Batch, Batch]:
@@ -144,28 +141,22 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     return found, Saved(Scaled(none, none, None), (stats,))
 
 
-def differentiate(
-    grad: Tensor, batch: Batch, plan: Plan, found: AnchorValues, saved: Saved, size: float | Tensor | None = None
-) -> Gradients:
+def differentiate(grad: Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
     """Run the backward pass; return the gradients.
 
     Args:
         grad: ``[N]``, the gradient of the values.
         batch: the batch that was evaluated.
         plan: how it was evaluated.
-        found: the result of the forward pass.
         saved: what the forward pass saved.
-        size: factor by which the result is multiplied, if ``grad`` is of ordinary size; None: 1, for any ``grad``.
     """
     if device.autocast(batch.embeddings):
         with torch.autocast(batch.embeddings.device.type, enabled=False):
-            return differentiate(grad, batch, plan, found, saved, size)
+            return differentiate(grad, batch, plan, saved)
     if plan.form == "triton":  # the kernels skip the rows that do not count, and scale the gradient themselves
         return KERNELS["triton"].backward(grad, batch, plan, saved.stats[0])
-    valid = formulas.counted(batch, found.positives, found.negatives)
-    grad = grad if valid is None else torch.where(valid, grad, 0.0)
-    if size is None:
-        size, grad = of_ordinary_size(grad, reads=device.may_read(grad))
+    grad = grad if saved.valid is None else torch.where(saved.valid, grad, 0.0)
+    size, grad = of_ordinary_size(grad, reads=device.may_read(grad))
     return _FORMS[plan.form][1](grad, size, batch, plan, saved)
 
 
@@ -247,26 +238,61 @@ def _placed(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
     return placed
 
 
-class _Values(Reverse):
-    """Per-anchor values ``[N]`` and the numbers of positives and negatives; with a policy, the loss.
+class _Loss(Reverse):
+    """The loss of a batch that `small` evaluates, for plain eager execution."""
 
-    For plain eager execution. It may save any object for the backward pass, and does only the work that is needed.
+    @staticmethod
+    def forward(ctx: Any, described: tuple[Batch, Policy], *inputs: Tensor | None) -> Tensor:
+        batch, policy = described
+        found, saved = small.evaluate(batch, backward=True)
+        ctx.save_for_backward(*inputs, batch.targets.given, batch.targets.columns, batch.references.own)
+        ctx.described, ctx.saved, ctx.count = described, saved, found.values.shape[0]
+        return formulas.reduced(found, batch, policy)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad, (batch, policy), needed = grads[0], ctx.described, ctx.needs_input_grad[1:]
+        inputs = ctx.saved_tensors[: len(needed)]  # raises if a saved tensor was changed in place
+        saved, ctx.saved = ctx.saved, None
+        gradients: Sequence[Tensor | None]
+        again = torch.is_grad_enabled()
+        if again or not device.may_read(grad):
+            # What was saved cannot be differentiated. Views separate the inputs, which may depend on each other.
+            with torch.enable_grad():
+                views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
+                rows, others, learned = (*views, None, None)[:3]
+                references = batch.references if others is None else replace(batch.references, embeddings=others)
+                rule = batch.rule if learned is None else replace(batch.rule, temperature=learned)
+                batch = replace(batch, embeddings=cast(Tensor, rows), references=references, rule=rule)
+                loss = formulas.reduced(anchor_values(batch), batch, policy)
+            wanted = [tensor for tensor, needs in zip(views, needed, strict=True) if needs]
+            found = iter(torch.autograd.grad(loss, cast(list[Tensor], wanted), grad, create_graph=again))
+            gradients = [next(found) if needs else None for needs in needed]
+        else:
+            size = grad.item() / (ctx.count if policy.reduction == "mean" else 1)
+            if saved is None:  # overwritten by the first backward pass
+                saved = small.evaluate(batch, backward=True)[1]
+            if len(needed) > 1 and not needed[1]:
+                saved = saved._replace(frozen=True)
+            gradients = small.differentiate(grad.new_ones(ctx.count), size, batch, saved)
+        return None, *(part if needs else None for part, needs in zip(gradients, needed, strict=False))
+
+
+class _Values(Reverse):
+    """Per-anchor values ``[N]`` and the numbers of positives and negatives, for plain eager execution.
+
+    It may save any object for the backward pass, and does only the work that is needed.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, batch: Batch, plan: Plan, policy: Policy | None, *inputs: Tensor | None
-    ) -> AnchorValues | Tensor:
+    def forward(ctx: Any, batch: Batch, plan: Plan, *inputs: Tensor | None) -> AnchorValues:
         found, saved = evaluate(batch, plan)
         targets, own = batch.targets, batch.references.own
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             *inputs, targets.given, targets.columns, own, batch.anchors, found.positives, found.negatives
         )
-        ctx.described, ctx.saved = (batch, plan), Saved(*saved[:-1], frozen=not ctx.needs_input_grad[4])
-        if policy:
-            ctx.count = found.values.shape[0] if policy.reduction == "mean" else 1
-            return formulas.reduced(found, batch, policy)
+        ctx.described, ctx.saved = (batch, plan), saved._replace(frozen=not ctx.needs_input_grad[3])
         ctx.mark_non_differentiable(found.positives, found.negatives)
         return found
 
@@ -274,29 +300,21 @@ class _Values(Reverse):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad = grads[0]
         if grad is None:
-            return (None,) * 6
-        saved_tensors = ctx.saved_tensors  # raises if a saved tensor was changed in place
+            return (None,) * 5
+        sizes = ctx.saved_tensors[-2:]  # raises if a saved tensor was changed in place
         (batch, plan), saved = ctx.described, ctx.saved
-        size = None
-        if not grad.dim():  # of the loss
-            count = saved_tensors[-1].shape[0]
-            if plan.form == "triton" or torch.is_grad_enabled() or not device.may_read(grad):
-                grad = (grad / ctx.count).expand(count)
-            else:
-                size, grad = grad.item() / ctx.count, grad.new_ones(count)
-        found = AnchorValues(grad, *saved_tensors[-2:])
         if torch.is_grad_enabled():
             tensors, plain = _flat(batch, plan)
-            gradients = _Gradient.apply(grad, *tensors, *_saved_tensors(found, saved), *plain)  # type: ignore[no-untyped-call]
+            gradients = _Gradient.apply(grad, *tensors, *_saved_tensors(AnchorValues(grad, *sizes), saved), *plain)  # type: ignore[no-untyped-call]
         else:
             # The gradient overwrites what is kept. Another backward pass computes the exponentials again.
             if saved.kept is not None:
                 ctx.saved = saved._replace(kept=None)
-            gradients = differentiate(grad, batch, plan, found, saved, size)
+            gradients = differentiate(grad, batch, plan, saved)
             if isinstance(saved.kept, Tensor):
                 device.give_back("kept", saved.kept)
-        needed = ctx.needs_input_grad[3:]
-        return None, None, None, *(part if needs else None for part, needs in zip(gradients, needed, strict=True))
+        needed = ctx.needs_input_grad[2:]
+        return None, None, *(part if needs else None for part, needs in zip(gradients, needed, strict=True))
 
 
 class _Traceable(torch.autograd.Function):
@@ -396,9 +414,9 @@ def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     first, last = len(_TENSORS), len(_TENSORS) + _SAVED
     batch, plan = _planned(*_described(arguments[:first], arguments[last:]))
     positives, negatives, rows, factor, power, stats = arguments[first:last]
-    saved = Saved(Scaled(rows, factor, power), (stats,) if plan.form == "triton" else tuple(stats))
-    found = AnchorValues(grad, positives, negatives)
-    gradients = differentiate(grad, batch, replace(plan, keep=False), found, saved)
+    valid = formulas.counted(batch, positives, negatives)
+    saved = Saved(Scaled(rows, factor, power), (stats,) if plan.form == "triton" else tuple(stats), valid=valid)
+    gradients = differentiate(grad, batch, replace(plan, keep=False), saved)
     given = (arguments[place] for place in _DIFFERENTIATED)
     return tuple(
         grad.new_empty(0) if part is None else torch.zeros_like(part) if g is None else g.contiguous()

@@ -50,8 +50,7 @@ def may_read(tensor: Tensor, validate: bool = False) -> bool:
     On an accelerator, reading would wait for all queued work, so values are read there only for checks that
     ``validate`` requests. They are never read while a graph is traced, nor under `torch.func.vmap`.
     """
-    kind = tensor.device.type
-    if traced(tensor) or kind == "meta" or not (validate or kind == "cpu"):
+    if traced(tensor) or tensor.is_meta or not (validate or tensor.is_cpu):
         return False
     if torch._C._are_functorch_transforms_active():
         while torch._C._functorch.is_gradtrackingtensor(tensor):

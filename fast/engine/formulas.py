@@ -217,20 +217,21 @@ def weights(
     return Weights(negative, torch.where(alone, 0.0, slope), torch.where(alone, of_one, level))
 
 
-def counted(batch: Batch, positives: Tensor, negatives: Tensor, *, all_positive: bool = False) -> Tensor | None:
+def counted(batch: Batch, positives: Tensor, negatives: Tensor | int, *, all_positive: bool = False) -> Tensor | None:
     """Return which rows are anchors with non-empty sums, bool ``[N]``, or None if all are known to be.
 
     Args:
         batch: the batch.
-        positives: int64 ``[N]``, the size of P(i).
-        negatives: int64 ``[N]``, the size of N(i).
+        positives: ``[N]``, the size of P(i); unused if ``all_positive``, and for partners.
+        negatives: ``[N]``, the size of N(i), or one positive number for all rows.
         all_positive: whether all rows are known to have positives.
     """
     rule, rows = batch.rule, batch.anchors
     if not all_positive and rule.terms not in ("binary", "lse") and batch.targets.kind != "partners":
         some = positives > 0
         rows = some if rows is None else rows & some
-    if rule.terms == "lse" or (rule.terms in ("out", "in") and rule.denominator != "all"):
+    needs_negatives = rule.terms == "lse" or (rule.terms in ("out", "in") and rule.denominator != "all")
+    if needs_negatives and isinstance(negatives, Tensor):
         some = negatives > 0
         rows = some if rows is None else rows & some
     return rows
@@ -249,11 +250,7 @@ def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:
         A scalar, or one value per counted anchor under "none". If no anchor counts, mean and sum are 0 with gradient 0.
     """
     values, positives, negatives = found
-    if values.dtype != torch.float64 and values.device.type != "mps" and is_plain(batch, policy):
-        result = values.mean(dtype=torch.float64) if policy.reduction == "mean" else values.sum(dtype=torch.float64)
-        return result.to(values.dtype)
-    rule = batch.rule
-    rows = batch.anchors
+    rule, rows = batch.rule, batch.anchors
     if policy.no_negative == "nan" and (rule.terms == "binary" or rule.denominator == "only_negatives"):
         # An anchor without positives follows `no_positive`, even if it has no negatives either.
         values = torch.where((negatives == 0) & (positives > 0), torch.nan, values)

@@ -357,7 +357,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     found, positives, negatives = map(torch.cat, zip(*parts, strict=True))
     valid = formulas.counted(batch, positives, negatives)
     found = found if valid is None else torch.where(valid, found, 0.0)
-    return AnchorValues(found, positives, negatives), Saved(scaled, (), None, columns)
+    return AnchorValues(found, positives, negatives), Saved(scaled, (), None, columns, valid=valid)
 
 
 def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:

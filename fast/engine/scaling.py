@@ -48,6 +48,7 @@ class Saved(NamedTuple):
         kept: the exponentials, flat, or the matrices of the one panel; None if they are not kept.
         classes: the sorted order of the rows, or the scaled columns; None if it is to be computed again.
         frozen: whether the references need no gradient.
+        valid: bool ``[N]``, the rows that are anchors with non-empty sums; None: all are.
     """
 
     scaled: Scaled
@@ -55,6 +56,7 @@ class Saved(NamedTuple):
     kept: Any = None
     classes: Any = None
     frozen: bool = False
+    valid: Tensor | None = None
 
 
 def measure(embeddings: Tensor) -> Sizes:

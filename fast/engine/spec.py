@@ -158,6 +158,7 @@ class Plan:
         keep: whether the forward pass keeps the tiles' exponentials.
         reads: whether values may be read to choose a path; on an accelerator reading would synchronise.
         tf32: whether the kernels may multiply float32 rows in TF32.
+        sized: whether the forward pass returns the numbers of positives and of negatives.
     """
 
     form: Form | Backend
@@ -166,6 +167,7 @@ class Plan:
     keep: bool = False
     reads: bool = False
     tf32: bool = False
+    sized: bool = True
 
 
 class AnchorValues(NamedTuple):
@@ -174,8 +176,8 @@ class AnchorValues(NamedTuple):
     Attributes:
         values: ``[N]`` in the computing dtype. A row that is not an anchor, or whose sums are empty under the rule, has
             value 0 and no gradient; the loss's policies decide what such a row adds.
-        positives: int64 ``[N]``, the size of each row's P(i).
-        negatives: int64 ``[N]``, the size of each row's N(i).
+        positives: int64 ``[N]``, the size of each row's P(i); empty if `Plan.sized` is False.
+        negatives: int64 ``[N]``, the size of each row's N(i); empty if `Plan.sized` is False.
     """
 
     values: Tensor

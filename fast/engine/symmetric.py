@@ -182,7 +182,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     negatives = count - 1 - positives
     valid = formulas.counted(batch, positives, negatives)
     values = values if valid is None else torch.where(valid, values, 0.0)
-    saved = Saved(Scaled(rows, factor, power), row.sums, buffer if plan.keep else None, classes)
+    saved = Saved(Scaled(rows, factor, power), row.sums, buffer if plan.keep else None, classes, valid=valid)
     return AnchorValues(values, positives, negatives), saved
 
 

@@ -51,7 +51,7 @@ class _Row(NamedTuple):
         sums: sums of exponentials; under "binary", those of softplus(s) and of softplus(-s).
         lin: sum over positives of t - ``itself``.
         itself: the mean of t over positives, rounded; in `symmetric`, a product near the row's largest t.
-        sizes: int64, the numbers of positives and of negatives; used only under "binary".
+        sizes: the numbers of positives and of negatives; used only under "binary".
         lone: see `Panel`.
     """
 
@@ -136,10 +136,22 @@ def _clear(matrix: Tensor, batch: Batch, here: slice) -> Tensor:
     """Set self pairs to 0."""
     own = batch.references.own
     if batch.references.embeddings is None:
-        matrix.diagonal(here.start).zero_()
+        if matrix.shape[0] == matrix.shape[1]:
+            matrix.fill_diagonal_(0.0)
+        else:
+            matrix.diagonal(here.start).zero_()
     elif own is not None:
         matrix.masked_fill_(own[here, None] == torch.arange(matrix.shape[1], device=own.device), 0.0)
     return matrix
+
+
+NONE = torch.empty(0)
+"""Takes the place of a sum or a matrix that the formula does not use."""
+
+
+def _column(part: Tensor, here: slice) -> Tensor:
+    """Return the numbers of the rows ``here`` as a column ``[b, 1]``."""
+    return (part if here.stop - here.start == part.shape[0] else part[here]).unsqueeze(1)
 
 
 def _others(batch: Batch, columns: int) -> int | Tensor:
@@ -173,11 +185,11 @@ def _sum(logits: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]
         relative to this mean, so that the difference keeps its digits.
     """
     rule, targets = batch.rule, batch.targets
-    none = lin = mean = logits.new_empty(0)
+    none = lin = mean = NONE
     if targets.kind in ("partners", "none"):
-        exponentials, pos = logits.exp2_(), none
-        column = targets.given[here].unsqueeze(1)
+        exponentials, pos, column = logits.exp2_(), none, none
         if targets.kind == "partners":
+            column = _column(targets.given, here)
             pos = exponentials.gather(1, column).view(-1)
             exponentials.scatter_(1, column, 0.0)
         _clear(exponentials, batch, here)
@@ -224,7 +236,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     parts, kept, across, lone = [], [], None, None
     for start in range(0, count, plan.rows):
         here = slice(start, min(start + plan.rows, count))
-        panel, part = _sum(rows[here] @ turned, batch, here)
+        panel, part = _sum((rows if plan.rows >= count else rows[here]) @ turned, batch, here)
         parts.append(part)
         lone = panel.lone
         if batch.references.mutual:
@@ -237,22 +249,25 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
         sums[:2] = torch.cat((sums[0], across)), sums[1].repeat(2)
     whole = Sums(*sums)
     others = _others(batch, width)
+    positives, many = number, None
     if kind in ("partners", "none"):
-        size = count if across is None else 2 * count
-        one = 1 if kind == "partners" else 0
-        positives = torch.full((size,), one, device=rows.device)
-        negatives = others - positives if isinstance(others, Tensor) else torch.full_like(positives, others - one)
-        many = None
+        negatives = others - 1 if kind == "partners" else others
+        if isinstance(negatives, int) and (plan.sized or negatives <= 0):
+            negatives = torch.full((whole.neg.shape[0],), negatives, device=rows.device)
     else:
-        positives = number.to(torch.int64)
-        negatives = others - positives
+        negatives = others - number
         many = None if lone else number if lone is False else number.clamp(min=1)
-
-    row = _Row(many, number if many is None else many, whole, lin, mean, (positives, negatives), lone)
+    row = _Row(many, number if many is None else many, whole, lin, mean, (number, cast(Tensor, negatives)), lone)
     values = formulas.value(rule, cast(Row, row))
-    valid = formulas.counted(batch, positives, negatives, all_positive=lone is not None)
+    valid = formulas.counted(batch, number, negatives, all_positive=lone is not None)
     values = values if valid is None else torch.where(valid, values, 0.0)
-    return AnchorValues(values, positives, negatives), Saved(scaled, (*sums, number), kept, columns)
+    saved = Saved(scaled, (*sums, number), kept, columns, valid=valid)
+    if not plan.sized:
+        return AnchorValues(values, NONE, NONE), saved
+    negatives = cast(Tensor, negatives)
+    if kind in ("partners", "none"):
+        positives = torch.full_like(negatives, 1 if kind == "partners" else 0)
+    return AnchorValues(values, positives.to(torch.int64), negatives.to(torch.int64)), saved
 
 
 def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
@@ -281,15 +296,16 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
     """Return the weights ``[b, M]`` of a panel for `pulled`; the panel's matrices may be overwritten."""
     rule, kind = batch.rule, batch.targets.kind
     count = batch.embeddings.shape[0]
-    negative, slope, level = [part[here].unsqueeze(1) for part in weights]
+    negative, level = _column(weights.negative, here), _column(weights.level, here)
     if rule.terms == "binary":
         exponentials = panel.negative
         weight = torch.lerp(negative, level, panel.positive).mul_(exponentials).div_(exponentials + 1)
         return both_ways(_clear(weight, batch, here), batch)
+    slope = level if kind in ("partners", "none") else _column(weights.slope, here)
     symmetric = batch.references.embeddings is None and level.shape[0] == count and kind in ("labels", "partners")
     if batch.references.mutual:
         negative = negative + weights.negative[count:]
-        level = level + weights.level[count:][here].unsqueeze(1)
+        level = level + _column(weights.level[count:], here)
     elif symmetric and (kind == "partners" or panel.lone or rule.denominator != "one_positive"):
         # The panel's matrices are symmetric: the coefficients are added instead of the weights.
         negative = negative + weights.negative

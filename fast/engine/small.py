@@ -1,0 +1,95 @@
+"""The loss of a small batch, in one panel, with few operations and Python calls, which take most of the time.
+
+It is the mean or the sum over all anchors, in plain eager mode on a CPU, where the logits are known to be moderate. The
+panel is that of `unshifted`. The operations for partners are written out here, because their formula is short.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import formulas, unshifted
+from .device import dtypes_of
+from .plan import DENSE_UP_TO, LOWEST_OF_FLOAT32
+from .scaling import Saved, pulled, scale_both
+from .spec import LN2, UNSHIFTED, AnchorValues, Batch, Gradients, Plan, Policy
+
+
+def suits(batch: Batch, policy: Policy) -> bool:
+    """Return whether this module evaluates a batch."""
+    rows, rule, sizes, references = batch.embeddings, batch.rule, batch.sizes, batch.references
+    others, across = references.embeddings, references.sizes
+    if sizes is None or (others is not None and (across is None or others.dtype != rows.dtype)) or not rows.is_cpu:
+        return False
+    count, temperature = rows.shape[0], rule.temperature
+    if isinstance(temperature, Tensor):
+        temperature = temperature.detach().item()
+    if others is not None:
+        count = max(count, others.shape[0])
+    dot = rule.similarity == "dot"
+    largest = sizes.high * (sizes if across is None else across).high / temperature if dot else 1 / temperature
+    return (
+        count <= DENSE_UP_TO
+        and LOWEST_OF_FLOAT32 <= temperature <= 1 / LOWEST_OF_FLOAT32
+        and rule.terms not in ("epsilon", "lse")
+        and not (dot and rows.dtype == torch.float64)  # whose sizes are not norms
+        and 2 * largest <= UNSHIFTED[dtypes_of(rows)[0]] - math.log(count)
+        and formulas.is_plain(batch, policy)
+        and not (torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"))
+        and forward_ad._current_level < 0
+    )
+
+
+def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
+    """Return the values, those of mutual references last, without sizes; and what is saved for `differentiate`."""
+    targets, references = batch.targets, batch.references
+    if targets.kind != "partners" or batch.rule.denominator == "only_negatives" or references.own is not None:
+        return unshifted.evaluate(batch, _plan(batch, keep=backward))
+    scaled, columns = scale_both(batch, LN2)
+    exponentials = (scaled.rows @ columns.rows.T).exp2_()
+    column = targets.given.unsqueeze(1)
+    pos = exponentials.gather(1, column)
+    exponentials.scatter_(1, column, 0.0)
+    if references.embeddings is None:
+        exponentials.fill_diagonal_(0.0)
+    neg = exponentials.sum(1, keepdim=True)
+    values, across = (neg / pos).log1p_(), neg
+    if references.mutual:
+        across = exponentials.sum(0).unsqueeze(1)
+        values = torch.cat((values, (across / pos).log1p_()))
+    return AnchorValues(values, unshifted.NONE, unshifted.NONE), Saved(
+        scaled, (neg, pos, across, column), exponentials, columns
+    )
+
+
+def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Gradients:
+    """Return the gradients with respect to embeddings, references and temperature; what is saved is overwritten.
+
+    Args:
+        grad: ones, as many as there are values.
+        size: the gradient of each value.
+        batch: the batch that was evaluated.
+        saved: what `evaluate` saved.
+    """
+    weight = saved.kept
+    if not isinstance(weight, Tensor):
+        grad = grad if saved.valid is None else torch.where(saved.valid, grad, 0.0)
+        return unshifted.differentiate(grad, size, batch, _plan(batch, keep=True), saved)
+    neg, pos, across, column = saved.stats
+    share = (neg + pos).reciprocal_()
+    level = share * neg
+    if batch.references.embeddings is None:
+        share, level = share + share.T, level + level.gather(0, column)
+    elif batch.references.mutual:
+        back = (across + pos).reciprocal_()
+        share, level = share + back.T, level + back * across
+    weight.mul_(share).scatter_(1, column, level.neg_())
+    return pulled([(slice(0, weight.shape[0]), weight)], saved, batch, size, LN2)
+
+
+def _plan(batch: Batch, *, keep: bool) -> Plan:
+    return Plan("unshifted", batch.embeddings.shape[0], keep=keep, reads=True, sized=False)
