@@ -36,7 +36,7 @@ from pairproof.conformance.suite.levels import Level
 from pairproof.conformance.truth.evaluate import truth
 
 FILE = Path(__file__).parent / "targets" / "usages.py"
-EVERY = ("usage/*", "golden/*/two-[ptv]*[sd]")
+EVERY = ("usage/*", "golden/*/two-*[sde]")
 """All usages, and a few cases that are judged as usual."""
 
 RIGHT = ("supcon", "SupCon", "LearnedSupCon", "Clip", "nt_xent", "refuses_bfloat16", "reads_a_number")
