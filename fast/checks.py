@@ -68,7 +68,7 @@ def check_temperature(value: object, *, validate: bool = False) -> None:
     if not value.is_floating_point():
         raise TypeError(f"temperature: expected a floating dtype, got {value.dtype}")
     if value.ndim:
-        raise ValueError(f"temperature: expected a number or a tensor without dimension, got shape {_shape(value)}")
+        raise ValueError(f"temperature: expected a number or a 0-dimensional tensor, got shape {_shape(value)}")
     if device.may_read(value, validate):
         check_number("temperature", float(value.detach()))
 

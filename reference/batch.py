@@ -28,7 +28,7 @@ from .terms import Anchor, Columns, Result, Terms
 Formula = Callable[..., Anchor]
 OVERFLOW = (
     'similarity: expected "cosine" for rows whose dot products, divided by the temperature, exceed the range of '
-    "float64, got dot"
+    "float64, got 'dot'"
 )
 ABSENT = object()
 """The value of an argument that the loss does not have."""

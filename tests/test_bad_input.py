@@ -196,7 +196,7 @@ def temperatures(name: str) -> list[Bad]:
 
 def tensor_temperatures() -> list[Bad]:
     """Return bad tensors: only the temperature of ``fast`` may be a tensor, and it must be 0-dimensional."""
-    scalar = "a number or a tensor without dimension, got shape"
+    scalar = "a number or a 0-dimensional tensor, got shape"
     rows = bad_values(
         "temperature",
         ("1-D tensor", torch.tensor([0.07]), ValueError, f"{scalar} [1]"),

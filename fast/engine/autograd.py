@@ -48,7 +48,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         backend: "auto", "dense", "tiled", "exact" or "triton".
 
     Returns:
-        Values in the computing dtype, and the sizes of P(i) and N(i).
+        Values in the computing dtype and the sizes of P(i) and N(i): ``[N]``, or ``[2N]`` with mutual references.
 
     Raises:
         ValueError: ``backend="triton"`` does not support these embeddings, or dot products exceed the range of float64.
@@ -65,6 +65,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     backend = "exact" if needed == "exact" else backend
     temperature = batch.rule.temperature if isinstance(batch.rule.temperature, Tensor) else None
     if temperature is not None and not device.may_read(temperature):
+        # Its value cannot be read, and may be invalid: unless it is positive and finite, the result is NaN.
         temperature = torch.where(temperature.log().isfinite(), temperature, math.nan)
         batch = replace(batch, rule=replace(batch.rule, temperature=temperature))
     wanted = torch.is_grad_enabled() and (
@@ -80,7 +81,8 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     transformed = compiling or torch._C._are_functorch_transforms_active()
     together = plan.form == "triton" or (plan.form == "unshifted" and not transformed)
     if references.mutual and references.embeddings is not None and (compiling or not together):
-        # The kernels and the unshifted form evaluate both directions together; all others one after the other.
+        # In eager execution, the kernels and the unshifted form evaluate both directions together; under `torch.func`,
+        # only the kernels do. Otherwise the directions are evaluated one after the other.
         sides = [anchor_values(side, backend) for side in _sides(batch)]
         return AnchorValues(*map(torch.cat, zip(*sides, strict=True)))
     if backend == "exact":
@@ -98,7 +100,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
     if transformed:
         tensors, plain = _flat(batch, plan)
         if compiling and temperature is None:
-            # A number would be a constant of the graph; a product with a tensor may have any value.
+            # As a number, the temperature would be a constant of the graph. As a tensor, it may change between calls.
             tensors[_TEMPERATURE] = torch.ones((), dtype=torch.float64) * plain[_NUMBER]
             plain[_NUMBER] = _IN_TENSOR
         by_autograd = _Traceable if torch.compiler.is_compiling() else _Transformable
@@ -116,7 +118,7 @@ def _sides(batch: Batch) -> tuple[Batch, Batch]:
 
 OVERFLOW = (
     'similarity: expected "cosine" for rows whose dot products, divided by the temperature, exceed the range of '
-    "float64, got dot"
+    "float64, got 'dot'"
 )
 
 _Evaluate = Callable[[Batch, Plan], tuple[AnchorValues, Saved]]
@@ -173,8 +175,8 @@ _NESTED: dict[Any, list[Any]] = {}
 
 
 def _fields(kind: type, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path of each field of a description and the field's type in an operator's schema."""
-    hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "sizes"}  # which operators measure
+    """Yield the path of each field of a description and the field's type in an operator's schema; fill ``_NESTED``."""
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "sizes"}  # operators measure them
     _NESTED[kind] = [hint if is_dataclass(hint) else None for hint in hints.values()]
     for name, hint in hints.items():
         if is_dataclass(hint):
@@ -191,7 +193,7 @@ _TENSORS = [path for path, schema in _BATCH if schema.startswith("Tensor")]
 _PLAIN = [path for path, schema in _BATCH if not schema.startswith("Tensor")]
 _TEMPERATURE, _NUMBER = _TENSORS.index("rule.temperature"), _PLAIN.index("rule.temperature")
 _IN_TENSOR = 0.0
-"""The plain temperature if its value is a number in a tensor on the CPU."""
+"""In the place of the plain temperature: the temperature is a number that is stored in a tensor on the CPU."""
 _DIFFERENTIATED = [_TENSORS.index(path) for path in ("embeddings", "references.embeddings", "rule.temperature")]
 _PLACES = [[*_TENSORS, *_PLAIN].index(path) for path in dict.fromkeys(path for path, _ in _BATCH)]
 _NAMES = [path.split(".") for path in (*_TENSORS, *_PLAIN)]
@@ -507,7 +509,7 @@ _anchor_gradients: Any = torch.library.custom_op(
 )
 
 
-def _promised(*arguments: Any) -> tuple[Tensor, ...]:
+def _fake_values(*arguments: Any) -> tuple[Tensor, ...]:
     batch, _ = _described(arguments[: len(_TENSORS)], arguments[len(_TENSORS) :])
     count, dim = batch.embeddings.shape
     floats = batch.embeddings.new_empty((), dtype=dtypes_of(batch.embeddings)[0])
@@ -522,11 +524,11 @@ def _promised(*arguments: Any) -> tuple[Tensor, ...]:
     )
 
 
-def _promised_gradients(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def _fake_gradients(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     given = [arguments[place] for place in _DIFFERENTIATED]
     # Gradients are contiguous, whatever the memory layout of the rows.
     return tuple(grad.new_empty(0) if part is None else part.new_empty(part.shape) for part in given)
 
 
-_anchor_values.register_fake(_promised)
-_anchor_gradients.register_fake(_promised_gradients)
+_anchor_values.register_fake(_fake_values)
+_anchor_gradients.register_fake(_fake_gradients)

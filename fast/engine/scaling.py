@@ -170,7 +170,7 @@ def scale_both(batch: Batch, unit: float = 1, scaled: Scaled | None = None) -> t
 
 
 def both_ways(weight: Tensor, batch: Batch) -> Tensor:
-    """Return weights ``[N, N]`` of all rows added to their transpose, and all other weights as they are."""
+    """Return weights plus their transpose if they are those of all rows, ``[N, N]``, else the weights unchanged."""
     whole = batch.references.embeddings is None and weight.shape[0] == weight.shape[1]
     return weight + weight.T if whole else weight
 
@@ -183,7 +183,7 @@ def pulled(
     Args:
         weighed: the rows of each panel, and its weights ``[b, M]``; for a panel of all rows without references, the
             sum of its weights and their transpose.
-        saved: holds the scaled rows, and as `classes` the scaled columns; whether the references need a gradient.
+        saved: the scaled rows; the scaled columns, in `classes`; and `frozen`, whether the references need no gradient.
         batch: the batch.
         size: factor by which the result is multiplied.
         unit: the unit of the logits.
@@ -213,8 +213,9 @@ def pulled(
 
 
 def of_ordinary_size(grad: Tensor, *, reads: bool) -> tuple[float | Tensor, Tensor]:
-    """Return a power of two, and ``grad`` ``[N]`` divided by it, so that the quotient is about 1 in size.
+    """Return a power of two, and ``grad`` ``[N]`` divided by it, whose largest entry is then about 1.
 
+    If ``reads`` and the largest entry is between 2^-20 and 2^20 in magnitude, return 1 and ``grad``.
     The embeddings' gradient is linear in ``grad``, so the factor can be multiplied back at the end.
     """
     largest = grad.abs().amax()
@@ -226,6 +227,7 @@ def of_ordinary_size(grad: Tensor, *, reads: bool) -> tuple[float | Tensor, Tens
 
 
 _SMALL_GRAD = 2.0**-20
+"""The largest magnitude of an upstream gradient of ordinary size is above this and below its inverse."""
 
 
 def differentiable_rows(embeddings: Tensor, rule: Rule) -> Tensor:
