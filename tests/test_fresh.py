@@ -88,6 +88,28 @@ def every_claim() -> list[Claim]:
     return found
 
 
+def test_batches_with_a_saturated_positive_are_of_the_level_range() -> None:
+    """A right loss with an epsilon of 1e-24 in the logarithm is wrong only there."""
+
+    def with_epsilon(a: torch.Tensor, b: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
+        logits = F.normalize(a) @ F.normalize(b).T / temperature
+        sums = logits.exp().sum(dim=1) + 1e-24
+        return (sums.log() - (logits.diagonal().exp() + 1e-24).log()).mean()
+
+    found = check_loss(
+        with_epsilon,
+        "info_nce",
+        call="towers",
+        settings={"direction": "a_to_b"},
+        cases=("fresh-*",),
+        seed=7,
+        fuzz=80,
+        dtypes=("float64",),
+    )
+    assert {check.level for check in found.failures} == {Level.RANGE}
+    assert found.verdict == "conforms"
+
+
 @pytest.mark.parametrize("claim", every_claim(), ids=lambda claim: f"{claim.loss}-{claim.call}-{claim.temperature}")
 def test_drawn_batches_are_supported_and_exact(claim: Claim) -> None:
     for number in range(LARGE - 1):

@@ -23,7 +23,7 @@ import numpy as np
 from ..implementations.signatures import Claim
 from ..suite.cases import Case
 from ..suite.catalogue import LOSSES
-from ..suite.flags import true_flags
+from ..suite.flags import saturated, true_flags
 from ..suite.golden import DTYPES, GoldenCase
 from ..suite.records import Matrix
 from ..truth.closed import closed_form
@@ -158,8 +158,9 @@ def with_proof(case: Case) -> GoldenCase:
     if "ref_embeddings" in case.others:
         omitted = omitted | {"asymmetric-mask", "diagonal-true"}
     flags = (flag for flag in true_flags(case) if ONLY_WITH.get(flag, "") in given and flag not in omitted)
+    flags = (*flags, *("saturated",) * saturated(case))
     dtypes = tuple(dtype for dtype in DTYPES if case.holds_in(dtype))
-    return GoldenCase(case, tuple(flags), "a random batch", dtypes, prove(case))
+    return GoldenCase(case, flags, "a random batch", dtypes, prove(case))
 
 
 def draw(claim: Claim, seed: int, number: int) -> Case:

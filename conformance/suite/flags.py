@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .cases import Case
+from .records import Matrix
 
 
 class Facts:
@@ -163,3 +164,27 @@ def first_untrue(case: Case, flags: Sequence[str]) -> str | None:
     facts = Facts(case)
     untrue = next((flag for flag in flags if not _holds(facts, flag)), None)
     return untrue and f"{case.id}: the flag {untrue!r} needs a case in which {CONDITIONS[untrue][0]}"
+
+
+def saturated(case: Case) -> bool:
+    """Return whether the exponential of a positive is below 2^-53 of the largest in its row, or of 1.
+
+    The flag "saturated" also marks golden cases with less extreme positives, so it has no condition.
+    """
+    rows = case.matrices
+    if case.option("similarity") == "cosine":
+        rows = {name: _normalised(z) for name, z in rows.items()}
+    logits = np.empty(case.shape)
+    for block in case.blocks():
+        logits[block.part] = rows[block.left] @ rows[block.right].T / case.temperature
+    members = case.member_array()
+    largest = np.where(members, np.maximum(logits, 0.0), 0.0).max(axis=1, keepdims=True)
+    return bool((members & case.positive_array() & (largest - logits > 53 * math.log(2))).any())
+
+
+def _normalised(rows: Matrix) -> Matrix:
+    """Divide rows by their norms; rows of zeros stay zero."""
+    # Squares of extreme entries leave the range of float64, so rows are scaled first.
+    largest = abs(rows).max(axis=1, keepdims=True)
+    scaled = rows / np.where(largest, largest, 1.0)
+    return np.asarray(scaled / np.maximum(np.linalg.norm(scaled, axis=1, keepdims=True), 1.0))
