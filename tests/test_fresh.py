@@ -32,7 +32,7 @@ from pairproof.conformance.judge.shrink import Shrunk, shrunk
 from pairproof.conformance.maintain.add import make_case
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
-from pairproof.conformance.suite.flags import first_untrue
+from pairproof.conformance.suite.flags import first_untrue, saturated
 from pairproof.conformance.suite.golden import DTYPES, load_golden
 from pairproof.conformance.truth import evaluate
 from pairproof.conformance.truth.closed import closed_form
@@ -340,7 +340,10 @@ def test_every_kind_of_batch_can_be_shrunk(loss: str, step: int) -> None:
         # Shrinking may stop before 2 rows and 1 column: it takes no step to a batch with a flag of a higher level.
         assert found.n <= 8
         assert found.embeddings.shape[1] <= 2
-        assert found.keywords.keys() <= {"temperature"}
+        kept = {"temperature"}
+        if saturated(replace(found, keywords={**found.keywords, "similarity": LOSSES[loss].keywords["similarity"]})):
+            kept |= {"similarity"}
+        assert found.keywords.keys() <= kept
         assert all(len(rows) <= 6 for rows in found.others.values())
 
 
