@@ -157,10 +157,10 @@ def with_proof(case: Case) -> GoldenCase:
         omitted = omitted | COPIES
     if "ref_embeddings" in case.others:
         omitted = omitted | {"asymmetric-mask", "diagonal-true"}
-    flags = (flag for flag in true_flags(case) if ONLY_WITH.get(flag, "") in given and flag not in omitted)
-    flags = (*flags, *("saturated",) * saturated(case))
+    flags = [flag for flag in true_flags(case) if ONLY_WITH.get(flag, "") in given and flag not in omitted]
+    flags += ["saturated"] * saturated(case)
     dtypes = tuple(dtype for dtype in DTYPES if case.holds_in(dtype))
-    return GoldenCase(case, flags, "a random batch", dtypes, prove(case))
+    return GoldenCase(case, tuple(flags), "a random batch", dtypes, prove(case))
 
 
 def draw(claim: Claim, seed: int, number: int) -> Case:
