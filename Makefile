@@ -80,7 +80,7 @@ verify: $(VENV_STAMP) $(PEERS_STAMP) ## check every figure and implementation (D
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, except slow ones (ARGS is for pytest)
-	@echo "test: pytest on tests/ without tests/kernels and without slow tests; eight minutes on two cores"
+	@echo "test: pytest on tests/ without tests/kernels and without slow tests; six minutes on two cores"
 	@$(PYTEST) --ignore=tests/kernels $(ARGS) tests
 
 test-all: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, including slow ones
@@ -107,7 +107,7 @@ kernels-long: $(VENV_STAMP) ## compile for more architectures, embedding dimensi
 KERNEL_TESTS := TRITON_INTERPRET=1 $(PYTEST)
 
 kernels-golden: $(VENV_STAMP) ## run the GPU kernels on golden cases, without GPU
-	@echo "kernels-golden: pytest on tests/kernels without slow tests, in triton's interpreter; two minutes on two cores"
+	@echo "kernels-golden: pytest on tests/kernels without slow tests, in triton's interpreter; three minutes on two cores"
 	@$(KERNEL_TESTS) $(ARGS) tests/kernels
 
 kernels-golden-slow: $(VENV_STAMP) ## the same, including slow tests
