@@ -21,6 +21,13 @@ WRONG_BY = {"float64": 1e-8, "float32": 1e-2}
 """Relative errors of one row that must be noticed. The mean over the anchors divides the error of a value by N."""
 
 
+SMALL_GRADIENT = {("nt_bxent", 512, "float32")}
+"""Where the smallest case has a row at the seam with a gradient too small to show the error; a larger case shows it.
+
+The gradient of row 512 of ``shape-513-by-2`` is about 7e-6.
+"""
+
+
 def cases_beyond(loss: str, tile: int) -> list[GoldenCase]:
     """Return the golden cases of a loss with a gradient, and with anchors on both sides of the seam, smallest first."""
     found = (g for g in load_golden(losses=(loss,)) if g.case.n > tile and g.expected.gradient is not None)
@@ -59,7 +66,8 @@ WRONG = {"value": with_wrong_value, "gradient": with_wrong_gradient}
 @pytest.mark.parametrize("loss", LOSSES)
 def test_error_in_one_row_at_the_seam_of_tiles_fails(loss: str, tile: int, dtype: str) -> None:
     missed = {(kind, row) for kind in WRONG for row in (tile - 1, tile)}
-    for golden in cases_beyond(loss, tile):
+    found = cases_beyond(loss, tile)
+    for golden in found if (loss, tile, dtype) in SMALL_GRADIENT else found[:1]:
         case = golden.case
         assert case.n > tile
         assert case.holds_in(dtype)
@@ -72,7 +80,4 @@ def test_error_in_one_row_at_the_seam_of_tiles_fails(loss: str, tile: int, dtype
 
         assert ratio(Outcome([*true.values], true.gradient, other_gradients=true.other_gradients)) <= 1
         missed -= {(kind, row) for kind, row in missed if ratio(WRONG[kind](true, row, WRONG_BY[dtype])) > 1}
-        # Usually the smallest case fails. The gradient of one of its rows may be too small to show a relative error.
-        if not missed:
-            break
     assert not missed
