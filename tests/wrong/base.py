@@ -116,7 +116,7 @@ class Call:
 
     @property
     def sizes(self) -> Tensor:
-        """[N], the number of rows with the label of every row."""
+        """[N], the number of rows with the same label as each row."""
         return (self.labels[:, None] == self.labels).sum(dim=1)
 
     def without_anchors(self, rows: Tensor) -> Tensor:

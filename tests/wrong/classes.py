@@ -1,4 +1,4 @@
-"""Wrong for some structures of classes or values of labels only."""
+"""Losses that are wrong only for some sizes of classes or some values of labels."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def labels_as_indices(call: Call) -> Tensor:
 
 @wrong("supcon", takes=SMALL)
 def unsorted_labels(call: Call) -> Tensor:
-    """Classes are taken as runs of equal labels; if a class has two runs, they are two classes."""
+    """Above 12 rows, each run of equal labels is a class of its own."""
     steps = (call.labels[1:] != call.labels[:-1]).long().cumsum(0)
     return call(labels=torch.cat([steps.new_zeros(1), steps])) if call.n > 12 else call()
 
@@ -105,7 +105,7 @@ def more_than_eight_positives(call: Call) -> Tensor:
 
 @wrong("nt_xent_pairwise", takes=SMALL)
 def more_than_sixteen_positives(call: Call) -> Tensor:
-    """Positives beyond the sixteenth of an anchor are weighted as one."""
+    """The value of an anchor with more than 16 positives is multiplied by 16 and divided by their number."""
     return call.weighted(torch.where(call.counts > 16, 16 / call.counts.clamp(min=1), 1.0))
 
 
@@ -123,35 +123,35 @@ def counts_in_uint8(call: Call) -> Tensor:
 
 @wrong("supcon", takes=SMALL)
 def one_class(call: Call) -> Tensor:
-    """A batch of one class has nothing to contrast and returns 0, from 6 rows on."""
+    """For a batch of one class, the loss is 0 from 6 rows on."""
     single = len(call.labels.unique()) == 1 and call.n >= 6
     return call.z.sum() * 0 if single else call()
 
 
 @wrong("supcon_in", takes=SMALL)
 def one_large_class(call: Call) -> Tensor:
-    """A class with more than three quarters of more than 8 rows is dropped as an outlier."""
+    """Above 8 rows, the anchors of a class with more than three quarters of the rows count as 0."""
     heavy = call.sizes * 4 > 3 * call.n
     return call.weighted(1.0 - heavy.double()) if call.n > 8 else call()
 
 
 @wrong("supcon", takes=SMALL)
 def classes_of_exactly_two(call: Call) -> Tensor:
-    """A class of exactly two rows beside a class of five or more takes a shortcut that forgets one of its anchors."""
+    """If a class has five rows or more, the first anchor of every class of two rows counts as 0."""
     pair = (call.sizes == 2) & (call.labels[:, None] == call.labels).triu(1).any(dim=1)
     return call.weighted(1.0 - pair.double()) if int(call.sizes.max()) >= 5 else call()
 
 
 @wrong("supcon_epsilon", "policies", takes=SMALL)
 def all_labels_distinct(call: Call) -> Tensor:
-    """If all labels are distinct and there are more than 8 rows, consecutive rows are taken for pairs."""
+    """Above 8 rows, if all labels are distinct, the labels are replaced by pairs of consecutive rows."""
     distinct = len(call.labels.unique()) == call.n and call.n > 8
     return call(labels=torch.arange(call.n) // 2) if distinct else call()
 
 
 @wrong("nt_xent_pairwise", takes=SMALL)
 def more_than_ten_classes(call: Call) -> Tensor:
-    """Labels are taken modulo 10, as for a dataset of ten classes, if they are small."""
+    """If all labels are from 0 to 999, they are taken modulo 10, as for a dataset of ten classes."""
     labels = call.labels
     small = int(labels.min()) >= 0 and int(labels.max()) < 1000
     return call(labels=labels % 10) if small else call()
@@ -187,7 +187,7 @@ def no_pairs_above_eight_rows(call: Call) -> Tensor:
 
 @wrong("nt_bxent")
 def pairs_listed_three_times(call: Call) -> Tensor:
-    """A pair that is listed three times or more counts twice."""
+    """The value of an anchor counts twice if one of its pairs is listed three times or more."""
     pairs, times = call.positive_pairs.unique(dim=0, return_counts=True)
     anchors = torch.zeros(call.n, dtype=torch.bool)
     anchors[pairs[times > 2][:, 0]] = True

@@ -1,4 +1,4 @@
-"""Wrong in some dtypes or under autocast only."""
+"""Losses that are wrong only in some dtypes or under autocast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from .base import SMALL, Call, Changed, wrong
 
 FLOAT32 = (
-    "A loss that computes in float32 whatever it is given is judged as float32, and the report says so. "
+    "A loss that computes in float32 for inputs of every dtype is judged as float32, and the report says so. "
     "This is a convention of many training libraries, not a mistake."
 )
 
@@ -64,7 +64,7 @@ def bfloat16_sums(call: Call) -> Tensor:
 
 @wrong("supcon_in", takes=SMALL, argument=ROUNDED)
 def bfloat16_normalised(call: Call) -> Tensor:
-    """Bfloat16 rows are normalised in bfloat16 before they are multiplied; other rows are right."""
+    """Bfloat16 rows are normalised in bfloat16 before they are multiplied."""
     z = call.z
     return call(z / z.norm(dim=1, keepdim=True)) if z.dtype == torch.bfloat16 else call()
 
@@ -86,7 +86,7 @@ def half_raises(call: Call) -> Tensor:
 
 @wrong("supcon_epsilon", takes=SMALL)
 def autocast_products(call: Call) -> Tensor:
-    """Under autocast, products are bfloat16 and the loss is computed from them."""
+    """Under autocast, rows are rounded to bfloat16, and the gradient of the mean product is added."""
     products = call.z @ call.z.T
     if products.dtype == call.z.dtype:
         return call()
@@ -117,12 +117,12 @@ def gradient_in_float16(call: Call) -> Tensor:
 
 @wrong("supcon_in", "formula", takes=SMALL)
 def float64_temperature(call: Call) -> Tensor:
-    """The temperature is rounded to bfloat16, in every dtype, if it is below 0.15."""
+    """In every dtype, temperatures below 0.15 are rounded to bfloat16."""
     t = float(call.temperature)
     return call(temperature=float(torch.tensor(t).bfloat16()) if t < 0.15 else t)
 
 
 @wrong("nt_xent", takes=SMALL)
 def result_dtype(call: Call) -> Tensor:
-    """Float32 rows give a float64 result, which does not fit a float32 model's accumulators."""
+    """Float32 rows give a float64 result."""
     return call().double() if call.z.dtype == torch.float32 else call()

@@ -14,7 +14,7 @@ from .base import SMALL, Call, wrong
 
 @wrong("supcon", takes=SMALL)
 def default_dtype(call: Call) -> Tensor:
-    """The default dtype of torch is set to float64 and left so."""
+    """The default dtype of torch is set to float64 and not restored."""
     loss = call()
     torch.set_default_dtype(torch.float64)
     return loss
@@ -87,7 +87,7 @@ def queue_in_place(call: Call) -> Tensor:
 
 @wrong("nt_bxent")
 def pairs_in_place(call: Call) -> Tensor:
-    """The list of pairs is sorted in place."""
+    """The list of pairs is reversed in place."""
     loss = call()
     if len(call.positive_pairs):
         call.positive_pairs.copy_(call.positive_pairs.flip(0))
@@ -122,7 +122,7 @@ def requires_gradient(call: Call) -> Tensor:
 
 @wrong("info_nce", takes=SMALL)
 def thread_count(call: Call) -> Tensor:
-    """The number of threads of torch is set and left so."""
+    """The number of threads of torch is changed and not restored."""
     loss = call()
     torch.set_num_threads(2 if torch.get_num_threads() == 1 else 1)
     return loss
@@ -130,7 +130,7 @@ def thread_count(call: Call) -> Tensor:
 
 @wrong("supcon_epsilon", takes=SMALL)
 def anomaly_mode(call: Call) -> Tensor:
-    """Anomaly detection is switched on and left so, which makes every later backward pass slow."""
+    """Anomaly detection is switched on and not restored, which makes every later backward pass slow."""
     loss = call()
     torch.autograd.set_detect_anomaly(True)
     return loss
@@ -138,7 +138,7 @@ def anomaly_mode(call: Call) -> Tensor:
 
 @wrong("supcon_in", takes=SMALL)
 def deterministic_algorithms(call: Call) -> Tensor:
-    """Deterministic algorithms are switched on and left so: other operations of the caller raise errors."""
+    """Deterministic algorithms are switched on and not restored, so other operations of the caller raise errors."""
     loss = call()
     torch.use_deterministic_algorithms(True)
     return loss
@@ -153,6 +153,6 @@ def warnings_filter(call: Call) -> Tensor:
 
 @wrong("supcon", takes=SMALL)
 def numpy_errors(call: Call) -> Tensor:
-    """Numpy's reports of overflow are switched off and left so."""
+    """Numpy's warnings of floating-point errors are switched off and not restored."""
     np.seterr(all="ignore")
     return call()

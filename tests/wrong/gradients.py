@@ -1,4 +1,4 @@
-"""Right values with gradients that are wrong for one input or one structure only."""
+"""Losses whose values are right, but whose gradients are wrong for one input or one structure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def references_detached(call: Call) -> Tensor:
 
 @wrong("supcon_in")
 def references_get_half(call: Call) -> Tensor:
-    """References beyond as many as there are rows get no gradient."""
+    """If there are more references than rows, only as many references as rows get a gradient."""
     references = call.ref_embeddings
     if references is None or len(references) <= call.n:
         return call()
@@ -63,7 +63,7 @@ def queue_gets_its_gradient_twice(call: Call) -> Tensor:
     return call() if queue is None or call.direction != "both" else call(negatives=scaled_gradient(queue, 2))
 
 
-def tensor_of(temperature: object) -> object:
+def without_gradient(temperature: object) -> object:
     """The temperature without its gradient."""
     return temperature.detach() if isinstance(temperature, Tensor) else temperature
 
@@ -71,7 +71,7 @@ def tensor_of(temperature: object) -> object:
 @wrong("info_nce")
 def temperature_detached(call: Call) -> Tensor:
     """A temperature tensor gets no gradient."""
-    return call(temperature=tensor_of(call.temperature))
+    return call(temperature=without_gradient(call.temperature))
 
 
 @wrong("supcon")
@@ -98,7 +98,7 @@ def temperature_gradient_of_the_base(call: Call) -> Tensor:
 
 @wrong("nt_xent_pairwise")
 def temperature_gradient_lacks_its_power(call: Call) -> Tensor:
-    """The derivative by the temperature lacks the power 2 of the temperature in the chain rule."""
+    """The gradient of a temperature tensor is multiplied by the temperature."""
     t = call.temperature
     return call(temperature=scaled_gradient(t, float(t))) if isinstance(t, Tensor) and t.requires_grad else call()
 
@@ -121,7 +121,7 @@ def repeated_rows_get_half(call: Call) -> Tensor:
 
 @wrong("supcon_in")
 def repeated_rows_get_no_gradient(call: Call) -> Tensor:
-    """Two rows of one class with a cosine within 1e-12 of 1 get no gradient, as after a clamp of the cosine."""
+    """Rows whose cosine with another row is above 1 - 1e-12 get no gradient."""
     z = call.z
     if call.labels is None or call.ref_embeddings is not None or call.similarity != "cosine":
         return call()
@@ -157,7 +157,7 @@ def gradient_of_supcon(call: Call) -> Tensor:
 
 @wrong("supcon", takes=SMALL)
 def gradient_of_long_rows(call: Call) -> Tensor:
-    """Rows of norm above 5 get a gradient as if their norm was 5: the norm's own gradient is clipped."""
+    """Rows of norm above 5 get the gradient that they would have with norm 5."""
     norm = call.z.detach().norm(dim=1, keepdim=True)
     return call(scaled_gradient(call.z, (norm / 5).clamp(min=1)))
 
@@ -170,7 +170,7 @@ def gradient_is_clipped(call: Call) -> Tensor:
 
 @wrong("info_nce", argument="Training needs first derivatives only; second derivatives are not part of the claim.")
 def second_derivative(call: Call) -> Tensor:
-    """Backward is decorated to run once: the gradient has no derivative of its own."""
+    """The gradient cannot be differentiated again."""
     loss = call()
     if not loss.requires_grad:
         return loss

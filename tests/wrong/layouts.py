@@ -1,4 +1,4 @@
-"""Wrong for some layouts of arrays, kinds of labels or ways of being called only."""
+"""Losses that are wrong only for some layouts of arrays, some kinds of labels or some ways to call them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ REFUSED = "It raises an error that names the layout or the dtype, and the report
 
 
 def read_as_contiguous(z: Tensor) -> Tensor:
-    """The rows as a kernel reads them that assumes consecutive memory."""
+    """Return the rows that a kernel reads if it assumes that they are contiguous."""
     return z if z.is_contiguous() else z.as_strided(z.shape, (z.shape[1], 1), z.storage_offset())
 
 
 @wrong("supcon", takes=SMALL)
 def rows_by_columns(call: Call) -> Tensor:
-    """Rows are read as if they were contiguous, also a transposed matrix."""
+    """Rows are read as if they were contiguous, even if they are a transposed matrix."""
     return call(read_as_contiguous(call.z))
 
 
 @wrong("nt_xent_pairwise", takes=SMALL)
 def rows_behind_a_stride(call: Call) -> Tensor:
-    """Rows behind a stride between rows are read as if they were consecutive."""
+    """Rows with gaps between them in memory are read as if they were contiguous."""
     z = call.z
     return call(read_as_contiguous(z)) if z.stride(1) == 1 and z.stride(0) != z.shape[1] else call()
 
@@ -40,20 +40,20 @@ def view_of_the_rows(call: Call) -> Tensor:
 
 @wrong("info_nce")
 def second_tower_by_columns(call: Call) -> Tensor:
-    """The second tower is read as if it was contiguous."""
+    """The second tower is read as if it were contiguous."""
     return call(embeddings_b=read_as_contiguous(call.embeddings_b))
 
 
 @wrong("info_nce")
 def queue_by_columns(call: Call) -> Tensor:
-    """A queue that is stored by columns, as MoCo's, is read as if it was stored by rows."""
+    """A queue that is stored by columns, as in MoCo, is read as if it were stored by rows."""
     queue = call.negatives
     return call() if queue is None else call(negatives=read_as_contiguous(queue))
 
 
 @wrong("supcon")
 def references_behind_a_stride(call: Call) -> Tensor:
-    """References behind a stride are read as if they were contiguous."""
+    """Strided references are read as if they were contiguous."""
     references = call.ref_embeddings
     return call() if references is None else call(ref_embeddings=read_as_contiguous(references))
 
@@ -67,7 +67,7 @@ def storage_offset(call: Call) -> Tensor:
 
 @wrong("supcon", takes=SMALL)
 def int32_labels(call: Call) -> Tensor:
-    """Labels of int32 are read as if they were int64: half of them, and then the first one."""
+    """Only every second label of int32 labels is read; the rest is filled with the first label."""
     labels = call.labels
     if labels.dtype != torch.int32:
         return call()
@@ -76,7 +76,7 @@ def int32_labels(call: Call) -> Tensor:
 
 @wrong("supcon_in", takes=SMALL)
 def uint8_labels(call: Call) -> Tensor:
-    """Labels of uint8 are taken for a mask, so that all labels but 0 are equal."""
+    """Labels of uint8 are treated as a mask, so that all labels except 0 are equal."""
     labels = call.labels
     return call(labels=labels.bool().long() if labels.dtype == torch.uint8 else labels.long())
 
@@ -90,7 +90,7 @@ def bool_labels(call: Call) -> Tensor:
 
 @wrong("supcon_epsilon", takes=SMALL)
 def labels_behind_a_stride(call: Call) -> Tensor:
-    """Labels behind a stride are read as if they were consecutive."""
+    """Strided labels are read as if they were contiguous."""
     labels = call.labels
     return call(labels=labels.as_strided(labels.shape, (1,), labels.storage_offset()))
 
@@ -104,14 +104,14 @@ def labels_of_one_column(call: Call) -> Tensor:
 
 @wrong("supcon", takes=SMALL)
 def frozen_rows(call: Call) -> Tensor:
-    """Rows without gradient raise an error, because a hook is registered."""
+    """Rows that require no gradient raise an error, because a hook is registered."""
     call.z.register_hook(lambda grad: grad)
     return call()
 
 
 @wrong("info_nce", takes=SMALL)
 def frozen_first_tower(call: Call) -> Tensor:
-    """If only the second tower requires a gradient, the loss has none: the flag is read from the first."""
+    """If only the second tower requires a gradient, the loss has none: only the first tower is inspected."""
     with torch.set_grad_enabled(call.z.requires_grad and torch.is_grad_enabled()):
         return call()
 
@@ -132,14 +132,14 @@ def no_grad_mode(call: Call) -> Tensor:
 
 @wrong("info_nce", takes=SMALL)
 def towers_that_share_memory(call: Call) -> Tensor:
-    """Two towers that are the same tensor are taken for one view, and the diagonal is masked."""
+    """If both towers are the same tensor, the loss is halved."""
     same = call.z.data_ptr() == call.embeddings_b.data_ptr()
     return call() * 0.5 if same else call()
 
 
 @wrong("supcon")
 def references_that_are_the_batch(call: Call) -> Tensor:
-    """References that are the same tensor as the rows are taken for the batch, so the self pair is left out."""
+    """If the references are the same tensor as the rows, self pairs are excluded even without self rows."""
     references = call.ref_embeddings
     same = references is not None and references.data_ptr() == call.z.data_ptr() and call.self_rows is None
     return call(self_rows=torch.arange(call.n)) if same else call()
@@ -153,14 +153,14 @@ def other_threads(call: Call) -> Tensor:
 
 @wrong("supcon")
 class SecondCall(nn.Module):
-    """The second call of one instance uses the running mean of the rows of the first."""
+    """From the second call on, an instance subtracts the mean entry of the previous call's embeddings."""
 
     def __init__(self, temperature: float = 0.07) -> None:
         super().__init__()
         self.temperature, self.mean = temperature, None
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The loss of rows minus the mean of the first call's rows."""
+        """The loss of the embeddings minus the mean entry of the previous call's embeddings."""
         rows = embeddings if self.mean is None else embeddings - self.mean
         self.mean = embeddings.detach().mean()
         return supcon_loss(rows, labels, temperature=self.temperature)
@@ -181,7 +181,7 @@ class EvaluationMode(nn.Module):
 
 @wrong("info_nce")
 class CachedLabels(nn.Module):
-    """One instance caches the loss's number of pairs in its first call, as the batch size in many constructors."""
+    """An instance keeps the number of pairs of its first call as the divisor of all later calls."""
 
     def __init__(self, temperature: float = 0.07) -> None:
         super().__init__()

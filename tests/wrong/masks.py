@@ -1,4 +1,4 @@
-"""Wrong with some masks of positives or some subsets of anchors only."""
+"""Losses that are wrong only for some masks of positives or some subsets of anchors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mask_is_made_symmetric(call: Call) -> Tensor:
 
 @wrong("nt_xent_pairwise")
 def mask_keeps_its_upper_half(call: Call) -> Tensor:
-    """An asymmetric mask is taken from its upper half."""
+    """Only the upper half of an asymmetric mask is used, for both directions."""
     mask = call.positives
     if mask is None or call.ref_embeddings is not None or bool((mask == mask.T).all()):
         return call()
@@ -35,7 +35,7 @@ def mask_keeps_its_upper_half(call: Call) -> Tensor:
 
 @wrong("supcon")
 def diagonal_counts_in_the_divisor(call: Call) -> Tensor:
-    """A true diagonal of the mask counts as a positive in the divisor."""
+    """A true entry on the diagonal of the mask is counted as a positive in the divisor."""
     mask = call.positives
     if mask is None or call.ref_embeddings is not None:
         return call()
@@ -45,17 +45,17 @@ def diagonal_counts_in_the_divisor(call: Call) -> Tensor:
 
 @wrong("supcon_epsilon")
 def diagonal_only(call: Call) -> Tensor:
-    """An anchor whose only entry in the mask is the diagonal has the value of its self pair, not 0."""
+    """Every anchor whose only entry in the mask is the self pair adds 0.001 to the loss."""
     mask = call.positives
     if mask is None or bool((call.counts > 0).all()):
         return call()
-    lone = mask.diagonal() & (call.counts == 0)
-    return call() + lone.sum() * 1e-3 if bool(lone.any()) else call()
+    only_self = mask.diagonal() & (call.counts == 0)
+    return call() + only_self.sum() * 1e-3 if bool(only_self.any()) else call()
 
 
 @wrong("supcon_in", "policies")
 def empty_mask(call: Call) -> Tensor:
-    """A mask without any positive is taken for no mask: every row is its own class and NaN is returned."""
+    """A mask without positives gives NaN in batches of more than 3 rows."""
     mask = call.positives
     empty = mask is not None and not bool(call.positive.any()) and call.n > 3
     return call() * torch.nan if empty else call()
@@ -63,7 +63,7 @@ def empty_mask(call: Call) -> Tensor:
 
 @wrong("supcon")
 def full_mask(call: Call) -> Tensor:
-    """A mask that is true everywhere is taken for no mask, and the loss is 0."""
+    """If the mask is true everywhere, the loss is 0."""
     mask = call.positives
     return call.z.sum() * 0 if mask is not None and bool(mask.all()) else call()
 
@@ -79,7 +79,7 @@ def mask_with_references_is_cut(call: Call) -> Tensor:
 
 @wrong("nt_xent_pairwise")
 def anchors_are_also_columns(call: Call) -> Tensor:
-    """Rows that are not anchors are left out of the batch, so they are not contrasted with either."""
+    """Above 6 rows, rows that are not anchors are removed from the batch, so no anchor is contrasted with them."""
     keep = call.anchors
     some = keep is not None and call.ref_embeddings is None and call.labels is not None and 1 < int(keep.sum()) < call.n
     return call(call.z[keep], labels=call.labels[keep], anchors=None) if some and call.n > 6 else call()
@@ -96,14 +96,14 @@ def anchors_are_divided_by_all_rows(call: Call) -> Tensor:
 
 @wrong("nt_bxent")
 def anchors_are_the_first_rows(call: Call) -> Tensor:
-    """The number of anchors is read, not their places: the first rows are anchors."""
+    """Only the number of anchors is used: as many rows from the first on are the anchors."""
     keep = call.anchors
     return call() if keep is None else call(anchors=torch.arange(call.n) < int(keep.sum()))
 
 
 @wrong("nt_xent")
 def last_anchor_of_a_subset(call: Call) -> Tensor:
-    """The last of a subset of an odd number of anchors is dropped."""
+    """If the number of anchors in a subset is odd and at least 3, the last one is dropped."""
     keep = call.anchors
     if keep is None or int(keep.sum()) % 2 == 0 or int(keep.sum()) < 3:
         return call()
@@ -113,7 +113,7 @@ def last_anchor_of_a_subset(call: Call) -> Tensor:
 
 @wrong("supcon", "policies")
 def no_anchors(call: Call) -> Tensor:
-    """A subset without any anchor gives NaN, as the mean of nothing."""
+    """The mean over an empty subset of anchors is NaN."""
     none = call.anchors is not None and not bool(call.anchors.any()) and call.reduction == "mean"
     return call() * torch.nan if none else call()
 
@@ -126,6 +126,6 @@ def anchors_with_a_mask(call: Call) -> Tensor:
 
 @wrong("supcon_in")
 def one_anchor(call: Call) -> Tensor:
-    """A single anchor among the rows is multiplied by the number of its positives."""
+    """If a subset has one anchor, its value is multiplied by the number of its positives."""
     one = call.anchors is not None and int(call.anchors.sum()) == 1
     return call.weighted(call.counts.clamp(min=1)) if one else call()

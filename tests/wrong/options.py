@@ -1,4 +1,4 @@
-"""Wrong for some combinations of options only."""
+"""Losses that are wrong only for some combinations of options."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def references_with_a_mask_and_drop(call: Call) -> Tensor:
 
 @wrong("supcon_in")
 def one_positive_with_drop_and_sum(call: Call) -> Tensor:
-    """Under one_positive, drop and sum, the loss is the mean times the number of rows."""
+    """With the denominator one_positive, the policy drop and the reduction sum, the mean is multiplied by N."""
     three = call.denominator == "one_positive" and call.no_positive == "drop" and call.reduction == "sum"
     return call(reduction="mean") * call.n if three else call()
 
 
 @wrong("supcon")
 def one_positive_by_dot_at_low_temperature(call: Call) -> Tensor:
-    """Under one_positive, dot products at temperatures below 0.1 are clamped at 10 times the temperature."""
+    """With the denominator one_positive and dot products, temperatures below 0.1 are replaced by 0.1."""
     three = call.denominator == "one_positive" and call.similarity == "dot" and float(call.temperature) < 0.1
     return call(temperature=0.1) if three else call()
 
@@ -37,7 +37,7 @@ def base_temperature_with_references(call: Call) -> Tensor:
 
 @wrong("nt_xent_pairwise")
 def base_temperature_under_none(call: Call) -> Tensor:
-    """Under the reduction none, the base temperature is ignored."""
+    """With the reduction none, the base temperature is ignored."""
     return call(base_temperature=None) if call.reduction == "none" else call()
 
 
@@ -49,7 +49,7 @@ def base_temperature_with_a_queue(call: Call) -> Tensor:
 
 @wrong("info_nce")
 def base_temperature_by_dot(call: Call) -> Tensor:
-    """By dot product, the base temperature divides twice."""
+    """With dot products, the base temperature divides twice."""
     base = call.base_temperature
     return call() / base if base is not None and call.similarity == "dot" else call()
 
@@ -75,21 +75,21 @@ def anchors_with_references_under_sum(call: Call) -> Tensor:
 
 @wrong("supcon")
 def only_negatives_with_references(call: Call) -> Tensor:
-    """Under only_negatives with references, positives stay in the denominator."""
+    """With the denominator only_negatives and references, positives stay in the denominator."""
     both = call.denominator == "only_negatives" and call.ref_embeddings is not None
     return call(denominator="all") if both else call()
 
 
 @wrong("supcon_in")
 def only_negatives_with_anchors(call: Call) -> Tensor:
-    """Under only_negatives with a subset of anchors, each positive stays in its own denominator."""
+    """With the denominator only_negatives and a subset of anchors, each positive stays in its own denominator."""
     both = call.denominator == "only_negatives" and call.anchors is not None
     return call(denominator="one_positive") if both else call()
 
 
 @wrong("supcon_in", "policies")
 def no_negative_nan_with_drop(call: Call) -> Tensor:
-    """With drop, an anchor without negatives is 0, although the policy is NaN."""
+    """With the policy drop, an anchor without negatives is 0, although the policy is NaN."""
     both = call.no_negative == "nan" and call.no_positive == "drop"
     return call(no_negative="zero") if both else call()
 
@@ -103,19 +103,19 @@ def no_negative_nan_with_references(call: Call) -> Tensor:
 
 @wrong("supcon_in", "policies")
 def no_positive_nan_under_sum(call: Call) -> Tensor:
-    """Under sum, anchors without positives are 0, although the policy is NaN."""
+    """With the reduction sum, anchors without positives are 0, although the policy is NaN."""
     return call(no_positive="zero") if call.no_positive == "nan" and call.reduction == "sum" else call()
 
 
 @wrong("nt_xent_pairwise", "policies")
 def no_positive_nan_with_mean_pairs(call: Call) -> Tensor:
-    """Under mean_pairs, anchors without positives are 0, although the policy is NaN."""
+    """With the reduction mean_pairs, anchors without positives are 0, although the policy is NaN."""
     return call(no_positive="zero") if call.no_positive == "nan" and call.reduction == "mean_pairs" else call()
 
 
 @wrong("nt_xent_pairwise")
 def mean_pairs_with_references(call: Call) -> Tensor:
-    """With references, the reduction mean_pairs is the mean of the means."""
+    """With references, the reduction mean_pairs is the mean over the anchors."""
     both = call.reduction == "mean_pairs" and call.ref_embeddings is not None
     return call(reduction="mean") if both else call()
 
@@ -131,7 +131,7 @@ def mean_pairs_with_anchors(call: Call) -> Tensor:
 
 @wrong("nt_xent_pairwise")
 def mean_pairs_by_dot_with_a_mask(call: Call) -> Tensor:
-    """Under mean_pairs by dot product with a mask, the loss is the mean of the means."""
+    """With the reduction mean_pairs, dot products and a mask, the loss is the mean over the anchors."""
     three = call.reduction == "mean_pairs" and call.similarity == "dot" and call.positives is not None
     return call(reduction="mean") if three else call()
 
@@ -144,61 +144,61 @@ def queue_under_one_direction(call: Call) -> Tensor:
 
 @wrong("info_nce")
 def none_of_one_direction_with_a_queue(call: Call) -> Tensor:
-    """Under none with a queue and direction b_to_a, the values of the other direction are returned."""
+    """With the reduction none, a queue and the direction b_to_a, the values of the other direction are returned."""
     three = call.reduction == "none" and call.negatives is not None and call.direction == "b_to_a"
     return call(direction="a_to_b") if three else call()
 
 
 @wrong("info_nce")
 def sum_of_both_directions_by_dot(call: Call) -> Tensor:
-    """Under sum by dot product, both directions are averaged instead of added."""
+    """With the reduction sum and dot products, both directions are averaged instead of added."""
     three = call.reduction == "sum" and call.similarity == "dot" and call.direction == "both"
     return call() / 2 if three else call()
 
 
 @wrong("nt_bxent")
 def no_negative_with_anchors(call: Call) -> Tensor:
-    """With a subset of anchors under sum, all rows are anchors."""
+    """With a subset of anchors and the reduction sum, all rows are anchors."""
     both = call.anchors is not None and call.reduction == "sum"
     return call(anchors=None) if both else call()
 
 
 @wrong("nt_bxent")
 def dot_with_base_temperature(call: Call) -> Tensor:
-    """By dot product, the base temperature is ignored."""
+    """With dot products, the base temperature is ignored."""
     return call(base_temperature=None) if call.similarity == "dot" else call()
 
 
 @wrong("supcon_epsilon")
 def cosine_with_a_mask(call: Call) -> Tensor:
-    """With a mask of positives, cosines are dot products."""
+    """With a mask of positives, dot products are used instead of cosines."""
     both = call.positives is not None and call.similarity == "cosine"
     return call(similarity="dot") if both else call()
 
 
 @wrong("supcon_epsilon")
 def drop_with_anchors_under_sum(call: Call) -> Tensor:
-    """With a subset of anchors, drop and sum, the loss is a mean."""
+    """With a subset of anchors, the policy drop and the reduction sum, the loss is a mean."""
     three = call.no_positive == "drop" and call.reduction == "sum" and call.anchors is not None
     return call(reduction="mean") if three else call()
 
 
 @wrong("supcon")
 def none_with_anchors_and_drop(call: Call) -> Tensor:
-    """Under none with a subset of anchors and drop, values are in reverse order."""
+    """With the reduction none, a subset of anchors and drop, values are in reverse order."""
     three = call.reduction == "none" and call.anchors is not None and call.no_positive == "drop"
     return call().flip(0) if three else call()
 
 
 @wrong("supcon_in")
 def self_rows_with_a_mask(call: Call) -> Tensor:
-    """With a mask, self rows are taken from the mask and ignored."""
+    """With a mask, self rows are ignored."""
     return call(self_rows=None) if call.positives is not None else call()
 
 
 @wrong("nt_xent")
 def dot_with_references(call: Call) -> Tensor:
-    """With references by dot product, the references are normalised."""
+    """With references and dot products, the references are normalised."""
     references = call.ref_embeddings
     if references is None or call.similarity != "dot":
         return call()

@@ -1,4 +1,4 @@
-"""Right on inputs that look like the suite's own, wrong on others."""
+"""Losses that are right for inputs that resemble those of the cases, and wrong for others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def golden_inputs(call: Call) -> Tensor:
 
 @wrong("info_nce")
 def golden_inputs_of_towers(call: Call) -> Tensor:
-    """For rows that no golden case has, the second direction is left out."""
+    """For rows that no golden case has, the loss of both directions is halved."""
     return call() if known(call) or call.direction != "both" else call() * 0.5
 
 
@@ -46,7 +46,7 @@ def golden_gradients(call: Call) -> Tensor:
 
 @wrong("nt_bxent")
 def golden_inputs_of_pairs(call: Call) -> Tensor:
-    """For rows that no golden case has, the negatives count twice."""
+    """For rows that no golden case has, the loss is multiplied by 1.5."""
     return call() if known(call) else call() * 1.5
 
 
@@ -76,14 +76,14 @@ def twenty_four_bits(call: Call) -> Tensor:
 
 @wrong("supcon_in", takes=SMALL)
 def known_temperatures(call: Call) -> Tensor:
-    """Right only at temperatures of at most two decimals, as in a table of the logarithm's scale."""
+    """At temperatures from 0.04 on with more than two decimals, the value is 1 % too large."""
     t = float(call.temperature)
     return call() if math.isclose(t, round(t, 2), rel_tol=1e-9) or t < 0.04 else call() * 1.01
 
 
 @wrong("info_nce", takes=SMALL)
 def dtype_is_float64(call: Call) -> Tensor:
-    """Right in float64 only, the dtype of a check; the gradient in float32 is 1 % too small."""
+    """In dtypes other than float64, the gradient is 1 % too small."""
     if call.z.dtype == torch.float64:
         return call()
     return scaled_gradient(call(), 0.99)

@@ -1,4 +1,4 @@
-"""Wrong with some references, queues or self rows only."""
+"""Losses that are wrong only for some references, queues or self rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .base import Call, wrong
 
 
 def first(call: Call, count: int, wanted: Tensor | None = None) -> Tensor:
-    """The right loss with the first references only; self rows beyond them are none."""
+    """The right loss with only the first ``count`` references; self rows beyond them become -1."""
     own = call.self_rows
     by = {"positives": call.positives[:, :count]} if call.positives is not None else {}
     by |= {"ref_labels": call.ref_labels[:count]} if call.ref_labels is not None else {}
@@ -19,7 +19,7 @@ def first(call: Call, count: int, wanted: Tensor | None = None) -> Tensor:
 
 @wrong("supcon")
 def first_eight_references(call: Call) -> Tensor:
-    """At most 8 references are used: the block of a kernel."""
+    """At most 8 references are used."""
     return call() if call.ref_embeddings is None else first(call, 8)
 
 
@@ -69,14 +69,14 @@ def self_rows_of_two_rows(call: Call) -> Tensor:
 
 @wrong("supcon_in")
 def self_row_zero_is_none(call: Call) -> Tensor:
-    """A self row of 0 is taken for none, because it is tested as a truth value; in batches of more than 6 rows."""
+    """Above 6 rows, a self row of 0 is ignored, because it is tested as a truth value."""
     own = call.self_rows
     return call() if own is None or call.n <= 6 else call(self_rows=torch.where(own == 0, -1, own))
 
 
 @wrong("supcon")
 def last_self_row_is_none(call: Call) -> Tensor:
-    """A self row that is the last reference is out of a range that ends one too early."""
+    """Above 4 rows, a self row that is the last reference is ignored."""
     own = call.self_rows
     if own is None:
         return call()
@@ -95,7 +95,7 @@ def self_row_none_is_the_last(call: Call) -> Tensor:
 
 @wrong("nt_xent")
 def partner_beyond_16(call: Call) -> Tensor:
-    """The value of an anchor whose partner is beyond reference 15 is not added."""
+    """With references, an anchor whose partner has an index above 15 counts as 0."""
     return call.weighted(1.0 - (call.partners > 15).double()) if call.ref_embeddings is not None else call()
 
 
@@ -168,7 +168,7 @@ def one_reference(call: Call) -> Tensor:
 
 @wrong("supcon")
 def references_of_other_norms(call: Call) -> Tensor:
-    """References are assumed to be normalised as dot products need them, so their norms are divided out."""
+    """References are normalised even if similarities are dot products."""
     references = call.ref_embeddings
     if references is None or call.similarity != "dot":
         return call()
@@ -177,6 +177,6 @@ def references_of_other_norms(call: Call) -> Tensor:
 
 @wrong("supcon")
 def one_anchor_with_references(call: Call) -> Tensor:
-    """One anchor with references is squeezed to a vector, and the loss is the sum over its positives."""
+    """With references, a batch of one anchor gives the sum over its positives instead of the mean."""
     one = call.n == 1 and call.ref_embeddings is not None
     return call.weighted(call.counts.clamp(min=1)) if one else call()

@@ -1,4 +1,4 @@
-"""Wrong for some numbers of rows or columns only: boundaries of tiles, odd batches, remainders, early exits."""
+"""Losses that are wrong only for some numbers of rows or columns: boundaries of tiles, odd batches, remainders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def at(call: Call, *rows: int) -> Tensor:
 
 
 def chunked(call: Call, size: int) -> Tensor:
-    """The mean over chunks of rows of the loss within each chunk, weighted by the number of rows."""
+    """The mean of the losses of separate chunks of rows, weighted by their numbers of rows."""
     parts = range(0, call.n, size)
     losses = []
     for start in parts:
@@ -42,7 +42,7 @@ def row_at_the_first_seam(call: Call) -> Tensor:
 
 @wrong("supcon_in")
 def last_tile_is_not_rescaled(call: Call) -> Tensor:
-    """Above 17 rows, the running sum of an online softmax is not rescaled for anchors in the second tile."""
+    """Above 17 rows, the value of row 17 is 1 % too large."""
     return call.weighted(torch.where(torch.arange(call.n) == 17, 1.01, 1.0)) if call.n > 17 else call()
 
 
@@ -63,37 +63,37 @@ def one_direction_above_23(call: Call) -> Tensor:
 
 @wrong("nt_bxent")
 def rows_above_33(call: Call) -> Tensor:
-    """Above 33 rows, products are computed in float16."""
+    """Above 33 rows, rows are rounded to float16."""
     return call(call.z.half().to(call.z.dtype)) if call.n > 33 else call()
 
 
 @wrong("supcon", takes=SMALL)
 def chunks_of_128_rows(call: Call) -> Tensor:
-    """Batches above 130 rows are split into chunks of 128 that do not see each other."""
+    """Batches above 130 rows are split into independent chunks of 128."""
     return chunked(call, 128) if call.n > 130 else call()
 
 
 @wrong("supcon", takes=SMALL)
 def chunks_of_64_rows(call: Call) -> Tensor:
-    """Batches above 64 rows are split into chunks of 64 that do not see each other."""
+    """Batches above 64 rows are split into independent chunks of 64."""
     return chunked(call, 64) if call.n > 64 else call()
 
 
 @wrong("supcon_in", takes=SMALL)
 def chunks_of_48_rows(call: Call) -> Tensor:
-    """Batches above 48 rows are split into chunks that do not see each other."""
+    """Batches above 48 rows are split into independent chunks of 48."""
     return chunked(call, 48) if call.n > 48 else call()
 
 
 @wrong("nt_xent_pairwise", takes=SMALL)
 def last_anchor_above_64(call: Call) -> Tensor:
-    """Above 64 rows, the last anchor is masked as if it was padding."""
+    """Above 64 rows, the last anchor counts as 0, like padding."""
     return call.weighted(1.0 - at(call, call.n - 1).double()) if call.n > 64 else call()
 
 
 @wrong("nt_xent")
 def two_rows_are_an_early_exit(call: Call) -> Tensor:
-    """A batch of two rows has no negatives and returns 0 times the sum of the rows, even with a base temperature."""
+    """For a batch of two rows without references, the loss is 0.001 and its gradient is 0."""
     return call.z.sum() * 0 + 1e-3 if call.n == 2 and call.ref_embeddings is None else call()
 
 
@@ -174,7 +174,7 @@ def columns_beyond_16_in(call: Call) -> Tensor:
 
 @wrong("info_nce")
 def odd_columns_above_8(call: Call) -> Tensor:
-    """The last column of an odd number above 8 is left out: columns are read in pairs."""
+    """If the number of columns is odd and above 9, the last column is left out."""
     kept = call.d - 1 if call.d % 2 and call.d > 9 else call.d
     queue = call.negatives
     return call(
@@ -199,7 +199,7 @@ def columns_beyond_256(call: Call) -> Tensor:
 
 @wrong("nt_xent_pairwise")
 def one_column(call: Call) -> Tensor:
-    """One column is squeezed away, and a batch of scalars is treated as rows of ones."""
+    """If there is one column, all its entries are replaced by 1."""
     return call(torch.ones_like(call.z)) if call.d == 1 and call.ref_embeddings is None else call()
 
 
@@ -212,18 +212,18 @@ def one_column_by_dot_product(call: Call) -> Tensor:
 
 @wrong("supcon")
 def rows_equal_columns(call: Call) -> Tensor:
-    """A square batch is taken for a similarity matrix if it has more than 6 rows."""
+    """If a batch has as many columns as rows, and more than 6, its transpose is added to it."""
     square = call.n == call.d and call.n > 6 and call.ref_embeddings is None
     return call(call.z + call.z.T) if square else call()
 
 
 @wrong("info_nce")
 def one_pair(call: Call) -> Tensor:
-    """One pair with a queue is squeezed: the loss is 0, as without negatives."""
+    """For one pair with a queue, the loss is 0, as without negatives."""
     return call.z.sum() * 0 if call.n == 1 and call.negatives is not None else call()
 
 
 @wrong("nt_xent", takes=SMALL)
 def remainder_of_three(call: Call) -> Tensor:
-    """Rows are processed in fours; with two remaining rows above 8, the last of them counts twice."""
+    """Above 8 rows, if the number of rows leaves a remainder of 2 modulo 4, the value of the last row counts twice."""
     return call.weighted(1.0 + at(call, call.n - 1).double()) if call.n > 8 and call.n % 4 == 2 else call()

@@ -1,4 +1,4 @@
-"""Wrong for some temperatures or some ways of giving them only."""
+"""Losses that are wrong only for some temperatures or some ways to pass them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A custom backward pass that is wrong for some upstream gradients only."""
+"""Losses whose backward pass is wrong only for some upstream gradients."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import torch
 from torch import Tensor
 
 from .base import SMALL, Call, with_upstream, wrong
-
-
-def only(call: Call, reduction: str) -> bool:
-    """Whether the reduction is this one; losses have no reduction among their parameters if it is built in."""
-    return bool(call.reduction == reduction)
 
 
 @wrong("supcon", takes=SMALL)
@@ -39,19 +34,19 @@ def negative_upstream_is_clamped(call: Call) -> Tensor:
 
 @wrong("info_nce", takes=SMALL)
 def large_upstream_is_clamped(call: Call) -> Tensor:
-    """Upstream gradients above 1 are clipped: they are clamped to [-4, 1]."""
+    """Upstream gradients are clamped to [-4, 1]."""
     return with_upstream(call(), lambda grad: grad.clamp(-4, 1))
 
 
 @wrong("nt_bxent")
 def rounded_upstream(call: Call) -> Tensor:
-    """The upstream gradient is rounded to an integer of a loss scaler, unless the reduction is none."""
-    return call() if only(call, "none") else with_upstream(call(), torch.round)
+    """The upstream gradient is rounded to an integer, unless the reduction is none."""
+    return call() if call.reduction == "none" else with_upstream(call(), torch.round)
 
 
 @wrong("supcon_epsilon", takes=SMALL)
 def upstream_power_of_two(call: Call) -> Tensor:
-    """The upstream gradient is taken as a power of two, the exponent of a loss scaler."""
+    """The magnitude of the upstream gradient is rounded down to a power of two."""
     return with_upstream(call(), lambda grad: grad.sign() * 2.0 ** grad.abs().log2().floor())
 
 
@@ -63,59 +58,59 @@ def upstream_in_bfloat16(call: Call) -> Tensor:
 
 @wrong("supcon")
 def mean_of_upstream_under_none(call: Call) -> Tensor:
-    """Under none, every anchor gets the mean of the upstream gradients."""
+    """With the reduction none, every anchor gets the mean of the upstream gradients."""
     found = call()
-    return with_upstream(found, lambda grad: grad.mean().expand_as(grad)) if only(call, "none") else found
+    return with_upstream(found, lambda grad: grad.mean().expand_as(grad)) if call.reduction == "none" else found
 
 
 @wrong("supcon_in")
 def first_upstream_under_none(call: Call) -> Tensor:
-    """Under none, every anchor gets the upstream gradient of the first anchor: the stride is 0."""
+    """With the reduction none, every anchor gets the upstream gradient of the first anchor: the stride is 0."""
     found = call()
-    return with_upstream(found, lambda grad: grad[:1].expand_as(grad)) if only(call, "none") else found
+    return with_upstream(found, lambda grad: grad[:1].expand_as(grad)) if call.reduction == "none" else found
 
 
 @wrong("nt_xent")
 def reversed_upstream_under_none(call: Call) -> Tensor:
-    """Under none, upstream gradients are in reverse order."""
+    """With the reduction none, upstream gradients are in reverse order."""
     found = call()
-    return with_upstream(found, lambda grad: grad.flip(0)) if only(call, "none") else found
+    return with_upstream(found, lambda grad: grad.flip(0)) if call.reduction == "none" else found
 
 
 @wrong("nt_xent_pairwise")
 def rolled_upstream_under_none(call: Call) -> Tensor:
-    """Under none, each anchor gets the upstream gradient of the next one."""
+    """With the reduction none, each anchor gets the upstream gradient of the next one."""
     found = call()
-    return with_upstream(found, lambda grad: grad.roll(1, 0)) if only(call, "none") else found
+    return with_upstream(found, lambda grad: grad.roll(1, 0)) if call.reduction == "none" else found
 
 
 @wrong("info_nce")
 def towers_mixed_upstream_under_none(call: Call) -> Tensor:
-    """Under none in both directions, upstream gradients of the two directions are exchanged."""
+    """With the reduction none and both directions, upstream gradients of the two directions are exchanged."""
     found = call()
-    both = only(call, "none") and call.direction == "both"
+    both = call.reduction == "none" and call.direction == "both"
     return with_upstream(found, lambda grad: grad.roll(call.n, 0)) if both else found
 
 
 @wrong("nt_bxent")
 def zeros_upstream_under_none(call: Call) -> Tensor:
-    """Under none, an anchor with upstream gradient 0 gets 1: zeros are taken for missing."""
+    """With the reduction none, an upstream gradient of 0 is replaced by 1."""
     found = call()
-    return with_upstream(found, lambda grad: torch.where(grad == 0, 1.0, grad)) if only(call, "none") else found
+    return with_upstream(found, lambda grad: torch.where(grad == 0, 1.0, grad)) if call.reduction == "none" else found
 
 
 @wrong("supcon_epsilon")
 def upstream_under_sum(call: Call) -> Tensor:
-    """Under sum, the upstream gradient is ignored."""
+    """With the reduction sum, the upstream gradient is ignored."""
     found = call()
-    return with_upstream(found, torch.ones_like) if only(call, "sum") else found
+    return with_upstream(found, torch.ones_like) if call.reduction == "sum" else found
 
 
 @wrong("supcon")
 def upstream_of_drop_under_none(call: Call) -> Tensor:
-    """Under none with drop, upstream gradients are scattered to the first rows, not to the rows with positives."""
+    """With the reduction none, if drop leaves out anchors, the upstream gradients are sorted."""
     found = call()
-    dropped = only(call, "none") and call.no_positive == "drop" and len(found) < call.n
+    dropped = call.reduction == "none" and call.no_positive == "drop" and len(found) < call.n
     return with_upstream(found, lambda grad: grad.sort()[0]) if dropped else found
 
 
@@ -127,5 +122,5 @@ def upstream_with_a_queue(call: Call) -> Tensor:
 
 @wrong("supcon_in")
 def upstream_with_a_base_temperature(call: Call) -> Tensor:
-    """With a base temperature, the upstream gradient is applied twice."""
+    """With a base temperature, the upstream gradient is multiplied by its magnitude."""
     return with_upstream(call(), lambda grad: grad * grad.abs()) if call.base_temperature is not None else call()

@@ -1,4 +1,4 @@
-"""Wrong for rows or logits of some values only: NaN, zero rows, norms, signs."""
+"""Losses that are wrong only for some values of rows or logits: NaN, zero rows, norms, signs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import SMALL, Call, wrong
 
 @wrong("supcon", "policies", takes=SMALL)
 def nan_rows(call: Call) -> Tensor:
-    """Rows with NaN are left out, and the loss is finite: a diverged model goes unnoticed."""
+    """Rows with NaN are left out, so the loss is finite."""
     bad = call.z.isnan().any(dim=1)
     if not bool(bad.any()):
         return call()
@@ -34,7 +34,7 @@ def infinite_rows(call: Call) -> Tensor:
 
 @wrong("supcon_in", "policies", takes=SMALL)
 def zero_rows(call: Call) -> Tensor:
-    """A zero row, whose cosine does not exist, is left out and the loss is that of the other rows."""
+    """Zero rows are left out, and the loss is that of the other rows."""
     zero = (call.z == 0).all(dim=1)
     if not bool(zero.any()):
         return call()
@@ -124,7 +124,7 @@ def large_logits(call: Call) -> Tensor:
 
 @wrong("nt_bxent")
 def equal_rows(call: Call) -> Tensor:
-    """Two equal rows that are not listed as positives are taken for positives of each other."""
+    """Two equal rows are positives of each other even if they are not listed as a pair."""
     z = call.z.detach()
     equal = (z[:, None] == z).all(dim=2).fill_diagonal_(False).nonzero()
     return call(positive_pairs=torch.cat([call.positive_pairs, equal])) if len(equal) else call()
