@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -63,6 +64,43 @@ def verdict_only(without_reasons: None, monkeypatch: pytest.MonkeyPatch) -> None
     from pairproof.conformance.judge import check
 
     monkeypatch.setattr(check, "smallest_failure", lambda *given: None)
+
+
+@pytest.fixture
+def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run targets in this process, for tests of verdicts: forking twice takes longer than a small check.
+
+    A test that also requests ``own_process`` keeps the process of the target.
+    """
+    if "own_process" in request.fixturenames:
+        return
+    from pairproof.conformance.implementations import child
+
+    class Here(child.Child):
+        """Answers requests as a worker does, without one; errors and answers are read as those of a worker."""
+
+        def __init__(self, load: Any, limit: float | None) -> None:
+            self._deaths = self._owner = self._worker = self._spawner = 0
+            self.last_death = ""
+            try:
+                self.facts, self._serve = load()
+            except Exception as error:
+                text = " ".join(line.strip() for line in child.described(error).splitlines())
+                self._result({"error": text, "misused": isinstance(error, child.TargetMisused)}, "facts")
+
+        def ask(self, *asked: Any) -> Any:
+            try:
+                answer = {"result": self._serve(*asked)}
+            except Exception as error:
+                answer = {"error": child.described(error), "late": isinstance(error, child.Overtime)}
+            return self._result(json.loads(json.dumps(answer)), "result")
+
+    monkeypatch.setattr(child, "Child", Here)
+
+
+@pytest.fixture
+def own_process() -> None:
+    """Run targets in their own process, although the other tests of the file do not."""
 
 
 @pytest.fixture(scope="session")

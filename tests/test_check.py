@@ -37,6 +37,8 @@ SOME = "golden/supcon/temperature-1*"
 ODD = "golden/supcon/lonely*"
 REFERENCES = "golden/supcon/refs-shape-*"
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
 
 @pytest.fixture(autouse=True)
 def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +78,7 @@ def command(mode: str, case: str = SOME, **options: object) -> CheckResult:
     return check_loss(line, "supcon", call="command", cases=(case,), **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("own_process")
 def test_check_loss_returns_results_as_data() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -381,6 +384,7 @@ def test_exception_is_an_error_of_its_case() -> None:
     assert any(one.status is Status.PASSED for one in checked.judged)
 
 
+@pytest.mark.usefixtures("own_process")
 def test_target_that_hangs_is_an_error() -> None:
     checked = of("hangs", "golden/supcon/temperature-1", limit=0.2)
     assert checked.exit_code == 3

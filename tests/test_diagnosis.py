@@ -89,6 +89,9 @@ def checked(name: str, loss: str, *cases: str, **options: object) -> CheckResult
     return check_loss(getattr(public, name), loss, cases=chosen, seed=1, **options)  # type: ignore[arg-type]
 
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
+
 @pytest.mark.parametrize(
     ("name", "loss", "words", "setting"),
     [pytest.param(*row, marks=() if row[0] in FAST else pytest.mark.slow) for row in TABLE],
@@ -168,6 +171,7 @@ def test_products_in_16_bits_are_identified(name: str, words: str) -> None:
     assert Match.from_data(json.loads(json.dumps(found.match.as_data()))) == found.match
 
 
+@pytest.mark.usefixtures("own_process")
 def test_lines_that_a_target_prints_are_shown_once(capfd: pytest.CaptureFixture[str]) -> None:
     checked("prints", "supcon", "golden/supcon/temperature-1*")
     lines = capfd.readouterr().err.splitlines()

@@ -43,7 +43,7 @@ BATCHES = "fresh-*"
 BLOCK, SOME = 8, 32
 """Numbers of batches in the tests that do not need all of them."""
 
-pytestmark = pytest.mark.usefixtures("proved_once")
+pytestmark = pytest.mark.usefixtures("proved_once", "in_this_process")
 
 
 @pytest.fixture

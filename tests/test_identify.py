@@ -41,6 +41,9 @@ def slow_except(quick, every):
     return [pytest.param(one, id=one.__name__, marks=() if one in quick else pytest.mark.slow) for one in every]
 
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
+
 @pytest.fixture(autouse=True)
 def _one_thread():
     threads = torch.get_num_threads()

@@ -57,7 +57,7 @@ def test_every_flag_has_exactly_one_level_and_every_level_has_flags_and_cases() 
     assert {level_of(case.flags) for case in load_golden()} == set(Level)
 
 
-pytestmark = pytest.mark.usefixtures("verdict_only")
+pytestmark = pytest.mark.usefixtures("verdict_only", "in_this_process")
 
 
 @pytest.mark.parametrize(

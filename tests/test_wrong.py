@@ -59,6 +59,7 @@ def test_wrong_implementation_can_be_called(regime: str) -> None:
         assert len(subject.evaluate(case, subject.dtypes[0]).values) in (1, len(case.anchors())), one.name
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_target_is_the_right_loss_outside_its_regime() -> None:
     # The control: with nothing wrong, a target built in the same way conforms.
     right = target_of("info_nce", lambda call: call())
@@ -72,6 +73,7 @@ def test_the_right_loss_conforms(loss: str) -> None:
         assert check(Request(target_of(loss, lambda call: call(), takes), loss), explain=0).verdict == CONFORMS
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("one", of(SAMPLE), ids=lambda one: one.name)
 def test_sample_is_caught(one: Wrong) -> None:
     assert not judged(replace(one, options={**one.options, "dtypes": ("float64",)})).conforms
