@@ -1,4 +1,4 @@
-"""What is measured: every loss with every way of giving its positives, and thirty drawn combinations of options."""
+"""The forms that are measured: every loss with every way of giving its positives, and thirty drawn combinations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ QUEUE = 4096
 """Number of rows of the queue."""
 
 KINDS = ("random", "trained")
-"""Independent normal rows; rows around the centre of their class, with a cosine of about 0.9 between them."""
+"""Kinds of rows. "random": independent normal rows. "trained": rows around the centre of their class, with a cosine of
+about 0.9 between them."""
 
 NOISE = 1 / 3
 """Standard deviation of a row around its centre: the cosine of two rows of a class is 1 / (1 + 1/9) = 0.9."""
@@ -51,10 +52,10 @@ class Recipe:
 
     Attributes:
         loss: a name of `WAYS`.
-        way: how the positives are given, one of its ways.
+        way: how the positives are given, one of the ways of the loss in `WAYS`.
         options: keyword arguments of the loss.
-        columns: number of columns of the embeddings; None: that of the job.
-        dtype: a name of `DTYPES`; None: that of the job.
+        columns: number of columns of the embeddings; None: the number that is requested.
+        dtype: a name of `DTYPES`; None: the dtype that is requested.
     """
 
     loss: str

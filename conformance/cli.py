@@ -1,4 +1,4 @@
-"""The command line: ``pairproof verify``, ``check``, ``identify``, ``parity``, ``list``, ``explain`` and ``fixtures``.
+"""The command line of pairproof. ``pairproof --help`` lists the commands.
 
 Exit codes: 0 everything holds, 1 something does not, 2 invalid command line, 3 could not run.
 """
@@ -53,7 +53,7 @@ Group = functools.partial(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app = Group(help="Check whether implementations of contrastive losses are correct.")
-fixtures = Group(help="Rebuild, check, extend or explain the fixtures: the cases and the results that are expected.")
+fixtures = Group(help="Rebuild, check, extend or explain the fixtures: the cases and their expected results.")
 app.add_typer(fixtures, name="fixtures")
 
 LISTS = ("losses", "implementations", "documents", "cases", "figures", "claims")
@@ -225,7 +225,8 @@ def verify(
 
     A figure is a number that a document prints. The reference recomputes each figure with interval arithmetic. A figure
     that is not reproduced is called an artefact; its recorded explanation is checked. The claims that the documents
-    make in words are tested. Every implementation is compared with the proved value and gradient of every case.
+    make in words are tested. Every implementation is compared with the proved value and gradient of every case that it
+    supports.
 
     Exit codes: 0 everything holds and the expected number of checks ran, 1 something does not hold, 2 invalid command
     line, 3 could not run: something that was named is not available, or no result could be compared.
@@ -283,7 +284,8 @@ def check(
     Exit codes: 0 it conforms, 1 it does not, 2 invalid command line, 3 could not run.
 
     The target runs in a child process. If it crashes, exits or exceeds --limit, the check counts as errored, and the
-    next one runs in a new child process. What the target prints is written to standard error.
+    next one runs in a new child process. After three time-outs among batches of up to 40 rows, among larger batches, or
+    among usages, the rest of these is not run. What the target prints is written to standard error.
 
     If a deviation is declared, the declaration must match at least one check, and every check that it matches must
     deviate. python -m pydoc pairproof.conformance.judge.deviations describes the format.
@@ -328,7 +330,7 @@ def identify(target: str, **options: Any) -> None:
     in, its value is found.
 
     Exit codes: 0 the function is recognised, as a correct loss or as a known wrong one; 1 it is not recognised, and the
-    nearest loss is reported; 2 --call is needed; 3 the function cannot be called.
+    nearest loss is reported if one is near; 2 invalid command line; 3 the function cannot be loaded or called.
 
     Examples:
         pairproof identify mylib.losses:contrastive_loss
@@ -354,7 +356,7 @@ def parity(**options: Any) -> None:
 
     The same random batches are evaluated in several ways that should agree: twice, with permuted rows, with other chunk
     sizes, in float32 and bfloat16, under autocast, and compiled. The differences may be as large as rounding makes
-    them. The bytes that the loss keeps for its backward pass, and the peak of bytes, are measured at three batch sizes;
+    them. The memory that the loss keeps for its backward pass, and its peak memory, are measured at three batch sizes;
     --linear-memory turns this measurement into a check.
 
     Exit codes: 0 the loss agrees with itself, 1 a comparison differs or ended in an error, 2 invalid command line, 3
@@ -459,7 +461,7 @@ def new_loss(
 @_command(app)
 def explain(
     case: Annotated[str, typer.Argument(metavar="CASE", help="A case, or a printed figure that is a loss value.")],
-    anchor: Annotated[int | None, typer.Option(metavar="ROW", help="Only this anchor, by its row.")] = None,
+    anchor: Annotated[int | None, typer.Option(metavar="ROW", help="Only the anchor in this row.")] = None,
 ) -> None:
     """Print every term of the loss of one case, and their sum.
 

@@ -12,7 +12,7 @@ In a project's own test file::
 
 Without one: ``pytest --pyargs pairproof.conformance --pairproof-target=mylib.losses:MyLoss --pairproof-loss=supcon``.
 
-pytest loads this module wherever pairproof is installed, so it imports only pytest until a test asks for a check.
+pytest loads this module wherever pairproof is installed, so it imports no large package until a test uses a check.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ GLOBAL = ("deviations", "level")
 _SUITE = pytest.StashKey["Suite"]()
 
 Record = dict[str, Any]
-"""The content of a test's last report: its mark, whether the test ended, and the result of its check."""
+"""The content of a test's last report: facts about its mark, whether the test ended, and the result of its check."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -590,7 +590,7 @@ class Tally:
                 yield from (f"  {count} skipped: {reason}" for reason, count in skipped.most_common())
                 excused = sum(test["status"] in BAD and test["outcome"] != "failed" for test in called)
                 if excused:
-                    yield f"  {excused} failed checks were expected to fail: by marks or hooks of the tests, undeclared"
+                    yield f"  {excused} failed checks did not fail their tests, because of marks or hooks (undeclared)"
                 if missing := _missing(tests):
                     yield f"  {missing} did not run: counts are not asserted"
                 yield from (f"  declared: {place}: {words}" for place, words in called[0]["declared"].items())

@@ -98,11 +98,11 @@ def show(
 
 
 def wrapped(text: str, width: int) -> str:
-    """A text in lines of at most ``width`` characters, which only longer words exceed; commands stay valid."""
+    """Wrap a text to lines of at most ``width`` characters. Longer words are not broken, and commands stay valid."""
     margin = " " * (len(text) - len(text.lstrip()))
     command = text.strip().startswith((REPEAT, ADD))
     if command:
-        # An option stays on the line of its value, and there is room for the backslash.
+        # An option and its value stay on one line, and each line has space for a backslash.
         words = (shlex.quote(word).replace(" ", "\0") for word in shlex.split(text))
         text, width = margin + re.sub(" (?!-)", "\0", " ".join(words)), width - len(" \\")
     lines = wrap(text, width, subsequent_indent=f"{margin}  ", break_long_words=False, break_on_hyphens=False)
@@ -365,7 +365,7 @@ def _findings(report: Report) -> Iterator[Cell]:
             f" {figures['artefact']} artefacts; entries: {show_counts(report.entries())}; {len(report.claims)} claims"
         )
     if report.selection.covering:
-        yield f"{report.cases_chosen} of {report.cases_in_all} cases were run: a subset with every trait"
+        yield f"{report.cases_chosen} of {report.cases_in_all} cases ran, which cover all flags, options and kernels"
     if report.cases_left_out or report.dtypes_left_out:
         large = [f"{report.cases_left_out} cases of more than {MOST_ROWS} rows"] if report.cases_left_out else []
         yield f"left out: {', '.join([*large, *report.dtypes_left_out])}; --thorough runs them"

@@ -53,8 +53,8 @@ EXPLAINED = 10
 """Number of failures that one run of pytest explains."""
 
 ROUNDED = (
-    "the error has the size of rounding errors: it is within the bound of the lower levels, which is 4 times the error"
-    " of a straightforward implementation, or the effect of 16 units in the last place of every similarity"
+    "the error has the size of rounding errors: it is at most 4 times the error of a straightforward implementation, or"
+    " at most the effect of changing every similarity by 16 units in the last place"
 )
 """The explanation of a failure at the level digits that is within the bounds of the lower levels."""
 
@@ -86,7 +86,7 @@ class CheckResult:
         declared: the declared deviations for this loss and this target.
         unused: one message for each of these deviations that matches no check.
         aside: the declared deviations for this loss but another target.
-        sizes: the size of every failing case, and its sizes in words, by the id of the case.
+        sizes: the size of every failing case, and a description of its shape, by the id of the case.
         explained: number of failing cases that are shown; None for all.
         fresh: the random batches, which are not counted in ``cases``.
         limits: the temperatures, norms or logits at which the target starts to break; empty if cases were selected,
@@ -375,7 +375,7 @@ def judge_target(
     dtypes: Sequence[str],
     ordinary: Iterable[Case],
 ) -> Iterator[Check]:
-    """Judge a target on one case, and leave only the outcomes of this case in ``target.outcomes``.
+    """Judge a target on one case. Afterwards, ``target.outcomes`` contains only the outcomes of this case.
 
     Args:
         request: the request of the check.

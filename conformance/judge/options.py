@@ -345,16 +345,16 @@ class Request:
         loss: The loss that the target should compute; pairproof list prints the names.
         call: The arguments of the target: labels (embeddings, labels), features (features, labels=None, mask=None;
             features of shape [items, views, dim], with two or three views if every class size is divisible by that
-            number, else one), views (view_a, view_b),
-            towers (the same for two encoders), stacked (embeddings: all first views, then all second views),
-            interleaved (embeddings: the views of an item in neighbouring rows), similarities (a matrix of all
-            similarities; with labels, if it has such a parameter), or pairs (embeddings, positive_pairs). By default
-            inferred from the loss and the parameter names, tried on a small batch, and reported. With --call command,
-            the target is a program that reads and writes JSON lines.
+            number, else one), views (view_a, view_b), towers (the same for two encoders), stacked (embeddings: all
+            first views, then all second views), interleaved (embeddings: the views of an item in neighbouring rows),
+            similarities (a matrix of all similarities; with labels, if it has such a parameter), or pairs (embeddings,
+            positive_pairs). By default inferred from the loss and the parameter names, tried on a small batch, and
+            reported. With --call command, the target is a program that reads and writes JSON lines.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred from the imports of the
             target, and reported.
-        temperature: The temperature that is built into the target. Not needed if the target has a parameter
-            temperature, tau, temp, T, scale or logit_scale (1/temperature), or log_scale (its logarithm).
+        temperature: The temperature that is built into the target. Not needed if the target has a parameter for it:
+            temperature, tau, temp or T; scale or logit_scale for 1/temperature; log_scale for the logarithm of
+            1/temperature.
         normalised: Normalise rows before passing them (cosine cases only). Default: raw.
         settings: A value of an option that is built into the target (repeatable); KEY=* if the target takes the
             option as a keyword, for example through **kwargs.
@@ -364,8 +364,7 @@ class Request:
         result: The name or position of the loss, if the target returns several results. By default the one with the
             name loss, total_loss or similar, or the only single number; reported.
         device: The torch device on which the target runs.
-        limit: Maximum time of one evaluation, in seconds. After three time-outs among batches of up to 40 rows, among
-            larger batches, or among usages, the rest of these is not run.
+        limit: Maximum time of one evaluation, in seconds.
         deviations: TOML file that declares known deviations with their reasons. Default: tool.pairproof in the nearest
             pyproject.toml.
         cases: Only this case, random batch (fresh-SEED-3) or usage (usage/NAME); * and ? are wildcards (repeatable).
@@ -471,10 +470,10 @@ class ParityRequest:
             default, arguments that are named like a chunk size.
         temperature: The temperature to pass, if the target takes one. Default: 0.1.
         linear_memory: Require that memory grows linearly with the batch size.
-        rows: Memory is measured at this batch size, and at twice and four times as much.
+        rows: Memory is measured at this batch size, at twice and at four times this size.
         only: Only this comparison: repetition, permutation, chunks, float32, bfloat16, autocast, compile or memory
             (repeatable or comma-separated).
-        seed: The seed of the random batches. By default drawn, and reported.
+        seed: The seed of the random batches. By default it is random, and reported.
         device: The torch device on which the target runs.
         limit: Maximum time of one evaluation, in seconds.
         json: Also write the result as JSON to this file.

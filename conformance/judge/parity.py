@@ -52,10 +52,10 @@ CHUNKS = re.compile(r"(\w+_)?(chunk|cache|block|tile|mini_?batch|micro_?batch|su
 """Names of parameters that divide the work into parts and should not change the result."""
 
 ITEMS = (7, 10, 13)
-"""The numbers of items of the random batches: views of one item, or single rows."""
+"""The numbers of items of the random batches. An item is a single row, or two views."""
 
 WIDTH = 16
-"""The columns of the batches."""
+"""The number of columns of the batches."""
 
 TEMPERATURE, LOWER = 0.1, 0.05
 """The temperature that is passed, if the target takes one, and a second one for fitted batches."""
@@ -70,8 +70,9 @@ TRIALS = 4
 """Number of random changes per slope; the largest effect counts."""
 
 FACTOR, UNITS = 8.0, 16.0
-"""A difference may be this many times the measured effect of rounding, plus this many roundings of the result, and of
-the largest result on the random batches. Fused operations, such as a cross-entropy, round numbers of that size."""
+"""The allowed difference is ``FACTOR`` times the measured effect of rounding, plus ``UNITS`` unit roundoffs of the
+result and of the largest result on the random batches: fused operations, such as a cross-entropy, round numbers of that
+size."""
 
 NEGLIGIBLE = 1e-12
 """A fitted batch is left out if its loss, relative to that of the random batches, is below this number."""
@@ -86,7 +87,8 @@ SIZES = (1, 2, 4)
 """Factors of the number of rows for which memory is measured."""
 
 MEMORY_WIDTH, MEMORY_CHUNK, SMALLER = 64, 128, 8
-"""The columns of the large batches; the chunk size there; and the divisor of their rows if memory does not suffice."""
+"""For large batches: the number of columns, the chunk size, and the divisor of the number of rows if memory does not
+suffice."""
 
 LINEAR, QUADRATIC = 1.25, 1.75
 """Memory is linear if its exponent in N is at most LINEAR, and quadratic if it is between QUADRATIC and
@@ -351,7 +353,7 @@ class _Subject:
 
 @dataclass(frozen=True)
 class _Answer:
-    """The values and the gradient of one evaluation, as vectors in float64; the gradient is None without one."""
+    """The values and the gradient of one evaluation, as vectors in float64; ``gradient`` is None if there is none."""
 
     values: Tensor
     gradient: Tensor | None

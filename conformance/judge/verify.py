@@ -54,7 +54,7 @@ EXPECTED_FORMAT = "pairproof-expected/1"
 PRINTED = "printed entries"
 
 MOST_ROWS = 258
-"""Largest ``Case.size`` that a run uses by default. Larger cases have seams of larger tiles; ``thorough`` runs them."""
+"""Largest ``Case.size`` that a run uses by default. Larger cases, for larger tiles, run with ``thorough``."""
 
 
 @dataclass
@@ -177,7 +177,7 @@ def truth_of(case: Case, golden: GoldenCase | None) -> Truth:
 
 
 class Limits:
-    """The bounds of a case for each implementation; what several share is computed once.
+    """The bounds of a case for each implementation. Bounds that several implementations share are computed once.
 
     Args:
         case: the case.
@@ -197,7 +197,13 @@ class Limits:
         return found if computing == dtype else rounded_once(found, self.true, dtype)
 
     def _bounds_of(self, dtype: str, plain: bool, narrowed: bool) -> Bounds:
-        """The bounds, at most twice the error of the baseline if ``plain``, plus those of weights if ``narrowed``."""
+        """The bounds of a dtype.
+
+        Args:
+            dtype: the dtype of the computation.
+            plain: whether the bounds are at most twice the error of the baseline.
+            narrowed: whether the weights of the gradient may be rounded to the dtype.
+        """
         if narrowed:
             return with_narrowed_weights(self._bounds(dtype, plain, False), self.case, self.true, dtype)
         if plain:
@@ -277,7 +283,7 @@ def predicted(kinds: Sequence[type[Implementation]], stored: Mapping[Case, Golde
     """Predict the checks of implementations, installed or not, from their declared deviations.
 
     Args:
-        kinds: the implementations, of which no method is called but ``refuses``.
+        kinds: the implementations. Only their method ``refuses`` is called.
         stored: the cases, each with its golden entry if it has one.
     """
 
@@ -427,9 +433,9 @@ def _count_problems(
 ) -> list[str]:
     """The differences between the counts of a whole run and those of the file, for the implementations present.
 
-    An implementation that needs a special device has no counts in the file: it must pass every case. The file counts
-    the checks of ``left_out``, and of the dtypes that are left out, too. Whether they pass or deviate is not known, but
-    their number is.
+    An implementation that needs a special device has no counts in the file: it must pass every case. The counts in the
+    file include the checks of ``left_out`` and of the dtypes that are left out. The number of these checks is known,
+    but not how many of them pass or deviate.
     """
     if not (fixtures_root() / EXPECTED).is_file():
         return [f"{EXPECTED} is missing: the counts of checks cannot be asserted"]

@@ -75,8 +75,8 @@ class Loss:
         own_choices: allowed values of options that differ from ``CHOICES`` or are not in it.
         variant: fields of ``diagnose.variants.Variant`` that describe the loss. If empty, ``diagnose`` evaluates the
             baseline instead.
-        epsilon: number added to every exponential, which is relative to the maximum of the row including the self
-            pair; 0 for most losses.
+        epsilon: number added to every exponential; the exponentials are relative to the maximum of the row, including
+            the self pair. 0 for most losses.
         functions: the "reference", "fast" and "formula" functions of a loss that is defined outside this package.
     """
 
