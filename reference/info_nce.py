@@ -45,7 +45,7 @@ def info_nce_loss(
         1.0532
 
     Args:
-        embeddings_a: [N, D] floats, complex numbers or balls.
+        embeddings_a: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
         embeddings_b: [N, D], the other tower.
         negatives: [K, D], the negatives of every anchor, instead of the other tower's other rows; the same for both
             directions.

@@ -46,7 +46,7 @@ def nt_bxent_loss(
         0.9560
 
     Args:
-        embeddings: [N, D] floats, complex numbers or balls.
+        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
         positive_pairs: [M, 2] integers: (i, j) makes j a positive of i, but not i a positive of j. Duplicates and
             diagonal entries are allowed and have no effect.
         anchors: bool [N], the rows that are anchors; all rows by default.

@@ -57,7 +57,7 @@ def nt_xent_loss(
         2.0302
 
     Args:
-        embeddings: [N, D] floats, complex numbers or balls.
+        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
         partners: [N] integers, the row of each row's positive: mutual, never the row itself. stacked_partners and
             interleaved_partners return them for two views per item. With ref_embeddings, partners[i] is any row of
             the references except self_rows[i], and need not be mutual. For class labels use nt_xent_pairwise_loss.
@@ -107,7 +107,7 @@ def nt_xent_pairwise_loss(
         0.5777
 
     Args:
-        embeddings: [N, D] floats, complex numbers or balls.
+        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
         labels: [N] integers; rows with equal labels are positives of each other.
         positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored. With ref_embeddings
             bool [N, M], and the entry at self_rows[i] is ignored.

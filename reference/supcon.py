@@ -91,7 +91,7 @@ def supcon_loss(
         0.4302
 
     Args:
-        embeddings: [N, D] floats, complex numbers or balls.
+        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
         labels: [N] integers; rows with equal labels are positives of each other.
         positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored. With ref_embeddings
             bool [N, M], and the entry at self_rows[i] is ignored.
@@ -148,7 +148,7 @@ def supcon_in_loss(
         0.7517
 
     Args:
-        embeddings: [N, D] floats, complex numbers or balls.
+        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
         labels: [N] integers; rows with equal labels are positives of each other.
         positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored. With ref_embeddings
             bool [N, M], and the entry at self_rows[i] is ignored.
@@ -203,7 +203,7 @@ def supcon_epsilon_loss(
         0.4302
 
     Args:
-        embeddings: [N, D] floats, complex numbers or balls.
+        embeddings: [N, D] floats; complex numbers and intervals (balls of python-flint) are accepted too.
         labels: [N] integers; rows with equal labels are positives of each other.
         positives: bool [N, N] instead of labels; may be asymmetric, and its diagonal is ignored.
         anchors: bool [N], the rows that are anchors; all rows by default.

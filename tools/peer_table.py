@@ -106,7 +106,7 @@ PUBLIC = """
 These losses are recorded, not installed. `public/` names the repository, commit, file and checksum of each, and
 contains its answers to some golden cases, but none of its code. `pairproof verify --public` judges the answers; if
 `PAIRPROOF_PUBLIC` names a folder with the repositories, it checks the code itself. The level is the highest one at
-which the loss conforms ([levels](../../docs/judging.md#levels)).
+which the loss conforms ([levels](../../docs/judging.md#levels)), or "none".
 """
 
 
