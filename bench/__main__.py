@@ -61,7 +61,7 @@ def _run(plan: jobs.Plan, date: str | None) -> dict[str, Any]:
 
 
 def _retry(found: dict[str, Any], plan: jobs.Plan, fraction: float, console: Console) -> list[goals.Goal]:
-    """Time jobs that miss a floor in more processes, and judge the median of all processes.
+    """In more processes, time the jobs that miss a floor, and judge the median of all processes.
 
     The time that a peer spends on fresh memory varies between processes, so more rounds in one process do not help.
     """
@@ -104,8 +104,8 @@ FLOORS = typer.Option(
     min=0.01,
     max=1.0,
     help="For CI: a quick run that fails (exit code 1) if a ratio is below this fraction of its goal, or the memory"
-    " above its goal divided by this fraction. A ratio below is measured in more processes, and their median judged."
-    " For goals in bench/missed.json, the fraction is that of the figure in it.",
+    " above its goal divided by this fraction. A ratio that is too low is measured in more processes, and the median is"
+    " judged. For a goal listed in bench/missed.json, the fraction applies to the figure in that file.",
 )
 OUTPUT = typer.Option(help="Folder for the JSON and the plot. Default: bench/results for a full run, else none.")
 QUICK = typer.Option(

@@ -34,7 +34,7 @@ from pairproof.conformance.truth.compare import compare
 FOLDER = Path(__file__).parent / "targets"
 LOSSES = FOLDER / "losses.py"
 SOME = "golden/supcon/temperature-1*"
-ODD = "golden/supcon/lonely*"
+NO_POSITIVES = "golden/supcon/lonely*"
 REFERENCES = "golden/supcon/refs-shape-*"
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
@@ -49,7 +49,7 @@ def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No text is wrapped."""
+    """Make the terminal so wide that no text is wrapped."""
     monkeypatch.setenv("COLUMNS", "1000")
 
 
@@ -129,12 +129,12 @@ def _right_verdict(*cases: str) -> str:
 
 @pytest.mark.parametrize("name", ["without_other_positives", "mean_over_pairs", "drops", "detached", "dot", "breaks"])
 def test_wrong_loss_does_not_conform(name: str) -> None:
-    checked = of(name, ODD, "supcon_notebook/*", "golden/supcon/unbalanced-classes")
+    checked = of(name, NO_POSITIVES, "supcon_notebook/*", "golden/supcon/unbalanced-classes")
     assert checked.verdict == "does not conform"
     assert checked.exit_code == 1
     assert checked.failures
     assert checked.advice == [] or name in ("drops", "dot")
-    assert _right_verdict(ODD, "supcon_notebook/*", "golden/supcon/unbalanced-classes") == "conforms"
+    assert _right_verdict(NO_POSITIVES, "supcon_notebook/*", "golden/supcon/unbalanced-classes") == "conforms"
 
 
 def test_failure_is_printed_with_its_term_and_a_command_to_repeat_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,15 +245,15 @@ def test_norms_that_normalize_does_not_handle_are_explained(case: str, words: st
     assert explanation.startswith(words)
 
 
-def test_other_cases_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    checked = of("drops", ODD, settings={"no_positive": "drop"})
+def test_skipped_cases_are_counted_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    checked = of("drops", NO_POSITIVES, settings={"no_positive": "drop"})
     assert checked.verdict == "conforms"
     assert checked.report.cases_chosen + checked.left_out.total() == checked.cases
     assert not any("no_positive" in reason for reason in checked.left_out)
     ((reason, count),) = checked.left_out.most_common(1)
     assert {one.case for one in checked.judged}
-    assert of("drops", ODD).verdict == "does not conform"
-    arguments = ["check", f"{LOSSES}:drops", "--loss", "supcon", "--case", ODD, "--set", "no_positive=drop"]
+    assert of("drops", NO_POSITIVES).verdict == "does not conform"
+    arguments = ["check", f"{LOSSES}:drops", "--loss", "supcon", "--case", NO_POSITIVES, "--set", "no_positive=drop"]
     assert call(*arguments) == 0
     text = capsys.readouterr().out
     assert f"{checked.report.cases_chosen} of {checked.cases} supcon cases apply to this target" in text
@@ -314,7 +314,7 @@ def test_claimed_options_replace_those_of_the_cases() -> None:
     assert right.verdict == "conforms"
     assert both & {one.case for one in right.judged}
     assert of("other_way_at_0_37", "golden/info_nce/shape-*", **options).verdict == "does not conform"
-    nan = of("supcon", ODD, settings={"no_positive": "nan"})
+    nan = of("supcon", NO_POSITIVES, settings={"no_positive": "nan"})
     assert nan.failures
     assert all("expected nan" in one.message for one in nan.failures)
 
@@ -389,7 +389,7 @@ def test_target_that_hangs_is_an_error() -> None:
     checked = of("hangs", "golden/supcon/temperature-1", limit=0.2)
     assert checked.exit_code == 3
     assert {one.message for one in checked.failures} == {"took longer than 0.2 s (--limit)"}
-    with pytest.raises(CouldNotRun, match=r"it raises tried to exit the process: SystemExit\(5\)"):
+    with pytest.raises(CouldNotRun, match=r"it fails: tried to exit the process: SystemExit\(5\)"):
         of("leaves", "golden/supcon/temperature-1")
 
 
@@ -448,7 +448,7 @@ def test_numpy_target_is_reported_as_judged_by_values_only(capsys: pytest.Captur
     assert call(*nt_xent) == 0
 
 
-def test_cases_that_a_dtype_cannot_hold_are_counted_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cases_that_a_dtype_cannot_represent_are_counted_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     checked = of("supcon", "golden/supcon/huge-norms-float64", "golden/supcon/temperature-1", dtypes=("float32",))
     assert checked.report.cases_chosen == 1
     assert checked.left_out == {"inputs are not exactly representable in float32": 1}
@@ -485,7 +485,7 @@ def test_advice_names_the_options_that_make_a_loss_conform() -> None:
     assert "--normalised" in advice
     assert "--set similarity=dot" in advice
     assert of("dot", SOME, normalised=True).verdict == "conforms"
-    dropped = of("drops", ODD)
+    dropped = of("drops", NO_POSITIVES)
     assert dropped.advice == []
     assert dropped.diagnosis.reasons[0].setting == "no_positive=drop"
     (advice,) = of("per_anchor", SOME).advice
@@ -539,7 +539,7 @@ def test_json_report_has_all_fields(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_junit_report_counts_the_checks(tmp_path: Path) -> None:
     path = tmp_path / "report.xml"
-    checked = of("breaks", "supcon_notebook/supcon-3x3", SOME, ODD)
+    checked = of("breaks", "supcon_notebook/supcon-3x3", SOME, NO_POSITIVES)
     report.write_junit(checked, path)
     (suite,) = ElementTree.parse(path).getroot()
     assert suite.get("name") == "target"
@@ -562,7 +562,7 @@ def test_junit_report_counts_the_checks(tmp_path: Path) -> None:
 
 
 def test_reports_hold_every_character_of_a_message(tmp_path: Path) -> None:
-    # A message is its first line.
+    # The message has no line break, because only the first line of a message is reported.
     message = "".join(c for c in map(chr, range(32)) if c.splitlines() == [c])
     message += "\x7f \ud800 \ufffe \U0010ffff < & \" '"
 

@@ -1,4 +1,4 @@
-"""The diagnosis of ``pairproof check``: one true statement about all failing cases of public mistakes."""
+"""The diagnosis of ``pairproof check`` names mistakes that were found in public code."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_overflow_is_described_by_the_largest_logit() -> None:
     assert not any("no maximum" in text for text in (*result.diagnosis.sentences(), *result.diagnoses.values()))
 
 
-def test_mistake_that_no_reason_explains_has_none() -> None:
+def test_unknown_mistake_has_no_reason() -> None:
     result = checked("far_from_everything", "supcon", "golden/supcon/shape-[3-5]-*")
     assert result.diagnosis.reasons == []
     assert result.diagnosis.sentences() == [

@@ -291,7 +291,7 @@ def test_unused_deviation_and_wrong_counts_are_reported_as_problems(fake: pytest
     assert any("expected.json is missing" in p for p in run(Selection(implementations=("fake",), processes=1)).problems)
 
 
-def test_limits_shared_by_dtypes_are_those_of_each_dtype() -> None:
+def test_limits_computed_for_several_dtypes_equal_those_of_each_dtype() -> None:
     compared = 0
     for case, golden in list(load_cases(load_worked()).items())[::15]:
         if case.size > 64:
@@ -300,8 +300,8 @@ def test_limits_shared_by_dtypes_are_those_of_each_dtype() -> None:
         limits = running.Limits(case, true)
         for dtype in filter(case.holds_in, ("float32", "bfloat16", "float16", "float64")):
             allowed = bounds(case, true, dtype)
-            held = held_to(allowed, true, plain_outcome(case, dtype))
-            for kind, expected in ((PytorchMetricLearning, allowed), (FastDense, held)):
+            tightened = held_to(allowed, true, plain_outcome(case, dtype))
+            for kind, expected in ((PytorchMetricLearning, allowed), (FastDense, tightened)):
                 found = limits.of(kind({}, "cpu"), dtype)
                 np.testing.assert_array_equal(found.values, expected.values)
                 np.testing.assert_array_equal([*found.anchors.values()], [*expected.anchors.values()])
@@ -410,7 +410,7 @@ def test_peer_is_loaded_from_a_given_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("entries", [1, 7, 12])
-def test_gradient_of_the_reference_does_not_depend_on_the_entries_differentiated_at_once(
+def test_gradient_of_the_reference_does_not_depend_on_the_size_of_the_parts(
     entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (case,) = (golden.case for golden in load_golden(losses=("supcon",)) if golden.id == "golden/supcon/refs-self-some")
@@ -502,7 +502,7 @@ def test_bounds_are_tightened_to_twice_the_error_of_the_baseline() -> None:
     assert tightened.values[0] < allowed.values[0]
     assert (tightened.rows[CASE.first] < allowed.rows[CASE.first]).all()
     assert allowed.least.values[0] <= tightened.values[0] < allowed.values[0]
-    # The floor has no rounding errors of the size of a logit; at the temperature of this case, they are not negligible.
+    # The floor allows no rounding errors of the size of a logit, so it is clearly smaller than the bounds.
     assert 0.5 * tightened.values[0] < allowed.least.values[0] < allowed.share_of_floor * allowed.values[0]
     assert compare(CASE, true, plain, tightened).ratio <= 1
     far = replace(plain, values=[plain.values[0] + allowed.values[0]])
@@ -578,13 +578,13 @@ def test_rounding_of_weights_is_within_its_term_of_the_bounds(case: Case, dtype:
     before = bounds(case, true, dtype)
     after = with_narrowed_weights(before, case, true, dtype)
     narrowed = rows_of_weights(case, true.weights, dtype)
-    fullest = 0.0
+    largest_share = 0.0
     for name in case.matrices:
         without, allowed = (b.rows[name] for b in (before, after))
         moved = np.linalg.norm(narrowed[name] - whole[name], axis=1)
         assert (moved <= allowed - without).all()
-        fullest = max(fullest, float((moved / (allowed - without)).max()))
-    assert fullest > 0.05
+        largest_share = max(largest_share, float((moved / (allowed - without)).max()))
+    assert largest_share > 0.05
     assert after.values == before.values
     assert after.anchors == before.anchors
 

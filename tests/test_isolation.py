@@ -34,7 +34,7 @@ from pairproof.conformance.judge.results import Status
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.golden import GoldenCase
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="targets have a process of their own only on Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="targets run in a child process only on Linux")
 
 FOLDER = Path(__file__).parent / "targets"
 HOSTILE = FOLDER / "hostile.py"
@@ -77,7 +77,7 @@ def _cases(_: object, losses: tuple[str, ...] = ()) -> dict[Case, GoldenCase | N
 
 @pytest.fixture(autouse=True)
 def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Load the cases once; find ``losses`` from the targets; leave neither processes nor threads."""
+    """Load the cases once, let targets import ``losses``, and check that no process or thread is left."""
     _every_case()
     monkeypatch.setenv("COLUMNS", "1000")
     monkeypatch.setenv("PYTHONPATH", str(FOLDER))
@@ -88,7 +88,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(load, "load_worked", list)
     before = set(_children()), threading.active_count()
     yield
-    # Another test has its own module of this name.
+    # Other tests import a different module of this name.
     sys.modules.pop("losses", None)
     assert (set(_children()), threading.active_count()) == before
 
@@ -97,7 +97,7 @@ def _children() -> list[str]:
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
 
-def named(result: CheckResult) -> dict[tuple[str, str], tuple[str, str]]:
+def results_of(result: CheckResult) -> dict[tuple[str, str], tuple[str, str]]:
     """The status and the message of each judged check."""
     return {(check.case, check.dtype): (check.status.value, check.message) for check in result.judged}
 
@@ -118,18 +118,18 @@ def target(name: str, imported: bool) -> Any:
 def test_error_of_a_hostile_target_is_reported_and_other_cases_are_judged(name: str, imported: bool) -> None:
     start = time.monotonic()
     result = check_loss(target(name, imported), "supcon", cases=CASES, limit=0.5)
-    assert named(result) == expected(ERRORS[name])
+    assert results_of(result) == expected(ERRORS[name])
     assert (result.verdict, result.exit_code) == ("does not conform", 1)
     assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize("imported", [False, True], ids=["named", "imported"])
 @pytest.mark.parametrize("name", HARMLESS)
-def test_right_values_of_a_target_that_interferes_conform(
+def test_target_that_interferes_conforms_if_its_values_are_right(
     name: str, imported: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     result = check_loss(target(name, imported), "supcon", cases=CASES)
-    assert result.verdict == "conforms", named(result)
+    assert result.verdict == "conforms", results_of(result)
     output, errors = capfd.readouterr()
     assert output == ""
     assert errors.count("conforms: a fake verdict\n") == (1 if name == "prints" else 0)
@@ -299,7 +299,7 @@ def test_loading_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         check_loss(f"{tmp_path / 'slow.py'}:loss", "supcon", limit=0.1)
 
 
-def test_warnings_of_a_target_are_repeated_with_their_place() -> None:
+def test_warnings_of_a_target_are_repeated_with_their_file() -> None:
     def warns(embeddings: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
         warnings.warn("not for production", FutureWarning, stacklevel=1)
         return fast.supcon_loss(embeddings, labels, temperature=temperature)
@@ -360,7 +360,7 @@ def _runs(process: Path) -> bool:
         return False
 
 
-def test_hostile_targets_through_main(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_command_prints_the_errors_of_hostile_targets(capsys: pytest.CaptureFixture[str]) -> None:
     for name, error in list(ERRORS.items())[-4:]:
         with pytest.raises(SystemExit) as caught:
             cli.main(["check", f"{HOSTILE}:{name}", "--loss", "supcon", "--limit", "0.5", *ALL])

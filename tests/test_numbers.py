@@ -23,7 +23,7 @@ ordinary = st.floats(min_value=-1e3, max_value=1e3, width=32)
 @given(ordinary, ordinary)
 @settings(derandomize=True, max_examples=300)
 def test_ieee_operations_equal_those_of_numpy(a: float, b: float) -> None:
-    """With slack 0, + - * / and sqrt are the single number that IEEE arithmetic gives."""
+    """With slack 0, the interval of + - * / and sqrt contains only the IEEE result."""
     for dtype in (np.float32, np.float64):
         x, y = Rounded.number(a, dtype, 0), Rounded.number(b, dtype, 0)
         with np.errstate(all="ignore"), precision():
@@ -38,8 +38,8 @@ def test_ieee_operations_equal_those_of_numpy(a: float, b: float) -> None:
 
 @given(st.floats(min_value=-80, max_value=80, width=32))
 @settings(derandomize=True, max_examples=300)
-def test_slack_encloses_exp_and_log_of_the_libraries(a: float) -> None:
-    """The documents use torch in float32 and numpy in float64."""
+def test_intervals_with_slack_contain_the_results_of_torch_and_numpy(a: float) -> None:
+    """The published documents compute with torch in float32 and with numpy in float64."""
     for dtype, name in ((np.float32, torch.float32), (np.float64, torch.float64)):
         x = Rounded.number(a, dtype, 1)
         value = torch.tensor([a], dtype=name)
@@ -81,7 +81,7 @@ def test_inputs_are_rounded_to_the_dtype() -> None:
 
 
 def _every_operation(x: Any, y: Any) -> Any:
-    """Return a function of x and y that uses every operation of the tape, with each argument on each side."""
+    """Compute a value from x and y with every operation of the tape; constants occur on both sides."""
     a = np.exp(x) * y - 2 / y + np.log(y) / 3
     return np.sqrt(a * a + 1) + np.log1p(y * y) - np.expm1(-x) + (1 - x) * (y - 5) + (-x) / y
 
@@ -111,8 +111,8 @@ def test_unused_variable_has_derivative_zero() -> None:
 
 
 @pytest.mark.parametrize("golden", [g for g in load_golden() if g.case.size <= 12][::9], ids=lambda golden: golden.id)
-def test_results_by_anchor_equal_those_of_a_tape_of_the_whole_loss(golden: GoldenCase) -> None:
-    """The tape also differentiates the similarities, for which ``enclosures`` has a formula."""
+def test_enclosures_overlap_the_results_of_a_tape_of_the_whole_loss(golden: GoldenCase) -> None:
+    """``enclosures`` differentiates one anchor at a time, and the similarities by a formula."""
     case, wants_gradient = golden.case, golden.expected.gradient is not None
     found = enclosures(case, gradient=wants_gradient)
     with precision():

@@ -1,4 +1,4 @@
-"""Bounds: implementations that lose no more digits than they must pass every case with ordinary norms."""
+"""The bounds allow the rounding errors that every straightforward implementation has."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def with_numpy(embeddings: Any, labels: Any, temperature: float = 0.07) -> Any:
         (with_numpy, "supcon", "numpy"),
     ],
 )
-def test_an_honest_implementation_passes_every_case_with_ordinary_norms(
+def test_straightforward_implementation_passes_every_case_with_ordinary_norms(
     function: Callable[..., Any], loss: str, arrays: str, chosen: tuple[str, ...], least: int
 ) -> None:
     checked = check_loss(function, loss=loss, arrays=arrays, seed=0, cases=chosen)
@@ -129,7 +129,7 @@ def test_an_honest_implementation_passes_every_case_with_ordinary_norms(
 
 
 def test_softplus_of_torch_conforms_with_findings_above_the_required_level() -> None:
-    """It is the identity above 20, an error of 2e-9 in float64. The straightforward implementation is without it."""
+    """``F.softplus`` is the identity above 20, which is an error of 2e-9. The baseline does not have this error."""
     checked = check_loss(with_softplus, loss="nt_bxent", cases=("golden/*/trained-like*", "golden/*/shape-3*"))
     assert checked.verdict == "conforms"
     assert {check.dtype for check in checked.failures_above} == {"float64"}
@@ -149,8 +149,8 @@ def test_softplus_of_torch_conforms_with_findings_above_the_required_level() -> 
         *(("info_nce", name) for name in ("trained-like", "solved", "identical-queue")),
     ],
 )
-def test_bounds_grow_with_logits_and_not_beyond(loss: str, name: str) -> None:
-    """If the loss does not depend on the similarities, a few roundings of the size of a logit are allowed."""
+def test_bounds_allow_a_few_roundings_of_the_size_of_a_logit(loss: str, name: str) -> None:
+    """Beyond the errors of the similarities, the bound allows a few roundings of the size 1/temperature, not more."""
     cases = {case.id: (case, golden) for case, golden in load_cases([], (loss,)).items()}
     case, golden = cases[f"golden/{loss}/{name}"]
     assert golden is not None

@@ -159,8 +159,8 @@ def test_no_fitting_call_gives_one_error_with_a_wrapper() -> None:
     with pytest.raises(CouldNotRun) as raised:
         check_loss(f"{SHAPES}:of_a_mapping", "supcon")
     lines = str(raised.value).splitlines()
-    assert lines[0].startswith("called with labels on a small batch, it raises ")
-    assert "other calls raise errors too: features" in lines[0]
+    assert lines[0].startswith("called with labels on a small batch, it fails: ")
+    assert "other calls fail too: features" in lines[0]
     assert lines[3:] == [
         "    from shapes import of_a_mapping",
         "",

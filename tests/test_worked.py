@@ -85,9 +85,9 @@ def test_changed_mask_or_index_entry_is_detected(fixture: WorkedFixture, figure:
     with precision():
         for index, entry in figure.entries():
             wrong: str | bool = not entry if isinstance(entry, bool) else next(other_digits(entry))
-            figure_with_it = replace(figure, printed=changed(figure.printed, index, wrong))
-            quantity = worked.Evaluation(figure_with_it, call, source).quantity
-            assert not worked._compare("structure", figure_with_it, quantity).met, (index, entry)
+            altered = replace(figure, printed=changed(figure.printed, index, wrong))
+            quantity = worked.Evaluation(altered, call, source).quantity
+            assert not worked._compare("structure", altered, quantity).met, (index, entry)
 
 
 def test_misplaced_infinity_is_detected() -> None:

@@ -1,7 +1,8 @@
 """Load and check the published examples of ``fixtures/worked``.
 
-Every file passes three checks: the checksums of the manifest (no file altered, missing or extra), the JSON Schema, and
-the checks of this module (shapes, precision, references between entries, counts).
+Every file must pass three checks: the checksums of the manifest (no file altered, missing or extra), the JSON Schema
+(for the installed files, this was checked when they were written), and the checks of this module (shapes, precision,
+references between entries, counts).
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class Call:
 class Figure:
     """One printed result, a scalar or an array, exactly as printed.
 
-    For an artefact, ``instead`` has the true value ("value") and the reason why the document prints another one
-    ("because").
+    The ``verdict`` is "reproduced", or "artefact" if the document prints another value than its formula gives. For an
+    artefact, ``instead`` has the value of the formula ("value") and the reason for the other one ("because").
     """
 
     id: str
@@ -275,7 +276,7 @@ def _check_input(path: str, value: Input) -> None:
             shape = _shape(f"{path}.{key}", table)
             expect(shape == value.shape, f"{path}.{key}", f"shape {list(value.shape)}", list(shape))
     _check_decimals(f"{path}.printed", value.printed or (), value.decimals)
-    # An exact value must be the shortest text of a number of its dtype, and round to the printed value.
+    # An exact value must be the shortest float64 text of a number of its dtype, and round to the printed value.
     half, printed = Fraction(1, 2 * 10**value.decimals) if value.decimals else 0, dict(_entries(value.printed or ()))
     for index, text in _entries(value.exact or ()):
         where, shown = f"{path}.exact{place(index)}", printed.get(index)

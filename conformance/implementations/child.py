@@ -71,7 +71,7 @@ class _Ended(Exception):
 
 
 class _Late(_Ended):
-    """The worker did not answer in time."""
+    """The worker did not answer before the time limit."""
 
 
 class Child:
@@ -126,7 +126,7 @@ class Child:
         return self._result(answer, "result")
 
     def settle(self) -> dict[str, Any]:
-        """Let the target choose its call on a small batch, and return the facts about it.
+        """Find out on a small batch how the target is called, and return the facts about it.
 
         If the worker dies or exceeds its time limit, the first guess is kept, and the cases are judged with it.
 
@@ -245,8 +245,12 @@ class Child:
         return self.last_death
 
     def _end(self, patience: float) -> int | None:
-        """Kill the worker and its children if it does not end in time; return its exit code, None if it was killed."""
-        alone = bool(wait([self._control], patience))
+        """Wait for the worker, then kill what is left of it and its children.
+
+        Returns:
+            The exit code of the worker, or None if it did not end within ``patience`` seconds.
+        """
+        ended = bool(wait([self._control], patience))
         with suppress(OSError):
             os.killpg(self._worker, signal.SIGKILL)
         self._socket.close()
@@ -257,7 +261,7 @@ class Child:
         if not code:
             # The spawner was killed too.
             self._stop()
-        return int(code) if code and alone else None
+        return int(code) if code and ended else None
 
 
 def _fork() -> int:
@@ -364,7 +368,7 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
                 text = " ".join(line.strip() for line in described(error).splitlines())
                 answer = {"error": text, "misused": isinstance(error, TargetMisused)}
         loaded = "facts" in answer
-        # A fork that the target made and did not end is not the worker.
+        # If the target forks and the copy returns here, the copy must not answer.
         while os.getpid() == owner:
             connection.sendall(json.dumps(answer | {"warnings": shown}).encode() + b"\n")
             shown.clear()

@@ -241,9 +241,9 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
     """
     (first, error), *others = failures
     calls = dict.fromkeys(form.call for form, _ in others if form.call != first.call)
-    also = f"; other calls raise errors too: {', '.join(calls)}" if calls else ""
+    also = f"; other calls fail too: {', '.join(calls)}" if calls else ""
     return [
-        f"called with {first.call} on a small batch, it raises {error}{also}",
+        f"called with {first.call} on a small batch, it fails: {error}{also}",
         "To call it in another way, pass --call or --init, or copy this wrapper, fill in each ..., and name it:",
         "",
         *(f"    {line}".rstrip() for line in wrapper(spec, signature, first.call)),

@@ -18,10 +18,10 @@ from .levels import level_of
 from .results import Check, Status
 
 SECONDS = 5.0
-"""Time after which shrinking ends."""
+"""Time after which shrinking ends, in seconds."""
 
 DIVISIONS = (2, 4, 8)
-"""Numbers of parts into which rows and columns are divided to remove one part; then single ones are removed."""
+"""Rows and columns are removed in blocks of a half, a quarter and an eighth of them, and then one at a time."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ def shrunk(golden: GoldenCase, fails: Callable[[GoldenCase], bool], seconds: flo
 
     Args:
         golden: the batch.
-        fails: whether the target fails on another batch.
+        fails: returns whether the target fails on a batch.
         seconds: the time limit.
 
     Returns:
@@ -97,10 +97,10 @@ def shrunk(golden: GoldenCase, fails: Callable[[GoldenCase], bool], seconds: flo
                 return golden
             try:
                 found = with_proof(case)
-                fewer = level_of(found.flags) <= level and fails(found)
+                accepted = level_of(found.flags) <= level and fails(found)
             except Exception:  # a batch that the loss or the reference does not accept
                 continue
-            if fewer:
+            if accepted:
                 golden, smaller = found, True
                 break
     return golden
@@ -114,7 +114,7 @@ def smallest_failure(
     Args:
         drawn: the random batches on which the target fails.
         checks: all checks.
-        fails: whether the target fails on another batch.
+        fails: returns whether the target fails on a batch.
         target: the name of the target.
 
     Returns:
@@ -128,7 +128,7 @@ def smallest_failure(
 
 
 def _simpler(case: Case) -> Iterator[Case]:
-    """Yield batches with fewer rows, fewer columns, default options and simpler entries, the smallest first."""
+    """Yield batches with fewer rows, references or columns, with a default option, or with the signs of the entries."""
     for kept in _parts(case.n, 2):
         if (found := _with_rows(case, kept)) is not None:
             yield found
@@ -151,7 +151,7 @@ def _simpler(case: Case) -> Iterator[Case]:
 
 
 def _parts(count: int, least: int) -> Iterator[list[int]]:
-    """Yield the indices that remain if a part is removed: a half, a quarter, an eighth, or one."""
+    """Yield the indices that remain if a half, a quarter, an eighth or one is removed; at least ``least`` remain."""
     for size in dict.fromkeys([*(-(-count // k) for k in DIVISIONS), 1]):
         for start in range(0, count, size):
             kept = [i for i in range(count) if not start <= i < start + size]
@@ -187,7 +187,7 @@ def _with_rows(case: Case, kept: Sequence[int]) -> Case | None:
 
 
 def _with_others(case: Case, name: str, kept: Sequence[int]) -> Case | None:
-    """Return the case with some of its references or negatives, or None if an anchor's partner would be missing."""
+    """Return the case with some of its references or negatives, or None if a partner or a self row is not kept."""
     place = {row: k for k, row in enumerate(kept)}
     arguments = dict(case.arguments)
     if name == "ref_embeddings":

@@ -1,4 +1,4 @@
-"""Judge a user's loss under every usage (``implementations.usages``), on ordinary cases that it computes rightly."""
+"""Judge a user's loss under every usage (``implementations.usages``), on ordinary cases that it computes correctly."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ CASES = 3
 """Number of cases on which each usage is judged."""
 
 CANDIDATES = 12
-"""Number of ordinary cases from which they are chosen."""
+"""Number of ordinary cases from which ``CASES`` are chosen."""
 
 LEAST = 0.01
-"""Least value of a loss, and least entry of a gradient, that reveal a wrong factor."""
+"""The loss and the largest entry of its gradient must exceed this, so that a wrong factor is noticed."""
 
 CLAMPED = 1e-3
-"""Relative difference up to which the loss of a batch with a zero row is that of a clamped norm."""
+"""Relative difference up to which the loss of a batch with a zero row counts as that of a clamped norm."""
 
 NARROW_SLACK = 4.0
 """Factor of the bounds if intermediate results may be rounded to a narrow dtype, because sums are then rounded too."""
@@ -49,10 +49,10 @@ LARGEST_SHARE = 0.5
 """Largest error of a row of a gradient in a narrow dtype, as a share of the largest norm of a row."""
 
 LEAST_SHARE = 32
-"""Least bound of this share, in unit roundoffs of the dtype.
+"""Lower limit of the allowed share, in unit roundoffs of the dtype.
 
-The share is ``NARROW_SLACK`` times that of a straightforward implementation, which was at most 9 unit roundoffs on the
-ordinary cases of all losses at their own temperatures."""
+Otherwise the share is ``NARROW_SLACK`` times that of a straightforward implementation, which was at most 9 unit
+roundoffs on the ordinary cases of all losses at their own temperatures."""
 
 REFUSAL = re.compile(
     r"\b(dtype|scalar type|strides?|layout|contiguous|view|b?float\d*|half|double|u?int\d*|byte|bool|long|"
@@ -74,14 +74,14 @@ def chosen(request: Request) -> list[Usage]:
 
 
 def ordinary(case: Case, claim: Claim) -> bool:
-    """Whether the inputs of a case are moderate, so that every usage must give its result."""
+    """Whether the inputs of a case are moderate, so that a right loss is right under every usage."""
     if not (case.n >= 4 and case.size <= 24) or lacks_positives(case):
         return False
     if not 0.03 <= (claim.temperature or case.temperature) <= 2 or not case.holds_in("float32"):
         return False
     norms = np.concatenate([row_norms(rows) for rows in case.matrices.values()])
-    crowded = all(len(m) > len(p) for m, p in zip(case.members(), case.positives(), strict=True))
-    return bool(norms.min() > 0.05 and norms.max() < 100) and crowded
+    has_negatives = all(len(m) > len(p) for m, p in zip(case.members(), case.positives(), strict=True))
+    return bool(norms.min() > 0.05 and norms.max() < 100) and has_negatives
 
 
 def _mixed(cases: Sequence[Case]) -> Iterator[Case]:
@@ -96,7 +96,7 @@ def _mixed(cases: Sequence[Case]) -> Iterator[Case]:
 
 
 class UsageJudge:
-    """Judges one target under usages, on ordinary cases that it computes rightly; they are chosen once, when needed.
+    """Judges one target under usages, on ordinary cases that it computes correctly; they are chosen on first use.
 
     Args:
         target: the target.
@@ -115,7 +115,7 @@ class UsageJudge:
         self.target, self.dtypes, self._offered, self._claimed = target, dtypes, cases, claimed
 
     def checks(self, request: Request) -> Iterator[Check]:
-        """Judge the usages that a request selects; a usage that does not concern the target yields no check.
+        """Judge the usages that a request selects; a usage that does not apply to the target yields no check.
 
         Yields:
             One check per usage. It is skipped if the target refuses the usage.
@@ -134,7 +134,7 @@ class UsageJudge:
         return next((one for one in found if one[0]), ([], dtypes[-1]))
 
     def _right(self, cases: Iterable[Case], dtype: str) -> Iterator[tuple[Case, Truth]]:
-        """Yield the cases that the target supports and computes rightly, with their true results."""
+        """Yield the cases that the target supports and computes correctly, with their true results."""
         for case, golden in map(self._claimed, cases):
             if self.target.refuses(case):
                 continue
@@ -155,7 +155,7 @@ class UsageJudge:
                 continue
 
     def check(self, request: Request, usage: Usage) -> Check | None:
-        """Judge one usage; None if it concerns no case or not the target."""
+        """Judge one usage. Return None if it does not apply to the target or to any case."""
         name = usage.id
         dtype = usage.dtype or self._cases_and_dtype[1]
         if dtype not in (self.dtypes or (dtype,)):
@@ -231,7 +231,7 @@ class UsageJudge:
 
 
 def _is_of_zero_similarities(case: Case, outcome: Outcome) -> bool:
-    """Whether a loss is that in which all similarities of a zero row are 0, which a clamp of the norms gives."""
+    """Whether a loss is the one with similarities of 0 for zero rows, which is the result if norms are clamped."""
     rows = {
         name: z / (np.linalg.norm(z, axis=1, keepdims=True) + (z == 0).all(1)[:, None])
         for name, z in case.matrices.items()
@@ -248,12 +248,12 @@ def _allowed(usage: Usage, case: Case, true: Truth, dtype: str) -> Bounds:
     """Return the bounds of a case under a usage."""
     allowed = bounds(case, true, dtype)
     if usage.upstream:
-        # No upstream gradient exceeds 1, so the bounds on values are those without them.
+        # Upstream gradients do not change the values, so the bounds on values are those without them.
         plain = truth(case)
         return replace(bounds(case, plain, dtype), rows=allowed.rows)
     if not usage.rounds:
         return allowed
-    # The rounding of the results to the narrow dtype must not be widened too.
+    # The bounds of float32 are widened, because those of the narrow dtype also allow the rounding of the results.
     allowed = bounds(case, true, "float32")
     wider = NARROW_SLACK * unit_roundoff(usage.rounds) / unit_roundoff("float32")
     values = [wider * bound for bound in allowed.values]

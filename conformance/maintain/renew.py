@@ -1,4 +1,4 @@
-"""Update what a checkout derives from the cases outside ``fixtures/``: two tables, and counts in examples."""
+"""Update the files outside ``fixtures/`` that depend on the cases: two tables, and counts and output in examples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLES = {
 
 ADOPTER = "examples/adopter"
 COUNTED = ("README.md", f"{ADOPTER}/tests/test_conformance.py", f"{ADOPTER}/.github/workflows/conformance.yml")
-"""The files that state how many checks the tests of the example project make."""
+"""The files that state the number of checks in the tests of the example project."""
 ASSERTED = re.compile(r'parametrize\((\w+), loss="(\w+)", checks=(\d+)\)')
 
 
@@ -35,7 +35,7 @@ def renew(top: Path, loss: str) -> list[str]:
         The files that changed, relative to ``top``.
 
     Raises:
-        CouldNotRun: A script failed.
+        CouldNotRun: a script failed, or a part of the README's sample is missing.
     """
     names = [*TABLES.values(), *COUNTED]
     if not all((top / name).is_file() for name in (*TABLES, *names)):

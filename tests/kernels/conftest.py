@@ -1,4 +1,4 @@
-"""Tests of the fused kernels in Triton's interpreter, which runs them on the CPU: no device is needed.
+"""Tests of the fused kernels in Triton's interpreter, which runs them on the CPU: no GPU is needed.
 
 A process either interprets or compiles kernels, and decides this when it imports triton. So these tests need a separate
 pytest process.
@@ -43,7 +43,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 
 def _patch_names_once() -> None:
-    """Let the interpreter patch names once per kernel; patching at every call within it takes a third of its time."""
+    """Make the interpreter patch names once per kernel; patching at each call in a kernel takes a third of the time."""
     interpreter = pytest.importorskip("triton.runtime.interpreter")
     if not all(hasattr(interpreter, name) for name in ("_patch_lang", "GridExecutor")):
         return
@@ -120,7 +120,7 @@ def pairs_of(rows: int) -> Tensor:
 
 
 def mask_of(rows: int, columns: int) -> Tensor:
-    """Return a mask that is not symmetric, has marks on the diagonal and is stored by columns."""
+    """Return an asymmetric mask with some true entries on the diagonal, stored by columns."""
     return (torch.rand(columns, rows, generator=torch.Generator().manual_seed(rows)) < 0.2).T
 
 
@@ -164,10 +164,11 @@ def _calls() -> dict[str, Call]:
     labels, some = labels_of(ROWS), torch.arange(ROWS) % 3 != 1
     even, half = 2 * (ROWS // 2), ROWS // 2
     z, w, queue = normal(ROWS), normal(ROWS - 3, seed=2), normal(ROWS + 8, seed=3)
-    own = torch.full((ROWS,), -1)
-    own[:12] = torch.arange(12).flip(0) * 2
+    self_rows = torch.full((ROWS,), -1)
+    self_rows[:12] = torch.arange(12).flip(0) * 2
     mask = mask_of(ROWS, ROWS)
-    of_bank = {"ref_labels": labels_of(ROWS - 3).flip(0), "self_rows": own}
+    ref_labels = {"ref_labels": labels_of(ROWS - 3).flip(0)}
+    bank = ref_labels | {"self_rows": self_rows}
     calls = {
         "pairwise": Call(partial(nt_xent_pairwise_loss, labels=labels), z),
         "pairwise mask": Call(partial(nt_xent_pairwise_loss, positives=mask), z),
@@ -196,18 +197,20 @@ def _calls() -> dict[str, Call]:
     }
     place = torch.arange(ROWS)
     next_row = torch.where(place % 3 == 0, (place + 3) % (ROWS - 3), -1)
-    other_mask, no_own = mask_of(ROWS, ROWS - 3), {"ref_labels": of_bank["ref_labels"]}
+    other_mask = mask_of(ROWS, ROWS - 3)
     calls |= {
         "mask of references": Call(
             lambda z, w, **o: supcon_loss(z, positives=other_mask, ref_embeddings=w, **o), z, (w,)
         ),
-        "mask of references with own": Call(
-            lambda z, w, **o: supcon_in_loss(z, positives=other_mask, ref_embeddings=w, self_rows=own, **o), z, (w,)
+        "mask of references with self rows": Call(
+            lambda z, w, **o: supcon_in_loss(z, positives=other_mask, ref_embeddings=w, self_rows=self_rows, **o),
+            z,
+            (w,),
         ),
         "references without self rows": Call(
-            lambda z, w, **o: supcon_loss(z, labels, ref_embeddings=w, **no_own, **o), z, (w,)
+            lambda z, w, **o: supcon_loss(z, labels, ref_embeddings=w, **ref_labels, **o), z, (w,)
         ),
-        "partners but own": Call(
+        "partners with self rows": Call(
             lambda z, w, **o: nt_xent_loss(z, place % len(w), ref_embeddings=w, self_rows=next_row, **o), z, (w,)
         ),
     }
@@ -217,7 +220,7 @@ def _calls() -> dict[str, Call]:
             calls[name] = Call(partial(bound, labels=labels), z)
             calls[f"{name} mask"] = Call(partial(bound, positives=mask), z)
             calls[f"{name} references"] = Call(
-                lambda z, w, bound=bound, **o: bound(z, labels, ref_embeddings=w, **of_bank, **o), z, (w,)
+                lambda z, w, bound=bound, **o: bound(z, labels, ref_embeddings=w, **bank, **o), z, (w,)
             )
     return calls
 
@@ -242,7 +245,7 @@ def golden_cases() -> dict[str, tuple[Any, Any]]:
 
 
 def _traits(case: Any, golden: Any) -> set[Hashable]:
-    """Return the traits of a case that matter to the kernels: their form and number of tiles, and its flags."""
+    """Return the traits of a case that matter to the kernels: the form, the numbers of tiles, and the flags."""
     from pairproof.conformance.suite.subset import traits_of
 
     found: set[Hashable] = {("flag", flag) for flag in (golden.flags if golden else ())}
@@ -256,10 +259,10 @@ def _traits(case: Any, golden: Any) -> set[Hashable]:
 
 @cache
 def covering_checks() -> dict[tuple[str, str], bool]:
-    """Return the checks of a subset of the cases with every trait, as ids and dtypes, and whether each is quick.
+    """Return the checks (case id, dtype) of a subset of the cases that has every trait, and whether each is quick.
 
-    The quick checks are those of a smaller subset, which has every trait that matters to the kernels, and at most
-    300 rows. Each has one of the dtypes that represent the inputs of a case, in turn.
+    The quick checks are those of a smaller subset: cases of at most 300 rows that together have every trait that
+    matters to the kernels. Each of these cases has one quick check; the cases take the dtypes in turn.
     """
     from pairproof.conformance.suite.subset import covering
 
@@ -281,7 +284,7 @@ def cases() -> dict[str, tuple[Any, Any]]:
 
 @pytest.fixture
 def checks() -> dict[tuple[str, str], bool]:
-    """The id and the dtype of each check of the subset of the cases, and whether it is not slow."""
+    """The result of ``covering_checks``."""
     return covering_checks()
 
 

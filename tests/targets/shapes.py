@@ -57,7 +57,7 @@ def column_labels(embeddings, labels, temperature):
 
 
 def transposed_labels(embeddings, labels, temperature):
-    """Labels of shape [N] broadcast: every row would be a positive of every other."""
+    """Labels must have the shape [N, 1] or [1, N]: with [N], all rows would be positives of each other."""
     own = torch.eye(len(embeddings), dtype=torch.bool)
     positive = (labels == labels.T) & ~own
     logs = F.log_softmax(_cosines(embeddings, temperature).masked_fill(own, -torch.inf), dim=1)
@@ -84,7 +84,7 @@ def by_log_temperature(embeddings, labels, log_temperature):
 
 
 class WithoutCall:
-    """A class that is no module, with forward only; its constructor takes facts about the process."""
+    """A class with ``forward`` that is not a torch module; its constructor takes the device, world size and rank."""
 
     def __init__(self, device, world_size, rank, loss_weight, temperature=0.5):
         assert (world_size, rank, loss_weight) == (1, 0, 1.0)
@@ -210,7 +210,7 @@ def at_another_base(embeddings, labels, temperature=0.1):
     return temperature / 0.5 * plain(embeddings, labels, temperature)
 
 
-# Calls that no guess fits
+# Targets whose call cannot be guessed
 
 
 def of_a_mapping(outputs, epoch, temperature=0.1):
