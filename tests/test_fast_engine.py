@@ -519,7 +519,8 @@ def test_plan_chooses_each_form_where_it_is_safe() -> None:
             assert chosen(z, kind, backend=backend).form == moderate
         for kind in ("mask", "pairs", "none"):
             assert chosen(z, kind, backend=backend).form == "unshifted"
-        assert chosen(z, terms="epsilon", backend=backend).form == "rowwise"
+        assert chosen(z, terms="epsilon", backend=backend).form == moderate
+        assert chosen(z, terms="epsilon", similarity="dot", temperature=1.0, backend=backend).form == "unshifted"
         assert chosen(z, references=True, backend=backend).form == "unshifted"
         assert chosen(z, references=True, temperature=1e-3, backend=backend).form == "rowwise"
         assert chosen(z, temperature=torch.tensor(0.1), backend=backend).form == moderate

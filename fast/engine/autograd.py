@@ -456,7 +456,6 @@ def second_derivative(
     columns = count if others is None else others.shape[0]
     given = {0: batch.embeddings, 1: others, 2: temperature if isinstance(temperature, Tensor) else None}
     present = {place: tensor for place, tensor in given.items() if tensor is not None}
-    own = rowwise.own_columns(batch)
     height = plan.rows if plan.form == "rowwise" else max(1, PANEL_ELEMENTS // columns)
 
     def of_panel(panel: rowwise.Panel | rowwise.LonePanel, *inputs: Tensor) -> Tensor:
@@ -472,7 +471,7 @@ def second_derivative(
     inputs = list(present.values())
     totals = [torch.zeros_like(t) for t in inputs]
     of_panels = []
-    for panel in rowwise.panels(batch.targets, own, count, columns, height, dtypes_of(batch.embeddings)[0]):
+    for panel in rowwise.panels(batch, columns, height):
 
         def along_directions(upstream: Tensor, *inputs: Tensor, panel: Any = panel) -> Tensor:
             pulled = torch.func.vjp(lambda *given: of_panel(panel, *given), *inputs)[1](upstream)

@@ -33,7 +33,7 @@ Each form computes these sums in its own `Row`, in a way that neither overflows 
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -98,10 +98,10 @@ def value(rule: Rule, row: Row) -> Tensor:
         return row.log_negatives()
     if rule.terms == "binary":
         return row.mean_softplus(-1, 1) + row.mean_softplus(1, 0)
+    if rule.terms == "epsilon":
+        return row.guarded_sum() / ((1 if row.number is None else row.number) + EPSILON)
     if row.number is None:
         return row.odds() if rule.denominator == "only_negatives" else row.softplus_odds()
-    if rule.terms == "epsilon":
-        return row.guarded_sum() / (row.number + EPSILON)
     if rule.denominator == "one_positive":
         if rule.terms == "out":
             return row.own_softplus()
@@ -132,15 +132,17 @@ def own_log_weights(rule: Rule, row: Row) -> Tensor:
 class Sums(NamedTuple):
     """Sums of unshifted exponentials E = e^s per row, ``[N]`` each.
 
-    The last three are for the denominator "one_positive", where r = E / (E + neg) is the ratio of a positive; they are
-    empty for the others.
+    The last three are for the denominator "one_positive", where r = E / (E + neg) is the ratio of a positive, and for
+    the "epsilon" terms, where r = E / (neg + pos); they are empty for the others. Under "epsilon", E stands for
+    E + guard in all but the guard, which is epsilon times the largest exponential of the row.
 
     Attributes:
         neg: sum over negatives of E.
         pos: sum over positives of E.
-        missed: sum over positives of 1 - r.
-        first: for "out", sum over positives of -log r; for "in", sum over positives of r, times `boost`.
-        second: for "in", sum over positives of r (1 - r), times `boost`.
+        missed: sum over positives of 1 - r; for "epsilon", of guard / E.
+        first: for "out" and "epsilon", sum over positives of -log r; for "in", of r, times `boost`. For "epsilon" with
+            partners, the positive's exponential divided by the guarded one.
+        second: for "in", sum over positives of r (1 - r), times `boost`; for "epsilon", the guard.
     """
 
     neg: Tensor
@@ -158,7 +160,9 @@ class Weights(NamedTuple):
     """The derivatives of ``sum_i grad_i L_i`` with respect to the logits of each row, as coefficients ``[N]``.
 
     The weight of a negative is ``negative * E``. The weight of a positive is ``slope * E + level``; under the
-    denominator "one_positive" it is ``level * (1 - r)`` for "out" and ``level * r (1 - r) * boost`` for "in".
+    denominator "one_positive" it is ``level * (1 - r)`` for "out" and ``level * r (1 - r) * boost`` for "in". Under
+    "epsilon", it is ``level * E * (n - 1 - q) / (neg + pos)``, with q from `rest_over`, and for partners ``level``;
+    ``slope`` is what to add to the weight of the largest logit, on which every e^(s - max) depends.
     """
 
     negative: Tensor
@@ -181,10 +185,17 @@ def weights(
         grad: ``[N]``, 0 for every row that is not an anchor or whose sums are empty.
         sums: the sums of each row.
         number: n in the computing dtype, or None if each row has at most one positive.
-        negatives: m in the computing dtype, which only "binary" needs.
+        negatives: m, which only "binary" and "epsilon" need.
         lone: False if each row is known to have at least two positives.
     """
     neg, pos = sums.neg, sums.pos
+    if rule.terms == "epsilon":
+        many = torch.ones_like(neg) if number is None else number.clamp(min=1)
+        level = grad / (many + EPSILON)
+        negative = level * many / (neg + pos)
+        others = many + cast(Tensor, negatives)
+        itself = negative * (sums.second * others) - level * sums.missed
+        return Weights(negative, itself, -negative * neg * sums.first if number is None else level)
     if number is None and rule.terms != "lse" and rule.denominator != "only_negatives":
         negative = grad / (neg + pos)
         return Weights(negative, negative, -negative * neg)
@@ -215,6 +226,15 @@ def weights(
     if rule.terms == "in":
         slope, level = of_one / pos, zero
     return Weights(negative, torch.where(alone, 0.0, slope), torch.where(alone, of_one, level))
+
+
+def rest_over(exponentials: Tensor, guard: Tensor, neg: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (neg + pos - g) / g, and g, the guarded exponentials; see `Sums`. All arguments broadcast to ``[b, M]``.
+
+    For a single positive, pos - g is exactly 0, so that a small quotient keeps its digits.
+    """
+    found = exponentials + guard
+    return (pos - found).add_(neg).div_(found), found
 
 
 def counted(batch: Batch, positives: Tensor, negatives: Tensor | int, *, all_positive: bool = False) -> Tensor | None:

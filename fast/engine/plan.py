@@ -84,12 +84,14 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     others, count = batch.references.embeddings, embeddings.shape[0]
     columns = count if others is None else others.shape[0]
     reads = device.may_read(embeddings) and device.may_read(targets.given)
-    tiles = others is None and targets.kind in ("labels", "partners") and rule.terms in ("out", "in")
+    tiles = others is None and targets.kind in ("labels", "partners") and rule.terms in ("out", "in", "epsilon")
+    # Which of a row's dot products is the largest would have to be found before any tile is weighed.
+    tiles = tiles and not (rule.terms == "epsilon" and rule.similarity == "dot")
     # An upper bound on |s_ij|; infinity if none is known without reading the memory of an accelerator.
     largest, temperature = math.inf, rule.temperature
     if isinstance(temperature, Tensor):
         temperature = float(temperature.detach()) if device.may_read(temperature) else 0.0
-    if rule.terms != "epsilon" and temperature > 0:
+    if temperature > 0:
         if rule.similarity == "cosine":
             largest = 1 / temperature
         elif reads:

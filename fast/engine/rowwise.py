@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import formulas
+from .device import dtypes_of
 from .formulas import Row
 from .scaling import Saved, both_ways, pulled, scale_both
 from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Rule, Targets
@@ -81,22 +82,19 @@ class LonePanel(NamedTuple):
         return matrix
 
 
-def panels(
-    targets: Targets, own: Tensor | None, count: int, columns: int, rows: int, dtype: torch.dtype
-) -> Iterator[Panel | LonePanel]:
+def panels(batch: Batch, columns: int, rows: int) -> Iterator[Panel | LonePanel]:
     """Yield the panels of a batch.
 
     Args:
-        targets: the positives of each row.
-        own: int64 ``[N]``, the column that is the row itself, or -1; None: no column is one of the rows.
-        count: N.
+        batch: the batch.
         columns: M.
         rows: the number of rows of a panel.
-        dtype: the computing dtype.
     """
+    targets, own, count = batch.targets, own_columns(batch), batch.embeddings.shape[0]
+    dtype = dtypes_of(batch.embeddings)[0]
     for start in range(0, count, rows):
         here = slice(start, min(start + rows, count))
-        if targets.kind in ("partners", "none"):
+        if targets.kind in ("partners", "none") and batch.rule.terms != "epsilon":
             yield _lone_panel(targets, own, here, columns)
         else:
             positive, negative, itself = masks_of(targets, own, here, count, columns)
@@ -352,7 +350,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     scaled, columns = scale_both(batch)
     rows, turned = scaled.rows, columns.rows.T
     parts = []
-    for panel in panels(batch.targets, own_columns(batch), len(rows), turned.shape[1], plan.rows, rows.dtype):
+    for panel in panels(batch, turned.shape[1], plan.rows):
         parts.append((values(rows[panel.rows] @ turned, panel, batch.rule), *panel.sizes()))
     found, positives, negatives = map(torch.cat, zip(*parts, strict=True))
     valid = formulas.counted(batch, positives, negatives)
@@ -364,6 +362,6 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     """Return the gradients with respect to embeddings, references and temperature; see `symmetric.differentiate`."""
     saved = saved if saved.classes else saved._replace(classes=scale_both(batch, scaled=saved.scaled)[1])
     rows, turned = saved.scaled.rows, saved.classes.rows.T
-    every = panels(batch.targets, own_columns(batch), len(rows), turned.shape[1], plan.rows, rows.dtype)
+    every = panels(batch, turned.shape[1], plan.rows)
     weighed = ((p.rows, both_ways(weights(rows[p.rows] @ turned, p, batch.rule, grad[p.rows]), batch)) for p in every)
     return pulled(weighed, saved, batch, size)

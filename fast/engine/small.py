@@ -35,7 +35,7 @@ def suits(batch: Batch, policy: Policy) -> bool:
     return (
         count <= DENSE_UP_TO
         and LOWEST_OF_FLOAT32 <= temperature <= 1 / LOWEST_OF_FLOAT32
-        and rule.terms not in ("epsilon", "lse")
+        and rule.terms != "lse"
         and not (dot and rows.dtype == torch.float64)  # whose sizes are not norms
         and 2 * largest <= UNSHIFTED[dtypes_of(rows)[0]] - math.log(count)
         and formulas.is_plain(batch, policy)

@@ -24,7 +24,7 @@ from . import formulas, unshifted
 from .device import borrow, give_back
 from .formulas import Row, Sums
 from .scaling import Saved, Scaled, by_temperature, scale_rows, to_embeddings
-from .spec import LN2, AnchorValues, Batch, Gradients, Plan, Rule, Targets
+from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Rule, Targets
 
 
 class Classes(NamedTuple):
@@ -146,6 +146,9 @@ class _Row(unshifted._Row):
         ratio = self.sums.neg / self.sums.pos
         return torch.where(ratio < _LARGE, ratio.log1p(), self.sums.neg.log() - self.sums.pos.log())
 
+    def guarded_sum(self) -> Tensor:
+        return self.softplus_odds() if self.number is None else self.sums.first
+
     def negatives_over_log_mean(self) -> Tensor:
         positives = torch.where(self.many == 1, self.lin * LN2, self._log(self.sums.pos))
         return self._log(self.sums.neg) - (positives - self.many.log())
@@ -229,16 +232,21 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
         for place, lacking, part, _ in tile.sides(exponentials, exponentials):
             neg[place].add_(part.sum(lacking))
     sums = Sums(neg, pos, none, none, none)
+    if rule.terms == "epsilon":  # no row is more similar to a row than itself
+        guard = torch.linalg.vecdot(rows, rows).exp2_().mul_(EPSILON)
+        guarded = pos + guard * classes.positives
+        negatives = rows.shape[0] - 1 - classes.positives
+        sums = Sums(neg + guard * negatives, guarded, guard / guarded, pos / guarded, guard)
     if classes.paired:
         return _Row(None, none, sums, lin, itself)
-    if rule.denominator == "one_positive":
+    if rule.denominator == "one_positive" or rule.terms == "epsilon":
         sums = _own_sums(rows, classes, plan, rule, sums)
     number = classes.positives.to(rows.dtype).clamp_(min=1)
     return _Row(number, number, sums, lin, itself)
 
 
 def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums) -> Sums:
-    """Return the sums of the denominator "one_positive", which need every row's sum over its negatives."""
+    """Return the sums of "one_positive" and "epsilon" over positives, which need every row's sum over its negatives."""
     over, boost = sums.neg.log2(), sums.boost()
     missed, first, second = (torch.zeros_like(over) for _ in range(3))
     for tile in _tiles(rows.shape[0], plan, classes):
@@ -247,6 +255,12 @@ def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums
         logits = rows[tile.rows] @ rows[tile.columns].T
         positive = _same(classes, tile)
         for place, across, part, mask in tile.sides(logits, positive):
+            if rule.terms == "epsilon":
+                neg, pos, guard = (t[place].unsqueeze(across) for t in (sums.neg, sums.pos, sums.second))
+                rest, guarded = formulas.rest_over(part.exp2() * mask, guard, neg, pos)
+                first[place].add_(rest.log1p_().mul_(mask).sum(across))
+                missed[place].add_((mask * guard).div_(guarded).sum(across))
+                continue
             against = (over[place].unsqueeze(across) - part) * LN2
             miss = torch.sigmoid(against)
             missed[place].add_((miss * mask).sum(across))
@@ -259,7 +273,7 @@ def _own_sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, sums: Sums
             ratio = exponentials * mask * boost[place].unsqueeze(across) / whole
             first[place].add_(ratio.sum(across))
             second[place].add_(ratio.mul_(miss).sum(across))
-    return Sums(sums.neg, sums.pos, missed, first, second)
+    return Sums(sums.neg, sums.pos, missed, first, sums.second if rule.terms == "epsilon" else second)
 
 
 def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, saved: Saved) -> Gradients:
@@ -276,7 +290,8 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     classes = saved.classes or sort_rows(batch.targets, plan, rows.dtype)
     sums = Sums(*saved.stats[: len(Sums._fields)])
     number = None if classes.paired else classes.positives.to(grad.dtype)
-    weights = formulas.weights(rule, grad.index_select(0, classes.order), sums, number)
+    negatives = rows.shape[0] - 1 - classes.positives if rule.terms == "epsilon" else None
+    weights = formulas.weights(rule, grad.index_select(0, classes.order), sums, number, negatives)
     pull = torch.zeros_like(rows)
     turned, count = rows.T, rows.shape[0]
     largest = min(plan.rows, count) * min(plan.columns, count)
@@ -310,6 +325,9 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
         both = weights.level.view(-1, 2).sum(1)[:, None]
         pull[0::2].addcmul_(both, rows[1::2])
         pull[1::2].addcmul_(both, rows[0::2])
+    if rule.terms == "epsilon" and isinstance(rule.temperature, Tensor):
+        # The largest logit of a row is its own, which depends only on the temperature.
+        pull.addcmul_((2 * weights.slope).unsqueeze(1), rows)
     learned = by_temperature(pull, rows, size, rule, LN2)
     gradient = to_embeddings(pull, saved.scaled, rule, size, batch.embeddings.dtype, LN2)
     return gradient.index_select(0, classes.back), None, learned
@@ -333,7 +351,12 @@ def _weigh(
         combined.diagonal().zero_()
     for place, lacking, part, mask in tile.sides(exponentials, positive):
         level = weights.level[place].unsqueeze(lacking)
-        if rule.denominator == "one_positive":
+        if rule.terms == "epsilon":
+            neg, pos, guard = (t[place].unsqueeze(lacking) for t in (sums.neg, sums.pos, sums.second))
+            own = part * mask
+            rest, _ = formulas.rest_over(own, guard, neg, pos)
+            own *= (classes.positives[place].unsqueeze(lacking) - 1 - rest).mul_(level).div_(neg + pos)
+        elif rule.denominator == "one_positive":
             neg = sums.neg[place].unsqueeze(lacking)
             # Adding 1 outside the positives keeps the quotient finite.
             whole = part + neg + (1 - mask)

@@ -20,7 +20,7 @@ from torch import Tensor
 from . import device, formulas
 from .formulas import Row, Sums
 from .scaling import Saved, both_ways, pulled, scale_both
-from .spec import LN2, AnchorValues, Batch, Gradients, Plan, Targets
+from .spec import EPSILON, LN2, AnchorValues, Batch, Gradients, Plan, Targets
 
 
 class Panel(NamedTuple):
@@ -29,17 +29,19 @@ class Panel(NamedTuple):
     Attributes:
         negative: the exponentials of negatives, else 0; under "binary", those of s for a negative and of -s for a
             positive.
-        own: for positives the exponentials, or under "one_positive" the quotients that `formulas.Weights` multiplies;
+        own: for positives the exponentials, or under "one_positive" and "epsilon" what `formulas.Weights` multiplies;
             else 0. Unused under "binary" and for rows with at most one positive.
         positive: 1 for positives, else 0. For partners: int64 ``[b, 1]``, the column of the positive. Unused if there
             are no positives.
         lone: True if each row has one positive, False if each has at least two, None if neither is known.
+        star: under "epsilon", int64 ``[b, 1]``, the first column with the row's largest exponential.
     """
 
     negative: Tensor
     own: Tensor
     positive: Tensor
     lone: bool | None = None
+    star: Tensor | None = None
 
 
 class _Row(NamedTuple):
@@ -85,6 +87,9 @@ class _Row(NamedTuple):
     def _log(self, total: Tensor) -> Tensor:
         """Return the logarithm of total / 2^itself."""
         return (total * torch.exp2(-self.itself)).log_()
+
+    def guarded_sum(self) -> Tensor:
+        return self.sums.first
 
     def own_softplus(self) -> Tensor:
         return self.sums.first / self.many
@@ -164,7 +169,11 @@ def _others(batch: Batch, columns: int) -> int | Tensor:
 
 def _lone(number: Tensor, batch: Batch) -> bool | None:
     """Return `Panel.lone` for the numbers of positives of a panel ``[b]``; None if it does not hold all rows."""
-    if batch.rule.terms == "binary" or number.shape[0] < batch.embeddings.shape[0] or not device.may_read(number):
+    if (
+        batch.rule.terms in ("binary", "epsilon")
+        or number.shape[0] < batch.embeddings.shape[0]
+        or not device.may_read(number)
+    ):
         return None
     low, high = torch.aminmax(number)
     least, most = low.item(), high.item()
@@ -202,6 +211,8 @@ def _sum(logits: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]
         own = losses * positive
         neg = _clear(losses.sub_(own), batch, here).sum(1)
         return Panel(exponentials, none, positive), [neg, own.sum(1), *[none] * 5, number]
+    if rule.terms == "epsilon":
+        return _guarded(logits, positive, number, batch, here)
     lone = _lone(number, batch)
     if not lone and rule.terms == "out" and rule.denominator != "one_positive":
         mean = torch.linalg.vecdot(logits, positive).div_(number.clamp(min=1))
@@ -225,6 +236,26 @@ def _sum(logits: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]
             own = boosted.mul_(odds)
             second = own.sum(1)
     return Panel(negative, own, positive, lone), [neg, pos, missed, first, second, lin, mean, number]
+
+
+def _guarded(logits: Tensor, positive: Tensor, number: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]]:
+    """Return the result of `_sum` under "epsilon"."""
+    if batch.rule.similarity == "cosine":  # no row is more similar to a row than itself
+        star = torch.arange(here.start, here.stop, device=logits.device).unsqueeze(1)
+    else:
+        star = logits.argmax(1, keepdim=True)
+    exponentials = logits.exp2_()
+    guard = exponentials.gather(1, star).mul_(EPSILON)
+    own = _clear(exponentials, batch, here) * positive
+    negative, many = exponentials - own, number.unsqueeze(1)
+    pos = own.sum(1, keepdim=True).addcmul_(guard, many)
+    neg = negative.sum(1, keepdim=True).addcmul_(guard, logits.shape[1] - 1 - many)
+    rest, guarded = formulas.rest_over(exponentials, guard, neg, pos)
+    first = torch.linalg.vecdot(rest.log1p(), positive)
+    own.mul_((many - 1 - rest).div_(neg + pos))
+    missed = torch.linalg.vecdot(guard / guarded, positive)
+    sums = [neg.view(-1), pos.view(-1), missed, first, guard.view(-1)]
+    return Panel(negative, own, positive, star=star), [*sums, NONE, NONE, number]
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
@@ -279,7 +310,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     if some is not None and plan.rows >= rows.shape[0]:
         lone = saved.kept[0].lone if saved.kept else _lone(number, batch)
         some = None if lone else some
-    negatives = _others(batch, turned.shape[1]) - number if batch.rule.terms == "binary" else None
+    negatives = _others(batch, turned.shape[1]) - number if batch.rule.terms in ("binary", "epsilon") else None
     weights = formulas.weights(batch.rule, grad, Sums(*sums), some, negatives, lone)
 
     def weighed() -> Iterator[tuple[slice, Tensor]]:
@@ -306,7 +337,7 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
     if batch.references.mutual:
         negative = negative + weights.negative[count:]
         level = level + _column(weights.level[count:], here)
-    elif symmetric and (kind == "partners" or panel.lone or rule.denominator != "one_positive"):
+    elif symmetric and panel.star is None and (kind == "partners" or panel.lone or rule.denominator != "one_positive"):
         # The panel's matrices are symmetric: the coefficients are added instead of the weights.
         negative = negative + weights.negative
         if kind == "partners":
@@ -318,6 +349,9 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
         return weight.scatter_(1, panel.positive, level)
     if kind == "none":
         return weight
+    if panel.star is not None:
+        weight.addcmul_(panel.own, level)
+        return both_ways(weight.scatter_add_(1, panel.star, slope), batch)
     if rule.denominator == "one_positive" and not panel.lone:
         return both_ways(weight.addcmul_(panel.own, level), batch)
     if not panel.lone:
