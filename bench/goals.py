@@ -32,7 +32,7 @@ PLAIN_RATIOS = {
     "both directions": {1024: 1.8, 4096: 2.8},
     "one direction": {1024: 1.3, 4096: 1.5},
 }
-"""Goals for forward+backward beside plain torch, by `forms.Recipe.group` and number of rows.
+"""Goals for forward+backward relative to plain torch, by `forms.Recipe.group` and number of rows.
 
 Elsewhere, for drawn combinations and for the forward pass from `FORWARD_ROWS` rows, the goal is 1.
 """

@@ -477,7 +477,7 @@ class CaseCheck:
         from .judge.results import Check
 
         found = list(self.group.usage_judge(mark, judged).checks(replace(mark, cases=(self.case,))))
-        words = "the usage does not concern this target, or no ordinary case passes"
+        words = "the usage does not apply to this target, or no ordinary case passes"
         return found[0] if found else Check("usage", "", mark.loss, self.case, self.dtype, Status.SKIPPED, words)
 
     def _outcome(self, check: Check, mark: Mark, judged: External, *, above: bool) -> dict[str, Any]:

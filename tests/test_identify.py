@@ -126,7 +126,7 @@ def test_wrong_variants_have_descriptions():
             # Only a loss that parts describe has variants of its parts; the others have fewer variants.
             assert len(wrong) > (30 if right.in_parts else 20)
             for variant in wrong:
-                # Adding supcon_epsilon's epsilon is no mistake by itself, so it has no description.
+                # Adding supcon_epsilon's epsilon is not a mistake by itself, so it has no description.
                 known = variant.guard == "each 1e-08" and right.guard != variant.guard
                 assert len(variant.words()) == len(right.words()) + (not known)
 

@@ -107,7 +107,7 @@ def named(result: ParityResult, name: str) -> Comparison:
     return found
 
 
-def test_every_comparison_of_an_honest_loss_passes() -> None:
+def test_every_comparison_of_a_right_loss_passes() -> None:
     result = of(fast.supcon_loss)
     statuses = {one.name: one.status for one in result.comparisons}
     assert statuses == {

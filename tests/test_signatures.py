@@ -143,7 +143,7 @@ def test_required_queue_is_judged_only_with_a_queue() -> None:
 def test_first_call_that_raises_no_error_is_used_and_the_others_are_noted() -> None:
     found = settled("returns_logits_and_labels", "nt_xent")
     assert found.claim.call == "stacked"
-    assert "call: not features, because that raises ValueError: features: expected [2N, D]" in found.notes
+    assert "call: not features, because that fails: ValueError: features: expected [2N, D]" in found.notes
 
 
 def test_call_is_not_chosen_by_the_value() -> None:
@@ -167,7 +167,7 @@ def test_no_fitting_call_gives_one_error_with_a_wrapper() -> None:
         "",
         "    def loss(embeddings, labels, temperature):",
         "        return of_a_mapping(outputs=embeddings, epoch=labels, temperature=temperature)"
-        "  # return the loss alone: a tensor",
+        "  # return only the loss, as a tensor",
     ]
     compile("\n".join(line[4:] for line in lines[3:]), "wrapper", "exec")
 

@@ -357,7 +357,7 @@ def factors_of(found: Failure) -> tuple[float, float] | None:
 
 
 def gradient_words(slope: float) -> str:
-    """Describe a gradient that is off by a factor, beside a correct value."""
+    """Describe a gradient that is wrong by a factor although the value is correct."""
     gradient = f"the gradient is {slope:.6g} times the true one" if abs(slope) >= 1e-9 else "no gradient flows"
     return f"the value is right, but {gradient}"
 

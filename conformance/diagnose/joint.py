@@ -78,7 +78,7 @@ LOW = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 0.2}
 
 COMPUTES = "the formula is right, but the target computes in {} for inputs of every dtype"
 EXTREME = (NORMS, LOST, BROKEN_GRADIENT, NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN)
-"""Reasons that concern policies, the range or the digits."""
+"""Reasons about policies, the range or the digits, not about the formula."""
 
 CERTAIN = {NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN, OVERFLOW, *WRONG_COUNTS}
 """Reasons that one failing case is enough for, because they cannot hold by coincidence."""
@@ -113,7 +113,7 @@ class Reason:
         cases: the ids of the cases.
         setting: the option that a claim needs if this is intended, as "name=value"; "" if there is none.
         also: whether it holds in addition to the first reason.
-        ordinary: whether it concerns the formula, not a policy, the range or the digits.
+        ordinary: whether it is about the formula, not about a policy, the range or the digits.
     """
 
     words: str

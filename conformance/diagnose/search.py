@@ -598,7 +598,7 @@ class Search:
             yield from self.explain(variant, {passed: passed for passed in PASSED})
 
     def _solved(self, tried: Sequence[Variant]) -> Iterator[Match]:
-        """Yield explanations with a temperature of their own, whatever is passed.
+        """Yield explanations with a temperature of their own, which does not depend on the one that is passed.
 
         If exponentials saturate, or are not summed, the temperature is only a factor of the value. An explanation that
         another temperature gives too is kept in ``undetermined``: the answers do not determine the temperature.

@@ -67,7 +67,7 @@ def nt_xent_epsilon_twice(rows: parts.Rows) -> Tensor:
     build=parts.features,
     level="range",
     right_at=(0.0286, math.inf),
-    because="The ratio is at least e^-70 over the number of rows, beside which 1e-38 is lost in rounding.",
+    because="The ratio is at least e^-70 over the number of rows, so adding 1e-38 is lost in rounding.",
 )
 def nt_xent_logarithm_floored(given: parts.Features) -> Tensor:
     """The smallest normal number is added inside the logarithm: no pair costs more than 87.34 in float32."""

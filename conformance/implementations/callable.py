@@ -247,6 +247,7 @@ class Target:
 
         Raises:
             NoCallFits: every form raises an error.
+            TargetMisused: an option contradicts the target, or is missing.
         """
         failures: list[tuple[Form, str]] = []
         waiting = [*self.forms]
@@ -269,7 +270,7 @@ class Target:
                     waiting.sort(key=lambda other: (other.call != form.call, other.labels != "column"))
             else:
                 if failures and failures[0][0].call != form.call:
-                    self._failed = f"call: not {failures[0][0].call}, because that raises {failures[0][1]}"
+                    self._failed = f"call: not {failures[0][0].call}, because that fails: {failures[0][1]}"
                 self.notes = self._notes()
                 return
         flat = next((k for k, (_, error) in enumerate(failures) if error.startswith(_TransposedVector.__name__)), None)

@@ -209,7 +209,7 @@ def wrapper(spec: object, signature: Signature, call: str) -> list[str]:
     given = ", ".join(signature_text(signature.named, values))
     if signature.keys:
         given = "{" + re.sub(r"(\w+)=", r'"\1": ', given) + "}"
-    return [*lines, f"    return {thing}({given})  # return the loss alone: a tensor"]
+    return [*lines, f"    return {thing}({given})  # return only the loss, as a tensor"]
 
 
 def _arguments(parameters: Any, values: Iterator[str], signature: Signature) -> Iterator[str]:

@@ -54,6 +54,7 @@ def find(spec: str) -> Any:
     """Return the object that "package.module:attribute" or "file.py:attribute" names.
 
     Raises:
+        TargetMisused: the text has another form.
         TargetError: it does not exist, or its module cannot be imported.
     """
     name, _, attribute = spec.rpartition(":")

@@ -242,7 +242,7 @@ class Signature:
 
 
 SCALARS = ("base_temperature", *CHOICES)
-"""The options of the catalogue whose values are no arrays."""
+"""The options of the catalogue whose values are not arrays."""
 
 
 def is_module(thing: Any) -> bool:

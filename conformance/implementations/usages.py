@@ -506,7 +506,7 @@ SLOPES: tuple[tuple[Callable[[float], float], Callable[[float], float]], ...] = 
 
 
 class NotApplicable(Exception):
-    """The usage does not concern the target."""
+    """The usage does not apply to the target."""
 
 
 def _state() -> dict[str, Any]:
@@ -645,7 +645,7 @@ class Use:
         """Call the target under this usage.
 
         Raises:
-            NotApplicable: the usage does not concern the target.
+            NotApplicable: the usage does not apply to the target.
         """
         if self.usage.temperature == "learned":
             self._find_parameters(called)

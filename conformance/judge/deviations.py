@@ -1,7 +1,7 @@
-"""Declared deviations: a project states where its loss is meant to differ, with a reason; each must show.
+"""Declared deviations: a project states where its loss is meant to differ, with a reason; each must occur.
 
-They are in ``pyproject.toml``, or in another TOML file, under ``[[tool.pairproof.deviations]]``. A file of
-declarations alone may also call the table ``[[deviations]]``::
+They are in ``pyproject.toml``, or in another TOML file, under ``[[tool.pairproof.deviations]]``. In a file that
+contains only declarations, the table may also be called ``[[deviations]]``::
 
     [[tool.pairproof.deviations]]
     loss = "supcon"                                      # optional: only this loss

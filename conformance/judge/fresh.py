@@ -63,8 +63,8 @@ EXTREME = (-(2**63), 2**63 - 1, 0, -(2**62), -1, 2**62)
 """Extreme labels; the first ones are used. The differences of the first three overflow int64 in both directions."""
 
 CLASSES = ("common", "common", "single", "one", "distinct")
-"""Class structures: every row has a positive and a negative, a class of one row beside others, one class, and only
-classes of one row."""
+"""Class structures: every row has a positive and a negative; one class of one row, besides larger ones; a single class;
+only classes of one row."""
 
 COMMON_CLASSES = ("unbalanced", "balanced", "views", "large")
 """Structures in which every row has a positive and a negative: classes of unequal sizes, of equal sizes if possible, of
@@ -295,7 +295,7 @@ class _Drawing:
     def __init__(self, claim: Claim, plan: Mapping[str, Any], chance: random.Random) -> None:
         self.claim, self.plan, self.chance, self.entry = claim, plan, chance, LOSSES[claim.loss]
         self.kind = plan["common"] if plan["classes"] == "common" else plan["classes"]
-        # A class of one row is beside a pair, and of other classes there are two.
+        # Besides a class of one row, there is at least a pair; other structures have at least two classes.
         least = {"one": 2, "distinct": 2, "single": 3}.get(self.kind, 4 if self.entry.targets else 2)
         n = max(least, chance.randint(*plan["rows"]))
         self.n = (
@@ -390,7 +390,7 @@ class _Drawing:
             others = range(last + 1, last + 4) if self.kind == "distinct" else range(first, last + 1)
             count = chance.randint(*(chance.choice((FEW, FEW, MANY))))
         if self.plan["references"] == "own":
-            # The references are the rows of the batch and some more, in random order.
+            # The references are the rows of the batch and further rows, in random order.
             own = chance.sample(range(n + count), n)
             further = [chance.choice(others) for _ in range(n + count)]
             for row, place in enumerate(own):

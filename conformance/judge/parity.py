@@ -457,7 +457,11 @@ class _Parity:
             raise TargetError("wrote an answer that cannot be read") from None
 
     def batches(self) -> list[_Drawn]:
-        """Draw the batches, and evaluate them; those that the target does not take are left out with a note."""
+        """Draw the batches and evaluate them; those that the target does not accept are left out with a note.
+
+        Raises:
+            CouldNotRun: no batch can be compared.
+        """
         drawn = [self.draw(items, f"random batch of {items}") for items in ITEMS]
         pair = 2 if drawn[0].call == "labels" else 1
         for items, name in ((ITEMS[0], f"fitted batch of {ITEMS[0]}"), (pair, "one fitted pair")):

@@ -378,7 +378,7 @@ def widened(allowed: Bounds, truth: Truth, plain: Outcome, times: float = 1.0, u
         allowed: the a-priori bounds.
         truth: the certified results.
         plain: the results of the straightforward implementation in the same dtype.
-        times: the multiple of its error that is allowed, unless that error is no rounding error.
+        times: the multiple of its error that is allowed, unless that error is not a rounding error.
         ulps: units in the last place of every similarity that are allowed in any case.
     """
 

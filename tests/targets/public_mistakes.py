@@ -114,13 +114,13 @@ def epsilon_of_count(embeddings, labels, temperature=0.1):
 
 
 def half_inside(embeddings, labels, temperature=0.1):
-    """Right, but computed in float16 whatever the inputs are."""
+    """Right, but computed in float16 for inputs of every dtype."""
     total, number = _supcon_parts(embeddings.half(), labels, temperature)
     return (total / number.clamp(min=1)).mean()
 
 
 def bfloat16_inside(z_i, z_j, temperature=0.1):
-    """Right, but computed in bfloat16 whatever the inputs are."""
+    """Right, but computed in bfloat16 for inputs of every dtype."""
     return _nt_xent(z_i.bfloat16(), z_j.bfloat16(), temperature).mean()
 
 
@@ -196,7 +196,7 @@ def prints(embeddings, labels, temperature=0.1):
 
 
 def far_from_everything(embeddings, labels, temperature=0.1):
-    """No loss of the catalogue, nor close to one."""
+    """Not a loss of the catalogue, and not close to one."""
     return (embeddings.abs().sum(dim=1).sqrt() * (labels + 2)).prod() / temperature
 
 
