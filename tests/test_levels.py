@@ -129,8 +129,8 @@ def wrong_divisor(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) 
 
 def nan_without_positives(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
     """Wrong only for anchors without positives."""
-    alone = (labels[:, None] == labels).sum(dim=1) == 1
-    return honest(embeddings, labels, temperature) * (torch.nan if alone.any() else 1)
+    without_positives = (labels[:, None] == labels).sum(dim=1) == 1
+    return honest(embeddings, labels, temperature) * (torch.nan if without_positives.any() else 1)
 
 
 def in_float32(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:

@@ -66,7 +66,7 @@ class Noted(Facts):
         return [i for i in self.anchors if self.positives[i]]
 
     @cached_property
-    def lonely(self) -> list[int]:
+    def without_positives(self) -> list[int]:
         return [i for i in self.anchors if not self.positives[i]]
 
     @cached_property
@@ -428,7 +428,7 @@ RULES: list[Rule] = [
     (r"unless the row is divided by a power of two", lambda c: True),
     (
         rf"{COUNT} of {COUNT} rows have no positive(?! and)",
-        lambda c, k, n: (len(c.lonely), c.n) == (number(k), number(n)),
+        lambda c, k, n: (len(c.without_positives), c.n) == (number(k), number(n)),
     ),
     (r"one other row(?=, whose ratio)", lambda c: c.members == [1, 1]),
     (r"at cosine 1, and is not masked", lambda c: np.allclose(c.cosines_of(True), 1)),
@@ -478,7 +478,7 @@ RULES: list[Rule] = [
         rf"Labels ((?:-?\d+, )+-?\d+): {COUNT} anchors of {COUNT} have no positive",
         lambda c, x, k, n: (
             list(map(int, x.split(", "))) == [int(y) for y in c.given.get("labels", [])]
-            and (len(c.lonely), c.n) == (number(k), number(n))
+            and (len(c.without_positives), c.n) == (number(k), number(n))
         ),
     ),
     (
@@ -487,12 +487,12 @@ RULES: list[Rule] = [
     ),
     (
         rf"The first and the last of {COUNT} anchors have no positive",
-        lambda c, n: c.lonely == [0, number(n) - 1] and c.n == number(n),
+        lambda c, n: c.without_positives == [0, number(n) - 1] and c.n == number(n),
     ),
     (
         rf"{COUNT} of {COUNT} anchors ha(?:s|ve) no positive(?: and (?:is|are) (counted as 0|left out))?",
         lambda c, k, n, policy: (
-            (len(c.lonely), len(c.anchors)) == (number(k), number(n))
+            (len(c.without_positives), len(c.anchors)) == (number(k), number(n))
             and (
                 policy is None
                 or c.option("no_positive") in (None, {"counted as 0": "zero", "left out": "drop"}[policy])
@@ -501,7 +501,7 @@ RULES: list[Rule] = [
     ),
     (
         rf"{COUNT} of {COUNT} rows have a class that no reference has",
-        lambda c, k, n: (len(c.lonely), c.n) == (number(k), number(n)),
+        lambda c, k, n: (len(c.without_positives), c.n) == (number(k), number(n)),
     ),
     (
         rf"{COUNT} of {COUNT} rows are among the references",
@@ -524,7 +524,7 @@ RULES: list[Rule] = [
     (rf"{COUNT} paired anchors of {COUNT}", lambda c, k, n: (len(c.paired), c.n) == (number(k), number(n))),
     (r"Only rows (\d) and (\d) are anchors", lambda c, *rows: c.anchors == list(map(int, rows))),
     (r"The last row is the only anchor", lambda c: c.anchors == [c.n - 1]),
-    (r"The only anchor has no positive", lambda c: len(c.anchors) == len(c.lonely) == 1),
+    (r"The only anchor has no positive", lambda c: len(c.anchors) == len(c.without_positives) == 1),
     (r"[Nn]o row is an anchor", lambda c: not c.anchors),
     (r"a mean over no (?:anchors|pairs)", lambda c: not c.case.counted() or not c.paired),
     (

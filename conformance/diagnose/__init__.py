@@ -1,1 +1,1 @@
-"""What a loss computes instead: explanations of failures, and the identification of unknown losses."""
+"""Explanations of failures, and the identification of unknown losses."""

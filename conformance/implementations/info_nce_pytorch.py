@@ -1,4 +1,4 @@
-"""info-nce-pytorch, live: ``info_nce`` for two towers, one direction per call.
+"""The installed info-nce-pytorch: ``info_nce`` for two towers, one direction per call.
 
 Terms: queries are anchors; positive keys are the other tower; negative keys in the mode "unpaired" are the negatives
 that all anchors share.

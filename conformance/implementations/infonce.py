@@ -1,4 +1,4 @@
-"""infonce 0.3, live: ``InfoNCE`` for NT-Xent of two views, ``SupervisedInfoNCE`` for SupCon inside the logarithm.
+"""The installed infonce: ``InfoNCE`` for NT-Xent of two views, ``SupervisedInfoNCE`` for SupCon inside the logarithm.
 
 Terms: features are embeddings; a target is labels. ``SupervisedInfoNCE`` divides the sum over positives by that over
 negatives under one logarithm: that is supcon_in with the denominator "only_negatives".

@@ -38,7 +38,7 @@ def _only_towers(case: Case) -> bool:
 
 
 class Lightly(FilePeer):
-    """``NTXentLoss`` of lightly, live, without distributed processes."""
+    """``NTXentLoss`` of lightly, without distributed processes."""
 
     name = "lightly"
     title = "lightly's NTXentLoss, ntx_ent_loss.py and its memory_bank.py"

@@ -18,7 +18,7 @@ from .files import FilePeer
 
 
 class OpenClip(FilePeer):
-    """``ClipLoss`` of open_clip, live, without distributed processes."""
+    """``ClipLoss`` of open_clip, without distributed processes."""
 
     name = "open-clip"
     title = "open_clip's ClipLoss, loss.py"

@@ -1,4 +1,4 @@
-"""optax's ``ntxent`` on JAX, live: both readings of NT-Xent, by labels, averaged over positive pairs.
+"""The installed optax's ``ntxent`` on JAX: both readings of NT-Xent, by labels, averaged over positive pairs.
 
 It runs in its own process, for the reason in ``optax_lines.py``; the process starts with the first case and ends with
 this one.

@@ -1,4 +1,4 @@
-"""pytorch-metric-learning, live: ``SupConLoss`` for supcon, ``NTXentLoss`` for both readings of NT-Xent.
+"""The installed pytorch-metric-learning: ``SupConLoss`` for supcon, ``NTXentLoss`` for both readings of NT-Xent.
 
 Terms: a reducer is a reduction; ``AvgNonZeroReducer`` is a mean over the anchors with a loss above 0;
 ``PerAnchorReducer`` first averages over the pairs of each anchor. ``NTXentLoss`` builds a pairs x pairs matrix, so

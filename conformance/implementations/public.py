@@ -1,4 +1,4 @@
-"""Public losses that are recorded, not installed: their sources, how to call them, and what ``check`` must say of them.
+"""Public losses that are recorded, not installed: their sources, how to call them, and what ``check`` must report.
 
 Each loss has two files in ``public/``. ``NAME.toml`` names the repository, the file and its checksum, the options of
 ``pairproof check``, and the expected results; it contains no code of the repository. ``answers/NAME.json`` contains the

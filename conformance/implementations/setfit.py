@@ -19,7 +19,7 @@ from .supcontrast import SUPPORT, nan_without_positives, row_underflows, tempera
 
 
 class SetFit(FilePeer):
-    """``SupConLoss`` of setfit, live."""
+    """``SupConLoss`` of setfit."""
 
     name = "setfit"
     title = "setfit's copy of the original SupCon code, losses.py"

@@ -1,4 +1,4 @@
-"""Read the signature of a target: how it is called, with which arrays, and which options it takes; and its claim.
+"""Read from the signature of a target how it is called, with which arrays and options; and describe its claim.
 
 Whatever the signature does not state is guessed from the names of its parameters. Every guess is noted in words.
 """

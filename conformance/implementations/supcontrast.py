@@ -2,7 +2,8 @@
 
 ``supcontrast`` is the revision that the SupCon notebook shows, before pull request 142. The PyPI package bioencoder
 1.0.5 contains the same statements in one file, which is loaded by path after its checksum is verified.
-``supcontrast-today`` is commit 66a8fe5: live if the user passes a path, otherwise its recorded values.
+``supcontrast-today`` is commit 66a8fe5: its code is called if the user passes a path (*live*); otherwise, its recorded
+values are used.
 
 Terms: features [batch, views, dim] are embeddings; a mask is positives; with ``contrast_mode="one"`` only the rows of
 the first view are anchors. The code does not normalise: under cosine similarity the adapter does.
@@ -106,7 +107,7 @@ class _SupConCode(TorchImplementation):
 
 
 class SupContrast(_SupConCode, FilePeer):
-    """The notebook's revision, live."""
+    """The notebook's revision."""
 
     name = "supcontrast"
     title = "the original SupCon code, in the notebook's revision (bioencoder 1.0.5, core/losses.py)"

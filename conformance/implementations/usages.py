@@ -57,7 +57,7 @@ class Usage:
         scale: factor of the loss, as mixed-precision training has one.
         temperature: whether the gradient with respect to the temperature is judged: of a "tensor" that is passed, or
             of a "learned" parameter; "" if it is not.
-        expects: "the truth", "the truth or an error", or "no number" if every finite result is a finding.
+        expects: "the truth", "the truth or an error", or "NaN": not finite, or an error.
         reveals: the kinds of side effects that only this usage reveals.
     """
 
@@ -483,11 +483,9 @@ USAGES: tuple[Usage, ...] = (
         rounds="float16",
         refusable="named",
     ),
-    Usage("infinite-row", "an infinite row", case=_with_first_row(math.inf), arrays=EVERY_ARRAY, expects="no number"),
-    Usage("nan-row", "a row of NaN", case=_with_first_row(math.nan), arrays=EVERY_ARRAY, expects="no number"),
-    Usage(
-        "zero-row", "a row of zeros", Level.RANGE, case=_with_first_row(0.0), arrays=EVERY_ARRAY, expects="no number"
-    ),
+    Usage("infinite-row", "an infinite row", case=_with_first_row(math.inf), arrays=EVERY_ARRAY, expects="NaN"),
+    Usage("nan-row", "a row of NaN", case=_with_first_row(math.nan), arrays=EVERY_ARRAY, expects="NaN"),
+    Usage("zero-row", "a row of zeros", Level.RANGE, case=_with_first_row(0.0), arrays=EVERY_ARRAY, expects="NaN"),
 )
 """Every usage, in the order in which they are judged."""
 

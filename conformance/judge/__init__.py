@@ -1,1 +1,1 @@
-"""Verdicts: every implementation, or anybody's loss, held against the suite."""
+"""Verdicts on the implementations and on a user's loss."""

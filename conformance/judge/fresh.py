@@ -264,17 +264,19 @@ class _Plans:
         """
         denominator = plan.get("denominator", self.denominator)
         lacking = "no_positive" in plan and plan["classes"] in ("single", "distinct")
-        alone = "no_negative" in plan and plan["classes"] == "one" and denominator in (None, "only_negatives")
+        lacking_negatives = (
+            "no_negative" in plan and plan["classes"] == "one" and denominator in (None, "only_negatives")
+        )
         constant = ""
         if (lacking and plan["no_positive"] == "nan") or (lacking and plan["classes"] == "distinct"):
             constant = "no_positive, with effect"
-        elif alone and (denominator or plan["no_negative"] == "nan"):
+        elif lacking_negatives and (denominator or plan["no_negative"] == "nan"):
             constant = "no_negative, with effect"
         elif plan["classes"] == "one" and denominator in ("one_positive", "only_negatives"):
             constant = "classes"
         choices = [*plan.items()]
         choices += [("no_positive, with effect", plan["no_positive"])] if lacking else []
-        choices += [("no_negative, with effect", plan["no_negative"])] if alone else []
+        choices += [("no_negative, with effect", plan["no_negative"])] if lacking_negatives else []
         numbers = [self.numbers.setdefault(choice, len(self.numbers)) for choice in choices]
         found = set(itertools.combinations(numbers, 3))
         if not constant:

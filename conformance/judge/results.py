@@ -1,4 +1,4 @@
-"""What a check ends as, and how many of each there are."""
+"""The results of checks, and their counts."""
 
 from __future__ import annotations
 

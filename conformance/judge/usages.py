@@ -201,7 +201,7 @@ class UsageJudge:
         fitting = ((one, true, usage.case(one, self.target.claim)) for one, true in self._cases_and_dtype[0])
         supported = ((one, true, case) for one, true, case in fitting if case and not self.target.refuses(case))
         for one, true, case in islice(supported, CASES):
-            if usage.expects == "no number":
+            if usage.expects == "NaN":
                 yield case, None
             elif case is one:
                 yield case, true

@@ -1,1 +1,1 @@
-"""What each case must give: proved values and gradients, tolerances, and the comparison with an outcome."""
+"""The expected results of a case: proved values and gradients, tolerances, and the comparison with an outcome."""

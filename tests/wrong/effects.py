@@ -1,4 +1,4 @@
-"""Right values, but the call changes something outside of the loss."""
+"""Losses whose values are right, but whose call has a side effect."""
 
 from __future__ import annotations
 
