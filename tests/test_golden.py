@@ -38,6 +38,7 @@ from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import PROVE_UP_TO, stored_truth
 from pairproof.conformance.truth.intervals import precision
 from pairproof.conformance.truth.tolerances import bounds, rounded_once, temperature_bound
+from tests.each import each
 
 ROOT = fixtures_root()
 SCHEMAS = sorted((ROOT / "schema").glob("golden*.json"))
@@ -516,7 +517,7 @@ def argument_for(package: str, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("package", ["reference", "fast"])
-@pytest.mark.parametrize("case", ERRORS, ids=[case.id for case in ERRORS])
+@each("case", ERRORS, ids=lambda case: case.id)
 def test_error_case_raises(package: str, case: golden.ErrorCase) -> None:
     function = getattr({"reference": reference, "fast": fast}[package], LOSSES[case.loss].function)
     with pytest.raises(case.exception) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -257,13 +258,12 @@ def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Callab
     except ImportError as error:
         raise ImportError('loading the fixtures needs jsonschema: pip install "pairproof[verify]"') from error
     try:
-        schema, rows = loosen(schema), _first_rows(data)
+        rules, rows = json.dumps(loosen(schema)), _first_rows(data)
         # Commands read a file several times, and copies of it.
-        digest = hashlib.sha256(json.dumps([schema, rows]).encode()).digest()
+        digest = hashlib.sha256(f"{rules}\n{json.dumps(rows)}".encode()).digest()
         if digest in _valid:
             return
-        jsonschema.Draft202012Validator.check_schema(schema)
-        wrong = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(rows))
+        wrong = jsonschema.exceptions.best_match(_validator(rules).iter_errors(rows))
     except RecursionError as error:
         raise FixtureError(f"{name}: nested too deeply for {file}") from error
     except Exception as error:  # a malformed schema raises exceptions of many types
@@ -272,6 +272,15 @@ def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Callab
     if wrong is not None:
         raise FixtureError(f"{name}: {wrong.json_path}: {wrong.message}")
     _valid.add(digest)
+
+
+@functools.lru_cache(maxsize=32)
+def _validator(schema: str) -> Any:
+    """Return the validator of a schema, given as JSON. A malformed schema raises an exception of jsonschema."""
+    validator = importlib.import_module("jsonschema").Draft202012Validator
+    rules = json.loads(schema)
+    validator.check_schema(rules)
+    return validator(rules)
 
 
 _valid: set[bytes] = set()
