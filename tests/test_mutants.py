@@ -98,9 +98,10 @@ def test_a_longer_draw_contains_a_shorter_one() -> None:
     names = tool.files()
     assert {"reference/supcon.py", "fast/supcon.py", "fast/engine/exact.py", "fast/engine/__init__.py"} <= set(names)
     assert not [name for name in names if "kernels" in name or name.endswith(("modules.py", "views.py"))]
-    drawn = tool.draw(names, 400)
-    assert drawn == tool.draw(names, 500)[:400]
-    assert len({one.id for one in drawn}) == 400
+    some = ["reference/terms.py", "fast/engine/formulas.py"]
+    drawn = tool.draw(some, 150)
+    assert drawn == tool.draw(some, 200)[:150]
+    assert len({one.id for one in drawn}) == 150
     assert set(tool.draw(["fast/engine/formulas.py"], 10**6)) == set(tool.mutants("fast/engine/formulas.py"))
 
 
@@ -195,9 +196,14 @@ def test_every_check_of_fast_runs_the_mutated_code(
     mutant = dataclasses.replace(tool.mutants(file)[0], lines=range(0))
     checks = [check for check in fast_judge.checks if check.name.split()[1] in names]
     assert {check.name.split()[2] for check in checks} == {*tool.golden.DTYPES, "derivatives"}
-    for check in checks:
-        monkeypatch.setattr(fast_judge, "checks", [check])
-        assert tool.judge_one(fast_judge, mutant).check == f"{check.name}: RuntimeError: planted"
+
+    def every_failure(_: Any, mutant: Any) -> tuple[str, str]:
+        loaded = tool.load_mutated(mutant)
+        return "killed", "\n".join(f"{check.name}: {check.failure(loaded)}" for check in checks)
+
+    monkeypatch.setattr(tool, "_outcome", every_failure)
+    found = tool.judge_one(fast_judge, mutant).check
+    assert found.splitlines() == [f"{check.name}: RuntimeError: planted" for check in checks]
 
 
 # Results.
@@ -217,7 +223,8 @@ def test_the_run_on_file_is_large_enough_and_its_report_is_current() -> None:
     assert tool.REPORT.read_text(encoding="utf-8") == tool.report(verdicts, explained)
 
 
-def test_problems_are_reported() -> None:
+def test_problems_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "files", lambda: ["fast/engine/formulas.py"])
     alive, dead, *_ = tool.mutants("fast/engine/formulas.py")
     verdicts = [verdict(alive, "survived"), verdict(dead, "killed", "golden/supcon/x fast float64")]
     low, unexplained = tool.problems(verdicts, {})
@@ -265,6 +272,7 @@ def test_verdicts_are_resumed(
         judged_again.extend(work)
         return [verdict(one, "unreached") for one in work]
 
+    monkeypatch.setattr(tool, "files", lambda: [file])
     monkeypatch.setattr(tool, "judge_all", judge_all)
     monkeypatch.setattr(tool, "explanations", dict)
     assert tool.main(["--only", file, "--count", "2", "--resume", str(path)]) == 0
@@ -277,7 +285,10 @@ def test_verdicts_are_resumed(
 
 
 @pytest.mark.parametrize("arguments", [["--only", "fast/nothing.py"], ["--id", "0123456789"]])
-def test_unknown_files_and_ids_are_rejected(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_files_and_ids_are_rejected(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tool, "files", lambda: ["reference/terms.py", "fast/engine/formulas.py"])
     with pytest.raises(SystemExit) as caught:
         tool.main(arguments)
     assert caught.value.code == 2

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -272,11 +273,20 @@ def stored_truth(case: Case, expected: Expected) -> Truth:
     """
     if isinstance(expected, Truth):
         return expected
-    similarity = None
+    similarity, found = _not_stored(case)
+    return Truth(**vars(expected), similarity=similarity, weights=found)
+
+
+@lru_cache(maxsize=1024)  # several implementations, dtypes and tests use the same case
+def _not_stored(case: Case) -> tuple[Matrix | None, Matrix]:
+    """Return the similarities, if they are proved, and the weights of a case, as read-only arrays."""
+    similarity, found = None, weights(case)
     if case.size <= PROVE_UP_TO:
         with precision():
             similarity = _rounded(similarities(case, _balls(case)))
-    return Truth(**vars(expected), similarity=similarity, weights=weights(case))
+        similarity.setflags(write=False)
+    found.setflags(write=False)
+    return similarity, found
 
 
 def weights(case: Case) -> Matrix:
