@@ -543,14 +543,16 @@ def small_enough(case: GoldenCase) -> bool:
     return case.case.embeddings.size <= 40
 
 
+@pytest.mark.parametrize("step", [15, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loops_up_to", [certifying.LOOPS_UP_TO, 0])
 def test_certifying_gives_the_stored_results(
-    cases: dict[str, GoldenCase], loops_up_to: int, monkeypatch: pytest.MonkeyPatch
+    cases: dict[str, GoldenCase], loops_up_to: int, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the reference's loops, and with the closed forms that replace them on large cases."""
     monkeypatch.setattr(certifying, "LOOPS_UP_TO", loops_up_to)
-    sample = [case for case in cases.values() if small_enough(case)][::5]
-    assert len(sample) > 100
+    sample = [case for case in cases.values() if small_enough(case)][::step]
+    assert len(sample) > 500 / step
+    assert {case.case.loss for case in sample} == set(COVERED)
     for case in sample:
         proved = certify(case.case, gradient=case.expected.gradient_left_out != BY_CHOICE)
         again = golden.as_json(case.case, case.flags, case.note, proved)
@@ -558,9 +560,10 @@ def test_certifying_gives_the_stored_results(
         assert again == stored, case.id
 
 
-def test_reference_in_float64_is_close_to_the_proved_loss(cases: dict[str, GoldenCase]) -> None:
+@pytest.mark.parametrize("rows", [12, pytest.param(33, marks=pytest.mark.slow)])
+def test_reference_in_float64_is_close_to_the_proved_loss(cases: dict[str, GoldenCase], rows: int) -> None:
     for case in cases.values():
-        if case.case.n <= 33 and case.case.loss != "supcon_epsilon":
+        if case.case.n <= rows and case.case.loss != "supcon_epsilon":
             loss = call_reference(case.case).loss
             np.testing.assert_allclose(np.array(loss, dtype=float), case.expected.loss, rtol=1e-12, err_msg=case.id)
 
@@ -813,7 +816,7 @@ def test_temperature_gradient_of_dot_products_follows_from_the_other_gradients(c
     assert found > 200
 
 
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.slow)])
 def test_fast_has_the_stored_temperature_gradient(cases: dict[str, GoldenCase], step: int) -> None:
     chosen = [one for one in cases.values() if one.case.size <= PROVE_UP_TO and one.expected.gradient is not None]
     implementation, judged = Fast({}, "cpu"), set()
