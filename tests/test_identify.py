@@ -1093,3 +1093,7 @@ def test_command_prints_the_identification_and_sets_the_exit_code(tmp_path):
     assert absent.exit_code == 3
     assert "absent" in absent.output
     assert CliRunner().invoke(app, ["identify", "no colon"]).exit_code == 2
+    for option, what in (("--call", "call"), ("--arrays", "kind of arrays")):
+        misspelt = CliRunner().invoke(app, ["identify", f"{file}:mine", option, "labls"])
+        assert misspelt.exit_code == 2
+        assert f"unknown {what} 'labls'; known: " in misspelt.output

@@ -308,6 +308,10 @@ def test_command_prints_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFi
         cli.main(["parity", *words, "--vary", "block_size=1"])
     assert ended.value.code == 2
     assert "expected KEY=A,B with at least two values" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["parity", *words, "--call", "labls"])
+    assert ended.value.code == 2
+    assert "unknown call 'labls'; known: " in capsys.readouterr().err
 
 
 def test_same_seed_gives_the_same_numbers() -> None:

@@ -48,7 +48,7 @@ from .sandbox import (
     within,
     within_memory,
 )
-from .signatures import Claim, Signature, complete, guess_arrays, is_module, kind_of
+from .signatures import Claim, Signature, check_call, complete, guess_arrays, is_module, kind_of
 from .subprocess import Lines
 from .usages import BY_NAME, NotApplicable, Use
 
@@ -185,8 +185,9 @@ class Target:
 
         Raises:
             TargetError: it cannot be called, or jax is needed and not installed.
-            TargetMisused: the call cannot be guessed, or it has no parameter of a name in ``init``.
+            TargetMisused: the call cannot be guessed or is unknown, or it has no parameter of a name in ``init``.
         """
+        check_call(call, arrays)
         self.thing, self.signature, self.spec = thing, Signature(thing, init), thing if spec is None else spec
         self.constructs = self.signature.constructs
         self.__name__ = str(getattr(thing, "__name__", type(thing).__name__))

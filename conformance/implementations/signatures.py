@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -312,6 +312,22 @@ def guess_arrays(thing: Any) -> tuple[str, str]:
     return "numpy", "its module, which imports neither torch nor jax"
 
 
+def _check_name(what: str, given: str, known: Collection[str]) -> None:
+    if given not in known:
+        raise TargetMisused(f"unknown {what} {given!r}; known: {', '.join(known)}")
+
+
+def check_call(call: str | None, arrays: str | None) -> None:
+    """Check the names of a call and of a kind of arrays, if they are given.
+
+    Raises:
+        TargetMisused: a name is unknown.
+    """
+    for what, given, known in (("call", call, CALLS), ("kind of arrays", arrays, ARRAYS)):
+        if given is not None:
+            _check_name(what, given, known)
+
+
 @dataclass(frozen=True)
 class Claim:
     """What a target computes, according to its user and its signature.
@@ -337,15 +353,13 @@ class Claim:
     required: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Refuse a claim that contradicts itself.
+        """Check that the claim does not contradict itself.
 
         Raises:
             TargetMisused: a name is unknown, or the call cannot express the loss.
         """
-        named = ((self.loss, LOSSES, "loss"), (self.call, CALLS, "call"), (self.arrays, ARRAYS, "kind of arrays"))
-        for given, known, what in named:
-            if given not in known:
-                raise TargetMisused(f"unknown {what} {given!r}; known: {', '.join(known)}")
+        _check_name("loss", self.loss, LOSSES)
+        check_call(self.call, self.arrays)
         calls = LOSSES[self.loss].calls
         if self.call not in calls:
             found = f"{self.loss} cannot be computed by a target that is called with {self.call}"
