@@ -99,6 +99,13 @@ def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
+def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Run pytest without the plugin of hypothesis, which imports hypothesis again in every run."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
+    return pytester
+
+
+@pytest.fixture
 def own_process() -> None:
     """Run targets in their own process, although the other tests of the file do not."""
 

@@ -49,6 +49,8 @@ def uncallable(embeddings, labels, temperature=0.1):
 """
 FEW = '["golden/supcon/temperature-1*"]'
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
 
 @cache
 def _cases(losses: tuple[str, ...] = ()) -> dict[Case, GoldenCase | None]:
@@ -649,6 +651,7 @@ def test_a_run_without_checks_imports_only_the_plugin_and_its_options(tmp_path: 
     assert f"heavy: [] {' '.join(f'pairproof.conformance{name}' for name in LOADED)}\n" in done.stdout
 
 
+@pytest.mark.usefixtures("own_process")
 def test_usages_and_side_effects_are_judged(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
     result = runs('"targets.usages:wrong_in_bfloat16"', ', loss="supcon", cases="usage/*float16"')

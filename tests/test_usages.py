@@ -60,7 +60,7 @@ def _every_case() -> dict[Case, GoldenCase | None]:
     return run.load_cases(load_worked())
 
 
-pytestmark = pytest.mark.usefixtures("verdict_only")
+pytestmark = pytest.mark.usefixtures("verdict_only", "in_this_process")
 
 
 @pytest.fixture(autouse=True)
@@ -90,14 +90,25 @@ def found(result: CheckResult) -> dict[str, str]:
     return {one.case: one.message for one in result.failures if (one.level or Level.FORMULA) < Level.RANGE}
 
 
-@pytest.mark.parametrize("name", FINDINGS)
-def test_wrong_loss_is_found_by_its_usage(name: str) -> None:
+def is_found(name: str) -> None:
+    """Assert that the usage of a wrong loss finds it, and that its ordinary cases pass."""
     result = of(name, FINDINGS[name], EVERY[1])
     failed = found(result)
     assert FINDINGS[name] in failed, failed
     assert not [case for case in failed if case.startswith("golden/")], "it is right as usual"
     (check,) = (one for one in result.failures if one.case == FINDINGS[name])
     assert check.repeat.startswith("pairproof check ")
+
+
+@pytest.mark.parametrize("name", [name for name, usage in FINDINGS.items() if usage.startswith("usage/")])
+def test_wrong_loss_is_found_by_its_usage(name: str) -> None:
+    is_found(name)
+
+
+@pytest.mark.usefixtures("own_process")
+@pytest.mark.parametrize("name", [name for name, usage in FINDINGS.items() if not usage.startswith("usage/")])
+def test_side_effect_of_a_loss_is_found(name: str) -> None:
+    is_found(name)
 
 
 @pytest.mark.parametrize("name", RIGHT)
