@@ -472,6 +472,21 @@ def adds_epsilon(embeddings, labels, temperature=0.1):
     return averaged(-torch.log(ratio + 1e-4), positive)
 
 
+def adds_two_epsilons(embeddings, labels, temperature=0.1):
+    return with_two_epsilons(1e-6, 1e-8)(embeddings, labels, temperature)
+
+
+def with_two_epsilons(above, below):
+    """SupCon with one number added to each numerator, and another one to each denominator."""
+
+    def loss(embeddings, labels, temperature=0.1):
+        _, s, positive, own = parts(embeddings, labels, temperature)
+        denominators = s.exp().masked_fill(own, 0).sum(1, keepdim=True) + below
+        return averaged(denominators.log() - (s.exp() + above).log(), positive)
+
+    return loss
+
+
 def detaches_the_others(embeddings, labels, temperature=0.1):
     rows = F.normalize(embeddings, dim=1)
     s = rows @ rows.detach().T / temperature
@@ -494,6 +509,7 @@ WRONG = [
     (takes_columns, "rows are divided by norms over the batch"),
     (takes_one_positive, "only the first positive of each anchor is used"),
     (adds_epsilon, "epsilon of 1e-04 is added to the ratio"),
+    (adds_two_epsilons, "an epsilon of 1e-06 is added to the numerator, and one of 1e-08 to the denominator"),
     (detaches_the_others, "no gradient flows into the rows that anchors are contrasted with"),
     (mixes_up_the_sign, "-1 times"),
 ]
@@ -512,6 +528,18 @@ def test_built_in_temperature_of_a_wrong_loss_is_recovered(function):
     identification = found(lambda e, y: function(e, y, 0.2), call="labels", arrays="torch")
     assert identification.verdict == "wrong"
     assert identification.temperature == pytest.approx(0.2, rel=1e-6)
+
+
+@pytest.mark.parametrize(("above", "below"), [(1e-6, 1e-6), (3e-7, 1e-7), (1e-7, 3e-6), (0.3, 0.1)])
+def test_two_epsilons_are_named_or_left_unexplained(above, below):
+    """Neither a temperature, nor another epsilon, nor the gradient is reported to be wrong."""
+    identification = found(with_two_epsilons(above, below), call="labels", arrays="torch")
+    named = [f"an epsilon of {above:.0e} is added to the numerator and to the denominator"]
+    assert identification.wrong == (named if above == below else [])
+    assert identification.temperature is None
+    unexplained = any("close, but not exact" in remark for remark in identification.remarks)
+    assert unexplained == (identification.verdict == "match")
+    assert identification.equals == []
 
 
 def is_another_loss(identification, fault):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from torch import Tensor
 from pairproof import fast
 from pairproof.conformance import check_loss, cli, report
 from pairproof.conformance.judge import check as checking
+from pairproof.conformance.judge.fresh import with_proof
 from pairproof.conformance.judge.levels import IN_FLOAT32, ROUNDS_TEMPERATURE, Level, level_of, level_of_case
 from pairproof.conformance.judge.options import Request, UsageError
 from pairproof.conformance.judge.ranges import Limit
@@ -304,6 +307,57 @@ def test_result_between_both_bounds_fails_only_at_digits() -> None:
     explained = of(shifted_by((least + most) / 2), "temperature-1", level="digits", **options)
     assert list(explained.diagnoses.values()) == [checking.ROUNDED]
     assert [check.level for check in of(shifted_by(2 * most), "temperature-1", **options).failures] == [FORMULA]
+
+
+OPPOSITE = Case(
+    "tests/opposite-positives",
+    "supcon",
+    np.array([(120.0, 15), (-117, 22), (103, 60), (-110, 41), (5, 127)]),
+    {"labels": [0, 0, 1, 1, 1]},
+    {"temperature": 0.055},
+)
+"""An ordinary batch in which logits reach -18, so that exponentials are as small as 2e-8."""
+
+
+def with_epsilon(numerator: float, denominator: float, *, each: bool = False, factor: float = 1.0) -> Any:
+    """SupCon with a number added to each numerator, and one to each denominator."""
+
+    def loss(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+        rows = F.normalize(embeddings, dim=1)
+        own = torch.eye(len(rows), dtype=torch.bool)
+        exponentials = (rows @ rows.T / temperature).exp()
+        below = exponentials.masked_fill(own, 0).sum(dim=1, keepdim=True)
+        logs = (exponentials + numerator).log() - (below + denominator).log()
+        positive = (labels[:, None] == labels) & ~own
+        values = -factor * (logs * positive).sum(dim=1) / positive.sum(dim=1).clamp(min=1)
+        return values if each else values.mean()
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("target", "level", "words"),
+    [
+        (with_epsilon(1e-20, 1e-20), RANGE, "1e-20 is added to the numerator and to the denominator"),
+        (with_epsilon(1e-20, 1e-20, each=True), RANGE, "1e-20 is added to the numerator and to the denominator"),
+        (with_epsilon(1e-16, 1e-16), FORMULA, ""),
+        (with_epsilon(1e-8, 1e-8), FORMULA, ""),
+        (with_epsilon(1e-20, 1e-8), FORMULA, ""),
+        (with_epsilon(1e-20, 1e-20, factor=1 + 1e-9), FORMULA, ""),
+    ],
+)
+def test_epsilon_that_only_affects_extreme_logits_fails_at_range(target: Any, level: Level, words: str) -> None:
+    golden = with_proof(OPPOSITE)
+    each = target(torch.eye(3), torch.zeros(3)).dim() == 1
+    request = Request(target, "supcon", settings={"reduction": "none"} if each else {})
+    assert level_of_case(OPPOSITE, golden) is FORMULA
+    with closing(checking.load_target(request, ())) as loaded:
+        (check,) = checking.judge_target(request, loaded, OPPOSITE, golden, ("float64",), ())
+        notes = "; ".join(loaded.notes)
+    assert (check.status, check.level) == (Status.FAILED, level)
+    assert words in check.message
+    for text, found in (("count at the level range", notes), ("beside numbers below 9e-05, it", check.message)):
+        assert (text in found) is (level is RANGE)
 
 
 def test_failures_above_the_level_are_counted_with_one_example(capsys: pytest.CaptureFixture[str]) -> None:

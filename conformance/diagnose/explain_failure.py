@@ -69,6 +69,9 @@ HIDDEN = (
     "the loss is NaN or infinite where the logit of a self pair exceeds all other logits of its row by more than 87"
 )
 
+ORDINARY_LOGIT = 10
+"""The largest size of a logit at temperature 0.1 under cosine similarity."""
+
 SIMPLE = (2.0, 0.5, 4.0, 0.25)
 """Factors that occur in formulas on their own, so a quantity of the same size may match by coincidence."""
 
@@ -171,6 +174,31 @@ class Failure:
                 remaining[1] = 0.0
         # Written so that NaN explains nothing.
         return max(remaining) if remaining[0] <= allowed and remaining[-1] <= EXPLAINED else math.inf
+
+    def without(self, suspect: Suspect, *, gradient: bool) -> Outcome:
+        """The target's results minus the difference between a suspect's and the right results.
+
+        Args:
+            suspect: the suspect, which reads the case as the right one does.
+            gradient: whether to include the gradients.
+        """
+        case, places = self.case, similarity_rows(self.case)
+        pair = [self.value(one) for one in (suspect, self.right)]
+        values = self.given - (pair[0] - pair[1]).detach()
+        anchors = None
+        if self.outcome.anchors is not None:
+            evaluation = Evaluation(self.right.setting, self.temperature)
+            more, right = (evaluation.anchors(one.variant)[0].detach() for one in (suspect, self.right))
+            effect = ((more - right) * self.factor).tolist()
+            anchors = {i: value - effect[places[i][0]] for i, value in self.outcome.anchors.items()}
+        found = Outcome(values.tolist(), anchors=anchors)
+        if not gradient or self.outcome.gradient is None:
+            return found
+        slopes = [torch.autograd.grad(value.sum(), self.rows, retain_graph=True)[0] for value in pair]
+        parts = (slopes[0] - slopes[1]).split([len(matrix) for matrix in case.matrices.values()])
+        effects = dict(zip(case.matrices, parts, strict=True))
+        gradients = {name: rows - effects[name].numpy() for name, rows in _gradients(case, self.outcome).items()}
+        return replace(found, gradient=gradients.pop(case.first), other_gradients=gradients)
 
     @property
     def causes(self) -> list[tuple[float, str, str]]:
@@ -454,8 +482,22 @@ def suspects(found: Failure) -> Iterator[Suspect]:
         # Two towers have no self pairs that could be subtracted.
         if not (found.loss.two_towers and wrong.denominator.startswith("subtract")):
             yield replace(right, variant=wrong)
+    yield from tiny_epsilons(found)
     if variant.similarity == "cosine":
         yield from _other_norms(found)
+
+
+def tiny_epsilons(found: Failure) -> Iterator[Suspect]:
+    """Yield the right formula with an epsilon that only affects extreme logits, if the case has such logits."""
+    variant, setting = found.right.variant, found.right.setting
+    if not variant.takes_guard:
+        return
+    rows = found.rows.detach()
+    logits = SIMILARITIES[variant.similarity](rows, rows, setting) / found.temperature
+    compared = setting.member & setting.anchors[:, None]
+    largest = logits.where(compared, 0.0).amax(dim=1, keepdim=True).clamp(min=0)
+    if bool((compared & (largest - logits > ORDINARY_LOGIT)).any()):
+        yield from (found.right.other(guard=guard) for guard in variants.TINY_GUARDS)
 
 
 def _dot(found: Failure, rows: Tensor, words: str = "") -> Suspect:

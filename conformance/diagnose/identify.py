@@ -277,18 +277,19 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     layout = {"stacked": "interleaved", "interleaved": "stacked"}.get(search.target.call)
     if layout and match.variant.positives == MIXED_UP:
         found.remarks.append(f"right for {layout} views: --call {layout}")
-    _report_temperature(found, match)
+    _report_temperature(found, search, match)
     _report_factor(found, search, match)
     _report_gradient(found, search, match)
-    if match.error > EXACT and not search.single:
+    if search.inexactness(match):
         words = "close, but not exact: an added or clamped term may explain the relative error of"
         found.remarks.append(f"{words} {match.error:.0e}")
     found.verdict = "wrong" if found.wrong else "match"
     _report_evidence(found, search, match)
     standing = len(match.words()), match.plainness[0]
     alike = [other for other in others if (len(other.words()), other.plainness[0]) == standing]
-    # Answers in a narrow dtype do not show whether two losses are the same function.
-    others_found = (other.name for other in alike if other.variant.loss != found.loss and not search.single)
+    # Only an exact explanation, not in a narrow dtype, shows that two losses are the same function.
+    exact = not search.single and not search.inexactness(match)
+    others_found = (other.name for other in alike if other.variant.loss != found.loss and exact)
     found.equals = list(dict.fromkeys(others_found))
     _probe_range(found, search, match)
 
@@ -304,12 +305,13 @@ def _preference(match: Match, search: Search) -> tuple[Any, ...]:
     return gradient, len(match.words()), scaled, other_way, *tail
 
 
-def _report_temperature(found: Identification, match: Match) -> None:
+def _report_temperature(found: Identification, search: Search, match: Match) -> None:
     passed, used = zip(*match.temperatures.items(), strict=True)
     constant = np.ptp(used) <= CLOSE * used[0]
     if None in passed or constant:
         found.temperature = used[0]
-    if None in passed or np.allclose(passed, used, rtol=CLOSE, atol=0):
+    # What is missing from an inexact explanation changes the temperature that is found.
+    if None in passed or np.allclose(passed, used, rtol=max(CLOSE, CLEARLY * search.inexactness(match)), atol=0):
         return
     changed = ", ".join(f"{_short(value)} for {at:g}" for at, value in match.temperatures.items())
     ignored = f"the temperature that is passed has no effect: {_short(used[0])} is always used"

@@ -36,7 +36,19 @@ from .positives import (
     Setting,
     batch_setting,
 )
-from .variants import COUNTS, FLOWS, REDUCED_BY, ROUNDED, Evaluation, Variant, temperings, variant_of, variations
+from .variants import (
+    COUNTS,
+    FLOWS,
+    REDUCED_BY,
+    ROUNDED,
+    TWO_GUARDS,
+    Evaluation,
+    Variant,
+    temperings,
+    variant_of,
+    variations,
+    words_of,
+)
 
 Tensor = torch.Tensor
 Array = np.ndarray[Any, Any]
@@ -73,6 +85,12 @@ POWERS = (0, 1, -1, 2, -2)
 
 ANOTHER = (0.5, 2.0)
 """Multiples of a temperature that was found at which the variant must not explain the answers too."""
+
+LEAST_SHARE = 100
+"""Factor by which an epsilon must reduce the error, if it does not explain it completely."""
+
+NEAREST = 2
+"""Number of right variants that are tried with two epsilons."""
 
 REFINED = 40
 """Number of crossings that are refined: the most promising ones."""
@@ -333,6 +351,13 @@ def _twice_wrong_variants(call: str, losses: tuple[Loss, ...]) -> Sequence[Varia
     )
 
 
+def _with_two_epsilons(near: Iterable[Match]) -> list[Variant]:
+    """Return the nearest right variants with different epsilons added to the numerator and to the denominator."""
+    close = sorted((match for match in near if match.distance <= NEAR), key=lambda match: match.distance)
+    first = dict.fromkeys(match.variant for match in close if match.variant.takes_guard and not match.variant.words())
+    return [replace(variant, guard=guard) for variant in islice(first, NEAREST) for guard in TWO_GUARDS]
+
+
 def _unique(variants: Iterable[Variant]) -> list[Variant]:
     """Return the variants, but of those with the same parts only the first."""
     first: dict[Variant, Variant] = {}
@@ -544,6 +569,7 @@ class Search:
         """Return explanations with fewer than ``levels`` mistakes, or the nearest variants if none is close enough."""
         near: list[Match] = []
         for level, tried in enumerate(islice(_levels(self.call), levels)):
+            tried = [*tried, *_with_two_epsilons(near)] if level == 1 else tried
             if self.target.takes_temperature:
                 tempered = [wrong for variant in tried for wrong in temperings(variant)] if level == 0 else []
                 near += self._as_passed([*tried, *tempered])
@@ -671,15 +697,24 @@ class Search:
             found, error = replace(variant, form="mean") if count == "mean_pairs" else variant, float(errors.max())
             matches.append(Match(found, temperatures, count, factor, error, worst, distance, self.vector))
         fitting = sorted(self.fitting(matches), key=lambda match: match.plainness)
+        if fitting and self.inexactness(fitting[0]) and words_of(variant.guard) in variant.words():
+            # An epsilon is only credible if it explains nearly all of the error without it; two must explain it all.
+            without = [] if variant.guard in TWO_GUARDS else self.explain(replace(variant, guard=""), temperatures)
+            matches = fitting = fitting * any(match.error >= LEAST_SHARE * fitting[0].error for match in without)
         return (fitting or sorted(matches, key=lambda match: match.error))[:1]
 
     def tolerance_of_gradient(self, match: Match) -> float:
         """Return the relative difference up to which gradients count as equal.
 
-        Gradients of products in 16 bits are rounded to it too, in an order that the value does not show.
+        Gradients of products in 16 bits are rounded to it too, in an order that the value does not show. What is
+        missing from an inexact explanation, such as an epsilon, may change gradients more than values.
         """
         dtype, _ = ROUNDED.get(match.variant.similarity, ("", False))
-        return max(self.close_gradient, 10 * CLOSE_HALF.get(dtype, 0.0))
+        return max(self.close_gradient, 10 * CLOSE_HALF.get(dtype, 0.0), CLEARLY * self.inexactness(match))
+
+    def inexactness(self, match: Match) -> float:
+        """Return the error of an explanation if it is incomplete; 0 if the error may come from rounding."""
+        return 0.0 if self.single or match.error <= EXACT else match.error
 
     def with_gradient(self, match: Match) -> Match:
         """Return the match with its gradient compared, and with the flow or the factor that explains the gradient."""

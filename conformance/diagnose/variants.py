@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from operator import attrgetter
 from typing import Any
 
@@ -239,6 +240,7 @@ DENOMINATORS: Mapping[str, Denominator] = {
 _GUARDED = {
     "ratio": "to the ratio within the logarithm",
     "below": "to the denominator",
+    "both": "to the numerator and to the denominator",
     "shifted": "to the denominator after the row's maximum, self pair included, is subtracted",
     "others": "to the denominator after the row's maximum is subtracted",
     "above": "to the numerator after the row's maximum, self pair included, is subtracted",
@@ -249,10 +251,27 @@ _GUARDED = {
 }
 _EPSILONS = ("1e-12", "1e-10", "1e-08", "1e-07", "1e-06", "1e-05", "1e-04", "1e-03")
 
-GUARDS: Mapping[str, str] = {
-    f"{kind} {size}": f"an epsilon of {size} is added {where}" for kind, where in _GUARDED.items() for size in _EPSILONS
-}
+
+def _guards(kinds: Iterable[str], sizes: Iterable[str]) -> dict[str, str]:
+    sizes = tuple(sizes)
+    return {f"{kind} {size}": f"an epsilon of {size} is added {_GUARDED[kind]}" for kind in kinds for size in sizes}
+
+
+GUARDS: Mapping[str, str] = _guards(_GUARDED, _EPSILONS)
 """Descriptions of the number that is added to avoid a logarithm of 0, and of the place where it is added."""
+
+TWO_GUARDS: Mapping[str, str] = {
+    f"both {above} {below}": f"an epsilon of {above} is added to the numerator"
+    + (f", and one of {below} to the denominator" if below != "0" else "")
+    for above, below in product(_EPSILONS, (*_EPSILONS, "0"))
+    if above != below
+}
+"""Descriptions of two different numbers, one for the numerator and one, possibly 0, for the denominator."""
+
+TINY_GUARDS: Mapping[str, str] = _guards(("both", "below", "ratio"), ("1e-20", "1e-24", "1e-25", "1e-30"))
+"""Guards that only affect extreme logits: an epsilon of at most one unit in the last place of e^-10 in float64.
+
+10 is the largest size of a logit at temperature 0.1 under cosine similarity."""
 
 
 # Forms: how the pairs of an anchor become its value, [T, M] of (pairs)
@@ -319,6 +338,8 @@ FLOWS: Mapping[str, str] = {
 
 NAMES: Mapping[str, str] = {
     **GUARDS,
+    **TWO_GUARDS,
+    **TINY_GUARDS,
     **FLOWS,
     **dict.fromkeys((*RIGHT_POSITIVES, "cosine", "dot", "divided", "same", "mean", "inside", "binary"), ""),
     "sum": "the sum over the positives is not divided by their number",
@@ -378,6 +399,11 @@ class Variant:
     def binary(self) -> bool:
         """Whether every pair is classified, so that there are no numerators, denominators and guards."""
         return self.form in _BINARY
+
+    @property
+    def takes_guard(self) -> bool:
+        """Whether the loss has logarithms of sums to which no epsilon is added."""
+        return self.in_parts and not self.binary and not self.guard
 
     @property
     def pair_parts(self) -> tuple[str | bool, ...]:
@@ -578,10 +604,12 @@ class Pairs:
     def cost(self) -> Tensor:
         """[T, M, M], the cost of each pair: log D_ip minus the logarithm of the numerator, guarded."""
         below, above = self.below, self.above
-        kind, _, text = self.variant.guard.partition(" ")
-        epsilon = float(text or 0)
-        if kind in ("below", "twice"):
+        kind, *sizes = (self.variant.guard or "none 0").split()
+        epsilon = float(sizes[-1])
+        if kind in ("below", "twice", "both"):
             below = _plus(below, epsilon)
+        if kind == "both":
+            above = _plus(above, float(sizes[0]))
         if kind in ("ratio", "twice"):
             above = _plus(above, epsilon, below)
         if kind in ("shifted", "others", "above", "each", "terms"):
@@ -702,7 +730,7 @@ def variations(variant: Variant, call: str, kept: Collection[str] = ()) -> Itera
         others["numerator"] = NUMERATORS
         right = {*RIGHT_DENOMINATORS} - {variant.denominator}
         others["denominator"] = [name for name in DENOMINATORS if name.partition(",")[0] not in right]
-        others["guard"] = () if variant.guard else GUARDS
+        others["guard"] = GUARDS if variant.takes_guard else ()
         forms = (name for name in (*_OUTSIDE, *_INSIDE) if name != _LEAK_SUM)
         others["form"] = _INSIDE if variant.form == "inside" else forms
     elif variant.in_parts:

@@ -1,8 +1,9 @@
 """Levels in the results of ``check``: the level of a case, the level of a failure, and targets that compute in float32.
 
 A result within the derived bounds passes at every level, and so does one with at most the error of the straightforward
-implementation. A result beyond these, but within ``tolerances.formula_bounds``, fails at the level "digits". Any other
-result fails at the level of its case.
+implementation. A result beyond these, but within ``tolerances.formula_bounds``, fails at the level "digits". A result
+that a tiny epsilon inside a logarithm explains fails at the level "range". Any other result fails at the level of its
+case.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from itertools import islice
 
 import numpy as np
 
+from ..diagnose.explain_failure import LARGEST_EXPLAINED, Failure, tiny_epsilons
+from ..diagnose.variants import words_of
 from ..implementations.base import Deviation
 from ..implementations.callable import External
 from ..suite.cases import Case
 from ..suite.flags import first_untrue
 from ..suite.golden import Flag, GoldenCase, load_flags
 from ..suite.levels import Level
-from ..suite.records import Matrix, Outcome, Truth
+from ..suite.records import Bounds, Matrix, Outcome, Truth
 from ..truth.baseline import plain_outcome
 from ..truth.compare import compare
-from ..truth.tolerances import FORMULA_TIMES, ROUNDING_WITHIN, bounds, formula_bounds, widened
+from ..truth.tolerances import FORMULA_TIMES, ROUNDING_WITHIN, bounds, formula_bounds, unit_roundoff, widened
 from .deviations import verdict
 from .results import Check
 
@@ -97,15 +100,46 @@ def reviewed(
         dtype = "float32"
         found = compare(case, true, outcome, bounds(case, true, dtype), dtype)
         check = _judged(check, found.ratio, found.first, declared)
-    # No wider bound is larger than this multiple of the derived one.
-    if not 1 < (check.ratio or 0) <= FORMULA_TIMES * ROUNDING_WITHIN:
+    if (check.ratio or 0) <= 1:
         return check
     allowed, plain = bounds(case, true, dtype), plain_outcome(case, dtype)
-    if (ratio := compare(case, true, outcome, widened(allowed, true, plain), dtype).ratio) <= 1:
-        return _judged(check, ratio, "", declared)
-    if compare(case, true, outcome, formula_bounds(allowed, true, plain), dtype).ratio <= 1:
-        return replace(check, level=Level.DIGITS, rounding=True)
+    wider = formula_bounds(allowed, true, plain)
+    # No wider bound is larger than this multiple of the derived one.
+    if (check.ratio or 0) <= FORMULA_TIMES * ROUNDING_WITHIN:
+        if (ratio := compare(case, true, outcome, widened(allowed, true, plain), dtype).ratio) <= 1:
+            return _judged(check, ratio, "", declared)
+        if compare(case, true, outcome, wider, dtype).ratio <= 1:
+            return replace(check, level=Level.DIGITS, rounding=True)
+    if level < Level.RANGE and (guard := _tiny_epsilon(case, true, outcome, wider, dtype)):
+        words, least = words_of(guard), float(guard.split()[1]) / unit_roundoff(dtype)
+        note = f"{words}: failures that it explains count at the level {Level.RANGE}"
+        target.notes = tuple(dict.fromkeys((*target.notes, note)))
+        explained = f"{words}: beside numbers below {least:.1g}, it exceeds the rounding errors of {dtype}"
+        return replace(check, level=Level.RANGE, message=f"{check.message}; {explained}")
     return check
+
+
+def _tiny_epsilon(case: Case, true: Truth, outcome: Outcome, allowed: Bounds, dtype: str) -> str:
+    """Return the guard of ``TINY_GUARDS`` that alone explains a result: an epsilon that only affects extreme logits.
+
+    Args:
+        case: the case.
+        true: the true results.
+        outcome: the results of the target.
+        allowed: the bounds on the errors that remain without the epsilon.
+        dtype: the dtype of the bounds.
+
+    Returns:
+        The name of the guard; "" if none explains the result.
+    """
+    if case.size > LARGEST_EXPLAINED:
+        return ""
+    found = Failure(case, outcome, true)
+    for suspect in tiny_epsilons(found):
+        left = (found.without(suspect, gradient=gradient) for gradient in (False, True))
+        if all(compare(case, true, one, allowed, dtype).ratio <= 1 for one in left):
+            return suspect.variant.guard
+    return ""
 
 
 def _judged(check: Check, ratio: float, difference: str, declared: Sequence[Deviation]) -> Check:
