@@ -1,6 +1,6 @@
 """The implementations that are measured: `pairproof.fast`, plain torch and the peers, as functions of the inputs.
 
-Packages are loaded by the adapters of `pairproof.conformance.implementations`. Plain torch is that of `bench.plain`. On
+Packages are loaded by the adapters of `pairproof.conformance.implementations`. `bench.plain` has plain torch. On
 a GPU, two compiled peers are measured as well: plain torch, and the logsumexp that FlexAttention returns.
 """
 

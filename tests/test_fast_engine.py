@@ -1036,7 +1036,7 @@ NORMS = {
 @pytest.mark.parametrize("temperature", list(STEEP.values()), ids=list(STEEP))
 @pytest.mark.parametrize("dtype", list(NORMS))
 def test_rows_of_extreme_norm_are_right(dtype: torch.dtype, temperature: float) -> None:
-    """The gradient of a row is that of its direction divided by its norm, for very long and very short rows."""
+    """For very long and very short rows, the gradient equals the gradient of the unit row divided by the norm."""
     lengths = torch.tensor(NORMS[dtype] + NORMS[dtype][:3], dtype=torch.float64)
     unit = F.normalize(normal(10))
     z = (unit * lengths[:, None]).to(dtype)

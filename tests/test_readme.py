@@ -1,4 +1,4 @@
-"""The documents: examples run, commands parse, targets and links exist, and the table of losses is that of the code."""
+"""The documents: examples run, commands parse, targets and links exist, and the table of losses matches the code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Write ``conformance/implementations/README.md``: what every peer computes, and where it deviates or is wrong.
 
-The counts are those of ``--report``, a file that ``pairproof verify --json`` wrote. Without it, and for peers that are
+The counts are read from ``--report``, a file that ``pairproof verify --json`` wrote. Without it, and for peers that are
 not installed, no peer is run: the counts follow from the declarations of the peers, which ``pairproof verify`` checks.
 If a peer is not installed, its version is copied from the present file. ``--check`` writes nothing and exits with 1 if
 the file would change.

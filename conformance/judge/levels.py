@@ -205,7 +205,7 @@ def _rounds_temperature(target: External, probes: Iterable[Case]) -> bool:
 
 
 def _rounds_built_in(target: External, probes: Iterable[Case]) -> bool:
-    """Return whether the values of ``PROBES`` cases are those of one temperature close to the claimed one.
+    """Return whether one temperature close to the claimed one explains the values of ``PROBES`` cases.
 
     That temperature is the solution for the first case. It differs from the claimed one by at most ``ROUNDED``, as
     after storing the temperature or its logarithm in float32, and explains 99 % of each error.

@@ -658,11 +658,11 @@ class _Parity:
                 yield self.compare(f"{key}={value} against {first}", batches, pair)
 
     def of_float32(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """The result in float32 is that in float64 up to rounding."""
+        """The results in float32 and in float64 are equal up to rounding."""
         yield from self.in_precision("float32", batches, "float32", "float32")
 
     def of_bfloat16(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """The result for bfloat16 rows is that of the same rows in float64, up to the rounding of products."""
+        """The results for the same rows in bfloat16 and in float64 are equal up to the rounding of products."""
         if self.facts["arrays"] == "numpy":
             yield Comparison("bfloat16 against float64", NOT_APPLICABLE, "numpy has no bfloat16")
             return
@@ -671,14 +671,14 @@ class _Parity:
             yield replace(found, status=NOT_APPLICABLE) if refused else found
 
     def of_autocast(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """The result under autocast is that in float64 up to the rounding of products."""
+        """The results under autocast and in float64 are equal up to the rounding of products."""
         if self.torch:
             yield from self.in_precision("autocast bfloat16", batches, "float32", "bfloat16", autocast=True)
         else:
             yield Comparison("autocast bfloat16 against float64", NOT_APPLICABLE, "autocast is a feature of torch")
 
     def of_compile(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """The result of torch.compile is that of eager execution."""
+        """The results with torch.compile and with eager execution are equal up to rounding."""
         if not self.torch:
             yield Comparison("compiled against eager", NOT_APPLICABLE, "torch.compile is a feature of torch")
             return

@@ -127,8 +127,8 @@ def numbers(written: object) -> Matrix:
 def replay(public: PublicLoss) -> Finding:
     """Judge the recorded answers of a loss.
 
-    The limits, the level of the usages, and what identification found are those that were recorded. As in ``check``,
-    every case tests what identification found.
+    The limits, the level of the usages, and the loss that identification found are taken from the record. As in
+    ``check``, every case tests what identification found.
 
     Raises:
         Unavailable: no answers are recorded.

@@ -48,8 +48,8 @@ class Check:
         flags: why the case exists.
         ulps: worst error of the loss in units of the last place of the dtype that accumulates.
         declared: names of the declared deviations that name this check.
-        level: the level at which the check counts; set only by ``check``. It is that of the case, or ``Level.DIGITS``
-            for a failure within the bounds of the lower levels.
+        level: the level at which the check counts; set only by ``check``. It is the level of the case, or
+            ``Level.DIGITS`` for a failure within the bounds of the lower levels.
         rounding: whether the check is such a failure; set only by ``check``.
     """
 

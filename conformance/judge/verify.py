@@ -465,7 +465,7 @@ def _count_problems(
     )
 
     def complete(key: str) -> bool:
-        """Whether the counts are those of the file, except for the checks that are left out."""
+        """Whether the counts equal those in the file, except for the checks that are left out."""
         skipped, number = Status.SKIPPED.value, Counter(missing.get(key, {}))
         rest = Counter(wanted.get(key, {}))
         rest.subtract(Counter(found.get(key, {})))

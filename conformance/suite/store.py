@@ -295,8 +295,8 @@ def is_installed(root: Path) -> bool:
 def read_checked(root: Path, name: str, expected: str) -> Any:
     """Read a JSON file of a folder of fixtures and validate it against its schema.
 
-    The installed files are not validated again: their checksums are those of files that were validated when they were
-    written, and ``pairproof fixtures check`` validates a copy of them.
+    The installed files are not validated again: they were validated when they were written, their checksums show that
+    they have not changed, and ``pairproof fixtures check`` validates a copy of them.
 
     Args:
         root: a folder of fixtures.

@@ -74,7 +74,7 @@ def without_maximum(embeddings, labels, temperature=0.1):
 
 
 def views_mixed_up(features, labels=None, mask=None, temperature=0.1):
-    """Wrong: the rows are interleaved views, but their labels are those of stacked views."""
+    """Wrong: the rows are interleaved views, but the labels are repeated as for stacked views."""
     batch, views, width = features.shape
     labels = torch.arange(batch) if labels is None else labels
     total, number = _supcon_parts(features.reshape(batch * views, width), labels.repeat(views), temperature)

@@ -22,7 +22,7 @@ def stored() -> frozenset[bytes]:
 
 
 def known(call: Call) -> bool:
-    """Whether the first row is that of a golden case."""
+    """Whether the first row is the first row of a golden case."""
     return call.z.detach()[0].float().numpy().tobytes() in stored()
 
 
