@@ -474,7 +474,7 @@ class Evaluation:
     def anchors(self, variant: Variant) -> Tensor:
         """[T, M], the value of every anchor; 0 for rows that are not anchors, or that have no positives.
 
-        For the form "pooled", the result has only the value of the first anchor.
+        For the form "pooled", the one value of the batch is stored for the first anchor; the others are 0.
         """
         pairs = self.pairs_of(variant)
         each = FORMS[variant.form](pairs) if variant.in_parts else pairs.baseline()
