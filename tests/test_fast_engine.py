@@ -143,6 +143,9 @@ def part(cases: Iterable[Any], step: int, first: int) -> list[Any]:
     return list(cases)[first % step :: step]
 
 
+part_or_all = pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
+
+
 def spread(count: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Return upstream gradients that are all different."""
     return torch.linspace(-1, 2, count, dtype=dtype) + 0.07
@@ -195,7 +198,7 @@ def assert_agree(
 @pytest.mark.parametrize(
     ("temperature", "similarity", "step"),
     [
-        *itertools.product((1e-3, 0.1, 1e3), SIMILARITIES, (3,)),
+        *itertools.product((1e-3, 0.1, 1e3), SIMILARITIES, (7,)),
         *(pytest.param(*chosen, 1, marks=pytest.mark.slow) for chosen in itertools.product(TEMPERATURES, SIMILARITIES)),
     ],
 )
@@ -208,7 +211,7 @@ def test_every_form_agrees_with_the_exact_values_and_gradients(temperature: floa
         assert_agree(name, loss, target, normal(10), temperature, similarity, engines)
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@part_or_all
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 8, 9, 13])
 def test_batch_sizes_near_the_tile_size_are_right(count: int, step: int) -> None:
     engines = {"float64": ["auto", "tiled by 4"], "float32": ["tiled by 6"]}
@@ -219,7 +222,7 @@ def test_batch_sizes_near_the_tile_size_are_right(count: int, step: int) -> None
         assert_agree(name, loss, target, normal(count, 3), temperature, "cosine", engines)
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@part_or_all
 def test_embeddings_of_one_column_are_right(step: int) -> None:
     engines = {"float64": ["auto", "tiled by 4"], "float32": ["dense", "tiled by 6"]}
     settings = (("cosine", 0.01), ("dot", 0.5))
@@ -227,19 +230,21 @@ def test_embeddings_of_one_column_are_right(step: int) -> None:
         assert_agree(name, loss, target, normal(7, 1), temperature, similarity, engines)
 
 
-def test_batches_larger_than_the_default_tiles_are_right() -> None:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_batches_larger_than_the_default_tiles_are_right(step: int) -> None:
     """With the default tile size: one row more than one tile, than two tiles, and than the largest dense batch."""
-    for count in (plan.TILE_ROWS + 1, plan.DENSE_UP_TO + 1, plan.NARROW_UP_TO + 1):
-        z = normal(count, 6)
-        labels = layouts(count)
-        few = [
-            ("balanced", "out one_positive"),
-            ("interleaved views", "in all"),
-            ("one without positives", "in one_positive"),
-        ]
-        for layout, name in few:
-            assert_agree(name, LABELLED[name], labels[layout], z, 0.1, "cosine", {"float32": ["auto"]})
-        assert_agree("epsilon", supcon_epsilon_loss, labels["balanced"], z, 1.0, "dot", {"float64": ["auto"]})
+    few = [
+        ("balanced", "epsilon"),
+        ("balanced", "out one_positive"),
+        ("interleaved views", "in all"),
+        ("one without positives", "in one_positive"),
+    ]
+    counts = (plan.TILE_ROWS + 1, plan.DENSE_UP_TO + 1, plan.NARROW_UP_TO + 1)
+    for count, (layout, name) in part(itertools.product(counts, few), step, 0):
+        settings: tuple[Any, ...] = (0.1, "cosine", {"float32": ["auto"]})
+        if name == "epsilon":
+            settings = (1.0, "dot", {"float64": ["auto"]})
+        assert_agree(name, LABELLED[name], layouts(count)[layout], normal(count, 6), *settings)
 
 
 def test_pairs_over_several_tiles_are_right() -> None:
@@ -285,8 +290,7 @@ def plain(
     )
 
 
-@pytest.mark.parametrize("form", list(ENGINES))
-def test_every_form_equals_the_plain_formulas(form: str) -> None:
+def test_every_form_equals_the_plain_formulas() -> None:
     z, weights, own = normal(9), spread(9), list(range(9))
     mask = torch.rand(9, 9, generator=seeded(4)) < 0.4
     mask[3] = False
@@ -296,13 +300,16 @@ def test_every_form_equals_the_plain_formulas(form: str) -> None:
         leaf = z.clone().requires_grad_()
         true = plain(name, leaf, leaf, mask, own, temperature=0.5, similarity=similarity)
         (true_grad,) = torch.autograd.grad(true, leaf, weights)
-        with engine(form) as backend:
-            found = both(loss, z, mask, temperature=0.5, similarity=similarity, backend=backend)
-        torch.testing.assert_close(found, (true.detach(), true_grad), rtol=1e-11, atol=1e-12)
+        for form in ENGINES:
+            with engine(form) as backend:
+                found = both(loss, z, mask, temperature=0.5, similarity=similarity, backend=backend)
+            torch.testing.assert_close(
+                found, (true.detach(), true_grad), rtol=1e-11, atol=1e-12, msg=lambda m, f=form: f"{f}: {m}"
+            )
 
 
-@pytest.mark.parametrize("form", KINDS_FIRST)
-def test_references_equal_the_plain_formulas(form: str) -> None:
+@pytest.mark.parametrize("forms", [SEAMS, pytest.param(list(ENGINES), marks=pytest.mark.slow)], ids=["some", "all"])
+def test_references_equal_the_plain_formulas(forms: list[str]) -> None:
     z, bank = normal(7), normal(11, seed=8)
     labels, ref_labels = torch.arange(7) % 3, torch.arange(11) * 5 % 4
     own = torch.tensor([3, -1, 0, 10, -1, 7, 3])
@@ -323,9 +330,13 @@ def test_references_equal_the_plain_formulas(form: str) -> None:
         true = plain(name, *leaves, positive, rows, temperature=0.5, similarity=similarity)
         true_grads = torch.autograd.grad(true, leaves, spread(7))
         options: dict[str, Any] = {"temperature": 0.5, "similarity": similarity, "self_rows": self_rows, **targets}
-        with engine(form) as backend:
-            found = both(lambda z, w, f=loss, **o: f(z, ref_embeddings=w, **o), (z, bank), backend=backend, **options)
-        torch.testing.assert_close(found, (true.detach(), *true_grads), rtol=1e-11, atol=1e-12)
+        call = lambda z, w, f=loss, **o: f(z, ref_embeddings=w, **o)  # noqa: E731
+        for form in forms:
+            with engine(form) as backend:
+                found = both(call, (z, bank), backend=backend, **options)
+            torch.testing.assert_close(
+                found, (true.detach(), *true_grads), rtol=1e-11, atol=1e-12, msg=lambda m, f=form: f"{f}: {m}"
+            )
 
 
 def test_references_are_right_at_every_temperature() -> None:
@@ -449,7 +460,7 @@ def test_info_nce_of_one_pair_is_right(form: str) -> None:
 REDUCTIONS = {"mean": lambda v: v.mean(), "sum": lambda v: v.sum(), "none": lambda v: v}
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@part_or_all
 @pytest.mark.parametrize("form", KINDS_FIRST)
 def test_anchors_and_reductions_select_values_and_gradients(form: str, step: int) -> None:
     """Anchors select from the values of all rows, and the gradient is that of the selected values."""
@@ -1002,7 +1013,7 @@ def test_nan_in_the_upstream_gradient_is_propagated(form: str) -> None:
             assert bool(both(loss, z, target, backend=backend)[1].isfinite().all())
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@part_or_all
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("form", KINDS_FIRST)
 def test_results_are_bitwise_reproducible(form: str, deterministic: bool, step: int) -> None:
