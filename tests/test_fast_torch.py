@@ -514,6 +514,7 @@ def test_batched_transforms_equal_a_loop(backend: str) -> None:
         torch.testing.assert_close(torch.func.jacrev(each)(stack[0]), true, **close)
 
 
+@old_torch_warns
 @pytest.mark.parametrize(
     ("name", "backend"),
     slow_except(

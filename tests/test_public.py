@@ -15,7 +15,7 @@ from pairproof.conformance import cli
 from pairproof.conformance.implementations.base import Unavailable
 from pairproof.conformance.implementations.public import FOLDER, WHERE, PublicLoss, load_public
 from pairproof.conformance.judge import public as judging
-from pairproof.conformance.judge.public import judge_live, record, replay
+from pairproof.conformance.judge.public import Finding, judge_live, record, replay
 
 PUBLIC = load_public()
 
@@ -66,11 +66,21 @@ def own(folder: Path, **changed: object) -> PublicLoss:
     return replace(public, **changed)  # type: ignore[arg-type]
 
 
+FOUND: dict[str, Finding] = {}
+
+
+def replayed(public: PublicLoss) -> Finding:
+    """Replay the answers of a loss, once for all tests."""
+    if public.name not in FOUND:
+        FOUND[public.name] = replay(public)
+    return replace(FOUND[public.name], public=public)
+
+
 @pytest.mark.parametrize(
     "public", [pytest.param(one, id=one.name, marks=[pytest.mark.slow] * (one.name not in QUICK)) for one in PUBLIC]
 )
 def test_recorded_answers_have_the_expected_level_and_words(public: PublicLoss) -> None:
-    found = replay(public)
+    found = replayed(public)
     assert found.problems == []
     assert found.checks >= 5
 
@@ -133,6 +143,7 @@ def test_changed_file_is_unavailable(tmp_path: Path) -> None:
 
 def test_verify_judges_public_losses(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WHERE, raising=False)
+    monkeypatch.setattr(judging, "replay", replayed)
     loss = next(one for one in PUBLIC if one.name == "fsce")
     monkeypatch.setattr("pairproof.conformance.implementations.public.load_public", lambda: [loss])
     with pytest.raises(SystemExit) as ended:
