@@ -335,8 +335,9 @@ def _report_factor(found: Identification, search: Search, match: Match) -> None:
         found.options["base_temperature"] = text
         found.remarks.append(f"the loss is multiplied by {'the temperature' if text == '1' else f'temperature/{text}'}")
     elif power:
-        powers = {2: "temperature^2", -1: "1/temperature", -2: "1/temperature^2"}
-        found.wrong.append(f"the loss is multiplied by {'' if times == '1' else f'{times} * '}{powers[power]}")
+        product = "temperature^2" if times == "1" else f"{times} * temperature^2"
+        powers = {2: product, -1: f"{times}/temperature", -2: f"{times}/temperature^2"}
+        found.wrong.append(f"the loss is multiplied by {powers[power]}")
     elif search.dtype in CLOSE_HALF and abs(share - 1) <= 4 * search.close:
         found.remarks.append(f"the values are {share:.3g} times those of the loss, possibly by rounding errors")
     elif share != 1:

@@ -183,7 +183,8 @@ class Denominator:
     def terms(self, setting: Setting) -> Tensor:
         """[M], the number of exponentials summed for each anchor and one of its positives."""
         summed = 1 if self.combine is _largest else self.summed(setting).sum(dim=1)
-        return summed + self.with_positive + (self.leaks(setting) if self.leaks else torch.zeros(len(setting.rows)))
+        none = torch.zeros(len(setting.rows), dtype=torch.float64)
+        return summed + self.with_positive + (self.leaks(setting) if self.leaks else none)
 
 
 _member, _negative = attrgetter("member"), attrgetter("negative")
