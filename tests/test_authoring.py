@@ -971,9 +971,10 @@ def test_show_reports_unknown_and_ambiguous_names(root: Path, capsys: pytest.Cap
         find_golden("nobody", root)
 
 
-def test_every_case_of_the_real_fixtures_can_be_shown() -> None:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_case_of_the_real_fixtures_can_be_shown(step: int) -> None:
     flags = golden.load_flags()
-    for case in golden.load_golden():
+    for case in golden.load_golden()[::step]:
         if case.case.n <= 4:
             assert sum(1 for _ in describe(case, flags, terms=True)) > 20, case.id
 

@@ -22,6 +22,7 @@ from bench import __main__ as command
 from bench import accuracy, cuda, forms, goals, jobs, measure, peers, plain, report, truth, worker
 from pairproof import fast, reference
 from pairproof.conformance.suite import catalogue
+from tests.each import each
 
 D = 128
 TEMPERATURE = 0.1
@@ -996,8 +997,8 @@ def test_nothing_is_measured_if_ours_fails(monkeypatch: pytest.MonkeyPatch) -> N
     assert "pairproof.fast fails on a small batch: ValueError: backend" in result.output
 
 
-@pytest.mark.parametrize("name", forms.RECIPES)
 @pytest.mark.parametrize("n", [32, 64])
+@each("name", forms.RECIPES)
 def test_plain_torch_computes_the_same_loss_and_gradients(name: str, n: int) -> None:
     form = forms.make(name, n).to(torch.float64)
     steps = [form.step(function, TEMPERATURE) for function in (getattr(plain, form.loss), ours_of(form.loss))]

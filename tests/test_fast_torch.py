@@ -157,7 +157,7 @@ def assert_same_step(loss: Callable[[Tensor], Tensor], backend: str) -> None:
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
-        *(pytest.param(name, "auto", marks=() if name == "supcon" else pytest.mark.slow) for name in LOSSES),
+        *(pytest.param(name, "auto", marks=pytest.mark.slow) for name in LOSSES),
         *(pytest.param(name, "tiled", marks=() if name == "info_nce queue" else pytest.mark.slow) for name in LOSSES),
     ],
 )
@@ -222,7 +222,7 @@ def test_module_with_a_learned_temperature_compiles(module: type[torch.nn.Module
         pytest.param("mean", ANCHORS, marks=pytest.mark.slow),
         pytest.param("none", None, marks=pytest.mark.slow),
         ("none", ANCHORS),
-        ("mean_pairs", None),
+        pytest.param("mean_pairs", None, marks=pytest.mark.slow),
     ],
     ids=["mean, anchors", "none", "none, anchors", "mean_pairs"],
 )
@@ -280,7 +280,7 @@ def test_rows_stored_by_columns_compile(loss: str, backend: str) -> None:
 @pytest.mark.parametrize(
     "name",
     slow_except(
-        ("supcon", "info_nce queue"),
+        ("info_nce queue",),
         ["supcon", "nt_xent", "shifted", "references", "info_nce queue", "nt_bxent"],
     ),
 )

@@ -18,6 +18,7 @@ import torch
 from pairproof.fast import kernels
 from pairproof.fast.kernels import table, tune
 from pairproof.fast.kernels.table import KERNELS, KINDS, PLAIN, Key, Launch, launch_of
+from tests.each import each
 from tools import compile_kernels as tool
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,8 +50,8 @@ def test_the_table_lists_every_architecture_kind_and_length() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dim", DIMS)
+@each("kind", KINDS)
+@each("dim", DIMS)
 def test_every_tile_follows_the_rules(arch: int, kind: table.Kind, dim: int) -> None:
     launches = {kernel: launch_of(kernel, kind, dim, arch) for kernel in KERNELS}
     for kernel, launch in launches.items():

@@ -110,7 +110,16 @@ def test_unused_variable_has_derivative_zero() -> None:
     assert tape.gradient(x * 2, [[x, y]]) == [[2.0, 0.0]]
 
 
-@pytest.mark.parametrize("golden", [g for g in load_golden() if g.case.size <= 12][::9], ids=lambda golden: golden.id)
+SMALL = [golden for golden in load_golden() if golden.case.size <= 12][::9]
+
+
+@pytest.mark.parametrize(
+    "golden",
+    [
+        pytest.param(golden, id=golden.id, marks=pytest.mark.slow if k % 3 else ())
+        for k, golden in enumerate(SMALL[::9])
+    ],
+)
 def test_enclosures_overlap_the_results_of_a_tape_of_the_whole_loss(golden: GoldenCase) -> None:
     """``enclosures`` differentiates one anchor at a time, and the similarities by a formula."""
     case, wants_gradient = golden.case, golden.expected.gradient is not None

@@ -12,6 +12,7 @@ import pytest
 from pairproof.conformance.documents import figures as worked
 from pairproof.conformance.documents.load import Figure, WorkedFixture, load_worked
 from pairproof.conformance.truth.intervals import precision
+from tests.each import each
 
 FIXTURES = load_worked()
 FIGURES = [
@@ -21,7 +22,7 @@ FIGURES = [
 ]
 
 
-@pytest.mark.parametrize(("fixture", "figure"), FIGURES)
+@each(("fixture", "figure"), FIGURES)
 def test_figure_has_the_recorded_verdict(fixture: WorkedFixture, figure: Figure) -> None:
     (judgement,) = worked.judge(fixture, [figure.id])
     assert judgement.passed, judgement.message
