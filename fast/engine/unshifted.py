@@ -125,16 +125,27 @@ def marked(targets: Targets, here: slice, count: int, columns: int) -> Tensor:
     return marks[:lines]
 
 
-def _positive(targets: Targets, here: slice, count: int, logits: Tensor) -> Tensor:
+def _ranks(batch: Batch) -> tuple[Tensor, Tensor] | None:
+    """Return the positions of the rows' and the columns' labels among all sorted labels, in the computing dtype.
+
+    On a CPU, a comparison of floats that returns floats is vectorised, one of integers is not. Positions are exact in
+    every float. None is returned if there are no labels, or if values may not be read.
+    """
+    given, columns = batch.targets.given, batch.targets.columns
+    if batch.targets.kind != "labels" or not device.may_read(given):
+        return None
+    every = given.contiguous() if columns is None else torch.cat((given, columns))
+    ranks = torch.searchsorted(torch.sort(every)[0], every).to(device.dtypes_of(batch.embeddings)[0])
+    return ranks[: given.shape[0]], ranks if columns is None else ranks[given.shape[0] :]
+
+
+def _positive(batch: Batch, here: slice, logits: Tensor, ranks: tuple[Tensor, Tensor] | None) -> Tensor:
     """Return a matrix ``[b, M]``: 1 at the marks of `marked`, else 0."""
-    given = targets.given
-    if targets.kind != "labels" or targets.columns is not None or not device.may_read(given):
-        # On a CPU, a conversion from bool takes several times as long as one from integers.
-        return marked(targets, here, count, logits.shape[1]).view(torch.uint8).to(logits.dtype)
-    # On a CPU, a comparison of floats that returns floats is vectorised, one of integers is not. Labels are replaced by
-    # their positions among the sorted labels, which are exact in every float.
-    labels = torch.searchsorted(torch.sort(given)[0], given.contiguous()).to(logits.dtype)
-    return torch.eq(labels[here, None], labels, out=torch.empty_like(logits))
+    if ranks is not None:
+        return torch.eq(ranks[0][here, None], ranks[1], out=torch.empty_like(logits))
+    # On a CPU, a conversion from bool takes several times as long as one from integers.
+    marks = marked(batch.targets, here, batch.embeddings.shape[0], logits.shape[1])
+    return marks.view(torch.uint8).to(logits.dtype)
 
 
 def _clear(matrix: Tensor, batch: Batch, here: slice) -> Tensor:
@@ -180,13 +191,17 @@ def _lone(number: Tensor, batch: Batch) -> bool | None:
     return False if least > 1 else True if least == most == 1 else None
 
 
-def _sum(logits: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]]:
+def _sum(
+    logits: Tensor, batch: Batch, here: slice, ranks: tuple[Tensor, Tensor] | None, backward: bool = False
+) -> tuple[Panel, list[Tensor]]:
     """Sum the exponentials of a panel.
 
     Args:
         logits: ``[b, M]``, in units of log 2; overwritten.
         batch: the batch.
         here: the anchors.
+        ranks: the result of `_ranks`.
+        backward: whether only the panel is needed; sums may then be left out.
 
     Returns:
         The panel, and the fields of `Sums`, then ``lin``, ``itself`` and the number of positives of `_Row`, ``[b]``
@@ -203,26 +218,34 @@ def _sum(logits: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]
             exponentials.scatter_(1, column, 0.0)
         _clear(exponentials, batch, here)
         return Panel(exponentials, none, column), [exponentials.sum(1), pos, *[none] * 6]
-    positive = _clear(_positive(targets, here, batch.embeddings.shape[0], logits), batch, here)
+    positive = _clear(_positive(batch, here, logits, ranks), batch, here)
     number = positive.sum(1)
     if rule.terms == "binary":
-        exponentials = logits.mul_(torch.rsub(positive, 1, alpha=2)).exp2_()
-        losses = exponentials.log1p()
+        sign = torch.rsub(positive, 1, alpha=2)
+        exponentials = logits.mul_(sign).exp2_()
+        if backward:
+            return Panel(exponentials, none, positive), []
+        losses = torch.log1p(exponentials, out=sign)
         own = losses * positive
         neg = _clear(losses.sub_(own), batch, here).sum(1)
         return Panel(exponentials, none, positive), [neg, own.sum(1), *[none] * 5, number]
     if rule.terms == "epsilon":
         return _guarded(logits, positive, number, batch, here)
     lone = _lone(number, batch)
-    if not lone and rule.terms == "out" and rule.denominator != "one_positive":
-        mean = torch.linalg.vecdot(logits, positive).div_(number.clamp(min=1))
-        lin = torch.linalg.vecdot(logits - mean.unsqueeze(1), positive)
-    exponentials = logits.exp2_()
-    own = exponentials * positive
-    negative = _clear(exponentials - own, batch, here)
+    if not (lone or backward) and rule.terms == "out" and rule.denominator != "one_positive":
+        own = logits * positive
+        mean = own.sum(1).div_(number.clamp(min=1))
+        lin = own.addcmul_(positive, mean.unsqueeze(1), value=-1).sum(1)
+        exponentials = logits.exp2_()
+        torch.mul(exponentials, positive, out=own)
+    else:
+        exponentials = logits.exp2_()
+        own = exponentials * positive
+    shared = rule.denominator == "one_positive" and not lone
+    negative = _clear(exponentials - own if shared else exponentials.sub_(own), batch, here)
     neg, pos = negative.sum(1), own.sum(1)
     missed = first = second = none
-    if rule.denominator == "one_positive" and not lone:
+    if shared:
         odds = neg.unsqueeze(1) / exponentials
         whole = odds + 1
         if rule.terms == "out":
@@ -264,10 +287,10 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     scaled, columns = scale_both(batch, LN2)
     rows, turned = scaled.rows, columns.rows.T
     count, width = rows.shape[0], turned.shape[1]
-    parts, kept, across, lone = [], [], None, None
+    parts, kept, across, lone, ranks = [], [], None, None, _ranks(batch)
     for start in range(0, count, plan.rows):
         here = slice(start, min(start + plan.rows, count))
-        panel, part = _sum((rows if plan.rows >= count else rows[here]) @ turned, batch, here)
+        panel, part = _sum((rows if plan.rows >= count else rows[here]) @ turned, batch, here, ranks)
         parts.append(part)
         lone = panel.lone
         if batch.references.mutual:
@@ -314,10 +337,10 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     weights = formulas.weights(batch.rule, grad, Sums(*sums), some, negatives, lone)
 
     def weighed() -> Iterator[tuple[slice, Tensor]]:
-        count = rows.shape[0]
+        count, ranks = rows.shape[0], None if saved.kept else _ranks(batch)
         for place, start in enumerate(range(0, count, plan.rows)):
             here = slice(start, min(start + plan.rows, count))
-            panel = saved.kept[place] if saved.kept else _sum(rows[here] @ turned, batch, here)[0]
+            panel = saved.kept[place] if saved.kept else _sum(rows[here] @ turned, batch, here, ranks, True)[0]
             yield here, _weigh(panel, weights, batch, here)
 
     return pulled(weighed(), saved, batch, size, LN2)
@@ -330,7 +353,7 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
     negative, level = _column(weights.negative, here), _column(weights.level, here)
     if rule.terms == "binary":
         exponentials = panel.negative
-        weight = torch.lerp(negative, level, panel.positive).mul_(exponentials).div_(exponentials + 1)
+        weight = torch.lerp(negative, level, panel.positive).mul_(exponentials).div_(exponentials.add_(1))
         return both_ways(_clear(weight, batch, here), batch)
     slope = level if kind in ("partners", "none") else _column(weights.slope, here)
     symmetric = batch.references.embeddings is None and level.shape[0] == count and kind in ("labels", "partners")
