@@ -10,6 +10,7 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -147,7 +148,7 @@ def foreign_imports(source: str, depth: int, allowed: set[str]) -> list[str]:
         allowed: other top-level packages that the module may import.
     """
     foreign = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         match node:
             case ast.Import(names=names):
                 imported = [alias.name for alias in names]
@@ -222,13 +223,19 @@ LAYERS = (
 """The subpackages of ``conformance/`` in layers: each layer but the last two imports only from earlier layers."""
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """Parse a module, once for all tests."""
+    return ast.parse(source)
+
+
 def own_imports(root: Path) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
     """The modules of a package and, for each, the modules of the same package that it imports, as tuples of names."""
     files = {path.relative_to(root).with_suffix("").parts: path for path in root.rglob("*.py")}
     found: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for module, path in files.items():
         found[module] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.level:
                 base = (*module[: -node.level], *(node.module.split(".") if node.module else ()))
                 for name in ((*base, alias.name) for alias in node.names):
@@ -254,7 +261,7 @@ def test_conformance_imports_only_earlier_layers() -> None:
 
 def test_conformance_catches_no_import_error_of_its_own_modules() -> None:
     for path in sorted(folder(conformance).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             if not isinstance(node, ast.Try) or not any(
                 handler.type is not None and "ImportError" in ast.unparse(handler.type) for handler in node.handlers
             ):

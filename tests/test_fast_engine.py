@@ -339,12 +339,12 @@ def test_references_equal_the_plain_formulas(forms: list[str]) -> None:
             )
 
 
-def test_references_are_right_at_every_temperature() -> None:
+@part_or_all
+def test_references_are_right_at_every_temperature(step: int) -> None:
     z, bank, labels, ref_labels = normal(5), normal(9, seed=8), torch.arange(5) % 2, torch.arange(9) % 3
     own = torch.tensor([8, -1, 1, 0, 3])
-    for temperature, similarity, (name, loss) in itertools.product(TEMPERATURES, SIMILARITIES, LABELLED.items()):
-        if name == "epsilon":
-            continue
+    losses = [(name, loss) for name, loss in LABELLED.items() if name != "epsilon"]
+    for similarity, (name, loss), temperature in part(itertools.product(SIMILARITIES, losses, TEMPERATURES), step, 3):
 
         def call(z: Tensor, w: Tensor, f: Call = loss, **o: Any) -> Tensor:
             return f(z, labels, ref_embeddings=w, ref_labels=ref_labels, self_rows=own, **o)
@@ -949,15 +949,19 @@ def test_buffers_are_usable_inside_and_outside_inference_mode(form: str) -> None
 STEEP = {"moderate": 0.1, "steep": 2e-3}
 
 
+@part_or_all
 @pytest.mark.parametrize("temperature", list(STEEP.values()), ids=list(STEEP))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("form", KINDS_FIRST)
-def test_upstream_gradients_of_any_size_are_applied(form: str, dtype: torch.dtype, temperature: float) -> None:
+def test_upstream_gradients_of_any_size_are_applied(
+    form: str, dtype: torch.dtype, temperature: float, step: int
+) -> None:
     z = normal(10, dtype=dtype)
     sizes = (1e-30, 1e-36, 1e30, 1e36, 0.0) if dtype == torch.float32 else (1e-290, 1e290, 0.0)
-    for name, loss, target in cases(10):
-        if not name.endswith(("unsorted and extreme", "mask", "shuffled views", "stacked_partners")):
-            continue
+    kinds = ("unsorted and extreme", "mask", "shuffled views", "stacked_partners")
+    chosen = [case for case in cases(10) if case[0].endswith(kinds)]
+    first = 2 * list(ENGINES).index(form) + (dtype == torch.float32) + 2 * (temperature < 0.1)
+    for name, loss, target in part(chosen, step, first):
         rows = z.clone().requires_grad_()
         with engine(form) as backend:
             values = loss(rows, target, reduction="none", temperature=temperature, backend=backend)
@@ -1044,9 +1048,10 @@ NORMS = {
 }
 
 
+@pytest.mark.parametrize("forms", [SEAMS, pytest.param(list(ENGINES), marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("temperature", list(STEEP.values()), ids=list(STEEP))
 @pytest.mark.parametrize("dtype", list(NORMS))
-def test_rows_of_extreme_norm_are_right(dtype: torch.dtype, temperature: float) -> None:
+def test_rows_of_extreme_norm_are_right(dtype: torch.dtype, temperature: float, forms: list[str]) -> None:
     """For very long and very short rows, the gradient equals the gradient of the unit row divided by the norm."""
     lengths = torch.tensor(NORMS[dtype] + NORMS[dtype][:3], dtype=torch.float64)
     unit = F.normalize(normal(10))
@@ -1057,7 +1062,7 @@ def test_rows_of_extreme_norm_are_right(dtype: torch.dtype, temperature: float) 
             continue
         options: dict[str, Any] = {"temperature": temperature, "similarity": "cosine"}
         values, true_grad = both(loss, unit, target, backend="exact", **options)
-        for form in ENGINES:
+        for form in forms:
             with engine(form) as backend:
                 found, found_grad = both(loss, z, target, backend=backend, **options)
             assert_near(found, values, tight, f"values: {name}, {form}")

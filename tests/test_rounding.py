@@ -109,9 +109,9 @@ def with_numpy(embeddings: Any, labels: Any, temperature: float = 0.07) -> Any:
     ("function", "loss", "arrays"),
     [
         (with_cross_entropy, "nt_xent", "torch"),
-        (with_gather, "nt_xent", "torch"),
+        pytest.param(with_gather, "nt_xent", "torch", marks=pytest.mark.slow),
         (with_log_softmax, "supcon", "torch"),
-        (with_einsum, "supcon", "torch"),
+        pytest.param(with_einsum, "supcon", "torch", marks=pytest.mark.slow),
         (with_binary_cross_entropy, "nt_bxent", "torch"),
         (with_numpy, "supcon", "numpy"),
     ],
