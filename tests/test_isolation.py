@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -108,13 +108,23 @@ def expected(error: str) -> dict[tuple[str, str], tuple[str, str]]:
     return {(case, dtype): end for case, end in cases.items() for dtype in ("float64", "float32")}
 
 
+def each(names: Iterable[str], quick: Collection[str]) -> list[Any]:
+    """Every target by its name, and imported: a few in every run, the others in ``make test-all``."""
+    return [
+        pytest.param(name, imported, id=f"{name}-{way}", marks=[pytest.mark.slow] * (imported and name not in quick))
+        for name in names
+        for imported, way in ((False, "named"), (True, "imported"))
+    ]
+
+
 def target(name: str, imported: bool) -> Any:
     spec = f"{HOSTILE}:{name}"
     return children.find(spec) if imported else spec
 
 
-@pytest.mark.parametrize("imported", [False, True], ids=["named", "imported"])
-@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize(
+    ("name", "imported"), each(ERRORS, ("segfaults", "kills_its_parent", "blocks_the_alarm", "raises_markup"))
+)
 def test_error_of_a_hostile_target_is_reported_and_other_cases_are_judged(name: str, imported: bool) -> None:
     start = time.monotonic()
     result = check_loss(target(name, imported), "supcon", cases=CASES, limit=0.5)
@@ -123,8 +133,7 @@ def test_error_of_a_hostile_target_is_reported_and_other_cases_are_judged(name: 
     assert time.monotonic() - start < 20
 
 
-@pytest.mark.parametrize("imported", [False, True], ids=["named", "imported"])
-@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.parametrize(("name", "imported"), each(HARMLESS, ("exits_at_the_end", "changes_the_process")))
 def test_target_that_interferes_conforms_if_its_values_are_right(
     name: str, imported: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
