@@ -29,7 +29,7 @@ from pairproof.conformance.judge.check import SAME, CheckResult, check_loss
 from pairproof.conformance.judge.fresh import LARGE, FreshBatch, _factors, _Plans, draw, with_proof
 from pairproof.conformance.judge.levels import Level, level_of
 from pairproof.conformance.judge.options import RANDOM_BATCHES, Batch, Request, UsageError
-from pairproof.conformance.judge.shrink import Shrunk, shrunk
+from pairproof.conformance.judge.shrink import Shrunk, _with_others, shrunk
 from pairproof.conformance.maintain.add import make_case
 from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.suite.catalogue import LOSSES
@@ -329,6 +329,16 @@ def test_failing_batch_is_shrunk() -> None:
     both = judged(changed_if(lambda z, y: len(z) > 4), 1, BATCHES, "golden/supcon/two-positives", dtypes="float64")
     assert both.shrunk is None
     assert {check.case for check in both.failures} > {"golden/supcon/two-positives"}
+
+
+def test_references_are_removed_beside_anchors_without_an_own_row() -> None:
+    arguments = {"labels": [0, 1, 0], "ref_labels": [0, 1, 0, 0, 1, 0], "self_rows": [0, -1, -1]}
+    references = {"ref_embeddings": np.vstack([np.eye(3), -np.eye(3)])}
+    case = Case("options/mine", "supcon", np.eye(3), arguments, {}, references)
+    found = _with_others(case, "ref_embeddings", [0, 2, 4])
+    assert found is not None
+    assert found.arguments == {"labels": [0, 1, 0], "ref_labels": [0, 0, 1], "self_rows": [0, -1, -1]}
+    assert _with_others(case, "ref_embeddings", [1, 2]) is None
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])

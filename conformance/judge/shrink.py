@@ -187,8 +187,11 @@ def _with_rows(case: Case, kept: Sequence[int]) -> Case | None:
 
 
 def _with_others(case: Case, name: str, kept: Sequence[int]) -> Case | None:
-    """Return the case with some of its references or negatives, or None if a partner or a self row is not kept."""
-    place = {row: k for k, row in enumerate(kept)}
+    """Return the case with some of its references or negatives, or None if a partner or a self row is not kept.
+
+    A self row of -1 stays -1: the anchor is not among the references.
+    """
+    place = {-1: -1, **{row: k for k, row in enumerate(kept)}}
     arguments = dict(case.arguments)
     if name == "ref_embeddings":
         if any(row not in place for key in ("partners", "self_rows") for row in arguments.get(key, ())):
