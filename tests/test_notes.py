@@ -219,6 +219,29 @@ def finite_exponentials(c: Noted, dtype: str) -> bool:
 
 RULES: list[Rule] = [
     # Whole sentences.
+    (
+        rf"Dot products are {POWER}, and logits {POWER}, beyond the range of (float\d\d)",
+        lambda c, j, k, dtype: (
+            near(np.abs(c.products).max(), 2.0 ** int(j))
+            and near(np.abs(c.logits).max(), 2.0 ** int(k))
+            and 2.0 ** int(k) > float(np.finfo(dtype).max)
+        ),
+    ),
+    (
+        r"The loss of the first (two) anchors is ln (\d+)",
+        lambda c, n, x: all(near(c.results[i], math.log(int(x))) for i in c.anchors[: number(n)]),
+    ),
+    (
+        rf"Single products of an anchor's entries with the queue's are {POWER}, beyond the range of (float\d\d)",
+        lambda c, k, dtype: (
+            (np.abs(c.case.embeddings[:, None] * c.case.others["negatives"]).max(2) == 2.0 ** int(k)).all()
+            and 2.0 ** int(k) > float(np.finfo(dtype).max)
+        ),
+    ),
+    (
+        r"They cancel, so that every logit of the queue is (\d+)",
+        lambda c, x: (c.logits[c.member & ~c.mask] == int(x)).all(),
+    ),
     (r"Without positives it (?:is counted as|has the value) 0", lambda c: c.results[0] == 0 == c.positives[0]),
     (
         r"the second row, which has no negative, is NaN",
