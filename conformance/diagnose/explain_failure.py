@@ -195,7 +195,7 @@ class Failure:
         if not gradient or self.outcome.gradient is None:
             return found
         slopes = [torch.autograd.grad(value.sum(), self.rows, retain_graph=True)[0] for value in pair]
-        parts = (slopes[0] - slopes[1]).split([len(matrix) for matrix in case.matrices.values()])
+        parts = torch.split(slopes[0] - slopes[1], [len(matrix) for matrix in case.matrices.values()])
         effects = dict(zip(case.matrices, parts, strict=True))
         gradients = {name: rows - effects[name].numpy() for name, rows in _gradients(case, self.outcome).items()}
         return replace(found, gradient=gradients.pop(case.first), other_gradients=gradients)
