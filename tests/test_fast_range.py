@@ -16,6 +16,7 @@ import torch
 from flint import arb, ctx
 
 from pairproof import fast
+from tests.each import each
 
 Tensor = torch.Tensor
 BITS = 3600
@@ -301,11 +302,9 @@ DOT_NORMS = {
 }
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:]
-)
 @pytest.mark.parametrize("temperature", [1e-3, *(pytest.param(t, marks=pytest.mark.slow) for t in (0.07, 1.0)), 1e3])
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@each("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@each("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 def test_value_and_gradient_are_right_over_the_range(
     loss: Loss, similarity: str, temperature: float, dtype: torch.dtype

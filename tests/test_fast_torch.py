@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -573,6 +572,8 @@ def test_modules_are_exported(strict: bool) -> None:
 @quick_backends
 def test_one_graph_serves_every_temperature(backend: str) -> None:
     """A number that changes is compiled twice: as a constant, then as a variable."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds, in every process that collects tests
+
     counter = CompileCounterWithBackend("aot_eager")
 
     def call(z: Tensor, temperature: float) -> Tensor:
@@ -949,7 +950,7 @@ def test_tiles_and_panels_of_an_accelerator_are_bounded() -> None:
             assert min(found.rows, count) * min(found.columns, count) <= most
 
 
-@pytest.mark.parametrize("name", ["nt_xent", "supcon_loss labels", "references"])
+@pytest.mark.parametrize("name", slow_except(["references"], ["nt_xent", "supcon_loss labels", "references"]))
 def test_no_tensor_of_a_second_derivative_grows_with_the_square_of_the_rows(name: str) -> None:
     loss, given = LARGE[name]
     z = normal(MANY, DIM).requires_grad_()
