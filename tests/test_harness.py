@@ -130,6 +130,27 @@ def test_weights_sum_to_zero_over_the_contrasted_columns(case: Case) -> None:
         outside = [j for j in range(case.shape[1]) if j not in members]
         assert not found[i, outside].any()
         assert found[i, members].all()
+    np.testing.assert_allclose(found, truth(case).weights, rtol=1e-13, atol=1e-16)
+    # The squares of these rows overflow.
+    others = {name: matrix * 2.0**700 for name, matrix in case.others.items()}
+    np.testing.assert_array_equal(weights(replace(case, embeddings=case.embeddings * 2.0**700, others=others)), found)
+
+
+def test_weights_are_zero_if_a_mean_is_nan() -> None:
+    alone = replace(CASE, arguments={"labels": [0, 0, 1, *range(3, CASE.n)]}, keywords={"no_positive": "nan"})
+    assert alone.undefined()
+    assert not weights(alone).any()
+    for reduction in ("sum", "none"):
+        assert weights(replace(alone, keywords={"no_positive": "nan", "reduction": reduction})).any()
+
+
+def test_several_processes_find_the_same_checks_in_the_same_order() -> None:
+    chosen = Selection(losses=("info_nce",), implementations=("fast-dense",), dtypes=("float64",))
+    one, two = (run(replace(chosen, processes=processes)).checks for processes in (1, 2))
+    assert len(one) > 50
+    assert two == one
+    golden = [check.case for check in one if check.case.startswith("golden/")]
+    assert golden == [found.id for found in load_golden(losses=["info_nce"]) if found.id in golden]
 
 
 def test_dtype_must_represent_every_matrix_exactly() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..suite.cases import Case
 from ..suite.records import Outcome, Truth
-from ..truth.baseline import similarities
+from ..truth.baseline import scaled_similarities
 from ..truth.compare import compare
 from ..truth.tolerances import bounds
 
@@ -378,11 +378,7 @@ def stacked_views(case: Case, rows: Tensor) -> tuple[Tensor, ...]:
 
 def logits(case: Case) -> npt.NDArray[np.float64]:
     """Similarities divided by the temperature, in the shape of the case, diagonal included."""
-    given = case.matrices
-    if case.option("similarity") == "cosine":
-        given = {name: z / np.max(np.abs(z), axis=1, keepdims=True) for name, z in given.items()}
-    found = similarities(case, {name: torch.tensor(z) for name, z in given.items()})
-    return np.asarray(found.numpy() / case.temperature)
+    return scaled_similarities(case) / case.temperature
 
 
 def labels_of(case: Case) -> tuple[list[int], list[int] | None]:

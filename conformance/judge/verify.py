@@ -150,13 +150,13 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
     report.cases_chosen, report.cases_left_out = len(cases), len(left_out)
     report.dtypes_left_out = [] if selection.dtypes else [name for name in DTYPES if not selection.takes_dtype(name)]
     jobs = [partial(judge_case, case, stored[case], implementations, selection) for case in cases]
-    with _shared_out(jobs, selection) as results:
+    with _shared_out(jobs, cases, selection) as results:
         # Meanwhile the other processes judge the first cases.
         if any(i.name == "reference" for i in implementations) and selection.takes_dtype("float64"):
             _judge_documents(report, progress)
         _check_cases(selection, {case.id for case in cases} | {check.case for check in report.checks}, stored)
-        for checks in tracked("cases", results, len(jobs), progress):
-            report.checks += checks
+        found = dict(tracked("cases", results, len(jobs), progress))
+        report.checks += chain.from_iterable(found[k] for k in range(len(jobs)))
     if not report.judged:
         reasons = Counter(check.message for check in report.checks).most_common(1)
         why = f"every check was skipped: {reasons[0][0]}" if reasons else "no implementation has the selected dtypes"
@@ -300,29 +300,44 @@ def predicted(kinds: Sequence[type[Implementation]], stored: Mapping[Case, Golde
     return list(chain.from_iterable(checks))
 
 
+AT_ONCE = 8
+"""Largest number of cases of the same shape that a process judges before it gets others."""
+
 _jobs: Sequence[Callable[[], list[Check]]] = ()
 """The jobs of :func:`_shared_out`. Forked processes inherit them, with the loaded implementations."""
 
 
-def _job(k: int) -> list[Check]:
-    return _jobs[k]()
+def _done(part: Sequence[int]) -> list[tuple[int, list[Check]]]:
+    return [(k, _jobs[k]()) for k in part]
 
 
 @contextmanager
-def _shared_out(jobs: Sequence[Callable[[], list[Check]]], selection: Selection) -> Iterator[Iterator[list[Check]]]:
-    """Run the jobs, in several processes if that is faster and safe; the results come in the order of the jobs."""
+def _shared_out(
+    jobs: Sequence[Callable[[], list[Check]]], cases: Sequence[Case], selection: Selection
+) -> Iterator[Iterator[tuple[int, list[Check]]]]:
+    """Run the job of each case, in several processes if that is faster and safe.
+
+    Yields:
+        The position of each job and its result, in any order.
+    """
     global _jobs
     _jobs = jobs
+    # JAX compiles a loss for each shape in each process. Large cases come first, so that no process ends much later.
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for k, case in enumerate(cases):
+        alike.setdefault(case.embeddings.shape, []).append(k)
+    parts = [ks[start : start + AT_ONCE] for ks in alike.values() for start in range(0, len(ks), AT_ONCE)]
+    parts.sort(key=lambda ks: sum(cases[k].size for k in ks), reverse=True)
     processes = selection.processes or os.cpu_count() or 1
     # An accelerator's context does not survive a fork.
     if processes == 1 or len(jobs) < 50 or selection.device != "cpu" or sys.platform != "linux":
-        yield map(_job, range(len(jobs)))
+        yield chain.from_iterable(map(_done, parts))
         return
     # The garbage collector need not traverse what is loaded already, in any of the processes.
     gc.freeze()
     try:
         with multiprocessing.get_context("fork").Pool(processes) as pool:
-            yield pool.imap(_job, range(len(jobs)), chunksize=8)
+            yield chain.from_iterable(pool.imap_unordered(_done, parts))
     finally:
         gc.unfreeze()
 

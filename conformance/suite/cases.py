@@ -215,19 +215,32 @@ class Case:
         chosen = self.option("anchors")
         return [i for i in range(self.shape[0]) if chosen is None or chosen[i]]
 
+    @once
+    def positive_counts(self) -> list[int]:
+        """|P(i)| of every row that may be an anchor."""
+        counts: list[int] = (self.member_array() & self.positive_array()).sum(axis=1).tolist()
+        return counts
+
+    @once
+    def member_counts(self) -> list[int]:
+        """|A(i)| of every row that may be an anchor."""
+        counts: list[int] = self.member_array().sum(axis=1).tolist()
+        return counts
+
+    @once
     def undefined(self) -> set[int]:
         """The anchors whose value is NaN because of ``no_positive`` or ``no_negative``; no other value is NaN."""
-        positives, members, policy = self.positives(), self.members(), self.option("no_positive")
+        positives, members, policy = self.positive_counts(), self.member_counts(), self.option("no_positive")
         # A loss without the option ``denominator`` applies ``no_negative`` to every anchor.
         applies = self.option("no_negative") == "nan" and self.option("denominator") in (None, "only_negatives")
         without = {i for i in self.anchors() if policy and not positives[i]}
-        found = {i for i in self.anchors() if applies and len(positives[i]) == len(members[i])} - without
+        found = {i for i in self.anchors() if applies and positives[i] == members[i]} - without
         return found | without if policy == "nan" else found
 
     @once
     def counted(self) -> list[int]:
         """The anchors that reduction "none" returns: all, except those that ``no_positive="drop"`` leaves out."""
-        positives = self.positives()
+        positives = self.positive_counts()
         return [i for i in self.anchors() if positives[i] or self.option("no_positive") != "drop"]
 
 

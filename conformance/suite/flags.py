@@ -34,16 +34,15 @@ class Facts:
     def __init__(self, case: Case) -> None:
         self.case = case
         mask = case.positive_array()
-        self.members: list[int] = case.member_array().sum(axis=1).tolist()
-        self.positives: list[int] = (case.member_array() & mask).sum(axis=1).tolist()
+        self.members, self.positives = case.member_counts(), case.positive_counts()
         self.negatives = [m - p for m, p in zip(self.members, self.positives, strict=True)]
         self.rows = np.concatenate(list(case.matrices.values())) + 0.0
-        self.norms = [math.hypot(*row) for row in self.rows]
+        self.norms = [math.hypot(*row) for row in self.rows.tolist()]
         self.longest, self.shortest = max(self.norms), min((x for x in self.norms if x), default=0.0)
         self.anchors = case.anchors()
         counts = [views for views in (2, 3, 4) if case.n % views == 0]
         self.first_views = [list(rows) for v in counts for rows in (range(case.n // v), range(0, case.n, v))]
-        self.mutual = mask.shape[0] == mask.shape[1] and bool((mask == mask.T).all())
+        self.mutual = mask.shape[0] == mask.shape[1] and np.array_equal(mask, mask.T)
         self.given: dict[str, Any] = {**case.arguments, **case.others, **case.keywords}
         self.labels = [*self.given.get("labels", [0]), *self.given.get("ref_labels", [])]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from ..suite.cases import Case
@@ -53,9 +54,18 @@ def with_gradient_in(outcome: Outcome, dtype: str) -> Outcome:
 
 def plain_weights(case: Case) -> Matrix:
     """The derivative of the loss with respect to each similarity, of the case's ``shape``, in float64."""
-    s = similarities(case, {name: torch.tensor(matrix) for name, matrix in case.matrices.items()}).requires_grad_()
+    s = torch.from_numpy(scaled_similarities(case)).requires_grad_()
     (found,) = torch.autograd.grad(_reduced(case, s)[0].sum(), s)
     return found.numpy()
+
+
+def scaled_similarities(case: Case) -> Matrix:
+    """The similarity matrix, of the case's ``shape``, in float64; no norm overflows under cosine."""
+    given = case.matrices
+    if case.option("similarity") == "cosine":
+        given = {name: z / np.max(np.abs(z), axis=1, keepdims=True) for name, z in given.items()}
+    found: Matrix = similarities(case, {name: torch.from_numpy(z) for name, z in given.items()}).numpy()
+    return found
 
 
 def _single(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -305,7 +305,7 @@ def _by_matrix(case: Case, pairs: Matrix) -> Iterator[tuple[str, Matrix, str]]:
 
 
 def _norms(matrix: Matrix) -> Matrix:
-    return np.array([math.hypot(*row) for row in matrix])
+    return np.array([math.hypot(*row) for row in matrix.tolist()])
 
 
 def _lengths(case: Case) -> dict[str, Matrix]:
