@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,17 @@ def test_epsilon_that_only_affects_extreme_logits_fails_at_range(target: Any, le
     assert words in check.message
     for text, found in (("count at the level range", notes), ("beside numbers below 9e-05, it", check.message)):
         assert (text in found) is (level is RANGE)
+
+
+def test_finite_value_where_nan_is_required_is_not_taken_for_a_tiny_epsilon() -> None:
+    settings = {"no_positive": "nan", "reduction": "mean"}
+    case = replace(OPPOSITE, arguments={"labels": [0, 0, 1, 1, 2]}, keywords={**OPPOSITE.keywords, **settings})
+    request = Request(with_epsilon(1e-20, 1e-20), "supcon", settings=settings)
+    golden = with_proof(case)
+    with closing(checking.load_target(request, ())) as loaded:
+        (check,) = checking.judge_target(request, loaded, case, golden, ("float64",), ())
+    assert (check.status, check.level) == (Status.FAILED, level_of_case(case, golden))
+    assert check.level is not RANGE
 
 
 def test_failures_above_the_level_are_counted_with_one_example(capsys: pytest.CaptureFixture[str]) -> None:
