@@ -77,8 +77,8 @@ class Plan:
     regimes: tuple[tuple[str, tuple[int, ...]], ...] = (("default", ()), ("tuned", (256, 1024, 4096)))
     memory_sizes: tuple[int, ...] = (4096, 8192)
     memory_forms: tuple[str, ...] = tuple(FORMS)
-    rounds: int = 15
-    pair_seconds: float = 6.0
+    rounds: int = 11
+    pair_seconds: float = 4.0
     sample_seconds: float = 0.02
     errors_up_to: int = 1024
     temperatures: tuple[float, ...] = accuracy.TEMPERATURES

@@ -229,7 +229,7 @@ def test_other_forms_are_counted_with_more_operations() -> None:
 def test_slow_peers_get_fewer_rounds() -> None:
     job = jobs.FULL.timings()[0] | {"errors_up_to": 0}
     timing = measure._Timing(job, 32, measure.Clock(), {})
-    assert [timing.rounds(seconds) for seconds in (0.01, 1.0, 11.0, 100.0)] == [15, 6, 3, 1]
+    assert [timing.rounds(seconds) for seconds in (0.01, 1.0, 11.0, 100.0)] == [11, 4, 3, 1]
 
 
 class FixedDeviceClock(FixedClock):
