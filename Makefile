@@ -80,7 +80,7 @@ verify: $(VENV_STAMP) $(PEERS_STAMP) ## check every figure and implementation (D
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, except slow ones (ARGS is for pytest)
-	@echo "test: pytest on tests/ without tests/kernels and without slow tests; six minutes on two cores"
+	@echo "test: pytest on tests/ without tests/kernels and without slow tests; four minutes on two cores"
 	@$(PYTEST) --ignore=tests/kernels $(ARGS) tests
 
 test-all: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, including slow ones

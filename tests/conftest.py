@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,12 +69,14 @@ def verdict_only(without_reasons: None, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
-def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run targets in this process, for tests of verdicts: forking twice takes longer than a small check.
 
-    A test that also requests ``own_process`` keeps the process of the target.
+    A test that also requests ``own_process`` keeps the process of the target. Modules in the folders of targets are
+    removed after the test, because a later test may have another module of the same name.
     """
     if "own_process" in request.fixturenames:
+        yield
         return
     from pairproof.conformance.implementations import child
 
@@ -95,7 +99,14 @@ def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
                 answer = {"error": child.described(error), "late": isinstance(error, child.Overtime)}
             return self._result(json.loads(json.dumps(answer)), "result")
 
+    folders, names = list(sys.path), set(sys.modules)
     monkeypatch.setattr(child, "Child", Here)
+    monkeypatch.setattr(sys, "path", list(folders))
+    yield
+    for name in set(sys.modules) - names:
+        file = getattr(sys.modules[name], "__file__", None)
+        if "." not in name and file and Path(file).name != "__init__.py" and str(Path(file).parent) not in folders:
+            del sys.modules[name]
 
 
 @pytest.fixture
