@@ -132,9 +132,9 @@ def bench(
     """Measure time, errors and memory of pairproof.fast, plain torch and the peers.
 
     A form is a loss with one way of giving its positives. Every form is measured in its own process with one thread,
-    once per allocator. Samples of different implementations alternate, and ratios are medians over neighbouring
-    samples. An implementation is timed only if its float64 value is right. A full run takes up to an hour, a quick run
-    less than three minutes.
+    once per allocator; peers run with the default allocator, up to N = 4096. Samples of different implementations
+    alternate, and ratios are medians over neighbouring samples. An implementation is timed only if its float64 value is
+    right. A full run takes up to an hour, a quick run less than three minutes.
 
     With --device cuda, a GPU is measured, with other sizes, columns and dtypes, each in its own process. Peers whose
     matrices do not fit into the memory of the GPU are not measured.

@@ -45,6 +45,9 @@ GRADIENT_ROWS = 512
 QUICK_SIZES = (64, 256, 1024)
 """Numbers of rows of a quick run, and of drawn combinations in a full run."""
 
+PEERS_UP_TO = 4096
+"""Number of rows up to which peers are timed on a CPU, with the default allocator, unless sizes are selected."""
+
 CAPTURED_UP_TO = 4096
 """Number of rows up to which a step on a GPU is also replayed as a CUDA graph: launching kernels dominates there."""
 
@@ -99,20 +102,27 @@ class Plan:
         return job | {"temperature": TEMPERATURE, "device": self.device, "backend": self.backend} | more
 
     def timings(self) -> list[Job]:
-        """Return the timing jobs: one per form, number of columns, dtype and regime; on a GPU also per size."""
+        """Return the timing jobs: one per form, number of columns, dtype and regime; on a GPU also per size.
+
+        On a CPU, sizes without peers have a job of their own. Plain torch is measured at every size.
+        """
         found = []
         for form, d, dtype, (regime, only) in product(self.forms, self.columns, self.dtypes, self.regimes):
             sizes = [n for n in self.sizes if n in only or not only]
             if form in CORNERS and self.sizes == Plan.sizes:
                 sizes = list(QUICK_SIZES)
-            for some in [sizes] if self.on_cpu else [[n] for n in sizes]:
+            small = [n for n in sizes if self.sizes != Plan.sizes or (regime == "default" and n <= PEERS_UP_TO)]
+            parts = [small, [n for n in sizes if n not in small]] if self.on_cpu else [[n] for n in sizes]
+            for some in filter(None, parts):
                 job = self._job("time", form, regime=regime, sizes=some)
                 job |= {} if form in CORNERS else {"d": d, "dtype": dtype}
                 job |= {key: getattr(self, key) for key in ("rounds", "pair_seconds", "sample_seconds")}
                 job["errors_up_to"] = self.errors_up_to if regime == "default" else 0
                 job["gradient_rows"] = GRADIENT_ROWS if max(some) > LARGE else None
                 job["captured"] = 0 if self.on_cpu else CAPTURED_UP_TO
-                job["names"] = names_for(form, self.device, dtype)
+                job["names"] = (
+                    names_for(form, self.device, dtype) if some is small or not self.on_cpu else [OURS, PLAIN]
+                )
                 if not self.full:
                     skipped = () if form == PAIRWISE else (SLOWEST,)
                     beside = job["names"] if form in (*TWO_VIEW, PAIRWISE) else (OURS, PLAIN)

@@ -31,7 +31,7 @@ Samples = npt.NDArray[np.float64]
 Shapes = dict[str, tuple[int, int | None, int | None]]
 
 LEAST_ROUNDS = 3
-SLOW_SECONDS = 12.0
+SLOW_SECONDS = 4.0
 """Minimum number of rounds, and duration of a round above which there may be only one."""
 
 ROWS_TO_CHECK = 4096

@@ -49,7 +49,8 @@ def test_the_plan_has_every_loss_way_and_size() -> None:
     }
     assert len(quick) == len(names)  # one process for each form
     for job in jobs.FULL.timings():
-        assert job["names"] == peers.names_for(job["form"])
+        with_peers = job["regime"] == "default" and max(job["sizes"]) <= 4096
+        assert job["names"] == (peers.names_for(job["form"]) if with_peers else [peers.OURS, peers.PLAIN])
     peers_of = {job["form"]: set(job["names"]) for job in quick}
     beside = {peers.NT_XENT, peers.SUPCON, peers.PAIRWISE}  # peers have goals there
     assert all(peers_of[form] == {peers.OURS, peers.PLAIN} for form in names - beside)
@@ -229,7 +230,7 @@ def test_other_forms_are_counted_with_more_operations() -> None:
 def test_slow_peers_get_fewer_rounds() -> None:
     job = jobs.FULL.timings()[0] | {"errors_up_to": 0}
     timing = measure._Timing(job, 32, measure.Clock(), {})
-    assert [timing.rounds(seconds) for seconds in (0.01, 1.0, 11.0, 100.0)] == [11, 4, 3, 1]
+    assert [timing.rounds(seconds) for seconds in (0.01, 1.0, 11.0, 100.0)] == [11, 4, 1, 1]
 
 
 class FixedDeviceClock(FixedClock):
