@@ -217,19 +217,19 @@ def _write(write: Callable[[Path], object], path: Path) -> None:
 @with_options(Selection, tables.RunPrinting)
 def verify(
     public: Annotated[
-        bool, typer.Option("--public", help="Judge the recorded answers of the public losses instead.")
+        bool, typer.Option("--public", help="Judge only the losses of public repositories, by their recorded answers.")
     ] = False,
     **options: Any,
 ) -> None:
-    """Check every implementation, and every figure that the five documents print.
+    """Check every implementation, and every number that five published documents print.
 
-    A figure is a number that a document prints. The reference recomputes each figure with interval arithmetic. A figure
-    that is not reproduced is called an artefact; its recorded explanation is checked. The claims that the documents
-    make in words are tested. Every implementation is compared with the proved value and gradient of every case that it
-    supports.
+    A number that a document prints is called a figure. The reference recomputes each figure with interval arithmetic. A
+    figure that is not reproduced is called an artefact; its recorded explanation is checked. The claims that the
+    documents make in words are tested. Every implementation is compared with the proved value and gradient of every
+    case that it supports.
 
     Exit codes: 0 everything holds and the expected number of checks ran, 1 something does not hold, 2 invalid command
-    line, 3 could not run: something that was named is not available, or no result could be compared.
+    line, 3 could not run: something that the options request is not available, or no result could be compared.
 
     Examples:
         pairproof verify
@@ -276,16 +276,17 @@ def check(
 ) -> None:
     """Check a loss of your own.
 
-    The values and gradients of the loss are compared with the proved ones of every case that it supports. If the loss
-    has a parameter named like an option, such as no_positive, it is assumed to support all values, and receives that of
-    the case. Otherwise it is assumed to compute the default, or the value that --set claims. Other cases are skipped;
-    the report counts them by reason.
+    The values and gradients of the loss are compared with the proved values and gradients of every case that it
+    supports. If the loss has a parameter with the name of an option, such as no_positive, it is assumed to support all
+    values of this option, and is called with the value of each case. Otherwise it is assumed to compute the default, or
+    the value that --set claims, and cases with another value are skipped. The report counts skipped cases by reason.
 
     Exit codes: 0 it conforms, 1 it does not, 2 invalid command line, 3 could not run.
 
     The target runs in a child process. If it crashes, exits or exceeds --limit, the check counts as errored, and the
-    next one runs in a new child process. After three time-outs among batches of up to 40 rows, among larger batches, or
-    among usages, the rest of these is not run. What the target prints is written to standard error.
+    next one runs in a new child process. Time-outs are counted separately for batches of up to 40 rows, for larger
+    batches, and for usages, which are other ways to call the target, such as under autocast. After three time-outs of
+    one kind, the remaining checks of this kind are not run. What the target prints is written to standard error.
 
     If a deviation is declared, the declaration must match at least one check, and every check that it matches must
     deviate. python -m pydoc pairproof.conformance.judge.deviations describes the format.
@@ -352,11 +353,11 @@ def identify(target: str, **options: Any) -> None:
 @_command(app)
 @with_options(tables.ParityRequest)
 def parity(**options: Any) -> None:
-    """Compare a loss with itself. The loss need not be in the catalogue.
+    """Check that different ways to evaluate a loss agree. This works for any loss, because it needs no expected values.
 
     The same random batches are evaluated in several ways that should agree: twice, with permuted rows, with other chunk
-    sizes, in float32 and bfloat16, under autocast, and compiled. The differences may be as large as rounding makes
-    them. The memory that the loss keeps for its backward pass, and its peak memory, are measured at three batch sizes;
+    sizes, in float32 and bfloat16, under autocast, and compiled. The allowed difference is the effect of rounding. The
+    memory that the loss keeps for its backward pass, and its peak memory, are measured at three batch sizes;
     --linear-memory turns this measurement into a check.
 
     Exit codes: 0 the loss agrees with itself, 1 a comparison differs or ended in an error, 2 invalid command line, 3
@@ -465,7 +466,7 @@ def explain(
 ) -> None:
     """Print every term of the loss of one case, and their sum.
 
-    pairproof list cases prints the names of the cases; golden/ may be left out.
+    pairproof list cases prints the names of the cases; the prefix golden/ may be omitted.
 
     Examples:
         pairproof explain supcon_notebook/supcon-3x3 --anchor 0
@@ -572,7 +573,7 @@ def fixtures_show(
 ) -> None:
     """Explain a golden case: why it exists, its inputs, the expected results, and the terms of the loss.
 
-    pairproof list cases prints the names of the cases; golden/ may be left out.
+    pairproof list cases prints the names of the cases; the prefix golden/ may be omitted.
 
     Examples:
         pairproof fixtures show supcon/lonely-nan

@@ -243,8 +243,9 @@ class Selection:
         dtypes: Only this dtype: float64, float32, bfloat16 or float16.
         device: The torch device on which the torch implementations run.
         required: Exit with 3 if this implementation is missing (repeatable or comma-separated).
-        peers: supcontrast=PATH runs the current SupContrast code from its repository or its losses.py; folder=PATH is
-            the folder of the peers' files (default: PAIRPROOF_PEERS, then .peers).
+        peers: supcontrast=PATH runs the current SupContrast code; PATH is its repository or its losses.py. folder=PATH
+            names the folder with the files of the peers, which are public implementations. The default is the
+            environment variable PAIRPROOF_PEERS, or else .peers.
         processes: Number of processes; by default one per core, where that is safe.
         covering: Run only a small fixed subset of the selected cases, chosen to cover every flag, every value of every
             option and every kernel.
@@ -343,26 +344,27 @@ class Request:
         target: package.module:attribute or file.py:attribute: a function, an instance, or a class, which is
             constructed with the options that its constructor takes. With --call command, a shell command line.
         loss: The loss that the target should compute; pairproof list prints the names.
-        call: The arguments of the target: labels (embeddings, labels), features (features, labels=None, mask=None;
-            features of shape [items, views, dim], with two or three views if every class size is divisible by that
-            number, else one), views (view_a, view_b), towers (the same for two encoders), stacked (embeddings: all
-            first views, then all second views), interleaved (embeddings: the views of an item in neighbouring rows),
-            similarities (a matrix of all similarities; with labels, if it has such a parameter), or pairs (embeddings,
-            positive_pairs). By default inferred from the loss and the parameter names, tried on a small batch, and
-            reported. With --call command, the target is a program that reads and writes JSON lines.
+        call: The arguments of the target. labels: (embeddings, labels). features: (features, labels=None, mask=None),
+            with features of shape [items, views, dim]; there are two views if every class size is even, else three if
+            every class size is divisible by three, else one. views: (view_a, view_b). towers: the same, for two
+            encoders. stacked: (embeddings), all first views, then all second views. interleaved: (embeddings), the
+            views of an item in neighbouring rows. similarities: (matrix) or (matrix, labels), a matrix of all
+            similarities. pairs: (embeddings, positive_pairs). By default inferred from the loss and the parameter
+            names, tried on a small batch, and reported. With --call command, the target is a program that reads and
+            writes JSON lines.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred from the imports of the
             target, and reported.
         temperature: The temperature that is built into the target. Not needed if the target has a parameter for it:
             temperature, tau, temp or T; scale or logit_scale for 1/temperature; log_scale for the logarithm of
             1/temperature.
         normalised: Normalise rows before passing them (cosine cases only). Default: raw.
-        settings: A value of an option that is built into the target (repeatable); KEY=* if the target takes the
-            option as a keyword, for example through **kwargs.
-        init: An argument of the target, by the name of its parameter: of the constructor of a class, or of a function
+        settings: The target computes this value of an option of the loss, such as no_positive=drop (repeatable). KEY=*
+            means that the target takes the option as a keyword, for example through **kwargs.
+        init: Pass VALUE to the parameter KEY of the target: of a function, or of the constructor of a class
             (repeatable). The value is read as a Python literal if it is one. Batch size, number of views, device, world
-            size and rank are passed without it.
-        result: The name or position of the loss, if the target returns several results. By default the one with the
-            name loss, total_loss or similar, or the only single number; reported.
+            size and rank are passed automatically.
+        result: The name or position of the loss, if the target returns several results. By default, the result with
+            the name loss, total_loss or similar is used, or else the only single number; the choice is reported.
         device: The torch device on which the target runs.
         limit: Maximum time of one evaluation, in seconds.
         deviations: TOML file that declares known deviations with their reasons. Default: tool.pairproof in the nearest
@@ -372,8 +374,9 @@ class Request:
         fuzz: Number of random batches, drawn in addition to the stored cases. They vary sizes, classes, layouts and
             every option that the target takes.
         seed: The seed of the random batches. By default it is random, and reported; in pytest it is 0.
-        thorough: With a built-in temperature or option, also prove again the cases whose proof takes long: some
-            of more than 40 rows. Each takes up to a minute the first time; proofs are stored.
+        thorough: If a temperature or option is built into the target, the expected results are proved again for its
+            value. For some cases of more than 40 rows this takes up to a minute, so they are skipped by default; this
+            option includes them. Proofs are stored, so that the next run is fast.
         level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
             without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
             norms and logits) or digits (also rounding errors). Failures above it are reported, but do not change the
@@ -463,9 +466,10 @@ class ParityRequest:
         call: The arguments of the target, as in pairproof check. By default inferred from the parameter names, and
             reported.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred, and reported.
-        init: An argument of the target, by the name of its parameter: of the constructor of a class, or of a function
+        init: Pass VALUE to the parameter KEY of the target: of a function, or of the constructor of a class
             (repeatable). The value is read as a Python literal if it is one.
-        result: The name or position of the loss, if the target returns several results. By default found, and reported.
+        result: The name or position of the loss, if the target returns several results. By default inferred, and
+            reported.
         vary: An argument whose values should all give the same results, such as chunk_size=0,4 (repeatable). By
             default, arguments that are named like a chunk size.
         temperature: The temperature to pass, if the target takes one. Default: 0.1.
@@ -517,7 +521,7 @@ class Batch:
         embeddings: File with an [N, D] array: npy, csv, or FILE.safetensors:TENSOR; for info_nce, the first tower.
         id: A new name: lower-case letters, digits and hyphens.
         labels: File with [N] integers: npy, csv, or FILE.safetensors:TENSOR.
-        partners: File with [N] row numbers, or: interleaved, stacked.
+        partners: File with [N] row numbers, or the word interleaved or stacked.
         positive_pairs: File with [M, 2] row numbers.
         positives: File with [N, N] booleans.
         anchors: File with [N] booleans.
@@ -553,9 +557,10 @@ class Rebuild:
     """The options of ``pairproof fixtures rebuild`` and ``check``.
 
     Attributes:
-        peers: supcontrast=PATH runs the current SupContrast code, from its repository or its losses.py, and compares
-            its results with the recorded ones, which rebuild then replaces; folder=PATH is the folder of the peers'
-            files (default: PAIRPROOF_PEERS, then .peers).
+        peers: supcontrast=PATH runs the current SupContrast code, and compares its results with the recorded ones; PATH
+            is its repository or its losses.py. rebuild then replaces the recorded results. folder=PATH names the folder
+            with the files of the peers, which are public implementations. The default is the environment variable
+            PAIRPROOF_PEERS, or else .peers.
     """
 
     peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)
