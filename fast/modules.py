@@ -1,7 +1,8 @@
 """The losses as `torch.nn.Module`: options are set, and checked, when the module is created.
 
-The class of a module names its function, and declares as dataclass fields the options of the function that not every
-loss has. The documentation of the options and of the arguments of `forward` is taken from the function.
+The decorator `module_of` connects a class with its function. The class declares as dataclass fields the options of the
+function that `LossModule` does not declare, or that have another default. The documentation of the options and of the
+arguments of `forward` is taken from the function.
 """
 
 from __future__ import annotations
@@ -96,8 +97,9 @@ class LossModule(nn.Module):
         """Check the options.
 
         Raises:
-            TypeError: a temperature is not a number.
-            ValueError: a temperature is not positive and finite, or an option has an unknown value.
+            TypeError: a temperature is neither a number nor a floating tensor, or the base temperature is not a number.
+            ValueError: a temperature is not in the range 1e-10 to 1e10, or not a scalar, or an option has an unknown
+                value.
         """
         temperature = self.temperature
         check_temperature(temperature, validate=self.validate)

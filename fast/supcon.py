@@ -1,7 +1,7 @@
 """Supervised contrastive losses: SupCon outside the logarithm, inside the logarithm, and the batch tutorial's variant.
 
-Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is every row except i, P(i) the positives of
-i, and N(i) the rest of A(i). The denominator D_ip is
+Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is every row except i, or with references
+every reference except i; P(i) is the positives of i in A(i), and N(i) the rest of A(i). The denominator D_ip is
 
     "all"             sum over a in A(i) of e^s_ia
     "one_positive"    e^s_ip + sum over n in N(i) of e^s_in
@@ -87,7 +87,7 @@ def supcon_loss(
         denominator: "all", "one_positive" or "only_negatives".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
         no_negative: the value of an anchor without negatives under "only_negatives": "zero" or "nan".
-        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
@@ -154,7 +154,7 @@ def supcon_in_loss(
             denominator.
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
         no_negative: the value of an anchor without negatives under "only_negatives": "zero" or "nan".
-        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 
@@ -212,7 +212,7 @@ def supcon_epsilon_loss(
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
-        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order.
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 

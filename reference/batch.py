@@ -166,7 +166,7 @@ def evaluate_similarities(
     """
 
     def scaled(value: Scalar) -> Scalar:
-        # Multiply first: the quotient of the two temperatures would be rounded to float64, also for wider numbers.
+        # Multiply first: the quotient of the two temperatures would be rounded to float64 even if the value is wider.
         return value if base_temperature is None else value * float(temperature) / float(base_temperature)
 
     rows = range(len(similarity))

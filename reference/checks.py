@@ -36,7 +36,7 @@ CHOICES = {
 
 
 def check_options(options: Mapping[str, object], more_reductions: Sequence[str] = ()) -> None:
-    """Raise an error for an option with an unknown value, or a temperature that is not positive."""
+    """Raise an error for an option with an unknown value, or a temperature that check_temperature rejects."""
     for name, allowed in CHOICES.items():
         if name in options:
             check_choice(name, options[name], [*allowed, *(more_reductions if name == "reduction" else ())])

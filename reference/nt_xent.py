@@ -120,8 +120,8 @@ def nt_xent_pairwise_loss(
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor), where an anchor's value is
-            the mean over its pairs; or "mean_pairs", the mean over all pairs, in which large classes weigh more.
+        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped), where an
+            anchor's value is the mean of its pairs; or "mean_pairs", the mean of all pairs: large classes weigh more.
 
     Returns:
         The loss and its terms.

@@ -357,7 +357,7 @@ def test_epsilon_that_only_affects_extreme_logits_fails_at_range(target: Any, le
         notes = "; ".join(loaded.notes)
     assert (check.status, check.level) == (Status.FAILED, level)
     assert words in check.message
-    for text, found in (("count at the level range", notes), ("beside numbers below 9e-05, it", check.message)):
+    for text, found in (("count at the level range", notes), ("changes numbers below 9e-05 by more", check.message)):
         assert (text in found) is (level is RANGE)
 
 

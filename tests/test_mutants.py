@@ -1,4 +1,4 @@
-"""Tests of tools/mutants.py: which mutants it makes, what kills them, and whether the run on file is consistent."""
+"""Tests of tools/mutants.py: which mutants it makes, what kills them, and whether the recorded run is consistent."""
 
 from __future__ import annotations
 

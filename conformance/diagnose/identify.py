@@ -43,7 +43,7 @@ from .search import (
 from .variants import POLICIES, words_of
 
 PUBLISHED_BASE = 0.07
-"""The base temperature of the original SupCon code. Other base temperatures look the same as a constant factor."""
+"""The base temperature of the original SupCon code. Others cannot be distinguished from a constant factor."""
 
 UNIT = (
     "rows: passed with norm 1, because no loss explains the answers to rows of other norms; "
@@ -145,7 +145,7 @@ def identify(
         arrays: "torch", "numpy" or "jax"; guessed when None.
         init: values of parameters of the constructor or of the function, by name.
         result: the name of the loss among several results; guessed when None.
-        normalised: whether only rows of norm 1 are passed; otherwise they are passed only if nothing is found without.
+        normalised: whether only rows of norm 1 are passed; otherwise, rows of different norms are tried first.
         limit: seconds that one answer may take; None for no limit.
         title: name of the target in the report.
         faults: wrong implementations, such as ``pairproof.conformance.faults.FAULTS``. A target that does not match a
@@ -310,7 +310,7 @@ def _report_temperature(found: Identification, search: Search, match: Match) -> 
     constant = np.ptp(used) <= CLOSE * used[0]
     if None in passed or constant:
         found.temperature = used[0]
-    # What is missing from an inexact explanation changes the temperature that is found.
+    # If the explanation is inexact, so is the temperature that is found.
     if None in passed or np.allclose(passed, used, rtol=max(CLOSE, CLEARLY * search.inexactness(match)), atol=0):
         return
     changed = ", ".join(f"{_short(value)} for {at:g}" for at, value in match.temperatures.items())
@@ -319,7 +319,7 @@ def _report_temperature(found: Identification, search: Search, match: Match) -> 
 
 
 def _report_factor(found: Identification, search: Search, match: Match) -> None:
-    """Report what the loss is multiplied by: a base temperature, another power of the temperature, or a number."""
+    """Report the factor of the loss: temperature / base temperature, another power of the temperature, or a number."""
     if match.scale is None:
         factors = ", ".join(f"{_short(factor)} at temperature {passed:g}" for passed, factor in match.factor.items())
         found.wrong.append(f"the loss is multiplied by {factors}")
@@ -471,7 +471,8 @@ def _report_nearest(found: Identification, search: Search, matches: list[Match])
 
 
 CALLED = {QUEUE: VIEWS, PARTNERS: LABELS}
-"""The call of a target, if its probes have another one."""
+"""The call of a target for those probes that have a different call: a queue is passed in addition to two views, and
+partners are passed in place of labels."""
 
 
 def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:

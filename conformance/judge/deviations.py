@@ -11,9 +11,9 @@ contains only declarations, the table may also be called ``[[deviations]]``::
     reason = "anchors without positives are not counted"
     link = "https://example.org/mylib/issues/7"
 
-A declaration is strict: every check that it names must fail, and it must name a check of the loss and the dtypes that
-are judged. A declaration for another target, loss or dtype is ignored, since another run may judge it. A target that
-raises an error does not deviate: the check stays an error.
+A declaration is strict: every check that it names must fail, and a complete run on its target, loss and dtype must
+contain at least one of these checks. A run on another target, loss or dtype ignores the declaration. If the target
+raises an error, the check is an error, not a deviation.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def verdict(difference: str, declared: Sequence[Deviation]) -> tuple[Status, str
 
 
 def project_file(start: Path) -> Path | None:
-    """Return the nearest ``pyproject.toml`` in a folder or its parents, if it has declarations.
+    """Return the nearest ``pyproject.toml`` in a folder or its parents, if it has a table for pairproof.
+
+    This is the table ``tool.pairproof`` or ``deviations``.
 
     Raises:
         DeclarationError: the file is not TOML.
@@ -73,7 +75,10 @@ def project_file(start: Path) -> Path | None:
 
 
 def _table(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the table that contains a file's deviations (None if a project has none) and the prefix of its keys."""
+    """Return the table that may contain ``deviations``, and the prefix of its keys.
+
+    The table is None if a ``pyproject.toml`` has neither ``tool.pairproof`` nor ``deviations``.
+    """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

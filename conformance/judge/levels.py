@@ -48,10 +48,10 @@ PROBES, TRIED = 3, 20
 """Number of cases that must show that a target computes in float32, and number of cases that are tried."""
 
 NEAR = 0.01
-"""Largest error of a value, relative to 1 plus the value, that may come from a tiny epsilon below the level "range"."""
+"""A failure is attributed to a tiny epsilon only if no value is wrong by more than this times 1 plus its magnitude."""
 
 ROUNDED = 2.0**-20
-"""Largest relative change of a temperature that is stored in float32, or whose logarithm is."""
+"""Largest relative change of a temperature if it, or its logarithm, is stored in float32."""
 
 
 def level_of(flags: Iterable[str]) -> Level:
@@ -67,7 +67,9 @@ def level_of(flags: Iterable[str]) -> Level:
 
 
 def level_of_case(case: Case, golden: GoldenCase | None) -> Level:
-    """Return the level of a case: that of its flags, and of the flags of ``POLICIES`` or ``COMPUTED`` that hold.
+    """Return the level of a case: the highest level of its own flags and of the computed flags that hold for it.
+
+    The computed flags are ``POLICIES`` for a golden case and ``COMPUTED`` for another case.
 
     Args:
         case: the case.
@@ -118,7 +120,7 @@ def reviewed(
         words, least = words_of(guard), float(guard.split()[1]) / unit_roundoff(dtype)
         note = f"{words}: failures that it explains count at the level {Level.RANGE}"
         target.notes = tuple(dict.fromkeys((*target.notes, note)))
-        explained = f"{words}: beside numbers below {least:.1g}, it exceeds the rounding errors of {dtype}"
+        explained = f"{words}: it changes numbers below {least:.1g} by more than the rounding error of {dtype}"
         return replace(check, level=Level.RANGE, message=f"{check.message}; {explained}")
     return check
 
@@ -154,7 +156,9 @@ def _judged(check: Check, ratio: float, difference: str, declared: Sequence[Devi
 
 
 def _in_float32(target: External, outcome: Outcome, probes: Iterable[Case]) -> bool:
-    """Return whether a result for float64 inputs is judged as float32. The reason is found once for each target.
+    """Return whether a result for float64 inputs is judged as float32.
+
+    The first call for a target evaluates the probes, and stores the reason or "" in ``target.in_float32``.
 
     Args:
         target: the target.
@@ -178,8 +182,9 @@ def _in_float32(target: External, outcome: Outcome, probes: Iterable[Case]) -> b
 def _computes_in_float32(target: External, probes: Iterable[Case]) -> bool:
     """Return whether the finite values of ``PROBES`` cases are all representable in float32.
 
-    Values with at most 8 significant bits are not counted, because they can be representable by chance. The gradient
-    is not tested, because a loss may round similarities of float64.
+    A case in which every value has at most 8 significant bits is not counted, because such values can be representable
+    by chance. The gradient is not tested: if a loss computes similarities in float64 and then rounds them to float32,
+    its gradient has the precision of float64.
     """
     found = 0
     for case in probes:
@@ -213,8 +218,8 @@ def _rounds_temperature(target: External, probes: Iterable[Case]) -> bool:
 def _rounds_built_in(target: External, probes: Iterable[Case]) -> bool:
     """Return whether one temperature close to the claimed one explains the values of ``PROBES`` cases.
 
-    That temperature is the solution for the first case. It differs from the claimed one by at most ``ROUNDED``, as
-    after storing the temperature or its logarithm in float32, and explains 99 % of each error.
+    That temperature is computed from the first case. Its relative difference from the claimed one must be at most
+    ``ROUNDED``, and it must explain 99 % of the largest error of each case.
     """
     used, found = 0.0, 0
     for case in probes:

@@ -1,8 +1,9 @@
 """Properties: relations that hold between the results of a loss on related batches.
 
 A property needs no expected values, so it applies to any implementation and any batch. It takes a *subject* (an
-implementation in one dtype) and a *case* (a drawn batch with its options), derives related cases whose inputs are exact
-again, and reports a violation if the results on these cases break the relation. Hypothesis draws the batches:
+implementation in one dtype) and a *case* (a drawn batch with its options), derives related cases, and reports a
+violation if the results on these cases break the relation. The inputs of all cases are exactly representable in the
+dtype. Hypothesis draws the batches:
 
     subject = Subject.of(Fast({}, "cpu"), "float32")
     for prop in PROPERTIES:
@@ -17,8 +18,8 @@ relation maps the tables of related cases to the same rows, and ``_agree`` compa
 
 *Tolerances.* Every result is within its bound of the truth (``tolerances.bounds``), and the true results satisfy the
 relation exactly. So two results may differ by the sum of their bounds, each times the factor with which it enters the
-relation, plus the n - 1 roundings of any sum of n values computed here. If a relation is a limit, the difference at a
-finite temperature is derived there.
+relation, plus the n - 1 roundings of any sum of n values computed here. If a relation holds only in a limit, as in
+``_hot``, its function derives how far the results may be from the limit.
 
 Gradients are compared unless they do not exist: the loss is NaN, or has a kink there (``certify.maximum_is_tied``).
 """
@@ -143,9 +144,9 @@ class Property:
     Attributes:
         name: short name.
         claimed: returns whether it holds for a loss of the catalogue.
-        kind: of batch, as ``batches`` draws it: "any"; "labelled", positives are given by labels; "views", two stacked
-            views of every item; "paired", every label occurs twice.
-        fixed: options without which it does not hold.
+        kind: the kind of batch that ``batches`` draws: "any"; "labelled", positives are given by labels; "views", two
+            stacked views of every item; "paired", every label occurs twice.
+        fixed: the values of options that the relation requires.
         relate: raises an error if the relation does not hold; its docstring states the relation.
     """
 
@@ -251,8 +252,8 @@ def hunt(
 def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProxyType({})) -> SearchStrategy[Case]:
     """Return a Hypothesis strategy that draws cases with every option of a loss.
 
-    Entries are integers of at most 15 times a power of two for each row. They, and the inputs that the properties
-    derive from them, are exactly representable in every dtype.
+    The entries of a row are integers of magnitude at most 15, times a power of two, which under "dot" is the same for
+    all rows. They, and the inputs that the properties derive from them, are exactly representable in every dtype.
 
     Args:
         loss: short name in the catalogue.
@@ -461,7 +462,7 @@ def _reordered(case: Case, order: list[int]) -> Case:
 
 
 def _ask_reordered(subject: Subject, case: Case, order: list[int], **changed: Any) -> Results:
-    """Return the results on ``_reordered`` with some keywords changed, by the rows of the original case."""
+    """Return the results on the reordered case, with some keywords changed, indexed by the original rows."""
     reordered = _with(_reordered(case, order), **changed)
     # With one direction between two towers, anchors are counted from 0 in either tower.
     place = {"loss": [0], "anchor": [i % reordered.shape[0] for i in order], "gradient": order}
@@ -639,7 +640,7 @@ def _orthogonal_gradient(subject: Subject, case: Case) -> None:
 
 @_property()
 def _no_torque(subject: Subject, case: Case) -> None:
-    """Rotating all rows together does not change the loss, so rows transposed times gradient is symmetric."""
+    """Rotating all rows together does not change the loss, so for rows Z and gradient G, Z^T G is symmetric."""
     rows = _rows(case)
     products, tolerance = np.zeros((rows.shape[1],) * 2), 0.0
     for (_, k), (gradient, allowed) in _only(_ask(subject, case), "gradient").items():

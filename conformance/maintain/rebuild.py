@@ -57,7 +57,7 @@ def rebuild(
 ) -> Rebuilt:
     """Derive everything again and write the files that differ. On a clean tree this writes nothing.
 
-    A check of an implementation that fails is counted as what its declarations say: passed, or deviates. The counts are
+    A failing check is counted as the implementation's declarations predict: as passed, or as deviating. The counts are
     therefore right once the implementation or its declarations are corrected.
 
     Args:
@@ -205,7 +205,7 @@ def _renew_manifest(stage: Path) -> list[str]:
 
 
 def _lay_out_worked(stage: Path) -> list[str]:
-    """Write the worked examples in the standard layout. The loader has checked their counts of figures."""
+    """Write the worked examples in the standard layout. The loader checks their ``counts``; a wrong one is an error."""
     changes = []
     for path, fixture in zip(sorted((stage / "worked").glob("*.json")), load_worked(stage), strict=True):
         text = dump_worked(fixture)

@@ -45,7 +45,7 @@ SCHEMA = "schema/golden.schema.json"
 ERRORS = f"{FOLDER}/errors.json"
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 EXACT_INTEGERS = 2**53
-"""Integers of at least this size are written as strings, because many JSON readers convert numbers to float64."""
+"""Labels of at least this magnitude are written as strings, because many JSON readers convert numbers to float64."""
 
 TARGETS = ("labels", "positives", "partners", "positive_pairs")
 """The arguments that give the positives; a case has exactly one of them, or none for two towers."""
@@ -127,7 +127,8 @@ class ErrorCase:
         exception: type of the exception.
         argument: name of the argument with which the message must begin.
         words: texts that the message must contain.
-        compiled: the result where the values of arrays are not checked: "error" or "nan", which allows an exception.
+        compiled: the result if the values of arrays are not checked, as in a compiled graph: "error" (the same
+            exception) or "nan" (NaN, or an exception).
     """
 
     id: str
@@ -174,7 +175,8 @@ def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[
 
 
 _loaded: dict[tuple[str | bool | bytes, ...], list[GoldenCase]] = {}
-"""The cases of every file that was loaded, by its name, whether it is installed, and the files that it depends on."""
+"""The cases of every loaded file. A key holds the name of the file, whether its folder is the installed one, and the
+contents of the file, the flags and the schema."""
 
 
 def _load_file(root: Path, name: str, flags: Mapping[str, Flag]) -> Iterator[GoldenCase]:

@@ -24,7 +24,7 @@ from . import STATS, anchors, gradient, positives, rows, sums
 from .table import PADDED, PLAIN, Kernel, Kind, Launch, launch_of
 
 PAD = 128
-"""Rows are padded to a multiple of this, which the rows of every tile divide."""
+"""Rows are padded to a multiple of this number. It is a multiple of the number of rows of every tile."""
 LINES = 128
 """Anchors per program in kernels that process a few numbers per anchor."""
 FEW = 32
@@ -32,7 +32,7 @@ FEW = 32
 NARROW = 64
 """Entries of an embedding that such a program processes at a time; more would spill registers on some compilers."""
 REACH = 4096.0
-"""Factor that keeps float16 weights in the normal range; without it they are at most 8."""
+"""Factor that scales the gradient's float16 weights of pairs into the normal range; unscaled they are at most 8."""
 WAVES = 4
 """Target number of programs per multiprocessor; if there are few rows, columns are split to reach it."""
 SHARES = 16
@@ -43,7 +43,7 @@ Arguments = dict[str, Any]
 
 
 def kind_of(dtype: torch.dtype, *, tf32: bool) -> Kind:
-    """Return how rows of a dtype are multiplied; "pieces": as three bfloat16 matrices that sum to the float32 one."""
+    """Return how rows of a dtype are multiplied. "pieces" stores float32 rows as the sum of three bfloat16 matrices."""
     kinds: dict[torch.dtype, Kind] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
     return kinds.get(dtype, "tf32" if tf32 else "pieces")
 
@@ -97,8 +97,8 @@ class Side:
         given: ``[count, D]``, the caller's tensor.
         order: int64 ``[count]``, the given row at each sorted position; None if rows keep their order.
         x: ``[pieces, pad, dim]``, the padded rows.
-        scale: ``[pad]``, reciprocals of the norms of rows times ``power``; 1 under "dot".
-        power: ``[pad]``, powers of two.
+        scale: ``[pad]``, the reciprocal of the norm of each row after multiplication by ``power``; 1 under "dot".
+        power: ``[pad]``, the power of two that scales each row into range; 1 under "dot".
         label: int64 ``[pad]``, the label of each row.
         itself: int32 ``[pad]``, the column that is the row itself, or -1.
         bounds: int64, flat: the smallest and largest ``label`` and ``itself`` of tiles of 128, of 64 and of 32 rows.
@@ -186,7 +186,8 @@ class Problem:
         """Queue kernels with one program per panel of rows and share of the columns.
 
         Args:
-            kernels: the kernels, in this order. A plain kernel runs only if labels show which tiles hold no positive.
+            kernels: the kernels, in this order. A plain kernel runs only for the terms in ``SOFTMAX``, and only if
+                labels show which tiles hold no positive.
             shape: the shape of the result of one share of the columns.
             more: further arguments, in addition to those of the problem and the tile.
 
@@ -238,7 +239,8 @@ def set_up(batch: Batch, plan: Plan) -> Problem:
         learned, reciprocal, largest = rule.temperature.to(given.device), 1.0, math.inf
     else:
         reciprocal = largest = 1 / rule.temperature
-    # If sums of the largest possible exponentials are in range, one unshifted exponential serves both directions.
+    # If sums of the largest possible exponentials are in range, no maximum is subtracted. Then the gradient needs only
+    # one exponential for the two terms of a pair, in which either of its rows is the anchor.
     count = max(given.shape[0], 0 if others is None else others.shape[0])
     moderate = rule.similarity == "cosine" and largest + math.log(count) <= UNSHIFTED[torch.float32]
     # If every row has one positive, the denominators "one_positive" and "all" are the same.
@@ -431,7 +433,7 @@ def _gradient(problem: Problem, largest: Tensor, **coefficients: Any) -> tuple[T
 
     Args:
         problem: its ``anchors`` are the rows, even if these are not anchors of the loss.
-        largest: the largest upstream gradient, by which the coefficients were divided.
+        largest: the largest magnitude of an upstream gradient; the coefficients were divided by its power of two.
         coefficients: the coefficients of rows and columns, and whether each side holds anchors.
     """
     x, terms = problem.anchors, problem.arguments["TERMS"]

@@ -13,7 +13,7 @@ def supcon(embeddings: np.ndarray, labels: np.ndarray | None = None, **options) 
 
 
 def nt_xent(embeddings: np.ndarray, labels: np.ndarray, temperature: float) -> float:
-    """The loss of the reference by labels, with two rows per label."""
+    """NT-Xent of the reference; every label occurs twice, and the partner of a row is the other row with its label."""
     partners = [
         int(np.flatnonzero((labels == label) & (np.arange(len(labels)) != i))[0]) for i, label in enumerate(labels)
     ]
