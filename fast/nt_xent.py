@@ -130,8 +130,8 @@ def nt_xent_pairwise_loss(
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
         similarity: "cosine" or "dot".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
-        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor, in row order, where an anchor's
-            value is the mean over its pairs; or "mean_pairs", the mean over all pairs.
+        reduction: "mean" or "sum" over the anchors, or "none": one value per anchor not dropped, in row order, where an
+            anchor's value is the mean over its pairs; or "mean_pairs", the mean over all pairs.
         validate: also check values on devices other than the CPU, which synchronises with the device.
         backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
 

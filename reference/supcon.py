@@ -106,7 +106,7 @@ def supcon_loss(
         denominator: "all", "one_positive" or "only_negatives".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
         no_negative: the value of an anchor without negatives under denominator "only_negatives": "zero" or "nan".
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
+        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped).
 
     Returns:
         The loss and its terms.
@@ -164,7 +164,7 @@ def supcon_in_loss(
             denominator.
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
         no_negative: the value of an anchor without negatives under denominator "only_negatives": "zero" or "nan".
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
+        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped).
 
     Returns:
         The loss and its terms.
@@ -211,7 +211,7 @@ def supcon_epsilon_loss(
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
-        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor).
+        reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped).
 
     Returns:
         The loss and its terms.
