@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from importlib import metadata
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 import pairproof
@@ -16,7 +18,7 @@ from pairproof.fast.engine import tiles_of
 
 from ..suite.cases import Case
 from ..suite.records import Outcome
-from .base import Implementation, Unavailable, outcome_of
+from .base import Implementation, Support, Unavailable, outcome_of
 
 SMALL_TILES_UP_TO = 130
 """Largest size of a case on which "tiled" runs with 4 rows per tile; on larger ones 64 rows give several tiles too."""
@@ -100,12 +102,19 @@ class FastExact(Fast):
     backend = "exact"
 
 
+def products_exceed_float32(case: Case) -> bool:
+    """Whether, under dot, the product of entries in one column may exceed the range of float32."""
+    largest = float(np.abs(np.concatenate(list(case.matrices.values()))).max(initial=0.0))
+    return case.option("similarity") == "dot" and largest > math.sqrt(np.finfo(np.float32).max)
+
+
 class FastTriton(Fast):
     """The losses of ``pairproof.fast`` with the fused kernels, on a CUDA device or interpreted on the CPU."""
 
     name = "fast-triton"
     title = 'pairproof.fast, torch, backend="triton"'
     dtypes = ("float32", "bfloat16", "float16")
+    support = Support(also=(("products exceed float32, in which the kernels compute", products_exceed_float32),))
     anywhere = False
     narrows_weights = True
     backend = "triton"

@@ -264,6 +264,7 @@ def covering_checks() -> dict[tuple[str, str], bool]:
     The quick checks are those of a smaller subset: cases of at most 300 rows that together have every trait that
     matters to the kernels. Each of these cases has one quick check; the cases take the dtypes in turn.
     """
+    from pairproof.conformance.implementations.fast import FastTriton
     from pairproof.conformance.suite.subset import covering
 
     cases = dict(golden_cases().values())
@@ -273,7 +274,8 @@ def covering_checks() -> dict[tuple[str, str], bool]:
     }
     quick = covering({case: cases[case] for case, dtypes in dtypes_of.items() if dtypes and case.n <= 300}, _traits)
     turns = {case: dtypes_of[case][number % len(dtypes_of[case])] for number, case in enumerate(quick)}
-    return {(case.id, dtype): turns.get(case) == dtype for case, dtypes in dtypes_of.items() for dtype in dtypes}
+    supported = {case: dtypes for case, dtypes in dtypes_of.items() if FastTriton.support.refuses(case) is None}
+    return {(case.id, dtype): turns.get(case) == dtype for case, dtypes in supported.items() for dtype in dtypes}
 
 
 @pytest.fixture
@@ -294,12 +296,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             pytest.param(*check, marks=() if quick else pytest.mark.slow) for check, quick in covering_checks().items()
         ]
         if metafunc.config.getoption("--all-cases", default=False):
+            from pairproof.conformance.implementations.fast import FastTriton
+
             checks = [
                 pytest.param(name, dtype)
                 for name, (case, _) in golden_cases().items()
                 if case.size <= 130  # larger ones take the interpreter minutes
                 for dtype in ("float32", "bfloat16", "float16")
-                if case.holds_in(dtype)
+                if case.holds_in(dtype) and FastTriton.support.refuses(case) is None
             ]
         metafunc.parametrize(("case_id", "dtype"), checks)
     if "call" in metafunc.fixturenames:
