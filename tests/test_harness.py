@@ -136,6 +136,25 @@ def test_weights_sum_to_zero_over_the_contrasted_columns(case: Case) -> None:
     np.testing.assert_array_equal(weights(replace(case, embeddings=case.embeddings * 2.0**700, others=others)), found)
 
 
+@pytest.mark.parametrize(
+    "name", ["supcon/solved-pairs", "supcon_in/solved-tilted", "supcon/refs-solved", "info_nce/solved-queue"]
+)
+def test_weights_keep_their_digits_in_solved_batches(name: str) -> None:
+    """They give the proved temperature gradient, whose digits the straightforward implementation loses."""
+    (golden,) = (one for one in load_golden(losses=[name.partition("/")[0]]) if one.case.id == f"golden/{name}")
+    true = stored_truth(golden.case, golden.expected)
+    assert true.similarity is not None
+    found = -(true.weights * true.similarity).sum() / golden.case.temperature
+    assert found == pytest.approx(golden.expected.temperature_gradient, rel=1e-12, abs=0)
+
+
+def test_kernels_skip_only_products_beyond_float32() -> None:
+    skipped = {
+        case.id for case in load_cases(load_worked()) if FastTriton.support.refuses(case) and case.holds_in("float32")
+    }
+    assert skipped == {"golden/info_nce/queue-beyond-float32"}
+
+
 def test_weights_are_zero_if_a_mean_is_nan() -> None:
     alone = replace(CASE, arguments={"labels": [0, 0, 1, *range(3, CASE.n)]}, keywords={"no_positive": "nan"})
     assert alone.undefined()

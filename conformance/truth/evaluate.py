@@ -22,7 +22,7 @@ from .closed import Form, evaluated
 from .intervals import PRECISION, precision
 
 PROVE_UP_TO = 40
-"""The largest ``Case.size`` for which every run computes similarities and complex steps in loops."""
+"""The largest ``Case.size`` for which every run computes terms, complex steps and exact sensitivities in loops."""
 
 NARROW = 2.0**-100
 """Largest radius of a result that :func:`truth` returns, relative to the size of the terms it is computed from."""
@@ -290,15 +290,21 @@ def _not_stored(case: Case) -> tuple[Matrix | None, Matrix]:
 
 
 def weights(case: Case) -> Matrix:
-    """The derivative of the loss with respect to each similarity, of the case's ``shape``; 0 if a mean is NaN.
+    """The derivative of the loss with respect to each similarity, of the case's ``shape``.
 
-    They are only used to scale the tolerances, so the straightforward implementation is differentiated in float64.
+    They are only used to scale the tolerances, so they are computed in float64. For cases larger than ``PROVE_UP_TO``
+    the loops are too slow, and the straightforward implementation is differentiated.
     """
-    from .baseline import plain_weights  # imports torch, which not every command needs
+    if case.size > PROVE_UP_TO:
+        from .baseline import plain_weights  # imports torch, which not every command needs
 
-    if case.undefined() and case.option("reduction") in ("mean", "mean_pairs"):
-        return np.zeros(case.shape)
-    found = plain_weights(case)
+        found = plain_weights(case)
+        return np.where(np.isfinite(found), found, 0.0)
+    matrix = similarities(case, {name: rows.tolist() for name, rows in case.matrices.items()})
+    variables = tape.variables(matrix)
+    with np.errstate(all="ignore"):
+        loss = reference_of_similarities(case, variables).loss
+        found = _rounded(tape.gradient(sum(loss) if isinstance(loss, list) else loss, variables))
     return np.where(np.isfinite(found), found, 0.0)
 
 
