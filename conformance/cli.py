@@ -217,7 +217,11 @@ def _write(write: Callable[[Path], object], path: Path) -> None:
 @with_options(Selection, tables.RunPrinting)
 def verify(
     public: Annotated[
-        bool, typer.Option("--public", help="Judge only the losses of public repositories, by their recorded answers.")
+        bool,
+        typer.Option(
+            "--public",
+            help="Judge only the public losses that are not installed, by their recorded values and gradients.",
+        ),
     ] = False,
     **options: Any,
 ) -> None:
@@ -288,8 +292,8 @@ def check(
     batches, and for usages, which are other ways to call the target, such as under autocast. After three time-outs of
     one kind, the remaining checks of this kind are not run. What the target prints is written to standard error.
 
-    If a deviation is declared, the declaration must match at least one check, and every check that it matches must
-    deviate. python -m pydoc pairproof.conformance.judge.deviations describes the format.
+    A declared deviation (a known, intended difference) must match at least one check, and every check that it matches
+    must deviate. python -m pydoc pairproof.conformance.judge.deviations describes the format.
 
     Examples:
         pairproof check mylib.losses:SupConLoss --loss supcon
@@ -466,7 +470,8 @@ def explain(
 ) -> None:
     """Print every term of the loss of one case, and their sum.
 
-    pairproof list cases prints the names of the cases; the prefix golden/ may be omitted.
+    pairproof list cases prints the names of the cases; the prefix golden/ may be omitted. pairproof fixtures show also
+    explains why a golden case exists.
 
     Examples:
         pairproof explain supcon_notebook/supcon-3x3 --anchor 0
@@ -529,7 +534,8 @@ def fixtures_add(
     flag: Annotated[
         list[str],
         typer.Option(
-            metavar="FLAG", help="The mistake that the case can reveal; see fixtures/golden/flags.json (repeatable)."
+            metavar="FLAG",
+            help="The kind of mistake that the case can reveal, a key of flags.json in fixtures/golden (repeatable).",
         ),
     ],
     note: Annotated[str, typer.Option(metavar="TEXT", help="One sentence on what the case shows.")],
@@ -540,7 +546,7 @@ def fixtures_add(
 ) -> None:
     r"""Add a batch to the golden cases: validate it, prove its results, write it, and update counts and checksums.
 
-    Every file is npy, csv, or FILE.safetensors:TENSOR.
+    Every file is npy, csv, or FILE.safetensors:TENSOR (a tensor in a file).
 
     Examples:
         pairproof fixtures add --loss supcon --embeddings z.npy --labels y.npy \

@@ -243,12 +243,12 @@ class Selection:
         dtypes: Only this dtype: float64, float32, bfloat16 or float16.
         device: The torch device on which the torch implementations run.
         required: Exit with 3 if this implementation is missing (repeatable or comma-separated).
-        peers: supcontrast=PATH runs the current SupContrast code; PATH is its repository or its losses.py. folder=PATH
-            names the folder with the files of the peers, which are public implementations. The default is the
-            environment variable PAIRPROOF_PEERS, or else .peers.
+        peers: supcontrast=PATH also runs the current SupContrast code; PATH is its repository or its losses.py.
+            folder=PATH is the folder with the files of the peers (public implementations); without it, the environment
+            variable PAIRPROOF_PEERS, or else .peers.
         processes: Number of processes; by default one per core, where that is safe.
-        covering: Run only a small fixed subset of the selected cases, chosen to cover every flag, every value of every
-            option and every kernel.
+        covering: Run only a small fixed subset of the selected cases, chosen to cover every kind of mistake, every
+            value of every option and every kernel.
         thorough: Also run the cases of more than 258 rows, and bfloat16 and float16. Without this option, they run only
             if --case, --dtype or --covering selects them.
     """
@@ -330,7 +330,8 @@ class RunPrinting(Printing):
     """What ``pairproof verify`` prints and writes.
 
     Attributes:
-        show: Also show skips, figures, claims, deviations, bounds, flags, or all (repeatable or comma-separated).
+        show: Also show skips, figures, claims, deviations (declared differences), bounds (allowed errors), flags
+            (kinds of mistakes), or all (repeatable or comma-separated).
     """
 
     show: Sequence[str] = option((), "--show", metavar="DETAILS", read=read_commas)
@@ -344,20 +345,22 @@ class Request:
         target: package.module:attribute or file.py:attribute: a function, an instance, or a class, which is
             constructed with the options that its constructor takes. With --call command, a shell command line.
         loss: The loss that the target should compute; pairproof list prints the names.
-        call: The arguments of the target. labels: (embeddings, labels). features: (features, labels=None, mask=None),
-            with features of shape [items, views, dim]; there are two views if every class size is even, else three if
-            every class size is divisible by three, else one. views: (view_a, view_b). towers: the same, for two
-            encoders. stacked: (embeddings), all first views, then all second views. interleaved: (embeddings), the
-            views of an item in neighbouring rows. similarities: (matrix) or (matrix, labels), a matrix of all
-            similarities. pairs: (embeddings, positive_pairs). By default inferred from the loss and the parameter
-            names, tried on a small batch, and reported. With --call command, the target is a program that reads and
-            writes JSON lines.
+        call: The arguments of the target. labels: (embeddings, labels), or (embeddings, partners). features: (features,
+            labels=None, mask=None), with features of shape [items, views, dim]; pairproof splits each batch into two
+            views if every class size is even, else into three if every class size is divisible by three, else into one.
+            views: (view_a, view_b). towers: the same, for two encoders. stacked: (embeddings), all first views, then
+            all second views. interleaved: (embeddings), the views of an item in neighbouring rows. similarities:
+            (matrix) or (matrix, labels), a matrix of all similarities. pairs: (embeddings, positive_pairs). A queue is
+            passed to a parameter named negatives or queue. By default inferred from what is known about the target,
+            tried on a small batch, and reported. With --call command, the target is a program that reads and writes
+            JSON lines.
         arrays: Kind of arrays passed to the target: torch, numpy or jax. By default inferred from the imports of the
             target, and reported.
         temperature: The temperature that is built into the target. Not needed if the target has a parameter for it:
-            temperature, tau, temp or T; scale or logit_scale for 1/temperature; log_scale for the logarithm of
-            1/temperature.
-        normalised: Normalise rows before passing them (cosine cases only). Default: raw.
+            temperature, tau, temp or T; scale or logit_scale for 1/temperature, or for its logarithm if the target
+            applies exp to it; log_scale for this logarithm.
+        normalised: In cases with cosine similarity, pass rows of norm 1, for a target that does not normalise. Default:
+            raw.
         settings: The target computes this value of an option of the loss, such as no_positive=drop (repeatable). KEY=*
             means that the target takes the option as a keyword, for example through **kwargs.
         init: Pass VALUE to the parameter KEY of the target: of a function, or of the constructor of a class
@@ -367,16 +370,16 @@ class Request:
             the name loss, total_loss or similar is used, or else the only single number; the choice is reported.
         device: The torch device on which the target runs.
         limit: Maximum time of one evaluation, in seconds.
-        deviations: TOML file that declares known deviations with their reasons. Default: tool.pairproof in the nearest
-            pyproject.toml.
+        deviations: TOML file that declares known, intended differences (deviations) with their reasons; a check that
+            differs as declared does not fail. Default: tool.pairproof in the nearest pyproject.toml.
         cases: Only this case, random batch (fresh-SEED-3) or usage (usage/NAME); * and ? are wildcards (repeatable).
         dtypes: float64, float32, bfloat16 or float16 (repeatable). Default: float64 and float32.
         fuzz: Number of random batches, drawn in addition to the stored cases. They vary sizes, classes, layouts and
             every option that the target takes.
         seed: The seed of the random batches. By default it is random, and reported; in pytest it is 0.
-        thorough: If a temperature or option is built into the target, the expected results are proved again for its
-            value. For some cases of more than 40 rows this takes up to a minute, so they are skipped by default; this
-            option includes them. Proofs are stored, so that the next run is fast.
+        thorough: Also run the cases whose proof is slow. If a temperature or option is built into the target, the
+            expected results are proved again for its value, which takes up to a minute for some cases of more than 40
+            rows. Proofs are stored, so that the next run is fast.
         level: The highest level at which the target must pass: formula (ordinary batches), policies (also batches
             without positives or negatives, duplicates and the like; the default), range (also extreme temperatures,
             norms and logits) or digits (also rounding errors). Failures above it are reported, but do not change the
@@ -518,16 +521,16 @@ class Batch:
 
     Attributes:
         loss: The loss; see: pairproof list.
-        embeddings: File with an [N, D] array: npy, csv, or FILE.safetensors:TENSOR; for info_nce, the first tower.
+        embeddings: File with an [N, D] array; for info_nce, the first tower.
         id: A new name: lower-case letters, digits and hyphens.
-        labels: File with [N] integers: npy, csv, or FILE.safetensors:TENSOR.
-        partners: File with [N] row numbers, or the word interleaved or stacked.
-        positive_pairs: File with [M, 2] row numbers.
-        positives: File with [N, N] booleans.
-        anchors: File with [N] booleans.
+        labels: File with [N] integers. A loss needs labels or positives, partners, positive pairs, or a second tower.
+        partners: File with [N] integers, the row of each row's positive; or the word interleaved or stacked.
+        positive_pairs: File with [M, 2] row numbers, each an anchor and its positive.
+        positives: File with [N, N] booleans, instead of labels; a row is an anchor.
+        anchors: File with [N] booleans, true for the rows that are anchors. By default all are.
         ref_embeddings: File with an [M, D] array, the rows that anchors are contrasted with instead of the batch.
         ref_labels: File with [M] integers, the labels of the reference rows.
-        self_rows: File with [N] integers: each anchor's own row in the reference rows, or -1.
+        self_rows: File with [N] integers: each anchor's own row in the reference rows, or -1 if it is not among them.
         embeddings_b: File with an [N, D] array, the second tower of info_nce.
         negatives: File with a [K, D] array, the queue of info_nce.
         settings: A non-default option of the loss (repeatable).
@@ -558,9 +561,9 @@ class Rebuild:
 
     Attributes:
         peers: supcontrast=PATH runs the current SupContrast code, and compares its results with the recorded ones; PATH
-            is its repository or its losses.py. rebuild then replaces the recorded results. folder=PATH names the folder
-            with the files of the peers, which are public implementations. The default is the environment variable
-            PAIRPROOF_PEERS, or else .peers.
+            is its repository or its losses.py. rebuild then replaces the recorded results. folder=PATH is the folder
+            with the files of the peers (public implementations); without it, the environment variable PAIRPROOF_PEERS,
+            or else .peers.
     """
 
     peers: Mapping[str, str] = option({}, "--peer", metavar=NAME_PATH, read=read_pairs)
