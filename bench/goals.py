@@ -60,6 +60,7 @@ OTHER_SHARE = 0.55
 """The same for every other form at 4096 rows."""
 
 MEMORY = {4096: 12 * MIB, 8192: 20 * MIB}
+"""Goals for the peak memory of two views by number of rows; for every other form, one float32 matrix N x N."""
 GROWTH = 2.5
 """Goal for the peak memory at 8192 rows divided by that at 4096: linear memory gives 2, quadratic memory 4."""
 
@@ -151,8 +152,8 @@ def memory_goals(report: Row, fraction: float = 1.0) -> list[Goal]:
     goals = []
     for form in dict.fromkeys(row["form"] for row in report["memory"]):
         peaks = {row["n"]: row for row in _select(report["memory"], form=form, implementation=OURS)}
-        if form in TWO_VIEW:
-            goals += [_memory_goal(peaks[n], goal / fraction) for n, goal in MEMORY.items() if n in peaks]
+        limits = MEMORY if form in TWO_VIEW else {n: 4 * n * n for n in MEMORY}
+        goals += [_memory_goal(peaks[n], goal / fraction) for n, goal in limits.items() if n in peaks]
         if all("bytes" in peaks.get(n, {}) for n in MEMORY):
             growth = peaks[8192]["bytes"] / max(1, peaks[4096]["bytes"])
             goals.append(_growth_goal(f"{form}: memory at 8192 divided by that at 4096", GROWTH, growth))

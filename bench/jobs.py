@@ -14,6 +14,7 @@ from typing import Any
 from . import accuracy
 from .forms import COLUMNS, CORNERS, FORMS, KINDS, RECIPES
 from .peers import (
+    MASKED,
     NT_XENT,
     ONE,
     OURS,
@@ -168,7 +169,7 @@ class Plan:
 
 FULL = Plan()
 QUICK = replace(FULL, forms=tuple(FORMS), sizes=QUICK_SIZES, regimes=(("default", ()),), full=False, temperatures=())
-QUICK = replace(QUICK, memory_sizes=(4096,), memory_forms=TWO_VIEW, errors_up_to=0)
+QUICK = replace(QUICK, memory_sizes=(4096,), memory_forms=(*TWO_VIEW, MASKED), errors_up_to=0)
 QUICK = replace(QUICK, rounds=7, pair_seconds=2.0, sample_seconds=0.01)
 
 DEVICE_SIZES, DEVICE_DTYPES = (1024, 4096, 16384, 65536, 262144), ("float32", "tf32", "bfloat16")

@@ -121,6 +121,7 @@ PEERS: dict[str, Implementation] = {}
 
 NT_XENT, SUPCON = "nt_xent, partners", "supcon, two views"
 PAIRWISE, PAIRWISE_CLASSES = "nt_xent_pairwise, two views", "nt_xent_pairwise, mean over pairs"
+MASKED = "supcon, mask classes"
 ONE, BOTH, QUEUE = "info_nce, one direction", "info_nce, both directions", "info_nce, queue of 4096"
 TWO_VIEW = (NT_XENT, SUPCON)
 

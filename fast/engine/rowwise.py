@@ -349,10 +349,12 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     """Return the values, and the scaled rows and columns for the backward pass."""
     scaled, columns = scale_both(batch)
     rows, turned = scaled.rows, columns.rows.T
-    parts = []
+    # Allocated first: small tensors that outlive a panel would fragment its freed memory.
+    found, sizes = rows.new_empty(rows.shape[0]), torch.empty((2, rows.shape[0]), dtype=torch.int64, device=rows.device)
     for panel in panels(batch, turned.shape[1], plan.rows):
-        parts.append((values(rows[panel.rows] @ turned, panel, batch.rule), *panel.sizes()))
-    found, positives, negatives = map(torch.cat, zip(*parts, strict=True))
+        found[panel.rows] = values(rows[panel.rows] @ turned, panel, batch.rule)
+        sizes[0, panel.rows], sizes[1, panel.rows] = panel.sizes()
+    positives, negatives = sizes
     valid = formulas.counted(batch, positives, negatives)
     found = found if valid is None else torch.where(valid, found, 0.0)
     return AnchorValues(found, positives, negatives), Saved(scaled, (), None, columns, valid=valid)

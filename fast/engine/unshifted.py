@@ -287,18 +287,25 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     scaled, columns = scale_both(batch, LN2)
     rows, turned = scaled.rows, columns.rows.T
     count, width = rows.shape[0], turned.shape[1]
-    parts, kept, across, lone, ranks = [], [], None, None, _ranks(batch)
+    kept, across, lone, ranks = [], None, None, _ranks(batch)
+    # The sums of all panels are allocated first: small tensors that outlive a panel would fragment its freed memory.
+    every = None if plan.rows >= count else rows.new_empty((len(Sums._fields) + 3, count))
+    part: list[Tensor] = []
     for start in range(0, count, plan.rows):
         here = slice(start, min(start + plan.rows, count))
-        panel, part = _sum((rows if plan.rows >= count else rows[here]) @ turned, batch, here, ranks)
-        parts.append(part)
+        panel, part = _sum((rows if every is None else rows[here]) @ turned, batch, here, ranks)
+        if every is not None:
+            part = [whole[here].copy_(one) if one is not NONE else one for whole, one in zip(every, part, strict=True)]
         lone = panel.lone
         if batch.references.mutual:
             total = panel.negative.sum(0)
             across = total if across is None else across.add_(total)
         if plan.keep:
             kept.append(panel)
-    *sums, lin, mean, number = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+        del panel
+    if every is not None:
+        part = [whole if one is not NONE else one for whole, one in zip(every, part, strict=True)]
+    *sums, lin, mean, number = part
     if across is not None:
         sums[:2] = torch.cat((sums[0], across)), sums[1].repeat(2)
     whole = Sums(*sums)
@@ -340,8 +347,10 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
         count, ranks = rows.shape[0], None if saved.kept else _ranks(batch)
         for place, start in enumerate(range(0, count, plan.rows)):
             here = slice(start, min(start + plan.rows, count))
-            panel = saved.kept[place] if saved.kept else _sum(rows[here] @ turned, batch, here, ranks, True)[0]
-            yield here, _weigh(panel, weights, batch, here)
+            if saved.kept:
+                yield here, _weigh(saved.kept[place], weights, batch, here)
+            else:
+                yield here, _weigh(_sum(rows[here] @ turned, batch, here, ranks, True)[0], weights, batch, here)
 
     return pulled(weighed(), saved, batch, size, LN2)
 
