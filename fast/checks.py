@@ -29,7 +29,7 @@ LOWEST = 1e-10
 VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
 """Hint for embeddings that still have an axis of views."""
 ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
-"""Hint for partners of half the rows."""
+"""Hint for partners whose number is half the number of rows."""
 NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss or NTXentPairwiseLoss"
 """Hint for partners that occur repeatedly, as class labels do."""
 
@@ -60,7 +60,7 @@ def check_temperature(value: object, *, validate: bool = False) -> None:
 
     Raises:
         TypeError: the value is neither a number nor a floating tensor.
-        ValueError: the tensor has dimensions, or the number is zero, negative, NaN or infinite.
+        ValueError: the tensor has dimensions, or the number is zero, negative, NaN, infinite or out of range.
     """
     if not isinstance(value, Tensor):
         check_number("temperature", value)
@@ -95,8 +95,8 @@ def check_options(
     """Check the options of a loss. Options that the loss does not have keep a valid default.
 
     Raises:
-        TypeError: a temperature is not a number.
-        ValueError: a temperature is not positive and finite, or an option has an unknown value.
+        TypeError: a temperature is neither a number nor a floating tensor, or the base temperature is not a number.
+        ValueError: a temperature is out of range or not a scalar, or an option has an unknown value.
     """
     temperature = rule.temperature
     if isinstance(temperature, Tensor):
@@ -127,7 +127,9 @@ def check_embeddings(
     shape: str = "[N, D]",
     least: int = 2,
 ) -> Sizes | None:
-    """Check embeddings: ``[N, D]`` with D >= 1, real and floating; if values are read, finite and without zero rows.
+    """Check embeddings: ``[N, D]`` with D >= 1, real and floating; if values are read, finite.
+
+    If values are read under "cosine", also check that no row is zero.
 
     Args:
         embeddings: the argument.
@@ -225,7 +227,7 @@ def check_labels_or_positives(
     Without references M is N, and ref_labels must be None.
 
     Raises:
-        TypeError: an argument is not a tensor, labels are not integers, or positives are not bool.
+        TypeError: an argument is not a tensor, labels are neither integers nor bool, or positives are not bool.
         ValueError: both or neither are given, or a shape is wrong, or the device is not that of the embeddings.
     """
     rows = references.embeddings
@@ -252,7 +254,7 @@ def check_labels_or_positives(
 
 
 def _numbered(labels: Tensor, ref_labels: Tensor, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Renumber labels if only one side is uint64, whose largest values would become negative in int64."""
+    """Renumber labels of which one side is uint64: its largest values, read as int64, may equal negative labels."""
     both = [(own, labels.dtype == torch.uint64), (others, ref_labels.dtype == torch.uint64)]
     keys = [torch.stack((values, (values < 0) & unsigned), 1) for values, unsigned in both]
     numbers = torch.unique(torch.cat(keys), dim=0, return_inverse=True)[1]

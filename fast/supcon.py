@@ -1,7 +1,8 @@
 """Supervised contrastive losses: SupCon outside the logarithm, inside the logarithm, and the batch tutorial's variant.
 
-Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is every row except i, or with references
-every reference except i; P(i) is the positives of i in A(i), and N(i) the rest of A(i). The denominator D_ip is
+Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is the set of all rows except i. With
+references, it is the set of all references except the one that is row i itself, if there is one. P(i) is the set of
+positives of i in A(i), and N(i) the rest of A(i). The denominator D_ip is
 
     "all"             sum over a in A(i) of e^s_ia
     "one_positive"    e^s_ip + sum over n in N(i) of e^s_in
@@ -12,7 +13,7 @@ and the loss of anchor i is
     supcon          mean over p in P(i) of -log(e^s_ip / D_ip)
     supcon_in       -log(mean over p in P(i) of e^s_ip / D_ip)
     supcon_epsilon  sum over p of -log(e_ip / sum over a in A(i) of e_ia) / (|P(i)| + epsilon)
-                    with e_ij = exp(s_ij - max over all j, i included, of s_ij) + epsilon, epsilon = 1e-8
+                    with e_ij = exp(s_ij - max over all rows k, i included, of s_ik) + epsilon, epsilon = 1e-8
 
 Sources: Khosla et al. 2020, "Supervised Contrastive Learning", arXiv 2004.11362, equations 2 (L_out) and 3 (L_in); the
 three denominators are those of the authors' code (google-research, supcon/losses.py); supcon_epsilon is the batch
@@ -188,7 +189,7 @@ def supcon_epsilon_loss(
     validate: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """The batch tutorial's supervised contrastive loss, with an epsilon in every exponential and in the count.
+    """The batch tutorial's supervised contrastive loss: an epsilon is added to every exponential and every |P(i)|.
 
     Logits are relative to the row's maximum, which includes the self-similarity. The derivative of this loss includes
     that of the maximum; the tutorial detaches the maximum. If several logits of a row are equal to the maximum, the
@@ -248,14 +249,14 @@ def labelled_loss(
     Args:
         rule: the formula.
         policy: how the anchors' values are reduced.
-        embeddings: see `supcon_loss`, as for the following arguments.
-        labels: instead of positives.
-        positives: instead of labels.
-        anchors: the rows that are anchors.
+        embeddings: see `supcon_loss`, also for the other arguments that are not described here.
+        labels: see `supcon_loss`.
+        positives: see `supcon_loss`.
+        anchors: see `supcon_loss`.
         references: ref_embeddings, ref_labels and self_rows.
-        validate: whether values on an accelerator are read.
-        backend: how to evaluate.
-        reductions: the allowed reductions.
+        validate: see `supcon_loss`.
+        backend: see `supcon_loss`.
+        reductions: the reductions that the loss has.
 
     Returns:
         A scalar, or ``[anchors]`` under "none".

@@ -1,4 +1,4 @@
-"""Layouts of views: which row is which view of which item. Mixing them up is the most common mistake with these losses.
+"""Layouts of views: which row is which view of which item. Mixing them up is a common mistake with these losses.
 
 In the layout "stacked", all first views come before all second views, as in SupContrast's
 ``cat(unbind(features, dim=1))`` and in the SimCLR paper's code. In the layout "interleaved", the views of one item are
@@ -117,8 +117,8 @@ def split_views(embeddings: Tensor, n_views: int, layout: Layout = "stacked") ->
 
     Raises:
         TypeError: embeddings are not a tensor, or n_views is not an integer.
-        ValueError: embeddings are not two-dimensional, n_views does not divide the number of rows, or the layout is
-            unknown.
+        ValueError: embeddings are not two-dimensional, n_views is less than 1 or does not divide the number of rows,
+            or the layout is unknown.
     """
     check_choice("layout", layout, LAYOUTS)
     _check_rank("embeddings", embeddings, 2, "[views * batch, dim]")

@@ -111,9 +111,9 @@ def evaluate_towers(
 ) -> Result:
     """Check the arguments of a loss over two towers and evaluate its formula.
 
-    Anchors are the rows of a, then those of b. The only positive of row k of a tower is row k of the other tower. The
-    other columns of A(i) are the other tower's other rows or, if given, the ``negatives``. Further options are those of
-    evaluate_similarities and of the formula.
+    Anchors are the rows of a, then those of b; only the rows of one tower if ``direction`` is "a_to_b" or "b_to_a". The
+    only positive of row k of a tower is row k of the other tower. The other columns of A(i) are the other tower's other
+    rows or, if given, the ``negatives``. Further options are those of evaluate_similarities and of the formula.
     """
     checks.check_options({**options, "direction": direction, "similarity": similarity})
     a = checks.check_embeddings(embeddings_a, similarity, name="embeddings_a", least=1)
@@ -145,7 +145,7 @@ def evaluate_similarities(
     reduction: str = "mean",
     **options: Any,
 ) -> Result:
-    """Evaluate a formula for every anchor and reduce the results; the arguments are not checked.
+    """Evaluate a formula for every anchor and reduce the results. Of the arguments, only the logits are checked.
 
     Args:
         formula: computes one anchor's loss and pairs.
@@ -163,6 +163,9 @@ def evaluate_similarities(
 
     Returns:
         The loss and its terms.
+
+    Raises:
+        ValueError: a logit is not finite.
     """
 
     def scaled(value: Scalar) -> Scalar:

@@ -21,7 +21,7 @@ LOWEST = 1e-10
 VIEWS = "; flatten_views lays out [batch, views, dim] as rows"
 """Hint for embeddings that still have an axis of views."""
 ROWS_NOT_ITEMS = "; stacked_partners and interleaved_partners take the number of rows, not of items"
-"""Hint for partners of half the rows."""
+"""Hint for partners whose number is half the number of rows."""
 NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss or NTXentPairwiseLoss"
 """Hint for partners that occur repeatedly, as class labels do."""
 

@@ -1,7 +1,8 @@
 """NT-Xent: the normalised, temperature-scaled cross-entropy, with one positive per anchor or for every positive pair.
 
-Let s_ij = similarity(z_i, z_j) / temperature. A(i) is every column except i (with references, every reference except
-the one that is i), P(i) the positives of i in A(i), and N(i) the rest of A(i). The loss of anchor i is
+Let s_ij = similarity(z_i, z_j) / temperature. A(i) is the set of all columns except i (with references, of all except
+the one that is row i itself, if any), P(i) the positives of i in A(i), and N(i) the rest of A(i). The loss of anchor i
+is
 
     nt_xent_loss           L_i = -log( e^s_ip / Σ_{a∈A(i)} e^s_ia ), P(i) = {p}
     nt_xent_pairwise_loss  L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / (e^s_ip + Σ_{n∈N(i)} e^s_in) )

@@ -43,8 +43,8 @@ def mean(values: Sequence[Scalar], empty: str = "zero") -> Scalar:
 def log_mean_exp(values: Sequence[Scalar], empty: str = "zero") -> Scalar:
     """Return the logarithm of the mean of e^v; for an empty sequence 0, or NaN if ``empty`` is "nan".
 
-    It is computed from e^(v - top) - 1, top the largest v, so that small exponentials do not underflow and those near 1
-    keep their digits.
+    It is computed from e^(v - top) - 1, where top is the largest v. So the result is accurate if all exponentials are
+    tiny, and if all are nearly equal.
     """
     top = max(values, key=order, default=0.0)
     return top + np.log1p(mean([np.expm1(v - top) for v in values], empty))

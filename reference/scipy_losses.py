@@ -55,7 +55,7 @@ def _mat(
     r = z if references is None else np.asarray(references, dtype=np.float64)
     if similarity == "dot":
         return np.asarray(z @ r.T / temperature)
-    # A power of two does not change a cosine; without it cdist could square 1e200.
+    # A power of two does not change a cosine; without it, squares in cdist could overflow.
     z, r = (np.ldexp(x, -np.frexp(np.abs(x).max(axis=1, keepdims=True))[1]) for x in (z, r))
     return np.asarray((1 - cdist(z, r, "cosine")) / temperature)
 

@@ -1,7 +1,8 @@
 """Supervised contrastive losses: SupCon outside the logarithm, inside the logarithm, and the batch tutorial's variant.
 
-Let s_ij = similarity(z_i, z_j) / temperature. A(i) is every column except i (with references, every reference except
-the one that is i), P(i) the positives of i in A(i), and N(i) the rest of A(i). The loss of anchor i is
+Let s_ij = similarity(z_i, z_j) / temperature. A(i) is the set of all columns except i (with references, of all except
+the one that is row i itself, if any), P(i) the positives of i in A(i), and N(i) the rest of A(i). The loss of anchor i
+is
 
     supcon_loss          L_i = 1/|P(i)| Σ_{p∈P(i)} -log( e^s_ip / D_ip )                           (L_out)
     supcon_in_loss       L_i = -log( 1/|P(i)| Σ_{p∈P(i)} e^s_ip / D_ip )                           (L_in)
@@ -191,7 +192,7 @@ def supcon_epsilon_loss(
     no_positive: str = "zero",
     reduction: str = "mean",
 ) -> Result:
-    """The batch tutorial's supervised contrastive loss, with an epsilon in every exponential and in the count.
+    """The batch tutorial's supervised contrastive loss: an epsilon is added to every exponential and every |P(i)|.
 
     Logits are relative to the row's maximum, which includes the self-similarity. The derivative of this loss includes
     that of the maximum; the tutorial detaches the maximum.

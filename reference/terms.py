@@ -1,9 +1,8 @@
 """The terms of one pair, and the record of named terms that every loss returns together with its value.
 
 A formula is built from three kinds of pairs: cross_entropy, cross_entropy_of_exponentials and binary_cross_entropy.
-Each evaluates a pair and returns all its terms; no other code computes a numerator or a denominator. Both are stored
-relative to ``e^shift`` and as logarithms, because at a temperature of 1e-3 the exponentials overflow or underflow in
-float64.
+Each evaluates a pair and returns all its terms. The numerator and the denominator are stored relative to ``e^shift``
+and as logarithms, because at a temperature of 1e-3 the exponentials overflow or underflow in float64.
 """
 
 from __future__ import annotations
@@ -31,10 +30,14 @@ class Pair:
         other: the column of the other member: a row of the batch, of the references or of the other tower.
         positive: whether ``other`` is a positive of ``anchor``. Only binary cross-entropy has pairs of negatives.
         members: the columns whose exponentials are summed in the denominator; empty for binary cross-entropy.
-        shift: the logit relative to which numerator and denominator are stored.
-        numerator: e^(s_io - shift); ``log_numerator`` is s_io itself.
-        denominator: Σ over the members a of e^(s_ia - shift); ``log_denominator`` is its logarithm plus ``shift``.
-        value: -log(numerator / denominator), or the pair's softplus for binary cross-entropy.
+        shift: numerator and denominator are stored divided by e^shift.
+        numerator: e^(s_io - shift), in supcon_epsilon_loss plus epsilon; for binary cross-entropy, whose ratio is
+            1 / (1 + e^x) with x = -s_io for a positive and x = s_io for a negative, e^-shift.
+        denominator: Σ over the members a of e^(s_ia - shift), each plus epsilon in supcon_epsilon_loss; for binary
+            cross-entropy (1 + e^x) e^-shift.
+        log_numerator: the logarithm of the numerator plus ``shift``.
+        log_denominator: the logarithm of the denominator plus ``shift``.
+        value: -log(numerator / denominator).
     """
 
     anchor: int
@@ -124,7 +127,7 @@ class Terms:
         negatives: for each row i the sorted columns N(i).
         pairs: the pairs that were summed, by (anchor, other).
         anchor_losses: the value of every anchor, by row, including anchors that no_positive="drop" leaves out.
-        counted: the anchors that enter the mean, in row order.
+        counted: the anchors that enter the reduction, in row order.
         scale: the factor of every value: temperature / base_temperature, or 1.
     """
 

@@ -1,4 +1,4 @@
-"""Layouts of views: which row is which view of which item. Mixing them up is the most common mistake with these losses.
+"""Layouts of views: which row is which view of which item. Mixing them up is a common mistake with these losses.
 
 In the layout "stacked", all first views come before all second views (SimCLR's reference code, SupContrast, SiT). In
 the layout "interleaved", the views of one item are adjacent (the pair notebook).
@@ -134,8 +134,8 @@ def split_views(embeddings: npt.ArrayLike, n_views: int, layout: str = "stacked"
 
     Raises:
         TypeError: n_views is not an integer.
-        ValueError: embeddings are not two-dimensional, n_views does not divide the number of rows, or the layout is
-            unknown.
+        ValueError: embeddings are not two-dimensional, n_views is less than 1 or does not divide the number of rows,
+            or the layout is unknown.
     """
     _check_layout(layout)
     array = np.asarray(embeddings)

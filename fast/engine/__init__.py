@@ -1,18 +1,20 @@
 """The engine: per-anchor values of a loss, and their gradient.
 
-A loss checks its arguments, describes its pairs (`Targets`, `References`) and its formula (`Rule`) as a `Batch`, calls
-`loss_of`, which applies its policies and its reduction to its `anchor_values`. Under "auto", `small` evaluates the
-plain mean or sum of a small batch on a CPU. For all other batches, `plan` chooses how they are evaluated:
+A loss checks its arguments, and describes its pairs (`Targets`, `References`) and its formula (`Rule`) as a `Batch`.
+`loss_of` computes the `anchor_values` of the batch, and applies the loss's policies and reduction to them. Under
+"auto", `small` evaluates the plain mean or sum of a small batch with moderate logits on a CPU. For all other batches,
+except under "exact", `plan` chooses how they are evaluated:
 
-- in symmetric tiles of unshifted exponentials, in larger batches where logits are known to be moderate and rows can be
-  sorted by label or by partner;
+- in symmetric tiles of unshifted exponentials, mostly in larger batches where logits are known to be moderate and rows
+  can be sorted by label or by partner;
 - in panels of whole rows of unshifted exponentials, one for a small batch, in other batches with moderate logits;
 - in panels of whole rows, shifted by their maxima, in all other cases.
 
 The backends:
 
-- "auto" evaluates up to 512 rows as a whole and more rows in tiles or panels. On CUDA devices it uses the fused
-  kernels if they support the embeddings.
+- "auto" evaluates a batch as a whole up to 512 rows and columns, and a larger one in tiles or panels. (A few small
+  batches are evaluated in tiles too: those whose logits are moderate in tiles but not in a panel.) On CUDA devices it
+  uses the fused kernels if they support the embeddings.
 - "dense" evaluates the whole batch as one tile or one panel.
 - "tiled" bounds the size of tiles and panels, so that memory is linear in the number of rows.
 - "triton" uses the fused kernels of `pairproof.fast.kernels`.

@@ -412,7 +412,7 @@ def _most_stats() -> int:
 
 
 def _backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """Return the gradients, with an empty tensor for each absent one, because operators return only tensors."""
+    """Return the gradients. Operators return only tensors: an absent input has an empty one instead of None."""
     first, last = len(_TENSORS), len(_TENSORS) + _SAVED
     batch, plan = _planned(*_described(arguments[:first], arguments[last:]))
     positives, negatives, rows, factor, power, stats = arguments[first:last]

@@ -23,8 +23,9 @@ product is representable. Here the weight of a pair, dL_i / ds_ij, remains a coe
 logarithm. Each row of the gradient is accumulated relative to its largest weight; the power of two that was factored
 out is multiplied back last, together with the norm.
 
-The weights follow from writing every loss in terms of two log-sums, lse_P over the positives and lse_N over the
+Every loss but the binary one is written in terms of two log-sums, lse_P over the positives and lse_N over the
 negatives: log(sum over all / sum over positives) is softplus(lse_N - lse_P), which is accurate even where it is 1e-300.
+With its own denominator, a positive's logit replaces lse_P.
 """
 
 from __future__ import annotations
@@ -238,8 +239,9 @@ class _Row:
     def below_self(self) -> Tensor:
         """Return (cosine - 1) / temperature, ``[N, N]``, without cancellation for rows that are almost equal.
 
-        Within a group, the rows with the same first positive, it is computed from distances, using the differences of
-        the rows to that positive. The cosine of rows closer than 1e-8 rounds to 1, so it holds no digit of the result.
+        A group consists of the rows with the same first column among their positives and themselves. Within a group,
+        the result is computed from the differences of the rows from that column's row: the cosine of rows closer than
+        1e-8 rounds to 1, so it holds no digit of the result.
         """
         offset = self.scaled.basis - self.scaled.basis[self.group]
         squares = (offset * offset).sum(1)
@@ -275,7 +277,7 @@ class _Row:
 
     def _mean_below(self, top: Tensor) -> Tensor:
         """Return the mean over positives of ``top - s_ip``, ``[N, 1]``; it overflows only if the mean itself does."""
-        # Only logits near the end of the range are scaled by 2^-64 before summation; others would lose precision.
+        # Only logits near the end of the range are scaled by 2^-64 before summation; small ones might underflow.
         large = self.logits.abs().amax() > 2.0 ** _RANGES[self.logits.dtype].factor
         scale = torch.where(large, 2.0**-64, 1.0).to(self.logits.dtype)
         below = torch.where(self.positive, top * scale - self.logits * scale, 0.0)
@@ -386,7 +388,7 @@ def _weights(row: _Row) -> list[_WeightTerm]:
                 even = row.positive & (row.number > 1)
                 terms.append(_WeightTerm(row.from_even(), torch.zeros_like(row.logits), even))
         elif formulas.has_mean(rule):
-            positive = -row.number.log()  # what remains of a share and the share - 1/n
+            positive = -row.number.log()  # the logarithm of share - (share - 1/n)
     return [_WeightTerm(sign, torch.where(row.positive, positive, negative), both), *terms]
 
 

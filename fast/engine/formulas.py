@@ -12,7 +12,8 @@ the value under the terms "out" and "in", and its derivative with respect to the
     negative  =  c share,    positive = -c share + (share - 1/n)          "out"
     negative  =  c share,    positive = -c share                          "in"
 
-Up to means, an anchor's value is -log(sum over P / sum over D). D, the contrast and c depend on the denominator:
+Apart from the means, an anchor's value is -log(sum over P / sum over D). D, the contrast and c depend on the
+denominator:
 
     "all"             P and N:  contrast = softplus(odds),  c = sigmoid(odds)
     "only_negatives"  N:        contrast = odds,            c = 1
@@ -43,11 +44,14 @@ from .spec import EPSILON, AnchorValues, Batch, Policy, Rule
 
 
 class Row(Protocol):
-    """Quantities of each row that its sums determine, without loss of digits; all ``[N]`` or all ``[N, 1]``."""
+    """Quantities of each row that its sums determine, without loss of digits.
+
+    They are all ``[N]`` or all ``[N, 1]``, except those of each positive, which are ``[N, M]``.
+    """
 
     @property
     def number(self) -> Tensor | None:
-        """The number of positives, at least 1; None if each row has exactly one."""
+        """The number of positives, at least 1 except in the rowwise "epsilon"; None if each row has at most one."""
 
     def log_negatives(self) -> Tensor:
         """log(sum over N of e^s)."""
@@ -93,7 +97,7 @@ class Row(Protocol):
 
 
 def value(rule: Rule, row: Row) -> Tensor:
-    """Return the value of each row; it is finite but meaningless where the row's sums are empty under the rule."""
+    """Return the value of each row. Where the row's sums are empty under the rule, it is meaningless."""
     if rule.terms == "lse":
         return row.log_negatives()
     if rule.terms == "binary":
@@ -159,10 +163,14 @@ class Sums(NamedTuple):
 class Weights(NamedTuple):
     """The derivatives of ``sum_i grad_i L_i`` with respect to the logits of each row, as coefficients ``[N]``.
 
-    The weight of a negative is ``negative * E``. The weight of a positive is ``slope * E + level``; under the
-    denominator "one_positive" it is ``level * (1 - r)`` for "out" and ``level * r (1 - r) * boost`` for "in". Under
-    "epsilon", it is ``level * E * (n - 1 - q) / (neg + pos)``, with q from `rest_over`, and for partners ``level``;
-    ``slope`` is what to add to the weight of the largest logit, on which every e^(s - max) depends.
+    The weight of a negative is ``negative * E``. The weight of a positive is ``slope * E + level``. Exceptions:
+
+    - If each row has at most one positive, its weight is ``level``.
+    - Under the denominator "one_positive", a positive's weight is ``level * (1 - r)`` for "out" and
+      ``level * r (1 - r) * boost`` for "in".
+    - Under "epsilon", it is ``level * E * (n - 1 - q) / (neg + pos)``, with E unguarded and q from `rest_over`;
+      ``slope`` is what to add to the weight of the largest logit, on which every e^(s - max) depends.
+    - Under "binary", sigmoid(s) replaces E for a negative, and a positive's weight is ``level * sigmoid(-s)``.
     """
 
     negative: Tensor
@@ -213,12 +221,12 @@ def weights(
             return Weights(torch.where(neg > 0, grad * sums.missed / number / neg, 0.0), zero, -grad / number)
         level = torch.where(sums.first > 0, grad / sums.first, 0.0)
         return Weights(torch.where(neg > 0, level * sums.second / neg, 0.0), zero, -level)
-    # The weight of a single positive is -c, which would be rounded away in the difference of two shares.
+    # The derivative of a single positive is -c, which would be rounded away in the difference of two shares.
     level = -grad / number
     if rule.denominator == "only_negatives":
         negative, slope, of_one = torch.where(neg > 0, grad / neg, 0.0), zero, -grad
     else:
-        # Both sums are empty if a row has no column but itself.
+        # Both sums are empty if a row's only column is the row itself.
         total = (neg + pos).clamp_(min=torch.finfo(neg.dtype).tiny)
         missed = neg / total
         negative = slope = grad / total
@@ -242,7 +250,7 @@ def counted(batch: Batch, positives: Tensor, negatives: Tensor | int, *, all_pos
 
     Args:
         batch: the batch.
-        positives: ``[N]``, the size of P(i); unused if ``all_positive``, and for partners.
+        positives: ``[N]``, the size of P(i); unused if ``all_positive``, for partners and for "binary" and "lse".
         negatives: ``[N]``, the size of N(i), or one positive number for all rows.
         all_positive: whether all rows are known to have positives.
     """
@@ -258,7 +266,7 @@ def counted(batch: Batch, positives: Tensor, negatives: Tensor | int, *, all_pos
 
 
 def is_plain(batch: Batch, policy: Policy) -> bool:
-    """Return whether a policy is the mean or the sum of all rows' values."""
+    """Return whether the loss under a policy is the mean or the sum of all rows' values."""
     usual = policy.no_positive == policy.no_negative == "zero" and policy.base_temperature is None
     return usual and policy.reduction in ("mean", "sum") and batch.anchors is None
 

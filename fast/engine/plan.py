@@ -38,9 +38,9 @@ KEPT_ELEMENTS = 2**20
 LOWEST_OF_FLOAT32 = 1e-3
 """Lowest temperature at which logits are computed in float32; the highest is its reciprocal."""
 LARGEST_OF_FLOAT32 = 1e30
-"""Largest dot product, divided by the temperature, that is computed in float32."""
+"""Largest bound on dot products, divided by the temperature, with which they are computed in float32."""
 LARGEST_LOGIT = 1e300
-"""Largest dot product, divided by the temperature, that is computed in float64 without scaling each row."""
+"""Largest bound on dot products, divided by the temperature, with which rows need no scaling in float64."""
 
 
 class _Forced:
@@ -49,7 +49,7 @@ class _Forced:
 
 @contextmanager
 def tiles_of(rows: int) -> Iterator[None]:
-    """Make "tiled" use tiles and panels of ``rows`` rows within the context, so that small batches span several tiles.
+    """Use tiles and panels of ``rows`` rows within the context, so that "tiled" splits small batches into several.
 
     Args:
         rows: an even number, at least 2.
@@ -85,9 +85,9 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     columns = count if others is None else others.shape[0]
     reads = device.may_read(embeddings) and device.may_read(targets.given)
     tiles = others is None and targets.kind in ("labels", "partners") and rule.terms in ("out", "in", "epsilon")
-    # Which of a row's dot products is the largest would have to be found before any tile is weighed.
+    # The largest dot product of each row would have to be found before the first tile is weighed.
     tiles = tiles and not (rule.terms == "epsilon" and rule.similarity == "dot")
-    # An upper bound on |s_ij|; infinity if none is known without reading the memory of an accelerator.
+    # An upper bound on |s_ij|; infinity if values would have to be read from an accelerator to find one.
     largest, temperature = math.inf, rule.temperature
     if isinstance(temperature, Tensor):
         temperature = float(temperature.detach()) if device.may_read(temperature) else 0.0
@@ -108,7 +108,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     if tiles and targets.kind == "labels" and reads:
         targets = read_labels(targets)
         batch = Batch(embeddings, targets, rule, batch.references, batch.anchors, batch.storage, batch.sizes)
-    # This formula divides exponentials inside the logarithm, at worst the smallest of a row by the largest.
+    # "in" with "one_positive" divides exponentials inside the logarithm, at worst the smallest of a row by the largest.
     if tiles and largest * (2 if rule.terms == "in" and rule.denominator == "one_positive" else 1) <= unshifted:
         rows, wide = (count, count) if backend == "dense" else tile_size(count, 1 if reads else ACCELERATOR_FACTOR)
         # The tiles contain half of the matrix, except that the squares on the diagonal are complete.
@@ -118,12 +118,13 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
 
 
 def precision(rule: Rule, rows: Tensor, sizes: Sequence[Sizes | None]) -> Literal["", "float64", "exact"]:
-    """Return what the logits of rows need that their computing dtype does not have, from values that are known.
+    """Return the precision that the logits of rows need, if it exceeds that of the rows' computing dtype.
 
     Args:
         rule: the formula, with similarity and temperature.
-        rows: some of the rows.
-        sizes: the sizes of all matrices of rows; None for one that is not known.
+        rows: one of the matrices of rows.
+        sizes: the sizes of all matrices of rows; None for one that is not known. If one is not known, only the
+            temperature is considered.
 
     Returns:
         "float64" if float32 is not sufficient; "exact" if dot products may exceed the range of float64; else "".

@@ -1,9 +1,9 @@
-"""The rowwise form: panels of whole rows of logits, shifted by their maxima; right for every rule and temperature.
+"""The rowwise form: panels of whole rows of logits, shifted by their maxima; correct for every rule and temperature.
 
 A panel holds some anchors and all columns. Exponentials of positives are taken relative to the row's largest positive
 logit, those of negatives relative to its largest negative logit, so that neither sum loses precision to the other.
-Every loss is a function of these two sums: log(sum over all / sum over positives) is a softplus of the difference of
-their logarithms.
+log(sum over all / sum over positives) is a softplus of the difference of the logarithms of both sums. The terms
+"binary" and "epsilon" use neither sum.
 
 The values are computed in differentiable operations, so they also serve the second derivative. The weights dL_i/ds_ij
 are those of `formulas`.
@@ -140,8 +140,8 @@ def _softplus(x: Tensor) -> Tensor:
 class _Row:
     """The logits of a panel ``[b, M]`` and the sums of each row ``[b, 1]``, as a `formulas.Row`.
 
-    The logarithm of each sum of exponentials is stored as ``top`` and ``log``, whose sum it is; both are 0 for an empty
-    sum.
+    The logarithm of the sum of the positives' exponentials is ``positive_top + positive_log``: the largest logit, and
+    the logarithm of the sum relative to it. Both are 0 for an empty sum. The same holds for the negatives.
     """
 
     def __init__(self, logits: Tensor, panel: Panel, rule: Rule) -> None:
@@ -191,7 +191,7 @@ class _Row:
         return torch.where(self.panel.positive, values, 0.0).sum(1, keepdim=True)
 
     def _own(self, side: Callable[[Tensor], Tensor], elsewhere: float) -> Tensor:
-        """Return ``side`` of the odds of each positive, ``[b, M]``, and ``elsewhere`` for all other pairs.
+        """Return ``side(odds)`` of each positive, ``[b, M]``, and ``elsewhere`` for all other pairs.
 
         Positives of rows without negatives have no odds and get ``elsewhere`` too.
         """
@@ -230,10 +230,13 @@ class _Row:
         return torch.where(mask, losses, 0.0).sum(1, keepdim=True) / number
 
     def guarded(self, star: Tensor) -> tuple[Tensor, Tensor]:
-        """Return e^(s - max) and that plus epsilon, ``[b, M]`` each; ``star`` is the column of the row's maximum."""
+        """Return e^(s - max) and that plus epsilon, ``[b, M]`` each and 0 at self pairs.
+
+        ``star`` is the column of the row's maximum.
+        """
         own = self.panel.own
         top = self.logits.gather(1, star)
-        # An infinite maximum, whose difference from itself is NaN, must reach the value.
+        # top - top is 0, but NaN if the maximum is infinite: the value is then NaN too.
         exponentials = torch.where(own, 0.0, _exp(self.logits - (top + (top - top).detach())))
         return exponentials, torch.where(own, 0.0, exponentials + EPSILON)
 
@@ -253,7 +256,7 @@ class _LoneRow:
 
     def __init__(self, logits: Tensor, panel: LonePanel) -> None:
         rest = panel.without(logits, -math.inf)
-        # The counts decide whether a sum is empty: a sum that is NaN must reach the value.
+        # The counts decide whether a sum is empty, so that a sum that is NaN makes the value NaN.
         self.some = (panel.left_out < panel.columns)[:, None]
         self.top = torch.where(self.some, rest.detach().amax(1, keepdim=True), 0.0)
         self.parts = _exp(rest - self.top)
@@ -277,7 +280,7 @@ class _LoneRow:
 def values(logits: Tensor, panel: Panel | LonePanel, rule: Rule) -> Tensor:
     """Return each row's value ``[b]``, differentiable with respect to the logits ``[b, M]``.
 
-    The value is finite but meaningless where the row's sums are empty under the rule.
+    Where the row's sums are empty under the rule, its value is finite, but meaningless.
     """
     row = _Row(logits, panel, rule) if isinstance(panel, Panel) else _LoneRow(logits, panel)
     return formulas.value(rule, cast(Row, row))[:, 0]
@@ -320,7 +323,7 @@ def weights(logits: Tensor, panel: Panel | LonePanel, rule: Rule, grad: Tensor) 
 
 
 def _guarded_weights(row: _Row, up: Tensor) -> Tensor:
-    """Return the weights of the epsilon terms: through the exponentials, and through the maximum, at its column."""
+    """Return the weights of the epsilon terms; the column of the maximum adds the derivative through the maximum."""
     logits, number = row.logits, row.number
     star = logits.argmax(1, keepdim=True)
     exponentials, guarded = row.guarded(star)
@@ -340,7 +343,7 @@ def _lone_weights(row: _LoneRow, panel: LonePanel, rule: Rule, up: Tensor) -> Te
 
 
 def own_columns(batch: Batch) -> Tensor | None:
-    """Return the column that is each row, int64 ``[N]``, -1 for none; None if no row is a column."""
+    """Return the column that is the row itself, int64 ``[N]``, or -1 if none is; None if no row is a column."""
     rows, references = batch.embeddings, batch.references
     return torch.arange(len(rows), device=rows.device) if references.embeddings is None else references.own
 

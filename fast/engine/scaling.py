@@ -45,7 +45,7 @@ class Saved(NamedTuple):
     Attributes:
         scaled: the scaled rows; sorted in the symmetric form.
         stats: sums per row, ``[N]`` each, as defined by the form.
-        kept: the exponentials, flat, or the matrices of the one panel; None if they are not kept.
+        kept: the exponentials, flat or ``[N, M]``, or a list of panels; None or empty if they are not kept.
         classes: the sorted order of the rows, or the scaled columns; None if it is to be computed again.
         frozen: whether the references need no gradient.
         valid: bool ``[N]``, the rows that are anchors with non-empty sums; None: all are.
@@ -170,7 +170,7 @@ def scale_both(batch: Batch, unit: float = 1, scaled: Scaled | None = None) -> t
 
 
 def both_ways(weight: Tensor, batch: Batch) -> Tensor:
-    """Return weights plus their transpose if they are those of all rows, ``[N, N]``, else the weights unchanged."""
+    """Return weights plus their transpose if they are those of all rows without references, else the weights."""
     whole = batch.references.embeddings is None and weight.shape[0] == weight.shape[1]
     return weight + weight.T if whole else weight
 

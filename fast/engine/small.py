@@ -1,4 +1,4 @@
-"""The loss of a small batch, in one panel, with few operations and Python calls, which take most of the time.
+"""The loss of a small batch, in one panel. Operations and Python calls are few, because they take most of the time.
 
 It is the mean or the sum over all anchors, in plain eager mode on a CPU, where the logits are known to be moderate. The
 panel is that of `unshifted`. The operations for partners are written out here, because their formula is short.
@@ -45,7 +45,10 @@ def suits(batch: Batch, policy: Policy) -> bool:
 
 
 def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
-    """Return the values, those of mutual references last, without sizes; and what is saved for `differentiate`."""
+    """Return the values, those of mutual references last, and what is saved for `differentiate`.
+
+    The numbers of positives and negatives are left empty.
+    """
     targets, references = batch.targets, batch.references
     if targets.kind != "partners" or batch.rule.denominator == "only_negatives" or references.own is not None:
         return unshifted.evaluate(batch, _plan(batch, keep=backward))
@@ -67,7 +70,7 @@ def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
 
 
 def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Gradients:
-    """Return the gradients with respect to embeddings, references and temperature; what is saved is overwritten.
+    """Return the gradients with respect to embeddings, references and temperature; overwrite the saved matrices.
 
     Args:
         grad: ones, as many as there are values.

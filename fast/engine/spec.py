@@ -41,7 +41,7 @@ class Targets:
             ``"none"``: there are no positives.
         given: int64 labels ``[N]``, bool mask ``[N, M]`` (row is the anchor), int64 partners ``[N]``, int64 pairs
             ``[P, 2]`` (each an anchor and its positive; duplicates count once), or an empty tensor.
-        columns: int64 labels ``[M]`` of the references; None without references.
+        columns: int64 labels ``[M]`` of the references; None without references, and for the other kinds.
         order: int64 ``[N]``, the rows stably sorted by label or so that partners are neighbours; None if not known.
     """
 
@@ -56,9 +56,10 @@ class Sizes:
     """The sizes of rows, measured from their values.
 
     Attributes:
-        each: ``[N, 1]``, the norm of each row in float64; for float64 rows, the largest magnitude in each row.
+        each: ``[N, 1]``, the norm of each row in float64. For float64 rows, and on devices without float64, the largest
+            magnitude in each row.
         low: the smallest size; NaN if a row contains NaN.
-        high: the largest size.
+        high: the largest size; NaN if a row contains NaN.
     """
 
     each: Tensor
@@ -72,7 +73,7 @@ class References:
 
     Args:
         embeddings: floating ``[M, D]``; None: the batch itself.
-        own: int64 ``[N]``, the reference that is the anchor itself, or -1; None: no reference is an anchor.
+        own: int64 ``[N]``, the reference that is the anchor itself, or -1; None: no anchor is among its references.
         mutual: whether the references are anchors too, each contrasted with the rows. Then ``M == N``, row i and
             reference i are each other's positive, and the values of the references follow those of the rows.
         sizes: the sizes of the references; None if they are not known.
@@ -91,7 +92,7 @@ class Rule:
     Args:
         terms: ``"out"``, mean over positives of the log; ``"in"``, log of the mean; ``"binary"``, cross-entropy of
             every pair; ``"epsilon"``, the batch tutorial's exponentials with an epsilon; ``"lse"``, the logarithm of
-            the sum of all exponentials, from which info_nce computes its loss.
+            the sum over negatives, from which info_nce computes its loss with separate negatives.
         similarity: ``"cosine"`` or ``"dot"``.
         temperature: the positive number that similarities are divided by, or a 0-dimensional tensor.
         denominator: the denominator of each positive's ratio; used only by ``"out"`` and ``"in"``.
@@ -130,7 +131,7 @@ class Batch:
         rule: the formula.
         references: the rows that anchors are contrasted with.
         anchors: bool ``[N]``, the rows that are anchors; None: all rows.
-        storage: the original, narrower dtype of embeddings and references that were converted to a wider one, so that
+        storage: the original dtype of embeddings and references that may have been converted to a wider one, so that
             gradients are summed before they are rounded; None if they were not converted.
         sizes: the sizes of the embeddings; None if they are not known.
     """
@@ -155,7 +156,7 @@ class Plan:
             operator chooses when it runs: a compiled graph serves batches of every size and must not depend on values.
         rows: the number of rows of a tile or a panel.
         columns: the number of columns of a tile; a panel has all columns.
-        keep: whether the forward pass keeps the tiles' exponentials.
+        keep: whether the forward pass keeps the exponentials.
         reads: whether values may be read to choose a path; on an accelerator reading would synchronise.
         tf32: whether the kernels may multiply float32 rows in TF32.
         sized: whether the forward pass returns the numbers of positives and of negatives.

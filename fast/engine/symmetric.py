@@ -2,9 +2,9 @@
 
 Where the largest logit is known to be moderate, e^s needs no shift and the matrix of exponentials is symmetric, so only
 tiles on and above the diagonal are visited. Rows are sorted so that positives are neighbours; most tiles away from the
-diagonal then hold only negatives and need no mask. The forward pass saves a few numbers per row. The backward pass
-visits the same tiles, multiplies each exponential by the sum of its two rows' coefficients, and accumulates two matrix
-products per tile.
+diagonal then hold only negatives and need no mask. The forward pass saves a few numbers per row and, for smaller
+batches, the exponentials. The backward pass visits the same tiles, multiplies each exponential of a negative by the sum
+of its two rows' coefficients, and accumulates up to two matrix products per tile.
 
 The rows are scaled so that their products t are logits in units of log 2: on a CPU, 2^t takes a quarter of the time of
 e^s. With E_ij = e^s_ij = 2^t_ij, every value and every weight dL_i/ds_ij follows from a row's sums of E; see
@@ -33,12 +33,12 @@ class Classes(NamedTuple):
     Attributes:
         order: int64 ``[N]``, the row at each sorted position.
         back: int64 ``[N]``, the sorted position of each row.
-        labels: ``[N]``, equal numbers for equal labels, in sorted order; in the computing dtype.
+        labels: ``[N]``, equal numbers for equal labels, in sorted order; in the computing dtype. Unused for pairs.
         positives: int64 ``[N]``, the size of P(i), in sorted order.
         paired: whether the rows are known to form pairs; sorted positions 2k and 2k + 1 are then each other's only
             positive.
-        ends: for each block of rows, the sorted position after its last row's label, where the columns that may hold
-            positives end; None for pairs, and if values may not be read.
+        ends: for each block of rows, the position after the last row that has the label of the block's last row, where
+            the columns that may hold positives end; None for pairs, and if values may not be read.
     """
 
     order: Tensor
@@ -190,7 +190,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
 
 
 def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor) -> _Row:
-    """Sum the exponentials of every tile; under "one_positive", visit the masked tiles a second time.
+    """Sum the exponentials of every tile; under "one_positive" and "epsilon", visit the masked tiles a second time.
 
     Args:
         rows: scaled rows ``[N, D]``, sorted.
@@ -232,7 +232,7 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
         for place, lacking, part, _ in tile.sides(exponentials, exponentials):
             neg[place].add_(part.sum(lacking))
     sums = Sums(neg, pos, none, none, none)
-    if rule.terms == "epsilon":  # no row is more similar to a row than itself
+    if rule.terms == "epsilon":  # under "cosine", a row is most similar to itself
         guard = torch.linalg.vecdot(rows, rows).exp2_().mul_(EPSILON)
         guarded = pos + guard * classes.positives
         negatives = rows.shape[0] - 1 - classes.positives

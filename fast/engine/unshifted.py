@@ -34,7 +34,8 @@ class Panel(NamedTuple):
         positive: 1 for positives, else 0. For partners: int64 ``[b, 1]``, the column of the positive. Unused if there
             are no positives.
         lone: True if each row has one positive, False if each has at least two, None if neither is known.
-        star: under "epsilon", int64 ``[b, 1]``, the first column with the row's largest exponential.
+        star: under "epsilon", int64 ``[b, 1]``, the column of the row's largest exponential: under "cosine" the row
+            itself, under "dot" the first on a tie.
     """
 
     negative: Tensor
@@ -52,7 +53,7 @@ class _Row(NamedTuple):
         many: the same number as a tensor; unused if each row has at most one positive.
         sums: sums of exponentials; under "binary", those of softplus(s) and of softplus(-s).
         lin: sum over positives of t - ``itself``.
-        itself: the mean of t over positives, rounded; in `symmetric`, a product near the row's largest t.
+        itself: the mean of t over positives, rounded; in `symmetric`, the product of the row with itself.
         sizes: the numbers of positives and of negatives; used only under "binary".
         lone: see `Panel`.
     """
@@ -128,8 +129,8 @@ def marked(targets: Targets, here: slice, count: int, columns: int) -> Tensor:
 def _ranks(batch: Batch) -> tuple[Tensor, Tensor] | None:
     """Return the positions of the rows' and the columns' labels among all sorted labels, in the computing dtype.
 
-    On a CPU, a comparison of floats that returns floats is vectorised, one of integers is not. Positions are exact in
-    every float. None is returned if there are no labels, or if values may not be read.
+    On a CPU, a comparison of floats that returns floats is vectorised, one of integers is not. Positions up to 2^24 are
+    exact in float32. None is returned if there are no labels, or if values may not be read.
     """
     given, columns = batch.targets.given, batch.targets.columns
     if batch.targets.kind != "labels" or not device.may_read(given):
@@ -179,7 +180,10 @@ def _others(batch: Batch, columns: int) -> int | Tensor:
 
 
 def _lone(number: Tensor, batch: Batch) -> bool | None:
-    """Return `Panel.lone` for the numbers of positives of a panel ``[b]``; None if it does not hold all rows."""
+    """Return `Panel.lone` for the numbers of positives of a panel ``[b]``.
+
+    It is also None if the panel does not hold all rows, if values may not be read, and for "binary" and "epsilon".
+    """
     if (
         batch.rule.terms in ("binary", "epsilon")
         or number.shape[0] < batch.embeddings.shape[0]
@@ -205,8 +209,8 @@ def _sum(
 
     Returns:
         The panel, and the fields of `Sums`, then ``lin``, ``itself`` and the number of positives of `_Row`, ``[b]``
-        each; those that the formula does not use are empty. Sums are compared with the mean of t over positives
-        relative to this mean, so that the difference keeps its digits.
+        each; those that the formula does not use are empty. ``itself`` is the mean of t over positives. Sums and logits
+        are taken relative to it before they are subtracted, so that the difference keeps its digits.
     """
     rule, targets = batch.rule, batch.targets
     none = lin = mean = NONE
@@ -263,7 +267,7 @@ def _sum(
 
 def _guarded(logits: Tensor, positive: Tensor, number: Tensor, batch: Batch, here: slice) -> tuple[Panel, list[Tensor]]:
     """Return the result of `_sum` under "epsilon"."""
-    if batch.rule.similarity == "cosine":  # no row is more similar to a row than itself
+    if batch.rule.similarity == "cosine":  # a row is most similar to itself
         star = torch.arange(here.start, here.stop, device=logits.device).unsqueeze(1)
     else:
         star = logits.argmax(1, keepdim=True)
@@ -282,7 +286,7 @@ def _guarded(logits: Tensor, positive: Tensor, number: Tensor, batch: Batch, her
 
 
 def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
-    """Return the values, those of mutual references after those of the rows; the sums, and the panel if it is kept."""
+    """Return the values, those of mutual references after those of the rows; the sums, and the panels if kept."""
     rule, kind = batch.rule, batch.targets.kind
     scaled, columns = scale_both(batch, LN2)
     rows, turned = scaled.rows, columns.rows.T

@@ -1,7 +1,7 @@
 """Fused Triton kernels: tiles of logits stay in registers, device memory holds rows and a few numbers per row.
 
-`pairproof.fast.engine` uses them under ``backend="triton"``, and by default on CUDA devices. This module decides
-whether they can run. Only `evaluation` imports triton.
+`pairproof.fast.engine` uses them under ``backend="triton"``, and by default on CUDA devices if they support the
+embeddings, which this module decides. Of its functions, only `evaluation` imports triton.
 
 Modules:
 
@@ -11,7 +11,7 @@ Modules:
 - `gradient` is the backward pass.
 - `tile` holds what the kernels share.
 - `launch` queues the kernels.
-- `table` lists the tile sizes.
+- `table` lists the tile sizes, and `tune` searches for faster ones on a device.
 """
 
 from __future__ import annotations

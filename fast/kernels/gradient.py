@@ -1,8 +1,9 @@
 """Backward: the gradient with respect to rows of x, ``sum over j of G_ij y_j``; the tiles of logits are recomputed.
 
 G_ij is the sum of dL_i/ds_ij, if row i of x is an anchor, and dL_j/ds_ji, if row j of y is an anchor. In a batch
-without references, both are present, and one program computes the complete gradient of a row. The weight of a
-pair is computed from the numbers that `coefficients` computes per anchor:
+without references, both are present, so one launch computes the complete gradient. Programs divide it: each has a panel
+of rows, a share of the columns and a slab of the row length; `finish` adds the shares. The weight of a pair is computed
+from the numbers that `coefficients` computes per anchor:
 
     a negative          NEGATIVE e^(t - NEGATIVE_TOP)
     a positive          SLOPE e^(t - SLOPE_TOP) + LEVEL
@@ -10,10 +11,12 @@ pair is computed from the numbers that `coefficients` computes per anchor:
                         boost, SLOPE_TOP the logarithm of the sum over negatives
     binary              NEGATIVE sigmoid(t), and SLOPE sigmoid(-t) for a positive
     epsilon             NEGATIVE e for every pair, e = e^(t - NEGATIVE_TOP), plus SLOPE e / (e + epsilon) for a
-                        positive, plus LEVEL at the column of the row's largest logit, SLOPE_TOP
+                        positive, plus LEVEL at the column of the row's largest logit; the bits of SLOPE_TOP are this
+                        column as an int32
 
 Weights of both directions are added before they are rounded to a narrower dtype and multiplied with the rows. As in the
-forward pass, `gradient_plain` processes tiles that hold only negatives, and `gradient_marked` the other tiles.
+forward pass, `gradient_plain` processes tiles that hold only negatives, and `gradient_marked` the other tiles, or all
+tiles if labels do not show which tiles hold a positive, and under "binary" and "epsilon".
 """
 
 from __future__ import annotations
@@ -47,7 +50,10 @@ COEFFICIENTS = tl.constexpr(5)
 def add_pull(
     g, scale, y0, y1, y2, acc, REACH: tl.constexpr, RAW: tl.constexpr, PIECES: tl.constexpr, WIDEN: tl.constexpr
 ):
-    """Return ``acc + g @ y``; under RAW, g is first multiplied by ``scale``, which normalises the rows of y."""
+    """Return ``acc + g @ y``. Under RAW, g is first multiplied by ``scale``, which normalises the rows of y, and REACH.
+
+    REACH keeps float16 weights normal.
+    """
     if RAW:
         g = g * (scale * REACH)[None, :]
         if WIDEN and y0.dtype == tl.bfloat16:
@@ -97,7 +103,7 @@ def gradient_plain(
     BN: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Store ``[shares, x_pad, DIM]``: the gradient with respect to rows of x, from tiles without positives."""
+    """Store ``[shares, x_pad, DIM]``: the gradient with respect to rows of x, from tiles that hold only negatives."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
     slab = tl.program_id(2) * OUT
@@ -205,7 +211,7 @@ def gradient_marked(
     GROUP: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Store the gradient from the tiles that `gradient_plain` masks; under ALL, from all tiles, without that kernel."""
+    """Store the gradient from the tiles that `gradient_plain` hides; under ALL, from all tiles, without that kernel."""
     ALL: tl.constexpr = MARKS != "labels" or (TERMS != "softmax" and TERMS != "own")
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)

@@ -67,7 +67,7 @@ def capability_of(tensor: Tensor) -> int:
 
 
 def empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Allocate a buffer that kernels fill. All buffers come from here, so that tests can poison and count them."""
+    """Allocate a buffer that kernels fill. All such buffers come from here, so that tests can poison and count them."""
     return torch.empty(shape, dtype=dtype, device=like.device)
 
 
@@ -429,7 +429,7 @@ def _coefficients(problem: Problem, grad: Tensor, largest: Tensor, stats: Tensor
 
 
 def _gradient(problem: Problem, largest: Tensor, **coefficients: Any) -> tuple[Tensor, Tensor]:
-    """Return the gradient with respect to the rows and, if the temperature is learned, its product with each row.
+    """Return the embeddings' gradient and, if the temperature is learned, the product of each row with its gradient.
 
     Args:
         problem: its ``anchors`` are the rows, even if these are not anchors of the loss.

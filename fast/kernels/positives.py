@@ -57,7 +57,7 @@ def positives(
     GROUP: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Store ``[shares, LINES, x_pad]``, visiting only tiles that may hold a positive."""
+    """Store ``[shares, LINES, x_pad]``; if labels show which tiles hold only negatives, do not visit these."""
     ALL: tl.constexpr = MARKS != "labels"
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)

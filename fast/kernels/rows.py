@@ -1,8 +1,8 @@
 """Convert embeddings to the padded rows that the kernels multiply, and gradients of rows to gradients of embeddings.
 
 Under "cosine", float32 rows are normalised. bfloat16 and float16 rows are only scaled into range by a power of two,
-which is exact, because rounding normalised rows to so few digits would cost more accuracy than all later steps. The
-reciprocals of their norms are applied to the float32 products.
+which is exact; rounding normalised rows to so few digits would cost more accuracy than all later steps. The reciprocals
+of their norms are applied to the float32 products.
 """
 
 from __future__ import annotations
@@ -219,8 +219,9 @@ def finish(
 ):
     """Add the parts of the gradient with respect to unit rows, and convert it to the gradient of the embeddings.
 
-    Under "cosine" the component along the row is removed. LEARNED: also store each row's product with its gradient,
-    from which the derivative with respect to the temperature is computed.
+    Under "cosine" the component along the row is removed; under "dot" the embeddings take the place of the unit rows.
+    LEARNED: also store each row's product with its gradient, from which the derivative with respect to the temperature
+    is computed.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < n

@@ -2,15 +2,17 @@
 
 Two kernels share the work. `sums_plain` treats every tile as if it held only negatives, and hides the other tiles by
 shifting their logits to -inf; it needs no mask and few registers. `sums_marked` visits the tiles that may hold a
-positive or a self pair, or that reach past the last column. Each share of the columns stores, per anchor, with t the
-logits:
+positive or a self pair, or that reach past the last column. If labels do not show which tiles these are, and under
+"binary" and "epsilon", it visits all tiles, and `sums_plain` does not run. Each share of the columns stores, per
+anchor, with t the logits:
 
-    FIRST        sum over negatives of e^(t - FIRST_TOP);   binary: of softplus;   epsilon: over all, of e^(t - top)
-    SECOND       sum over positives of e^(t - SECOND_TOP);  binary: of softplus
+    FIRST        sum over negatives of e^(t - FIRST_TOP);   binary: of softplus(t)
+                 epsilon: sum over all columns but the row itself of e^(t - FIRST_TOP)
+    SECOND       sum over positives of e^(t - SECOND_TOP);  binary: of softplus(-t)
     BELOW        sum over positives of SECOND_TOP - t
     NUMBER       of positives
-    FIRST_TOP    the largest t of a negative, or 0 under FIXED;   epsilon: the largest t of any column
-    SECOND_TOP   the largest t of a positive;               epsilon: the first column with the largest t
+    FIRST_TOP    the largest t of a negative, in `sums_plain` 0 under FIXED;   epsilon: the largest t of any column
+    SECOND_TOP   the largest t of a positive;   epsilon: the first column with the largest t, as the bits of an int32
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def sums_plain(
     BN: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Store ``[shares, LINES, x_pad]``, the sums over tiles without positives."""
+    """Store ``[shares, LINES, x_pad]``, the sums over tiles that hold only negatives."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
     gain = gain_of(constants, FIXED)

@@ -40,7 +40,7 @@ PLAIN: Mapping[Kernel, Kernel] = {
     "positives": "sums_plain",
     "gradient_marked": "gradient_plain",
 }
-"""Each kernel that visits the tiles that a plain kernel hides, and that plain kernel, whose tiles its own divide."""
+"""The plain kernel of each kernel that visits the tiles hidden by a plain kernel, and whose own tiles divide these."""
 VARIABLE = "PAIRPROOF_KERNEL_TABLE"
 FORMAT = 1
 """Version of the file format."""
@@ -269,7 +269,7 @@ def read(path: Path) -> dict[Key, Launch]:
         path: a JSON file as written by `written`.
 
     Raises:
-        ValueError: the file cannot be read or is malformed, or a tile breaks a rule; the message lists every violation.
+        ValueError: the file cannot be read or is malformed, or tiles break a rule; the message lists all broken rules.
     """
 
     def error(what: str) -> ValueError:

@@ -18,7 +18,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 EPSILON = tl.constexpr(1e-8)
 """The constant of the epsilon terms, part of that published formula."""
 NEVER = tl.constexpr(2147483647)
-"""Larger than every row and tile number: "no more"."""
+"""Marks the end of a list; larger than every row number and tile number."""
 CHUNK = tl.constexpr(256)
 """Number of tiles whose bounds are examined together."""
 
