@@ -41,7 +41,7 @@ class EventClock(Clock):
 
     products: ClassVar[Shapes] = {"mm": (8192, 8192, None), "square": (8192, 8192, 8192)}
     on_device = True
-    # On a GPU, symmetry does not help the backward pass: forward 2, recomputing the tile 2, its gradient 2.
+    # On a GPU, symmetry is not used: forward 2, recomputing the tiles 2, their gradient 2.
     flops = (2, 6)
 
     def __init__(self, device: str = "cuda") -> None:

@@ -66,7 +66,7 @@ class Recipe:
 
     @property
     def group(self) -> str:
-        """Group of the goals on ratios: "labels", "masks", "both directions" or "one direction"."""
+        """Key of `goals.PLAIN_RATIOS` for this form: "labels", "masks", "both directions" or "one direction"."""
         if self.way.startswith("mask"):
             return "masks"
         if self.way in ("references", "one direction", f"queue of {QUEUE}"):
@@ -88,7 +88,10 @@ FORMS = {f"{loss}, {way}": Recipe(loss, way, _options(loss, way)) for loss, ways
 
 
 def _draw(number: int, seed: int) -> dict[str, Recipe]:
-    """Draw forms with other options, columns and dtypes."""
+    """Draw forms with other options, columns and dtypes.
+
+    A name contains all drawn options, even those that the form's own options override.
+    """
     random, found = Random(seed), {}
     for form in random.sample(list(FORMS.values()), number):
         options = {"similarity": random.choice(("cosine", "dot")), "reduction": random.choice(("mean", "sum", "none"))}
@@ -157,7 +160,13 @@ class Form:
         return replace(self, inputs=tuple(map(cast, self.inputs)), given=given)
 
     def step(self, function: Callable[..., Tensor], temperature: float, **more: Any) -> Step:
-        """Return a function from the inputs to the loss that calls a function with the keywords of `pairproof.fast`."""
+        """Return a function from the inputs to the loss, a scalar; a reduction "none" is followed by a mean.
+
+        Args:
+            function: a loss with the keywords of `pairproof.fast`.
+            temperature: positive number.
+            more: further keywords, which override those of the batch.
+        """
         call = partial(function, temperature=temperature, **{**self.given, **more})
         if len(self.inputs) == 2 and self.loss != "info_nce":
             call = partial(_with_references, call)
@@ -190,11 +199,11 @@ def _positives(recipe: Recipe, labels: Tensor, drawn: Callable[[], Tensor]) -> d
 
 
 def make(name: str, n: int, d: int = COLUMNS, kind: str = "random", *, seed: int = 0, device: str = "cpu") -> Form:
-    """Make a batch in which every anchor has a positive, in float32.
+    """Make a batch in float32.
 
     Args:
         name: a name of `RECIPES`.
-        n: number of rows, a multiple of 8.
+        n: number of rows, a multiple of 8; from 24 on, every anchor has a positive in every form.
         d: number of columns, unless the recipe has another.
         kind: a name of `KINDS`.
         seed: seed of torch's CPU generator, so that the rows are the same on every device.
@@ -225,7 +234,7 @@ def make(name: str, n: int, d: int = COLUMNS, kind: str = "random", *, seed: int
     given = {**recipe.options, **_positives(recipe, labels, drawn)}
     if "queue" in recipe.way:
         given["negatives"] = torch.randn(QUEUE, d, generator=generator)
-    if recipe.options.get("similarity") == "dot":  # rows of norm 1, as dot products are used
+    if recipe.options.get("similarity") == "dot":  # dot products are usually taken of normalised rows
         normalised = torch.nn.functional.normalize
         inputs = [normalised(rows) for rows in inputs]
         given |= {"negatives": normalised(given["negatives"])} if "negatives" in given else {}

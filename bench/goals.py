@@ -3,8 +3,9 @@
 A ratio is the time of plain torch or of a peer divided by that of pairproof, as the median over pairs. The "best" one
 has the smallest ratio. If the measurements for a goal are missing, ``met`` is None and ``reason`` says what is missing.
 
-A floor is a fraction of a goal. For a goal that is not met yet, it is a fraction of the figure in ``missed.json``, so
-that a regression is noticed. ``python -m bench --quick --record`` writes this file.
+A floor is a fraction of a goal on a ratio, or a limit on memory divided by this fraction. For a goal that is not met
+yet, it is a fraction of the figure in ``missed.json``, so that a regression is noticed. ``python -m bench --quick
+--record`` writes this file.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _growth_goal(what: str, goal: float, growth: float) -> Goal:
 
 
 def memory_goals(report: Row, fraction: float = 1.0) -> list[Goal]:
-    """Judge the goals on peak memory for the measured sizes, each goal divided by a fraction."""
+    """Judge the goals on peak memory for the measured sizes; limits in bytes are divided by a fraction."""
     goals = []
     for form in dict.fromkeys(row["form"] for row in report["memory"]):
         peaks = {row["n"]: row for row in _select(report["memory"], form=form, implementation=OURS)}
@@ -207,8 +208,9 @@ def floors(report: Row, fraction: float, missed: Mapping[str, float]) -> list[Go
 
     Args:
         report: the report that `bench.report` describes, without its goals.
-        fraction: 0.8 lowers ratios by a fifth, and raises limits on memory by a quarter.
-        missed: the content of `MISSED`. The floor of a goal in it is the fraction of its figure.
+        fraction: 0.8 lowers ratios by a fifth, and raises limits in bytes by a quarter. `GROWTH` is unchanged.
+        missed: the content of `MISSED`. The floor of a goal in it is the fraction of its figure, unless the goal is
+            lower.
 
     Returns:
         The same objects as `judge`.

@@ -68,8 +68,8 @@ class Plan:
         sample_seconds: duration of one sample; short steps are repeated.
         errors_up_to: number of rows up to which errors are measured with the timings.
         temperatures: temperatures of the accuracy table.
-        full: whether to measure all peers in every form, their memory, and a step of `LARGE` rows. If not, peers are
-            measured only in the forms with goals beside them, and `SLOWEST` only in pairwise NT-Xent.
+        full: whether to measure all peers in every form, their memory, and a step of `LARGE` rows. If not, peers other
+            than plain torch are timed only in the forms `TWO_VIEW` and `PAIRWISE`, and `SLOWEST` only in `PAIRWISE`.
         columns: numbers of columns of the embeddings.
         dtypes: names of `forms.DTYPES`.
         device: "cpu" or a CUDA device. On CUDA, timings measure memory too, so `memory_sizes` is empty.

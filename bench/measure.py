@@ -2,8 +2,8 @@
 
 Every implementation is checked first. In each round, every peer is sampled next to a sample of `pairproof.fast`, before
 or after it in turn. The ratio of such a pair depends least on other load of the machine. In each round, ``torch.mm`` is
-sampled at the shape of a panel of 512 rows: it shows the best possible throughput in the same run. On a GPU, writing
-such a product takes longer than computing it, so a large square product is measured as well.
+sampled at the shape of a panel of 512 rows: it shows the best possible throughput in the same run. On a GPU, the panel
+has 8192 rows and columns. Writing its product takes longer than computing it, so a square product is measured as well.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class _Contender:
     def __init__(self, implementation: Implementation, step: Step, inputs: Inputs, clock: Clock, target: float) -> None:
         self.implementation, self.run, self.inputs, self.clock = implementation, step, inputs, clock
         self.samples: list[tuple[float, float]] = []
-        # The first call also loads code, so a second one is timed unless it takes long.
+        # The first call also loads code, so a second one is timed, unless the first took long.
         self.estimate = sum(clock.step(step, inputs, 1))
         if self.estimate < 1.0 or implementation.compiled:
             self.estimate = sum(clock.step(step, inputs, 1))

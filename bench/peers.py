@@ -117,7 +117,7 @@ class Implementation:
 
 
 PEERS: dict[str, Implementation] = {}
-"""All implementations by name, `pairproof.fast` and plain torch first."""
+"""All implementations by name: the ways to run `pairproof.fast`, plain torch, then the peers."""
 
 NT_XENT, SUPCON = "nt_xent, partners", "supcon, two views"
 PAIRWISE, PAIRWISE_CLASSES = "nt_xent_pairwise, two views", "nt_xent_pairwise, mean over pairs"
@@ -180,7 +180,7 @@ TF32: dict[str, Any] = {"accelerator": True, "tf32": True, "entry_bytes": 4}
 @_entry("cross_entropy_tf32", "CE TF32", TWO_VIEW, matrices=3.1, **TF32)
 @_entry("cross_entropy", "crossent.", (SUPCON, PAIRWISE), matrices=3.1)
 def cross_entropy(_: None, form: Form, temperature: float) -> Step:
-    """With two rows per class, other losses are NT-Xent, whose targets are the partners."""
+    """NT-Xent as cross-entropy, with the partners as targets; with two rows per class, other losses are equal to it."""
     return partial(plain.nt_xent, partners=fast.stacked_partners(form.n, form.labels.device), temperature=temperature)
 
 
@@ -219,8 +219,8 @@ def different_rows(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> 
 def mask_without_diagonal(flex: Any, n: int, device: torch.device) -> Any:
     """Return FlexAttention's mask that excludes the diagonal. Only blocks on the diagonal evaluate single pairs.
 
-    If the number of rows is a multiple of the block size, the mask is built block by block: the library would build
-    it from N x N booleans, which take 64 GiB at 262144 rows.
+    If the rows fill two or more blocks exactly, the mask is built block by block: the library would build it from
+    N x N booleans, which take 64 GiB at 262144 rows.
     """
     count, rest = divmod(n, FLEX_BLOCK)
     if rest or count == 1:
@@ -351,7 +351,7 @@ def _inf_cl(module: Any, form: Form, temperature: float) -> Step:
 
 @_entry("lightly", "lightly", (NT_XENT, QUEUE), matrices=3.2, **_adapted("lightly:Lightly"))
 def _lightly(peer: Any, form: Form, temperature: float) -> Step:
-    """Call the loss of two views, or of two towers with a memory bank, which is the queue at first."""
+    """Call the loss of two views, or of two towers with a memory bank, whose initial content is the queue."""
     queue = form.given.get("negatives")
     code = peer.loss(temperature=temperature, memory_bank_size=0 if queue is None else tuple(queue.shape))
     if queue is None:

@@ -1,7 +1,7 @@
 """The losses in plain torch, as they are written without a library, to compare with `pairproof.fast`.
 
-The functions have the names and keywords of `pairproof.fast`. Masks are built in every call, as in training. Every
-anchor must have a positive, and with the denominator "only_negatives" a negative.
+The functions have the names of the losses, and keywords of `pairproof.fast`. Masks are built in every call, as in
+training. Every anchor must have a positive, and in `nt_bxent` and with the denominator "only_negatives" a negative.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def supcon_in(z: Tensor, *, denominator: str = "all", reduction: str = "mean", *
 
 
 def supcon_epsilon(z: Tensor, *, reduction: str = "mean", **given: Any) -> Tensor:
-    """SupCon with an epsilon in every exponential and in the number of positives."""
+    """SupCon with an epsilon added to every exponential and to the number of positives."""
     logits, positives, diagonal = _pairs(z, **given)
     assert diagonal is not None  # there are no references
     exponentials = (logits - logits.amax(dim=1, keepdim=True)).exp() + EPSILON

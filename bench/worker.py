@@ -17,7 +17,7 @@ MEMORY_LIMIT = 16 << 30
 
 
 def _limit_memory() -> None:
-    """Limit the address space to `MEMORY_LIMIT` or the free memory, so that a peer cannot exhaust the machine."""
+    """Limit the address space to `MEMORY_LIMIT`, or 85% of the free memory if that is less, to protect the machine."""
     available = field_bytes("/proc/meminfo", "MemAvailable")
     limit = MEMORY_LIMIT if available is None else min(MEMORY_LIMIT, int(0.85 * available))
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
