@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +42,7 @@ from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import stored_truth, truth
 from pairproof.conformance.truth.tolerances import bounds
 from tools import peer_table as tool
+from tools.check_fixtures import main as fixtures
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -385,6 +386,20 @@ def test_page_of_peers_has_the_stored_counts() -> None:
         for deviation in kind.deviations:
             word = "wrong" if deviation.wrong else "deviates"
             assert f"**{deviation.name}** ({word}; [source]({deviation.link})): {deviation.reason}. " in text
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
+@pytest.mark.parametrize("main", [lambda path: tool.main(["--check", "--report", path]), lambda path: fixtures([path])])
+def test_unusable_report_is_a_usage_error(
+    main: Callable[[str], int], text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(str(path))
+    problem = "the format is not pairproof-report/" if text in ("[]", "{}") else "expected JSON written by"
+    assert f"{path}: {problem}" in capsys.readouterr().err
 
 
 def test_page_of_peers_names_the_pinned_versions() -> None:

@@ -1,7 +1,8 @@
 """Report what ``make fixtures`` would change, without running the implementations again.
 
 All derived values are recomputed in a copy of the fixtures. The counts of checks are taken from a report of ``pairproof
-verify --json``. Exit code: 0 if nothing would change, 1 if something would change, 2 if the report cannot be used.
+verify --thorough --json``. Exit code: 0 if nothing would change, 1 if something would change, 2 if the report cannot be
+used.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pairproof.conformance.maintain.rebuild import rebuild, shortened
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the fixtures with a rebuild; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", type=Path, help="file written by pairproof verify --json")
+    parser.add_argument("report", type=Path, help="file written by pairproof verify --thorough --json")
     options = parser.parse_args(arguments)
     try:
         report = read_report(options.report)
@@ -28,12 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     found = rebuild({}, keep=False, judge=lambda selection, progress: report)
     print("\n".join([*shortened(found.changes), *shortened(found.notes)]))
-    print(
-        f"fixtures: make fixtures would make {len(found.changes)} changes"
-        if found.changes
-        else "fixtures: nothing would change"
-    )
-    return int(bool(found.changes))
+    changes = len(found.changes)
+    print(f"fixtures: make fixtures would {f'make {changes} changes' if changes else 'change nothing'}")
+    return int(bool(changes))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ from pairproof.fast.kernels.table import KINDS, PADDED, Kind
 
 DIMS = (64, 128, 256, 512)
 MORE_DIMS = (16, 32, 384, 768, 1024)
-"""Embedding dimensions whose tiles are derived from those of others. Every further one behaves like one of these."""
+"""Further embedding dimensions, for ``--long``. All others use tiles of the dimensions in these two lists."""
 SMALL_DIM = 128
 """Embedding dimension for which kernels without tiles are compiled; their code depends little on it."""
 DTYPES = dict(zip(KINDS, (torch.float32, torch.float32, torch.bfloat16, torch.float16), strict=True))
@@ -398,7 +398,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS, help="kinds of products; default: all")
     parser.add_argument("--kernel", nargs="+", default=[], help="names of kernels; default: all")
     parser.add_argument("--jobs", type=int, choices=range(1, 65), metavar="N", default=2, help="processes; default: 2")
-    parser.add_argument("--covering", action="store_true", help="every variant once, every kernel for every device")
+    parser.add_argument(
+        "--covering",
+        action="store_true",
+        help="every variant once, and every kernel for each two of architecture, kind and dimension",
+    )
     parser.add_argument(
         "--long", action="store_true", help="every architecture, more embedding dimensions and argument types"
     )

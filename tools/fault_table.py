@@ -3,7 +3,7 @@
 By default, every fault is judged again and the last column is copied from the file. ``--loss`` judges only the faults
 of one loss and keeps the rows of the others. ``--named`` also computes the last column, with identify and the
 explanations of failures, which takes minutes; ``--named 'nt_xent/*'`` does so for some faults. ``--check`` writes
-nothing and exits with 1 if the file would change.
+nothing and exits with 1 if the file would change. The exit code is also 1 if ``--named`` fails for a fault.
 """
 
 from __future__ import annotations

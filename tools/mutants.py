@@ -1,11 +1,11 @@
 """Mutation testing: make one small change at a time in ``reference/`` or ``fast/``, and check whether a case fails.
 
 A mutant is one change made by one operator of cosmic-ray: a number plus one, ``<`` for ``<=``, a negated condition, a
-loop that is skipped. A mutant is judged by these checks: every golden and worked case of up to ``MOST_ROWS`` rows with
-every adapter of the package in every dtype; the error cases; for ``reference/`` also the recorded terms; for ``fast/``
-also first and second derivatives with respect to embeddings and temperature, compared with finite differences. The
-tests in ``tests/`` are not run: a mutant that survives is a mistake that these cases would not find in another
-implementation either.
+loop that is skipped. A mutant is judged by these checks: every golden and worked case of a size up to ``MOST_ROWS``
+with every adapter of the package in every dtype that both support; the error cases; for ``reference/`` also the
+recorded terms; for ``fast/``, on small covering cases, also first and second derivatives with respect to embeddings and
+temperature, compared with finite differences. The tests in ``tests/`` are not run: a mutant that survives is a mistake
+that these cases would not find in another implementation either.
 
 All true values and bounds are computed once, from the unchanged code. Every check is run once on this code, to record
 its time and the lines that it executes. Each mutant is judged in a forked process. The process imports the changed
@@ -67,7 +67,7 @@ PACKAGES = {"reference": ("reference", "scipy"), "fast": ("fast", "fast-dense", 
 """The mutated packages, each with the implementations that run its code."""
 
 LEFT_OUT = ("*/views.py", "fast/modules.py", "fast/kernels/*")
-"""Files without a loss or a part of the engine. The kernels have separate tests."""
+"""Files that are not mutated: they contain no loss and no part of the engine, except the kernels, tested separately."""
 
 KINDS = {
     "equivalent": "the same result for every input",

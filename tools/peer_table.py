@@ -1,9 +1,9 @@
 """Write ``conformance/implementations/README.md``: what every peer computes, and where it deviates or is wrong.
 
-The counts are read from ``--report``, a file that ``pairproof verify --json`` wrote. Without it, and for peers that are
-not installed, no peer is run: the counts follow from the declarations of the peers, which ``pairproof verify`` checks.
-If a peer is not installed, its version is copied from the present file. ``--check`` writes nothing and exits with 1 if
-the file would change.
+The counts are read from ``--report``, a file that ``pairproof verify --thorough --json`` wrote. Without it, and for
+peers that it does not contain, no peer is run: the counts follow from the declarations of the peers, which ``pairproof
+verify`` checks. If a peer is not installed, its version is copied from the present file. ``--check`` writes nothing and
+exits with 1 if the file would change. The exit code is 2 if the report cannot be used.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from run_report import read_report
 from pairproof.conformance.documents.load import load_worked
 from pairproof.conformance.implementations import ALL, Implementation, Unavailable
 from pairproof.conformance.implementations.public import load_public
+from pairproof.conformance.judge.options import UsageError
 from pairproof.conformance.judge.results import Check
 from pairproof.conformance.judge.verify import load_cases, predicted
 from pairproof.conformance.suite.cases import Case
@@ -111,7 +112,7 @@ which the loss conforms ([levels](../../docs/judging.md#levels)), or "none".
 
 
 def public_section() -> list[str]:
-    """Return the lines about the public losses: where they are, what they compute, and what is said about them."""
+    """Return the lines about the public losses: where they are, what they compute, and what check reports."""
     lines = [
         PUBLIC,
         row("public loss", "repository", "license", "computes", "checked as", "level", "what check reports"),
@@ -132,7 +133,7 @@ def judged_of(checks: Sequence[Check]) -> Iterator[Check]:
 
 
 def version_of(kind: type[Implementation], before: str) -> str:
-    """Return the version of a peer; if it is not installed, the version in the file."""
+    """Return the version of a peer; if it is not installed, the version in the file, or "not installed"."""
     try:
         return re.sub(r"\+\w+", "", kind({}, "cpu").version())  # drop the local version of torch, such as +cpu
     except Unavailable:
@@ -166,7 +167,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the file would change")
     parser.add_argument("--report", type=Path, help="take the counts from this file of pairproof verify --json")
     options = parser.parse_args(arguments)
-    found = read_report(options.report).checks if options.report else []
+    try:
+        found = read_report(options.report).checks if options.report else []
+    except UsageError as error:
+        parser.error(str(error))
     before = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
     text = page(before, found)
     if text != before and not options.check:

@@ -34,9 +34,14 @@ def read_report(path: Path) -> Recorded:
     """Read a report and check that it belongs to the installed fixtures.
 
     Raises:
-        UsageError: the report is not from a complete run that passed, or a file was changed after the run.
+        UsageError: the file cannot be read, the report is not from a complete run that passed, or a file was changed
+            after the run.
     """
-    data = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: expected JSON written by pairproof verify --thorough --json, got {error}") from None
+    data = data if isinstance(data, dict) else {}
     root = fixtures_root()
     header = {"pairproof": pairproof.__version__, "fixtures": str(root), "device": "cpu"}
     files = [root / name for name in (*data_files(root), MANIFEST)]

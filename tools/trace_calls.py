@@ -2,7 +2,8 @@
 
     python tools/trace_calls.py
 
-Prints one line per function, in the order of the first calls, with the number of calls.
+It does so for labels in several classes and for labels in pairs, and prints one line per function, in the order of the
+first calls, with the number of calls.
 """
 
 from __future__ import annotations

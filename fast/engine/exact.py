@@ -388,7 +388,7 @@ def _weights(row: _Row) -> list[_WeightTerm]:
                 even = row.positive & (row.number > 1)
                 terms.append(_WeightTerm(row.from_even(), torch.zeros_like(row.logits), even))
         elif formulas.has_mean(rule):
-            positive = -row.number.log()  # the logarithm of share - (share - 1/n)
+            positive = -row.number.log()  # what remains of a share and the share - 1/n
     return [_WeightTerm(sign, torch.where(row.positive, positive, negative), both), *terms]
 
 

@@ -232,7 +232,7 @@ def _sums(rows: Tensor, classes: Classes, plan: Plan, rule: Rule, buffer: Tensor
         for place, lacking, part, _ in tile.sides(exponentials, exponentials):
             neg[place].add_(part.sum(lacking))
     sums = Sums(neg, pos, none, none, none)
-    if rule.terms == "epsilon":  # under "cosine", a row is most similar to itself
+    if rule.terms == "epsilon":  # no row is more similar to a row than itself
         guard = torch.linalg.vecdot(rows, rows).exp2_().mul_(EPSILON)
         guarded = pos + guard * classes.positives
         negatives = rows.shape[0] - 1 - classes.positives
