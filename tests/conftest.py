@@ -1,4 +1,4 @@
-"""Print the number of slow tests, which the options in pyproject.toml leave out, at the end of the output."""
+"""Fixtures of several files, and hooks that print how many slow tests the options in pyproject.toml leave out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage less often, and without modules and tests: a run of pytest inside a test collects several times.
+    """Collect garbage less often, and exclude modules and tests from it: runs of pytest inside tests collect often.
 
     Proofs and references allocate many small objects, none of them garbage.
     """
@@ -29,7 +29,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Count the slow tests. Pytest deselects by name first, then by mark; only the second call has slow tests only."""
+    """Count the slow tests. Pytest deselects by name in one call and by mark in another, which has only slow tests."""
     if items and all(item.get_closest_marker("slow") for item in items):
         items[0].config.stash[LEFT_OUT] += len(items)
 
@@ -41,7 +41,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take the number from any worker of pytest-xdist: every worker collects all tests."""
+    """Take the number from a worker of pytest-xdist; any will do, because every worker collects all tests."""
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("slow", 0)
 
 
@@ -54,7 +54,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def without_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not search the reasons of failures, for tests of verdicts: the search takes longer than the check."""
+    """Do not search for the reasons of failures, for tests of verdicts: the search takes longer than the check."""
     from pairproof.conformance.diagnose import joint
 
     monkeypatch.setattr(joint.Collector, "diagnose", lambda self, propose: joint.Diagnosis())
@@ -62,7 +62,7 @@ def without_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def verdict_only(without_reasons: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither search the reasons of failures nor shrink a random batch that fails."""
+    """Neither search for the reasons of failures nor shrink a random batch that fails."""
     from pairproof.conformance.judge import check
 
     monkeypatch.setattr(check, "smallest_failure", lambda *given: None)
@@ -81,7 +81,7 @@ def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     from pairproof.conformance.implementations import child
 
     class Here(child.Child):
-        """Answers requests as a worker does, without one; errors and answers are read as those of a worker."""
+        """Answers requests in this process; errors and answers are handled as those of a worker process."""
 
         def __init__(self, load: Any, limit: float | None) -> None:
             self._deaths = self._owner = self._worker = self._spawner = 0
