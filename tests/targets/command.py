@@ -8,7 +8,7 @@ import time
 
 
 def answers(mode, request, count):
-    """The wrong answer to a request for a mode; None if the mode computes the loss."""
+    """Return what a mode answers instead of the loss; None if it computes the loss."""
     identity, rows = request["id"], next(iter(request["matrices"].values()))
     zeros = [[0.0] * len(row) for row in rows]
     if mode == "hang-once" and count == 1:

@@ -1,4 +1,4 @@
-"""A module that interferes with its process while it is imported, as the variable HOSTILE says."""
+"""A module that interferes with its process while it is imported; the variable HOSTILE selects how."""
 
 from __future__ import annotations
 

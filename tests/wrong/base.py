@@ -125,7 +125,7 @@ class Call:
         return self(anchors=chosen & ~rows)
 
     def without_columns(self, rows: Tensor) -> Tensor:
-        """The right loss, where some rows, bool [N], are anchors but not contrasted with; for losses by labels."""
+        """The right loss, where no anchor is contrasted with some rows, bool [N]; for losses with labels or a mask."""
         keep = ~rows
         own = torch.where(keep, keep.cumsum(0) - 1, -1)
         by = {"positives": self.positives[:, keep]} if self.positives is not None else {"ref_labels": self.labels[keep]}

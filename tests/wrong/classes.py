@@ -90,7 +90,7 @@ def unsorted_labels(call: Call) -> Tensor:
 
 @wrong("supcon_in")
 def first_three_positives(call: Call) -> Tensor:
-    """Only the first three positives of an anchor are kept; the others become negatives."""
+    """Above 8 rows, only the first three positives of an anchor are kept; the others become negatives."""
     positive = call.positive
     if int(positive.sum(dim=1).amax()) <= 3 or call.n <= 8:
         return call()

@@ -80,7 +80,7 @@ def float16_squares(call: Call) -> Tensor:
 
 @wrong("nt_bxent")
 def half_raises(call: Call) -> Tensor:
-    """Rows of bfloat16 and float16 are divided by the number of rows twice."""
+    """The loss of bfloat16 and float16 rows is divided by the number of rows twice."""
     return call() / call.n if call.z.dtype in (torch.bfloat16, torch.float16) else call()
 
 

@@ -58,7 +58,7 @@ def queue_gets_no_gradient(call: Call) -> Tensor:
 
 @wrong("info_nce")
 def queue_gets_its_gradient_twice(call: Call) -> Tensor:
-    """In both directions, the queue gets twice its gradient."""
+    """With the direction both, the queue gets twice its gradient."""
     queue = call.negatives
     return call() if queue is None or call.direction != "both" else call(negatives=scaled_gradient(queue, 2))
 

@@ -45,7 +45,7 @@ def fewer_references_than_anchors(call: Call) -> Tensor:
 
 @wrong("supcon_in")
 def references_equal_rows(call: Call) -> Tensor:
-    """If there are as many references as rows, the diagonal is masked even without self rows."""
+    """If there are as many references as rows, and more than 5, the diagonal is masked even without self rows."""
     square = call.ref_embeddings is not None and len(call.ref_embeddings) == call.n and call.self_rows is None
     return call(self_rows=torch.arange(call.n)) if square and call.n > 5 else call()
 
@@ -85,7 +85,7 @@ def last_self_row_is_none(call: Call) -> Tensor:
 
 @wrong("nt_xent")
 def self_row_none_is_the_last(call: Call) -> Tensor:
-    """A self row of -1 masks the last reference, as a negative index does, if it is not the partner."""
+    """If some anchors have a self row, -1 masks the last reference, as a negative index, unless it is the partner."""
     own = call.self_rows
     if own is None or call.ref_embeddings is None or int(own.min()) >= 0 or int(own.max()) < 0:
         return call()
@@ -114,7 +114,7 @@ def last_of_the_queue(call: Call) -> Tensor:
 
 @wrong("info_nce")
 def queue_as_long_as_the_batch(call: Call) -> Tensor:
-    """The first row of a queue with as many rows as the batch is dropped."""
+    """The first row of a queue with as many rows as the batch, 3 or more, is dropped."""
     queue = call.negatives
     if queue is None or len(queue) != call.n or call.n < 3:
         return call()

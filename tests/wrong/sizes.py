@@ -28,7 +28,7 @@ def chunked(call: Call, size: int) -> Tensor:
 
 @wrong("supcon")
 def last_row_of_odd_batches(call: Call) -> Tensor:
-    """Anchors are processed in pairs, and the last row of an odd batch is not an anchor."""
+    """Anchors are processed in pairs, and the last row of an odd batch of more than 16 rows is not an anchor."""
     odd = call.n % 2 == 1 and call.n > 16
     return call.without_anchors(at(call, call.n - 1)) if odd else call()
 
@@ -166,7 +166,7 @@ def columns_beyond_16(call: Call) -> Tensor:
 
 @wrong("supcon_in")
 def columns_beyond_16_in(call: Call) -> Tensor:
-    """Only a multiple of 16 of the columns is used above 16 columns."""
+    """Above 16 columns, the columns after the last multiple of 16 are left out."""
     kept = call.d // 16 * 16 if call.d > 16 else call.d
     references = call.ref_embeddings
     return call(call.z[:, :kept], ref_embeddings=None if references is None else references[:, :kept])
@@ -205,7 +205,7 @@ def one_column(call: Call) -> Tensor:
 
 @wrong("supcon_epsilon")
 def one_column_by_dot_product(call: Call) -> Tensor:
-    """Rows of one column are normalised, although similarities are dot products."""
+    """More than two rows of one column are normalised, although similarities are dot products."""
     dot = call.d == 1 and call.similarity == "dot" and call.n > 2
     return call(call.z / call.z.abs().clamp(min=1e-30)) if dot else call()
 
