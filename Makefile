@@ -87,7 +87,7 @@ test-all: $(VENV_STAMP) $(PEERS_STAMP) ## run the tests, including slow ones
 	@echo "test-all: pytest on tests/ without tests/kernels"
 	@$(PYTEST) --ignore=tests/kernels -m "" $(ARGS) tests
 
-kernels: $(VENV_STAMP) ## compile every variant of the GPU kernels, without GPU
+kernels: $(VENV_STAMP) ## compile every variant of the GPU kernels, without a GPU
 	@echo "kernels: compiling for sm_80, sm_90 and sm_100; four to five minutes on two cores"
 	@$(BIN)/python tools/compile_kernels.py $(ARGS)
 
@@ -106,7 +106,7 @@ kernels-long: $(VENV_STAMP) ## compile for more architectures, embedding dimensi
 # triton decides at its import whether to interpret or to compile kernels, so these tests need a separate run.
 KERNEL_TESTS := TRITON_INTERPRET=1 $(PYTEST)
 
-kernels-golden: $(VENV_STAMP) ## run the GPU kernels on golden cases, without GPU
+kernels-golden: $(VENV_STAMP) ## run the GPU kernels on golden cases, without a GPU
 	@echo "kernels-golden: pytest on tests/kernels without slow tests, in triton's interpreter; three minutes on two cores"
 	@$(KERNEL_TESTS) $(ARGS) tests/kernels
 
@@ -118,7 +118,7 @@ kernels-golden-all: $(VENV_STAMP) ## the same on all golden cases
 	@echo "kernels-golden-all: pytest on tests/kernels with every golden case, in triton's interpreter"
 	@$(KERNEL_TESTS) -m "" --all-cases $(ARGS) tests/kernels
 
-mutants: $(VENV_STAMP) ## count which of 660 mistakes the cases find
+mutants: $(VENV_STAMP) ## count how many of 660 mistakes the cases find
 	@echo "mutants: running the cases on 660 mutants, two at a time"
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/mutants.py --processes 2 $(ARGS)
 
