@@ -1,7 +1,8 @@
 """Argument checks, shared by every loss. Each message is one line: the argument, what is expected and what was given.
 
 Types, dtypes, shapes, devices and options are always checked. Checks that read values would synchronise with an
-accelerator, so they run on the CPU, and on other devices if ``validate`` is True; never while a graph is compiled.
+accelerator, so they run on the CPU, and on other devices if ``validate`` is True; never while a graph is compiled, nor
+under `torch.func.vmap`.
 """
 
 from __future__ import annotations

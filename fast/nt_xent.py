@@ -1,7 +1,8 @@
 """NT-Xent: the normalised, temperature-scaled cross-entropy, with one positive per anchor or for every positive pair.
 
-Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is every row except i, P(i) the positives of
-i, and N(i) the rest of A(i). The loss of anchor i is
+Let s_ij be the similarity of rows i and j divided by the temperature. A(i) is the set of all rows except i. With
+references, it is the set of all references except the one that is row i itself, if there is one. P(i) is the set of
+positives of i in A(i), and N(i) the rest of A(i). The loss of anchor i is
 
     nt_xent           -log(e^s_ip / sum over a in A(i) of e^s_ia), p the row's partner
     nt_xent_pairwise  mean over p in P(i) of -log(e^s_ip / (e^s_ip + sum over n in N(i) of e^s_in))

@@ -20,10 +20,10 @@ The backends:
 - "triton" uses the fused kernels of `pairproof.fast.kernels`.
 - "exact" computes in float64 on whole matrices for every dtype. It is also accurate for extreme norms.
 
-float64 embeddings are computed in float64, all others in float32, or in float64 where it is known that float32 is not
-sufficient: at temperatures outside 1e-3 to 1e3, and for very large dot products. Values and gradients are within the
-bounds of the conformance suite at temperatures from 1e-3 to 1e3. A pair weight that underflows in the computing dtype
-counts as zero; only "exact" keeps it.
+float64 embeddings are computed in float64, all others in float32. Except under "triton", they too are computed in
+float64 where it is known that float32 is not sufficient: at temperatures outside 1e-3 to 1e3, and for very large dot
+products. Values and gradients are within the bounds of the conformance suite at temperatures from 1e-3 to 1e3. A pair
+weight that underflows in the computing dtype counts as zero; only "exact" keeps it.
 """
 
 from __future__ import annotations
