@@ -292,7 +292,7 @@ def check_partners(embeddings: Tensor, partners: object, references: References,
 def _are_mutual(partners: Tensor, own: Tensor) -> bool:
     """Return whether partners ``[N]`` are valid, in as few operations as possible: they nearly always are."""
     try:
-        # A negative partner indexes from the end, but no row's partner's partner can be negative.
+        # On a CPU, a partner out of range raises an IndexError, also if it is negative.
         return torch.equal(partners.index_select(0, partners), own) and not torch.eq(partners, own).any().item()
     except IndexError:
         return False
