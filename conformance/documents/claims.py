@@ -3,7 +3,8 @@
 Two values of the reference are *the same* if their enclosures at 256 bits overlap, and *different* if they do not. A
 float64 program is compared with the reference within a stated margin, far above its rounding errors and far below the
 differences between the losses. A claim that holds only under a condition is tested once with the condition met and once
-without. The checks of a document are the methods of a class; the name of a method is the id of its claim.
+without. The checks of a document are the methods of a class; the name of a method is the id of its claim, with
+underscores for hyphens.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class ClaimContext:
         return [float(str(self.entries(name)[()])) for name in figures]
 
     def reproduced(self, *figures: str) -> bool:
-        """Whether the reference reproduces these figures."""
+        """Whether every one of these figures has its recorded verdict."""
         return all(j.passed for j in judge(self.fixture, figures))
 
     def of_call(self, name: str) -> reference.Result:

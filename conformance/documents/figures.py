@@ -1,15 +1,18 @@
 """Judge printed figures: recompute each with the reference in ball arithmetic, and compare it with the printed digits.
 
 A figure is *reproduced* if the interval computed from its inputs overlaps the interval of numbers that round to the
-printed digits. The widths of both intervals follow from the printed digits; there is no tolerance. A figure is computed
+printed digits. The widths of both intervals follow from the printed digits; there is no tolerance. A number is computed
 in up to three ways, depending on what the document gives, and every way must reproduce it:
 
 * ``printed inputs``: from the printed embeddings, each a ball of half a unit of the last printed place;
 * ``printed cosines``: from the printed cosine matrix, if it is printed with more digits than the embeddings;
 * ``exact inputs``: from the exact embeddings, if they are known.
 
-A figure printed with all digits of its dtype is compared with arithmetic in that dtype instead of the exact value
-(``own arithmetic``). Any other figure is an *artefact*, and its recorded explanation is checked.
+A loss printed with all digits of its dtype is compared with arithmetic in that dtype (``own arithmetic``) instead of
+with the value at the exact inputs. Masks, indices and layouts must be equal to the computed ones.
+
+A figure that is not reproduced is an *artefact*. If the cause is known (a clamped logarithm, an unpublished input), the
+recorded explanation is checked; otherwise the judgement fails.
 """
 
 from __future__ import annotations
@@ -44,7 +47,11 @@ EXACT_INPUTS = "exact inputs"
 
 @dataclass(frozen=True)
 class Match:
-    """The result of comparing a figure with one way of computing it; ``message`` describes the first difference."""
+    """The result of comparing a figure with one way of computing it.
+
+    ``message`` describes the first difference. It has no meaning if ``met``, except for ``run in float32``: there it
+    describes the result in either case.
+    """
 
     way: str
     met: bool
@@ -60,7 +67,7 @@ class Judgement:
         figure: the figure.
         verdict: the computed verdict; ``figure.verdict`` is the recorded one.
         matches: the comparisons that were made.
-        value: the exact value of a scalar whose exact inputs are known, or None.
+        value: the exact loss, rounded to float64, if the figure shows a loss and its exact inputs are known; else None.
         finding: an explanation of the verdict, or "".
     """
 
@@ -78,7 +85,7 @@ class Judgement:
 
     @property
     def passed(self) -> bool:
-        """Whether the computed verdict is the recorded one and every comparison succeeded."""
+        """Whether the computed verdict equals the recorded one and every comparison succeeded."""
         return self.verdict == self.figure.verdict and all(a.met for a in self.matches)
 
     @property
@@ -227,18 +234,19 @@ def _compare(way: str, figure: Figure, quantity: Any) -> Match:
 
 
 def _difference(figure: Figure, on_diagonal: bool, entry: str | bool, value: Any) -> str:
-    """Describe how a printed entry differs from the computed one; "" if it does not.
+    """Describe how a printed entry differs from the computed one, as the end of a sentence; "" if it does not.
 
     The interval of numbers that round to a printed number must overlap the computed enclosure. Masks, indices and
     layouts must be equal.
     """
     if figure.kind != "number":
         found = float(entry) if figure.kind != "layout" and isinstance(entry, str) else entry
-        return "" if found == value else f", not {value}"
+        return "" if found == value else f" but computed {value}"
     if entry in INFINITE:
-        return "" if on_diagonal and figure.diagonal == entry else ", which is only allowed on the diagonal"
+        allowed = f", which is allowed only on the diagonal of a figure whose diagonal is {entry}"
+        return "" if on_diagonal and figure.diagonal == entry else allowed
     if on_diagonal and figure.diagonal in INFINITE and figure.quantity == "similarity":
-        return f", but the diagonal is {figure.diagonal}"
+        return f", but the diagonal is recorded as {figure.diagonal}"
     computed = arb(value)
     if computed.overlaps(_printed(str(entry), figure.decimals)):
         return ""
@@ -258,10 +266,10 @@ def _show(value: arb) -> str:
 def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
     """Compare a figure printed in full with the document's own arithmetic.
 
-    The figure must be the shortest text of a number of its dtype, and that number must lie in the interval that the
-    document's operations can give. If the interval is unbounded, the arithmetic proves nothing; this happens if a
-    sigmoid rounds to 1 and the logarithm of its complement is clamped. The figure is then an artefact, and its
-    explanation is checked instead.
+    The figure must be the text that ``repr`` gives for a number of its dtype, converted to float64. That number must
+    lie in the interval that the document's operations can give. The interval is unbounded if a sigmoid rounds to 1,
+    because the logarithm of its complement is then -inf. In this case the figure is an artefact: it must lie in the
+    interval of the same operations with torch's clamp, and the recorded true value is checked.
 
     Returns:
         The comparisons, the verdict and the finding.
@@ -298,7 +306,7 @@ def _own_arithmetic(known: Evaluation) -> tuple[list[Match], str, str]:
 
 
 def _inside(way: str, text: str, interval: Rounded, operations: str) -> Match:
-    """Check that a printed number lies in the interval that operations can give."""
+    """Check that a printed number lies in the interval that operations can give, and that the interval is bounded."""
     message = f"{text} is outside [{interval.lower!r}, {interval.upper!r}], the values that {operations} can give"
     return Match(way, float(text) in interval and interval.is_bounded, message)
 
@@ -322,14 +330,14 @@ def _constant(figure: Figure, case: Case) -> tuple[list[Match], str]:
     """Judge the batch tutorial's 0.5545, whose input is not published.
 
     If every off-diagonal logit is at least ``gap`` below the maximum of its row, each exponential in the loss is
-    epsilon plus a number in [0, e^-gap]. The loss is then the same for every such input, and its derivative has the
-    factor e^-gap / epsilon.
+    epsilon plus a number in [0, e^-gap]. To the printed digits, the loss is then the same for every such input. Its
+    derivative has the factor e^-gap / epsilon.
     """
     gap = 100
     below = arb(-(10**9)).union(arb(-gap))
     logits = [[arb(0) if i == j else below for j in range(case.n)] for i in range(case.n)]
     loss = evaluate_similarities(case.entry.formula, logits, case.positive_mask(), temperature=1.0).loss
     matches = [_compare("any input", figure, loss), _instead(figure, loss * (1 + arb(supcon.EPSILON)))]
-    finding = f"2 ln 4 / 5 for every input whose off-diagonal logits are {gap} below the maximum of their row;"
+    finding = f"2 ln 4 / 5 for every input whose off-diagonal logits are at least {gap} below the maximum of their row;"
     slope = math.exp(-gap) / supcon.EPSILON
-    return matches, f"{finding} its relative change per logit is at most {slope:.0e}, so nothing can be learnt from it"
+    return matches, f"{finding} its relative change per logit is at most {slope:.0e}, so training cannot reduce it"

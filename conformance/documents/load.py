@@ -81,8 +81,9 @@ class Call:
 class Figure:
     """One printed result, a scalar or an array, exactly as printed.
 
-    The ``verdict`` is "reproduced", or "artefact" if the document prints another value than its formula gives. For an
-    artefact, ``instead`` has the value of the formula ("value") and the reason for the other one ("because").
+    The ``verdict`` is "reproduced", or "artefact" if the document prints another value than its formula gives, or a
+    value that does not depend on the input. For an artefact, ``instead`` has the value of the formula ("value") and an
+    explanation of the printed one ("because").
     """
 
     id: str

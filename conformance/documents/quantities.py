@@ -20,7 +20,7 @@ class Quantity:
     Attributes:
         kind: "number", "mask", "index" or "layout".
         shape: axes separated by spaces, in terms of the input's N and D, of B items with V views (N = B V), and of the
-            M pairs listed in the call; ``rows`` is N, or the rows that the figure's ``rows`` names.
+            M pairs listed in the call; ``rows`` is N, or the number of rows that the figure shows.
         compute: function from an evaluation to a scalar or nested sequences.
     """
 
@@ -40,7 +40,7 @@ def _split(e: Evaluation, rows: Any) -> Any:
 
 
 def _exponentials(e: Evaluation, name: str) -> list[Any]:
-    """For every pair, the exponential of the term with this name."""
+    """For every positive pair, the exponential of the term with this name."""
     return [getattr(e.result.terms.pairs[pair], name).exp() for pair in e.positive_pairs]
 
 

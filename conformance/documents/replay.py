@@ -24,7 +24,7 @@ def own_loss(case: Case, arithmetic: str, slack: int, *, clamp: bool = False) ->
     """The loss of a case, computed with the operations of its document.
 
     Args:
-        case: the case; its inputs must be exact.
+        case: the case; its exact inputs must be known.
         arithmetic: "float32" (torch, in the pair notebook) or "float64" (numpy, in the SupCon notebook).
         slack: units in the last place by which exponentials and logarithms may differ from correct rounding.
         clamp: clamp logarithms at -100 from below, as torch's binary cross-entropy does.
@@ -33,7 +33,7 @@ def own_loss(case: Case, arithmetic: str, slack: int, *, clamp: bool = False) ->
         The interval of values that this arithmetic can give.
 
     Raises:
-        ValueError: no document computes this loss in this arithmetic.
+        ValueError: no document computes this loss in float32, or, for float64, the temperature is not 1.
     """
     dtype = np.dtype(arithmetic).type
     rows = [[Rounded.number(x, dtype, slack) for x in row] for row in case.embeddings.tolist()]
@@ -51,7 +51,7 @@ def _sum(values: Iterable[Rounded]) -> Rounded:
 
 
 def _numpy_sum(values: Row) -> Rounded:
-    """Add in the order of numpy for fewer than 128 numbers: eight running sums, added in pairs, then the rest."""
+    """Add in the order of numpy for at most 128 numbers: eight running sums, added in pairs, then the rest."""
     if len(values) < 8:
         return _sum(values)
     whole = len(values) // 8 * 8
