@@ -350,7 +350,7 @@ def test_misuse_of_the_command_line_exits_2(capsys: pytest.CaptureFixture[str]) 
     assert call("check", f"{LOSSES}:supcon") == 2
     assert call("check", f"{LOSSES}:supcon", "--loss", "supcon", "--set", "reduction") == 2
     assert call("check", f"{LOSSES}:unclear", "--loss", "supcon") == 2
-    assert "cannot guess how it is called from the parameters (a_thing, something_else, more, temperature)" in (
+    assert "cannot guess from the parameters (a_thing, something_else, more, temperature) how to call the target" in (
         capsys.readouterr().err
     )
 

@@ -187,8 +187,14 @@ def test_class_is_imported_by_module_name() -> None:
         ({"loss": "supkon"}, "unknown loss 'supkon'; known: supcon"),
         ({"call": "rows"}, "unknown call 'rows'; known: labels, features"),
         ({"arrays": "tensorflow"}, "unknown kind of arrays 'tensorflow'"),
-        ({"call": "pairs"}, r"supcon cannot be computed by a target .* pairs: --call labels\|features"),
-        ({"loss": "info_nce"}, r"called with labels, as the parameters .* suggest: --call towers\|views\|similar"),
+        (
+            {"call": "pairs"},
+            r"supcon cannot be computed by a target .* pairs: pass --call labels\|features\|similarities$",
+        ),
+        (
+            {"loss": "info_nce"},
+            r"called with labels; the parameters .* suggest this call; .* pass --call towers\|views\|similarities$",
+        ),
         ({"settings": {"no_positiv": "drop"}}, "supcon_loss has no option 'no_positiv'; known: base_temperature"),
         ({"settings": {"no_positive": "ignore"}}, "no_positive: expected one of zero, drop, nan"),
         ({"settings": {"base_temperature": "warm"}}, "base_temperature: expected a number"),

@@ -67,7 +67,7 @@ class Deviation:
 
 
 def deviation(name: str, link: str, **facts: Any) -> Callable[[Callable[[Case, str, Truth], bool]], Deviation]:
-    """Declare a deviation; the decorated function is its condition, and its docstring ends with the reason."""
+    """Declare a deviation: the function is its condition, and the last paragraph of its docstring is the reason."""
 
     def declared(condition: Callable[[Case, str, Truth], bool]) -> Deviation:
         reason = inspect.cleandoc(condition.__doc__ or "").rpartition("\n\n")[2]
@@ -120,7 +120,7 @@ def _takes(case: Case, option: str, values: Collection[object]) -> bool:
 
 
 def matters(case: Case, option: str) -> bool:
-    """Return whether the value of an option affects the result of a case."""
+    """Return whether the value of an option can affect the result of a case."""
     if option == "no_positive":
         return lacks_positives(case)
     if option == "no_negative":
@@ -258,7 +258,7 @@ def outcome_of(loss: Tensor, leaves: Mapping[str, Tensor], anchors: dict[int, fl
     Args:
         loss: one value, or one per anchor.
         leaves: leaf tensors by argument name, the embeddings first.
-        anchors: the value of every anchor by row, where they are known.
+        anchors: the value of every anchor by row, if they are known.
     """
     found = {name: gradient.numpy() for name, gradient in gradients_of(loss, leaves).items()}
     values = loss.detach().double().cpu().reshape(-1).tolist()
@@ -271,7 +271,8 @@ def gradients_of(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor
     upstream = 1.0
     if loss.requires_grad:
         # An upstream gradient other than 1 reveals a backward pass that ignores it, or takes only its sign. A power of
-        # two changes no digit of a gradient in the ordinary range; in float16, 2 would save subnormal digits.
+        # two changes no digit of a gradient in the ordinary range. In float16, 2 would keep digits of subnormal
+        # gradients that are otherwise lost, so only the sign is changed.
         if all(2.0**-20 < float(z.detach().abs().max()) < 2.0**20 for z in leaves.values() if z.numel()):
             upstream = -1.0 if any(z.dtype == torch.float16 for z in leaves.values()) else -2.0
         found = torch.autograd.grad(loss.sum() * upstream, list(leaves.values()), materialize_grads=True)
@@ -290,7 +291,7 @@ def unit(rows: Tensor) -> Tensor:
 
 
 def normalised(embeddings: Tensor, case: Case) -> Tensor:
-    """Rows of norm 1 under cosine similarity, for implementations that expect normalised rows."""
+    """Rows of norm 1 under cosine similarity, for implementations that expect this; otherwise the rows unchanged."""
     return unit(embeddings) if case.option("similarity") == "cosine" else embeddings
 
 
@@ -318,7 +319,7 @@ def stacked_order(case: Case) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def items_of(case: Case) -> list[tuple[int, ...]]:
-    """The rows of a case grouped into items of two views, else of three, else of one.
+    """The rows of a case grouped into items of two views, else of three, else of one; of one if anchors are chosen.
 
     Rows may be views of one item if they are positives of each other and share all their other positives. The number of
     views must divide the size of every group of such rows.
@@ -334,7 +335,7 @@ def items_of(case: Case) -> list[tuple[int, ...]]:
 
 
 def targets_of(case: Case, items: Sequence[tuple[int, ...]], rows: Tensor) -> dict[str, Tensor]:
-    """The labels or the mask of items, as arguments of the original SupCon code; neither for a case with partners."""
+    """The labels or the mask of items, as arguments of the original SupCon code; neither without labels and mask."""
     first = [item[0] for item in items]
     if "labels" in case.arguments:
         return {"labels": torch.tensor(case.arguments["labels"], dtype=torch.int64, device=rows.device)[first]}
@@ -345,7 +346,7 @@ def targets_of(case: Case, items: Sequence[tuple[int, ...]], rows: Tensor) -> di
 
 
 def by_views(case: Case, given: Mapping[str, Tensor], loss: Callable[..., Tensor]) -> Tensor:
-    """The loss of two views or two towers, with one call per direction.
+    """The loss of two views, with one call, or of two towers, with one call per direction.
 
     Args:
         case: a case of nt_xent or info_nce.
@@ -359,7 +360,7 @@ def by_views(case: Case, given: Mapping[str, Tensor], loss: Callable[..., Tensor
 
 
 def directed(case: Case, views: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """Two views or towers, anchors first, for each direction of a case."""
+    """Two towers, anchors first, for each direction of a case; for a loss without directions, the two views once."""
     return {"b_to_a": [views[::-1]], "both": [views, views[::-1]]}.get(case.option("direction"), [views])
 
 
@@ -398,7 +399,7 @@ def lacks_positives(case: Case) -> bool:
 
 
 def gradient_is_missing(case: Case, dtype: str, true: Truth, name: str) -> bool:
-    """Whether the gradient of a matrix is too large to be replaced by 0."""
+    """Whether the gradient of a matrix exceeds its bounds, so that a gradient of 0 in its place fails."""
     gradient = true.other_gradients.get(name)
     return gradient is not None and exceeds(gradient, bounds(case, true, dtype).rows[name])
 
@@ -419,7 +420,7 @@ def gradient_of(case: Case, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.
 
 
 def differs(loss: Callable[[Tensor], Tensor], case: Case, dtype: str, true: Truth) -> bool:
-    """Whether a loss of the embeddings, evaluated in float64, is outside the bounds of a dtype."""
+    """Whether a loss of the embeddings, evaluated in float64, differs from the truth by more than a dtype's bounds."""
     rows = torch.tensor(case.embeddings, dtype=torch.float64, requires_grad=True)
     return compare(case, true, outcome_of(loss(rows), {case.first: rows}), bounds(case, true, dtype)).ratio > 1
 

@@ -55,13 +55,15 @@ from .usages import BY_NAME, NotApplicable, Use
 Tensor = torch.Tensor
 
 PROBED_AS = {"stacked": "views", "interleaved": "views", "towers": "views"}
-"""The call of the batches that identify a target, if it is not the call of the target."""
+"""The call of the batches that identify a target, by the target's own call, if the two differ."""
 
 LATE = 3
 """Number of calls of one kind that may exceed the time limit; further cases or usages of this kind are not run."""
 
 SMALL = 40
-"""The largest number of rows of a small batch. Time-outs of small and of large batches are counted separately."""
+"""The largest ``Case.size`` of a small batch; without references or towers, this is its number of rows.
+
+Time-outs of small and of large batches are counted separately."""
 
 TRIAL_TEMPERATURE = 0.5
 """The temperature of the small batch on which the calls are tried, unless one is built in."""
@@ -74,7 +76,7 @@ class Batch:
     Attributes:
         name: name of the batch in messages.
         call: how it is passed, one of ``CALLS``.
-        embeddings: [N, D]; for views, stacked and features all first views precede all second views.
+        embeddings: [N, D]; with several views, all first views precede all second views.
         labels: labels of the rows, or of the items for "features"; None if no labels are passed.
         positive_pairs: directed pairs, for "pairs".
         n_views: number of views of each item.
@@ -135,7 +137,7 @@ class Answer:
 
     @property
     def single(self) -> bool:
-        """Whether every value is representable in float32."""
+        """Whether every finite value is representable in float32."""
         known = self.values[self.values.isfinite()]
         return bool((known.float().double() == known).all())
 
@@ -238,16 +240,17 @@ class Target:
     def settle(self, attempt: Callable[[int], Tensor] | None = None, limit: float | None = None) -> None:
         """Choose the first form in which a small ordinary batch raises no error.
 
-        If a call does not end in time, its form is kept: the other ones are not tried. If a call transposes a vector of
-        labels, which does nothing, labels of shape [N, 1] are tried next.
+        If a call does not end in time, its form is kept: the other ones are not tried. If a call compares a vector of
+        labels with its transpose, which is the same vector, labels of shape [N, 1] are tried next. If all other forms
+        raise errors, this form is kept.
 
         Args:
             attempt: calls the target in the form of this index, and returns the values; by default with a batch that
                 fits the call.
-            limit: seconds that one call of the default may take; None for no limit.
+            limit: seconds that one call of the default ``attempt`` may take; None for no limit.
 
         Raises:
-            NoCallFits: every form raises an error.
+            NoCallFits: every form raises an error, and none compares labels with their transpose.
             TargetMisused: an option contradicts the target, or is missing.
         """
         failures: list[tuple[Form, str]] = []
@@ -321,7 +324,7 @@ class Target:
         """Release what the target holds: nothing, because it runs in this process."""
 
     def loss(self, batch: Batch) -> Tensor:
-        """Call it on a batch of torch tensors; return its values, [K] float64, differentiable by the tensors.
+        """Call it on a batch of torch tensors; return its values, [K] float64, with their graph for autograd.
 
         Raises:
             TargetError: the result is not a loss.
@@ -710,7 +713,7 @@ class External(Implementation):
             self.target.use = Use()
 
     def _loss(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> Tensor:
-        """Return the values in the order of the case's anchors, [K] float64, differentiable by the matrices."""
+        """Return the values in the order of the case's anchors, [K] float64, with their graph for autograd."""
         assert self.target is not None
         batches, rows = self._batches(case, given, **changed)
         reduction = batches[0].keywords.get("reduction", self.claim.settings.get("reduction", "mean"))
@@ -720,7 +723,7 @@ class External(Implementation):
         return loss[[order.index(row) for row in counted]] if len(loss) == len(order) > 1 else loss
 
     def _batches(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> tuple[list[Batch], list[int]]:
-        """Return the batches to call the target with, and the case's row of each of their rows if reordered."""
+        """Return the batches to call the target with, and the new order of the case's rows; [] if they keep theirs."""
         claim, rows, arrays = self.claim, given[case.first], self.arrays(case)
         passed = [name for name in (*case.entry.choices, "base_temperature") if name in claim.passed]
         keywords: dict[str, Any] = {name: given[name] for name in case.others if name in claim.passed}
@@ -774,7 +777,7 @@ class External(Implementation):
         return sizes / sizes.sum().clamp(min=1) if reduction.startswith("mean") else sizes
 
     def _ask(self, case: Case, dtype: str, given: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the command's values, and the gradients of the reduced values by its matrices."""
+        """Return the command's values, and the gradients of the case's loss; {} if the answer does not give them."""
         assert self.command is not None
         options = (*case.entry.choices, "temperature", "base_temperature")
         request = {"loss": case.loss, "dtype": dtype, "options": {name: case.option(name) for name in options}}

@@ -112,7 +112,7 @@ class Child:
             TargetError: the target raised an error, died, or did not answer in time.
         """
         if self._worker and wait([self._control], 0):
-            # It died after its last answer, so that death is not an error of this request.
+            # It died after its last answer, so its death is not an error of this request.
             self._end(0.0)
         if not self._worker:
             if self._deaths >= DEATHS:
@@ -200,7 +200,7 @@ class Child:
     def _exchange(self, request: bytes, seconds: float, late: str) -> bytes:
         deadline = time.monotonic() + seconds
         line = bytearray()
-        # The message of a worker that has died is read below.
+        # If the worker has died, sending fails; what it wrote before is read below.
         with suppress(OSError):
             self._socket.settimeout(None if math.isinf(seconds) else seconds)
             self._socket.sendall(request)
@@ -307,7 +307,7 @@ def _exit_code(worker: int, control: socket.socket) -> int:
 
 
 class Once(io.TextIOBase):
-    """Writes each line that a target prints to standard error, the first time only, and at most ``PRINTED`` lines."""
+    """Writes what a target prints to standard error: each different line once, and at most ``PRINTED`` of them."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -343,7 +343,7 @@ def _work(connection: socket.socket, load: Callable[[], Served]) -> NoReturn:
     """Load the target and answer requests until the connection ends."""
     try:
         os.setsid()
-        # What native code prints must not mix with the output of the judging process, nor read its input.
+        # The output of native code must not mix with that of the judging process, and its input must not be read.
         os.dup2(2, 1)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         # The parent reports a crash in one line.

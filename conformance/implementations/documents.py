@@ -43,7 +43,7 @@ def pair_nt_bxent(x: torch.Tensor, positive_pairs: torch.Tensor, temperature: fl
 
 
 def stacked_criterion(z_i: torch.Tensor, z_j: torch.Tensor, temperature: float) -> torch.Tensor:
-    """SiT's ContrastiveLoss and the vectorized notebook's Criterion: exponentials without a shift, sum over 2N."""
+    """SiT's ContrastiveLoss and the vectorized notebook's Criterion: exponentials without a shift, mean over rows."""
     rows = torch.cat([F.normalize(z_i, dim=1), F.normalize(z_j, dim=1)])
     n = len(rows)
     matrix = F.cosine_similarity(rows[:, None], rows[None], dim=2)
@@ -76,7 +76,7 @@ class _Document(TorchImplementation):
     """A function of the embeddings, a target and the temperature, without further options."""
 
     def version(self) -> str:
-        """The document, and the version of torch."""
+        """The origin of the code, and the version of torch."""
         return f"as the document prints it, torch {torch.__version__}"
 
 

@@ -21,7 +21,7 @@ from ..suite.records import Outcome
 from .base import Implementation, Support, Unavailable, outcome_of
 
 SMALL_TILES_UP_TO = 130
-"""Largest size of a case on which "tiled" runs with 4 rows per tile; on larger ones 64 rows give several tiles too."""
+"""Largest ``Case.size`` for which "tiled" runs with 4 rows per tile; larger cases have several tiles of 64 rows too."""
 
 
 class Fast(Implementation):
@@ -43,7 +43,7 @@ class Fast(Implementation):
         return f"{pairproof.__version__}, torch {torch.__version__}"
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Evaluate the value and the gradients, and the values of all anchors by a second call."""
+        """Evaluate the value and the gradients, and the values of all anchors, by a second call if necessary."""
         leaves = self.tensors(case, dtype)
         given = {**self.keywords(case), **leaves}
         loss, dropped = self.loss(case, given), case.option("no_positive") == "drop"
@@ -89,7 +89,7 @@ class FastTiled(Fast):
     """The losses of ``pairproof.fast`` with ``backend="tiled"`` and several small tiles per case."""
 
     name = "fast-tiled"
-    title = 'pairproof.fast, torch, backend="tiled", 4 rows per tile (64 above 130 rows)'
+    title = 'pairproof.fast, torch, backend="tiled", 4 rows per tile (64 above 130² similarities)'
     backend = "tiled"
 
 
@@ -103,7 +103,7 @@ class FastExact(Fast):
 
 
 def products_exceed_float32(case: Case) -> bool:
-    """Whether, under dot, the product of entries in one column may exceed the range of float32."""
+    """Whether, under dot, the product of two entries in one column may exceed the range of float32."""
     largest = float(np.abs(np.concatenate(list(case.matrices.values()))).max(initial=0.0))
     return case.option("similarity") == "dot" and largest > math.sqrt(np.finfo(np.float32).max)
 

@@ -88,7 +88,7 @@ def load_file(path: Path) -> Any:
     """Import one Python file by its path.
 
     Raises:
-        Unavailable: it does not exist, or one of its imports is not installed.
+        Unavailable: it does not exist, is not a Python file, or one of its imports is not installed.
     """
     if not path.is_file():
         raise Unavailable(f"no file {path}")

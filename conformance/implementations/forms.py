@@ -1,7 +1,7 @@
 """The plausible ways to call a target, in the order in which they are tried, and a wrapper for a target that none fits.
 
-A form is chosen by the loss, the names of the parameters, and whether the call raises an error. It is never chosen by
-the value that the target returns, because that would hide a wrong loss.
+A form is chosen by the loss, the names and the number of the parameters, and whether the call raises an error. It is
+never chosen by the value that the target returns, because that would hide a wrong loss.
 """
 
 from __future__ import annotations
@@ -40,16 +40,21 @@ _WORDS = (
     ("features", r"features?( .*)?"),
     ("stacked", rf"({_ROWS})"),
 )
-"""Patterns of the names of the parameters, in order, for each call. Optional parameters may be missing in the names."""
+"""Calls and the regular expressions that indicate them, in the order in which the calls are tried.
+
+Each expression is matched against the names of all parameters, joined by spaces, and then against those of the required
+ones."""
 
 _WEAK = re.compile(rf"\S \S( .*)?|\S+ (targets?|y|ids)( .*)?|{_ROWS}|features?")
 """Names that are too general to contradict the loss."""
 
 _ORDER = ("labels", "towers", "views", "pairs", "stacked", "features")
-"""The calls that are tried if the names show none, in order. A matrix of similarities and interleaved views are not."""
+"""The calls that are tried after those that the names indicate, in order, if the number of parameters fits.
+
+``similarities`` is tried only if the names indicate it, and ``interleaved`` only if the user passes it."""
 
 _NUMBER = {"stacked": (1, 1), "features": (1, 2)}
-"""The smallest and the largest number of arrays that a call passes, if they are not 2."""
+"""The smallest and the largest number of arrays that a call passes, if they are not both 2."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,8 @@ def plausible_forms(signature: Signature, call: str | None = None, loss: str = "
     Args:
         signature: its parameters.
         call: the call that the user gives; guessed if None.
-        loss: the loss that it should compute, short name in the catalogue; "" if unknown. It outweighs the names.
+        loss: the loss that it should compute, short name in the catalogue; "" if unknown. Only calls that can express
+            the loss are returned, whatever the names indicate.
 
     Raises:
         TargetMisused: no call fits the parameters, or their names contradict the loss.
@@ -127,7 +133,8 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
                     found.setdefault(named, f"guessed from {words}")
     if loss and not found and strong:
         what = f"{loss} cannot be computed by a target that is called with {strong[0]}"
-        raise TargetMisused(f"{what}, as {words} suggest: --call {'|'.join(allowed)}")
+        usable = [call for call in allowed if call != "command"]
+        raise TargetMisused(f"{what}; {words} suggest this call; to use another, pass --call {'|'.join(usable)}")
     variadic = any(p.kind is p.VAR_POSITIONAL for p in signature.call.values())
     if not (variadic and not required):
         for call in _ORDER:
@@ -138,7 +145,7 @@ def _guessed(signature: Signature, loss: str) -> list[tuple[str, str]]:
                 found[call] = f"guessed from {why}"
     if not found:
         usable = [call for call in allowed if call != "command"]
-        raise TargetMisused(f"cannot guess how it is called from {words}: pass --call {'|'.join(usable)}")
+        raise TargetMisused(f"cannot guess from {words} how to call the target: pass --call {'|'.join(usable)}")
     return list(found.items())
 
 
@@ -154,7 +161,7 @@ def trial_case(loss: str, options: Mapping[str, Any], queue: bool) -> Case:
     Args:
         loss: short name in the catalogue.
         options: values of options, such as the temperature.
-        queue: whether it has negatives from a queue, where the loss has this keyword.
+        queue: whether it has negatives from a queue, if the loss has this keyword.
     """
     entry, rows = LOSSES[loss], _ROWS_OF_TRIAL
     half = len(rows) // 2
@@ -244,7 +251,7 @@ def cannot_be_called(spec: object, signature: Signature, failures: Sequence[tupl
     also = f"; other calls fail too: {', '.join(calls)}" if calls else ""
     return [
         f"called with {first.call} on a small batch, it fails: {error}{also}",
-        "To call it in another way, pass --call or --init, or copy this wrapper, fill in each ..., and name it:",
+        "To call it in another way, pass --call or --init; or copy this wrapper, fill in each ..., and check that:",
         "",
         *(f"    {line}".rstrip() for line in wrapper(spec, signature, first.call)),
     ]

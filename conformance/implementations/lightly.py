@@ -1,7 +1,7 @@
 """lightly's ``NTXentLoss`` (``lightly/loss/ntx_ent_loss.py``), loaded without the rest of the package.
 
 Terms: out0 and out1 are the first and the second views, or the two towers; with a memory bank they are the anchors and
-their positives, and the bank holds the negatives. There is one call per direction.
+their positives, and the bank holds the negatives. For info_nce there is one call per direction.
 """
 
 from __future__ import annotations

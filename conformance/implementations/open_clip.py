@@ -1,4 +1,4 @@
-"""open_clip's ``ClipLoss`` (``open_clip/loss.py``), loaded by path because it needs only torch.
+"""open_clip's ``ClipLoss``. Its file, ``open_clip/loss.py``, needs only torch, so it is loaded without the package.
 
 Terms: image features and text features are the two towers; the logit scale is one over the temperature. It takes dot
 products; under cosine similarity the adapter normalises the rows, as its models do. ``SigLipLoss``, in the same file,

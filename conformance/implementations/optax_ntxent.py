@@ -59,8 +59,9 @@ def nan_without_positives(case: Case, dtype: str, true: Truth) -> bool:
 def denominator_underflows(case: Case, dtype: str, true: Truth) -> bool:
     """Whether all exponentials of some denominator underflow once the row's maximum is subtracted.
 
-    Pairs that are not positive are also divided by a denominator with negatives: if it is 0, their gradient is NaN. A
-    denominator without negatives is masked for them, so that only a positive far below another one is lost.
+    optax also takes the logarithm of a denominator for pairs that are not positive. This denominator is the sum over
+    the negatives; if it is 0, the gradient is NaN. In a row without negatives these pairs are masked, so that only the
+    value of a positive far below another one is lost.
 
     The maximum of a row includes its positives: if all negatives lie far below it, their sum is 0 and the gradient is
     NaN; the loss is -inf if another positive lies as far below.

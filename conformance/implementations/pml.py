@@ -52,7 +52,7 @@ def anchors_without_positives_leave(case: Case, dtype: str, true: Truth) -> bool
 
 @base.deviation("mean over pairs", f"{REPOSITORY}/issues/6", losses=("nt_xent_pairwise",))
 def mean_over_pairs(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether anchors have different numbers of positives.
+    """Whether, for reduction "mean", anchors have different numbers of positives, some negative, and a loss above 0.
 
     NTXentLoss averages over all positive pairs, not over the means of the anchors: the two differ for classes of
     different sizes.
@@ -90,13 +90,13 @@ def sum_overflows(case: Case, dtype: str, true: Truth) -> bool:
 
 @base.deviation("saturated logarithm", f"{SOURCE}/losses/ntxent_loss.py", wrong=True, losses=NT_XENT)
 def saturated(case: Case, dtype: str, true: Truth) -> bool:
-    """Whether the true loss of some pair is close to, or above, the largest value of the logarithm.
+    """Whether the true loss of some pair is close to, or above, the largest one that NTXentLoss can return.
 
     NTXentLoss adds finfo.tiny inside its logarithm: the loss of a pair is at most 87.34 in float32 and 708.40 in
     float64, where its gradient vanishes.
     """
     limit, positives = -math.log(np.finfo(dtype).tiny) - 8, case.positives()
-    # No pair's loss is larger than the sum of those of its anchor, of which the anchor's loss is at least the mean.
+    # The loss of a pair is at most the anchor's loss, a mean over its pairs, times their number.
     if all(value * max(len(positives[i]), 1) < limit for i, value in true.anchors.items()):
         return False
     pairs = {} if case.size > PROVE_UP_TO else call_reference(case).terms.pairs
@@ -150,7 +150,7 @@ def _no_negatives(case: Case) -> bool:
 
 BREAKS = (NORMS, sum_overflows, saturated, no_negatives, one_pair)
 DEVIATIONS = (anchors_without_positives_leave, mean_over_pairs, solved_anchors_leave, *BREAKS)
-"""The deviations of both losses with any reducer, and with the default reducers."""
+"""The deviations of both losses with the default reducers; ``BREAKS`` are those with any reducer."""
 
 
 def _leaves_rows_out(case: Case) -> bool:
@@ -217,7 +217,10 @@ class PytorchMetricLearning(PackagePeer):
 
 
 class Reducers(PytorchMetricLearning):
-    """Both losses with ``MeanReducer``, ``SumReducer``, ``DoNothingReducer``, and ``PerAnchorReducer`` around them."""
+    """Both losses with ``MeanReducer``, ``SumReducer`` or ``DoNothingReducer``.
+
+    For ``NTXentLoss``, unless the reduction is "mean_pairs", the reducer is wrapped in ``PerAnchorReducer``.
+    """
 
     name = "pml-reducers"
     title = "pytorch-metric-learning with the reducers that correspond to our reductions"
@@ -286,7 +289,10 @@ class CrossBatchMemory(PytorchMetricLearning):
 
 
 def _rows_before_the_batch(case: Case) -> list[int] | None:
-    """The references of an earlier batch; None if the other references are not the rows of the batch, in order."""
+    """The references that are not rows of the batch, as indices.
+
+    None unless ``self_rows`` names for every row of the batch a different reference with equal entries and label.
+    """
     own = [int(row) for row in case.arguments.get("self_rows", (-1,))]
     labels, ref_labels = labels_of(case)
     if min(own) < 0 or len(set(own)) < len(own) or ref_labels is None or "partners" in case.arguments:

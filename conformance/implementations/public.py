@@ -22,7 +22,8 @@ from .base import Unavailable
 FOLDER = Path(__file__).parent / "public"
 
 WHERE = "PAIRPROOF_PUBLIC"
-"""The environment variable that names a folder with the repositories, each as ``OWNER+NAME``, a git repository."""
+"""The environment variable that names a folder with git repositories, each as ``OWNER+NAME``, and with packages of PyPI
+in ``pypi``."""
 
 HEADER = """from __future__ import annotations
 import math
@@ -105,7 +106,7 @@ class PublicLoss:
         return found.decode()
 
     def module(self, folder: Path) -> str:
-        """Return the text of a module with the extracted definitions and the wrapper.
+        """Return the text of a module: the stubs, the extracted definitions without their decorators, and the wrapper.
 
         Args:
             folder: the argument of ``source``.
@@ -133,7 +134,7 @@ class PublicLoss:
 
 
 def load_public(names: Sequence[str] = ()) -> list[PublicLoss]:
-    """Return the public losses of these names, or all, in alphabetical order.
+    """Return the public losses of these names, in this order; by default all, in alphabetical order.
 
     Raises:
         KeyError: there is no loss of a name.

@@ -15,16 +15,20 @@ from ..truth.evaluate import PROVE_UP_TO
 from .base import Implementation, Support
 
 STEP = {"cosine": 1e-120, "dot": 1e-200}
-"""The complex step, in units of the largest entry of a row: its square, and so the truncation error, underflows to 0.
-The larger step for cosines keeps the digits of gradients down to 1e-160; dot products need the smaller one."""
+"""The complex step, in units of the largest entry of a row.
+
+The relative truncation error is of the order of its square. Dot products can be large, so they need a smaller step than
+cosines; the larger step keeps the digits of gradients down to 1e-160."""
 
 AT_ONCE = 2048
-"""Number of entries by which one run of the loops differentiates; arrays of more directions exceed a core's caches."""
+"""Number of entries, at least one row, with respect to which one run of the loops differentiates.
+
+Arrays of more directions exceed a core's caches."""
 
 LARGEST = 70
-"""Largest size of a case on which the loops run."""
+"""Largest ``Case.size`` for which the loops run: the square root of the number of similarities."""
 
-TOO_SLOW = f"its loops take seconds above {LARGEST} rows; they run when the fixtures are rebuilt"
+TOO_SLOW = f"its loops take seconds above {LARGEST}² similarities; they run when the fixtures are rebuilt"
 
 
 class Reference(Implementation):
@@ -40,7 +44,10 @@ class Reference(Implementation):
         return pairproof.__version__
 
     def evaluate(self, case: Case, dtype: str) -> Outcome:
-        """Run the loops on floats for the values and terms, and on complex directions for the gradients."""
+        """Run the loops on floats for the values and terms, and on complex numbers for the gradients.
+
+        Gradients are left out if ``case.size`` exceeds ``PROVE_UP_TO``.
+        """
         result = call_reference(case)
         values = np.ravel(result.loss).astype(float).tolist()
         anchors = {i: float(v) for i, v in result.terms.anchor_losses.items()}
@@ -49,7 +56,11 @@ class Reference(Implementation):
 
 
 def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
-    """Gradient of the reference by every matrix: the imaginary part of the loss at z + i STEP e_k, divided by STEP."""
+    """The gradient of the reference with respect to every matrix, by name.
+
+    Each entry is the imaginary part of the loss (of the sum of its values for reduction "none") at z + i h e_k, divided
+    by the step h, which is ``STEP`` times the largest entry of the row.
+    """
     exact = np.concatenate(list(case.matrices.values()))
     largest = np.abs(exact).max(axis=1, keepdims=True)
     steps = np.broadcast_to(np.maximum(STEP[case.option("similarity")] * largest, 1e-300), exact.shape)
@@ -60,8 +71,9 @@ def complex_step(case: Case) -> dict[str, npt.NDArray[np.float64]]:
         block = exact[start : start + height]
         rows = np.empty(exact.shape, dtype=object)
         for place in np.ndindex(exact.shape):
-            # Each scalar is an array over all directions, so that one run of the loops differentiates by every entry of
-            # the block. An array with one element, which is broadcast, is enough for the entries of other rows.
+            # Each scalar is an array over all directions, so that one run of the loops differentiates with respect to
+            # every entry of the block. For the entries of other rows, an array with one element, which is broadcast, is
+            # enough.
             k = (place[0] - start) * exact.shape[1] + place[1]
             rows[place] = np.full(block.size if 0 <= k < block.size else 1, complex(exact[place]))
             if 0 <= k < block.size:

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 MEMORY_SHARE = 0.85
-"""Share of the free memory that a case may use, so that a loss of pairs by pairs does not exhaust the machine."""
+"""Share of the free memory that a case may use, so that a loss with a matrix of pairs by pairs cannot exhaust it."""
 
 
 class TargetError(ValueError):
@@ -97,7 +97,10 @@ def import_file(path: Path, prefix: str) -> ModuleType:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and the message of an error, even if reading them raises an exception."""
+    """Return the type and the message of an error, or a fixed text if reading them raises an exception.
+
+    The type of a ``TargetError`` is left out.
+    """
     try:
         text = str(error)
         return text if isinstance(error, TargetError) else f"{type(error).__name__}: {text}"
@@ -129,7 +132,8 @@ def within(limit: float | None) -> Iterator[None]:
     An alarm interrupts Python code. It does not interrupt a call into native code that never returns.
 
     Raises:
-        TargetError: the body takes too long, or tries to exit the process.
+        TargetError: the body takes too long (``Overtime``), tries to exit the process, or raises a ``BaseException``
+            that is not an ``Exception``; KeyboardInterrupt and GeneratorExit are not changed.
     """
     seconds = math.inf if limit is None else limit
     alarmed = math.isfinite(seconds) and hasattr(signal, "setitimer")

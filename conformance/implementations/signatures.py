@@ -27,7 +27,7 @@ from .sandbox import TargetError, TargetMisused
 CALLS = ("labels", "features", "views", "towers", "stacked", "interleaved", "similarities", "pairs", "command")
 ARRAYS = ("torch", "numpy", "jax")
 EVERY = "*"
-"""The value of a claimed option that is taken by keyword although the signature does not show it."""
+"""The value of a claimed option that the target takes by keyword."""
 
 TEMPERATURES = ("temperature", "tau", "temp", "T", "t")
 INVERSES = ("logit_scale", "scale", "inv_temperature", "inverse_temperature", "inv_temp", "inv_tau")
@@ -44,7 +44,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
         *("neg_keys", "queue_features", "queue_feats"),
     ),
 }
-"""The names of the parameters for an argument of the catalogue; others have only the catalogue's name."""
+"""The names that parameters may have for an argument of the catalogue; other arguments have only their own name."""
 
 FACTS: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("batch_size", "batchsize", "bs", "bsz"),
@@ -54,7 +54,7 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "world_size": ("world_size", "num_replicas", "n_gpus", "num_gpus"),
     "rank": ("rank", "local_rank"),
 }
-"""The names of the parameters for facts about a batch and the process."""
+"""The names that parameters may have for facts about a batch and the process."""
 
 ONLY_REQUIRED = ("dim", "world_size", "rank")
 """The facts that are passed only to a parameter without a default."""
@@ -128,7 +128,7 @@ class Signature:
         return next((p for p in usable if p.name not in self.init and not self._doubtful(p)), None)
 
     def _doubtful(self, parameter: inspect.Parameter) -> bool:
-        """Whether a parameter is one of the first two of the call, and its name may also be that of an array."""
+        """Whether a parameter is required, is one of the first two of the call, and may be an array by its name."""
         required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         return parameter.name in _DOUBTFUL and required and any(parameter is p for p in self.named[:2])
 
@@ -220,7 +220,7 @@ class Signature:
         return 1 / number if self.inverted(word) else number
 
     def inverted(self, word: str) -> bool:
-        """Whether a parameter stands for one over the temperature, or for its logarithm."""
+        """Whether a parameter stands for one over the temperature, or for the logarithm of one over the temperature."""
         return word.removeprefix("log_") not in TEMPERATURES or (word == "t" and self.is_logarithm(word))
 
     def is_logarithm(self, word: str) -> bool:
@@ -242,7 +242,7 @@ class Signature:
 
 
 SCALARS = ("base_temperature", *CHOICES)
-"""The options of the catalogue whose values are not arrays."""
+"""The options of the catalogue whose values are not arrays, except the temperature."""
 
 
 def is_module(thing: Any) -> bool:
@@ -338,7 +338,7 @@ class Claim:
         arrays: the arrays that it takes, one of ``ARRAYS``.
         temperature: the built-in temperature; None if it is passed by keyword.
         normalised: whether the harness normalises rows under cosine before the call.
-        settings: values of options that differ from the catalogue's defaults; a tuple if several are claimed.
+        settings: the values of options that the user claims, or sets in the target; a tuple if several are claimed.
         passed: the keywords of the catalogue that are passed, so that all their values are judged.
         required: the arrays among them that the target requires, so that only cases with them are judged.
     """
@@ -363,7 +363,7 @@ class Claim:
         calls = LOSSES[self.loss].calls
         if self.call not in calls:
             found = f"{self.loss} cannot be computed by a target that is called with {self.call}"
-            raise TargetMisused(f"{found}: --call {'|'.join(calls)}")
+            raise TargetMisused(f"{found}: pass --call {'|'.join(call for call in calls if call != 'command')}")
 
     @property
     def reduced_here(self) -> bool:

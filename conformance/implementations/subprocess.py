@@ -23,8 +23,8 @@ same name and of the same shape, or no ``gradients`` at all. A value that is not
 -Infinity or null (NaN), never as a string. Standard error is free for messages. The command exits when its standard
 input ends.
 
-The process is ended after a crash, and after an answer that is late, not JSON, or has another id; it is restarted for
-the next case, at most ``RESTARTS`` times.
+If the command exits, or its answer is late, is not a JSON object or has another id, the request fails and the process
+is killed. The next request starts it again, at most ``RESTARTS`` times in all.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Lines:
             The values, and the gradients by the name of the matrix, empty if there are none.
 
         Raises:
-            TargetError: the command did not answer, or its answer is invalid.
+            TargetError: the command did not answer in time, reported an error, gave an invalid answer, or was already
+                started ``RESTARTS`` + 1 times.
         """
         self._id += 1
         process = self._start()

@@ -156,7 +156,7 @@ class SupContrastToday(_SupConCode):
         return f"from a file, SHA-256 {found[:12]}, {same}"
 
     def refuses(self, case: Case) -> str | None:
-        """Return the reason to skip a case: the same as for the other revision, or that it is not recorded."""
+        """Return the reason to skip a case: it is not supported, or not recorded; None otherwise."""
         recorded = self.path is not None or any((case.id, dtype) in self.records for dtype in self.dtypes)
         return super().refuses(case) or (None if recorded else "this case is not recorded")
 

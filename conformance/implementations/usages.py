@@ -47,18 +47,19 @@ class Usage:
         arrays: the kinds of arrays to which it applies.
         dtype: the dtype of the rows; "" for that of the check.
         rounds: the dtype to which intermediate results may be rounded; "" for the accumulating dtype.
-        refusable: the errors by which a target may refuse it: "any", or those that are "named" after the dtype or the
-            layout; "" if it may not.
+        refusable: the errors with which a target may refuse it: "any", or "named" for those that mention a dtype or a
+            layout; "" for none.
         modules: whether it applies to torch modules only.
-        frozen: whether the first or the second matrix has no gradient: 0 or 1; None if all have one.
+        frozen: which matrices have no gradient: 0 for the first, 1 for all others; None if all have one.
         joined: whether the gradient of the first matrix contains that of the second one.
         differentiable: whether gradients are judged.
-        upstream: returns the upstream gradients of a number of values; None for the weights in the reduction.
+        upstream: returns the upstream gradients of the values, given their number; None for their weights in the
+            reduction.
         scale: factor of the loss, as mixed-precision training has one.
         temperature: whether the gradient with respect to the temperature is judged: of a "tensor" that is passed, or
             of a "learned" parameter; "" if it is not.
         expects: "the truth", "the truth or an error", or "NaN": not finite, or an error.
-        reveals: the kinds of side effects that only this usage reveals.
+        reveals: the kinds of side effects that are failures of this usage.
     """
 
     name: str
@@ -89,7 +90,10 @@ class Usage:
 
 
 def upstream_of(count: int) -> list[float]:
-    """Return different upstream gradients of both signs for the values of a loss, exact in every dtype; one is 0."""
+    """Return an upstream gradient for each value of a loss: drawn multiples of 1/16 in [-1, 1], exact in every dtype.
+
+    The last of three or more is 0. The same number of values always gets the same gradients.
+    """
     drawn = random.Random(count)
     found = [drawn.choice((-1, 1)) * drawn.randint(1, 16) / 16 for _ in range(count)]
     return [*found[:-1], 0.0] if count > 2 else found
@@ -289,7 +293,10 @@ def _of_the_same_tensor(case: Case, claim: Claim) -> Case | None:
 
 
 def _wider(copies: int) -> Callable[[Case, Claim], Case | None]:
-    """The case with many columns: each row is repeated, scaled so that no similarity changes, and a zero is added."""
+    """A small case with more columns: copies of each row, scaled so that no similarity changes, and a column of zeros.
+
+    Larger cases are left out.
+    """
 
     def widened(case: Case, claim: Claim) -> Case | None:
         def wide(rows: Any) -> Any:
@@ -392,8 +399,8 @@ USAGES: tuple[Usage, ...] = (
         dtype="float32",
         temperature="learned",
     ),
-    Usage("wide", "65 columns or more", Level.FORMULA, case=_wider(16), arrays=EVERY_ARRAY),
-    Usage("wider", "129 columns or more", Level.FORMULA, case=_wider(64), arrays=EVERY_ARRAY),
+    Usage("wide", "16 times as many columns", Level.FORMULA, case=_wider(16), arrays=EVERY_ARRAY),
+    Usage("wider", "64 times as many columns", Level.FORMULA, case=_wider(64), arrays=EVERY_ARRAY),
     _labels_as(torch.int32),
     _labels_as(torch.int16),
     _labels_as(torch.uint8),
@@ -655,7 +662,8 @@ class Use:
         copies = list(map(_copy, given))
         device = next((x.device.type for x in given if isinstance(x, Tensor)), "cpu")
         differentiable = [isinstance(x, Tensor) and x.requires_grad for x in given]
-        # Frozen rows too: only they are leaves, whose gradients a caller has accumulated before.
+        # This includes frozen rows: a caller may have accumulated gradients in leaf tensors, and only frozen rows are
+        # leaves here.
         grads = [_with_grad(x) for x in given if isinstance(x, Tensor) and _is_rows(x)]
         with warnings.catch_warnings() if self.usage.temperature else nullcontext(), self.usage.around(device):
             if self.usage.temperature:
@@ -693,7 +701,7 @@ class Use:
         return {name: gradient / self.usage.scale for name, gradient in found.items()}
 
     def observed(self, gradients: dict[str, Tensor]) -> dict[str, Any]:
-        """Return what was observed, as JSON data; take the gradients of the temperature out of the gradients."""
+        """Return what was observed, as JSON data; remove the gradients of the temperature from ``gradients``."""
         found: dict[str, Any] = {"seen": self.seen, "notes": self.notes}
         slopes = [gradients.pop(f"temperature {k}", None) for k in range(len(self.slopes))]
         if slopes and None not in slopes:
