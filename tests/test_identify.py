@@ -1018,7 +1018,7 @@ def ours(loss, **options):
         (ours("supcon", similarity="dot"), {}, "similarities are raw dot products: rows are not normalised"),
         (lambda e, y: 2 * ours("supcon")(e, y), {}, "values are 2 times too large"),
         (lambda e, y: squares_the_temperature(e, y, 0.4), {}, "the temperature is applied twice (0.4)"),
-        (lambda e, y: forgets_to_divide(e, y, 0.4), {}, "is not divided by their number (anchor 0 has 2)"),
+        (lambda e, y: forgets_to_divide(e, y, 0.4), {}, "is not divided by their number (anchor 0 has 2 positives)"),
         (lambda e, y: detaches_the_others(e, y, 0.4), {}, "the value is right, but no gradient flows into the rows"),
         (lambda e, y: ours("supcon")(e, y) * 0.4 / 0.07, {}, "multiplied by temperature/0.07"),
     ],

@@ -41,7 +41,7 @@ EXPLAINED = 0.02
 """Share of an error that may remain unexplained if value and gradient are compared: float16 rounds by that much."""
 
 EXPLAINED_BY_VALUE = 1e-4
-"""The same if only one number is compared, which one of hundreds of variants would otherwise match by chance."""
+"""The same if only one or two values are compared, which one of hundreds of variants could match by chance."""
 
 SLIGHT = "the formula is right, but digits are lost"
 """Start of an explanation if rounding errors are the only difference."""
@@ -206,7 +206,10 @@ class Failure:
         return list(_causes(self))
 
     def left(self, found: Tensor, place: int) -> float:
-        """The distance of ``found`` from the values (0) or the gradient (1), relative to the distance of the truth."""
+        """The distance of ``found`` from the target's values (0) or gradient (1), relative to that of the truth.
+
+        It is 0 if the distance is within the noise.
+        """
         given, expected = self.compared[place]
         error, left = (given - expected).norm(), (given - found).norm()
         noise = (self.noise * expected.norm()).clamp(min=self.floors[place])
@@ -250,7 +253,8 @@ def explain_failure(case: Case, outcome: Outcome, truth: Truth | Expected) -> st
         truth: the certified results.
 
     Returns:
-        A description of what was computed instead, or None if no known mistake explains it.
+        A description of what was computed instead. None if no known mistake explains it, the case is larger than
+        ``LARGEST_EXPLAINED``, or the number of values is wrong.
     """
     if case.size > LARGEST_EXPLAINED or not case.anchors():
         return None
@@ -434,7 +438,11 @@ def _causes(found: Failure) -> Iterator[tuple[float, str, str]]:
         cause = "values are not multiplied by temperature/base_temperature"
         yield 1 / scale, cause, cause
     if mean and pairs not in (0, number):
-        yield number / pairs, f"{total} divided by {pairs}, the number of pairs", f"{sums} divided by that of the pairs"
+        yield (
+            number / pairs,
+            f"{total} divided by {pairs}, the number of pairs",
+            f"{sums} divided by the number of pairs",
+        )
 
 
 def _have(rows: list[int]) -> str:
@@ -565,7 +573,7 @@ def _mixed_up_views(found: Failure, items: Sequence[tuple[int, ...]]) -> Iterato
 
 
 def _case_settings(found: Failure) -> Iterator[Suspect]:
-    """Yield other readings of the arguments besides labels."""
+    """Yield other readings of the arguments other than labels."""
     case, suspect, right, n = found.case, found.right, found.right.setting, found.case.n
     if case.option("anchors") is not None:
         words = f"all {n} rows are anchors, not only the {len(found.anchors)} chosen"
@@ -638,7 +646,8 @@ def words_for_case(found: Failure, other: Variant) -> str:
     if part == "denominator":
         return _denominator_words(found, right.denominator, choice)
     details = dict.fromkeys(("tempering", "numerator"), f" ({found.temperature:g})")
-    details["form"] = f" (anchor {anchor} has {len(found.positives[anchor])})"
+    count = len(found.positives[anchor])
+    details["form"] = f" (anchor {anchor} has {count} positive{'s' * (count != 1)})"
     return CHOICES.get(choice) or words_of(choice) + details.get(part, "")
 
 

@@ -43,7 +43,9 @@ from .search import (
 from .variants import POLICIES, words_of
 
 PUBLISHED_BASE = 0.07
-"""The base temperature of the original SupCon code. Others cannot be distinguished from a constant factor."""
+"""The base temperature of the original SupCon code.
+
+If the temperature is built in, any other base temperature except 1 is reported as a constant factor."""
 
 UNIT = (
     "rows: passed with norm 1, because no loss explains the answers to rows of other norms; "
@@ -51,7 +53,7 @@ UNIT = (
 )
 
 FAR = 0.02
-"""Relative distance from the answers above which the nearest variant says nothing about the target."""
+"""Relative distance from the answers above which the nearest variant is not reported."""
 
 ROUNDING = 1e-12
 """Largest difference of values that is attributed to rounding, on the probes for policies and for the range."""
@@ -67,7 +69,8 @@ class Identification:
         verdict: "match", "wrong" (recognised as a modification of a loss of the catalogue) or "none".
         loss: the catalogue's short name of the loss that it computes or modifies; "" if unknown.
         options: the options of the loss that differ from their defaults.
-        temperature: the built-in temperature, as recovered; None if it is passed or nothing was recognised.
+        temperature: the temperature that the target always uses, as recovered; None if it uses the temperature that is
+            passed, or if nothing was recognised.
         factor: the constant that the loss is multiplied by.
         wrong: descriptions of the differences from the loss.
         faults: names of the known faults that return the same values.
@@ -140,8 +143,8 @@ def identify(
 
     Args:
         target: a function, a class, an instance, an ``External``, or text that names one as ``pairproof check`` does.
-        call: how it is called, one of "labels", "features", "views", "stacked", "pairs"; guessed from its parameters
-            when None.
+        call: how it is called, one of "labels", "features", "views", "towers", "stacked", "interleaved",
+            "similarities", "pairs"; guessed from its parameters when None.
         arrays: "torch", "numpy" or "jax"; guessed when None.
         init: values of parameters of the constructor or of the function, by name.
         result: the name of the loss among several results; guessed when None.
@@ -476,7 +479,7 @@ partners are passed in place of labels."""
 
 
 def name_faults(found: Identification, search: Search, faults: Sequence[Any]) -> None:
-    """Name the faults that return the target's values for every probe, unless the target matches a loss exactly."""
+    """Name the faults with the target's values and gradients for every probe, unless it matches a loss exactly."""
     exact = found.match is not None and (found.match.error <= EXACT or search.single)
     differs = any(remark.startswith(("differs", "out of range", "breaks")) for remark in found.remarks)
     if found.verdict == "match" and exact and not differs:

@@ -1,8 +1,8 @@
-"""Diagnose all failing cases of a check together: the fewest reasons that explain them.
+"""Diagnose all failing cases of a check together: find few reasons that explain many of them.
 
-Every reason is tested on every case that it is given for: it must reproduce the target's value and its gradient there.
-A few small cases are explored completely, to find candidates. The candidates are then tested on all other failing
-cases, and the one that explains most of them is chosen, then the next one.
+Every reason is tested on every case that it is given for. A reason about the formula must reproduce the target's value
+and its gradient there. A few small cases are explored completely, to find candidates. The candidates are then tested on
+all other failing cases, and the one that explains most of them is chosen, then the next one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ EXPLORED = 12
 """Number of failing cases that are compared with every candidate."""
 
 MOST = 3
-"""Number of reasons that are given."""
+"""Largest number of reasons that are given."""
 
 PASSING = 6
 """Number of passing cases on which candidates are tested."""
@@ -65,7 +65,7 @@ LARGEST_PASSING = 16
 """The largest passing case on which candidates are tested, by ``Case.size``."""
 
 FEW = 3
-"""Number of failing cases up to which a reason may explain a single one."""
+"""If more cases fail than this, a reason must explain at least two of them, unless it is in ``CERTAIN``."""
 
 TESTED = 6
 """Number of candidates that are tested on all failing cases."""
@@ -81,7 +81,7 @@ EXTREME = (NORMS, LOST, BROKEN_GRADIENT, NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, 
 """Reasons about policies, the range or the digits, not about the formula."""
 
 CERTAIN = {NO_POSITIVES, NO_NEGATIVES, UNDERFLOW, HIDDEN, OVERFLOW, *WRONG_COUNTS}
-"""Reasons that one failing case is enough for, because they cannot hold by coincidence."""
+"""Reasons for which one failing case is enough, because they cannot hold by coincidence."""
 
 POLICIES: Mapping[tuple[str, str], str] = {
     ("no_positive", "zero"): "anchors without positives count as 0 in the mean",
@@ -106,7 +106,7 @@ POLICIES: Mapping[tuple[str, str], str] = {
 
 @dataclass(frozen=True)
 class Reason:
-    """What explains several failing cases.
+    """What explains one or more failing cases.
 
     Attributes:
         words: a statement that holds for every one of them.
@@ -145,7 +145,7 @@ class Diagnosis:
         return self.failing - sum(len(reason.cases) for reason in self.reasons)
 
     def sentences(self) -> list[str]:
-        """One sentence for each reason, with the number of cases that it explains, and one for the cases left over."""
+        """One sentence for each reason, with the number of cases that it explains; if there is none, one says so."""
         found, left = [], self.failing
         for reason in self.reasons:
             count = len(reason.cases)
@@ -293,7 +293,7 @@ class Evidence:
             yield words, lambda: words
 
     def _general(self, found: Failure) -> Iterator[tuple[str, Test]]:
-        """Yield explanations of the norms."""
+        """Yield the explanation that norms are clamped, or underflow or overflow, if it holds."""
         if words := clamped_norms(found):
             yield words[0], lambda: words[1]
 
@@ -313,7 +313,7 @@ class Evidence:
             yield from self._weights(found)
 
     def _weights(self, found: Failure) -> Iterator[tuple[str, Test]]:
-        """Yield the weights of the two directions, if a sum of the directions explains value and gradient."""
+        """Yield the weights of the two directions, if a weighted sum of them explains value and gradient."""
         columns = []
         for direction in ("a_to_b", "b_to_a"):
             value = found.value(found.read_again("", direction=direction))
@@ -404,7 +404,10 @@ def _share(given: Any, found: Any, expected: Any, noise: float, floor: float) ->
 
 
 def _precision(outcome: Outcome, dtype: str) -> str:
-    """The lowest precision in which all finite results of a target are representable: the one in which it computes."""
+    """The dtype in which a target computes: the narrowest in which all its finite results are representable.
+
+    With fewer than three nonzero results, the dtype of the check.
+    """
     gradient = [] if outcome.gradient is None else [np.ravel(outcome.gradient)]
     rows = torch.tensor(np.concatenate([np.ravel(outcome.values), *gradient]), dtype=torch.float64)
     rows = rows[rows.isfinite() & (rows != 0)]
@@ -442,17 +445,18 @@ class Collector:
         self.dtypes[case.id] = tuple(dtypes)
 
     def add_passing(self, case: Case, truth: Truth | Expected) -> None:
-        """Add a case that passes; a reason that would make it fail is less credible. Only a few are kept."""
+        """Add a case that passes; a reason that would make it fail is less credible. Only a few small ones are kept."""
         if self.passing < PASSING and case.size <= LARGEST_PASSING and case.anchors():
             outcome = Outcome(list(truth.values), truth.gradient, other_gradients=truth.other_gradients)
             self.refuting.append(Evidence(case, "float64", outcome, truth))
             self.passing += 1
 
     def diagnose(self, propose: Callable[[], Match | None] = lambda: None) -> Diagnosis:
-        """Find the fewest reasons that explain the failing cases.
+        """Find reasons that explain the failing cases, one after the other.
 
         Args:
-            propose: returns what identification finds, if anything; called if ordinary cases remain unexplained.
+            propose: returns what identification finds, if anything; called at most once, if more than half of the
+                ordinary cases remain unexplained.
         """
         found = Diagnosis(failing=len(self.failing))
         ordered = sorted(self.failing, key=lambda one: (not one[1], one[0].case.size))
@@ -504,7 +508,7 @@ class Collector:
             vars(evidence).pop("_listed", None)
 
     def _best(self, left: Sequence[Evidence], base: str) -> tuple[str, dict[int, str], bool] | None:
-        """Return the candidate that explains most of the cases: its words, its explanations by case, and ``base``."""
+        """Return the candidate that explains most cases: its words, its explanations by case, and ``bool(base)``."""
         explains: dict[str, dict[int, str]] = {}
         small = [evidence for evidence in left if evidence.case.size <= LARGEST_EXPLAINED]
         explored = small[: EXPLORED // 2] + small[EXPLORED // 2 :: max(1, 2 * len(small) // EXPLORED)]
@@ -545,7 +549,7 @@ class Collector:
             yield from evidence.candidates(self.options, base)
 
     def _precise(self, words: str, cases: Sequence[Case], left: Sequence[Evidence]) -> str:
-        """Complete the words of a reason with a fact about all of its cases."""
+        """Replace the words of ``OVERFLOW`` by words with the smallest logit among the largest logits of its cases."""
         if words != OVERFLOW:
             return words
         least = min(_largest_logit(case) for case in cases)

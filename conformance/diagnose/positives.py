@@ -79,7 +79,7 @@ def same(labels: Tensor) -> Tensor:
 
 
 def batch_setting(batch: Batch, rows: Tensor | None = None) -> Setting:
-    """Return the setting of a batch, its positives read correctly.
+    """Return the setting of a batch, its positives read correctly; for a queue, without members and positives.
 
     Args:
         batch: the batch.

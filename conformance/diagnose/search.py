@@ -84,7 +84,7 @@ POWERS = (0, 1, -1, 2, -2)
 """Powers of the temperature that a factor may be a multiple of."""
 
 ANOTHER = (0.5, 2.0)
-"""Multiples of a temperature that was found at which the variant must not explain the answers too."""
+"""Factors for a temperature that was found: at its multiples, the variant must not explain the answers too."""
 
 LEAST_SHARE = 100
 """Factor by which an epsilon must reduce the error, if it does not explain it completely."""
@@ -93,7 +93,7 @@ NEAREST = 2
 """Number of right variants that are tried with two epsilons."""
 
 REFINED = 40
-"""Number of crossings that are refined: the most promising ones."""
+"""Number of crossings that are refined, or of variants that are compared with all probes: the most promising ones."""
 
 SHORTLIST = 400
 """Number of variants that are compared with more than two probes when the temperature is passed."""
@@ -130,7 +130,7 @@ class Probes:
 
 
 def _batch(call: str, name: str, seed: int, items: str | Sequence[int], weight: float = 0.8, **given: Any) -> Batch:
-    """Make a batch of the table.
+    """Make a batch of ``PROBES``.
 
     Args:
         call: how the target is called.
@@ -190,7 +190,7 @@ def _probes(*table: tuple[Any, ...]) -> list[Probes]:
 
 UNBALANCED, TWO_SINGLES, TWINS = "010210210", "0102033", "012345012345"
 FAR_APART = (0, 256, 2**32, 2**24, 2**24 + 1, -1) * 2
-"""Labels that become equal if they are narrowed to fewer bits, or to float32."""
+"""Labels of which some become equal if they are narrowed to fewer bits, or to float32."""
 
 NINE_ROWS = "0>2 2>0 1>4 4>1 3>6 5>0 6>8 7>2 8>3 0>5 0>8 2>5 6>3"
 TWELVE_ROWS = "0>1 1>0 2>3 3>4 4>2 5>9 6>0 7>8 8>7 9>5 10>11 11>1 0>7 2>9 2>10 5>6 9>10 9>11"
@@ -305,7 +305,7 @@ READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def known_losses(call: str) -> list[Variant]:
-    """Return every loss of the catalogue that a call can express, with each of its options."""
+    """Return every loss of the catalogue that a call can express, with every combination of its options."""
     found = []
     for loss in LOSSES.values():
         choices = {name: values for name, values in loss.choices.items() if name not in REDUCED_BY}
@@ -323,7 +323,7 @@ def _levels(call: str) -> Iterator[Sequence[Variant]]:
     return (make(call, losses) for make in (_right_variants, _wrong_variants, _twice_wrong_variants))
 
 
-# The variants are the same for every target, so they are enumerated once; ``losses`` tells catalogues apart.
+# The variants are the same for every target, so they are enumerated once for each catalogue, which is ``losses``.
 
 
 @lru_cache
@@ -392,7 +392,7 @@ def totals(tried: Sequence[Variant], batches: Sequence[Batch], temperatures: Seq
 
 @lru_cache(maxsize=1000)
 def _kept_sums(batch: Batch, temperatures: tuple[float, ...], losses: tuple[Loss, ...]) -> dict[Variant, Any]:
-    """Return the sums at these temperatures by variant, which ``totals`` adds; ``losses`` tells catalogues apart."""
+    """Return the sums at these temperatures by variant, which ``totals`` adds; one mapping for each catalogue."""
     return {}
 
 
@@ -506,11 +506,11 @@ class Search:
         ordinary: the probes of ``batches``.
         vector: whether the target returns one value per anchor.
         gives_gradient: whether it gives any gradient.
-        single: whether it answers in float32.
+        single: whether all its values are representable in float32.
         dtype: the narrowest dtype in which all its values, or all its gradients, are representable.
         close: relative difference up to which its answers count as equal.
         close_gradient: the same for gradients.
-        undetermined: explanations that hold at any temperature.
+        undetermined: explanations that hold at several temperatures.
 
     Raises:
         TargetError: it accepts no probes.
@@ -566,7 +566,11 @@ class Search:
     # Candidates
 
     def matches(self, levels: int = 3) -> list[Match]:
-        """Return explanations with fewer than ``levels`` mistakes, or the nearest variants if none is close enough."""
+        """Return the nearest variants with fewer than ``levels`` mistakes; ``fitting`` selects the explanations.
+
+        Variants with a mistake are tried only if no correct one explains the answers exactly, and those with two
+        mistakes only if no other variant explains them.
+        """
         near: list[Match] = []
         for level, tried in enumerate(islice(_levels(self.call), levels)):
             tried = [*tried, *_with_two_epsilons(near)] if level == 1 else tried
@@ -673,9 +677,11 @@ class Search:
 
     @np.errstate(all="ignore")
     def explain(self, variant: Variant, temperatures: Mapping[float | None, float]) -> list[Match]:
-        """Compare a variant at these temperatures with every ordinary probe; return the match of the best factor.
+        """Compare a variant at these temperatures with every ordinary probe; return at most one match.
 
-        The list is empty if a temperature is missing, or if the variant cannot read the probes.
+        Among the counts whose match fits, it is the plainest; if none fits, the nearest. The list is empty if a
+        temperature is missing, if the variant cannot read the probes, or if its epsilon does not improve the match
+        enough.
         """
         settings = {batch: setting for batch in self.batches if (setting := read_as(batch, variant.positives))}
         at = [temperatures.get(passed, math.nan) for passed in self.passed]
@@ -767,7 +773,7 @@ def _dtype_of(answers: Iterable[Answer]) -> str:
 
 def crossing(function: Callable[[float], float], low: float, high: float) -> float | None:
     """Return the temperature between two others at which a function crosses 0; None if none is found."""
-    from scipy.optimize import brentq  # imported here because it takes as long as all of pairproof
+    from scipy.optimize import brentq  # imported here because it takes as long as importing pairproof
 
     ends = math.log(low) - 1e-9, math.log(high) + 1e-9
     try:
@@ -789,7 +795,7 @@ def disproportion(values: Array, given: Array) -> Array:
 def relative(expected: Any, given: Any, floor: float = 0.0) -> Array:
     """Distance of vectors [..., K], relative to the larger of them.
 
-    It is 0 if they are the same, NaN included, or no larger than ``floor``, and infinite if only one of them is finite.
+    It is 0 if they are the same, NaN included, or no larger than ``floor``; otherwise infinite if one is not finite.
     """
     expected, given = np.atleast_1d(expected), np.atleast_1d(given)
     same = ((expected == given) | (np.isnan(expected) & np.isnan(given))).all(axis=-1)

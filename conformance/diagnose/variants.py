@@ -7,12 +7,12 @@ agreement with them is evidence. Over the rows z of a batch, with logits s_ij, m
 
     v_ip = log D_ip - s_ip                  the cost of a pair; ``denominator`` defines D_ip
     L_i  = mean over p in P(i) of v_ip      or another ``form``
-    L    = sum over anchors of L_i, divided by a count (``COUNTS``), times a factor
+    L    = sum over anchors of L_i, divided by a count (``COUNTS``)
 
 If a loss's catalogue entry names no parts, the entry's baseline is evaluated in place of v_ip and L_i.
 
-In the tables, a part that code refers to has a short name, and ``NAMES`` describes it; the name of any other part is
-itself the description of what is wrong.
+In the tables, a part that code refers to has a short name, which ``words_of`` describes; the name of any other part is
+itself the description of what is wrong. In shapes, M is the number of rows, and T the number of temperatures.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Table = Mapping[str, Callable[..., Any]]
 """The choices for one part, each with its implementation."""
 
 
-# Similarities of the rows a and b: [M, M] of (a, b, setting)
+# Similarities: functions of (a, b, setting) that return the similarities [M, M] of the rows a and the rows b
 
 
 def _unit(rows: Tensor, p: int = 2) -> Tensor:
@@ -44,7 +44,7 @@ def _unit(rows: Tensor, p: int = 2) -> Tensor:
 
 
 def _over_views(a: Tensor, b: Tensor, setting: Setting) -> Tensor:
-    """Dot products of rows divided, column by column, by the norm over the views of an item."""
+    """Dot products of rows; each entry is divided by the norm of the same entry over all views of its item."""
     alike = same(setting.items).to(a.dtype)
     return (a / (alike @ a**2).sqrt()) @ (b / (alike @ b**2).sqrt()).T
 
@@ -119,10 +119,11 @@ NUMERATORS: Table = {
     "the temperature is not applied in the denominator": lambda z, s, t: (s, z),
     "the temperature is applied twice to the positive": lambda z, s, t: (s / t, s),
 }
-"""The logarithm of the numerator, and the logits of the denominator, of (similarities, logits, divisor)."""
+"""Functions of (similarities, logits, divisor) that return the logarithm of the numerator, and the logits of the
+denominator."""
 
 
-# Denominators: the logarithm of a sum of exponentials, of (logits, columns, setting, divisor)
+# Denominators: functions of (logits, columns, setting, divisor) that return the logarithm of a sum of exponentials
 
 
 def log_sum(s: Tensor, columns: Tensor, *_: Any) -> Tensor:
@@ -161,11 +162,11 @@ class Denominator:
 
     Attributes:
         words: what is wrong about it; empty for those of the catalogue.
-        columns: bool [M, M], the columns summed.
+        columns: returns the columns summed, bool [M, M].
         with_positive: 1 if e^s_ip is added to them, -1 if it is removed, 0 otherwise.
         own: whether the self pair is added to them.
-        leaks: for every row, how many terms exp(0) are added.
-        combine: the logarithm of their sum, or what is computed instead.
+        leaks: returns how many terms exp(0) are added, [M]; None if there are none.
+        combine: returns the logarithm of their sum, or what is computed instead.
     """
 
     words: str
@@ -181,7 +182,10 @@ class Denominator:
         return columns | setting.own if self.own else columns
 
     def terms(self, setting: Setting) -> Tensor:
-        """[M], the number of exponentials summed for each anchor and one of its positives."""
+        """[M], the number of exponentials of the anchor's own row that D_ip contains.
+
+        "axis" and "batch" sum over other rows, which are not counted; the self pair that "subtract" removes is counted.
+        """
         summed = 1 if self.combine is _largest else self.summed(setting).sum(dim=1)
         none = torch.zeros(len(setting.rows), dtype=torch.float64)
         return summed + self.with_positive + (self.leaks(setting) if self.leaks else none)
@@ -233,7 +237,7 @@ DENOMINATORS: Mapping[str, Denominator] = {
     "largest": Denominator("only the hardest negative is in the denominator", _negative, 1, combine=_largest),
     "one": Denominator("there is no denominator", lambda s: torch.zeros_like(s.member), leaks=_one),
 }
-"""Denominators by short name: the catalogue's, the catalogue's with a comma and a mistake, and others."""
+"""Denominators by name: one of ``RIGHT_DENOMINATORS``, such a name followed by a comma and a mistake, or another."""
 
 
 # Guards of the logarithm
@@ -245,7 +249,7 @@ _GUARDED = {
     "shifted": "to the denominator after the row's maximum, self pair included, is subtracted",
     "others": "to the denominator after the row's maximum is subtracted",
     "above": "to the numerator after the row's maximum, self pair included, is subtracted",
-    "each": "to every exponential",
+    "each": "to every exponential and to the number of positives",
     "twice": "to the denominator and again to the ratio",
     "count": "to the number of positives",
     "terms": "to every exponential, but not to the number of positives",
@@ -270,12 +274,12 @@ TWO_GUARDS: Mapping[str, str] = {
 """Descriptions of two different numbers, one for the numerator and one, possibly 0, for the denominator."""
 
 TINY_GUARDS: Mapping[str, str] = _guards(("both", "below", "ratio"), ("1e-20", "1e-24", "1e-25", "1e-30"))
-"""Guards that only affect extreme logits: an epsilon of at most one unit in the last place of e^-10 in float64.
+"""Guards that only affect extreme logits: an epsilon of at most 1.5 units in the last place of e^-10 in float64.
 
 10 is the largest size of a logit at temperature 0.1 under cosine similarity."""
 
 
-# Forms: how the pairs of an anchor become its value, [T, M] of (pairs)
+# Forms: functions of ``Pairs`` that return the values of the anchors, [T, M]
 
 _LEAK_SUM = "exp(0) of the diagonal leaks into the numerator, which is not divided by |P|"
 
@@ -315,7 +319,7 @@ _BINARY: Table = {
     "the positives are missing": lambda x: x.repel / x.q,
     "the negatives are summed, not averaged": lambda x: x.attract / (x.p + 1) + x.repel,
     "the positives are summed, not averaged": lambda x: x.attract + x.repel / x.q,
-    "the negatives cost -log sigmoid((1 - similarity)/temperature), not -log(1 - sigmoid)": lambda x: (
+    "the negatives cost -log sigmoid((1 - s)/temperature), not -log(1 - sigmoid(s/temperature))": lambda x: (
         x.attract / (x.p + 1) + x.softplus((x.similarities - 1) / x.divisor, x.setting.negative) / x.q
     ),
     "the sign of the logits is wrong": (
@@ -347,11 +351,13 @@ NAMES: Mapping[str, str] = {
     "mean_pairs": "the mean is over the positive pairs",
     "pooled": "minus the logarithm of the mean over all anchors, not the mean of minus the logarithm",
 }
-"""What is wrong about the parts that have a short name; "" if a loss of the catalogue has the part."""
+"""Descriptions of the parts that have a short name: what is wrong about them, or "".
+
+Some parts of losses of the catalogue have a description too: "mean_pairs" and the guard of supcon_epsilon."""
 
 
 def words_of(part: str) -> str:
-    """Return a description of the difference that a part makes; "" if the part is correct."""
+    """Return the description of a part; "" for parts that are correct for some loss (but see ``NAMES``)."""
     return DENOMINATORS[part].words if part in DENOMINATORS else NAMES.get(part, part)
 
 
@@ -473,7 +479,7 @@ class Evaluation:
         return self._known[key]
 
     def anchors(self, variant: Variant) -> Tensor:
-        """[T, M], the value of every anchor; 0 for rows that are not anchors, or that have no positives.
+        """[T, M], the value of every anchor; 0 for the rows that ``Pairs.some`` leaves out.
 
         For the form "pooled", the one value of the batch is stored for the first anchor; the others are 0.
         """
@@ -485,7 +491,7 @@ class Evaluation:
         return torch.where(pairs.some, each, 0.0)
 
     def loss(self, variant: Variant, reduction: str = "mean", policy: str = "zero") -> Tensor:
-        """[K], the loss at the first temperature: one value, or one per anchor for the reduction "none".
+        """[K], the loss at the first temperature: one value, or one per counted anchor for the reduction "none".
 
         Args:
             variant: the variant.
@@ -510,11 +516,12 @@ class Pairs:
     Attributes:
         divisor: [T, 1, 1], what similarities are divided by.
         similarities: [M, M].
-        logits: [T, M, M], similarities over temperature.
+        logits: [T, M, M], similarities over ``divisor``.
         above: [T, M, M], the logarithm of the numerator.
-        some: bool [M], the anchors that have a value: those with a pair that counts or, for some variants, all.
-        positive: bool [M, M], the positive pairs that count.
-        n: [M], the number of positives, at least 1.
+        some: bool [M], the anchors that have a value: for the binary forms and baselines all, otherwise those with
+            positives; with the denominator "only_negatives", only those that have negatives too.
+        positive: bool [M, M], the positive pairs of these anchors.
+        n: [M], the number of positives, at least 1, plus the epsilon of the guards "each" and "count".
     """
 
     def __init__(self, evaluation: Evaluation, variant: Variant) -> None:
@@ -616,7 +623,8 @@ class Pairs:
         if kind in ("shifted", "others", "above", "each", "terms"):
             columns = self.setting.member if kind == "others" else self.setting.member | self.setting.own
             top = _largest(self.logits, columns | ~columns.any(dim=1, keepdim=True))
-            # Subtracting a maximum and adding it again leaves no gradient through it.
+            # The loss depends on the maximum through the epsilon. The gradient flows through it only for "each" and
+            # "terms", unless the flow is "maximum".
             top = top if kind in ("each", "terms") and self.variant.flow != "maximum" else top.detach()
             above = _plus(above, epsilon, top) if kind in ("above", "each", "terms") else above
             terms = DENOMINATORS[self.variant.denominator].terms(self.setting).clamp(min=1)[:, None]
@@ -641,7 +649,7 @@ class Pairs:
 
     @cached_property
     def leaking_log_ratios(self) -> Tensor:
-        """[T, M], the same with the ratio of exp(0), which leaks from the diagonal."""
+        """[T, M], as ``log_ratios``, with the ratio of exp(0) that leaks from the diagonal in the sum."""
         return torch.logsumexp(torch.cat([self._log_ratios, -self.below[..., :1]], dim=2), dim=2)
 
     @cached_property
@@ -707,7 +715,7 @@ COUNTS: Table = {
 """What the sum over the anchors may be divided by, as a function of the setting."""
 
 WRONG_COUNTS = COUNTS.keys() - {"mean", "sum", "drop", "mean_pairs"}
-"""The names that no loss of the catalogue has."""
+"""The counts that no loss of the catalogue divides by."""
 
 POLICIES = ("zero", "drop", "nan")
 """What an anchor without positives adds: 0, nothing (it is left out of the mean), or NaN."""
@@ -717,7 +725,7 @@ POLICIES = ("zero", "drop", "nan")
 
 
 def variations(variant: Variant, call: str, kept: Collection[str] = ()) -> Iterator[Variant]:
-    """Yield every variant that differs from this one in one part that no loss of the catalogue has.
+    """Yield variants that differ from this one in one part that has a description (``words_of``).
 
     Args:
         variant: the variant.
@@ -744,5 +752,5 @@ def variations(variant: Variant, call: str, kept: Collection[str] = ()) -> Itera
 
 
 def temperings(variant: Variant) -> Iterator[Variant]:
-    """Yield the variant with every mistake in the temperature of all logits."""
+    """Yield the variant with each mistake in the temperature of all logits, one at a time."""
     yield from (replace(variant, tempering=name) for name in TEMPERINGS if name != variant.tempering)

@@ -106,7 +106,7 @@ def supcon_without_positives_nan(given: parts.Features) -> Tensor:
 
 @fault("supcon_in", build=parts.labelled, level="policies")
 def supcon_in_without_positives_infinite(batch: parts.Batch) -> Tensor:
-    """An anchor without positives has the loss -log 0, which is infinite."""
+    """An anchor without positives has the loss -log(0 / 0), which is NaN."""
     inside = batch.s.masked_fill(~batch.positive, -torch.inf).logsumexp(dim=1)
     return parts.log_sum(batch.s, batch.other)[:, 0] - inside + batch.counts.log()
 

@@ -75,7 +75,7 @@ def supcon_in_diagonal_is_exp_0(batch: parts.Batch) -> Tensor:
     "nt_xent",
     github("taesungp/contrastive-unpaired-translation", "issues/34"),
     right_at=(0.0, 0.2),
-    because="The self pair adds at most e^(-9/T) of a term of the sum, which is lost in rounding.",
+    because="The self pair's exponential is at most e^(-9/T) times any other one, which is lost in rounding.",
 )
 def nt_xent_diagonal_is_minus_ten(view_a: Tensor, view_b: Tensor, *, temperature: float) -> parts.Rows:
     """The self pair's cosine is set to -10 instead of minus infinity: at a high temperature it still counts."""

@@ -1,4 +1,4 @@
-"""Wrong choices of the rows that are anchors."""
+"""Wrong directions: anchors that are missing or exchanged, and directions or views that are not averaged."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def info_nce_one_tower_detached(
 
 @fault("info_nce", github("jcy132/Hneg_SRC", "issues/6"), build=parts.directions)
 def info_nce_gradient_of_negatives_only(direction: parts.Direction) -> Tensor:
-    """The value is right; the gradient is that of a denominator without the positive."""
+    """The value is right; the gradient is that of the loss whose denominator lacks the positive."""
     rows = direction.rows
     wrong = rows.negatives - rows.logits[rows.positive]
     return value_and_gradient(parts.loss_of("info_nce", rows), wrong.mean())
@@ -75,7 +75,7 @@ def nt_xent_pairwise_gradient_over_the_ranks(batch: parts.Batch) -> Tensor:
 
 @fault("nt_xent_pairwise")
 def nt_xent_pairwise_cosine_clamped(embeddings: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
-    """Cosines are clamped to [-1 + 1e-6, 1 - 1e-6]: rows that nearly coincide get no gradient."""
+    """Cosines are clamped to [-1 + 1e-6, 1 - 1e-6]: pairs of nearly parallel or opposite rows add no gradient."""
     cosines = parts.cosines(embeddings, labels, 1.0)
     batch = parts.batch_of(cosines.s.clamp(-1 + 1e-6, 1 - 1e-6) / temperature, cosines.positive)
     return parts.row_means(batch.pairwise, batch.positive)
@@ -86,7 +86,7 @@ def nt_xent_pairwise_cosine_clamped(embeddings: Tensor, labels: Tensor, *, tempe
     build=parts.features,
     level="range",
     right_at=(0.02, math.inf),
-    because="Logits are at most 1/T, so they are never clamped.",
+    because="The size of a logit is at most 1/T, and so at most 50.",
 )
 def nt_xent_straight_through(given: parts.Features) -> parts.Rows:
     """Logits are clamped to [-50, 50], and the gradient ignores the clamp (straight-through)."""

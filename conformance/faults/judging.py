@@ -56,7 +56,7 @@ class Verdict:
 
     @property
     def ranked_flags(self) -> list[str]:
-        """The flags of the cases that caught it, by the share of their cases that did, then by the number of cases."""
+        """The flags of the cases that caught it, by the share of judged cases that did, then by the number that did."""
         return sorted(self.flags, key=lambda flag: (-self.flags[flag][0] / self.flags[flag][1], -self.flags[flag][0]))
 
 

@@ -201,7 +201,7 @@ def supcon_epsilon_on_the_sum_only(batch: parts.Batch) -> Tensor:
 
 @fault("supcon_in", build=parts.labelled)
 def supcon_in_count_in_float32(batch: parts.Batch) -> Tensor:
-    """The logarithm of an integer count is float32 in torch: a float64 loss has only about 8 right digits."""
+    """The logarithm of an integer count is float32 in torch: a float64 loss has only about 8 correct digits."""
     count = batch.positive.sum(dim=1)
     value = parts.log_sum(batch.s, batch.other) - parts.log_sum(batch.s, batch.positive)
     return (value[:, 0] + count.clamp(min=1).log()).where(count > 0, 0)

@@ -1,9 +1,9 @@
 """Correct parts from which every fault is built, and the correct losses built from the same parts.
 
 A builder converts the arguments of a call to the input of a loss: a ``Batch``, the ``Rows`` of a logits matrix, or a
-list with one ``Direction`` per direction. ``loss_of`` evaluates it. A fault differs in one detail from the correct loss
-with the same name and call, so that a case that the fault fails detects this detail. ``RIGHT`` contains the correct
-losses, which pass every case.
+list with one ``Direction`` per direction. ``loss_of`` evaluates it. The builder ``features`` returns ``Features``, from
+which several of them are made. A fault differs in one detail from the correct loss with the same name and call, so that
+a case that the fault fails detects this detail. ``RIGHT`` contains the correct losses, which pass every case.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Batch(NamedTuple):
     """A batch contrasted with itself.
 
     Attributes:
-        s: [N, N] logits minus the largest off-diagonal logit of their row, which is detached.
+        s: [N, N] logits. ``batch_of``, ``dots`` and ``labelled`` subtract the largest off-diagonal logit of each row,
+            detached; ``products``, ``cosines`` and ``paired`` do not.
         positive: [N, N], true where the column is a positive of the row; false on the diagonal.
         other: [N, N], true off the diagonal.
     """
@@ -153,18 +154,18 @@ def shifted(s: Tensor, members: Tensor) -> Tensor:
 
 
 def batch_of(s: Tensor, positive: Tensor) -> Batch:
-    """A batch from logits [N, N] and a mask of positives [N, N]."""
+    """A batch from logits [N, N], which are shifted, and a mask of positives [N, N]."""
     other = off_diagonal(len(s))
     return Batch(shifted(s, other), positive & other, other)
 
 
 def dots(embeddings: Tensor, labels: Tensor, temperature: float) -> Batch:
-    """A batch of dot products, with rows of the same label as positives."""
+    """A batch of dot products, shifted, with rows of the same label as positives."""
     return batch_of(embeddings @ embeddings.T / temperature, labels[:, None] == labels)
 
 
 def labelled(embeddings: Tensor, labels: Tensor, temperature: float) -> Batch:
-    """A batch of cosines, with rows of the same label as positives."""
+    """A batch of cosines, shifted, with rows of the same label as positives."""
     return dots(unit(embeddings), labels, temperature)
 
 
@@ -201,7 +202,7 @@ class Features(NamedTuple):
 
     @property
     def same(self) -> Tensor:
-        """[V B, V B], true for pairs of the same class."""
+        """[V B, V B], true for pairs of the same class, or whose items are positives in the mask."""
         items, views, _ = self.features.shape
         labels = torch.arange(items) if self.labels is None else self.labels
         mask = labels[:, None] == labels if self.mask is None else self.mask
@@ -282,7 +283,7 @@ def row_means(values: Tensor, members: Tensor) -> Tensor:
 
 
 def anchors(loss: str, batch: Batch) -> Tensor:
-    """[N], the value of every anchor for a loss of the catalogue; 0 without positives."""
+    """[N], the value of every anchor for a loss of the catalogue; 0 without positives, except for nt_bxent."""
     return LOSSES[loss].baseline(batch.s, batch.other, batch.positive)
 
 

@@ -46,7 +46,7 @@ def supcon_norm_detached(embeddings: Tensor, labels: Tensor, *, temperature: flo
     """Rows are divided by detached norms: the value is right, the gradient is wrong."""
     unit = parts.unit(embeddings).detach()
     norms = (embeddings.detach() * unit).sum(dim=1, keepdim=True)
-    # The value is exactly that of the normalised rows, because the second summand is 0 for every rounding of the norms.
+    # The value is exactly that of the normalised rows, because the second summand is 0 however the norms are rounded.
     return parts.dots(unit + (embeddings - embeddings.detach()) / norms, labels, temperature)
 
 
