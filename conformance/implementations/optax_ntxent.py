@@ -1,7 +1,7 @@
 """The installed optax's ``ntxent`` on JAX: both readings of NT-Xent, by labels, averaged over positive pairs.
 
-It runs in its own process, for the reason in ``optax_lines.py``; the process starts with the first case and ends with
-this one.
+It runs in its own process, for the reason in ``optax_lines.py``. That process starts with the first case and ends when
+the adapter is no longer used.
 """
 
 from __future__ import annotations
