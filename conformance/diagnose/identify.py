@@ -346,7 +346,7 @@ def _report_factor(found: Identification, search: Search, match: Match) -> None:
     elif share != 1:
         words = f"the values are {times} times those of the loss"
         if math.isclose(float(f"{base:.2g}"), base, rel_tol=CLOSE) and base > 0 and share not in (2, 0.5, 4, 0.25):
-            words += f", or the loss is multiplied by temperature/{base:.2g}: pass a temperature to find out"
+            words += f", or the loss is multiplied by temperature/{base:.2g}; only a passed temperature shows which"
         found.wrong.append(words)
 
 
