@@ -66,10 +66,10 @@ class Case:
     """One evaluation of one loss.
 
     Attributes:
-        id: stable name, "document/call" or "options/name".
+        id: stable name, such as "golden/supcon/two-rows" or "document/call".
         loss: short name in the catalogue.
         embeddings: [N, D] float64, the exact inputs; for info_nce the first tower, embeddings_a.
-        arguments: labels, partners, positive_pairs or positives; ref_labels and self_rows.
+        arguments: labels, partners, positive_pairs or positives (none for two towers); ref_labels and self_rows.
         keywords: the options that differ from their defaults.
         others: the other float matrices by argument: ref_embeddings [M, D], embeddings_b [N, D], negatives [K, D].
     """
@@ -296,7 +296,7 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
     Args:
         case: the case.
         matrix: the similarities, of the case's ``shape``.
-        changed: arguments of the reference that replace those of the case.
+        changed: arguments of ``evaluate_similarities`` that replace those of the case.
 
     Returns:
         The loss and its terms.

@@ -47,7 +47,7 @@ COMMON: Mapping[str, object] = {
     "similarity": "cosine",
     "reduction": "mean",
 }
-"""The keywords that every loss has, with their defaults."""
+"""The keywords that every loss has, with their usual defaults."""
 
 REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, "self_rows": None}
 """The keywords of a loss that contrasts a batch with other rows."""
@@ -235,7 +235,7 @@ def cross_entropies(logits: Tensor, member: Tensor, positive: Tensor, denominato
 def supcon_baseline(
     logits: Tensor, member: Tensor, positive: Tensor, *, denominator: str = "all", no_negative: str = "zero"
 ) -> Tensor:
-    """The mean over the positives: SupCon, and with other masks and denominators NT-Xent and InfoNCE."""
+    """SupCon, the mean over the positives; with other masks and denominators, NT-Xent, pairwise NT-Xent and InfoNCE."""
     each, rows = cross_entropies(logits, member, positive, denominator)
     return (each.sum(dim=1) / positive.sum(dim=1).to(each.dtype).clamp(min=1)).where(rows, 0.0)
 
@@ -250,7 +250,7 @@ def supcon_in_baseline(
 
 
 def supcon_epsilon_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, epsilon: float = 1e-8) -> Tensor:
-    """The loss of the batch tutorial, which adds epsilon to exponentials relative to the maximum of the row."""
+    """The batch tutorial's loss: epsilon is added to exponentials relative to the row's maximum, and to the count."""
     e = (logits - logits.max(dim=1, keepdim=True)[0]).exp() + epsilon
     ratio = e.where(member, 0.0).sum(dim=1, keepdim=True).log() - e.log()
     return ratio.where(positive, 0.0).sum(dim=1) / (positive.sum(dim=1).to(e.dtype) + epsilon)

@@ -22,12 +22,12 @@ class Facts:
         negatives: for every row, the number of its negatives.
         rows: the rows of all matrices, concatenated.
         norms: the norm of each of those rows.
-        given: the arguments, matrices and keywords of the case, by name.
+        given: the arguments, the matrices except the first, and the keywords of the case, by name.
         longest: the largest norm.
-        shortest: the smallest norm of a row that is not zero.
+        shortest: the smallest norm of a row that is not zero; 0 if all rows are zero.
         anchors: the rows that are anchors.
-        first_views: for two, three and four views, the rows of the first view, stacked and interleaved.
-        mutual: whether the positives of rows among themselves are mutual.
+        first_views: the rows of the first view, stacked and interleaved, if the rows are two, three or four views.
+        mutual: whether the mask of positives is square and symmetric.
         labels: the labels of rows and references; a single 0 if the case has no labels.
     """
 
@@ -78,7 +78,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "one-negative": ("every row has one negative", lambda facts: set(facts.negatives) == {1}),
     "unbalanced-classes": _UNEQUAL,
     "unequal-positives": _UNEQUAL,
-    "two-positives": ("a row has two positives", lambda facts: max(facts.positives) > 1),
+    "two-positives": ("a row has two or more positives", lambda facts: max(facts.positives) > 1),
     "nothing-left": ("a row is contrasted with no column", lambda facts: 0 in facts.members),
     "diagonal-true": ("a row is given as its own positive", lambda facts: facts.case.positive_array().diagonal().any()),
     "repeated-pairs": ("a pair is given twice", lambda facts: _repeats(facts.given["positive_pairs"])),
@@ -87,7 +87,10 @@ CONDITIONS: Mapping[str, Condition] = {
         lambda facts: any(facts.anchors == first for first in facts.first_views),
     ),
     "anchor-subset": ("some rows are not anchors", lambda facts: not all(facts.given.get("anchors") or [True])),
-    "no-anchors": ("no anchor is counted", lambda facts: not facts.case.counted()),
+    "no-anchors": (
+        'there is no anchor, or no_positive="drop" leaves out all of them',
+        lambda facts: not facts.case.counted(),
+    ),
     "one-row": _ONE_ROW,
     "one-pair": _ONE_ROW,
     "two-rows": ("there are two rows", lambda facts: facts.case.n == 2),
@@ -97,25 +100,34 @@ CONDITIONS: Mapping[str, Condition] = {
     "duplicate-embeddings": ("two rows are equal", lambda facts: _repeats(facts.rows)),
     "identical-embeddings": ("all rows are equal", lambda facts: (facts.rows == facts.rows[0]).all()),
     "self-similarity-dominates": (
-        "the product of every row with itself is larger than with any other row",
+        "the largest product of every row is the one with itself",
         lambda facts: ((facts.rows @ facts.rows.T).argmax(axis=1) == np.arange(len(facts.rows))).all(),
     ),
-    "mixed-norms": ("two norms differ by a factor of 2 or more", lambda facts: facts.longest >= 2 * facts.shortest),
-    "tiny-norms": ("a norm is below 2^-8", lambda facts: facts.shortest < 2.0**-8),
+    "mixed-norms": (
+        "the norms of two nonzero rows differ by a factor of 2 or more",
+        lambda facts: facts.longest >= 2 * facts.shortest,
+    ),
+    "tiny-norms": ("the norm of a nonzero row is below 2^-8", lambda facts: facts.shortest < 2.0**-8),
     "huge-norms": ("a norm is 2^8 or more", lambda facts: facts.longest >= 2.0**8),
-    "antipodal-embeddings": ("two rows are opposite", lambda facts: (facts.rows[:, None] == -facts.rows).all(2).any()),
-    "orthogonal-embeddings": ("two rows are orthogonal", lambda facts: (facts.rows @ facts.rows.T == 0).any()),
+    "antipodal-embeddings": (
+        "two rows are opposite, or a row is zero",
+        lambda facts: (facts.rows[:, None] == -facts.rows).all(2).any(),
+    ),
+    "orthogonal-embeddings": (
+        "two rows are orthogonal, or a row is zero",
+        lambda facts: (facts.rows @ facts.rows.T == 0).any(),
+    ),
     "zero-row": ("a row is zero", lambda facts: 0 in facts.norms),
     "unit-rows": ("every row has norm 1", lambda facts: set(facts.norms) == {1.0}),
     "full-significand": (
-        "an entry needs more than 8 bits",
+        "an entry has more than 8 significant bits",
         lambda facts: (np.frexp(facts.rows)[0] * 256 % 1).any(),
     ),
     "labels-negative": ("a label is negative", lambda facts: min(facts.labels) < 0),
     "base-temperature": _given("base_temperature"),
-    "labels-huge": ("a label is 2^24 or more in size", lambda facts: max(map(abs, facts.labels)) >= 2**24),
+    "labels-huge": ("the magnitude of a label is 2^24 or more", lambda facts: max(map(abs, facts.labels)) >= 2**24),
     "low-temperature": (
-        "e^(2/temperature) overflows float32: the temperature is below 0.0226",
+        "e^(2/temperature) overflows float32: the temperature is below 0.02254",
         lambda facts: 2 / facts.case.temperature > math.log(float(np.finfo(np.float32).max)),
     ),
     "similarity": _given("similarity"),
@@ -124,7 +136,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "references": _given("ref_embeddings"),
     "self-rows": _given("self_rows"),
     "one-reference": ("there is one reference", lambda facts: len(facts.given["ref_embeddings"]) == 1),
-    "own-copy": ("a reference equals a row", lambda facts: _repeats(facts.rows)),
+    "own-copy": ("two rows of the batch and its references are equal", lambda facts: _repeats(facts.rows)),
     "rectangular": ("the similarity matrix is not square", lambda facts: len(set(facts.case.shape)) > 1),
     "two-towers": ("there are two towers", lambda facts: facts.case.entry.two_towers),
     "equal-towers": (
@@ -132,9 +144,9 @@ CONDITIONS: Mapping[str, Condition] = {
         lambda facts: (facts.case.embeddings == facts.given["embeddings_b"]).all(),
     ),
     "queue": _given("negatives"),
-    "own-key-in-queue": ("one of the negatives equals a row", lambda facts: _repeats(facts.rows)),
+    "own-key-in-queue": ("two rows of the towers and the negatives are equal", lambda facts: _repeats(facts.rows)),
 }
-"""For each flag, the condition in words and as a function. Flags that are not listed cannot be checked."""
+"""For each flag, the condition in words and as a function. Flags that are not listed are not checked."""
 
 
 def _holds(facts: Facts, flag: str) -> bool:
@@ -145,7 +157,7 @@ def _holds(facts: Facts, flag: str) -> bool:
 
 
 def true_flags(case: Case) -> tuple[str, ...]:
-    """Return the flags with a condition that the case meets."""
+    """Return the flags of ``CONDITIONS`` whose condition the case meets."""
     facts = Facts(case)
     return tuple(flag for flag in CONDITIONS if _holds(facts, flag))
 
@@ -166,7 +178,7 @@ def first_untrue(case: Case, flags: Sequence[str]) -> str | None:
 
 
 def saturated(case: Case) -> bool:
-    """Return whether the exponential of a positive is below 2^-53 of the largest in its row, or of 1.
+    """Return whether a positive's exponential is below 2^-53 times the larger of 1 and the largest one in its row.
 
     The flag "saturated" also marks golden cases with less extreme positives, so it has no condition.
     """

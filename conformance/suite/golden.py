@@ -68,7 +68,9 @@ SHAPES: Mapping[str, str] = {
     "ref_labels": "M",
     "negatives": "KD",
 }
-"""The shape of every array of a case, one letter per axis. Without ref_embeddings M equals N; K and P are arbitrary."""
+"""The shape of every array of a case, one character per axis. Without ref_embeddings M equals N; K and P are arbitrary.
+
+The axis "2" has two entries."""
 
 EXCEPTIONS: Mapping[str, type[Exception]] = {"type": TypeError, "value": ValueError}
 
@@ -125,7 +127,7 @@ class ErrorCase:
         loss: short name in the catalogue.
         arguments: every argument by name; arrays are numpy arrays.
         exception: type of the exception.
-        argument: name of the argument with which the message must begin.
+        argument: name of the wrong argument; the message must begin with it.
         words: texts that the message must contain.
         compiled: the result if the values of arrays are not checked, as in a compiled graph: "error" (the same
             exception) or "nan" (NaN, or an exception).
@@ -153,7 +155,7 @@ def load_golden(root: Path | None = None, losses: Collection[str] = ()) -> list[
     Raises:
         FixtureError: a file is altered, missing or extra, does not match the schema, or is inconsistent. The
             message names the file and the field.
-        ImportError: ``root`` is not the installed folder, and jsonschema is not installed.
+        ImportError: the folder is not the installed one, and jsonschema is not installed.
     """
     root = checked_root(root)
     flags = read_flags(root)

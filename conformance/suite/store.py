@@ -115,7 +115,8 @@ def checked_root(root: Path | None) -> Path:
 def data_files(root: Path) -> list[str]:
     """The data files of a folder of fixtures, as sorted paths relative to it.
 
-    Every file is data except the manifest, the README, Python files and caches, and files whose name begins with a dot.
+    Every file is data except the manifest, the README, Python files and caches, and everything whose name, or that of a
+    folder around it, begins with a dot.
     """
     files = {path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.suffix != ".py"}
     kept = (path for path in files if not any(part.startswith((".", "__pycache__")) for part in path.parts))
@@ -238,7 +239,8 @@ def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Callab
     the loaders.
 
     Args:
-        root: a folder of fixtures. The schema of "pairproof-golden-flags/1" is its schema/golden_flags.schema.json.
+        root: a folder of fixtures, with the schemas; that of "pairproof-golden-flags/1", for example, is
+            schema/golden_flags.schema.json.
         name: name of the file, for messages.
         data: content of the file.
         expected: format of the file.
@@ -259,7 +261,7 @@ def check_schema(root: Path, name: str, data: Any, expected: str, loosen: Callab
         raise ImportError('loading the fixtures needs jsonschema: pip install "pairproof[verify]"') from error
     try:
         rules, rows = json.dumps(loosen(schema)), _first_rows(data)
-        # Commands read a file several times, and copies of it.
+        # Commands validate the same content several times, also as a copy.
         digest = hashlib.sha256(f"{rules}\n{json.dumps(rows)}".encode()).digest()
         if digest in _valid:
             return
@@ -305,6 +307,7 @@ def read_checked(root: Path, name: str, expected: str) -> Any:
 
     Raises:
         FixtureError: the file cannot be read, has another format, or does not match the schema.
+        ImportError: the folder is not the installed one, and jsonschema is not installed.
     """
     data = read_json(root, name)
     if is_installed(root):

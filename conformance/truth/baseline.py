@@ -41,7 +41,7 @@ def plain_outcome(case: Case, dtype: str, *, single: bool = True) -> Outcome:
 
 
 def with_gradient_in(outcome: Outcome, dtype: str) -> Outcome:
-    """The outcome for rows of a narrower dtype with the same accumulating dtype: only the gradient is rounded."""
+    """Round the gradients of an outcome to a narrower dtype with the same accumulating dtype; the values stay."""
 
     def rounded(gradient: Matrix) -> Matrix:
         found: Matrix = torch.from_numpy(gradient).to(getattr(torch, dtype)).double().numpy()

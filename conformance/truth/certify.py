@@ -4,8 +4,8 @@ The reference is evaluated in ball arithmetic with 128 bits, then 256, 512 and s
 round to the same float64. The enclosure of a result that is exactly 0 has a nonzero radius at every precision; the
 result is proved to be 0 if the enclosure lies within 2^-1076 of 0, because 0 is then the nearest float64.
 
-The loops take minutes on cases of more than ``LOOPS_UP_TO`` rows, so these are proved with the closed forms of
-``closed.py``, if they have one. Tests compare the two.
+The loops take minutes on cases whose ``Case.size`` is above ``LOOPS_UP_TO``. Such a case is proved with the closed form
+of its loss in ``closed.py``, if there is one. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def certify(case: Case, *, gradient: bool = True) -> Expected:
 
 
 def maximum_is_tied(case: Case) -> bool:
-    """Whether a loss with an epsilon has a kink, because the largest dot product of an anchor's row occurs twice.
+    """Whether a loss with an epsilon has a kink: the largest dot product of an anchor with positives occurs twice.
 
     Under cosine the largest entry of a row is always 1, its self-similarity, so there is no kink.
 
@@ -122,7 +122,7 @@ def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
         return proved
 
     def prove_rows(name: str, rows: Sequence[Sequence[arb]]) -> Matrix:
-        by = "" if name == case.first else f" by {name}"
+        by = "" if name == case.first else f" with respect to {name}"
         entry = "the gradient's entry [{}, {}]{}"
         return np.array([[prove(x, entry.format(i, d, by)) for d, x in enumerate(row)] for i, row in enumerate(rows)])
 
@@ -132,5 +132,5 @@ def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
     values = [math.nan if out else prove(value, "the loss") for out, value in zip(nan, found.values, strict=True)]
     gradients = {name: prove_rows(name, rows) for name, rows in found.gradients.items()}
     loss = tuple(values) if many else values[0]
-    of_temperature = prove(found.temperature_gradient, "the derivative by the temperature") if gradients else None
+    of_temperature = prove(found.temperature_gradient, "the derivative with respect to the temperature") if gradients else None
     return Expected(loss, anchors, gradients.pop(case.first, None), left_out, gradients, of_temperature)

@@ -27,7 +27,8 @@ def closed_form(case: Case) -> Form | None:
         case: the case.
 
     Returns:
-        The closed form, or None if the loss has none, an anchor is NaN or has no negatives, or pairs are averaged.
+        The closed form; None if the loss has none, the value of an anchor is NaN, a row has no negatives, or the
+        reduction is "mean_pairs".
     """
     entry, options = case.entry, case.formula_options()
     sets = zip(case.positives(), case.members(), strict=True)

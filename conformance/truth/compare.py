@@ -15,7 +15,7 @@ from ..suite.records import Bounds, Matrix, Outcome, Truth
 from .tolerances import accumulating, unit_roundoff
 
 PAIR_ULPS = 16
-"""Bound on the errors of recorded terms of a pair, in units u of their sizes. Each has a few roundings."""
+"""Bound on the errors of recorded terms of a pair, in units of u times 1 plus their sizes: a few roundings each."""
 
 NORMAL = 1e-300
 """Recorded numerators and denominators below this are not compared, because underflow may have rounded them."""

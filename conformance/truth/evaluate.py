@@ -40,14 +40,15 @@ class Enclosures:
     """Balls that enclose the true results of a case.
 
     Attributes:
-        values: a list of the loss, or of one value per counted anchor for reduction "none".
+        values: a list with the loss, or with one value per counted anchor for reduction "none".
         anchors: the value of every anchor, by row.
-        gradients: [N][D] for every matrix, of the sum of ``values``; empty if they were not requested.
+        gradients: the gradient of the sum of ``values`` with respect to every float matrix, in its shape, by name; empty
+            if gradients were not requested.
         similarity: the similarity matrix, of the case's ``shape``.
-        temperature_gradient: the derivative of the sum of ``values`` with respect to the temperature; 0 if gradients
-            were not requested.
+        temperature_gradient: the derivative of the sum of ``values`` with respect to the temperature; valid only if
+            gradients were requested.
         slopes: the derivative of the sum of ``values`` with respect to each similarity of an anchor, by row, rounded to
-            float64; empty if gradients were not requested.
+            float64; without a closed form, empty if gradients were not requested.
     """
 
     values: list[arb]
@@ -78,7 +79,8 @@ def enclosures(
         case: the case.
         bits: the working precision.
         gradient: whether gradients are computed.
-        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1.
+        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1. It
+            has no effect on a closed form.
         form: a closed form, which is evaluated instead of the reference.
     """
     with precision(bits), _without_collections():
@@ -207,7 +209,8 @@ def truth(
     Args:
         case: the case.
         bits: the first precision that is tried.
-        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1.
+        upstream: for reduction "none", the factor of each value in the sum that is differentiated; by default 1. It
+            has no effect on a closed form.
         form: a closed form, which is evaluated instead of the reference.
 
     Raises:
@@ -279,7 +282,7 @@ def stored_truth(case: Case, expected: Expected) -> Truth:
 
 @lru_cache(maxsize=1024)  # several implementations, dtypes and tests use the same case
 def _not_stored(case: Case) -> tuple[Matrix | None, Matrix]:
-    """Return the similarities, if they are proved, and the weights of a case, as read-only arrays."""
+    """Return the similarities (None for a case above ``PROVE_UP_TO``) and the weights, as read-only arrays."""
     similarity, found = None, weights(case)
     if case.size <= PROVE_UP_TO:
         with precision():

@@ -1,8 +1,8 @@
 """Tolerances: how far a correct implementation may be from the truth, and why. All tolerances are defined here.
 
-Every bound is a product of three factors: the unit roundoff u of the accumulating dtype, the condition number of the
-case (computed from the certified terms), and a count of operations. One rounding of the returned result is added. No
-bound was raised to make a test pass.
+Every bound is derived from the unit roundoff u of the accumulating dtype, the condition number of the case (computed
+from the certified terms), and a count of operations. One rounding of the returned result is added. No bound was raised
+to make a test pass.
 
 *Similarities.* The error of a dot product of D products is at most about D u times the sum of its absolute products,
 a_ij. For rows of norm 1 that sum is at most 1; the norms and the divisions add a few roundings. Rounding errors
@@ -204,7 +204,7 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
 
 
 def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
-    """The rounding errors of the operations of each anchor's value after the logits, in units of u."""
+    """Return the error of each row's value from the operations after the logits, in units of u."""
     own = np.full(case.shape[0], constant)
     if case.entry.epsilon:
         return own
