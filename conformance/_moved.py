@@ -1,6 +1,6 @@
 """Old documented module paths: importing one warns and returns the module from its new path.
 
-They go with the next release.
+They will be removed in the next release.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from .suite.records import Expected
 
 DIGITS = 4
 ALL_TERMS = 12
-"""Rows up to which every term of a golden case is printed by default."""
+"""Largest ``Case.size`` of a golden case for which every term is printed by default."""
 
 
 def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _pair(case: Case, pair: Pair, similarity: Any) -> str:
     if case.entry.form == "binary":
         sign, kind = ("-", "positive") if pair.positive else ("", "negative")
         return f"with {pair.other} ({kind}): {s}; softplus({sign}s) = {_number(pair.value)}"
-    # Print exponentials of the logits, as the documents do, unless they overflow or underflow in float64.
+    # Exponentials of the logits, as in the documents, unless they have an epsilon, or overflow or underflow in float64.
     numerator, denominator = _exp(pair.log_numerator), _exp(pair.log_denominator)
     if case.entry.epsilon or not (0 < numerator < np.inf and 0 < denominator < np.inf):
         numerator, denominator = pair.numerator, pair.denominator
@@ -103,7 +103,7 @@ def _ratio(pair: Pair) -> str:
 
 
 def _whole(case: Case, result: Result) -> Iterator[str]:
-    """Yield the whole sum on one line: -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960."""
+    """Yield the reduction on one line, -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960, or a line per anchor."""
     terms, form, reduction = result.terms, case.entry.form, case.option("reduction")
     sign = "" if form == "binary" else "-"
     scale = "" if case.option("base_temperature") is None else f" x {_number(terms.scale)}"
@@ -180,7 +180,7 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
     Args:
         golden: the case.
         flags: the explanation of every flag.
-        terms: whether to show every term; by default only for small batches.
+        terms: whether to show every term; None: only if ``Case.size`` is at most ``ALL_TERMS``.
     """
     case, loss = golden.case, LOSSES[golden.case.loss]
     whole = case.size <= ALL_TERMS if terms is None else terms

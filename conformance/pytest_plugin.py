@@ -1,4 +1,4 @@
-"""The pytest plugin: one test for each case and dtype on which a loss is judged.
+"""The pytest plugin: one test for each case or random batch in each dtype, and one for each usage.
 
 In a project's own test file::
 
@@ -10,9 +10,11 @@ In a project's own test file::
     def test_conformance(check):
         check()
 
-Without one: ``pytest --pyargs pairproof.conformance --pairproof-target=mylib.losses:MyLoss --pairproof-loss=supcon``.
+Without a test file::
 
-pytest loads this module wherever pairproof is installed, so it imports no large package until a test uses a check.
+    pytest --pyargs pairproof.conformance --pairproof-target=mylib.losses:MyLoss --pairproof-loss=supcon
+
+pytest loads this module wherever pairproof is installed, so it imports no large package until such a test is collected.
 """
 
 from __future__ import annotations
@@ -144,7 +146,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _given(config: pytest.Config) -> dict[str, Any]:
-    """Return the texts of the given options that set a field of a mark, by keyword."""
+    """Return the values of the given options that complete a mark without a target, by keyword."""
     own = [keyword for keyword in options_of(Mark) if keyword not in GLOBAL]
     values = {keyword: config.getoption(_flag(keyword)) for keyword in own}
     return {keyword: value for keyword, value in values.items() if value not in (None, [])}
@@ -240,10 +242,10 @@ class Suite:
     """The cases of the tested losses, loaded once per process, and the file of declared deviations."""
 
     def __init__(self, config: pytest.Config) -> None:
-        """Load the cases.
+        """Load the worked examples, and find the file of declared deviations.
 
         Raises:
-            UsageError: A ``pyproject.toml`` is not valid TOML.
+            UsageError: A ``pyproject.toml`` cannot be read, or is malformed.
         """
         from .documents.load import load_worked
         from .judge.deviations import project_file
@@ -353,7 +355,7 @@ class Group:
         return deviations(self.entries, load_cases(self.suite.worked)) if self.entries else ()
 
     def repeats(self, case: str, judged: External) -> bool:
-        """Return whether a case is the same as an earlier one with the claimed options of a target."""
+        """Return whether the claimed options of a target make a case the same as another one that is judged."""
         from .judge.proofs import repeated
 
         key = f"{self.mark.cases} {self.mark.thorough} {judged.claim}"
@@ -429,8 +431,10 @@ class CaseCheck:
             target: replaces the target of ``parametrize`` or of the command line.
 
         Raises:
-            pytest.fail.Exception: The check failed or raised an error, or a declared deviation was not found.
-            pytest.skip.Exception: The target does not support the case, or fails above the required level.
+            pytest.fail.Exception: The check failed or ended in an error, a declared deviation did not occur, or there
+                is no target or it cannot be judged.
+            pytest.skip.Exception: The target does not support the case, fails above the required level, or makes the
+                case the same as another one.
             pytest.xfail.Exception: The target deviates as declared.
         """
         __tracebackhide__ = True
@@ -524,7 +528,7 @@ class Tally:
         """Start with no results.
 
         Args:
-            given: the options of the command line that set a field of a mark.
+            given: the given options of the command line that complete a mark without a target.
         """
         self.given = given
         self.tests: dict[str, Record] = {}

@@ -144,7 +144,7 @@ def _style(good: bool) -> str:
 
 
 def _failure(check: Check, who: str, diagnosis: str = "") -> Iterator[Cell]:
-    """A check that failed: what was found, its explanation, and the command that repeats it."""
+    """A check that failed: its message, its explanation, and the command that repeats it."""
     yield Text(f"{check.status.value} {check.case} {who}".rstrip(), "bold red")
     for words in (check.message, diagnosis, f"{REPEAT}{check.repeat}"):
         if words:
@@ -211,7 +211,7 @@ def _documents(report: Report) -> Iterator[Part]:
 
 
 def _matrix(cases: Sequence[Check]) -> Iterator[Part]:
-    """Implementations by losses: how the checks ended."""
+    """Implementations by losses: the numbers of checks with each status."""
     mistakes = {kind.name: {one.name for one in kind.deviations if one.wrong} for kind in ALL}
     groups = grouped(((check.implementation, check.loss), check) for check in cases)
     losses = [loss for loss in LOSSES if any(loss == judged for _, judged in groups)]
@@ -395,7 +395,8 @@ def _of_check(result: CheckResult, seconds: float, details: Collection[str] | No
     yield from _levels(result)
     if result.shrunk:
         case = result.shrunk.golden.case
-        yield f"only random batches fail; the smallest that fails has {case.sizes()} and was made from {case.id}"
+        yield f"the smallest failing batch found has {case.sizes()}; it was made from {case.id}"
+        yield "    no stored case of its level or a lower one fails"
         yield f"    {ADD}{result.shrunk.command}"
         if result.shrunk.folder is None:
             yield "    to write these files: --save FOLDER"

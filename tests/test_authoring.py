@@ -156,7 +156,7 @@ def test_a_rebuild_repairs_damage(root: Path, capsys: pytest.CaptureFixture[str]
     for line in (
         "manifest.json: missing or damaged",
         f"golden/supcon.json: {FIRST}: expected: nothing stored, ",
-        "golden/supcon.json: supcon/lonely-nan: dtypes: 1 stored, 4 expected",
+        "golden/supcon.json: supcon/lonely-nan: dtypes: length 1 stored, 4 expected",
         "worked/batch_tutorial.json: the same content in another layout",
         "expected.json: fast/supcon: 1 passed",
         "fixtures: a rebuild would make 5 changes",

@@ -56,6 +56,6 @@ def test_cases_that_need_thorough_are_listed() -> None:
     cases = ("golden/supcon/shape-513*", "golden/supcon/two-positives", "golden/supcon/shape-257*")
     result = check_loss(built_in, "supcon", temperature=0.37, cases=cases)
     (words,) = result.not_tried
-    assert words == "1 case of up to 513 rows without --thorough (the largest batch tried has 257 rows)"
+    assert words == "1 case with up to 513^2 similarities without --thorough (the largest case tried has 257^2)"
     result = check_loss(built_in, "supcon", temperature=0.37, cases=cases[1:])
     assert result.not_tried == []

@@ -1,6 +1,8 @@
 """Judge a user's loss on the cases of the loss that it claims to compute: :func:`check_loss`, ``pairproof check``.
 
-The cases, the true values and the bounds are the same as for the peers in ``pairproof verify``.
+The cases, the true values and the derived bounds are those by which ``pairproof verify`` judges peers. In addition,
+cases are adapted to the claim (``proofs.py``), random batches are drawn (``fresh.py``), and a result beyond its bound
+is compared with wider bounds (``levels.py``).
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ class CheckResult:
     Attributes:
         request: the target, the loss that it claims to compute, and the options.
         claim: what the target computes, according to the request and its signature.
-        notes: the guesses that were made, such as how to call the target.
-        report: all checks, as a report of ``pairproof verify``.
+        notes: messages about the target, such as the inferred way to call it.
+        report: all checks, as a report like that of ``pairproof verify``.
         cases: number of cases of the loss that were selected.
         gradients_judged: whether the target gives gradients.
         left_out: number of cases that were not judged, by reason.
@@ -86,13 +88,15 @@ class CheckResult:
         declared: the declared deviations for this loss and this target.
         unused: one message for each of these deviations that matches no check.
         aside: the declared deviations for this loss but another target.
-        sizes: the size of every failing case, and a description of its shape, by the id of the case.
+        sizes: the size of every case that fails or ends in an error, and a description of its shape, by its id.
         explained: number of failing cases that are shown; None for all.
         fresh: the random batches, which are not counted in ``cases``.
         limits: the temperatures, norms or logits at which the target starts to break; empty if cases were selected,
-            or if the target is wrong on an ordinary batch.
-        untried: the claimed options, and their values, that no judged case has.
-        shrunk: the smallest batch that was found if only random batches fail.
+            or if the target does not support the ordinary batch or is wrong on it.
+        untried: what no judged case tried: claimed options and their values, random batches that were skipped, and
+            cases that need ``thorough``.
+        shrunk: the smallest failing batch that was found, if a random batch fails and no stored case of its level or a
+            lower one does.
     """
 
     request: Request
@@ -157,10 +161,10 @@ class CheckResult:
 
     @property
     def not_tried(self) -> list[str]:
-        """The claims that no judged case tried, and the usages that could not be judged, each with the reason."""
+        """What no judged case tried (``untried``), and the usages that were not judged, with the reason."""
         usages = [check for check in self.checks if check.kind == "usage" and check.case.startswith("usage/")]
         if not usages and not self.request.cases:
-            why = "a command receives numbers" if self.claim.call == "command" else "no ordinary case passes"
+            why = "not possible for a command" if self.claim.call == "command" else "no ordinary case passes"
             return [*self.untried, f"usages ({why})"]
         skipped = (check for check in usages if check.status is Status.SKIPPED)
         return [*self.untried, *(f"{check.case.removeprefix('usage/')} ({check.message})" for check in skipped)]
@@ -171,7 +175,11 @@ class CheckResult:
         return {level: counted(check for check in self.judged if check.level is level) for level in Level}
 
     def verdict_at(self, level: Level) -> str:
-        """``CONFORMS``, ``DOES_NOT``, or ``COULD_NOT`` if no case up to a level was judged without an error."""
+        """Return the verdict at a level.
+
+        ``COULD_NOT`` if no case at this level or below has a result; ``DOES_NOT`` if a check at this level or below
+        fails or ends in an error, or if a declaration matches no check; otherwise ``CONFORMS``.
+        """
         cases = (check for check in self._results if level_of(check.flags) <= level)
         if all(check.status is Status.ERRORED for check in cases):
             return COULD_NOT
@@ -242,6 +250,7 @@ def check_loss(*target: Any, **options: Any) -> CheckResult:
     Raises:
         UsageError: an option is wrong or missing, or no case is selected.
         CouldNotRun: the target cannot be loaded, or the device cannot be used.
+        FixtureError: the fixtures cannot be trusted.
     """
     return check(Request(*target, **options))
 
@@ -346,13 +355,16 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
 def inputs_of(
     chosen: Case | FreshBatch, stored: Mapping[Case, GoldenCase | None], claim: Claim, request: Request
 ) -> tuple[Case, GoldenCase | None]:
-    """Return a case as the claim requires, or draw a random batch; with its proved results.
+    """Return the case to judge: a stored case with the claimed options, or a random batch.
 
     Args:
-        chosen: the case or the batch.
+        chosen: the stored case, or the name of the batch.
         stored: the golden entry of each case, if it has one.
         claim: what the target computes.
         request: the request of the check.
+
+    Returns:
+        The case, and its golden entry with its proved results; None for a worked example.
     """
     if isinstance(chosen, FreshBatch):
         golden = chosen.proved(claim)
@@ -404,7 +416,7 @@ def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
     """Validate the options of a request that do not depend on the target, and return the cases that it selects.
 
     Raises:
-        UsageError: a loss, dtype or number is wrong, or one of its patterns matches no case.
+        UsageError: a loss, dtype, level or number is wrong, or a pattern matches no case.
     """
     check_names(Selection(losses=(request.loss,), dtypes=request.dtypes))
     if request.level not in (None, *Level):
@@ -414,7 +426,7 @@ def chosen_cases(request: Request, stored: Iterable[Case]) -> list[Case]:
     if not request.limit > 0:
         raise UsageError(f"--limit: expected a positive number of seconds, got {request.limit:g}")
     if request.fuzz < 0:
-        raise UsageError(f"--fuzz: expected a number of random batches, got {request.fuzz}")
+        raise UsageError(f"--fuzz: expected 0 or more random batches, got {request.fuzz}")
     cases = [case for case in stored if case.loss == request.loss]
     names = [case.id for case in cases] + [batch.id for batch in fresh_batches(replace(request, cases=()))]
     for pattern in request.cases:
@@ -432,7 +444,7 @@ def load_target(request: Request, declared: Sequence[Deviation]) -> External:
 
     Raises:
         UsageError: an option is wrong or missing.
-        CouldNotRun: it cannot be loaded, or the device cannot be used.
+        CouldNotRun: the target cannot be loaded, or the device cannot be used.
     """
     same = ("loss", "call", "arrays", "temperature", "normalised", "settings", "init", "result", "limit", "device")
     options = {name: getattr(request, name) for name in same}
@@ -473,7 +485,7 @@ def explanation(check: Check, case: Case, golden: GoldenCase | None, outcome: Ou
 
 
 def _identified(request: Request, target: External) -> Match | None:
-    """Return the variant that identification finds; None if it finds none, or if the target is a command."""
+    """Return the match that identification finds; None if it finds none, or if the target is a command."""
     from ..diagnose.identify import identify
 
     if target.claim.call == "command":
@@ -499,8 +511,8 @@ def _advice(target: External, failing: Sequence[tuple[Case, Outcome]]) -> Iterat
 
 
 def _depends_on_norms(target: External, case: Case) -> bool:
-    """Return whether scaling the embeddings changes the value."""
-    # No product overflows.
+    """Return whether scaling the embeddings changes the value; False if the target raises an error."""
+    # Entries of 1 or more are halved, so that no product overflows.
     factor = 2.0 if max(np.abs(rows).max() for rows in case.matrices.values()) < 1 else 0.5
     scaled = replace(case, embeddings=factor * case.embeddings, others={k: factor * z for k, z in case.others.items()})
     try:

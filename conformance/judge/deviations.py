@@ -68,7 +68,7 @@ def project_file(start: Path) -> Path | None:
     This is the table ``tool.pairproof`` or ``deviations``.
 
     Raises:
-        DeclarationError: the file is not TOML.
+        DeclarationError: the file cannot be read, or is malformed.
     """
     near = next((path for folder in (start, *start.parents) if (path := folder / PROJECT).is_file()), None)
     return near if near is not None and _table(near)[0] is not None else None
@@ -106,7 +106,7 @@ def read_declarations(path: Path) -> dict[str, dict[str, Any]]:
 
     Args:
         path: a TOML file. Its entries are in the table ``tool.pairproof.deviations`` or in the table ``deviations``. A
-            file that has no table tool.pairproof and is not named ``pyproject.toml`` contains nothing else.
+            file without a table tool.pairproof that is not named ``pyproject.toml`` may contain nothing else.
 
     Returns:
         The entries in their order, by their places; each has the keys of the file, with a tuple for every list. Empty

@@ -1,11 +1,11 @@
 """Random batches, drawn anew for every check, so that a target cannot pass by recognising the golden cases.
 
 A batch is determined by its seed, its number and the claim about the target. The values of options and the structures
-of a batch (references, masks, subsets of anchors and so on) are combined so that soon every three of them have occurred
-together: each batch is the one with the most new triples among several candidates. This is not done by a package for
-covering arrays, because a triple counts only if the batch shows it: a policy for anchors without positives needs such
+of a batch (references, masks, subsets of anchors and so on) are combined so that every three of them soon occur
+together: of several candidates, the batch with the most new triples is chosen. Packages for covering arrays are not
+used, because a triple counts only if the batch shows its effect: a policy for anchors without positives needs such
 anchors, and a result of NaN shows nothing else. Entries have at most 8 significant bits, so they are exactly
-representable in every dtype.
+representable in every dtype, unless scaling for dot products moves them out of its range.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ CANDIDATES = 40
 """Number of plans from which that of the next batch is chosen."""
 
 ROWS = (*((2, 5), (3, 7), (6, 9), (7, 10)) * 3, (11, 15), (16, 16), (17, 17), (18, 24))
-"""Ranges of the number of rows; each occurs equally often."""
+"""Ranges of the number of rows; each entry of the tuple is drawn equally often."""
 
 COLUMNS = ((2, 3), (4, 8), (9, 16), (17, 40), None, None)
-"""Ranges of the embedding dimension, which equals the number of rows for None; each occurs equally often."""
+"""Ranges of the embedding dimension, which equals the number of rows for None; each entry is drawn equally often."""
 
 LARGE = 80
-"""One of this many batches has a large class, if the loss has labels and a closed form, by which it is proved."""
+"""One of this many batches has a large class, if the loss takes labels and a closed form can prove the batch."""
 
 LARGE_BATCH: Mapping[str, Any] = {
     "rows": (259, 259),
@@ -51,24 +51,24 @@ LARGE_BATCH: Mapping[str, Any] = {
     "common": "large",
     "labels": "small",
 }
-"""The choices of a batch with a large class. It has 257 rows: the number of positives of each, 256, is 0 in 8 bits."""
+"""The choices of a batch with a large class of 257 rows: each has 256 positives, a number that is 0 in 8 bits."""
 
 PLAIN = 4
 """One of this many batches is plain: every row is an anchor with a positive and a negative, without references."""
 
 LABELS = ("small",) * 7 + ("extreme",)
-"""Kinds of labels; each occurs equally often."""
+"""Kinds of labels; each entry is drawn equally often."""
 
 EXTREME = (-(2**63), 2**63 - 1, 0, -(2**62), -1, 2**62)
-"""Extreme labels; the first ones are used. The differences of the first three overflow int64 in both directions."""
+"""Extreme labels. K classes use the first K; differences of the first three overflow int64 in both directions."""
 
 CLASSES = ("common", "common", "single", "one", "distinct")
-"""Class structures: every row has a positive and a negative; one class of one row, besides larger ones; a single class;
-only classes of one row."""
+"""Class structures: in "common" every row has a positive and a negative; "single" has one class of one row, besides
+larger ones; "one" has one class; "distinct" has only classes of one row."""
 
 COMMON_CLASSES = ("unbalanced", "balanced", "views", "large")
-"""Structures in which every row has a positive and a negative: classes of unequal sizes, of equal sizes if possible, of
-even sizes, and two classes of which one has two rows."""
+"""Kinds of the structure "common": classes of unequal sizes, of equal sizes if possible, of even sizes, and two classes
+of which one has two rows."""
 
 TEMPERATURES = {"low": (0.024, 0.1), "usual": (0.1, 1.0), "high": (1.0, 8.0)}
 """Ranges of the temperature if it can be passed."""
@@ -80,13 +80,13 @@ SIGNIFICANT = 255
 """Largest integer of 8 bits."""
 
 MASKED = 0.4
-"""Share of the positives in a mask."""
+"""Probability that an entry of a mask is a positive."""
 
 STRUCTURES = ("classes", "anchors", "references")
 """The structures that a plain batch does not have; their first value is the plain one."""
 
 FEW, MANY = (1, 8), (17, 40)
-"""Ranges of the number of rows of a short and of a long queue, and of the references besides the rows of the batch."""
+"""Ranges of the number of rows of a short and of a long queue, and of random references."""
 
 NOT_SHOWN = {"self-similarity-dominates", "low-temperature", "high-temperature"}
 """Flags of golden cases that are chosen for an extreme value; a batch may have the property without that value."""
@@ -140,7 +140,7 @@ def fresh_batches(request: Request) -> list[FreshBatch]:
     """Return the batches that a request selects.
 
     Args:
-        request: the request of the check; its seed is given.
+        request: the request of the check, with a seed.
     """
     batches = [FreshBatch(request.loss, request.seed or 0, number) for number in range(request.fuzz)]
     return [batch for batch in batches if Selection(cases=request.cases).takes_case(batch.id)]
@@ -259,8 +259,8 @@ class _Plans:
     def triples(self, plan: Mapping[str, Any]) -> set[Triple]:
         """The combinations of three choices that a batch shows.
 
-        The value of a policy that affects the result is a choice of its own, besides that of the value. If the result
-        is NaN or constant, only combinations with the choice that makes it so are shown.
+        A policy that affects the result counts as one more choice, besides its value. If the result is NaN or constant,
+        the batch shows only combinations with the choice that makes it so.
         """
         denominator = plan.get("denominator", self.denominator)
         lacking = "no_positive" in plan and plan["classes"] in ("single", "distinct")
@@ -290,7 +290,7 @@ class _Drawing:
 
     Args:
         claim: what the target computes.
-        plan: the choices of ``_plan``.
+        plan: the choices of ``_Plans``.
         chance: the random generator.
     """
 
@@ -387,7 +387,8 @@ class _Drawing:
         arguments: dict[str, Any] = {}
         further: list[int] | None = None
         if self.plan["references"] != "none":
-            # The classes of further rows: not the class of one row, and no class of a batch without positives.
+            # Further rows have the classes of the batch, except that of a class of one row. If every class has one row,
+            # they have other classes.
             first, last = min(classes) + (self.kind == "single"), max(classes)
             others = range(last + 1, last + 4) if self.kind == "distinct" else range(first, last + 1)
             count = chance.randint(*(chance.choice((FEW, FEW, MANY))))
@@ -421,7 +422,7 @@ class _Drawing:
         return arguments, further
 
     def _shared(self, own: list[int], classes: Sequence[int]) -> None:
-        """Let a row have the self row of another row of its class, or none."""
+        """Draw two rows; if they have the same class, the first may get the self row of the second, or none."""
         row, other = self.chance.sample(range(self.n), 2)
         if classes[row] == classes[other] and self.kind != "single":
             own[row] = self.chance.choice((own[row], own[other], -1))
@@ -429,7 +430,7 @@ class _Drawing:
     def _mask(
         self, classes: Sequence[int], own: Sequence[int] | None, further: Sequence[int] | None
     ) -> list[list[bool]]:
-        """A mask of the structure of the classes: mutual or not within the batch, any if there are references."""
+        """A random mask; its rows have positives and negatives as the structure of the classes requires."""
         chance, n = self.chance, self.n
         m = n if further is None else len(further)
         selves = own if own is not None else range(n) if further is None else [-1] * n
@@ -455,7 +456,7 @@ class _Drawing:
         return mask
 
     def _anchors(self, classes: Sequence[int]) -> list[bool]:
-        """A subset of the rows, which includes a row without positives."""
+        """A random subset of the rows. It includes the row without positives if the structure has exactly one."""
         chosen = [self.chance.random() < 0.6 for _ in range(self.n)]
         chosen[classes.index(0) if self.kind == "single" else self.chance.randrange(self.n)] = True
         return chosen

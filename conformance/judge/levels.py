@@ -45,7 +45,7 @@ COMPUTED = (*POLICIES, "duplicate-embeddings", "low-temperature", "tiny-norms", 
 """Flags whose conditions determine the level of a case that has no flags, such as a worked example."""
 
 PROBES, TRIED = 3, 20
-"""Number of cases that must show that a target computes in float32, and number of cases that are tried."""
+"""Number of cases that must show that a target computes in float32, and largest number of cases that are tried."""
 
 NEAR = 0.01
 """A failure is attributed to a tiny epsilon only if no value is wrong by more than this times 1 plus its magnitude."""
@@ -92,7 +92,7 @@ def reviewed(
     Args:
         check: the check, as ``judge_case`` judges it by the derived bounds.
         case: the case.
-        level: the level of the case.
+        level: the level of the case, which the check gets unless its failure is attributed to another level.
         true: the true results.
         outcome: the results of the target.
         target: the target.
@@ -199,7 +199,11 @@ def _computes_in_float32(target: External, probes: Iterable[Case]) -> bool:
 
 
 def _rounds_temperature(target: External, probes: Iterable[Case]) -> bool:
-    """Return whether the values of ``PROBES`` cases do not change if their temperature is rounded to float32."""
+    """Return whether the values of ``PROBES`` cases stay the same if their temperature is rounded to float32.
+
+    A case is not counted if its temperature is a float32 number, or if its values also stay the same at a temperature
+    1 % higher.
+    """
     found = 0
     for case in probes:
         rounded = float(np.float32(case.temperature))
@@ -259,7 +263,7 @@ def _evaluated(target: External, case: Case) -> Outcome | None:
 
 
 def _finite(target: External, outcome: Outcome) -> Matrix:
-    """The finite values that a target returned: one per anchor if the harness has reduced them."""
+    """The finite values that a target returned: one per anchor if the harness reduces them."""
     returned = outcome.anchors.values() if outcome.anchors and target.claim.reduced_here else outcome.values
     values = np.array([*returned])
     return np.asarray(values[np.isfinite(values)])

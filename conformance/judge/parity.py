@@ -1,8 +1,8 @@
 """Compare a loss with itself: :func:`parity`, ``pairproof parity``. The loss need not be in the catalogue.
 
-The same random batches are evaluated in several ways that should agree: with permuted rows, with other chunk sizes, in
-other dtypes, compiled, and under autocast. The bytes that the loss keeps for its backward pass are measured as the
-batch grows. All rows are exactly representable in bfloat16, so every dtype gets the same numbers.
+The same batches are evaluated in several ways that should agree: twice, with permuted rows, with other chunk sizes, in
+other dtypes, compiled, and under autocast. The bytes that the loss keeps for its backward pass, and the peak, are
+measured as the batch grows. All rows are exactly representable in bfloat16, so every dtype gets the same numbers.
 
 *Tolerances.* Two evaluations may differ by the effect of rounding. This effect is measured for each batch: the results
 of torch operations are multiplied by 1 + e or 1 - e at random, and the change of the loss and of the gradient is
@@ -71,14 +71,14 @@ TRIALS = 4
 
 FACTOR, UNITS = 8.0, 16.0
 """The allowed difference is ``FACTOR`` times the measured effect of rounding, plus ``UNITS`` unit roundoffs of the
-result and of the largest result on the random batches: fused operations, such as a cross-entropy, round numbers of that
-size."""
+result (in bfloat16 a quarter of them) and of the largest result on the random batches (in bfloat16 those of float32):
+fused operations, such as a cross-entropy, round numbers of that size."""
 
 NEGLIGIBLE = 1e-12
 """A fitted batch is left out if its loss, relative to that of the random batches, is below this number."""
 
 UNITS_UNMEASURED = 2.0**12
-"""The number of roundings for numpy and jax targets, whose operations cannot be changed."""
+"""The allowed difference in unit roundoffs for numpy and jax targets, whose operations cannot be changed."""
 
 LEAST = 1e-300
 """A difference that is always allowed, so that no allowed difference is 0."""
@@ -116,9 +116,10 @@ class Comparison:
         name: what was varied, such as "permutation" or "chunk_size=3".
         status: "passed", "differs", "errored", "measured" (a measurement without a claim) or "not applicable".
         message: numbers, or the reason.
-        difference: the largest difference of a loss or a gradient, relative to its norm; None if nothing was compared.
-        allowed: the relative difference that is allowed there.
-        batch: the batch with the largest difference in units of the allowed one.
+        difference: the difference of the loss or gradient that is largest in units of the allowed difference, relative
+            to its norm; None if nothing was compared.
+        allowed: the allowed difference of this loss or gradient, relative to its norm.
+        batch: the batch of this difference, or of the error.
     """
 
     name: str
@@ -137,7 +138,7 @@ class ParityResult:
         request: the target and the options.
         seed: the seed of the batches.
         call: how the target is called.
-        notes: the guesses that were made, such as how to call the target, and the batches that were left out.
+        notes: messages about the target, such as the inferred way to call it, and the batches that were left out.
         version: the file of the target and the version of its package.
         comparisons: the comparisons.
         memory: [rows, bytes kept for the backward pass, bytes at the peak] for each size.
@@ -155,7 +156,7 @@ class ParityResult:
 
     @property
     def exit_code(self) -> int:
-        """0 if nothing differs, 1 if something differs or ended in an error, 3 if nothing could be compared."""
+        """3 if no comparison has a result; otherwise 1 if one differs or ended in an error, and 0 if not."""
         statuses = {one.status for one in self.comparisons}
         if not statuses & {PASSED, DIFFERS, MEASURED}:
             return 3
@@ -404,7 +405,7 @@ class _Parity:
         """Draw a batch with rows of norm 1, rounded to bfloat16.
 
         Args:
-            items: number of items: rows for "labels", else pairs of views.
+            items: number of items: rows for "labels" and "similarities", else pairs of views.
             name: its name in messages.
             fitted: whether the rows of a positive pair or of a class are nearly equal, and others nearly orthogonal.
             width: number of columns.
@@ -457,7 +458,10 @@ class _Parity:
             raise TargetError("wrote an answer that cannot be read") from None
 
     def batches(self) -> list[_Drawn]:
-        """Draw the batches and evaluate them; those that the target does not accept are left out with a note.
+        """Draw the batches and evaluate them.
+
+        A batch on which the target raises an error, is not finite, or would be after a rounding error, is left out with
+        a note. A batch with a negligible loss is left out without one.
 
         Raises:
             CouldNotRun: no batch can be compared.
@@ -611,7 +615,7 @@ class _Parity:
             yield self.compare(f"{name} against float64{words}", batches, other, precision)
 
     def comparisons(self, batches: Sequence[_Drawn]) -> Iterator[Comparison]:
-        """Yield all comparisons that were requested."""
+        """Yield all comparisons that were requested, and the repetition if it does not pass."""
         again = self.compare("repetition", batches, lambda one: (one.whole, self.ask(one.batch)))
         wanted = [name for name in COMPARISONS if name in self.request.only or not self.request.only]
         if "repetition" in wanted or again.status != PASSED:
@@ -751,7 +755,7 @@ def exponent(memory: Sequence[tuple[int, int, int]], column: int) -> float:
 
 
 def _parts(expected: _Answer, given: _Answer) -> Iterator[tuple[Tensor, Tensor]]:
-    """The values, and the gradients if both results have one."""
+    """The values, and the gradients if one is expected; a gradient that is not given is NaN."""
     yield expected.values, given.values
     if expected.gradient is not None:
         yield (

@@ -37,7 +37,7 @@ from ..truth.closed import Form, closed_form
 from ..truth.evaluate import PROVE_UP_TO, truth
 
 MOST_PRODUCTS = 2**18
-"""Largest number of products of entries of a case of more than ``PROVE_UP_TO`` rows that is proved by default."""
+"""Largest number of products of entries (similarities times dimensions) of a case that is changed by default."""
 
 LARGEST_LOGIT = 32.0
 """Rows are scaled so that the largest logit of dot products is between a quarter of this and this."""
@@ -55,7 +55,8 @@ def as_claimed(
         thorough: whether cases whose proof can take minutes are changed too.
 
     Returns:
-        The case and its golden entry, unchanged if they agree with the claim.
+        The case and its golden entry, unchanged if they agree with the claim, or if the case cannot be changed or its
+        results cannot be proved.
     """
     changed = case_as_claimed(case, claim, thorough=thorough)
     if changed is case or golden is None:
@@ -63,7 +64,7 @@ def as_claimed(
         return changed, golden
     try:
         expected = _proved(changed, maximum_is_tied(changed))
-    except CertificationError:  # two entries of a row are too close to tell which is the largest
+    except CertificationError:  # for example, two entries of a row are too close to tell which is the largest
         return case, golden
     flags = tuple(flag for flag in golden.flags if first_untrue(changed, (flag,)) is None)
     return changed, replace(golden, case=changed, flags=flags, expected=expected)
@@ -127,7 +128,7 @@ def repeated(stored: Sequence[Case], claim: Claim, *, thorough: bool = False) ->
 
 @lru_cache(maxsize=2048)
 def _with(case: Case, options: tuple[tuple[str, object], ...]) -> Case:
-    """Return a case with other values of some options; the same case if its rows cannot be scaled as needed."""
+    """Return a case with other values of some options; the same case if its rows cannot be scaled or have no cosine."""
     changed = replace(case, keywords={**case.keywords, **dict(options)})
     if changed.option("similarity") == "cosine":
         return changed if all(rows.any(axis=1).all() for rows in case.matrices.values()) else case

@@ -2,23 +2,23 @@
 
 A property needs no expected values, so it applies to any implementation and any batch. It takes a *subject* (an
 implementation in one dtype) and a *case* (a drawn batch with its options), derives related cases, and reports a
-violation if the results on these cases break the relation. The inputs of all cases are exactly representable in the
-dtype. Hypothesis draws the batches:
+violation if the results on these cases break the relation. A case whose inputs are not exactly representable in the
+dtype is refused. Hypothesis draws the batches:
 
     subject = Subject.of(Fast({}, "cpu"), "float32")
     for prop in PROPERTIES:
         for loss in prop.losses:
             found = hunt(prop, loss, [subject])          # found.violation, found.tested
 
-A subject refuses the cases that it does not support. ``options={"reduction": "mean", "anchors": None}`` restricts what
-is drawn.
+A subject refuses the cases that it does not support. The argument ``options={"reduction": "mean", "anchors": None}`` of
+``hunt`` restricts what is drawn.
 
 *Results* are one table: the loss, the value of every anchor and the gradient of every row, each with its bound. A
 relation maps the tables of related cases to the same rows, and ``_agree`` compares their common entries.
 
-*Tolerances.* Every result is within its bound of the truth (``tolerances.bounds``), and the true results satisfy the
-relation exactly. So two results may differ by the sum of their bounds, each times the factor with which it enters the
-relation, plus the n - 1 roundings of any sum of n values computed here. If a relation holds only in a limit, as in
+*Tolerances.* A correct result is within its bound of the truth (``tolerances.bounds``), and the true results satisfy
+the relation exactly. So two results may differ by the sum of their bounds, each times the factor with which it enters
+the relation, plus the n - 1 roundings of any sum of n values computed here. If a relation holds only in a limit, as in
 ``_hot``, its function derives how far the results may be from the limit.
 
 Gradients are compared unless they do not exist: the loss is NaN, or has a kink there (``certify.maximum_is_tied``).
@@ -120,9 +120,9 @@ class Subject:
 
     Attributes:
         evaluate: returns the value of a case and, if it has them, the anchors' values and the gradient.
-        dtype: of the inputs.
+        dtype: the dtype of the inputs.
         refuses: returns the reason why it does not support a case, or None.
-        name: for messages.
+        name: its name in messages.
     """
 
     evaluate: Callable[[Case], Outcome]
@@ -257,12 +257,12 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
 
     Args:
         loss: short name in the catalogue.
-        kind: of batch; see ``Property``.
-        fixed: options that are not drawn.
+        kind: the kind of batch; see ``Property``.
+        fixed: values of options that are not drawn.
 
     Raises:
         ImportError: hypothesis is not installed.
-        ValueError: an unknown kind.
+        ValueError: the kind is unknown.
     """
     if kind not in KINDS:
         raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
@@ -582,7 +582,7 @@ def _rotation(subject: Subject, case: Case) -> None:
 
 @_property()
 def _scale(subject: Subject, case: Case) -> None:
-    """Cosine: scaling a row changes nothing; dot: doubled rows at four times the temperature have the same loss."""
+    """Cosine: scaling a row only divides its gradient; dot: doubled rows at 4 times the temperature, the same loss."""
     chance, cosine = _chance(case), case.option("similarity") == "cosine"
     factors = [chance.choice((0.25, 0.5, 2.0, 3.0, 5.0)) if cosine else 2.0 for _ in _rows(case)]
     _hold_mapped(subject, case, [factor * np.eye(case.embeddings.shape[1]) for factor in factors])

@@ -35,7 +35,7 @@ SEED = 7
 """The seed of the random batches of a live check."""
 
 LARGEST = 64
-"""The largest number of entries of a matrix of a recorded case."""
+"""The largest number of entries of the embeddings of a recorded case."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def numbers(written: object) -> Matrix:
 def replay(public: PublicLoss) -> Finding:
     """Judge the recorded answers of a loss.
 
-    The limits, the level of the usages, and the loss that identification found are taken from the record. As in
-    ``check``, every case tests what identification found.
+    The limits, the level of the usages, and the identified loss are taken from the record. As in ``check``, the
+    diagnosis compares the identified loss with the target on every case.
 
     Raises:
         Unavailable: no answers are recorded.

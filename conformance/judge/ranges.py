@@ -1,10 +1,11 @@
 """Find the range in which a loss works: the temperatures, norms and logits at which it starts to break.
 
 One batch of eight ordinary rows is judged repeatedly: at decreasing temperatures, with decreasing and increasing norms,
-and, for dot products, with increasing logits. A result breaks if it is not finite, or if its relative error
-exceeds ``WIDE`` or the effect of rounding the largest logit. The true loss and gradient are proved at each point, and
-stay ordinary numbers of the dtype, so a result that breaks shows a limit of the implementation. The limit is found by
-bisection, to 1.1 %, between a point at which the loss is right and one at which it breaks.
+and, for dot products, with increasing logits. A result breaks if the call raises an error, if the result is not finite,
+or if its relative error exceeds ``WIDE`` and the effect of rounding the largest logit. The true loss and gradient stay
+ordinary numbers of the dtype at each point, so a result that breaks shows a limit of the implementation. They are
+proved, except that the gradients at other norms follow from the proved one. The limit is found by bisection, to 1.1 %,
+between a point at which the loss is right and one at which it breaks.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ UNIT = 64
 
 ROWS = np.array([(84, 13), (77, 36), (75, 40), (68, 51), (51, 68), (40, 75), (13, 84), (-75, -40)], dtype=np.float64)
 """[8, 2] integers. The last row is far from all others. In each row of the similarity matrix, the two largest entries
-other than the self pair differ by at least 0.01, so that low temperatures make no tie."""
+other than the self pair differ by at least 0.009, so that low temperatures make no tie."""
 
 QUEUE = np.array([(36, -77), (-40, -75)], dtype=np.float64)
 """[2, 2] integers, the queue of a target that requires one. Its similarities are far below the largest of every row."""
@@ -53,13 +54,13 @@ QUEUE = np.array([(36, -77), (-40, -75)], dtype=np.float64)
 LABELS, PARTNERS = (0, 1, 0, 1, 0, 1, 1, 0), (4, 5, 6, 7, 0, 1, 2, 3)
 
 ORDINARY = 0.5
-"""The temperature at which norms are tried, if the target takes a temperature."""
+"""The temperature at which norms and logits are tried, if the target takes a temperature."""
 
 COLDEST = 1e-4
 """The lowest temperature that is tried."""
 
 LARGEST = 100
-"""The exponent of the largest logits that are tried, in powers of two."""
+"""The largest logits that are tried are those of the ordinary batch times 2 to this power."""
 
 SAME = 0.03
 """Relative difference below which a limit is attributed to a known number, such as a clamp at 1e-12."""
@@ -74,7 +75,7 @@ class Limit:
         quantity: "temperature", "norm" or "logit".
         direction: "below" or "above": the side of the limit on which the loss breaks.
         at: the limit; None if none was found.
-        tried: the most extreme value that was tried.
+        tried: the most extreme value of the search; for "late", the value at which the search stopped.
         kind: "overflow", "underflow", "nan", "infinite", "wrong", "clamped" or "error"; "late" if the search stopped
             because the target exceeded its time limit at the value that was tried; "" if no limit was found.
         part: "loss" or "gradient": what breaks; "" if no limit was found.
@@ -220,7 +221,7 @@ class _Search:
         case: the ordinary batch.
         dtype: the dtype of the rows.
         known: the proved results by temperature and by factor of the rows, shared by the dtypes.
-        kind: the limits of the dtype.
+        kind: ``torch.finfo`` of the dtype.
         tried: the quantity that is changed, its direction and its current value.
     """
 
@@ -317,14 +318,15 @@ class _Search:
         """Find where the loss and the gradient break first on the way from ordinary to extreme exponents.
 
         Args:
-            judge: how the result at an exponent of two breaks.
+            judge: returns how the result at an exponent of two breaks.
             exponents: the exponents to try in turn; the result at the first one is right.
             quantity: the quantity that changes.
             direction: the side on which it breaks.
-            size: the value of the quantity at an exponent.
+            size: returns the value of the quantity at an exponent.
 
         Returns:
-            The limit of the loss, after that of the gradient if the gradient breaks before the loss.
+            The limit of the loss, after that of the gradient if the gradient breaks before the loss or only the
+            gradient breaks; a limit with ``at`` None if neither breaks.
         """
         found = dict[str, tuple[float, Limit]]()
 
@@ -396,7 +398,7 @@ class _Search:
             return {"loss": found}
         rows = max(map(_size, case.matrices.values()))
         logit = (1.0 if case.option("similarity") == "cosine" else rows**2) / case.temperature
-        # Rounding a large logit changes an exponential by this factor.
+        # Rounding a large logit of size x changes an exponential by about eps * x, relative to its size.
         allowed = min(max(WIDE, 16 * self.kind.eps * logit), 100 * WIDE)
         pairs = [("loss", np.array(true.values), np.array(found.values))]
         given = _gradients(case, found)

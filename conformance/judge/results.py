@@ -15,9 +15,10 @@ T = TypeVar("T")
 
 
 class Status(StrEnum):
-    """The verdicts; there is no vague one.
+    """The status of a check.
 
-    A deviation is declared beforehand, with reason and link, and must show; a crash is ``errored``, never ``failed``.
+    ``DEVIATES`` is a failure that was declared beforehand, with a reason and a link. A declared failure that does not
+    occur is ``FAILED``. If the implementation raises an error, the check is ``ERRORED``, not ``FAILED``.
     """
 
     PASSED = "passed"
@@ -32,22 +33,22 @@ BAD = (Status.FAILED, Status.ERRORED)
 
 @dataclass(frozen=True)
 class Check:
-    """One check done.
+    """The result of one check.
 
     Attributes:
-        kind: "figure", "claim" or "case".
-        implementation: who was judged; the reference for figures and claims.
-        loss: short name, or "" where none is involved.
-        case: id of the case, figure or claim.
-        dtype: of the inputs, or "".
-        status: how it ended.
-        message: what was found; for a failure the first differing term and by how much.
-        ratio: worst error in units of its bound, where there is one.
-        value: the loss found, where there is one.
+        kind: "figure", "claim", "case" or "usage".
+        implementation: name of the implementation or target; the reference for figures and claims.
+        loss: short name in the catalogue; "" for a claim, and for a figure without a call of a loss.
+        case: id of the case, figure, claim, usage or side effect.
+        dtype: dtype of the inputs; "" for a figure, a claim, or a case that the implementation does not support.
+        status: the status.
+        message: the finding; for a failure the first term that differs and its error.
+        ratio: the largest error in units of its bound; None if no numbers were compared.
+        value: the computed loss, if it is one number; else None.
         repeat: a command that repeats the check.
-        flags: why the case exists.
-        ulps: worst error of the loss in units of the last place of the dtype that accumulates.
-        declared: names of the declared deviations that name this check.
+        flags: names of the flags of the case.
+        ulps: the largest error of the loss in units in the last place of the accumulating dtype; else None.
+        declared: names of the declared deviations that apply to this check.
         level: the level at which the check counts; set only by ``check``. It is the level of the case, or
             ``Level.DIGITS`` for a failure within the bounds of the lower levels.
         rounding: whether the check is such a failure; set only by ``check``.
@@ -71,7 +72,7 @@ class Check:
 
 
 def grouped(items: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    """The values of pairs by their keys, in the order in which they come."""
+    """Group the values of (key, value) pairs by key; keys and values keep their order."""
     groups: dict[K, list[T]] = {}
     for key, item in items:
         groups.setdefault(key, []).append(item)
@@ -79,7 +80,7 @@ def grouped(items: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
 
 
 def counted(checks: Iterable[Check]) -> Counter[Status]:
-    """How many checks ended with each status."""
+    """Return the number of checks with each status."""
     return Counter(check.status for check in checks)
 
 
@@ -94,7 +95,7 @@ def phrase(status: Status, count: int) -> str:
 
 
 def tally(checks: Iterable[Check]) -> dict[str, dict[str, int]]:
-    """Counts by "implementation/loss" (or by kind, for figures and claims) and status."""
+    """Return the number of checks by "implementation/loss" (for other kinds than cases, by kind) and by status."""
     counts: dict[str, Counter[str]] = {}
     for check in checks:
         key = f"{check.implementation}/{check.loss}" if check.kind == "case" else check.kind
@@ -107,7 +108,7 @@ def unused(declared: Iterable[str], used: Collection[str], who: str) -> list[str
 
     Args:
         declared: names of deviations.
-        used: the names of those that match a check.
+        used: the names of the deviations that match a check.
         who: the implementation, as messages name it.
     """
     return [f"{name}: matches no check of {who}: remove it" for name in declared if name not in used]

@@ -118,7 +118,8 @@ def smallest_failure(
         target: the name of the target.
 
     Returns:
-        The smallest batch that was found, or None if a stored case shows the mistake.
+        The smallest batch that was found; None if a stored case fails at the level of every batch or below, or if there
+        is no batch.
     """
     stored = [one.level for one in checks if one.status is Status.FAILED and not one.case.startswith("fresh-")]
     for golden in sorted(drawn, key=lambda golden: golden.case.n):
@@ -128,7 +129,7 @@ def smallest_failure(
 
 
 def _simpler(case: Case) -> Iterator[Case]:
-    """Yield batches with fewer rows, references or columns, with a default option, or with the signs of the entries."""
+    """Yield simpler batches: fewer rows, references, negatives or columns, one option fewer, or signs as entries."""
     for kept in _parts(case.n, 2):
         if (found := _with_rows(case, kept)) is not None:
             yield found

@@ -13,9 +13,10 @@ LINK = "https://"
 
 
 def suggested(result: CheckResult) -> list[str]:
-    """Return lines of TOML that declare every failure of a check, or nothing.
+    """Return lines of TOML that declare the failures that affect the verdict of a check, or no lines.
 
-    Nothing is suggested if the formula is wrong, if a failure is not explained, or if a check ended in an error.
+    Nothing is suggested if the formula is wrong, if such a failure is not explained, or if a check at the required
+    levels ended in an error. Random batches are not declared.
 
     Args:
         result: the result of the check.
@@ -30,7 +31,7 @@ def suggested(result: CheckResult) -> list[str]:
 
 
 def _entries(result: CheckResult, words: str, cases: set[str]) -> Iterator[str]:
-    """Yield a table for the cases that fail in every dtype, and one for each dtype in which only some cases fail."""
+    """Yield one table for the cases that fail in every dtype, and one per dtype for the cases that fail in some."""
     judged = grouped((check.case, check) for check in result.judged if check.case in cases)
     groups: dict[str, list[str]] = {}
     for case, checks in judged.items():

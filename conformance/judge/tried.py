@@ -60,8 +60,8 @@ class Tried:
         """Return what no judged case tried.
 
         Returns:
-            Claims as ``option=value`` or as the name of an array, random batches that were not run, and the cases that
-            need ``--thorough``.
+            Claims as ``option=value``, or as the name of an array or of an option without listed values; the number of
+            random batches that were skipped, by reason; and the number of cases that need ``--thorough``.
         """
         found = [name for name in self._arrays if name not in self._seen]
         for name, values in self._values.items():
@@ -70,6 +70,6 @@ class Tried:
                 found.append(name)
         found += [f"{count} of the random batches ({why})" for why, count in self._batches.items()]
         if self._slow:
-            words = f"{several(len(self._slow), 'case')} of up to {max(self._slow)} rows without --thorough"
-            found.append(f"{words} (the largest batch tried has {self._largest} rows)")
+            words = f"{several(len(self._slow), 'case')} with up to {max(self._slow)}^2 similarities without --thorough"
+            found.append(f"{words} (the largest case tried has {self._largest}^2)")
         return found

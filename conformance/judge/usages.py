@@ -134,7 +134,10 @@ class UsageJudge:
         return next((one for one in found if one[0]), ([], dtypes[-1]))
 
     def _right(self, cases: Iterable[Case], dtype: str) -> Iterator[tuple[Case, Truth]]:
-        """Yield the cases that the target supports and computes correctly, with their true results."""
+        """Yield the cases that the target supports and computes correctly, with their true results.
+
+        Cases with a loss or a gradient of at most ``LEAST`` are left out.
+        """
         for case, golden in map(self._claimed, cases):
             if self.target.refuses(case):
                 continue
@@ -155,7 +158,7 @@ class UsageJudge:
                 continue
 
     def check(self, request: Request, usage: Usage) -> Check | None:
-        """Judge one usage. Return None if it does not apply to the target or to any case."""
+        """Judge one usage; None if its dtype is not selected, or if it does not apply to the target or to any case."""
         name = usage.id
         dtype = usage.dtype or self._cases_and_dtype[1]
         if dtype not in (self.dtypes or (dtype,)):

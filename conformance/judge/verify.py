@@ -1,4 +1,4 @@
-"""Judge figures, claims, and every implementation on every case, and assert the counts."""
+"""Judge figures and claims, judge every implementation on every case, and compare the counts with the expected ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,10 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether something was judged, every check passed or deviated as declared, and the expected number ran."""
+        """Whether a check was judged, none failed or ended in an error, and there is no other problem.
+
+        Problems are unexpected counts, for example.
+        """
         return self.judged and not self.problems and not any(check.status in BAD for check in self.checks)
 
     @property
@@ -120,7 +123,7 @@ def load_cases(fixtures: Sequence[WorkedFixture], losses: Collection[str] = ()) 
 
 @one_thread()
 def run(selection: Selection, progress: Progress | None = None) -> Report:
-    """Judge figures and claims, run the implementations on the cases, assert the counts.
+    """Judge figures and claims, run the implementations on the cases, and compare the counts with the expected ones.
 
     Args:
         selection: what to run.
@@ -131,7 +134,7 @@ def run(selection: Selection, progress: Progress | None = None) -> Report:
 
     Raises:
         UsageError: the selection names an unknown loss, implementation, dtype or device, or matches no case.
-        CouldNotRun: a required implementation is absent, or the device is.
+        CouldNotRun: an implementation that the selection names, the path of a peer or the device is not available.
         FixtureError: the fixtures cannot be trusted.
     """
     check_names(selection)
@@ -232,7 +235,7 @@ def judge_case(
         review: called with each comparison's check, the true results and the outcome; it returns the final check.
 
     Returns:
-        The checks, implementation by implementation.
+        The checks, implementation by implementation; if the true results cannot be computed, a single errored check.
     """
     alone = Selection(cases=(case.id,), peers=selection.peers)
     blank = Check("case", "reference", case.loss, case.id, "", Status.SKIPPED, flags=golden.flags if golden else ())
@@ -283,7 +286,7 @@ def predicted(kinds: Sequence[type[Implementation]], stored: Mapping[Case, Golde
     """Predict the checks of implementations, installed or not, from their declared deviations.
 
     Args:
-        kinds: the implementations. Only their method ``refuses`` is called.
+        kinds: the implementations. They evaluate nothing.
         stored: the cases, each with its golden entry if it has one.
     """
 
@@ -343,7 +346,7 @@ def _shared_out(
 
 
 def _check_cases(selection: Selection, names: Collection[str], stored: Iterable[Case]) -> None:
-    """Check that every pattern of a selection matches a case, a figure or a claim, and that there is one.
+    """Check that every pattern of a selection matches a case, a figure or a claim, and that one of these is selected.
 
     Raises:
         UsageError: a pattern matches none of the names, or there are none.
@@ -382,17 +385,17 @@ def check_device(device: str) -> None:
     """Check that a torch device can be used.
 
     Raises:
-        CouldNotRun: it cannot.
+        CouldNotRun: the device cannot be used.
     """
     if reason := unusable(device):
         raise CouldNotRun(reason)
 
 
 def _present(selection: Selection, report: Report) -> Iterator[Implementation]:
-    """Load the selected implementations; note which are absent and which versions the others have.
+    """Load the selected implementations; record the absent ones, and the versions of the others.
 
     Raises:
-        CouldNotRun: one that the selection names is absent.
+        CouldNotRun: an implementation that the selection names is absent.
     """
     # --peer supcontrast=PATH is what supcontrast-today runs.
     named = {*selection.implementations, *selection.required, *(f"{peer}-today" for peer in selection.peers)}

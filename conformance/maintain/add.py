@@ -57,7 +57,8 @@ def read_array(source: str, option: str, name: str) -> Array:
         name: name of the argument, which determines the dtype and rank of a csv file; the other formats store both.
 
     Returns:
-        The array, in the shape and dtype of the file.
+        The array: of an npy file as stored, of a safetensors file with floats converted to float64, of a csv file with
+        the dtype and rank of the argument.
 
     Raises:
         Refused: The file does not exist, cannot be read, has an unknown format, or does not contain the tensor.
@@ -259,6 +260,7 @@ def add(
         Refused: The batch is invalid, its id or content exists already, or a flag is unknown or does not apply.
         FixtureError: The stored fixtures are invalid.
         CertificationError: A result cannot be proved.
+        CouldNotRun: A derived file outside the fixtures cannot be updated; the case is already added.
     """
     root = fixtures_root() if root is None else root
     note = note.strip()

@@ -1,4 +1,4 @@
-"""Prove the results of all golden cases again, in parallel, and report what differs from the files."""
+"""Prove the results of all golden cases again, in parallel; rewrite the files that differ, and report the changes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _cost(case: Case, gradient: bool) -> int:
 
 
 def _differences(stored: Mapping[str, Any], rebuilt: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Describe each field that differs in one line; of a list, only the first entry that differs."""
+    """Yield one line for each field that differs. For a list, the line shows the first entry that differs."""
     for key in {**stored, **rebuilt}:
         old, new = stored.get(key), rebuilt.get(key)
         where = f"{path}{key}"
@@ -122,7 +122,7 @@ def _difference(where: str, old: Any, new: Any) -> str:
         for k, (before, after) in enumerate(zip(old, new, strict=False)):
             if before != after:
                 return _difference(f"{where}[{k}]", before, after)
-        return f"{where}: {len(old)} stored, {len(new)} expected"
+        return f"{where}: length {len(old)} stored, {len(new)} expected"
     return f"{where}: {_short(old)} stored, {_short(new)} expected"
 
 

@@ -1,7 +1,7 @@
 """Rebuild everything that is derived in the fixtures: golden results, counts, layout, recorded peers, checksums.
 
-The work is done in a copy of the folder. When it is complete, the files that differ replace the old ones. An error or
-an interruption before that leaves the folder unchanged.
+The work is done in a copy of the folder. When it is complete, the files that differ replace the old ones, unless the
+changes are only reported. An error or an interruption before that leaves the folder unchanged.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def rebuild(
     Raises:
         FixtureError: A file cannot be read, violates its schema or contradicts itself.
         CertificationError: A result cannot be proved.
-        CouldNotRun: The peer's revision is not the recorded one. The message lists the differences.
+        CouldNotRun: The path of a peer does not exist, or the peer's revision is not the recorded one. In the second
+            case, the message lists the differences.
         UsageError: A peer is unknown.
         Unavailable: The path of a peer does not contain this peer.
     """
@@ -128,13 +129,13 @@ def read_expected(root: Path) -> dict[str, Any]:
 
 
 def _contents(root: Path) -> dict[str, bytes]:
-    """Return the content of every file of a folder of fixtures, the manifest last."""
+    """Return the content of every data file of a folder of fixtures, and of the manifest, which is last."""
     return {name: (root / name).read_bytes() for name in [*store.data_files(root), MANIFEST] if (root / name).is_file()}
 
 
 @contextmanager
 def staged(root: Path) -> Iterator[tuple[Path, dict[str, bytes]]]:
-    """Copy a folder of fixtures to a temporary folder; yield the copy and the content of every file."""
+    """Copy a folder of fixtures to a temporary folder; yield the copy, and its files as ``_contents`` returns them."""
     with tempfile.TemporaryDirectory(prefix="pairproof-") as folder:
         stage = Path(shutil.copytree(root, Path(folder) / "fixtures"))
         yield stage, _contents(stage)
@@ -146,7 +147,7 @@ def put_in_place(stage: Path, root: Path, before: Mapping[str, bytes]) -> None:
     Args:
         stage: the copy.
         root: the folder of fixtures.
-        before: content of every file of ``root`` when the copy was made.
+        before: the files of ``root`` when the copy was made, as ``_contents`` returns them.
 
     Raises:
         FixtureError: A file of ``root`` was changed by another process.
@@ -286,7 +287,7 @@ def shortened(lines: Sequence[str]) -> list[str]:
 
 
 def _count(stage: Path, changes: list[str], judge: Callable[[], verify.Report]) -> verify.Report:
-    """Run everything on the copy, write the counts of checks and add their changes; return the report of the run."""
+    """Run everything on the copy and write the counts of checks; append their changes, and return the report."""
     stored = None
     try:
         stored = read_expected(stage)

@@ -132,5 +132,6 @@ def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
     values = [math.nan if out else prove(value, "the loss") for out, value in zip(nan, found.values, strict=True)]
     gradients = {name: prove_rows(name, rows) for name, rows in found.gradients.items()}
     loss = tuple(values) if many else values[0]
-    of_temperature = prove(found.temperature_gradient, "the derivative with respect to the temperature") if gradients else None
+    words = "the derivative with respect to the temperature"
+    of_temperature = prove(found.temperature_gradient, words) if gradients else None
     return Expected(loss, anchors, gradients.pop(case.first, None), left_out, gradients, of_temperature)

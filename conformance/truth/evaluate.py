@@ -42,8 +42,8 @@ class Enclosures:
     Attributes:
         values: a list with the loss, or with one value per counted anchor for reduction "none".
         anchors: the value of every anchor, by row.
-        gradients: the gradient of the sum of ``values`` with respect to every float matrix, in its shape, by name; empty
-            if gradients were not requested.
+        gradients: the gradient of the sum of ``values`` with respect to every float matrix, of its shape, by name;
+            empty if gradients were not requested.
         similarity: the similarity matrix, of the case's ``shape``.
         temperature_gradient: the derivative of the sum of ``values`` with respect to the temperature; valid only if
             gradients were requested.

@@ -41,7 +41,7 @@ def exact(text: str) -> arb:
 
 
 def ball(text: str, decimals: int) -> arb:
-    """The ball of all numbers that round to ``text``, which has this many decimals: half a unit of the last, each way."""
+    """The ball of all numbers that round to ``text``: up to half a unit of the last of its ``decimals`` away."""
     value, half = exact(text), arb(10) ** -decimals / 2
     return (value - half).union(value + half)
 
