@@ -52,7 +52,7 @@ SHOWN = 3
 """Default number of failing cases that are shown, the smallest ones."""
 
 EXPLAINED = 10
-"""Number of failures that one run of pytest explains."""
+"""Number of failures that one process of pytest explains."""
 
 ROUNDED = (
     "the error has the size of rounding errors: it is at most 4 times the error of a straightforward implementation, or"
@@ -89,7 +89,7 @@ class CheckResult:
         unused: one message for each of these deviations that matches no check.
         aside: the declared deviations for this loss but another target.
         sizes: the size of every case that fails or ends in an error, and a description of its shape, by its id.
-        explained: number of failing cases that are shown; None for all.
+        explained: number of failing cases that are shown; None for all, also those above the required level.
         fresh: the random batches, which are not counted in ``cases``.
         limits: the temperatures, norms or logits at which the target starts to break; empty if cases were selected,
             or if the target does not support the ordinary batch or is wrong on it.
@@ -262,7 +262,7 @@ def check(request: Request, progress: Progress | None = None, *, explain: int | 
     Args:
         request: the target, the loss that it claims to compute, and the options.
         progress: called at each step.
-        explain: number of failing cases that are shown; None for all.
+        explain: number of failing cases that are shown; None for all, also those above the required level.
 
     Returns:
         The result of the check.

@@ -371,7 +371,8 @@ class _Drawn:
     Attributes:
         batch: the batch, in float64.
         whole: its result.
-        slopes: the slope of the values and of the gradient, for all arithmetic and for products.
+        slopes: the slopes of the values and of the gradient, for all arithmetic (True) and for products only (False);
+            empty if they cannot be measured.
     """
 
     batch: Batch

@@ -96,7 +96,7 @@ def _mixed(cases: Sequence[Case]) -> Iterator[Case]:
 
 
 class UsageJudge:
-    """Judges one target under usages, on ordinary cases that it computes correctly; they are chosen on first use.
+    """Judges one target under usages, on ordinary cases that it computes correctly. The cases are chosen on first use.
 
     Args:
         target: the target.

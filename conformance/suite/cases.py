@@ -26,7 +26,7 @@ MATRICES = ("embeddings_b", "negatives", "ref_embeddings")
 """The arguments that are float matrices, besides the embeddings."""
 
 COUNTED = {"negatives": "negatives", "ref_embeddings": "references"}
-"""The matrices with a number of rows of their own, and what their rows are called in messages."""
+"""The matrices whose number of rows may differ from the embeddings', and what their rows are called in messages."""
 
 
 T = TypeVar("T")

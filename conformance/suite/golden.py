@@ -400,7 +400,7 @@ def _keywords(path: str, loss: Loss, raw: Mapping[str, Any]) -> dict[str, Any]:
         require(key in loss.keywords and key not in ARGUMENTS, where, f"{loss.function} has no such keyword")
         wanted = f"one of {', '.join(choices)}" if choices else "a number"
         expect(value in choices if choices else not isinstance(value, str), where, wanted, repr(value))
-        require(value != loss.keywords[key], where, f"{value!r} is the default, which is left out")
+        require(value != loss.keywords[key], where, f"{value!r} is the default; leave out keywords with default values")
         require(not isinstance(value, float) or math.isfinite(value), where, "expected a finite number")
     return {key: float(value) if key.endswith("temperature") else value for key, value in raw.items()}
 

@@ -22,7 +22,7 @@ from .closed import Form, evaluated
 from .intervals import PRECISION, precision
 
 PROVE_UP_TO = 40
-"""The largest ``Case.size`` for which every run computes terms, complex steps and exact sensitivities in loops."""
+"""The largest ``Case.size`` for which every run computes terms, complex steps, similarities and weights in loops."""
 
 NARROW = 2.0**-100
 """Largest radius of a result that :func:`truth` returns, relative to the size of the terms it is computed from."""

@@ -68,8 +68,8 @@ bound are widened in proportion. An error of the straightforward implementation 
 bound is not a rounding error (a norm overflows, for example), and widens no bound.
 
 Peers are judged by the derived bounds. The bounds for ``fast`` are tighter: at most twice the error of the
-straightforward implementation in the same dtype, with a minimum of a few units in the last place. ``pairproof verify``
-prints the distribution of the ratio of error to bound, which shows how tight the bounds are.
+straightforward implementation in the same dtype, with a minimum of a few units in the last place. ``pairproof verify
+--show bounds`` prints the distribution of the ratio of error to bound, which shows how tight the bounds are.
 """
 
 from __future__ import annotations
