@@ -192,7 +192,7 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
         yield from (f"  where: {_address(link)}" for link in flag.links)
     yield from ("", f"{case.sizes()}, exact in {', '.join(golden.dtypes)}")
     if others := [dtype for dtype in DTYPES if dtype not in golden.dtypes]:
-        yield f"  not exact in {', '.join(others)}, so not judged there"
+        yield f"  not exact in {', '.join(others)}, so not judged in these dtypes"
     if whole:
         for name, matrix in case.matrices.items():
             yield from _matrix("row" if name == "embeddings" else f"{name}, row", matrix)

@@ -557,7 +557,7 @@ def _skipped_above(found: CheckResult) -> Iterator[Check]:
 
 
 def write_junit(found: Report | CheckResult, path: Path) -> None:
-    """Write what was found as JUnit XML: one suite per implementation, one case per check."""
+    """Write what was found as JUnit XML: one suite per implementation or other kind of check, one case per check."""
     report, diagnoses = (found.report, found.diagnoses) if isinstance(found, CheckResult) else (found, {})
     root, add = ElementTree.Element("testsuites", name="pairproof"), ElementTree.SubElement
     listed = _skipped_above(found) if isinstance(found, CheckResult) else report.checks

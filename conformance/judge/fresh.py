@@ -31,7 +31,7 @@ from .options import Request, Selection
 from .proofs import prove, scaled_to_logits
 
 CANDIDATES = 40
-"""Number of plans from which that of the next batch is chosen."""
+"""Number of random plans, of which one is chosen for the next batch."""
 
 ROWS = (*((2, 5), (3, 7), (6, 9), (7, 10)) * 3, (11, 15), (16, 16), (17, 17), (18, 24))
 """Ranges of the number of rows; each entry of the tuple is drawn equally often."""
@@ -89,7 +89,7 @@ FEW, MANY = (1, 8), (17, 40)
 """Ranges of the number of rows of a short and of a long queue, and of random references."""
 
 NOT_SHOWN = {"self-similarity-dominates", "low-temperature", "high-temperature"}
-"""Flags of golden cases that are chosen for an extreme value; a batch may have the property without that value."""
+"""Flags that mark golden cases with extreme values, although ordinary batches can meet their conditions too."""
 
 ONLY_WITH = {
     "asymmetric-mask": "positives",

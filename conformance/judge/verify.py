@@ -81,10 +81,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether a check was judged, none failed or ended in an error, and there is no other problem.
-
-        Problems are unexpected counts, for example.
-        """
+        """Whether a check was judged, none failed or ended in an error, and ``problems`` is empty."""
         return self.judged and not self.problems and not any(check.status in BAD for check in self.checks)
 
     @property

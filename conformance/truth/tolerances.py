@@ -102,7 +102,7 @@ FORMULA_ULPS = 16.0
 """Units in the last place of a similarity that are always allowed at levels below "digits"."""
 
 ROUNDING_WITHIN = 1000.0
-"""Largest error of the straightforward implementation, in units of its bound, that may be attributed to rounding."""
+"""Largest error of the straightforward implementation, in units of the derived bound, that counts as rounding."""
 
 SMALLEST_SUBNORMAL = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
