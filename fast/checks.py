@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import cast, get_args
 
@@ -255,7 +256,7 @@ def check_labels_or_positives(
 
 
 def _numbered(labels: Tensor, ref_labels: Tensor, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Renumber labels of which one side is uint64: its largest values, read as int64, may equal negative labels."""
+    """Renumber labels or ids of which one side is uint64: its largest values, as int64, may equal negative ones."""
     both = [(own, labels.dtype == torch.uint64), (others, ref_labels.dtype == torch.uint64)]
     keys = [torch.stack((values, (values < 0) & unsigned), 1) for values, unsigned in both]
     numbers = torch.unique(torch.cat(keys), dim=0, return_inverse=True)[1]
@@ -270,6 +271,50 @@ def check_anchors(embeddings: Tensor, anchors: object) -> None:
         ValueError: the shape is wrong, or the device is not that of the embeddings.
     """
     _given("anchors", anchors, embeddings, [embeddings.shape[0]], "one flag per embedding", "bool")
+
+
+def check_ignored(
+    embeddings: Tensor,
+    targets: Targets,
+    references: References,
+    ignored: object,
+    ignored_ids: Tensor | None,
+    ref_ignored_ids: Tensor | None = None,
+    *,
+    validate: bool,
+) -> Targets:
+    """Return targets with ignored pairs: bool ``[N, M]``, and ids, integers ``[N]`` and of the references ``[M]``.
+
+    If each row has exactly one positive, the pair of the two must not be ignored; it is checked if values are read.
+
+    Raises:
+        TypeError: an argument is not a tensor, ignored is not bool, or ids are not integers.
+        ValueError: a shape is wrong, the device is not that of the embeddings, ids of only one side are given, or a
+            row's only positive is ignored.
+    """
+    rows, count = references.embeddings, embeddings.shape[0]
+    columns = count if rows is None else rows.shape[0]
+    if ignored is not None:
+        flags = _given("ignored", ignored, embeddings, [count, columns], "one flag per pair", "bool")
+        targets = replace(targets, ignored=flags)
+        if targets.kind == "partners":
+            alone = flags.gather(1, targets.given[:, None])[:, 0].to(torch.int64)
+            targets = replace(targets, given=_checked("ignored", targets.given, alone, columns, validate))
+    if ref_ignored_ids is not None and (rows is None or ignored_ids is None):
+        needed = "ref_embeddings" if rows is None else "ignored_ids"
+        raise ValueError(f"ref_ignored_ids: expected {needed} with it, got none")
+    if ignored_ids is None:
+        return targets
+    own = _given("ignored_ids", ignored_ids, embeddings, [count], "one id per embedding", "label")
+    if rows is None:
+        return replace(targets, ids=own)
+    meaning = "one id per reference"
+    if ref_ignored_ids is None:
+        raise ValueError(f"ref_ignored_ids: expected {meaning}, shape [{columns}], got none")
+    others = _given("ref_ignored_ids", ref_ignored_ids, embeddings, [columns], meaning, "label")
+    if (ignored_ids.dtype == torch.uint64) != (ref_ignored_ids.dtype == torch.uint64):
+        own, others = _numbered(ignored_ids, ref_ignored_ids, own, others)
+    return replace(targets, ids=own, column_ids=others)
 
 
 def check_partners(embeddings: Tensor, partners: object, references: References, *, validate: bool) -> Targets:
@@ -344,12 +389,19 @@ def _refuse(kind: str, rows: Tensor, own: Tensor | None, columns: int) -> None:
     """Raise an error that describes what is wrong with rows, if anything is.
 
     Args:
-        kind: "partners", "mutual" (partners without references), "self_rows" or "positive_pairs".
+        kind: "partners", "mutual" (partners without references), "ignored" (pairs of rows and partners), "self_rows" or
+            "positive_pairs".
         rows: int64 ``[N]``; ``[M, 2]`` for "positive_pairs".
-        own: int64 ``[N]``, the row itself or the reference that is the anchor; None: no reference is.
+        own: int64 ``[N]``, the row itself or the reference that is the anchor; None: no reference is. For "ignored", 1
+            if the pair is ignored.
         columns: the number of rows to choose from.
     """
     if kind == "mutual" and own is not None and _are_mutual(rows, own):
+        return
+    if kind == "ignored":
+        row = _first(cast(Tensor, own) > 0)
+        if row is not None:
+            raise ValueError(f"ignored: expected False for every row and its positive, got True in row {row}")
         return
     if kind in ("partners", "mutual"):
         _refuse_partners(rows, own, columns, mutual=kind == "mutual")

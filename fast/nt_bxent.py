@@ -16,7 +16,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from .checks import check_anchors, check_embeddings, check_options, check_positive_pairs
+from .checks import check_anchors, check_embeddings, check_ignored, check_options, check_positive_pairs
 from .engine import Backend, Batch, Policy, References, Rule, Similarity, loss_of
 
 Reduction = Literal["mean", "sum", "none"]
@@ -28,6 +28,8 @@ def nt_bxent_loss(
     positive_pairs: Tensor,
     *,
     anchors: Tensor | None = None,
+    ignored: Tensor | None = None,
+    ignored_ids: Tensor | None = None,
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
@@ -51,6 +53,10 @@ def nt_bxent_loss(
         positive_pairs: integers ``[M, 2]``: (i, j) makes j a positive of i, but not i a positive of j. Duplicates and
             diagonal entries are allowed and have no effect; M may be 0.
         anchors: bool ``[N]``, the rows that are anchors; None: all rows.
+        ignored: bool ``[N, N]``, the pairs (row, column) that are left out of both means, positives included. May be
+            asymmetric; self pairs have no effect.
+        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is a positive of the
+            row. For duplicates among the negatives; needs no array of all pairs.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -77,5 +83,7 @@ def nt_bxent_loss(
     targets = check_positive_pairs(embeddings, positive_pairs, validate=validate)
     if anchors is not None:
         check_anchors(embeddings, anchors)
+    if ignored is not None or ignored_ids is not None:
+        targets = check_ignored(embeddings, targets, References(), ignored, ignored_ids, validate=validate)
     batch = Batch(embeddings, targets, rule, References(), anchors, sizes=sizes)
     return loss_of(batch, policy, backend)

@@ -17,7 +17,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from .checks import PAIR_REDUCTIONS, check_anchors, check_embeddings, check_options, check_partners, check_references
+from .checks import (
+    PAIR_REDUCTIONS,
+    check_anchors,
+    check_embeddings,
+    check_ignored,
+    check_options,
+    check_partners,
+    check_references,
+)
 from .engine import Backend, Batch, Policy, Rule, Similarity, loss_of
 from .supcon import labelled_loss
 
@@ -33,6 +41,9 @@ def nt_xent_loss(
     anchors: Tensor | None = None,
     ref_embeddings: Tensor | None = None,
     self_rows: Tensor | None = None,
+    ignored: Tensor | None = None,
+    ignored_ids: Tensor | None = None,
+    ref_ignored_ids: Tensor | None = None,
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
@@ -59,6 +70,11 @@ def nt_xent_loss(
         ref_embeddings: floating ``[M, D]``, rows that anchors are contrasted with instead of the batch: a memory bank,
             a queue, or the gathered rows of all devices. None: the batch.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
+        ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are left out of numerator and
+            denominator, but never a row and its partner. May be asymmetric.
+        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is the row's
+            partner. For duplicates among the negatives; needs no array of all pairs.
+        ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -85,6 +101,9 @@ def nt_xent_loss(
     targets = check_partners(embeddings, partners, references, validate=validate)
     if anchors is not None:
         check_anchors(embeddings, anchors)
+    if ignored is not None or ignored_ids is not None or ref_ignored_ids is not None:
+        left_out = ignored, ignored_ids, ref_ignored_ids
+        targets = check_ignored(embeddings, targets, references, *left_out, validate=validate)
     batch = Batch(embeddings, targets, rule, references, anchors, sizes=sizes)
     return loss_of(batch, policy, backend)
 
@@ -98,6 +117,9 @@ def nt_xent_pairwise_loss(
     ref_embeddings: Tensor | None = None,
     ref_labels: Tensor | None = None,
     self_rows: Tensor | None = None,
+    ignored: Tensor | None = None,
+    ignored_ids: Tensor | None = None,
+    ref_ignored_ids: Tensor | None = None,
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
@@ -126,6 +148,11 @@ def nt_xent_pairwise_loss(
             a queue, or the gathered rows of all devices. None: the batch.
         ref_labels: integers ``[M]``, the labels of the references.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
+        ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are left out of numerator and
+            denominator, positives included. May be asymmetric; self pairs have no effect.
+        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is a positive of the
+            row. For duplicates among the negatives; needs no array of all pairs.
+        ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -148,5 +175,6 @@ def nt_xent_pairwise_loss(
     """
     rule = Rule("out", similarity, temperature, "one_positive")
     policy = Policy(reduction, base_temperature, no_positive)
-    given = embeddings, labels, positives, anchors, (ref_embeddings, ref_labels, self_rows)
+    references, left_out = (ref_embeddings, ref_labels, self_rows), (ignored, ignored_ids, ref_ignored_ids)
+    given = embeddings, labels, positives, anchors, references, left_out
     return labelled_loss(rule, policy, *given, validate, backend, PAIR_REDUCTIONS)

@@ -31,6 +31,7 @@ from .checks import (
     REDUCTIONS,
     check_anchors,
     check_embeddings,
+    check_ignored,
     check_labels_or_positives,
     check_options,
     check_references,
@@ -51,6 +52,9 @@ def supcon_loss(
     ref_embeddings: Tensor | None = None,
     ref_labels: Tensor | None = None,
     self_rows: Tensor | None = None,
+    ignored: Tensor | None = None,
+    ignored_ids: Tensor | None = None,
+    ref_ignored_ids: Tensor | None = None,
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
@@ -81,6 +85,11 @@ def supcon_loss(
             a queue, or the gathered rows of all devices. None: the batch.
         ref_labels: integers ``[M]``, the labels of the references.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
+        ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are left out of numerator and
+            denominator, positives included. May be asymmetric; self pairs have no effect.
+        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is a positive of the
+            row. For duplicates among the negatives; needs no array of all pairs.
+        ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -104,8 +113,8 @@ def supcon_loss(
     """
     rule = Rule("out", similarity, temperature, denominator)
     policy = Policy(reduction, base_temperature, no_positive, no_negative)
-    references = ref_embeddings, ref_labels, self_rows
-    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, references, validate, backend)
+    references, left_out = (ref_embeddings, ref_labels, self_rows), (ignored, ignored_ids, ref_ignored_ids)
+    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, references, left_out, validate, backend)
 
 
 def supcon_in_loss(
@@ -117,6 +126,9 @@ def supcon_in_loss(
     ref_embeddings: Tensor | None = None,
     ref_labels: Tensor | None = None,
     self_rows: Tensor | None = None,
+    ignored: Tensor | None = None,
+    ignored_ids: Tensor | None = None,
+    ref_ignored_ids: Tensor | None = None,
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
@@ -147,6 +159,11 @@ def supcon_in_loss(
             a queue, or the gathered rows of all devices. None: the batch.
         ref_labels: integers ``[M]``, the labels of the references.
         self_rows: integers ``[N]``, the reference that is the anchor itself and is left out, or -1; None: all -1.
+        ignored: bool ``[N, N]``, with references ``[N, M]``: the pairs (row, column) that are left out of numerator and
+            denominator, positives included. May be asymmetric; self pairs have no effect.
+        ignored_ids: integers ``[N]``; a pair of rows with equal ids is left out unless the column is a positive of the
+            row. For duplicates among the negatives; needs no array of all pairs.
+        ref_ignored_ids: integers ``[M]``, the ids of the references; with references, both or neither are given.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -171,8 +188,8 @@ def supcon_in_loss(
     """
     rule = Rule("in", similarity, temperature, denominator)
     policy = Policy(reduction, base_temperature, no_positive, no_negative)
-    references = ref_embeddings, ref_labels, self_rows
-    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, references, validate, backend)
+    references, left_out = (ref_embeddings, ref_labels, self_rows), (ignored, ignored_ids, ref_ignored_ids)
+    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, references, left_out, validate, backend)
 
 
 def supcon_epsilon_loss(
@@ -229,7 +246,8 @@ def supcon_epsilon_loss(
     """
     rule = Rule("epsilon", similarity, temperature)
     policy = Policy(reduction, base_temperature, no_positive)
-    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, (None, None, None), validate, backend)
+    none = None, None, None
+    return labelled_loss(rule, policy, embeddings, labels, positives, anchors, none, none, validate, backend)
 
 
 def labelled_loss(
@@ -240,6 +258,7 @@ def labelled_loss(
     positives: Tensor | None,
     anchors: Tensor | None,
     references: tuple[Tensor | None, Tensor | None, Tensor | None],
+    left_out: tuple[Tensor | None, Tensor | None, Tensor | None],
     validate: bool,
     backend: Backend,
     reductions: Sequence[str] = REDUCTIONS,
@@ -254,6 +273,7 @@ def labelled_loss(
         positives: see `supcon_loss`.
         anchors: see `supcon_loss`.
         references: ref_embeddings, ref_labels and self_rows.
+        left_out: ignored, ignored_ids and ref_ignored_ids.
         validate: see `supcon_loss`.
         backend: see `supcon_loss`.
         reductions: the reductions that the loss has.
@@ -273,5 +293,8 @@ def labelled_loss(
     targets = check_labels_or_positives(embeddings, labels, positives, others, ref_labels)
     if anchors is not None:
         check_anchors(embeddings, anchors)
+    ignored, ids, ref_ids = left_out
+    if ignored is not None or ids is not None or ref_ids is not None:
+        targets = check_ignored(embeddings, targets, others, ignored, ids, ref_ids, validate=validate)
     batch = Batch(embeddings, targets, rule, others, anchors, sizes=sizes)
     return loss_of(batch, policy, backend)

@@ -7,7 +7,8 @@ anchor's loss and terms from them. The reduction combines the anchors' losses. A
 
     s   the anchor's logits: its similarities divided by the temperature, one per column
     i   the anchor's row
-    A   the columns that the anchor is contrasted with, in ascending order; within a batch, every column except i
+    A   the columns that the anchor is contrasted with, in ascending order; within a batch, every column except i.
+        Pairs that are ignored are not in A
     P   the positives in A
     N   the other columns of A
 """
@@ -46,6 +47,9 @@ def evaluate(
     ref_embeddings: npt.ArrayLike | None = None,
     ref_labels: object = None,
     self_rows: object = None,
+    ignored: object = None,
+    ignored_ids: object = None,
+    ref_ignored_ids: object = None,
     similarity: str,
     more_reductions: Sequence[str] = (),
     **options: Any,
@@ -69,19 +73,40 @@ def evaluate(
     own = list(range(n)) if within else checks.check_self_rows(self_rows, n, m)
     if is_positive is None:
         if positive_pairs is ABSENT:
-            pairs = set(enumerate(checks.check_partners(partners, n, m, own, mutual=within)))
+            mates = checks.check_partners(partners, n, m, own, mutual=within)
+            pairs = set(enumerate(mates))
         else:
             pairs = set(checks.check_positive_pairs(positive_pairs, n))
         is_positive = [[(i, j) in pairs for j in range(m)] for i in range(n)]
     chosen = [True] * n if anchors is None else checks.check_mask("anchors", anchors, [n], per="embedding")
+    mask, ids = checks.check_ignored(ignored, ignored_ids, ref_ignored_ids, n, m, within=within)
+    members = [[a for a in range(m) if a != own[i]] for i in range(n)]
+    if partners is not ABSENT and mask is not None:
+        checks.check_kept(mask, mates)
     return evaluate_similarities(
         formula,
         similarity_matrix(rows, similarity, references),
         is_positive,
         anchors=[i for i in range(n) if chosen[i]],
-        members=[[a for a in range(m) if a != own[i]] for i in range(n)],
+        members=_without_ignored(members, is_positive, mask, ids),
         **options,
     )
+
+
+def _without_ignored(
+    members: Sequence[Columns],
+    is_positive: Sequence[Sequence[bool]],
+    ignored: Sequence[Sequence[bool]] | None,
+    ids: tuple[Sequence[int], Sequence[int]] | None,
+) -> list[Columns]:
+    """Return A(i) of every row without the ignored pairs: those of the mask, and negatives with the id of the row."""
+
+    def is_ignored(i: int, a: int) -> bool:
+        if ignored is not None and ignored[i][a]:
+            return True
+        return ids is not None and ids[0][i] == ids[1][a] and not is_positive[i][a]
+
+    return [[a for a in A if not is_ignored(i, a)] for i, A in enumerate(members)]
 
 
 def _positives_mask(labels: object, positives: object, column_labels: object, n: int, m: int) -> list[list[bool]]:

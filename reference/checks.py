@@ -154,9 +154,11 @@ def _integers(name: str, values: object, kinds: str = "iu") -> npt.NDArray[Any]:
     return array
 
 
-def check_labels(labels: object, n: int, *, name: str = "labels", per: str = "embedding") -> list[int]:
-    """Return labels as a list: one integer (or bool) per embedding, or per reference."""
-    expected = f"{name}: expected one label per {per}, shape [{n}]"
+def check_labels(
+    labels: object, n: int, *, name: str = "labels", per: str = "embedding", what: str = "label"
+) -> list[int]:
+    """Return labels, or ids, as a list: one integer (or bool) per embedding, or per reference."""
+    expected = f"{name}: expected one {what} per {per}, shape [{n}]"
     if labels is None:
         raise ValueError(f"{expected}, got none")
     array = _integers(name, labels, "iub")
@@ -190,6 +192,32 @@ def check_mask(name: str, mask: object, shape: Sequence[int], *, per: str) -> np
     if array.shape != tuple(shape):
         raise ValueError(f"{name}: expected one flag per {per}, shape {list(shape)}, got shape {list(array.shape)}")
     return array
+
+
+def check_ignored(
+    ignored: object, ignored_ids: object, ref_ignored_ids: object, n: int, m: int, *, within: bool
+) -> tuple[list[list[bool]] | None, tuple[list[int], list[int]] | None]:
+    """Return the mask [N][M] of ignored pairs, and the ids of the N rows and the M columns; each None if not given.
+
+    ``within`` is whether the columns are the rows of the batch, whose ids are then those of the rows.
+    """
+    mask = None if ignored is None else check_mask("ignored", ignored, [n, m], per="pair").tolist()
+    if ref_ignored_ids is not None and (within or ignored_ids is None):
+        needed = "ref_embeddings" if within else "ignored_ids"
+        raise ValueError(f"ref_ignored_ids: expected {needed} with it, got none")
+    if ignored_ids is None:
+        return mask, None
+    ids = check_labels(ignored_ids, n, name="ignored_ids", what="id")
+    if within:
+        return mask, (ids, ids)
+    return mask, (ids, check_labels(ref_ignored_ids, m, name="ref_ignored_ids", per="reference", what="id"))
+
+
+def check_kept(ignored: Sequence[Sequence[bool]], partners: Sequence[int]) -> None:
+    """Raise an error if a mask of ignored pairs contains a row's only positive, the column in ``partners``."""
+    for i, j in enumerate(partners):
+        if ignored[i][j]:
+            raise ValueError(f"ignored: expected False for every row and its positive, got True in row {i}")
 
 
 def check_partners(partners: object, n: int, m: int, own: Sequence[int], *, mutual: bool) -> list[int]:

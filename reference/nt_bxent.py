@@ -31,6 +31,8 @@ def nt_bxent_loss(
     positive_pairs: npt.ArrayLike,
     *,
     anchors: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -50,6 +52,9 @@ def nt_bxent_loss(
         positive_pairs: [M, 2] integers: (i, j) makes j a positive of i, but not i a positive of j. Duplicates and
             diagonal entries are allowed and have no effect.
         anchors: bool [N], the rows that are anchors; all rows by default.
+        ignored: bool [N, N], the pairs (row, column) that are left out of both means, positives included. May be
+            asymmetric; self pairs have no effect.
+        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is a positive of the row.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".

@@ -43,6 +43,9 @@ def nt_xent_loss(
     anchors: npt.ArrayLike | None = None,
     ref_embeddings: npt.ArrayLike | None = None,
     self_rows: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -66,6 +69,10 @@ def nt_xent_loss(
         ref_embeddings: [M, D], rows that anchors are contrasted with instead of the batch: a memory bank, a queue, or
             the gathered rows of all devices. N may then be 1.
         self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
+        ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are left out of numerator and
+            denominator, but never a row and its partner. May be asymmetric.
+        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is the row's partner.
+        ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".
@@ -93,6 +100,9 @@ def nt_xent_pairwise_loss(
     ref_embeddings: npt.ArrayLike | None = None,
     ref_labels: npt.ArrayLike | None = None,
     self_rows: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -117,6 +127,10 @@ def nt_xent_pairwise_loss(
             the gathered rows of all devices. N may then be 1.
         ref_labels: [M] integers; reference a is a positive of anchor i if ref_labels[a] == labels[i].
         self_rows: [N] integers, the row of ref_embeddings that is anchor i and is left out, or -1; -1 by default.
+        ignored: bool [N, N], with ref_embeddings [N, M]: the pairs (row, column) that are left out of numerator and
+            denominator, positives included. May be asymmetric; self pairs have no effect.
+        ignored_ids: [N] integers; a pair of rows with equal ids is left out unless the column is a positive of the row.
+        ref_ignored_ids: [M] integers, the ids of the references; with ref_embeddings, both or neither are given.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".

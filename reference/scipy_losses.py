@@ -68,14 +68,36 @@ def _others(mat: Array, referring: bool, self_rows: npt.ArrayLike | None = None)
 
 
 def _masks(
-    others: Mask, labels: npt.ArrayLike | None, positives: npt.ArrayLike | None, ref_labels: npt.ArrayLike | None = None
+    others: Mask,
+    labels: npt.ArrayLike | None,
+    positives: npt.ArrayLike | None,
+    ref_labels: npt.ArrayLike | None = None,
+    *left_out: npt.ArrayLike | None,
 ) -> tuple[Mask, Mask]:
-    """Return P and N as masks [N, N] or [N, M]: each row's positives among the others, and its negatives."""
+    """Return P and N as masks [N, N] or [N, M]: each row's positives among the others, and its negatives.
+
+    Neither has pairs that are ignored; ``left_out`` are the arguments of _ignored.
+    """
     if labels is not None:
         mask = np.equal.outer(labels, labels if ref_labels is None else ref_labels)
     else:
         mask = np.array(positives, dtype=bool)
+    others = others & ~_ignored(mask, *left_out)
     return mask & others, ~mask & others
+
+
+def _ignored(
+    is_positive: Mask,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
+) -> Mask:
+    """Return the ignored pairs as a mask: those of ``ignored``, and pairs with equal ids except the positives."""
+    mask = np.zeros_like(is_positive) if ignored is None else np.array(ignored, dtype=bool)
+    if ignored_ids is None:
+        return mask
+    equal = np.equal.outer(ignored_ids, ignored_ids if ref_ignored_ids is None else ref_ignored_ids)
+    return np.asarray(mask | (equal & ~is_positive))
 
 
 def _mean(values: Array, mask: Mask) -> Array:
@@ -138,6 +160,9 @@ def supcon_loss(
     ref_embeddings: npt.ArrayLike | None = None,
     ref_labels: npt.ArrayLike | None = None,
     self_rows: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -149,8 +174,9 @@ def supcon_loss(
     """-(log(softmax_mat[i, p]) + log(softmax_mat[i, q]) + ...) / |P(i)|. Source: the SupCon notebook, In [26]."""
     mat = _mat(embeddings, similarity, temperature, ref_embeddings)
     others = _others(mat, ref_embeddings is not None, self_rows)
-    is_positive, is_negative = _masks(others, labels, positives, ref_labels)
-    log_ratios = _log_ratios(mat, others, is_negative, denominator)
+    left_out = ignored, ignored_ids, ref_ignored_ids
+    is_positive, is_negative = _masks(others, labels, positives, ref_labels, *left_out)
+    log_ratios = _log_ratios(mat, is_positive | is_negative, is_negative, denominator)
     each = _mean(-log_ratios, is_positive)
     if denominator == "only_negatives":
         each = np.where(is_negative.any(axis=1), each, np.nan if no_negative == "nan" else 0.0)
@@ -167,6 +193,9 @@ def supcon_in_loss(
     ref_embeddings: npt.ArrayLike | None = None,
     ref_labels: npt.ArrayLike | None = None,
     self_rows: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -178,9 +207,10 @@ def supcon_in_loss(
     """-log((softmax_mat[i, p] + softmax_mat[i, q] + ...) / |P(i)|). Source: arXiv 2004.11362, equation 3."""
     mat = _mat(embeddings, similarity, temperature, ref_embeddings)
     others = _others(mat, ref_embeddings is not None, self_rows)
-    is_positive, is_negative = _masks(others, labels, positives, ref_labels)
+    left_out = ignored, ignored_ids, ref_ignored_ids
+    is_positive, is_negative = _masks(others, labels, positives, ref_labels, *left_out)
     unpaired = ~is_positive.any(axis=1)
-    log_ratios = _log_ratios(mat, others, is_negative, denominator)
+    log_ratios = _log_ratios(mat, is_positive | is_negative, is_negative, denominator)
     # Ratios are taken relative to the row's largest, because all of them may underflow.
     top = log_ratios.max(axis=1, keepdims=True, initial=-np.inf, where=is_positive)
     usable = is_positive & np.isfinite(top)
@@ -221,6 +251,9 @@ def nt_xent_loss(
     anchors: npt.ArrayLike | None = None,
     ref_embeddings: npt.ArrayLike | None = None,
     self_rows: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -229,7 +262,10 @@ def nt_xent_loss(
     """-log(softmax_mat[i, partners[i]]). Source: the SupCon notebook, In [14]; the multi-label one, [98]."""
     mat = _mat(embeddings, similarity, temperature, ref_embeddings)
     others = _others(mat, ref_embeddings is not None, self_rows)
-    each = -_log_softmax(mat, others)[np.arange(len(mat)), np.asarray(partners, dtype=np.int64)]
+    rows, columns = np.arange(len(mat)), np.asarray(partners, dtype=np.int64)
+    is_positive = np.arange(mat.shape[1]) == columns[:, None]
+    others = others & ~_ignored(is_positive, ignored, ignored_ids, ref_ignored_ids)
+    each = -_log_softmax(mat, others)[rows, columns]
     return _values(each, anchors, temperature, base_temperature, reduction)
 
 
@@ -242,6 +278,9 @@ def nt_xent_pairwise_loss(
     ref_embeddings: npt.ArrayLike | None = None,
     ref_labels: npt.ArrayLike | None = None,
     self_rows: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
+    ref_ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -251,8 +290,9 @@ def nt_xent_pairwise_loss(
     """-log(e^s_ip / (e^s_ip + sum over n in N(i) of e^s_in)), averaged. Source: the SupCon notebook, In [27]."""
     mat = _mat(embeddings, similarity, temperature, ref_embeddings)
     others = _others(mat, ref_embeddings is not None, self_rows)
-    is_positive, is_negative = _masks(others, labels, positives, ref_labels)
-    each = _mean(-_log_ratios(mat, others, is_negative, "one_positive"), is_positive)
+    left_out = ignored, ignored_ids, ref_ignored_ids
+    is_positive, is_negative = _masks(others, labels, positives, ref_labels, *left_out)
+    each = _mean(-_log_ratios(mat, is_positive | is_negative, is_negative, "one_positive"), is_positive)
     number = is_positive.sum(axis=1)
     return _values(each, anchors, temperature, base_temperature, reduction, no_positive, number == 0, number)
 
@@ -290,6 +330,8 @@ def nt_bxent_loss(
     positive_pairs: npt.ArrayLike,
     *,
     anchors: npt.ArrayLike | None = None,
+    ignored: npt.ArrayLike | None = None,
+    ignored_ids: npt.ArrayLike | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -304,7 +346,9 @@ def nt_bxent_loss(
     np.fill_diagonal(mat, np.inf)
     target = np.eye(len(mat), dtype=bool)
     target[tuple(np.asarray(positive_pairs, dtype=np.int64).reshape(-1, 2).T)] = True
-    each = _mean(-log_expit(mat), target) + _mean(-log_expit(-mat), ~target)
+    kept = ~_ignored(target, ignored, ignored_ids) | np.eye(len(mat), dtype=bool)
+    target, other = target & kept, ~target & kept
+    each = _mean(-log_expit(mat), target) + _mean(-log_expit(-mat), other)
     if no_negative == "nan":
-        each = np.where(target.all(axis=1), np.nan, each)
+        each = np.where(other.any(axis=1), each, np.nan)
     return _values(each, anchors, temperature, base_temperature, reduction)

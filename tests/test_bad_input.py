@@ -16,7 +16,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from pairproof import fast, reference
-from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss
+from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, IGNORED, LOSSES, Loss
 from pairproof.fast.engine import tiles_of
 from tests.each import each
 
@@ -40,7 +40,7 @@ REF_LABELS = np.array([0, 1, 1, 0, 2])
 SELF_ROWS = np.array([3, -1, 0, -1])
 REF_PARTNERS = np.array([0, 4, 1, 1])
 REF_POSITIVES = np.array([[1, 0, 0, 1, 0], [1, 0, 0, 1, 0], [0, 1, 1, 0, 0], [0, 1, 1, 0, 0]], dtype=bool)
-BATCH_TENSORS = (*TARGETS, "positives", "anchors", "ref_labels", "self_rows")
+BATCH_TENSORS = (*TARGETS, "positives", "anchors", "ref_labels", "self_rows", *IGNORED)
 """Arguments that belong to one batch, in addition to its matrices; all other keywords are options of a module."""
 
 
@@ -337,6 +337,7 @@ def targets() -> list[Bad]:
 DTYPES_OF_NUMBERS = (np.int64, np.float64)
 BEFORE = "ref_embeddings with it, got none"
 REF_LABEL, SELF_ROW = "one label per reference, shape [5], got", "one row per embedding, shape [4], got"
+REF_ID = "one id per reference, shape [5], got"
 TABLE = [
     *matrices(),
     Bad(
@@ -406,6 +407,45 @@ TABLE = [
         ("row numbers", np.array([0, 2, 3, 1]), TypeError, "dtype bool, got int64"),
         ("floats", np.ones(4), TypeError, "dtype bool, got float64"),
     ),
+    *bad_values(
+        "ignored",
+        ("too few columns", POSITIVES[:, :3], ValueError, "one flag per pair, shape [4, 4], got shape [4, 3]"),
+        ("one row", POSITIVES[0], ValueError, "one flag per pair, shape [4, 4], got shape [4]"),
+        ("integers", POSITIVES.astype(int), TypeError, "dtype bool, got int64"),
+        forms=PLAIN,
+    ),
+    *bad_values(
+        "ignored",
+        ("partners", POSITIVES, ValueError, "False for every row and its positive, got True in row 0"),
+        forms=PLAIN,
+        losses=lambda loss: loss.positives_by == "partners",
+    ),
+    *bad_values(
+        "ignored",
+        ("pairs of the batch", POSITIVES, ValueError, "one flag per pair, shape [4, 5], got shape [4, 4]"),
+        forms=REFERENCES,
+    ),
+    *bad_values(
+        "ignored_ids",
+        ("too few", np.arange(3), ValueError, "one id per embedding, shape [4], got shape [3]"),
+        ("one column", np.ones((4, 1), dtype=int), ValueError, "one id per embedding, shape [4], got shape [4, 1]"),
+        ("floats", np.ones(4), TypeError, "an integer dtype, got float64"),
+        forms=PLAIN,
+    ),
+    *bad_values("ref_ignored_ids", ("without references", np.arange(5), ValueError, BEFORE), forms=PLAIN),
+    *bad_values(
+        "ref_ignored_ids",
+        ("without ids of the rows", np.arange(5), ValueError, "ignored_ids with it, got none"),
+        forms=REFERENCES,
+    ),
+    *[
+        Bad(title, "ref_ignored_ids", {"ignored_ids": np.arange(4), **given}, error, text, forms=REFERENCES)
+        for title, given, error, text in (
+            ("missing", {}, ValueError, f"{REF_ID} none"),
+            ("too few", {"ref_ignored_ids": np.arange(4)}, ValueError, f"{REF_ID} shape [4]"),
+            ("floats", {"ref_ignored_ids": np.ones(5)}, TypeError, "an integer dtype, got float64"),
+        )
+    ],
     *tensor_temperatures(),
     *temperatures("temperature"),
     *temperatures("base_temperature"),

@@ -21,12 +21,20 @@ import torch
 from pairproof import conformance, fast, fixtures, reference
 from pairproof.conformance import _moved
 from pairproof.conformance.suite.cases import Case
-from pairproof.conformance.suite.catalogue import FAST_ONLY_KEYWORDS, LOSSES, Loss, find_loss, register, registered
+from pairproof.conformance.suite.catalogue import (
+    FAST_ONLY_KEYWORDS,
+    IGNORED,
+    LOSSES,
+    Loss,
+    find_loss,
+    register,
+    registered,
+)
 from pairproof.conformance.truth.baseline import plain_outcome
 
 PACKAGES = {"reference": reference, "fast": fast}
 MAY_IMPORT = {"reference": {"numpy", "scipy"}, "fast": {"torch", "triton"}}
-TENSOR_KEYWORDS = {"positives", "anchors", "ref_embeddings", "ref_labels", "self_rows", "negatives"}
+TENSOR_KEYWORDS = {"positives", "anchors", "ref_embeddings", "ref_labels", "self_rows", "negatives", *IGNORED}
 LOSS_IDS = list(LOSSES)
 
 

@@ -98,7 +98,8 @@ def unread(case: ErrorCase, backend: str) -> float | None:
         return None if right else math.inf
 
 
-INDICES = ("partners", "self_rows", "positive_pairs")
+INDICES = ("partners", "self_rows", "positive_pairs", "ignored")
+"""Arguments whose values are checked in compiled graphs, but not on an accelerator."""
 
 
 @pytest.mark.parametrize("backend", ["auto", "dense", "tiled", "exact"])
@@ -118,7 +119,7 @@ def test_error_cases_without_checks_of_values_give_nan_or_the_error(
     assert counts["error"] > 300
 
 
-QUICK_INDICES = ("partners-shared", "positive-pairs-negative", "self-rows-far-too-large-of-partners")
+QUICK_INDICES = ("ignored-partner", "partners-shared", "positive-pairs-negative", "self-rows-far-too-large-of-partners")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -866,6 +866,8 @@ def large_calls(where: str = "cpu") -> dict[str, tuple[Call, list[Tensor]]]:
     labels, mask = place % 10, (place[:, None] % 10) == (place % 10)
     listed = torch.stack((place, (place * 7 + 1) % MANY), 1)
     references, turned = normal(MANY, DIM, seed=8).to(where), labels.flip(0)
+    ignored = (place[:, None] * 3 + place) % 5 == 4
+    ignored[place, place ^ 1] = False
     calls: dict[str, tuple[Call, list[Tensor]]] = {
         "nt_xent": (lambda z, **o: nt_xent_loss(z, place ^ 1, **o), []),
         "nt_xent dot": (lambda z, **o: nt_xent_loss(z, place ^ 1, similarity="dot", temperature=0.01, **o), []),
@@ -878,6 +880,11 @@ def large_calls(where: str = "cpu") -> dict[str, tuple[Call, list[Tensor]]]:
             [],
         ),
         "nt_xent references": (lambda z, **o: nt_xent_loss(z, place, ref_embeddings=references, **o), []),
+        "ids": (lambda z, **o: supcon_loss(z, labels, ignored_ids=place % 7, **o), []),
+        "ids shifted": (lambda z, **o: supcon_loss(z, labels, ignored_ids=place % 7, temperature=2e-3, **o), []),
+        "nt_xent ids": (lambda z, **o: nt_xent_loss(z, place ^ 1, ignored_ids=place % 7, **o), []),
+        "nt_bxent ids": (lambda z, **o: nt_bxent_loss(z, listed, ignored_ids=place % 7, **o), []),
+        "ignored": (lambda z, **o: nt_xent_loss(z, place ^ 1, ignored=ignored, **o), [ignored]),
     }
     for loss in (supcon_loss, supcon_in_loss, nt_xent_pairwise_loss, supcon_epsilon_loss):
         name = loss.__name__
@@ -895,7 +902,7 @@ def large_calls(where: str = "cpu") -> dict[str, tuple[Call, list[Tensor]]]:
 LARGE = large_calls()
 QUICK_LARGE = (
     *("nt_xent", "nt_bxent", "two views", "info_nce queue", "references", "supcon_loss labels", "supcon_loss shifted"),
-    *("supcon_in_loss mask", "supcon_epsilon_loss labels", "supcon_in_loss one_positive"),
+    *("supcon_in_loss mask", "supcon_epsilon_loss labels", "supcon_in_loss one_positive", "ids", "ignored"),
 )
 """One loss for each form of the engine and each kind of targets."""
 

@@ -28,7 +28,7 @@ from pairproof.conformance.maintain import prove, rebuild
 from pairproof.conformance.maintain.prove import prove_golden
 from pairproof.conformance.suite import golden, store
 from pairproof.conformance.suite.cases import MATRICES, Case, call_reference
-from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.catalogue import IGNORED, LOSSES
 from pairproof.conformance.suite.golden import GoldenCase, load_errors, load_flags, load_golden
 from pairproof.conformance.suite.records import BY_CHOICE, LEFT_OUT, NAN_LOSS, TIE
 from pairproof.conformance.suite.store import FixtureError, dump_json, fixtures_root, write_manifest
@@ -145,7 +145,8 @@ def test_every_value_of_every_keyword_is_used(cases: dict[str, GoldenCase]) -> N
             assert {case.option(keyword) is None for case in of_loss} == {True, False}, (loss.name, keyword)
         assert {case.option("temperature") for case in of_loss} >= {1e-3, 0.01, 0.05, 0.07, 0.1, 0.5, 1.0, 10.0, 100.0}
         given = {name for case in of_loss for name in (*case.arguments, *case.matrices)}
-        arguments = {"positives", "ref_embeddings", "ref_labels", "self_rows", "negatives"} & loss.keywords.keys()
+        arrays = {"positives", "ref_embeddings", "ref_labels", "self_rows", "negatives", *IGNORED}
+        arguments = arrays & loss.keywords.keys()
         assert given == arguments | {*loss.embeddings, loss.targets} - {""}
 
 

@@ -20,7 +20,7 @@ from pairproof.conformance.implementations.reference import Reference
 from pairproof.conformance.implementations.scipy_losses import ScipyLosses
 from pairproof.conformance.judge.properties import PROPERTIES, Property, Refused, Subject, batches, hunt
 from pairproof.conformance.suite.cases import Case, call_reference
-from pairproof.conformance.suite.catalogue import LOSSES
+from pairproof.conformance.suite.catalogue import IGNORED, LOSSES
 from pairproof.conformance.suite.records import Outcome
 from pairproof.conformance.truth.certify import certify
 
@@ -185,6 +185,33 @@ def rows_beside_the_queue(case: Case) -> Outcome:
     return replace(found, other_gradients=cut)
 
 
+def ignored_positives_only(case: Case) -> Mapping[str, Any]:
+    """Ignored pairs are left out of the positives, but not of the denominator."""
+    arguments = dict(case.arguments)
+    if "ignored" in arguments and "labels" in arguments:
+        mask = np.array(case.positive_mask()) & ~np.array(arguments.pop("ignored"))
+        del arguments["labels"]
+        arguments["positives"] = mask.tolist()
+    return arguments
+
+
+def positives_with_equal_ids_left_out(case: Case) -> Mapping[str, Any]:
+    """Positives with the id of the row are left out too."""
+    arguments = dict(case.arguments)
+    if "ignored_ids" in arguments:
+        ids = arguments.pop("ignored_ids")
+        arguments["ignored"] = np.equal.outer(ids, ids).tolist()
+    return arguments
+
+
+def inverted(case: Case) -> Mapping[str, Any]:
+    """The mask marks the pairs that are kept."""
+    arguments = dict(case.arguments)
+    if "ignored" in arguments:
+        arguments["ignored"] = (~np.array(arguments["ignored"])).tolist()
+    return arguments
+
+
 DEFAULTS = dict.fromkeys(("anchors", "base_temperature"))
 PLAIN = {"denominator": "all", "reduction": "mean", "no_positive": "zero", "no_negative": "zero", **DEFAULTS}
 
@@ -252,6 +279,17 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], Evaluate]] = {
             }
         ),
     ),
+    "ignored pairs stay in the denominator": (
+        "supcon",
+        ("ignored rows",),
+        changed(arguments=ignored_positives_only),
+    ),
+    "positives with equal ids are left out": (
+        "nt_bxent",
+        ("equal ids",),
+        changed(arguments=positives_with_equal_ids_left_out),
+    ),
+    "the mask of ignored pairs is inverted": ("supcon_in", ("nothing ignored",), changed(arguments=inverted)),
     "the policy no_negative is ignored": ("nt_bxent", ("policies",), keyword("no_negative", lambda _: "zero")),
 }
 CAUGHT = [(fault, name) for fault, (_, names, _) in FAULTS.items() for name in names]
@@ -260,6 +298,8 @@ DEFAULTS_ONLY = ("self in the denominator", "the mask's diagonal counts", "the g
 
 
 def plain_only(case: Case) -> str | None:
+    if not IGNORED.keys().isdisjoint(case.arguments):
+        return "takes no ignored pairs"
     different = [name for name, value in PLAIN.items() if case.option(name) not in (value, None)]
     return f"supports only the default of {different[0]}" if different else None
 

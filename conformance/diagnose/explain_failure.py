@@ -581,6 +581,9 @@ def _case_settings(found: Failure) -> Iterator[Suspect]:
         yield replace(every, general="all rows are anchors, not only those that are chosen")
     if "self_rows" in case.arguments:
         yield found.read_again("the reference row that is the anchor itself is not excluded", {"self_rows": [-1] * n})
+    for name, pairs in (("ignored", "ignored pairs"), ("ignored_ids", "pairs of rows with equal ids")):
+        if name in case.arguments:
+            yield found.read_again(f"{pairs} are not left out", {name: None})
     if found.loss.two_towers:
         anchors = {"both": f"all {2 * n} rows", "a_to_b": f"the {n} rows of a", "b_to_a": f"the {n} rows of b"}
         for direction, name in anchors.items():

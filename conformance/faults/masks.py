@@ -97,3 +97,70 @@ def nt_bxent_pairs_reversed(embeddings: Tensor, positive_pairs: Tensor, *, tempe
 def nt_bxent_diagonal_a_negative(batch: parts.Batch) -> parts.Batch:
     """The diagonal is not masked: every row is its own negative, with a similarity of 1."""
     return batch._replace(other=torch.ones_like(batch.other))
+
+
+@fault("supcon", level="policies")
+def supcon_ignored_pairs_in_the_denominator(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
+) -> parts.Batch:
+    """Ignored pairs are left out of the positives, but stay in the denominator."""
+    batch = parts.labelled(embeddings, labels, temperature)
+    return batch if ignored is None else batch._replace(positive=batch.positive & ~ignored)
+
+
+@fault("supcon", level="policies", denominator="only_negatives")
+def supcon_ignored_pairs_by_a_large_number(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
+) -> Tensor:
+    """Ignored pairs get the logit -1e9: an anchor all of whose negatives are ignored has a loss of about -1e9."""
+    batch = parts.labelled(embeddings, labels, temperature)
+    if ignored is not None:
+        batch = batch._replace(s=batch.s.masked_fill(ignored, -1e9), positive=batch.positive & ~ignored)
+    values = parts.log_sum(batch.s, batch.negative) - batch.s
+    return parts.row_means(values, batch.positive).where(batch.negative.any(dim=1), 0)
+
+
+@fault("nt_xent_pairwise", level="policies")
+def nt_xent_pairwise_ignored_pairs_by_a_logit_of_zero(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored: Tensor | None = None
+) -> parts.Batch:
+    """Ignored pairs get the logit 0 instead of being left out: each adds 1 to the denominator."""
+    batch = parts.cosines(embeddings, labels, temperature)
+    if ignored is None:
+        return batch
+    return batch._replace(s=batch.s.masked_fill(ignored, 0), positive=batch.positive & ~ignored)
+
+
+@fault("nt_bxent", level="policies")
+def nt_bxent_ignored_pairs_transposed(
+    embeddings: Tensor, positive_pairs: Tensor, *, temperature: float, ignored: Tensor | None = None
+) -> parts.Batch:
+    """The mask of ignored pairs is read by columns, although rows are the anchors."""
+    batch = parts.paired(embeddings, positive_pairs, temperature)
+    kept = batch.other if ignored is None else batch.other & ~ignored.T
+    return batch._replace(positive=batch.positive & kept, other=kept)
+
+
+@fault("supcon", level="policies")
+def supcon_ignored_ids_of_positives(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored_ids: Tensor | None = None
+) -> parts.Batch:
+    """Positives with the anchor's id are left out too."""
+    batch = parts.labelled(embeddings, labels, temperature)
+    if ignored_ids is None:
+        return batch
+    kept = batch.other & (ignored_ids[:, None] != ignored_ids)
+    return batch._replace(positive=batch.positive & kept, other=kept)
+
+
+@fault("supcon_in", level="policies")
+def supcon_in_ignored_ids_left_out_of_all_rows(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, ignored_ids: Tensor | None = None
+) -> parts.Batch:
+    """Only the first row of each id is a negative: its duplicates are left out for anchors with other ids too."""
+    batch = parts.labelled(embeddings, labels, temperature)
+    if ignored_ids is None:
+        return batch
+    equal = ignored_ids[:, None] == ignored_ids
+    first = equal.int().argmax(dim=1) == torch.arange(len(labels))
+    return batch._replace(other=batch.other & (batch.positive | (first & ~equal)))

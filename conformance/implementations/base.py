@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..suite.cases import Case
+from ..suite.cases import MASKS, Case
+from ..suite.catalogue import IGNORED
 from ..suite.records import Outcome, Truth
 from ..truth.baseline import scaled_similarities
 from ..truth.compare import compare
@@ -76,8 +77,11 @@ def deviation(name: str, link: str, **facts: Any) -> Callable[[Callable[[Case, s
     return declared
 
 
-ARRAY_OPTIONS = ("anchors", "positives", "ref_embeddings", "ref_labels", "self_rows", "negatives")
+ARRAY_OPTIONS = ("anchors", "positives", "ref_embeddings", "ref_labels", "self_rows", "negatives", *IGNORED)
 """The keywords in the catalogue whose values are arrays."""
+
+OPT_IN = tuple(IGNORED)
+"""The keywords that a peer or a target takes only if its `Support` names them in ``options`` or ``takes``."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,14 @@ class Support:
         losses: short names in the catalogue; empty for all.
         options: the supported values of each option; an option that is not listed supports every value.
         lacks: the keywords that it does not take.
+        takes: the keywords of ``OPT_IN`` that it takes with every value.
         also: further reasons to skip a case, each with its condition.
     """
 
     losses: tuple[str, ...] = ()
     options: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
     also: tuple[tuple[str, Callable[[Case], bool]], ...] = ()
 
     def refuses(self, case: Case) -> str | None:
@@ -106,7 +112,8 @@ class Support:
                     return f"needs {option}={case.option(option)}"
                 return f"needs a {option}" + (f" other than {' or '.join(map(str, values))}" * (values != (None,)))
         given = {**case.keywords, **case.arguments, **case.others}
-        lacking = (f"has no parameter {name}" for name in self.lacks if given.get(name) is not None)
+        unlisted = [name for name in OPT_IN if self.losses and name not in (*self.options, *self.takes)]
+        lacking = (f"has no parameter {name}" for name in (*self.lacks, *unlisted) if given.get(name) is not None)
         return next(chain(lacking, (reason for reason, applies in self.also if applies(case))), None)
 
 
@@ -228,7 +235,7 @@ class Implementation(ABC):
         given = {}
         for name, value in {**case.arguments, "anchors": case.option("anchors")}.items():
             if value is not None:
-                dtype = torch.bool if name in ("anchors", "positives") else torch.int64
+                dtype = torch.bool if name in MASKS else torch.int64
                 tensor = torch.tensor(value, dtype=dtype, device=self.device)
                 given[name] = tensor.reshape(-1, 2) if name == "positive_pairs" else tensor
         return given

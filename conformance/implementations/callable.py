@@ -21,6 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..suite.cases import Case
+from ..suite.catalogue import IGNORED
 from ..suite.records import Outcome
 from .base import (
     Deviation,
@@ -728,7 +729,8 @@ class External(Implementation):
         passed = [name for name in (*case.entry.choices, "base_temperature") if name in claim.passed]
         keywords: dict[str, Any] = {name: given[name] for name in case.others if name in claim.passed}
         keywords |= {name: case.option(name) for name in passed} | changed
-        keywords |= {name: arrays[name] for name in ("ref_labels", "self_rows", "anchors") if name in arrays}
+        passed_on = ("ref_labels", "self_rows", "anchors", *IGNORED)
+        keywords |= {name: arrays[name] for name in passed_on if name in arrays}
         if claim.temperature is None:
             keywords["temperature"] = case.temperature
         batch = Batch(case.id, claim.call, rows, keywords=keywords)

@@ -17,6 +17,7 @@ from pairproof.fast import kernels
 from pairproof.fast.engine import tiles_of
 
 from ..suite.cases import Case
+from ..suite.catalogue import IGNORED
 from ..suite.records import Outcome
 from .base import Implementation, Support, Unavailable, outcome_of
 
@@ -108,13 +109,23 @@ def products_exceed_float32(case: Case) -> bool:
     return case.option("similarity") == "dot" and largest > math.sqrt(np.finfo(np.float32).max)
 
 
+def ignores_pairs(case: Case) -> bool:
+    """Whether pairs are left out of a case."""
+    return not IGNORED.keys().isdisjoint(case.arguments)
+
+
 class FastTriton(Fast):
     """The losses of ``pairproof.fast`` with the fused kernels, on a CUDA device or interpreted on the CPU."""
 
     name = "fast-triton"
     title = 'pairproof.fast, torch, backend="triton"'
     dtypes = ("float32", "bfloat16", "float16")
-    support = Support(also=(("products exceed float32, in which the kernels compute", products_exceed_float32),))
+    support = Support(
+        also=(
+            ("products exceed float32, in which the kernels compute", products_exceed_float32),
+            ("the kernels do not support ignored pairs", ignores_pairs),
+        )
+    )
     anywhere = False
     narrows_weights = True
     backend = "triton"

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from ..suite.cases import Case
-from ..suite.catalogue import CHOICES, LOSSES
-from .base import ARRAY_OPTIONS, Support
+from ..suite.catalogue import CHOICES, IGNORED, LOSSES
+from .base import ARRAY_OPTIONS, OPT_IN, Support
 from .sandbox import TargetError, TargetMisused
 
 CALLS = ("labels", "features", "views", "towers", "stacked", "interleaved", "similarities", "pairs", "command")
@@ -398,9 +398,13 @@ class Claim:
         by_partners = entry.targets == "partners" and "partners" not in self.passed and self.call != "command"
         without = {"ref_embeddings"} if by_partners or self.call == "features" else set()
         without |= {"anchors"} if by_partners and self.call != "labels" else set()
+        # The harness changes the order of the rows for other calls, and the towers for the other direction.
+        in_order = self.call in ("labels", "pairs", "towers", "command") or (self.call == "views" and entry.two_towers)
+        in_order = in_order and not self.directed_here
+        without |= set() if in_order else {*IGNORED}
         lacks = tuple(name for name in ARRAY_OPTIONS if name in without or name not in self.passed)
         also = tuple((f"has no {name}, which the target requires", _without(name)) for name in sorted(self.required))
-        return Support((self.loss,), options, lacks, also)
+        return Support((self.loss,), options, lacks, tuple(self.passed & {*OPT_IN}), also)
 
 
 def _without(name: str) -> Callable[[Case], bool]:
@@ -462,7 +466,7 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
     entry, passed = LOSSES[claim.loss], set(claimed)
     for name in (*entry.choices, "base_temperature", *ARRAY_OPTIONS):
         found = signature.keyword(name)
-        usable = name not in ("ref_labels", "self_rows") or "ref_embeddings" in passed
+        usable = name not in ("ref_labels", "self_rows", "ref_ignored_ids") or "ref_embeddings" in passed
         if found is None or name not in entry.keywords or name in passed or not usable:
             continue
         choices = entry.choices.get(name)

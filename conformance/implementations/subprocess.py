@@ -9,8 +9,8 @@ The command is started once and kept running. It reads one request per line from
 
 ``matrices`` holds the float matrices by their names in the catalogue, row by row, with entries representable in
 ``dtype``. ``arguments`` holds integers and booleans: labels, partners, positive_pairs, positives, anchors, ref_labels,
-self_rows. ``options`` holds every option of the loss. For each request the command writes one line to standard output,
-and flushes it:
+self_rows, ignored, ignored_ids, ref_ignored_ids. ``options`` holds every option of the loss. For each request the
+command writes one line to standard output, and flushes it:
 
     {"id": 7, "value": 1.25}
     {"id": 7, "value": 1.25, "gradients": {"embeddings": [[0.01, -0.02], ...]}}

@@ -14,7 +14,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -81,6 +81,9 @@ SIGNIFICANT = 255
 
 MASKED = 0.4
 """Probability that an entry of a mask is a positive."""
+
+IGNORED_SHARE = 0.25
+"""Share of the pairs that a mask of ignored pairs leaves out."""
 
 STRUCTURES = ("classes", "anchors", "references")
 """The structures that a plain batch does not have; their first value is the plain one."""
@@ -182,7 +185,36 @@ def draw(claim: Claim, seed: int, number: int) -> Case:
         if closed_form(large):
             return large
     plan = _plans(tuple(factors.items()), entry.variant.get("denominator"), seed)[number]
-    return _Drawing(claim, plan, chance).case(name)
+    case = _Drawing(claim, plan, chance).case(name)
+    return case if number % PLAIN == 0 else _with_ignored(case, claim, random.Random(f"ignored {seed} {number}"))
+
+
+def _with_ignored(case: Case, claim: Claim, chance: random.Random) -> Case:
+    """Let some of the batches of a target that takes ignored pairs have a mask of them, or ids.
+
+    They are drawn after the batch, so that the batches of other targets do not depend on this choice. The mask keeps a
+    positive and a negative of every row that has them.
+    """
+    ways = [name for name in ("ignored", "ignored_ids") if name in claim.passed and name not in claim.support.lacks]
+    way = chance.choice(("none", "none", *ways))
+    if way == "none" or "negatives" in case.others:
+        return case
+    columns = case.n if case.entry.two_towers else case.shape[1]
+    given: dict[str, Any] = {}
+    if way == "ignored_ids":
+        sizes = {"ignored_ids": case.n, **({"ref_ignored_ids": columns} if "ref_embeddings" in case.others else {})}
+        if sizes.keys().isdisjoint(claim.support.lacks):
+            given = {name: [chance.randrange(case.n) for _ in range(size)] for name, size in sizes.items()}
+    else:
+        members, positive = (found[: case.n, :columns] for found in (case.member_array(), case.positive_array()))
+        mask = [[chance.random() < IGNORED_SHARE for _ in range(columns)] for _ in range(case.n)]
+        for i, row in enumerate(mask):
+            for kind in (positive[i], ~positive[i]):
+                kept = np.flatnonzero(members[i] & kind).tolist()
+                if kept:
+                    row[chance.choice(kept)] = False
+        given = {"ignored": mask}
+    return replace(case, arguments={**case.arguments, **given})
 
 
 def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:

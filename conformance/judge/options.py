@@ -531,6 +531,9 @@ class Batch:
         ref_embeddings: File with an [M, D] array, the rows that anchors are contrasted with instead of the batch.
         ref_labels: File with [M] integers, the labels of the reference rows.
         self_rows: File with [N] integers: each anchor's own row in the reference rows, or -1 if it is not among them.
+        ignored: File with [N, N] booleans, with reference rows [N, M]: the pairs that are left out.
+        ignored_ids: File with [N] integers; pairs with equal ids are left out unless they are positives.
+        ref_ignored_ids: File with [M] integers, the ids of the reference rows.
         embeddings_b: File with an [N, D] array, the second tower of info_nce.
         negatives: File with a [K, D] array, the queue of info_nce.
         settings: A non-default option of the loss (repeatable).
@@ -547,6 +550,9 @@ class Batch:
     ref_embeddings: str | None = option(None, "--ref-embeddings")
     ref_labels: str | None = option(None, "--ref-labels")
     self_rows: str | None = option(None, "--self-rows")
+    ignored: str | None = option(None, "--ignored")
+    ignored_ids: str | None = option(None, "--ignored-ids")
+    ref_ignored_ids: str | None = option(None, "--ref-ignored-ids")
     embeddings_b: str | None = option(None, "--embeddings-b")
     negatives: str | None = option(None, "--negatives")
     settings: Mapping[str, str] = option({}, "--set", metavar=KEY_VALUE, read=read_choices)

@@ -52,6 +52,7 @@ from ..truth.baseline import anchor_values
 from ..truth.certify import maximum_is_tied
 from ..truth.evaluate import truth
 from ..truth.tolerances import bounds
+from .shrink import with_rows
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -98,6 +99,11 @@ def _labelled(loss: Loss) -> bool:
 def _ordered(loss: Loss) -> bool:
     """Whether the loss is an upper bound of related losses, anchor by anchor."""
     return _labelled(loss) and loss.form == "mean" and "denominator" in loss.keywords
+
+
+def _leaves_out(loss: Loss) -> bool:
+    """Whether the loss can leave out pairs."""
+    return "ignored" in loss.keywords
 
 
 def _coincides(loss: Loss) -> bool:
@@ -454,6 +460,8 @@ def _reordered(case: Case, order: list[int]) -> Case:
         "partners": lambda partners: place[np.array(partners)[order]],
         "positives": lambda mask: np.array(mask)[np.ix_(order, order)],
         "positive_pairs": lambda pairs: place[np.array(pairs, dtype=int).reshape(-1, 2)],
+        "ignored": lambda mask: np.array(mask)[np.ix_(order[: case.n], order[: case.n])],
+        "ignored_ids": lambda ids: np.array(ids)[order[: case.n]],
     }
     arguments = {name: take[name](value).tolist() for name, value in case.arguments.items()}
     chosen = case.option("anchors")
@@ -733,6 +741,55 @@ def _never_its_own_positive(subject: Subject, case: Case) -> None:
         pairs = full.arguments["positive_pairs"] * 2
         full = replace(case, arguments={"positive_pairs": _chance(case).sample(pairs, len(pairs))})
     _agree(_ask(subject, without), _ask(subject, full))
+
+
+def _within_batch(case: Case) -> Case:
+    """The case without a queue, which has no pairs that can be ignored."""
+    return replace(case, others={name: rows for name, rows in case.others.items() if name != "negatives"})
+
+
+def _leaving_out(case: Case, **arguments: npt.NDArray[Any]) -> Case:
+    """The case with a mask of ignored pairs, or with ids."""
+    return replace(case, arguments={**case.arguments, **{name: x.tolist() for name, x in arguments.items()}})
+
+
+@_property(_leaves_out)
+def _nothing_ignored(subject: Subject, case: Case) -> None:
+    """A mask without ignored pairs and ids that all differ change nothing; neither do ignored self pairs."""
+    case = _within_batch(case)
+    found, mask = _ask(subject, case), np.eye(case.n, dtype=bool) & _within(case.entry)
+    _agree(found, _ask(subject, _leaving_out(case, ignored=mask)))
+    ids = np.array(_chance(case).sample(range(-9, 9), case.n))
+    _agree(found, _ask(subject, _leaving_out(case, ignored_ids=ids)))
+
+
+@_property(_leaves_out)
+def _ignored_rows(subject: Subject, case: Case) -> None:
+    """Anchors that ignore their pairs with some rows have the same values as in the batch without these rows."""
+    case = _within_batch(case)
+    gone = {_chance(case).randrange(case.n)}
+    if "partners" in case.arguments:
+        gone |= {case.arguments["partners"][row] for row in gone}
+    kept = [row for row in range(case.n) if row not in gone]
+    if len(kept) < (2 if _within(case.entry) else 1):
+        gone, kept = set(), [*range(case.n)]
+    left_out, smaller = np.array([row in gone for row in range(case.n)]), with_rows(case, kept)
+    assert smaller is not None
+    whole = _leaving_out(case, ignored=left_out[:, None] != left_out)
+    each, rest = (_ask(subject, one, reduction="none") for one in (whole, smaller))
+    # Two towers have as many anchors in each direction.
+    old = [start + row for start in range(0, case.shape[0], case.n) for row in kept]
+    place = {("anchor", i): ("anchor", k) for k, i in enumerate(old)}
+    _agree({place[key]: part for key, part in each.items() if key in place}, rest)
+
+
+@_property(_leaves_out)
+def _equal_ids(subject: Subject, case: Case) -> None:
+    """Ids leave out the same pairs as the mask of the pairs with equal ids that are not positives."""
+    case = _within_batch(case)
+    ids = np.array([_chance(case).randrange(3) for _ in range(case.n)])
+    mask = np.equal.outer(ids, ids) & ~case.positive_array()[: case.n]
+    _agree(_ask(subject, _leaving_out(case, ignored_ids=ids)), _ask(subject, _leaving_out(case, ignored=mask)))
 
 
 @_property()

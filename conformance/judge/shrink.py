@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..suite.cases import Case
+from ..suite.cases import MASKS, Case
+from ..suite.catalogue import IGNORED
 from ..suite.golden import GoldenCase, as_json
 from .fresh import with_proof
 from .levels import level_of
@@ -44,7 +45,7 @@ class Shrunk:
         arrays: dict[str, Any] = {**case.matrices}
         for name, value in {**case.arguments, "anchors": case.option("anchors")}.items():
             if value is not None:
-                array = np.array(value, dtype=np.bool_ if name in ("anchors", "positives") else np.int64)
+                array = np.array(value, dtype=np.bool_ if name in MASKS else np.int64)
                 arrays[name] = array.reshape(-1, 2) if name == "positive_pairs" else array
         return arrays
 
@@ -131,7 +132,7 @@ def smallest_failure(
 def _simpler(case: Case) -> Iterator[Case]:
     """Yield simpler batches: fewer rows, references, negatives or columns, one option fewer, or signs as entries."""
     for kept in _parts(case.n, 2):
-        if (found := _with_rows(case, kept)) is not None:
+        if (found := with_rows(case, kept)) is not None:
             yield found
     for name in ("ref_embeddings", "negatives"):
         if name in case.others:
@@ -146,6 +147,9 @@ def _simpler(case: Case) -> Iterator[Case]:
             yield replace(case, keywords={key: value for key, value in case.keywords.items() if key != name})
     if "negatives" in case.others:
         yield replace(case, others={name: rows for name, rows in case.others.items() if name != "negatives"})
+    if IGNORED.keys() & case.arguments.keys():
+        kept_arguments = {name: value for name, value in case.arguments.items() if name not in IGNORED}
+        yield replace(case, arguments=kept_arguments)
     signs = {name: np.sign(rows) for name, rows in case.matrices.items()}
     if any((signs[name] != rows).any() for name, rows in case.matrices.items()):
         yield replace(case, embeddings=signs.pop(case.first), others=signs)
@@ -160,7 +164,7 @@ def _parts(count: int, least: int) -> Iterator[list[int]]:
                 yield kept
 
 
-def _with_rows(case: Case, kept: Sequence[int]) -> Case | None:
+def with_rows(case: Case, kept: Sequence[int]) -> Case | None:
     """Return the case with some of its rows, or None if none remain; a row is removed together with its partner."""
     within = "ref_embeddings" not in case.others
     if "partners" in case.arguments and within:
@@ -170,13 +174,13 @@ def _with_rows(case: Case, kept: Sequence[int]) -> Case | None:
     place = {row: k for k, row in enumerate(kept)}
     arguments: dict[str, Any] = {}
     for name, value in case.arguments.items():
-        if name == "ref_labels":
+        if name in ("ref_labels", "ref_ignored_ids"):
             arguments[name] = value
         elif name == "positive_pairs":
             arguments[name] = [(place[i], place[j]) for i, j in value if i in place and j in place]
         elif name == "partners" and within:
             arguments[name] = [place[value[i]] for i in kept]
-        elif name == "positives" and within:
+        elif name in ("positives", "ignored") and within:
             arguments[name] = [[value[i][j] for j in kept] for i in kept]
         else:
             arguments[name] = [value[i] for i in kept]
@@ -200,8 +204,10 @@ def _with_others(case: Case, name: str, kept: Sequence[int]) -> Case | None:
         for key in ("partners", "self_rows"):
             if key in arguments:
                 arguments[key] = [place[row] for row in arguments[key]]
-        if "ref_labels" in arguments:
-            arguments["ref_labels"] = [arguments["ref_labels"][k] for k in kept]
-        if "positives" in arguments:
-            arguments["positives"] = [[row[k] for k in kept] for row in arguments["positives"]]
+        for key in ("ref_labels", "ref_ignored_ids"):
+            if key in arguments:
+                arguments[key] = [arguments[key][k] for k in kept]
+        for key in ("positives", "ignored"):
+            if key in arguments:
+                arguments[key] = [[row[k] for k in kept] for row in arguments[key]]
     return replace(case, arguments=arguments, others={**case.others, name: case.others[name][kept]})

@@ -23,10 +23,20 @@ from pairproof.reference import views
 
 from ..judge.options import Batch, Selection, UsageError
 from ..judge.verify import expected_counts, run
-from ..suite.cases import MATRICES, Case
-from ..suite.catalogue import LOSSES
+from ..suite.cases import MASKS, MATRICES, Case
+from ..suite.catalogue import IGNORED, LOSSES
 from ..suite.flags import first_untrue
-from ..suite.golden import FLAGS, FOLDER, SHAPES, TARGETS, as_json, file_of, load_flags, load_golden
+from ..suite.golden import (
+    FLAGS,
+    FOLDER,
+    SHAPES,
+    TARGETS,
+    WHOLE_NUMBERS,
+    as_json,
+    file_of,
+    load_flags,
+    load_golden,
+)
 from ..suite.progress import Progress
 from ..suite.store import dump_json, fixtures_at, fixtures_root, read_json, write_atomically, write_manifest
 from ..truth.certify import certify
@@ -36,7 +46,7 @@ from .renew import renew
 Array = npt.NDArray[Any]
 
 _LAYOUTS = {"interleaved": views.interleaved_partners, "stacked": views.stacked_partners}
-_ROWS = ("ref_labels", "self_rows", "anchors")
+_ROWS = ("ref_labels", "self_rows", "anchors", *IGNORED)
 
 
 class Refused(UsageError):
@@ -111,8 +121,7 @@ _BOOLEAN = (np.bool_, lambda text: _BOOLEANS[text.lower()], "true or false")
 _CELLS: dict[str, tuple[type[np.generic], Callable[[str], Any], str]] = {
     "embeddings": (np.float64, float, "a number"),
     "labels": (np.int64, int, "a 64-bit integer"),
-    "positives": _BOOLEAN,
-    "anchors": _BOOLEAN,
+    **dict.fromkeys(MASKS, _BOOLEAN),
 }
 """For each kind of argument: the dtype, the function that parses a csv cell, and the expected content. The entry
 "embeddings" is for all matrices of embeddings, "labels" for all integers."""
@@ -169,7 +178,7 @@ def make_case(batch: Batch) -> Case:
         loss.reference(**arrays, **keywords)
     except (TypeError, ValueError) as error:
         raise Refused(str(error)) from error
-    for key in sorted(arrays.keys() & {"labels", "ref_labels"}):
+    for key in sorted(arrays.keys() & {*WHOLE_NUMBERS}):
         _require(max(map(int, arrays[key]), default=0) < 2**63, f"{key}: expected signed 64-bit integers")
         arrays[key] = arrays[key].astype(np.int64)
     matrices = {key: arrays.pop(key).astype(np.float64) for key in (first, *MATRICES) if key in arrays}

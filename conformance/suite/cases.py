@@ -25,6 +25,12 @@ SIGNIFICAND = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 MATRICES = ("embeddings_b", "negatives", "ref_embeddings")
 """The arguments that are float matrices, besides the embeddings."""
 
+MASKS = ("positives", "anchors", "ignored")
+"""The arguments that are arrays of booleans."""
+
+IDS = ("ignored_ids", "ref_ignored_ids")
+"""The arguments that are ids of rows."""
+
 COUNTED = {"negatives": "negatives", "ref_embeddings": "references"}
 """The matrices whose number of rows may differ from the embeddings', and what their rows are called in messages."""
 
@@ -69,7 +75,8 @@ class Case:
         id: stable name, such as "golden/supcon/two-rows" or "document/call".
         loss: short name in the catalogue.
         embeddings: [N, D] float64, the exact inputs; for info_nce the first tower, embeddings_a.
-        arguments: labels, partners, positive_pairs or positives (none for two towers); ref_labels and self_rows.
+        arguments: labels, partners, positive_pairs or positives (none for two towers); ref_labels, self_rows, ignored
+            and the ids.
         keywords: the options that differ from their defaults.
         others: the other float matrices by argument: ref_embeddings [M, D], embeddings_b [N, D], negatives [K, D].
     """
@@ -182,6 +189,9 @@ class Case:
     @once
     def member_array(self) -> npt.NDArray[np.bool_]:
         """A(i) of every row that may be an anchor, as a mask of the case's ``shape``."""
+        return self._columns_but_own() & ~self._ignored_array()
+
+    def _columns_but_own(self) -> npt.NDArray[np.bool_]:
         rows, columns = self.shape
         if "negatives" in self.others:
             return np.array([[j == i % self.n or j >= self.n for j in range(columns)] for i in range(rows)])
@@ -189,6 +199,27 @@ class Case:
         if self.entry.two_towers or "ref_embeddings" in self.others:
             own = self.arguments.get("self_rows", [-1] * rows)
         return np.asarray(np.arange(columns) != np.array(own).reshape(-1, 1))
+
+    def _ignored_array(self) -> npt.NDArray[np.bool_]:
+        """The pairs that are left out, of the case's ``shape``."""
+        ids, of_columns = self.arguments.get("ignored_ids"), self.arguments.get("ref_ignored_ids")
+        found = np.zeros(self.shape, dtype=bool)
+        if self.arguments.get("ignored") is not None:
+            found |= self._of_each_direction(np.array(self.arguments["ignored"], dtype=bool))
+        if ids is not None:
+            equal = np.equal.outer(ids, ids if of_columns is None else of_columns)
+            found |= self._of_each_direction(equal) & ~self.positive_array()
+        return found
+
+    def _of_each_direction(self, pairs: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """A mask of the case's ``shape`` from that of the pairs of rows and columns, or of the rows of two towers."""
+        if not self.entry.two_towers:
+            return pairs.reshape(self.shape)
+        found = np.zeros(self.shape, dtype=bool)
+        for block in self.blocks():
+            if block.right in self.entry.embeddings:
+                found[block.part] = pairs if block.left == self.first else pairs.T
+        return found
 
     @once
     def positive_array(self) -> npt.NDArray[np.bool_]:
@@ -266,7 +297,7 @@ def call_reference(case: Case, rows: Mapping[str, npt.ArrayLike] | None = None, 
         The loss and its terms.
     """
     given = {**case.matrices, **(rows or {}), **case.arguments, **case.keywords, **changed}
-    for name in ("positives", "anchors"):
+    for name in MASKS:
         if given.get(name) is not None:
             given[name] = np.array(given[name], dtype=bool)
     if "positive_pairs" in given:

@@ -52,7 +52,13 @@ COMMON: Mapping[str, object] = {
 REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, "self_rows": None}
 """The keywords of a loss that contrasts a batch with other rows."""
 
-OUTSIDE_FORMULA = (*COMMON, *REFERENCES, "anchors", "positives", "no_positive", "negatives", "direction")
+IGNORED: Mapping[str, object] = {"ignored": None, "ignored_ids": None, "ref_ignored_ids": None}
+"""The keywords by which a loss leaves out pairs; the last one is that of references."""
+
+OUTSIDE_FORMULA = (
+    *(*COMMON, *REFERENCES, *IGNORED),
+    *("anchors", "positives", "no_positive", "negatives", "direction"),
+)
 """The keywords that are applied before or after the formula; all others are passed to the formula."""
 
 FAST_ONLY_KEYWORDS: Mapping[str, object] = {"validate": False, "backend": "auto"}
@@ -267,7 +273,8 @@ def nt_bxent_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, no_ne
 
 
 _BY_LABELS: Mapping[str, object] = {**COMMON, "anchors": None, "positives": None}
-_SUPCON = {**_BY_LABELS, **REFERENCES, "denominator": "all", "no_positive": "zero", "no_negative": "zero"}
+_REFERRING = {**_BY_LABELS, **REFERENCES, **IGNORED}
+_SUPCON = {**_REFERRING, "denominator": "all", "no_positive": "zero", "no_negative": "zero"}
 
 for _loss in (
     Loss(
@@ -296,7 +303,7 @@ for _loss in (
         module_class="NTXentLoss",
         source="Chen et al. 2020 (SimCLR), arXiv 2002.05709, equation 1",
         positives_by="partners",
-        keywords={**COMMON, "anchors": None, "ref_embeddings": None, "self_rows": None},
+        keywords={**COMMON, "anchors": None, "ref_embeddings": None, "self_rows": None, **IGNORED},
         baseline=supcon_baseline,
         variant={"form": "mean", "denominator": "all"},
     ),
@@ -306,7 +313,7 @@ for _loss in (
         module_class="NTXentPairwiseLoss",
         source="pytorch-metric-learning's NTXentLoss; its issue 6",
         positives_by="labels",
-        keywords={**_BY_LABELS, **REFERENCES, "no_positive": "zero"},
+        keywords={**_REFERRING, "no_positive": "zero"},
         own_choices={"reduction": (*REDUCTIONS, "mean_pairs")},
         baseline=partial(supcon_baseline, denominator="one_positive"),
         variant={"form": "mean", "denominator": "one_positive"},
@@ -317,7 +324,7 @@ for _loss in (
         module_class="NTBXentLoss",
         source="the multi-label notebook: NT-Xent's binary cross-entropy sibling",
         positives_by="pairs",
-        keywords={**COMMON, "anchors": None, "no_negative": "zero"},
+        keywords={**COMMON, "anchors": None, "ignored": None, "ignored_ids": None, "no_negative": "zero"},
         baseline=nt_bxent_baseline,
         variant={"form": "binary"},
     ),

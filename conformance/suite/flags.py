@@ -135,6 +135,8 @@ CONDITIONS: Mapping[str, Condition] = {
     "denominator": _given("denominator"),
     "references": _given("ref_embeddings"),
     "self-rows": _given("self_rows"),
+    "ignored-pairs": _given("ignored"),
+    "ignored-ids": _given("ignored_ids"),
     "one-reference": ("there is one reference", lambda facts: len(facts.given["ref_embeddings"]) == 1),
     "own-copy": ("two rows of the batch and its references are equal", lambda facts: _repeats(facts.rows)),
     "rectangular": ("the similarity matrix is not square", lambda facts: len(set(facts.case.shape)) > 1),

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from pairproof.reference import checks
 
-from .cases import Case
-from .catalogue import LOSSES, Loss
+from .cases import IDS, Case
+from .catalogue import IGNORED, LOSSES, Loss
 from .flags import first_untrue
 from .levels import Level
 from .records import Expected, Matrix
@@ -50,7 +50,7 @@ EXACT_INTEGERS = 2**53
 TARGETS = ("labels", "positives", "partners", "positive_pairs")
 """The arguments that give the positives; a case has exactly one of them, or none for two towers."""
 
-ARGUMENTS = (*TARGETS, "embeddings_b", "negatives", "ref_embeddings", "ref_labels", "self_rows")
+ARGUMENTS = (*TARGETS, "embeddings_b", "negatives", "ref_embeddings", "ref_labels", "self_rows", *IGNORED)
 """The fields of ``arguments`` in the file, in order; the functions take some of them by keyword."""
 
 ALWAYS = ("loss", "anchors", "gradient")
@@ -67,10 +67,16 @@ SHAPES: Mapping[str, str] = {
     "ref_embeddings": "MD",
     "ref_labels": "M",
     "negatives": "KD",
+    "ignored": "NM",
+    "ignored_ids": "N",
+    "ref_ignored_ids": "M",
 }
 """The shape of every array of a case, one character per axis. Without ref_embeddings M equals N; K and P are arbitrary.
 
 The axis "2" has two entries."""
+
+WHOLE_NUMBERS = ("labels", "ref_labels", *IDS)
+"""The arguments that are arbitrary integers, of which only the equality matters."""
 
 EXCEPTIONS: Mapping[str, type[Exception]] = {"type": TypeError, "value": ValueError}
 
@@ -262,7 +268,7 @@ def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> 
         "temperature_gradient": expected.temperature_gradient,
     }
     given = {name: np.asarray(value).tolist() for name, value in {**case.arguments, **case.others}.items()}
-    for name in {"labels", "ref_labels"} & given.keys():
+    for name in given.keys() & {*WHOLE_NUMBERS}:
         given[name] = [str(label) if abs(label) >= EXACT_INTEGERS else label for label in given[name]]
     return {
         "id": case.id.removeprefix("golden/"),
@@ -375,6 +381,11 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
     require("self_rows" not in given or not within, f"{path}.arguments.self_rows", "requires ref_embeddings")
     wanted = "expected if and only if labels and ref_embeddings are given"
     require(("ref_labels" in given) == labels, f"{path}.arguments.ref_labels", wanted)
+    wanted = "expected if and only if ignored_ids and ref_embeddings are given"
+    ids = "ignored_ids" in given and not within
+    require(("ref_ignored_ids" in given) == ids, f"{path}.arguments.ref_ignored_ids", wanted)
+    for name in IGNORED.keys() & given.keys() if "negatives" in given else ():
+        raise FixtureError(f"{path}.arguments.{name}: negatives take the place of the batch")
     n, m = len(given[first]), len(given.get("ref_embeddings", given[first]))
     expect(n >= 2 or not within or loss.two_towers, f"{path}.embeddings", "at least 2 rows", n)
     sizes, arrays = {"2": 2, "N": n, "M": m}, {}
@@ -387,6 +398,9 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
         own = list(range(n)) if within else checks.check_self_rows(arrays.get("self_rows"), n, m)
         if "partners" in arrays:
             checks.check_partners(arrays["partners"], n, m, own, mutual=within)
+        if "ignored" in arrays and loss.positives_by in ("partners", "towers"):
+            partners = arrays["partners"].tolist() if "partners" in arrays else range(n)
+            checks.check_kept(arrays["ignored"].tolist(), partners)
         if "positive_pairs" in arrays:
             checks.check_positive_pairs(arrays["positive_pairs"], n)
     except (TypeError, ValueError) as error:
@@ -408,7 +422,7 @@ def _keywords(path: str, loss: Loss, raw: Mapping[str, Any]) -> dict[str, Any]:
 def _array(path: str, name: str, value: Any, sizes: dict[str, int]) -> npt.NDArray[Any]:
     """Convert an argument to an array of the shape given by ``SHAPES``; axes not in ``sizes`` are added to it."""
     matrix = "D" in SHAPES[name]
-    if name.endswith("labels"):
+    if name in WHOLE_NUMBERS:
         value = [_label(f"{path}[{i}]", x) for i, x in enumerate(value)]
     try:
         array: npt.NDArray[Any] = np.array(value, dtype=np.float64 if matrix else None if len(value) else int)

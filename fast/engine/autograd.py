@@ -111,8 +111,13 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
 
 def _sides(batch: Batch) -> tuple[Batch, Batch]:
     """Return the two directions of a batch with mutual references."""
-    references, back = batch.references, References(batch.embeddings, sizes=batch.sizes)
+    references, back, targets = batch.references, References(batch.embeddings, sizes=batch.sizes), batch.targets
     turned = replace(batch, embeddings=cast(Tensor, references.embeddings), sizes=references.sizes, references=back)
+    if targets.omits:
+        across = None if targets.ignored is None else targets.ignored.T
+        turned = replace(
+            turned, targets=replace(targets, ignored=across, ids=targets.column_ids, column_ids=targets.ids)
+        )
     return replace(batch, references=replace(references, mutual=False)), turned
 
 
@@ -291,9 +296,8 @@ class _Values(Reverse):
         found, saved = evaluate(batch, plan)
         targets, own = batch.targets, batch.references.own
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            *inputs, targets.given, targets.columns, own, batch.anchors, found.positives, found.negatives
-        )
+        given = targets.given, targets.columns, targets.ignored, targets.ids, targets.column_ids
+        ctx.save_for_backward(*inputs, *given, own, batch.anchors, found.positives, found.negatives)
         ctx.described, ctx.saved = (batch, plan), saved._replace(frozen=not ctx.needs_input_grad[3])
         ctx.mark_non_differentiable(found.positives, found.negatives)
         return found

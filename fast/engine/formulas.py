@@ -266,9 +266,10 @@ def counted(batch: Batch, positives: Tensor, negatives: Tensor | int, *, all_pos
 
 
 def is_plain(batch: Batch, policy: Policy) -> bool:
-    """Return whether the loss under a policy is the mean or the sum of all rows' values."""
+    """Return whether the loss under a policy is the mean or the sum of all rows' values, and no pairs are ignored."""
     usual = policy.no_positive == policy.no_negative == "zero" and policy.base_temperature is None
-    return usual and policy.reduction in ("mean", "sum") and batch.anchors is None
+    every = batch.anchors is None and batch.targets.ignored is None and batch.targets.ids is None
+    return usual and policy.reduction in ("mean", "sum") and every
 
 
 def reduced(found: AnchorValues, batch: Batch, policy: Policy) -> Tensor:

@@ -41,6 +41,8 @@ LARGEST_OF_FLOAT32 = 1e30
 """Largest bound on dot products, divided by the temperature, with which they are computed in float32."""
 LARGEST_LOGIT = 1e300
 """Largest bound on dot products, divided by the temperature, with which rows need no scaling in float64."""
+OMITS = 'the kernels do not support ignored pairs; backend="auto" evaluates such batches without them'
+"""Why ``backend="triton"`` refuses a batch with ignored pairs."""
 
 
 class _Forced:
@@ -76,8 +78,11 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
         ValueError: ``backend="triton"`` does not support these embeddings.
     """
     embeddings, rule, targets = batch.embeddings, batch.rule, batch.targets
-    if backend == "triton" or (backend == "auto" and embeddings.is_cuda and KERNELS["triton"].chosen(embeddings)):
-        refusal = KERNELS["triton"].refusal(embeddings)
+    omits = targets.omits
+    if backend == "triton" or (
+        backend == "auto" and embeddings.is_cuda and not omits and KERNELS["triton"].chosen(embeddings)
+    ):
+        refusal = OMITS if omits else KERNELS["triton"].refusal(embeddings)
         if refusal is not None:
             raise ValueError(f'backend="triton": {refusal}')
         return Plan("triton", tf32=device.tf32_allowed()), batch
@@ -85,6 +90,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     columns = count if others is None else others.shape[0]
     reads = device.may_read(embeddings) and device.may_read(targets.given)
     tiles = others is None and targets.kind in ("labels", "partners") and rule.terms in ("out", "in", "epsilon")
+    tiles = tiles and not omits
     # The largest dot product of each row would have to be found before the first tile is weighed.
     tiles = tiles and not (rule.terms == "epsilon" and rule.similarity == "dot")
     # An upper bound on |s_ij|; infinity if values would have to be read from an accelerator to find one.
@@ -102,7 +108,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     one = backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO)
     entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
     height = count if one else _Forced.rows or max(1, entries // columns)
-    if 2 * largest <= unshifted and (one or not tiles):
+    if 2 * largest <= unshifted and (one or not tiles) and not (omits and rule.terms == "binary"):
         keep = height == count or (targets.kind in ("partners", "none") and count * columns <= KEPT_ELEMENTS)
         return Plan("unshifted", height, columns, backward and keep, reads), batch
     if tiles and targets.kind == "labels" and reads:

@@ -34,7 +34,7 @@ class Panel(NamedTuple):
         rows: the anchors' rows.
         positive: bool ``[b, M]``, True where the column is a positive of the row.
         negative: bool ``[b, M]``, True where the column is a negative of the row.
-        own: bool ``[b, M]``, True where the column is the row itself.
+        own: bool ``[b, M]``, True where the column is the row itself, or the pair is ignored.
         some_negative: bool ``[b, 1]``, whether the row has a negative.
         number: ``[b, 1]``, positives per row in the computing dtype, at least 1.
     """
@@ -94,7 +94,7 @@ def panels(batch: Batch, columns: int, rows: int) -> Iterator[Panel | LonePanel]
     dtype = dtypes_of(batch.embeddings)[0]
     for start in range(0, count, rows):
         here = slice(start, min(start + rows, count))
-        if targets.kind in ("partners", "none") and batch.rule.terms != "epsilon":
+        if targets.kind in ("partners", "none") and batch.rule.terms != "epsilon" and not targets.omits:
             yield _lone_panel(targets, own, here, columns)
         else:
             positive, negative, itself = masks_of(targets, own, here, count, columns)
@@ -105,12 +105,17 @@ def panels(batch: Batch, columns: int, rows: int) -> Iterator[Panel | LonePanel]
 def masks_of(
     targets: Targets, own: Tensor | None, here: slice, count: int, columns: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three bool masks ``[b, M]`` of the rows ``here``: positives, negatives, and self pairs."""
+    """Return three bool masks ``[b, M]`` of the rows ``here``: positives, negatives, and all other pairs."""
     positive = marked(targets, here, count, columns)
     place = torch.arange(columns, device=positive.device)
     itself = torch.zeros_like(positive) if own is None else own[here, None] == place
     positive = positive & ~itself
-    return positive, ~(positive | itself), itself
+    if not targets.omits:
+        return positive, ~(positive | itself), itself
+    if targets.ignored is not None:
+        positive = positive & ~targets.ignored[here]
+    neither = (itself | targets.omitted(here)) & ~positive
+    return positive, ~(positive | neither), neither
 
 
 def _lone_panel(targets: Targets, own: Tensor | None, here: slice, columns: int) -> LonePanel:

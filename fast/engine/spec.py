@@ -43,12 +43,31 @@ class Targets:
             ``[P, 2]`` (each an anchor and its positive; duplicates count once), or an empty tensor.
         columns: int64 labels ``[M]`` of the references; None without references, and for the other kinds.
         order: int64 ``[N]``, the rows stably sorted by label or so that partners are neighbours; None if not known.
+        ignored: bool ``[N, M]``, pairs that are neither positives nor negatives; None if none are marked.
+        ids: int64 ``[N]``; a pair whose row and column have equal ids is not a negative. None if there are no ids.
+        column_ids: int64 ``[M]``, the ids of the references; None without references.
     """
 
     kind: Kind
     given: Tensor
     columns: Tensor | None = None
     order: Tensor | None = None
+    ignored: Tensor | None = None
+    ids: Tensor | None = None
+    column_ids: Tensor | None = None
+
+    @property
+    def omits(self) -> bool:
+        """Whether some pairs may be neither positives nor negatives."""
+        return self.ignored is not None or self.ids is not None
+
+    def omitted(self, here: slice) -> Tensor:
+        """Return a bool mask ``[b, M]`` of the pairs of the rows ``here`` that are not negatives because of `omits`."""
+        if self.ids is None:
+            assert self.ignored is not None
+            return self.ignored[here]
+        equal = self.ids[here, None] == (self.ids if self.column_ids is None else self.column_ids)
+        return equal if self.ignored is None else equal | self.ignored[here]
 
 
 @dataclass(slots=True)

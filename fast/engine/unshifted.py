@@ -221,8 +221,12 @@ def _sum(
             pos = exponentials.gather(1, column).view(-1)
             exponentials.scatter_(1, column, 0.0)
         _clear(exponentials, batch, here)
+        if targets.omits:
+            exponentials.masked_fill_(targets.omitted(here), 0.0)
         return Panel(exponentials, none, column), [exponentials.sum(1), pos, *[none] * 6]
     positive = _clear(_positive(batch, here, logits, ranks), batch, here)
+    if targets.ignored is not None:
+        positive.masked_fill_(targets.ignored[here], 0.0)
     number = positive.sum(1)
     if rule.terms == "binary":
         sign = torch.rsub(positive, 1, alpha=2)
@@ -247,6 +251,8 @@ def _sum(
         own = exponentials * positive
     shared = rule.denominator == "one_positive" and not lone
     negative = _clear(exponentials - own if shared else exponentials.sub_(own), batch, here)
+    if targets.omits:
+        negative.masked_fill_(targets.omitted(here), 0.0)
     neg, pos = negative.sum(1), own.sum(1)
     missed = first = second = none
     if shared:
@@ -295,6 +301,9 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     # The sums of all panels are allocated first: small tensors that outlive a panel would fragment its freed memory.
     every = None if plan.rows >= count else rows.new_empty((len(Sums._fields) + 3, count))
     part: list[Tensor] = []
+    omits, remaining, across_remaining = batch.targets.omits, NONE, None
+    if omits:
+        remaining = torch.empty(count, dtype=torch.int64, device=rows.device)
     for start in range(0, count, plan.rows):
         here = slice(start, min(start + plan.rows, count))
         panel, part = _sum((rows if every is None else rows[here]) @ turned, batch, here, ranks)
@@ -304,6 +313,11 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
         if batch.references.mutual:
             total = panel.negative.sum(0)
             across = total if across is None else across.add_(total)
+        if omits:  # an exponential is never 0, so the entries that are not 0 are those of the negatives
+            remaining[here] = torch.count_nonzero(panel.negative, 1)
+            if batch.references.mutual:
+                found = torch.count_nonzero(panel.negative, 0)
+                across_remaining = found if across_remaining is None else across_remaining.add_(found)
         if plan.keep:
             kept.append(panel)
         del panel
@@ -315,12 +329,16 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     whole = Sums(*sums)
     others = _others(batch, width)
     positives, many = number, None
-    if kind in ("partners", "none"):
+    negatives: int | Tensor
+    if omits:
+        negatives = remaining if across_remaining is None else torch.cat((remaining, across_remaining))
+    elif kind in ("partners", "none"):
         negatives = others - 1 if kind == "partners" else others
         if isinstance(negatives, int) and (plan.sized or negatives <= 0):
             negatives = torch.full((whole.neg.shape[0],), negatives, device=rows.device)
     else:
         negatives = others - number
+    if kind not in ("partners", "none"):
         many = None if lone else number if lone is False else number.clamp(min=1)
     row = _Row(many, number if many is None else many, whole, lin, mean, (number, cast(Tensor, negatives)), lone)
     values = formulas.value(rule, cast(Row, row))
@@ -370,6 +388,7 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
         return both_ways(_clear(weight, batch, here), batch)
     slope = level if kind in ("partners", "none") else _column(weights.slope, here)
     symmetric = batch.references.embeddings is None and level.shape[0] == count and kind in ("labels", "partners")
+    symmetric = symmetric and batch.targets.ignored is None
     if batch.references.mutual:
         negative = negative + weights.negative[count:]
         level = level + _column(weights.level[count:], here)
@@ -382,7 +401,8 @@ def _weigh(panel: Panel, weights: formulas.Weights, batch: Batch, here: slice) -
             slope, level = slope + weights.slope, level + weights.level
     weight = panel.negative.mul_(negative)
     if kind == "partners":
-        return weight.scatter_(1, panel.positive, level)
+        weight.scatter_(1, panel.positive, level)
+        return weight if symmetric else both_ways(weight, batch)
     if kind == "none":
         return weight
     if panel.star is not None:
