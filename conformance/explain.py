@@ -112,7 +112,7 @@ def _whole(case: Case, result: Result) -> Iterator[str]:
     else:
         pairs = {i: [pair for (a, _), pair in terms.pairs.items() if a == i] for i in terms.counted}
         parts = [
-            "nan" if math.isnan(terms.anchor_losses[i]) else _part(form, of_anchor) for i, of_anchor in pairs.items()
+            "nan" if math.isnan(terms.anchor_losses[i]) else _part(case, of_anchor) for i, of_anchor in pairs.items()
         ]
     if reduction == "none":
         for i, part, value in zip(terms.counted, parts, result.loss, strict=True):
@@ -122,8 +122,9 @@ def _whole(case: Case, result: Result) -> Iterator[str]:
     yield f"{sign}({' + '.join(parts) or '0'}){divisor}{scale} = {_number(result.loss)}"
 
 
-def _part(form: str, pairs: Sequence[Pair]) -> str:
+def _part(case: Case, pairs: Sequence[Pair]) -> str:
     """Return the contribution of an anchor to the sum."""
+    form = case.entry.form
     if not pairs:
         return "0"
     if form == "binary":
@@ -131,7 +132,8 @@ def _part(form: str, pairs: Sequence[Pair]) -> str:
         # The diagonal counts as a positive of loss 0.
         return " + ".join(f"({' + '.join(v)})/{len(v) + extra}" for v, extra in zip(kinds, (1, 0), strict=True) if v)
     if form == "inside":
-        return f"log(({' + '.join(map(_ratio, pairs))})/{len(pairs)})"
+        inside = " + ".join(map(_ratio, pairs))
+        return f"log({inside})" if case.option("inside_reduction") == "sum" else f"log(({inside})/{len(pairs)})"
     logs = " + ".join(f"log {_ratio(pair)}" for pair in pairs)
     return f"({logs})/{len(pairs)}" if len(pairs) > 1 else logs
 

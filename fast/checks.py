@@ -16,12 +16,25 @@ from typing import cast, get_args
 import torch
 from torch import Tensor
 
-from .engine import Backend, Denominator, Policy, References, Rule, Similarity, Sizes, Targets, device, measure
+from .engine import (
+    Backend,
+    Denominator,
+    InsideReduction,
+    Policy,
+    References,
+    Rule,
+    Similarity,
+    Sizes,
+    Targets,
+    device,
+    measure,
+)
 
 REDUCTIONS = ("mean", "sum", "none")
 PAIR_REDUCTIONS = (*REDUCTIONS, "mean_pairs")
 SIMILARITIES: tuple[str, ...] = get_args(Similarity)
 DENOMINATORS: tuple[str, ...] = get_args(Denominator)
+INSIDE_REDUCTIONS: tuple[str, ...] = get_args(InsideReduction)
 NO_POSITIVE = ("zero", "drop", "nan")
 NO_NEGATIVE = ("zero", "nan")
 DIRECTIONS = ("both", "a_to_b", "b_to_a")
@@ -110,6 +123,7 @@ def check_options(
     for name, value, choices in (
         ("similarity", rule.similarity, SIMILARITIES),
         ("denominator", rule.denominator, DENOMINATORS),
+        ("inside_reduction", rule.inside_reduction, INSIDE_REDUCTIONS),
         ("no_positive", policy.no_positive, NO_POSITIVE),
         ("no_negative", policy.no_negative, NO_NEGATIVE),
         ("reduction", policy.reduction, reductions),

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, g
 from torch import Tensor, nn
 
 from .checks import check_choice, check_number, check_temperature
-from .engine import Backend, Denominator, Similarity
+from .engine import Backend, Denominator, InsideReduction, Similarity
 from .info_nce import Direction, info_nce_loss
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import PairReduction, nt_xent_loss, nt_xent_pairwise_loss
@@ -155,6 +155,7 @@ class SupConInLoss(LossModule):
     """
 
     denominator: Denominator = "all"
+    inside_reduction: InsideReduction = "mean"
     no_positive: NoPositive = "zero"
     no_negative: NoNegative = "zero"
     reduction: Reduction = "mean"

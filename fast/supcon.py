@@ -11,7 +11,7 @@ positives of i in A(i), and N(i) the rest of A(i). The denominator D_ip is
 and the loss of anchor i is
 
     supcon          mean over p in P(i) of -log(e^s_ip / D_ip)
-    supcon_in       -log(mean over p in P(i) of e^s_ip / D_ip)
+    supcon_in       -log(mean over p in P(i) of e^s_ip / D_ip), or -log of the sum
     supcon_epsilon  sum over p of -log(e_ip / sum over a in A(i) of e_ia) / (|P(i)| + epsilon)
                     with e_ij = exp(s_ij - max over all rows k, i included, of s_ik) + epsilon, epsilon = 1e-8
 
@@ -36,7 +36,7 @@ from .checks import (
     check_options,
     check_references,
 )
-from .engine import Backend, Batch, Denominator, Policy, Rule, Similarity, loss_of
+from .engine import Backend, Batch, Denominator, InsideReduction, Policy, Rule, Similarity, loss_of
 
 Reduction = Literal["mean", "sum", "none"]
 NoPositive = Literal["zero", "drop", "nan"]
@@ -133,6 +133,7 @@ def supcon_in_loss(
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
     denominator: Denominator = "all",
+    inside_reduction: InsideReduction = "mean",
     no_positive: NoPositive = "zero",
     no_negative: NoNegative = "zero",
     reduction: Reduction = "mean",
@@ -170,6 +171,8 @@ def supcon_in_loss(
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" or "only_negatives". With "one_positive" each numerator has its own
             denominator.
+        inside_reduction: "mean" of the ratios inside the logarithm, or "sum", which leaves out 1/|P(i)|: the value is
+            smaller by log |P(i)|, and the gradient is the same.
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
         no_negative: the value of an anchor without negatives under "only_negatives": "zero" or "nan".
         reduction: "mean" or "sum" over the anchors, or "none": one value per anchor that is not dropped, in row order.
@@ -184,9 +187,11 @@ def supcon_in_loss(
         ValueError: an argument has the wrong shape, value or device, or an option is unknown.
 
     Source:
-        Khosla et al. 2020, arXiv 2004.11362, equation 3.
+        Khosla et al. 2020, arXiv 2004.11362, equation 3. The "sum" is what public code computes: ``simclr_loss_func``
+        of vturrisi/solo-learn at commit 9187ea3, ``init_suncet_loss`` of facebookresearch/suncet at commit 731547d, and
+        ``SupConLossV2`` of megvii-research/FSCE at commit 94ba3f4.
     """
-    rule = Rule("in", similarity, temperature, denominator)
+    rule = Rule("in", similarity, temperature, denominator, inside_reduction)
     policy = Policy(reduction, base_temperature, no_positive, no_negative)
     references, left_out = (ref_embeddings, ref_labels, self_rows), (ignored, ignored_ids, ref_ignored_ids)
     return labelled_loss(rule, policy, embeddings, labels, positives, anchors, references, left_out, validate, backend)

@@ -27,6 +27,7 @@ NOT_LABELS = "; partners are row numbers: for labels use nt_xent_pairwise_loss o
 
 CHOICES = {
     "denominator": ("all", "one_positive", "only_negatives"),
+    "inside_reduction": ("mean", "sum"),
     "no_positive": ("zero", "drop", "nan"),
     "no_negative": ("zero", "nan"),
     "direction": ("both", "a_to_b", "b_to_a"),

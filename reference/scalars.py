@@ -50,6 +50,14 @@ def log_mean_exp(values: Sequence[Scalar], empty: str = "zero") -> Scalar:
     return top + np.log1p(mean([np.expm1(v - top) for v in values], empty))
 
 
+def log_sum_exp(values: Sequence[Scalar], empty: str = "zero") -> Scalar:
+    """Return the logarithm of the sum of e^v; for an empty sequence 0, or NaN if ``empty`` is "nan"."""
+    if not values:
+        return EMPTY[empty]
+    top, rest = shifted_sum(values)
+    return top + np.log1p(rest)
+
+
 def largest(values: Sequence[Scalar]) -> int:
     """Return the position of the largest value; the first one on a tie."""
     return max(range(len(values)), key=lambda k: order(values[k]))

@@ -200,11 +200,15 @@ def supcon_in_loss(
     base_temperature: float | None = None,
     similarity: str = "cosine",
     denominator: str = "all",
+    inside_reduction: str = "mean",
     no_positive: str = "zero",
     no_negative: str = "zero",
     reduction: str = "mean",
 ) -> Values:
-    """-log((softmax_mat[i, p] + softmax_mat[i, q] + ...) / |P(i)|). Source: arXiv 2004.11362, equation 3."""
+    """-log((softmax_mat[i, p] + softmax_mat[i, q] + ...) / |P(i)|), without |P(i)| if ``inside_reduction`` is "sum".
+
+    Source: arXiv 2004.11362, equation 3.
+    """
     mat = _mat(embeddings, similarity, temperature, ref_embeddings)
     others = _others(mat, ref_embeddings is not None, self_rows)
     left_out = ignored, ignored_ids, ref_ignored_ids
@@ -215,8 +219,8 @@ def supcon_in_loss(
     top = log_ratios.max(axis=1, keepdims=True, initial=-np.inf, where=is_positive)
     usable = is_positive & np.isfinite(top)
     ratios = np.exp(np.subtract(log_ratios, top, where=usable, out=np.full_like(log_ratios, -np.inf)))
-    mean = _mean(ratios, is_positive)
-    each = -np.log(mean, where=mean > 0, out=np.zeros_like(mean)) - top[:, 0]
+    inside = ratios.sum(axis=1, where=is_positive) if inside_reduction == "sum" else _mean(ratios, is_positive)
+    each = -np.log(inside, where=inside > 0, out=np.zeros_like(inside)) - top[:, 0]
     if denominator == "only_negatives":
         each = np.where(is_negative.any(axis=1), each, np.nan if no_negative == "nan" else 0.0)
     return _values(each, anchors, temperature, base_temperature, reduction, no_positive, unpaired)

@@ -15,6 +15,8 @@ The argument ``denominator`` selects D_ip (the names are those of the authors' T
     "one_positive"    e^s_ip + Σ_{n∈N(i)} e^s_in
     "only_negatives"  Σ_{n∈N(i)} e^s_in
 
+With ``inside_reduction="sum"``, supcon_in_loss leaves out 1/|P(i)|: L_i is smaller by log |P(i)|, a constant.
+
 Sources: Khosla et al., "Supervised Contrastive Learning", arXiv 2004.11362, equations 2 and 3; the batch tutorial
 "Implement Supervised Contrastive Loss in a Batch with PyTorch", 31 January 2023.
 """
@@ -25,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .batch import evaluate
-from .scalars import largest, log_mean_exp, mean, total, zero_like
+from .scalars import largest, log_mean_exp, log_sum_exp, mean, softplus, total, zero_like
 from .terms import Anchor, Columns, Pair, Result, Row, cross_entropy, cross_entropy_of_exponentials
 
 EPSILON = 1e-8
@@ -51,11 +53,28 @@ def supcon_anchor(
 
 
 def supcon_in_anchor(
-    s: Row, i: int, A: Columns, P: Columns, N: Columns, *, denominator: str = "all", no_negative: str = "zero"
+    s: Row,
+    i: int,
+    A: Columns,
+    P: Columns,
+    N: Columns,
+    *,
+    denominator: str = "all",
+    inside_reduction: str = "mean",
+    no_negative: str = "zero",
 ) -> Anchor:
-    """L_i = -log( 1/|P(i)| Σ_{p∈P(i)} e^s_ip / D_ip ): arXiv 2004.11362, equation 3 (L_in)."""
+    """L_i = -log( 1/|P(i)| Σ_{p∈P(i)} e^s_ip / D_ip ): arXiv 2004.11362, equation 3 (L_in).
+
+    If ``inside_reduction`` is "sum", L_i = -log( Σ_{p∈P(i)} e^s_ip / D_ip ).
+    """
     pairs = cross_entropies(s, i, A, P, N, denominator)
-    return -log_mean_exp([-pair.value for pair in pairs], empty=no_negative), pairs
+    log_ratios = [-pair.value for pair in pairs]
+    if inside_reduction == "mean":
+        return -log_mean_exp(log_ratios, empty=no_negative), pairs
+    if denominator == "all":
+        # The sum of the ratios is 1 / (1 + Σ_{n∈N(i)} e^s_in / Σ_{p∈P(i)} e^s_ip): a loss near 0 keeps its digits.
+        return softplus(log_sum_exp([s[n] for n in N]) - log_sum_exp([s[p] for p in P])) if N else 0.0, pairs
+    return -log_sum_exp(log_ratios, empty=no_negative), pairs
 
 
 def supcon_epsilon_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns) -> Anchor:
@@ -146,6 +165,7 @@ def supcon_in_loss(
     base_temperature: float | None = None,
     similarity: str = "cosine",
     denominator: str = "all",
+    inside_reduction: str = "mean",
     no_positive: str = "zero",
     no_negative: str = "zero",
     reduction: str = "mean",
@@ -177,6 +197,8 @@ def supcon_in_loss(
         similarity: "cosine" or "dot".
         denominator: "all", "one_positive" or "only_negatives". With "one_positive" each numerator has its own
             denominator.
+        inside_reduction: "mean" of the ratios inside the logarithm, or "sum", which leaves out 1/|P(i)|: the value is
+            smaller by log |P(i)|, and the gradient is the same.
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan".
         no_negative: the value of an anchor without negatives under denominator "only_negatives": "zero" or "nan".
         reduction: "mean" over the anchors, "sum", or "none" (a list, one value per anchor not dropped).
@@ -189,7 +211,9 @@ def supcon_in_loss(
         ValueError: an argument has the wrong shape or value.
 
     Source:
-        SupCon paper, arXiv 2004.11362, equation 3.
+        SupCon paper, arXiv 2004.11362, equation 3. The "sum" is what public code computes: ``simclr_loss_func`` of
+        vturrisi/solo-learn at commit 9187ea3, ``init_suncet_loss`` of facebookresearch/suncet at commit 731547d, and
+        ``SupConLossV2`` of megvii-research/FSCE at commit 94ba3f4.
     """
     return evaluate(supcon_in_anchor, **locals())
 

@@ -32,7 +32,12 @@ TABLE = [
         "the anchor itself is counted among its positives; the anchor itself is kept in the",
         "",
     ),
-    ("sums_inside", "supcon_in", "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing", ""),
+    (
+        "sums_inside",
+        "supcon_in",
+        "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing",
+        "inside_reduction=sum",
+    ),
     ("views_mixed_up", "supcon", "labels are repeated for stacked views, but views are interleaved", ""),
     ("interleaved", "nt_xent", "stacked views are read as interleaved", ""),
     (

@@ -185,6 +185,7 @@ VARIANTS = [
         {"reduction": "none"},
         {"base_temperature": 0.3},
         *({"denominator": d} for d in ("one_positive", "only_negatives") if loss in ("supcon", "supcon_in")),
+        *({"inside_reduction": "sum"} for _ in range(loss == "supcon_in")),
         *({"no_positive": p} for p in ("drop", "nan") if loss.startswith("supcon")),
         *({"reduction": "mean_pairs"} for _ in range(loss == "nt_xent_pairwise")),
         *({"direction": d} for d in ("a_to_b", "b_to_a") if loss == "info_nce"),
@@ -204,7 +205,7 @@ def same_name(identification, loss, options):
 
 def is_quick(loss, options):
     """Whether an option is tested in every run: an option that several losses share is tested for one of them."""
-    own = options.keys() & {"direction", "denominator"} or options == {"reduction": "mean_pairs"}
+    own = options.keys() & {"direction", "denominator", "inside_reduction"} or options == {"reduction": "mean_pairs"}
     return not options or own or loss == "supcon"
 
 

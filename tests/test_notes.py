@@ -218,6 +218,12 @@ def finite_exponentials(c: Noted, dtype: str) -> bool:
 
 
 RULES: list[Rule] = [
+    # Batches of other cases with other options. They are first, because their names contain other terms.
+    (
+        r"The batch of ([a-z0-9-]+) with the ratios summed inside the logarithm",
+        lambda c, name: c.option("inside_reduction") == "sum" and sums_the_ratios(c, c.named(name)),
+    ),
+    (r"the ratios add up to exactly 1, so the loss is exactly 0", lambda c: c.loss == 0 and not any(c.negatives)),
     # Whole sentences.
     (
         rf"Dot products are {POWER}, and logits {POWER}, beyond the range of (float\d\d)",
@@ -966,6 +972,16 @@ def differ(c: Noted, i: int, j: int, k: int) -> bool:
     a = c.case.embeddings[i]
     b = c.case.embeddings[j] if c.within else next(iter(c.case.others.values()))[j]
     return 2.0 ** (k - 2) < np.linalg.norm(a - b) / np.linalg.norm(a) < 2.0 ** (k + 2)
+
+
+def sums_the_ratios(c: Noted, averaged: Noted) -> bool:
+    """Whether the values are those of another case minus the logarithms of the numbers of positives."""
+    scale = c.t / (c.option("base_temperature") or c.t)
+    less = {i: scale * math.log(max(c.positives[i], 1)) for i in c.results}
+    values = [(c.results[i], averaged.results[i] - less[i]) for i in c.results]
+    gradients = c.golden.expected.gradient, averaged.golden.expected.gradient
+    same = gradients[0] is gradients[1] is None or np.allclose(*gradients, rtol=1e-12, atol=1e-300)
+    return same and c.results.keys() == averaged.results.keys() and np.allclose(*np.transpose(values), equal_nan=True)
 
 
 def squares_leave(c: Noted, dtype: str) -> bool:

@@ -473,7 +473,8 @@ def suspects(found: Failure) -> Iterator[Suspect]:
     for flow, words in FLOWS.items():
         if words:
             yield right.other(f"the value is right, but {words}", flow=flow)
-    parts = {"similarity": ("cosine", "dot"), "denominator": variants.RIGHT_DENOMINATORS, "form": ("mean", "inside")}
+    forms = ("mean", "inside", "inside, summed")
+    parts = {"similarity": ("cosine", "dot"), "denominator": variants.RIGHT_DENOMINATORS, "form": forms}
     for part, names in parts.items():
         for name in names if part == "similarity" or (variant.in_parts and not variant.binary) else ():
             yield right.other(**{part: name})
@@ -630,6 +631,7 @@ CHOICES: Mapping[str, str] = {
     "dot": "similarities are raw dot products: rows are not normalised",
     "cosine": "rows are normalised, but raw dot products are required",
     "inside": "the mean over the positives is taken inside the logarithm, not outside it",
+    "inside, summed": "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing",
     "mean": "the mean over the positives is taken outside the logarithm, not inside it",
 }
 """Descriptions of parts that are right for another loss or option than that of the case."""
@@ -651,7 +653,8 @@ def words_for_case(found: Failure, other: Variant) -> str:
     details = dict.fromkeys(("tempering", "numerator"), f" ({found.temperature:g})")
     count = len(found.positives[anchor])
     details["form"] = f" (anchor {anchor} has {count} positive{'s' * (count != 1)})"
-    return CHOICES.get(choice) or words_of(choice) + details.get(part, "")
+    known = OTHER_FORMS.get((right.form, choice)) or CHOICES.get(choice)
+    return known or words_of(choice) + details.get(part, "")
 
 
 OTHER_DENOMINATORS: Mapping[tuple[str, str], str] = {
@@ -663,6 +666,12 @@ OTHER_DENOMINATORS: Mapping[tuple[str, str], str] = {
     ("only_negatives", "one_positive"): "contains the positive itself",
 }
 """What a denominator of the catalogue lacks, or contains in addition, by (the right denominator, the other)."""
+
+
+OTHER_FORMS: Mapping[tuple[str, str], str] = {
+    ("inside, summed", "inside"): "the ratios are averaged inside the logarithm, not summed",
+}
+"""The descriptions that depend on the right form too, by (the right form, the other)."""
 
 
 def general_words(found: Failure, suspect: Suspect) -> str:
@@ -679,7 +688,7 @@ def general_words(found: Failure, suspect: Suspect) -> str:
 def _general_words(right: str, other: str) -> str:
     if (right, other) in OTHER_DENOMINATORS:
         return f"the denominator {OTHER_DENOMINATORS[right, other]}"
-    return CHOICES.get(other) or words_of(other) or f"{other} instead of {right}"
+    return OTHER_FORMS.get((right, other)) or CHOICES.get(other) or words_of(other) or f"{other} instead of {right}"
 
 
 def _first_wrong_anchor(found: Failure) -> int:

@@ -97,6 +97,8 @@ POLICIES: Mapping[tuple[str, str], str] = {
     ("denominator", "all"): "the denominator contains all other rows",
     ("denominator", "one_positive"): "the denominator lacks the other positives",
     ("denominator", "only_negatives"): "the denominator lacks the positives",
+    ("inside_reduction", "mean"): "the ratios are averaged inside the logarithm, not summed",
+    ("inside_reduction", "sum"): "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing",
     ("direction", "both"): "the anchors are the rows of both towers",
     ("direction", "a_to_b"): "the anchors are only the rows of the first tower",
     ("direction", "b_to_a"): "the anchors are only the rows of the second tower",

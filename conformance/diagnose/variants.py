@@ -299,7 +299,7 @@ _OUTSIDE: Table = {
 }
 _INSIDE: Table = {
     "inside": lambda x: x.n.log() - x.log_ratios,
-    "the ratios are summed inside the logarithm, not averaged: 1/|P| is missing": lambda x: -x.log_ratios,
+    "inside, summed": lambda x: -x.log_ratios,
     "the sum of the ratios is divided by the number of positives plus 1": lambda x: (x.n + 1).log() - x.log_ratios,
     "exp(0) of the diagonal leaks into the numerator": lambda x: x.n.log() - x.leaking_log_ratios,
     _LEAK_SUM: lambda x: -x.leaking_log_ratios,
@@ -346,7 +346,9 @@ NAMES: Mapping[str, str] = {
     **TWO_GUARDS,
     **TINY_GUARDS,
     **FLOWS,
-    **dict.fromkeys((*RIGHT_POSITIVES, "cosine", "dot", "divided", "same", "mean", "inside", "binary"), ""),
+    **dict.fromkeys(
+        (*RIGHT_POSITIVES, "cosine", "dot", "divided", "same", "mean", "inside", "inside, summed", "binary"), ""
+    ),
     "sum": "the sum over the positives is not divided by their number",
     "mean_pairs": "the mean is over the positive pairs",
     "pooled": "minus the logarithm of the mean over all anchors, not the mean of minus the logarithm",
@@ -445,6 +447,8 @@ def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
     chosen = tuple((name, given[name]) for name in own if given[name] != loss.keywords[name])
     named = ("similarity", "denominator") if loss.variant else ("similarity",)
     parts: dict[str, Any] = {**loss.variant, **{name: given[name] for name in named if name in given}}
+    if given.get("inside_reduction") == "sum":
+        parts["form"] = "inside, summed"
     return Variant(loss.name, chosen, **parts)
 
 
@@ -741,7 +745,7 @@ def variations(variant: Variant, call: str, kept: Collection[str] = ()) -> Itera
         others["denominator"] = [name for name in DENOMINATORS if name.partition(",")[0] not in right]
         others["guard"] = GUARDS if variant.takes_guard else ()
         forms = (name for name in (*_OUTSIDE, *_INSIDE) if name != _LEAK_SUM)
-        others["form"] = _INSIDE if variant.form == "inside" else forms
+        others["form"] = _INSIDE if variant.form in _INSIDE else forms
     elif variant.in_parts:
         others["form"] = _BINARY
     if variant.positives == "meant":

@@ -35,6 +35,25 @@ def supcon_in_ratios_summed(batch: parts.Batch) -> Tensor:
     return value[:, 0].where(batch.counts > 0, 0)
 
 
+@fault("supcon_in", inside_reduction="sum", build=parts.labelled)
+def supcon_in_ratios_averaged(batch: parts.Batch) -> parts.Batch:
+    """The ratios inside the logarithm are averaged, although inside_reduction is "sum"."""
+    return batch
+
+
+@fault(
+    "supcon_in",
+    github("vturrisi/solo-learn", "blob/main/solo/losses/simclr.py"),
+    inside_reduction="sum",
+    build=parts.labelled,
+    level="policies",
+)
+def supcon_in_summed_without_positives_infinite(batch: parts.Batch) -> Tensor:
+    """The ratios are summed, and an anchor without positives has the loss -log 0, which is infinite."""
+    inside = batch.s.masked_fill(~batch.positive, -torch.inf).logsumexp(dim=1)
+    return parts.log_sum(batch.s, batch.other)[:, 0] - inside
+
+
 @fault("supcon", build=parts.labelled)
 def supcon_divided_by_the_rows(batch: parts.Batch) -> Tensor:
     """The sum over the positives is divided by the number of rows, not by the number of positives."""

@@ -22,6 +22,7 @@ REDUCTIONS = ("mean", "sum", "none")
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "similarity": ("cosine", "dot"),
     "denominator": ("all", "one_positive", "only_negatives"),
+    "inside_reduction": ("mean", "sum"),
     "no_positive": ("zero", "drop", "nan"),
     "no_negative": ("zero", "nan"),
     "reduction": REDUCTIONS,
@@ -173,8 +174,9 @@ class Loss:
     def form(self) -> str:
         """How the value of an anchor is computed from its terms.
 
-        "mean" is the mean over the positives of -log ratio, "inside" is -log of the mean ratio, "binary" is the binary
-        cross-entropy of every pair where the self pair is a positive of loss 0, and "" is any other.
+        "mean" is the mean over the positives of -log ratio, "inside" is -log of the mean ratio or of the sum of the
+        ratios, "binary" is the binary cross-entropy of every pair where the self pair is a positive of loss 0, and ""
+        is any other.
         """
         return self.variant.get("form", "")
 
@@ -247,12 +249,21 @@ def supcon_baseline(
 
 
 def supcon_in_baseline(
-    logits: Tensor, member: Tensor, positive: Tensor, *, denominator: str = "all", no_negative: str = "zero"
+    logits: Tensor,
+    member: Tensor,
+    positive: Tensor,
+    *,
+    denominator: str = "all",
+    inside_reduction: str = "mean",
+    no_negative: str = "zero",
 ) -> Tensor:
-    """SupCon with the mean over the positives inside the logarithm."""
+    """SupCon with the mean over the positives, or their sum, inside the logarithm."""
     each, rows = cross_entropies(logits, member, positive, denominator)
     ratios = (-each).masked_fill(~positive, -math.inf).where(rows[:, None], 0.0)
-    return (positive.sum(dim=1).to(each.dtype).clamp(min=1).log() - ratios.logsumexp(dim=1)).where(rows, 0.0)
+    value = -ratios.logsumexp(dim=1)
+    if inside_reduction == "mean":
+        value = positive.sum(dim=1).to(each.dtype).clamp(min=1).log() + value
+    return value.where(rows, 0.0)
 
 
 def supcon_epsilon_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, epsilon: float = 1e-8) -> Tensor:
@@ -293,7 +304,7 @@ for _loss in (
         module_class="SupConInLoss",
         source="Khosla et al. 2020, arXiv 2004.11362, equation 3 (L_in)",
         positives_by="labels",
-        keywords=_SUPCON,
+        keywords={**_SUPCON, "inside_reduction": "mean"},
         baseline=supcon_in_baseline,
         variant={"form": "inside"},
     ),

@@ -133,6 +133,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "similarity": _given("similarity"),
     "high-temperature": ("the temperature is 1 or more", lambda facts: facts.case.temperature >= 1),
     "denominator": _given("denominator"),
+    "inside-reduction": _given("inside_reduction"),
     "references": _given("ref_embeddings"),
     "self-rows": _given("self_rows"),
     "ignored-pairs": _given("ignored"),

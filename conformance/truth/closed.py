@@ -37,7 +37,8 @@ def closed_form(case: Case) -> Form | None:
     if entry.epsilon:
         return partial(_with_epsilon, epsilon=entry.epsilon)
     denominator = options.get("denominator", entry.variant.get("denominator", "all"))
-    return FORMS.get((entry.form, denominator))
+    form = FORMS.get((entry.form, denominator))
+    return _summed(form) if form and options.get("inside_reduction") == "sum" else form
 
 
 def evaluated(case: Case, form: Form, i: int, row: Sequence[arb]) -> tuple[arb, list[arb]]:
@@ -87,6 +88,16 @@ def _inside(s: Sequence[arb], members: Columns, positives: Columns) -> Closed:
     for p in positives:
         slopes[p] = slopes.get(p, arb(0)) - among[p] / total_among
     return log - log_among + arb(len(positives)).log(), slopes
+
+
+def _summed(form: Form) -> Form:
+    """The form with the sum of the ratios inside the logarithm in place of their mean."""
+
+    def changed(s: Sequence[arb], members: Columns, positives: Columns) -> Closed:
+        value, slopes = form(s, members, positives)
+        return value - arb(len(positives)).log(), slopes
+
+    return changed
 
 
 def _one_positive(s: Sequence[arb], members: Columns, positives: Columns) -> Closed:

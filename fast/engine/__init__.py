@@ -32,13 +32,27 @@ from .autograd import anchor_values, loss_of
 from .formulas import reduced
 from .plan import precision, tiles_of
 from .scaling import measure, pair_logits
-from .spec import AnchorValues, Backend, Batch, Denominator, Policy, References, Rule, Similarity, Sizes, Targets, Terms
+from .spec import (
+    AnchorValues,
+    Backend,
+    Batch,
+    Denominator,
+    InsideReduction,
+    Policy,
+    References,
+    Rule,
+    Similarity,
+    Sizes,
+    Targets,
+    Terms,
+)
 
 __all__ = [
     "AnchorValues",
     "Backend",
     "Batch",
     "Denominator",
+    "InsideReduction",
     "Policy",
     "References",
     "Rule",

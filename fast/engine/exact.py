@@ -268,12 +268,13 @@ class _Row:
     def negatives_over_mean(self) -> Tensor:
         return self._mean_below(self.over_negatives.top) + self.over_negatives.log
 
-    def negatives_over_log_mean(self) -> Tensor:
-        """Return odds + log n, computed from means instead of sums: accurate if logits are nearly equal."""
+    def negatives_over_positives(self, inside: str) -> Tensor:
+        """Return the odds, plus log n for "mean", from means instead of sums: accurate if logits are nearly equal."""
         negative = _log_mean_above(self.logits, self.over_negatives, self.negative, self.negatives)
         positive = _log_mean_above(self.logits, self.over_positives, self.positive, self.number)
         means = (self.over_negatives.top - self.over_positives.top) + (negative - positive)
-        return means + self.negatives.clamp(min=1).log()
+        number = self.negatives.clamp(min=1)
+        return means + (number if inside == "mean" else number / self.number).log()
 
     def _mean_below(self, top: Tensor) -> Tensor:
         """Return the mean over positives of ``top - s_ip``, ``[N, 1]``; it overflows only if the mean itself does."""
@@ -305,9 +306,9 @@ class _Row:
     def own_missed(self) -> Tensor:
         return _mean(self.own_log_missed().exp(), self.positive, self.number)
 
-    def own_log_hit(self) -> Tensor:
+    def own_log_hit(self, inside: str) -> Tensor:
         hit = _log_sum(_log_sigmoid(-self.own_odds()), self.positive)
-        return hit.top + hit.log - self.number.log()
+        return hit.top + hit.log - (self.number.log() if inside == "mean" else 0.0)
 
     def own_log_share(self) -> Tensor:
         """Return log(sigmoid(-o) / mean over P of sigmoid(-o)); a constant of the row cancels and may be omitted.

@@ -8,7 +8,8 @@ With s_ij the logits of anchor i, P and N its positives and negatives, n = |P| a
 the value under the terms "out" and "in", and its derivative with respect to the logit of a negative or a positive, are
 
     value     = contrast + log(sum over P of e^s) - mean over P of s      "out"
-    value     = contrast + log n                                          "in"
+    value     = contrast + log n                                          "in" with the mean of the ratios
+    value     = contrast                                                  "in" with their sum
     negative  =  c share,    positive = -c share + (share - 1/n)          "out"
     negative  =  c share,    positive = -c share                          "in"
 
@@ -19,8 +20,8 @@ denominator:
     "only_negatives"  N:        contrast = odds,            c = 1
 
 With "one_positive" each positive has its own odds, o_p = log(sum over N of e^s) - s_p. The value is the mean over P of
-softplus(o_p) for "out", and -log(mean over P of sigmoid(-o_p)) for "in". Let -w_p be the derivative with respect to
-s_p:
+softplus(o_p) for "out", and -log(mean over P of sigmoid(-o_p)), or of their sum, for "in". Let -w_p be the derivative
+with respect to s_p:
 
     w_p = sigmoid(o_p) / n    "out"      w_p = sigmoid(o_p) sigmoid(-o_p) / sum over P of sigmoid(-o)    "in"
     negative  = (sum over P of w) share,    positive = -w_p
@@ -68,8 +69,8 @@ class Row(Protocol):
     def negatives_over_mean(self) -> Tensor:
         """log(sum over N of e^s) - mean over P of s."""
 
-    def negatives_over_log_mean(self) -> Tensor:
-        """Odds + log n."""
+    def negatives_over_positives(self, inside: str) -> Tensor:
+        """Odds, plus log n if ``inside`` is "mean": log(sum over N of e^s / mean over P of e^s)."""
 
     def missed(self) -> Tensor:
         """sigmoid(odds), the negatives' share of the sum over P and N; its logarithm in rows of logarithmic weights."""
@@ -86,8 +87,8 @@ class Row(Protocol):
     def own_missed(self) -> Tensor:
         """Mean over P of sigmoid(o)."""
 
-    def own_log_hit(self) -> Tensor:
-        """log(mean over P of sigmoid(-o))."""
+    def own_log_hit(self, inside: str) -> Tensor:
+        """The logarithm of the mean, or of the sum, over P of sigmoid(-o)."""
 
     def mean_softplus(self, sign: int, more: int) -> Tensor:
         """Sum of softplus(sign s) divided by (count + more), over N if the sign is 1 and over P if it is -1."""
@@ -111,10 +112,18 @@ def value(rule: Rule, row: Row) -> Tensor:
             return row.own_softplus()
         # The mean of the ratios is 1 - missed. Near 1, log1p(-missed) is accurate; elsewhere, the direct logarithm is.
         missed = row.own_missed()
-        return torch.where(missed < 0.5, -torch.log1p(-missed.clamp(max=0.5)), -row.own_log_hit())
+        near = torch.log1p(-missed.clamp(max=0.5))
+        near = near if rule.inside_reduction == "mean" else near + row.number.log()
+        return -torch.where(missed < 0.5, near, row.own_log_hit(rule.inside_reduction))
     if rule.denominator == "only_negatives":
-        return row.negatives_over_mean() if rule.terms == "out" else row.negatives_over_log_mean()
-    return row.softplus_odds() + (row.positives_over_mean() if rule.terms == "out" else row.number.log())
+        if rule.terms == "out":
+            return row.negatives_over_mean()
+        return row.negatives_over_positives(rule.inside_reduction)
+    contrast = row.softplus_odds()
+    if rule.terms == "out":
+        return contrast + row.positives_over_mean()
+    # Without log n a small value keeps its digits.
+    return contrast + row.number.log() if rule.inside_reduction == "mean" else contrast
 
 
 def coefficient(rule: Rule, row: Row) -> Tensor | None:

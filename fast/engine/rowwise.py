@@ -185,8 +185,8 @@ class _Row:
     def negatives_over_mean(self) -> Tensor:
         return self._mean_below(self.negative_top) + self.negative_log
 
-    def negatives_over_log_mean(self) -> Tensor:
-        return self.odds() + self.number.log()
+    def negatives_over_positives(self, inside: str) -> Tensor:
+        return self.odds() + self.number.log() if inside == "mean" else self.odds()
 
     def _mean_below(self, top: Tensor) -> Tensor:
         return self._sum(top - self.logits) / self.number
@@ -213,20 +213,24 @@ class _Row:
     def own_missed(self) -> Tensor:
         return self._sum(self.own_log_missed().exp()) / self.number
 
-    def own_log_hit(self) -> Tensor:
-        return self._log_mean(-self._own(_softplus, 0.0))
+    def own_log_hit(self, inside: str) -> Tensor:
+        hit = -self._own(_softplus, 0.0)
+        return self._log_mean(hit) if inside == "mean" else self._log_mean(hit, 1.0)
 
     def own_log_share(self) -> Tensor:
         hit = -self._own(_softplus, 0.0)
         return hit - self._log_mean(hit)
 
-    def _log_mean(self, logarithms: Tensor) -> Tensor:
-        """Return the logarithm of the mean over positives of ``e^logarithms``, ``[b, 1]``; 0 for no positives."""
+    def _log_mean(self, logarithms: Tensor, number: Tensor | float | None = None) -> Tensor:
+        """Return the logarithm of the mean over positives of ``e^logarithms``, ``[b, 1]``; 0 for no positives.
+
+        If ``number`` is given, the sum is divided by it in place of the number of positives.
+        """
         positive = self.panel.positive
         top = torch.where(positive, logarithms.detach(), -math.inf).amax(1, keepdim=True)
         top = torch.where(top == -math.inf, 0.0, top)
         total = _exp(torch.where(positive, logarithms - top, -math.inf)).sum(1, keepdim=True)
-        return top + torch.where(total > 0, total / self.number, 1.0).log()
+        return top + torch.where(total > 0, total / (self.number if number is None else number), 1.0).log()
 
     def mean_softplus(self, sign: int, more: int) -> Tensor:
         mask = self.panel.negative if sign > 0 else self.panel.positive

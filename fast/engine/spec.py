@@ -16,6 +16,7 @@ from torch import Tensor
 
 Similarity = Literal["cosine", "dot"]
 Denominator = Literal["all", "one_positive", "only_negatives"]
+InsideReduction = Literal["mean", "sum"]
 Terms = Literal["out", "in", "binary", "epsilon", "lse"]
 Backend = Literal["auto", "dense", "tiled", "exact", "triton"]
 Kind = Literal["labels", "mask", "partners", "pairs", "none"]
@@ -115,12 +116,14 @@ class Rule:
         similarity: ``"cosine"`` or ``"dot"``.
         temperature: the positive number that similarities are divided by, or a 0-dimensional tensor.
         denominator: the denominator of each positive's ratio; used only by ``"out"`` and ``"in"``.
+        inside_reduction: whether the logarithm of ``"in"`` is that of the ratios' mean or of their sum.
     """
 
     terms: Terms
     similarity: Similarity
     temperature: float | Tensor
     denominator: Denominator = "all"
+    inside_reduction: InsideReduction = "mean"
 
 
 @dataclass(slots=True)

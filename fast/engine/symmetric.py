@@ -149,9 +149,9 @@ class _Row(unshifted._Row):
     def guarded_sum(self) -> Tensor:
         return self.softplus_odds() if self.number is None else self.sums.first
 
-    def negatives_over_log_mean(self) -> Tensor:
+    def negatives_over_positives(self, inside: str) -> Tensor:
         positives = torch.where(self.many == 1, self.lin * LN2, self._log(self.sums.pos))
-        return self._log(self.sums.neg) - (positives - self.many.log())
+        return self._log(self.sums.neg) - (positives - self.many.log() if inside == "mean" else positives)
 
     def _log(self, total: Tensor) -> Tensor:
         """Return the logarithm of total / 2^itself: the constant is removed before the logarithm is rounded."""

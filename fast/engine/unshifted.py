@@ -82,8 +82,8 @@ class _Row(NamedTuple):
     def negatives_over_mean(self) -> Tensor:
         return self._log(self.sums.neg) - self.lin * LN2 / self.many
 
-    def negatives_over_log_mean(self) -> Tensor:
-        return self.odds() + self.many.log()
+    def negatives_over_positives(self, inside: str) -> Tensor:
+        return self.odds() + self.many.log() if inside == "mean" else self.odds()
 
     def _log(self, total: Tensor) -> Tensor:
         """Return the logarithm of total / 2^itself."""
@@ -98,8 +98,9 @@ class _Row(NamedTuple):
     def own_missed(self) -> Tensor:
         return self.sums.missed / self.many
 
-    def own_log_hit(self) -> Tensor:
-        return -(self.many * self.sums.boost() / self.sums.first).log()
+    def own_log_hit(self, inside: str) -> Tensor:
+        boost = self.sums.boost()
+        return -((self.many * boost if inside == "mean" else boost) / self.sums.first).log()
 
     def mean_softplus(self, sign: int, more: int) -> Tensor:
         total, number = (self.sums.neg, self.sizes[1]) if sign > 0 else (self.sums.pos, self.sizes[0])

@@ -43,7 +43,7 @@ def log_of_one_plus_ratio(first, first_top, second, second_top):
     return tl.where(far, tl.where(far, first_top - second_top, 0.0) + logs, log1p(tl.where(far, 0.0, ratio)))
 
 
-@triton.jit(do_not_specialize=["n", "m", "parts"])
+@triton.jit(do_not_specialize=["n", "m", "parts", "averaged"])
 def combine(
     sums,
     stats,
@@ -57,6 +57,7 @@ def combine(
     m,
     pad,
     parts,
+    averaged,
     TERMS: tl.constexpr,
     DENOMINATOR: tl.constexpr,
     FIXED: tl.constexpr,
@@ -65,6 +66,8 @@ def combine(
     BM: tl.constexpr,
 ):
     """Add the shares of `sums_plain` and `sums_marked`; compute the values of the losses that need no second pass.
+
+    ``averaged`` is 1 if the ratios of the "in" terms are averaged, and 0 if they are summed.
 
     The lines of the stats: 0 to 4 are FIRST, SECOND, NUMBER, FIRST_TOP and SECOND_TOP. 5 and 6, for `positives`, are
     the logarithm of the sum over negatives and the boost (epsilon: the sum of guarded exponentials and the largest
@@ -158,7 +161,7 @@ def combine(
             if DENOMINATOR == "only_negatives":
                 value = (first_top - second_top) + log_first
                 if TERMS == "in":
-                    value += tl.log(total) - log_second
+                    value += averaged * tl.log(total) - log_second
                 else:
                     value += below / total
             else:
@@ -166,15 +169,15 @@ def combine(
                 wide, wide_top = second.to(tl.float64), second_top.to(tl.float64)
                 value = log_of_one_plus_ratio(first.to(tl.float64), first_top.to(tl.float64), wide, wide_top)
                 if TERMS == "in":
-                    value += tl.log(total.to(tl.float64))
+                    value += averaged * tl.log(total.to(tl.float64))
                 else:
                     value += tl.log(tl.where(second != 0, wide, 1.0)) + below.to(tl.float64) / total
         tl.store(values + source, tl.where(valid, value, 0.0), mask=real)
 
 
-@triton.jit(do_not_specialize=["n", "parts"])
+@triton.jit(do_not_specialize=["n", "parts", "averaged"])
 def combine_positives(
-    shares, stats, order, values, n, pad, parts, TERMS: tl.constexpr, ORDERED: tl.constexpr, BM: tl.constexpr
+    shares, stats, order, values, n, pad, parts, averaged, TERMS: tl.constexpr, ORDERED: tl.constexpr, BM: tl.constexpr
 ):
     """Add the shares of `positives`, store the sums in lines 7 to 10 of the stats, and compute the remaining values."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -205,6 +208,7 @@ def combine_positives(
         rare = lift + tl.log(total) - tl.log(tl.where(hit != 0, hit, 1.0))
         # -log(1 - share) is log1p(share / (1 - share)).
         value = tl.where(share < 0.5, log1p(tl.where(share < 0.5, share / (1.0 - share), 0.0)), rare)
+        value -= (1.0 - averaged) * tl.log(total)
     else:
         value = logs / (number + EPSILON)
     valid = real & (tl.load(stats + COUNTED * n + source) != 0)

@@ -251,6 +251,7 @@ def set_up(batch: Batch, plan: Plan) -> Problem:
         "reciprocal": reciprocal,
         "reciprocal_in_log2": reciprocal / LN2,
         "inside": 1.0 if rule.terms == "in" else 0.0,
+        "averaged": 1.0 if rule.inside_reduction == "mean" else 0.0,
         "TERMS": rule.terms,
         "DENOMINATOR": "own" if own else "all" if rule.denominator == "one_positive" else rule.denominator,
         "COSINE": rule.similarity == "cosine",
