@@ -1,8 +1,8 @@
-"""The forms that are measured: every loss with every way of giving its positives, and thirty drawn combinations."""
+"""The forms that are measured: every loss with every way of giving its positives, and drawn combinations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -42,8 +42,12 @@ WAYS = {
     "nt_xent_pairwise": (*_BY_LABELS, "mean over pairs"),
     "nt_bxent": ("pairs", "pairs, 8/class"),
     "info_nce": ("both directions", "one direction", "queue of 4096"),
+    "sigmoid": ("matching rows", "10 classes"),
 }
 """Ways of giving the positives, by loss. References are N rows that get a gradient; a queue gets none."""
+
+TOWERS = ("info_nce", "sigmoid")
+"""The losses of two towers."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Recipe:
         """Key of `goals.PLAIN_RATIOS` for this form: "labels", "masks", "both directions" or "one direction"."""
         if self.way.startswith("mask"):
             return "masks"
-        if self.way in ("references", "one direction", f"queue of {QUEUE}"):
+        if self.way in ("references", "one direction", f"queue of {QUEUE}") or self.loss == "sigmoid":
             return "one direction"
         return self.way if self.way == "both directions" else "labels"
 
@@ -87,13 +91,13 @@ FORMS = {f"{loss}, {way}": Recipe(loss, way, _options(loss, way)) for loss, ways
 """The forms by name."""
 
 
-def _draw(number: int, seed: int) -> dict[str, Recipe]:
-    """Draw forms with other options, columns and dtypes.
+def _draw(losses: Collection[str], number: int, seed: int) -> dict[str, Recipe]:
+    """Draw forms of some losses with other options, columns and dtypes.
 
     A name contains all drawn options, even those that the form's own options override.
     """
     random, found = Random(seed), {}
-    for form in random.sample(list(FORMS.values()), number):
+    for form in random.sample([form for form in FORMS.values() if form.loss in losses], number):
         options = {"similarity": random.choice(("cosine", "dot")), "reduction": random.choice(("mean", "sum", "none"))}
         if form.loss in ("supcon", "supcon_in"):
             options["denominator"] = random.choice(("all", "one_positive", "only_negatives"))
@@ -104,7 +108,10 @@ def _draw(number: int, seed: int) -> dict[str, Recipe]:
     return found
 
 
-CORNERS = _draw(30, seed=0)
+LATER = ("sigmoid",)
+"""Losses that were added later. They are drawn separately, so that the combinations of the others stay the same."""
+
+CORNERS = _draw(WAYS.keys() - {*LATER}, 30, seed=0) | _draw(LATER, 2, seed=1)
 """Drawn combinations, by name."""
 
 RECIPES = FORMS | CORNERS
@@ -168,7 +175,7 @@ class Form:
             more: further keywords, which override those of the batch.
         """
         call = partial(function, temperature=temperature, **{**self.given, **more})
-        if len(self.inputs) == 2 and self.loss != "info_nce":
+        if RECIPES[self.name].way == "references":
             call = partial(_with_references, call)
         return (lambda *rows: call(*rows).mean()) if self.given.get("reduction") == "none" else call
 
@@ -181,7 +188,7 @@ def _positives(recipe: Recipe, labels: Tensor, drawn: Callable[[], Tensor]) -> d
     """Return the arguments that give the positives; ``drawn`` returns a random mask."""
     n, way = len(labels), recipe.way
     rows, partners = torch.arange(n), fast.stacked_partners(n)
-    if recipe.loss == "info_nce":
+    if recipe.loss == "info_nce" or way == "matching rows":
         return {}
     if recipe.loss == "nt_xent":
         return {"partners": rows if way == "references" else partners}
@@ -213,8 +220,8 @@ def make(name: str, n: int, d: int = COLUMNS, kind: str = "random", *, seed: int
         The batch.
     """
     recipe, generator = RECIPES[name], torch.Generator().manual_seed(seed)
-    d, rows, two = recipe.columns or d, torch.arange(n), recipe.loss == "info_nce" or recipe.way == "references"
-    if two and recipe.loss in ("info_nce", "nt_xent"):
+    d, rows, two = recipe.columns or d, torch.arange(n), recipe.loss in TOWERS or recipe.way == "references"
+    if two and (recipe.loss in ("info_nce", "nt_xent") or recipe.way == "matching rows"):
         labels = rows
     elif "8" in recipe.way:
         labels = rows // 8

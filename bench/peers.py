@@ -123,6 +123,7 @@ NT_XENT, SUPCON = "nt_xent, partners", "supcon, two views"
 PAIRWISE, PAIRWISE_CLASSES = "nt_xent_pairwise, two views", "nt_xent_pairwise, mean over pairs"
 MASKED = "supcon, mask classes"
 ONE, BOTH, QUEUE = "info_nce, one direction", "info_nce, both directions", "info_nce, queue of 4096"
+SIGMOID = "sigmoid, matching rows"
 TWO_VIEW = (NT_XENT, SUPCON)
 
 
@@ -156,7 +157,7 @@ def _adapted(adapter: str) -> dict[str, Any]:
 
 
 PLAIN_MATRICES = {"nt_xent": 3.1, "info_nce": 3.1, "supcon": 5.3, "supcon_in": 9.6, "supcon_epsilon": 9.6}
-PLAIN_MATRICES |= {"nt_xent_pairwise": 9.6, "nt_bxent": 9.6}
+PLAIN_MATRICES |= {"nt_xent_pairwise": 9.6, "nt_bxent": 9.6, "sigmoid": 6.0}
 
 
 @_entry(CAPTURED, "captured", ())
@@ -310,10 +311,10 @@ def _info_nce_pytorch(peer: Any, form: Form, temperature: float) -> Step:
     return lambda a, b: code(a, b, form.given.get("negatives"))
 
 
-@_entry("open_clip", "open_clip", (BOTH,), matrices=6.0, **_adapted("open_clip:OpenClip"))
+@_entry("open_clip", "open_clip", (BOTH, SIGMOID), matrices=6.0, **_adapted("open_clip:OpenClip"))
 def _open_clip(peer: Any, form: Form, temperature: float) -> Step:
-    code = peer.loss()
-    return lambda a, b: code(F.normalize(a, dim=1), F.normalize(b, dim=1), 1 / temperature)
+    code, options = peer.losses[form.loss](), (1 / temperature, *((-10.0,) if form.loss == "sigmoid" else ()))
+    return lambda a, b: code(F.normalize(a, dim=1), F.normalize(b, dim=1), *options)
 
 
 INF_CL_WIDTH = 256

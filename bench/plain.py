@@ -153,3 +153,20 @@ def info_nce(
     logits, rows = a @ b.T / temperature, torch.arange(len(a), device=a.device)
     loss = F.cross_entropy(logits, rows, reduction=reduction)
     return loss if direction == "a_to_b" else (loss + F.cross_entropy(logits.T, rows, reduction=reduction)) / 2
+
+
+def sigmoid(
+    a: Tensor,
+    b: Tensor,
+    *,
+    labels: Tensor | None = None,
+    temperature: float,
+    bias: float = -10.0,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Tensor:
+    """The sigmoid loss of two towers; the rows of both have the labels ``[N]``, by default the row numbers."""
+    logits = _logits(a, b, temperature, similarity) + bias
+    positives = _diagonal(a) if labels is None else labels[:, None] == labels
+    signs = 2 * positives.to(logits.dtype) - 1
+    return _reduced(-F.logsigmoid(signs * logits).sum(dim=1), reduction)

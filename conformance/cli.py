@@ -327,7 +327,16 @@ def check(
 
 @_command(app)
 @with_options(Request, only=("target", "call", "arrays", "init", "result", "limit"), until=" With --call command")
-def identify(target: str, **options: Any) -> None:
+def identify(
+    target: str,
+    bias: Annotated[
+        float | None,
+        typer.Option(
+            "--bias", metavar="NUMBER", help="The bias that is built into a sigmoid loss. Default: -10 and 0 are tried."
+        ),
+    ] = None,
+    **options: Any,
+) -> None:
     """Identify which loss a function computes, with which options and which temperature.
 
     The function is called with batches on which the losses give different results. The results are compared with those
@@ -346,7 +355,7 @@ def identify(target: str, **options: Any) -> None:
     from .implementations.sandbox import TargetError, TargetMisused
 
     try:
-        found = diagnosis.identify(target, **options, title=target, faults=FAULTS)
+        found = diagnosis.identify(target, **options, bias=bias, title=target, faults=FAULTS)
     except TargetError as error:
         typer.echo(f"{target}: {error}")
         raise typer.Exit(MISUSED if isinstance(error, TargetMisused) else COULD_NOT_RUN) from None

@@ -39,12 +39,14 @@ def explain(case: Case, anchor: int | None = None) -> Iterator[str]:
     if anchor is not None and anchor not in anchors:
         raise UsageError(f"--anchor: expected one of {', '.join(map(str, anchors))}, got {anchor}")
     yield f"{case.id}: {case.entry.function}, {case.sizes()}"
-    options = {"temperature": case.option("temperature"), "similarity": case.option("similarity"), **case.keywords}
+    shown = ("temperature", "bias", "similarity")
+    options = {name: case.option(name) for name in shown if name in case.entry.keywords} | dict(case.keywords)
     yield "  " + ", ".join(f"{name} {value}" for name, value in options.items())
     yield from (f"  {name} {value}" for name, value in case.arguments.items())
     if case.entry.two_towers:
-        queue = f"; {case.n} to {case.shape[1] - 1} are the negatives" if case.shape[1] > case.n else ""
-        yield f"  columns: 0 to {case.n - 1} are the rows of the other tower{queue}"
+        rows, columns = len(case.others["embeddings_b"]), case.shape[1]
+        queue = f"; {rows} to {columns - 1} are the negatives" if columns > rows else ""
+        yield f"  columns: 0 to {rows - 1} are the rows of the other tower{queue}"
     elif "ref_embeddings" in case.others:
         yield "  columns: the references"
     for i in anchors if anchor is None else [anchor]:
@@ -84,6 +86,10 @@ def _anchor(case: Case, terms: Terms, i: int) -> Iterator[str]:
 
 def _pair(case: Case, pair: Pair, similarity: Any) -> str:
     s = f"similarity {_number(similarity)}"
+    if case.entry.form == "sigmoid":
+        sign, kind = ("-", "positive") if pair.positive else ("", "negative")
+        logit = f"logit {_number(float(similarity) / case.temperature + case.bias)}"
+        return f"with {pair.other} ({kind}): {s}, {logit}; softplus({sign}logit) = {_number(pair.value)}"
     if case.entry.form == "binary":
         sign, kind = ("-", "positive") if pair.positive else ("", "negative")
         return f"with {pair.other} ({kind}): {s}; softplus({sign}s) = {_number(pair.value)}"
@@ -105,10 +111,12 @@ def _ratio(pair: Pair) -> str:
 def _whole(case: Case, result: Result) -> Iterator[str]:
     """Yield the reduction on one line, -((log 0.1407 + log 0.1922)/2 + ...)/9 = 2.1960, or a line per anchor."""
     terms, form, reduction = result.terms, case.entry.form, case.option("reduction")
-    sign = "" if form == "binary" else "-"
+    sign = "" if form in ("binary", "sigmoid") else "-"
     scale = "" if case.option("base_temperature") is None else f" x {_number(terms.scale)}"
     if reduction == "mean_pairs":
-        parts = [f"log {_ratio(pair)}" for pair in terms.pairs.values() if pair.positive]
+        pairs_of = terms.pairs.values()
+        summed = form == "sigmoid"
+        parts = [_number(p.value) if summed else f"log {_ratio(p)}" for p in pairs_of if p.positive or summed]
     else:
         pairs = {i: [pair for (a, _), pair in terms.pairs.items() if a == i] for i in terms.counted}
         parts = [
@@ -127,6 +135,8 @@ def _part(case: Case, pairs: Sequence[Pair]) -> str:
     form = case.entry.form
     if not pairs:
         return "0"
+    if form == "sigmoid":
+        return " + ".join(_number(pair.value) for pair in pairs)
     if form == "binary":
         kinds = [[_number(pair.value) for pair in pairs if pair.positive is kind] for kind in (True, False)]
         # The diagonal counts as a positive of loss 0.

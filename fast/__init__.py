@@ -14,12 +14,14 @@ from .modules import (
     NTBXentLoss,
     NTXentLoss,
     NTXentPairwiseLoss,
+    SigmoidLoss,
     SupConEpsilonLoss,
     SupConInLoss,
     SupConLoss,
 )
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import nt_xent_loss, nt_xent_pairwise_loss
+from .sigmoid import sigmoid_loss
 from .supcon import supcon_epsilon_loss, supcon_in_loss, supcon_loss
 from .views import flatten_views, interleaved_partners, repeat_labels, split_views, stacked_partners
 
@@ -30,6 +32,7 @@ __all__ = [
     "NTBXentLoss",
     "NTXentLoss",
     "NTXentPairwiseLoss",
+    "SigmoidLoss",
     "SupConEpsilonLoss",
     "SupConInLoss",
     "SupConLoss",
@@ -40,6 +43,7 @@ __all__ = [
     "nt_xent_loss",
     "nt_xent_pairwise_loss",
     "repeat_labels",
+    "sigmoid_loss",
     "split_views",
     "stacked_partners",
     "supcon_epsilon_loss",

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -86,6 +86,35 @@ def check_temperature(value: object, *, validate: bool = False) -> None:
         raise ValueError(f"temperature: expected a number or a 0-dimensional tensor, got shape {_shape(value)}")
     if device.may_read(value, validate):
         check_number("temperature", float(value.detach()))
+
+
+def check_bias(value: object, *, validate: bool = False) -> None:
+    """Check that a bias is a number from -1e10 to 1e10, or a 0-dimensional floating tensor that holds one.
+
+    The value of a tensor is read on the CPU, and on other devices if ``validate`` is True.
+
+    Raises:
+        TypeError: the value is neither a number nor a floating tensor.
+        ValueError: the tensor has dimensions, or the number is NaN or out of range.
+    """
+    if type(value) is float and -1 / LOWEST <= value <= 1 / LOWEST:
+        return
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise TypeError(f"bias: expected a floating dtype, got {value.dtype}")
+        if value.ndim:
+            raise ValueError(f"bias: expected a number or a 0-dimensional tensor, got shape {_shape(value)}")
+        if not device.may_read(value, validate):
+            return
+        value = float(value.detach())
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"bias: expected a number, got {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not -1 / LOWEST <= number <= 1 / LOWEST:
+        raise ValueError(f"bias: expected a number in the range {-1 / LOWEST:g} to {1 / LOWEST:g}, got {value}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -374,6 +403,38 @@ def _refuse_partners(partners: Tensor, own: Tensor | None, columns: int, *, mutu
         raise ValueError(
             f"partners: expected mutual partners, got {other} in row {row} but {back} in row {other}{hint}"
         )
+
+
+def check_pairs_of_towers(
+    a: Tensor, b: Tensor, partners: object, labels: object, ref_labels: object, positives: object, *, validate: bool
+) -> Targets:
+    """Check the positives of the rows of a ``[N, D]`` among the rows of b ``[M, D]``.
+
+    At most one of partners ``[N]``, labels ``[N]`` and positives ``[N, M]`` is given. Without them row k of b is the
+    positive of row k of a, and M is N. The labels of b are ref_labels ``[M]``; by default, if M is N, those of a.
+
+    Raises:
+        TypeError: an argument is not a tensor, or has the wrong dtype.
+        ValueError: several are given, ref_labels are given without labels, or a shape, value or device is wrong.
+    """
+    options = {"partners": partners, "labels": labels, "positives": positives}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        expected = "at most one of partners, labels and positives"
+        raise ValueError(f"{given[0]}: expected {expected}, got {' and '.join(given)}")
+    if ref_labels is not None and labels is None:
+        raise ValueError(f"ref_labels: expected labels with it, got {given[0] if given else 'none'}")
+    if not given and a.shape != b.shape:
+        raise ValueError(f"embeddings_b: expected the shape of embeddings_a, {_shape(a)}, got shape {_shape(b)}")
+    check_alike("embeddings_b", b, "embeddings_a", a)
+    if not given:
+        return Targets("partners", torch.arange(a.shape[0], device=a.device))
+    references = References(b)
+    if partners is not None:
+        return check_partners(a, partners, references, validate=validate)
+    if labels is not None and ref_labels is None and a.shape[0] == b.shape[0]:
+        ref_labels = labels
+    return check_labels_or_positives(a, cast("Tensor | None", labels), positives, references, cast(Any, ref_labels))
 
 
 def check_positive_pairs(embeddings: Tensor, positive_pairs: object, *, validate: bool) -> Targets:

@@ -15,11 +15,12 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, g
 
 from torch import Tensor, nn
 
-from .checks import check_choice, check_number, check_temperature
+from .checks import check_bias, check_choice, check_number, check_temperature
 from .engine import Backend, Denominator, InsideReduction, Similarity
 from .info_nce import Direction, info_nce_loss
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import PairReduction, nt_xent_loss, nt_xent_pairwise_loss
+from .sigmoid import sigmoid_loss
 from .supcon import NoNegative, NoPositive, Reduction, supcon_epsilon_loss, supcon_in_loss, supcon_loss
 
 Loss = Callable[..., Tensor]
@@ -76,7 +77,8 @@ def module_of(function: Loss | None = None) -> Callable[[Class], Class]:
 class LossModule(nn.Module):
     """Base class of the loss modules, with the options that every loss has.
 
-    A temperature that is an `nn.Parameter` is learned with the other parameters; any other tensor is a buffer.
+    A temperature or a bias that is an `nn.Parameter` is learned with the other parameters; any other tensor is a
+    buffer.
     """
 
     function: ClassVar[Loss]
@@ -97,15 +99,19 @@ class LossModule(nn.Module):
         """Check the options.
 
         Raises:
-            TypeError: a temperature is neither a number nor a floating tensor, or the base temperature is not a number.
-            ValueError: a temperature is not in the range 1e-10 to 1e10, or not a scalar, or an option has an unknown
-                value.
+            TypeError: a temperature or a bias is neither a number nor a floating tensor, or the base temperature is not
+                a number.
+            ValueError: a temperature is not in the range 1e-10 to 1e10, a bias is not finite, one of them is not a
+                scalar, or an option has an unknown value.
         """
-        temperature = self.temperature
-        check_temperature(temperature, validate=self.validate)
-        if isinstance(temperature, Tensor) and not isinstance(temperature, nn.Parameter):
-            del self.temperature
-            self.register_buffer("temperature", temperature)
+        for name, check in {"temperature": check_temperature, "bias": check_bias}.items():
+            if name not in self.options():
+                continue
+            value = getattr(self, name)
+            check(value, validate=self.validate)
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                delattr(self, name)
+                self.register_buffer(name, value)
         if self.base_temperature is not None:
             check_number("base_temperature", self.base_temperature)
         for name, hint in get_type_hints(self.function).items():
@@ -244,3 +250,21 @@ class InfoNCELoss(LossModule):
 
     direction: Direction = "both"
     reduction: Reduction = "mean"
+
+
+@module_of(sigmoid_loss)
+class SigmoidLoss(LossModule):
+    """The module of `sigmoid_loss`.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import SigmoidLoss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> loss_function = SigmoidLoss(bias=-5.0)
+        >>> print(f"{loss_function(z, z):.4f}")
+        3.7187
+    """
+
+    temperature: float | Tensor = 0.1
+    bias: float | Tensor = -10.0
+    reduction: PairReduction = "mean"

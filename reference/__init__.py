@@ -13,6 +13,7 @@ and on the balls of ``python-flint``, which are intervals with proved bounds.
 from .info_nce import info_nce_loss
 from .nt_bxent import nt_bxent_loss
 from .nt_xent import nt_xent_loss, nt_xent_pairwise_loss
+from .sigmoid import sigmoid_loss
 from .supcon import supcon_epsilon_loss, supcon_in_loss, supcon_loss
 from .terms import Pair, Result, Terms
 from .views import flatten_views, interleaved_partners, repeat_labels, split_views, stacked_partners
@@ -28,6 +29,7 @@ __all__ = [
     "nt_xent_loss",
     "nt_xent_pairwise_loss",
     "repeat_labels",
+    "sigmoid_loss",
     "split_views",
     "stacked_partners",
     "supcon_epsilon_loss",

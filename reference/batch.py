@@ -157,6 +157,45 @@ def evaluate_towers(
     )
 
 
+def evaluate_pairs(
+    formula: Formula,
+    embeddings_a: npt.ArrayLike,
+    embeddings_b: npt.ArrayLike,
+    *,
+    partners: object,
+    labels: object,
+    ref_labels: object,
+    positives: object,
+    similarity: str,
+    more_reductions: Sequence[str] = (),
+    **options: Any,
+) -> Result:
+    """Check the arguments of a loss over all pairs of two towers and evaluate its formula.
+
+    Anchors are the rows of a, and A(i) is every row of b. The positives come from ``partners``, ``labels`` or
+    ``positives``; without them, the only positive of row k of a is row k of b. Further options are those of
+    evaluate_similarities and of the formula.
+    """
+    checks.check_options({**options, "similarity": similarity}, more_reductions)
+    given = {"partners": partners, "labels": labels, "positives": positives}
+    named = [name for name, value in given.items() if value is not None]
+    checks.check_one_target(named, ref_labels)
+    a = checks.check_embeddings(embeddings_a, similarity, name="embeddings_a", least=1)
+    b = checks.check_second_tower(embeddings_b, similarity, a, rows=not named)
+    n, m = len(a), len(b)
+    if partners is not None:
+        chosen = checks.check_partners(partners, n, m, [-1] * n, mutual=False)
+        is_positive = [[j == p for j in range(m)] for p in chosen]
+    elif labels is not None and ref_labels is None and n == m:
+        is_positive = _positives_mask(labels, None, labels, n, m)
+    elif named:
+        is_positive = _positives_mask(labels, positives, ref_labels, n, m)
+    else:
+        is_positive = [[i == j for j in range(m)] for i in range(n)]
+    matrix = similarity_matrix(a, similarity, b)
+    return evaluate_similarities(formula, matrix, is_positive, members=[range(m)] * n, **options)
+
+
 def evaluate_similarities(
     formula: Formula,
     similarity: Sequence[Sequence[Scalar]],
@@ -165,6 +204,7 @@ def evaluate_similarities(
     anchors: Sequence[int] | None = None,
     members: Sequence[Columns] | None = None,
     temperature: float = 0.07,
+    bias: float | None = None,
     base_temperature: float | None = None,
     no_positive: str | None = None,
     reduction: str = "mean",
@@ -179,11 +219,12 @@ def evaluate_similarities(
         anchors: the rows that are anchors; all rows by default.
         members: A(i) of every row, as columns in ascending order; by default every column except i.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
+        bias: number that is added to the logits; None for a loss without a bias.
         base_temperature: if given, every value is multiplied by temperature / base_temperature.
         no_positive: the value of an anchor without positives: "zero", "drop" (left out of the mean) or "nan". With None
             the formula evaluates such an anchor too.
-        reduction: "mean" over the anchors that count, "sum", "none" (a list), or "mean_pairs" over all pairs of an
-            anchor and its positive. The mean of an empty set is 0.
+        reduction: "mean" over the anchors that count, "sum", "none" (a list), or "mean_pairs" over the pairs of the
+            formula. The mean of an empty set is 0.
         options: further options of the formula.
 
     Returns:
@@ -199,6 +240,8 @@ def evaluate_similarities(
 
     rows = range(len(similarity))
     logits = [[s / float(temperature) for s in row] for row in similarity]
+    if bias is not None:
+        logits = [[s + float(bias) for s in row] for row in logits]
     A = members or [[a for a in range(len(row)) if a != i] for i, row in enumerate(similarity)]
     if any(isinstance(logits[i][a], float) and not math.isfinite(logits[i][a]) for i in rows for a in A[i]):
         raise ValueError(OVERFLOW)
@@ -227,8 +270,8 @@ def evaluate_similarities(
     if reduction == "none":
         return Result([losses[i] for i in counted], terms)
     if reduction == "mean_pairs":
-        # The value of an anchor without positives is 0, or NaN.
-        each = [losses[i] for i in losses if not P[i]] + [scaled(pair.value) for pair in pairs.values()]
+        # The value of an anchor without pairs is 0, or NaN.
+        each = [losses[i] for i in losses if not values[i][1]] + [scaled(pair.value) for pair in pairs.values()]
         return Result(total(each, zero) / max(len(pairs), 1), terms)
     loss = total((losses[i] for i in counted), zero)
     return Result(loss / len(counted) if reduction == "mean" and counted else loss, terms)

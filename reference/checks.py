@@ -42,6 +42,8 @@ def check_options(options: Mapping[str, object], more_reductions: Sequence[str] 
         if name in options:
             check_choice(name, options[name], [*allowed, *(more_reductions if name == "reduction" else ())])
     check_temperature("temperature", options["temperature"])
+    if "bias" in options:
+        check_bias(options["bias"])
     if options["base_temperature"] is not None:
         check_temperature("base_temperature", options["base_temperature"])
 
@@ -66,6 +68,27 @@ def check_temperature(name: str, value: object) -> None:
         raise ValueError(f"{name}: expected a number in the range {LOWEST:g} to {1 / LOWEST:g}, got {value!r}")
 
 
+def check_bias(value: object) -> None:
+    """Raise an error unless the bias is a finite number in the range of quotients by the lowest temperature."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"bias: expected a number, got {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not -1 / LOWEST <= number <= 1 / LOWEST:
+        raise ValueError(f"bias: expected a number in the range {-1 / LOWEST:g} to {1 / LOWEST:g}, got {value!r}")
+
+
+def check_one_target(given: Sequence[str], ref_labels: object) -> None:
+    """Raise an error if several of partners, labels and positives are given, or ref_labels without labels."""
+    if len(given) > 1:
+        expected = "at most one of partners, labels and positives"
+        raise ValueError(f"{given[0]}: expected {expected}, got {' and '.join(given)}")
+    if ref_labels is not None and "labels" not in given:
+        raise ValueError(f"ref_labels: expected labels with it, got {given[0] if given else 'none'}")
+
+
 def check_embeddings(embeddings: npt.ArrayLike, similarity: str, *, name: str = "embeddings", least: int = 2) -> Matrix:
     """Return embeddings of at least ``least`` rows as nested lists of scalars, [N][D].
 
@@ -74,8 +97,13 @@ def check_embeddings(embeddings: npt.ArrayLike, similarity: str, *, name: str = 
     return _scalars(name, _matrix(name, embeddings, "[N, D]", least), similarity)
 
 
-def check_second_tower(embeddings_b: npt.ArrayLike, similarity: str, a: Matrix) -> Matrix:
-    """Return the second tower as nested lists of scalars; it must have the shape [N, D] of the first, ``a``."""
+def check_second_tower(embeddings_b: npt.ArrayLike, similarity: str, a: Matrix, *, rows: bool = True) -> Matrix:
+    """Return the second tower as nested lists of scalars.
+
+    It must have the shape [N, D] of the first, ``a``, or only its number of columns if ``rows`` is False.
+    """
+    if not rows:
+        return _further_rows("embeddings_b", embeddings_b, similarity, "[M, D]", "embeddings_a", len(a[0]))
     array = _matrix("embeddings_b", embeddings_b, "[N, D]", 1)
     shape = (len(a), len(a[0]))
     if array.shape != shape:

@@ -24,7 +24,7 @@ whose loss is nearly 0 is a rounding error of 1, not of its logits.
 
 Sources: the SupCon notebook, In [12] to [27] (arXiv 2004.11362, equations 2 and 3; SimCLR, arXiv 2002.05709, equation
 1); the multi-label notebook, In [98] and [103]; the batch tutorial of 31 January 2023; for references and two towers
-MoCo, arXiv 1911.05722, equation 1, and CLIP, arXiv 2103.00020, figure 3.
+MoCo, arXiv 1911.05722, equation 1, CLIP, arXiv 2103.00020, figure 3, and SigLIP, arXiv 2303.15343, Algorithm 1.
 """
 
 from __future__ import annotations
@@ -356,3 +356,34 @@ def nt_bxent_loss(
     if no_negative == "nan":
         each = np.where(other.any(axis=1), each, np.nan)
     return _values(each, anchors, temperature, base_temperature, reduction)
+
+
+def sigmoid_loss(
+    embeddings_a: npt.ArrayLike,
+    embeddings_b: npt.ArrayLike,
+    *,
+    partners: npt.ArrayLike | None = None,
+    labels: npt.ArrayLike | None = None,
+    ref_labels: npt.ArrayLike | None = None,
+    positives: npt.ArrayLike | None = None,
+    temperature: float = 0.1,
+    bias: float = -10.0,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Values:
+    """-log(sigmoid(z * (mat + bias))), summed over each row; z is 1 for positives, else -1.
+
+    Source: arXiv 2303.15343, Algorithm 1.
+    """
+    mat = _mat(embeddings_a, similarity, temperature, embeddings_b)
+    place = np.arange(mat.shape[1])
+    if labels is not None:
+        target = np.equal.outer(labels, labels if ref_labels is None else ref_labels)
+    elif positives is not None:
+        target = np.array(positives, dtype=bool)
+    else:
+        target = np.asarray(place if partners is None else partners, dtype=np.int64)[:, None] == place
+    each = -log_expit(np.where(target, 1, -1) * (mat + bias)).sum(axis=1)
+    found = _values(each, None, temperature, base_temperature, "sum" if reduction == "mean_pairs" else reduction)
+    return Values(found.loss / mat.size, found.anchors) if reduction == "mean_pairs" else found

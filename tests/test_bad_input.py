@@ -238,7 +238,7 @@ def options() -> list[Bad]:
         rows += bad_values("backend", (text, value, ValueError, text), packages=("fast",))
     rows += bad_values("no_negative", ("drop", "drop", ValueError, "one of zero, nan, got 'drop'"))
     text = "one of mean, sum, none, got 'mean_pairs'"
-    losses = only(*(name for name in LOSSES if name != "nt_xent_pairwise"))
+    losses = only(*(name for name, loss in LOSSES.items() if "mean_pairs" not in loss.choices["reduction"]))
     return rows + bad_values("reduction", ("mean_pairs", "mean_pairs", ValueError, text), losses=losses)
 
 
@@ -334,11 +334,92 @@ def targets() -> list[Bad]:
     return rows
 
 
+def within_one_batch(rows: list[Bad]) -> list[Bad]:
+    """Limit the rows about positives to the losses of one batch; those of two towers have other rules."""
+    targets = (*TARGETS, "positives", "ref_labels")
+    return [
+        dataclasses.replace(bad, losses=lambda loss: not loss.two_towers) if bad.argument in targets else bad
+        for bad in rows
+    ]
+
+
+def targets_of_towers() -> list[Bad]:
+    """Return bad partners, labels and positives of a loss of two towers."""
+    labels, partners = TARGETS["labels"], TARGETS["partners"]
+    label, partner = "one label per embedding, shape [4], got", "one partner per embedding, shape [4], got"
+    ref_label = "one label per reference, shape [4], got"
+    mask, several = "one flag per pair, shape [4, 4], got shape", "at most one of partners, labels and positives, got"
+    rows = [
+        *bad_values(
+            "labels",
+            ("too few", labels[:3], ValueError, f"{label} shape [3]"),
+            ("one column", labels[:, None], ValueError, f"{label} shape [4, 1]"),
+            ("floats", labels.astype(float), TypeError, "an integer dtype, got float64"),
+        ),
+        *bad_values(
+            "partners",
+            ("too few", partners[:3], ValueError, f"{partner} shape [3]"),
+            ("2-D", partners[None], ValueError, f"{partner} shape [1, 4]"),
+            ("floats", partners.astype(float), TypeError, "an integer dtype, got float64"),
+            ("too large", np.array([0, 1, 4, 2]), ValueError, "rows in the range 0 to 3, got 4 in row 2"),
+            ("negative", np.array([-1, 1, 3, 2]), ValueError, "rows in the range 0 to 3, got -1 in row 0"),
+        ),
+        *bad_values(
+            "positives",
+            ("too few rows", POSITIVES[:3], ValueError, f"{mask} [3, 4]"),
+            ("too many columns", REF_POSITIVES, ValueError, f"{mask} [4, 5]"),
+            ("integers", POSITIVES.astype(np.int64), TypeError, "dtype bool, got int64"),
+        ),
+        *bad_values("ref_labels", ("without labels", labels, ValueError, "labels with it, got none")),
+    ]
+    for argument, changes, expected in (
+        ("ref_labels", {"ref_labels": labels, "partners": partners}, "labels with it, got partners"),
+        ("ref_labels", {"ref_labels": labels[:3], "labels": labels}, f"{ref_label} shape [3]"),
+        ("ref_labels", {"ref_labels": REF_LABELS, "labels": labels}, f"{ref_label} shape [5]"),
+        ("partners", {"partners": partners, "labels": labels}, f"{several} partners and labels"),
+        ("labels", {"positives": POSITIVES, "labels": labels}, f"{several} labels and positives"),
+        ("partners", {"positives": POSITIVES, "partners": partners}, f"{several} partners and positives"),
+    ):
+        rows.append(Bad(expected, argument, changes, ValueError, expected))
+    other = MATRICES["embeddings_b"][:, :2]
+    text = f"3 columns as in embeddings_a, got shape {list(other.shape)}"
+    rows.append(Bad(text, "embeddings_b", {"embeddings_b": other, "partners": partners}, ValueError, text))
+    return [dataclasses.replace(bad, losses=lambda loss: loss.two_towers) for bad in rows]
+
+
+def biases() -> list[Bad]:
+    """Return bad biases: a number, or in ``fast`` a 0-dimensional tensor, in a range around 0."""
+    where = "a number in the range -1e+10 to 1e+10, got"
+    scalar = "a number or a 0-dimensional tensor, got shape"
+    numbers = (math.nan, math.inf, -math.inf, 1.1e10, -1e300)
+    return [
+        *bad_values("bias", *((str(value), value, ValueError, f"{where} {value}") for value in numbers)),
+        *bad_values(
+            "bias",
+            *((str(v), v, TypeError, f"a number, got {type(v).__name__}") for v in ("-10", True, None)),
+        ),
+        *bad_values(
+            "bias",
+            ("1-D tensor", torch.tensor([-10.0]), ValueError, f"{scalar} [1]"),
+            ("tensor of integer", torch.tensor(-10), TypeError, "a floating dtype, got int64"),
+            ("NaN in a tensor", torch.tensor(math.nan), ValueError, f"{where} nan"),
+            ("infinity in a tensor", torch.tensor(math.inf), ValueError, f"{where} inf"),
+            packages=("fast",),
+        ),
+        *bad_values(
+            "bias",
+            ("0-D tensor", torch.tensor(-10.0), TypeError, "a number, got Tensor"),
+            packages=("reference",),
+        ),
+    ]
+
+
 DTYPES_OF_NUMBERS = (np.int64, np.float64)
 BEFORE = "ref_embeddings with it, got none"
 REF_LABEL, SELF_ROW = "one label per reference, shape [5], got", "one row per embedding, shape [4], got"
 REF_ID = "one id per reference, shape [5], got"
 TABLE = [
+    *biases(),
     *matrices(),
     Bad(
         "one row",
@@ -454,7 +535,7 @@ TABLE = [
 
 BAD_CALLS = [
     (bad, loss, form)
-    for bad, loss in itertools.product(TABLE, LOSSES.values())
+    for bad, loss in itertools.product([*within_one_batch(TABLE), *targets_of_towers()], LOSSES.values())
     for form in forms(loss)
     if bad.applies(loss, form)
 ]
@@ -970,7 +1051,11 @@ def test_learnable_temperature_gives_no_warning(loss: Loss, form: str) -> None:
     assert torch.isfinite(temperature.grad)
 
 
-@each("loss", [loss for loss in LOSSES.values() if "ref_labels" in loss.keywords], ids=lambda x: x.name)
+@each(
+    "loss",
+    [loss for loss in LOSSES.values() if "ref_embeddings" in loss.matrices and "ref_labels" in loss.keywords],
+    ids=lambda x: x.name,
+)
 def test_labels_of_two_dtypes_are_equal_by_value(loss: Loss) -> None:
     """The largest uint64 label differs from the int64 label -1, although their bits are equal."""
     changes = {"labels": np.array([2**64 - 1, 2**64 - 1, 0, 2**63], dtype=np.uint64)}

@@ -34,7 +34,10 @@ from pairproof.conformance.truth.baseline import plain_outcome
 
 PACKAGES = {"reference": reference, "fast": fast}
 MAY_IMPORT = {"reference": {"numpy", "scipy"}, "fast": {"torch", "triton"}}
-TENSOR_KEYWORDS = {"positives", "anchors", "ref_embeddings", "ref_labels", "self_rows", "negatives", *IGNORED}
+TENSOR_KEYWORDS = {
+    *("partners", "labels", "positives", "anchors", "ref_embeddings", "ref_labels", "self_rows", "negatives"),
+    *IGNORED,
+}
 LOSS_IDS = list(LOSSES)
 
 
@@ -64,7 +67,7 @@ def test_signature_matches_the_catalogue(package: str, loss: Loss) -> None:
     first, keywords = parameters[: len(names)], parameters[len(names) :]
     assert [parameter.name for parameter in first] == names
     assert {parameter.kind for parameter in first} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    optional = [loss.targets] if "positives" in loss.keywords else []
+    optional = [loss.targets] if loss.targets and "positives" in loss.keywords else []
     assert [parameter.name for parameter in first if parameter.default is None] == optional
     assert len([p for p in first if p.default is inspect.Parameter.empty]) == len(names) - len(optional)
     assert {parameter.kind for parameter in keywords} == {inspect.Parameter.KEYWORD_ONLY}

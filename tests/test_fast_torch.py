@@ -27,6 +27,7 @@ from pairproof.fast import (
     nt_bxent_loss,
     nt_xent_loss,
     nt_xent_pairwise_loss,
+    sigmoid_loss,
     supcon_epsilon_loss,
     supcon_in_loss,
     supcon_loss,
@@ -82,6 +83,7 @@ def losses(where: str = "cpu") -> dict[str, Call]:
         "info_nce queue": lambda z, **o: info_nce_loss(
             z, z.flip(1), negatives=bank.to(z.dtype), direction="a_to_b", **o
         ),
+        "sigmoid": lambda z, **o: sigmoid_loss(z, bank.to(z.dtype), labels=labels, ref_labels=ref_labels, **o),
     }
 
 
@@ -387,6 +389,7 @@ def test_rows_of_two_dtypes_are_allowed_under_autocast(backend: str) -> None:
     calls: list[Callable[[Tensor, Tensor], Tensor]] = [
         lambda z, w: supcon_loss(z, LABELS, ref_embeddings=w, ref_labels=BANK_LABELS, backend=backend),
         lambda z, w: info_nce_loss(z[:5], w, backend=backend),
+        lambda z, w: sigmoid_loss(z[:5], w, backend=backend),
         lambda z, w: info_nce_loss(z, z.float().flip(1), negatives=w, backend=backend),
     ]
     for call in calls:

@@ -741,6 +741,10 @@ RULES: list[Rule] = [
     (rf"^{COUNT} pair(?:,| and no)", lambda c, n: c.case.entry.two_towers and c.n == number(n)),
     (r"same four pairs", lambda c: c.case.entry.two_towers and c.n == 4),
     (rf"(?:against|pair,) {COUNT} negatives?", lambda c, k: len(c.given["negatives"]) == number(k)),
+    (rf"bias {REAL}", lambda c, x: c.option("bias") == real(x)),
+    (rf"(?:The second tower has|a tower of) {COUNT} rows", lambda c, m: c.case.shape[1] == number(m)),
+    (r"the logit is 0", lambda c: np.allclose(c.logits + c.option("bias"), 0)),
+    (r"ln\(1 \+ e\^-5\.75\)", lambda c: every_result(c, math.log1p(math.exp(-5.75)))),
     (r"K = 1", lambda c: len(c.given["negatives"]) == 1),
     (r"One query, its key, and a queue", lambda c: c.n == 1 and "negatives" in c.given),
     (

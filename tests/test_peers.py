@@ -122,6 +122,8 @@ OF_THREE, OF_TWO = math.log(E + 2) - math.log(E), math.log(E + 3) - math.log(E)
 EIGHT = Case("test/eight", "nt_xent", unit(0, 0, 1, 1, 2, 2, 3, 3), {"partners": [1, 0, 3, 2, 5, 4, 7, 6]}, WARM)
 SHIFTED = Case("test/shifted", "supcon_epsilon", unit(0, 0, 1, 1), LABELLED, {**WARM, "similarity": "dot"})
 
+PAIRS = Case("test/pairs", "sigmoid", unit(0, 1), {}, {**WARM, "bias": -2.0}, others={"embeddings_b": unit(0, 1)})
+
 BY_HAND = {
     TWO_PAIRS: LOSS_WITH_TWO_NEGATIVES,
     VIEWS: LOSS_WITH_TWO_NEGATIVES,
@@ -135,6 +137,8 @@ BY_HAND = {
     QUEUE: LOSS_WITH_TWO_NEGATIVES,
     MEMORY: (ANCHOR_OF_ONE + ANCHOR_OF_TWO) / 2,
     UNBALANCED: (3 * OF_THREE + 2 * OF_TWO) / 5,
+    # The logit of a pair on the diagonal is 1 / 0.5 - 2 = 0, that of any other pair is -2.
+    PAIRS: math.log(2) + math.log1p(E**-1),
     SHIFTED: math.log(1 + 2 * (1 / E + 1e-8) / (1 + 1e-8)) / (1 + 1e-8),
 }
 """Values computed by hand; every peer is checked on the cases that it computes."""

@@ -39,7 +39,17 @@ FILE = Path(__file__).parent / "targets" / "usages.py"
 EVERY = ("usage/*", "golden/*/two-*[sde]")
 """All usages, and a few cases that are judged as usual."""
 
-RIGHT = ("supcon", "SupCon", "LearnedSupCon", "Clip", "nt_xent", "refuses_bfloat16", "reads_a_number")
+RIGHT = (
+    "supcon",
+    "SupCon",
+    "LearnedSupCon",
+    "Clip",
+    "nt_xent",
+    "refuses_bfloat16",
+    "reads_a_number",
+    "siglip",
+    "SigLip",
+)
 """Straightforward losses."""
 
 
@@ -80,8 +90,10 @@ def of(name: str, *cases: str) -> CheckResult:
     loss = {"nt_xent": "nt_xent", "wrong_for_shared_memory": "nt_xent"}.get(name, "supcon")
     if name.startswith("Clip") or "tower" in name:
         loss = "info_nce"
+    if name.lower().startswith("siglip"):
+        loss = "sigmoid"
     # The parameters of these modules are float32.
-    learned = name.startswith(("Clip", "Learned"))
+    learned = name.startswith(("Clip", "Learned", "SigLip"))
     return check_loss(f"{FILE}:{name}", loss, cases=cases or EVERY, dtypes=("float32",) if learned else ())
 
 
@@ -129,6 +141,7 @@ def test_right_loss_passes_every_usage(name: str) -> None:
         (fast.nt_bxent_loss, "nt_bxent"),
         (fast.supcon_epsilon_loss, "supcon_epsilon"),
         (fast.info_nce_loss, "info_nce"),
+        (fast.sigmoid_loss, "sigmoid"),
         pytest.param(fast.InfoNCELoss, "info_nce", marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -138,14 +138,19 @@ def calls(dtype: torch.dtype, where: str = "cpu", *, wide: bool = False) -> list
         **{"partners": (partners,), "positive_pairs": (torch.stack((labels, partners), 1),)},
         **{"ref_embeddings": (None, y), "ref_labels": (None, labels), "self_rows": (None, own)},
         "temperature": (0.01, 0.1, torch.tensor(0.1).to(where).requires_grad_()),
+        "bias": (-10.0, torch.tensor(-10.0).to(where).requires_grad_()),
         "similarity": get_args(Similarity),
         "denominator": get_args(Denominator),
         "direction": get_args(Direction),
     }
     found: list[Callable[[], torch.Tensor]] = []
     for loss in (getattr(fast, name) for name in fast.__all__ if name.endswith("_loss")):
-        taken = [name for name in inspect.signature(loss).parameters if name in choices]
-        for values in itertools.product(*(choices[name] for name in taken)):
+        parameters = inspect.signature(loss).parameters
+        taken = [name for name in parameters if name in choices]
+        # Partners are optional for two towers only.
+        left_out = (None,) if "partners" in taken and parameters["partners"].default is None else ()
+        every = choices | {"partners": (*left_out, partners)}
+        for values in itertools.product(*(every[name] for name in taken)):
             found.append(partial(loss, backend="triton", **dict(zip(taken, values, strict=True))))
     return found
 

@@ -585,7 +585,7 @@ def _case_settings(found: Failure) -> Iterator[Suspect]:
     for name, pairs in (("ignored", "ignored pairs"), ("ignored_ids", "pairs of rows with equal ids")):
         if name in case.arguments:
             yield found.read_again(f"{pairs} are not left out", {name: None})
-    if found.loss.two_towers:
+    if "direction" in found.loss.keywords:
         anchors = {"both": f"all {2 * n} rows", "a_to_b": f"the {n} rows of a", "b_to_a": f"the {n} rows of b"}
         for direction, name in anchors.items():
             words = f"the anchors are {name}, not {anchors[case.option('direction')]}"

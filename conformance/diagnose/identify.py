@@ -135,6 +135,7 @@ def identify(
     init: Mapping[str, Any] | None = None,
     result: str | None = None,
     normalised: bool = False,
+    bias: float | None = None,
     limit: float | None = 60.0,
     title: str = "",
     faults: Sequence[Any] = (),
@@ -149,6 +150,7 @@ def identify(
         init: values of parameters of the constructor or of the function, by name.
         result: the name of the loss among several results; guessed when None.
         normalised: whether only rows of norm 1 are passed; otherwise, rows of different norms are tried first.
+        bias: the bias that is built into a sigmoid loss; None to try the default one and 0.
         limit: seconds that one answer may take; None for no limit.
         title: name of the target in the report.
         faults: wrong implementations, such as ``pairproof.conformance.faults.FAULTS``. A target that does not match a
@@ -167,19 +169,19 @@ def identify(
     if call == "command":
         raise TargetError("identify cannot run a command: use pairproof check, with the name of its loss")
     with closing(load_target(target, call, arrays, limit, init=init or {}, result=result)) as called:
-        found = _identify(called, normalised, limit, title, faults)
+        found = _identify(called, normalised, bias, limit, title, faults)
     found.seconds = time.perf_counter() - start
     return found
 
 
 def _identify(
-    called: Target, normalised: bool, limit: float | None, title: str, faults: Sequence[Any]
+    called: Target, normalised: bool, bias: float | None, limit: float | None, title: str, faults: Sequence[Any]
 ) -> Identification:
     """Identify a target that is loaded."""
     found = Identification(title or called.__name__, called.call, notes=list(called.notes))
     if called.constructs:
         found.notes.append("a class: a new instance is constructed for each probe, so state is not kept between probes")
-    search, unusable, matches = _searched(called, normalised, limit)
+    search, unusable, matches = _searched(called, normalised, bias, limit)
     found.remarks = [unusable] if unusable else []
     if search.unit and not normalised:
         found.notes.append(UNIT)
@@ -198,7 +200,9 @@ def _identify(
     return found
 
 
-def _searched(called: Target, normalised: bool, limit: float | None) -> tuple[Search, str, list[Match]]:
+def _searched(
+    called: Target, normalised: bool, bias: float | None, limit: float | None
+) -> tuple[Search, str, list[Match]]:
     """Search with rows of different norms and, if nothing fits and the norms matter, with rows of norm 1.
 
     Returns:
@@ -209,7 +213,7 @@ def _searched(called: Target, normalised: bool, limit: float | None) -> tuple[Se
     """
     first: Search | None = None
     try:
-        first = Search(called, limit, unit=normalised)
+        first = Search(called, limit, unit=normalised, bias=bias)
     except TargetError as error:
         refused = error
     if first:
@@ -220,7 +224,7 @@ def _searched(called: Target, normalised: bool, limit: float | None) -> tuple[Se
     try:
         if normalised:
             raise refused
-        second = Search(called, limit, unit=True)
+        second = Search(called, limit, unit=True, bias=bias)
     except TargetError:
         if first:
             return first, unusable, matches

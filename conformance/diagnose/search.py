@@ -37,6 +37,7 @@ from .positives import (
     batch_setting,
 )
 from .variants import (
+    ALL_PAIRS,
     COUNTS,
     FLOWS,
     REDUCED_BY,
@@ -273,6 +274,7 @@ def call_with(target: Target, probe: Probe, limit: float | None = None) -> Answe
         TargetError: it raised an error, was too slow, or did not return a loss.
     """
     keywords = {**probe.batch.keywords, **({} if probe.temperature is None else {"temperature": probe.temperature})}
+    keywords |= target.trial_keywords
     try:
         return target.evaluate(replace(probe.batch, keywords=keywords), limit)
     except TargetError:
@@ -288,9 +290,9 @@ def read_as(batch: Batch, positives: str) -> Setting | None:
 
 
 @lru_cache(maxsize=10_000)
-def _number(setting: Setting, count: str) -> float:
-    """What the sum over the anchors is divided by, by a name of ``COUNTS``."""
-    return float(COUNTS[count](setting))
+def _number(setting: Setting, count: str, form: str) -> float:
+    """What the sum over the anchors is divided by, by a name of ``COUNTS`` and the form of the loss."""
+    return float(COUNTS[ALL_PAIRS if (count, form) == ("mean_pairs", "sigmoid") else count](setting))
 
 
 # Variants to try
@@ -304,46 +306,59 @@ READ_AS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """How a loss's positives may be read from the arguments of a call, by ``Loss.positives_by`` and the call."""
 
 
-def known_losses(call: str) -> list[Variant]:
-    """Return every loss of the catalogue that a call can express, with every combination of its options."""
+def known_losses(call: str, bias: float | None = None) -> list[Variant]:
+    """Return every loss of the catalogue that a call can express, with every combination of its options.
+
+    Args:
+        call: how the target is called.
+        bias: the bias of losses that have one; None for the default one and for 0.
+    """
     found = []
     for loss in LOSSES.values():
-        choices = {name: values for name, values in loss.choices.items() if name not in REDUCED_BY}
+        choices: dict[str, tuple[Any, ...]] = {
+            name: values for name, values in loss.choices.items() if name not in REDUCED_BY
+        }
+        if "bias" in loss.keywords:
+            choices["bias"] = (loss.keywords["bias"], 0.0) if bias is None else (bias,)
         for values in product(*choices.values()):
             variant = variant_of(loss, dict(zip(choices, values, strict=True)))
-            direction = dict(variant.options).get("direction")
-            for positives in READ_AS[loss.positives_by].get(call, ()):
+            direction = dict(variant.options).get("direction", "a_to_b" if "direction" not in loss.keywords else "")
+            direction = direction if loss.two_towers else ""
+            usable = call != QUEUE or "negatives" in loss.keywords
+            for positives in READ_AS[loss.positives_by].get(call, ()) if usable else ():
                 found.append(replace(variant, positives=f"{positives} {direction}" if direction else positives))
     return found
 
 
-def _levels(call: str) -> Iterator[Sequence[Variant]]:
+def _levels(call: str, bias: float | None) -> Iterator[Sequence[Variant]]:
     """Yield variants in the order in which they are tried: right ones, then those with one mistake, then with two."""
     losses = tuple(LOSSES.values())
-    return (make(call, losses) for make in (_right_variants, _wrong_variants, _twice_wrong_variants))
+    return (make(call, bias, losses) for make in (_right_variants, _wrong_variants, _twice_wrong_variants))
 
 
-# The variants are the same for every target, so they are enumerated once for each catalogue, which is ``losses``.
+# The variants are the same for every target with the same bias, so they are enumerated once for each catalogue, which
+# is ``losses``.
 
 
 @lru_cache
-def _right_variants(call: str, losses: tuple[Loss, ...]) -> Sequence[Variant]:
-    known = known_losses(call)
+def _right_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> Sequence[Variant]:
+    known = known_losses(call, bias)
     # The mean over pairs is found as a multiple of the sum over pairs.
-    over_pairs = [variant for variant in known if "mean_pairs" in variant.entry.choices["reduction"]]
+    means = [variant for variant in known if variant.form == "mean"]
+    over_pairs = [variant for variant in means if "mean_pairs" in variant.entry.choices["reduction"]]
     return [*known, *(replace(variant, form="sum") for variant in over_pairs)]
 
 
 @lru_cache
-def _wrong_variants(call: str, losses: tuple[Loss, ...]) -> Sequence[Variant]:
-    return _unique(wrong for variant in known_losses(call) for wrong in variations(variant, call))
+def _wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> Sequence[Variant]:
+    return _unique(wrong for variant in known_losses(call, bias) for wrong in variations(variant, call))
 
 
 @lru_cache
-def _twice_wrong_variants(call: str, losses: tuple[Loss, ...]) -> Sequence[Variant]:
+def _twice_wrong_variants(call: str, bias: float | None, losses: tuple[Loss, ...]) -> Sequence[Variant]:
     return _unique(
         second
-        for variant in known_losses(call)
+        for variant in known_losses(call, bias)
         if not variant.guard and not dict(variant.options).keys() - {"similarity", "denominator"}
         for first in variations(variant, call, ("guard", "similarity"))
         for second in variations(first, call, ("guard", "similarity"))
@@ -497,6 +512,7 @@ class Search:
         limit: seconds that one answer may take.
         unit: whether all rows have norm 1.
         call: the call of the probes.
+        bias: the bias of the target; None if it is not known.
         passed: the temperatures that are passed; only None if the target takes none.
         answers: what it returned for each probe.
         broken: the reason for each batch that it does not accept, by the name of the batch.
@@ -516,8 +532,11 @@ class Search:
         TargetError: it accepts no probes.
     """
 
-    def __init__(self, target: Target, limit: float | None = 60.0, *, unit: bool = False) -> None:
+    def __init__(
+        self, target: Target, limit: float | None = 60.0, *, unit: bool = False, bias: float | None = None
+    ) -> None:
         self.target, self.limit, self.unit = target, limit, unit
+        self.bias = target.trial_keywords.get("bias", bias)
         self.call = target.probed_as
         self.passed: tuple[float | None, ...] = PASSED if target.takes_temperature else (None,)
         self.answers: dict[Probe, Answer] = {}
@@ -572,7 +591,7 @@ class Search:
         mistakes only if no other variant explains them.
         """
         near: list[Match] = []
-        for level, tried in enumerate(islice(_levels(self.call), levels)):
+        for level, tried in enumerate(islice(_levels(self.call, self.bias), levels)):
             tried = [*tried, *_with_two_epsilons(near)] if level == 1 else tried
             if self.target.takes_temperature:
                 tempered = [wrong for variant in tried for wrong in temperings(variant)] if level == 0 else []
@@ -590,8 +609,8 @@ class Search:
     def _weighted(self) -> Iterator[Match]:
         """Yield explanations in which the two directions of a loss of two towers have different weights."""
         batches, first = self.probes.alike, self.passed[0]
-        for variant in known_losses(self.call):
-            if not variant.entry.two_towers or dict(variant.options).get("direction"):
+        for variant in known_losses(self.call, self.bias):
+            if "direction" not in variant.entry.keywords or dict(variant.options).get("direction"):
                 continue
             sides = [replace(variant, positives=f"{variant.positives} {side}") for side in ("a_to_b", "b_to_a")]
 
@@ -687,9 +706,9 @@ class Search:
         at = [temperatures.get(passed, math.nan) for passed in self.passed]
         value, given = totals([variant], list(settings), at)[:, 0], self.given(settings, self.passed)[:, 0]
         matches = []
-        counts = [count for count in COUNTS if variant.form == "sum" or count != "mean_pairs"]
+        counts = [count for count in COUNTS if variant.form in ("sum", "sigmoid") or count != "mean_pairs"]
         for count in ["sum"] if variant.form == "pooled" else counts:
-            number = np.array([[_number(setting, count)] for setting in settings.values()])
+            number = np.array([[_number(setting, count, variant.form)] for setting in settings.values()])
             usable = (value != 0) & np.isfinite(value) & (number > 0)
             if not usable.any(axis=0).all():
                 continue
@@ -700,7 +719,8 @@ class Search:
             p, b = np.unravel_index(errors.T.argmax(), errors.T.shape)
             worst = Probe(list(settings)[b], self.passed[p]).name, float(expected[b, p]), float(given[b, p])
             distance = math.hypot(*(expected - given).flat) / max(math.hypot(*given.flat), 1e-150)
-            found, error = replace(variant, form="mean") if count == "mean_pairs" else variant, float(errors.max())
+            of_pairs = count == "mean_pairs" and variant.form == "sum"
+            found, error = replace(variant, form="mean") if of_pairs else variant, float(errors.max())
             matches.append(Match(found, temperatures, count, factor, error, worst, distance, self.vector))
         fitting = sorted(self.fitting(matches), key=lambda match: match.plainness)
         if fitting and self.inexactness(fitting[0]) and words_of(variant.guard) in variant.words():

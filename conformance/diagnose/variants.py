@@ -326,7 +326,20 @@ _BINARY: Table = {
         lambda x: x.softplus(x.above, x.positive) / (x.p + 1) + x.softplus(-x.above, x.setting.negative) / x.q
     ),
 }
-FORMS: Table = {**_OUTSIDE, **_INSIDE, **_BINARY}
+_SIGMOID: Table = {
+    "sigmoid": lambda x: x.attract + x.repel,
+    "the bias is subtracted, not added": lambda x: x.pairs_at(x.logits - 2 * x.bias),
+    "the bias has no effect": lambda x: x.pairs_at(x.logits - x.bias),
+    "the bias is divided by the temperature": lambda x: x.pairs_at((x.similarities + x.bias) / x.divisor),
+    "the sign of all logits is wrong": lambda x: x.pairs_at(-x.logits),
+    "only the positives are summed": lambda x: x.attract,
+    "only the negatives are summed": lambda x: x.repel,
+    "the sums over the positives and over the negatives are averaged separately": (
+        lambda x: x.attract / x.p.clamp(min=1) + x.repel / x.q
+    ),
+    "the sum over the pairs is divided by the square of their number": lambda x: (x.attract + x.repel) / x.members**2,
+}
+FORMS: Table = {**_OUTSIDE, **_INSIDE, **_BINARY, **_SIGMOID}
 
 FLOWS: Mapping[str, str] = {
     "whole": "",
@@ -346,9 +359,8 @@ NAMES: Mapping[str, str] = {
     **TWO_GUARDS,
     **TINY_GUARDS,
     **FLOWS,
-    **dict.fromkeys(
-        (*RIGHT_POSITIVES, "cosine", "dot", "divided", "same", "mean", "inside", "inside, summed", "binary"), ""
-    ),
+    **dict.fromkeys((*RIGHT_POSITIVES, "cosine", "dot", "divided", "same", "mean", "inside", "inside, summed"), ""),
+    **dict.fromkeys(("binary", "sigmoid"), ""),
     "sum": "the sum over the positives is not divided by their number",
     "mean_pairs": "the mean is over the positive pairs",
     "pooled": "minus the logarithm of the mean over all anchors, not the mean of minus the logarithm",
@@ -407,7 +419,12 @@ class Variant:
     @property
     def binary(self) -> bool:
         """Whether every pair is classified, so that there are no numerators, denominators and guards."""
-        return self.form in _BINARY
+        return self.form in _BINARY or self.form in _SIGMOID
+
+    @property
+    def bias(self) -> float:
+        """The number that is added to the logits; 0 for a loss without a bias."""
+        return float(dict(self.options).get("bias", self.entry.keywords.get("bias", 0.0)))
 
     @property
     def takes_guard(self) -> bool:
@@ -417,7 +434,7 @@ class Variant:
     @property
     def pair_parts(self) -> tuple[str | bool, ...]:
         """The parts that determine the pairs of each anchor, in one setting."""
-        names = ("similarity", "tempering", "numerator", "denominator", "guard", "flow", "binary")
+        names = ("similarity", "tempering", "numerator", "denominator", "guard", "flow", "binary", "bias")
         return tuple(getattr(self, name) for name in names)
 
     def words(self) -> list[str]:
@@ -442,7 +459,8 @@ def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
         loss: the loss.
         options: the options that differ from their defaults.
     """
-    own = dict.fromkeys(name for name in (*loss.choices, *loss.formula_options) if name not in REDUCED_BY)
+    biased = ("bias",) if "bias" in loss.keywords else ()
+    own = dict.fromkeys(name for name in (*loss.choices, *loss.formula_options, *biased) if name not in REDUCED_BY)
     given = {**loss.keywords, **options}
     chosen = tuple((name, given[name]) for name in own if given[name] != loss.keywords[name])
     named = ("similarity", "denominator") if loss.variant else ("similarity",)
@@ -503,6 +521,8 @@ class Evaluation:
             policy: one of ``POLICIES``.
         """
         setting, each = self.setting, self.anchors(variant)[0]
+        if reduction == "mean_pairs" and variant.form in _SIGMOID:
+            reduction = ALL_PAIRS
         # The mean over pairs weights the mean of each anchor by the number of its positives.
         each = each * setting.counts if reduction == "mean_pairs" else each
         empty = setting.anchors & (setting.counts == 0)
@@ -533,11 +553,13 @@ class Pairs:
         setting = self.setting
         self.divisor = TEMPERINGS[variant.tempering](evaluation.temperature)
         self.similarities = evaluation.once(self._similarities, variant, "similarity", "flow")
-        self.logits = self.similarities / self.divisor
+        self.bias = variant.bias
+        self.logits = self.similarities / self.divisor + self.bias
         dtype, also = ROUNDED.get(variant.similarity, ("", False))
         if also:
             # A tensor of 16 bits is divided by a number in float32.
-            self.logits = (self.similarities.float() / self.divisor.float()).to(getattr(torch, dtype)).double()
+            divided = self.similarities.float() / self.divisor.float()
+            self.logits = (divided + self.bias).to(getattr(torch, dtype)).double()
         untempered = self.similarities.expand_as(self.logits)
         self.above, self._inner = NUMERATORS[variant.numerator](untempered, self.logits, self.divisor)
         if variant.flow == "numerator":
@@ -578,6 +600,10 @@ class Pairs:
     def repel(self) -> Tensor:
         """[T, M], the sum of the binary cross-entropies of the negatives."""
         return self.softplus(self.above, self.setting.negative)
+
+    def pairs_at(self, logits: Tensor) -> Tensor:
+        """[T, M], the sum of the binary cross-entropies of all pairs, with other logits."""
+        return self.softplus(-logits, self.positive) + self.softplus(logits, self.setting.negative)
 
     def _similarities(self) -> Tensor:
         name, flow, rows = self.variant.similarity, self.variant.flow, self.setting.rows
@@ -698,6 +724,8 @@ def _plus(logarithm: Tensor, amount: Tensor | float, top: Tensor | float = 0.0) 
 
 # Reductions
 
+ALL_PAIRS = "the sum over the anchors is divided by the number of all pairs"
+
 COUNTS: Table = {
     "mean": lambda s: s.anchors.sum(),
     "sum": lambda s: 1,
@@ -713,7 +741,7 @@ COUNTS: Table = {
         s.anchors.sum() - 2
     ),
     "the sum over the anchors is divided by the square of their number": lambda s: s.anchors.sum() ** 2,
-    "the sum over the anchors is divided by the number of all pairs": lambda s: s.member[s.anchors].sum(),
+    ALL_PAIRS: lambda s: s.member[s.anchors].sum(),
     "the sum over the anchors is divided by the number of negative pairs": lambda s: s.negative[s.anchors].sum(),
 }
 """What the sum over the anchors may be divided by, as a function of the setting."""
@@ -747,7 +775,7 @@ def variations(variant: Variant, call: str, kept: Collection[str] = ()) -> Itera
         forms = (name for name in (*_OUTSIDE, *_INSIDE) if name != _LEAK_SUM)
         others["form"] = _INSIDE if variant.form in _INSIDE else forms
     elif variant.in_parts:
-        others["form"] = _BINARY
+        others["form"] = _SIGMOID if variant.form in _SIGMOID else _BINARY
     if variant.positives == "meant":
         others["positives"] = [name for name, part in POSITIVES.items() if call in part.calls]
     changed = {part: names for part, names in others.items() if part not in kept}

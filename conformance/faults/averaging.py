@@ -179,3 +179,9 @@ def supcon_epsilon_count_without_epsilon(batch: parts.Batch) -> Tensor:
 def info_nce_divided_by_the_replicas(direction: parts.Direction) -> Tensor:
     """The loss, which is already a mean, is divided again by the number of replicas, here 2."""
     return parts.loss_of("info_nce", direction) / 2
+
+
+@fault("sigmoid", github("google-research/big_vision", "issues/115"), build=parts.across)
+def sigmoid_divided_by_the_cube(batch: parts.Batch) -> Tensor:
+    """The sum over all pairs is divided by the cube of the number of anchors, not by their number."""
+    return parts.anchors("sigmoid", batch).sum() / len(batch.s) ** 3

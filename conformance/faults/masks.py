@@ -164,3 +164,9 @@ def supcon_in_ignored_ids_left_out_of_all_rows(
     equal = ignored_ids[:, None] == ignored_ids
     first = equal.int().argmax(dim=1) == torch.arange(len(labels))
     return batch._replace(other=batch.other & (batch.positive | (first & ~equal)))
+
+
+@fault("sigmoid", build=parts.across)
+def sigmoid_positives_only(batch: parts.Batch) -> parts.Batch:
+    """The negatives are left out: only the pairs on the diagonal are summed."""
+    return batch._replace(other=batch.positive)

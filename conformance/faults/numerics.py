@@ -205,3 +205,14 @@ def supcon_in_count_in_float32(batch: parts.Batch) -> Tensor:
     count = batch.positive.sum(dim=1)
     value = parts.log_sum(batch.s, batch.other) - parts.log_sum(batch.s, batch.positive)
     return (value[:, 0] + count.clamp(min=1).log()).where(count > 0, 0)
+
+
+@fault(
+    "sigmoid",
+    github("mlfoundations/open_clip", "blob/9307b60d917c3a6f1a14c87bf16eef0980c6b306/src/open_clip/loss.py"),
+    build=parts.across,
+    level="digits",
+)
+def sigmoid_logit_subtracted(batch: parts.Batch) -> Tensor:
+    """All pairs are summed as negatives, and the logits of positives are subtracted: fitted pairs lose digits."""
+    return parts.row_sums(-F.logsigmoid(-batch.s), batch.other) - parts.row_sums(batch.s, batch.positive)

@@ -27,13 +27,13 @@ unit = base.unit
 
 
 class Batch(NamedTuple):
-    """A batch contrasted with itself.
+    """A batch contrasted with itself, or two towers.
 
     Attributes:
         s: [N, N] logits. ``batch_of``, ``dots`` and ``labelled`` subtract the largest off-diagonal logit of each row,
-            detached; ``products``, ``cosines`` and ``paired`` do not.
-        positive: [N, N], true where the column is a positive of the row; false on the diagonal.
-        other: [N, N], true off the diagonal.
+            detached; ``products``, ``cosines``, ``paired`` and ``across`` do not.
+        positive: [N, N], true where the column is a positive of the row; within a batch false on the diagonal.
+        other: [N, N], true off the diagonal; true everywhere for towers.
     """
 
     s: Tensor
@@ -262,6 +262,12 @@ def towers(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Evaluable:
     return directions(view_a, view_b, temperature=temperature)
 
 
+def across(view_a: Tensor, view_b: Tensor, *, temperature: float, bias: float = -10.0) -> Batch:
+    """All pairs of two towers, with the positives on the diagonal; the bias is added to the logits."""
+    s = unit(view_a) @ unit(view_b).T / temperature + bias
+    return Batch(s, torch.eye(len(s), dtype=torch.bool), torch.ones_like(s, dtype=torch.bool))
+
+
 def diagonal(logits: Tensor) -> Rows:
     """Logits [B, B] with the positives on the diagonal."""
     return Rows(logits, torch.arange(len(logits)))
@@ -319,5 +325,6 @@ RIGHT: Mapping[tuple[str, str], Function] = {
     ("nt_bxent", "pairs"): composed("nt_bxent", paired),
     ("supcon_epsilon", "labels"): composed("supcon_epsilon", products),
     ("info_nce", "views"): composed("info_nce", directions),
+    ("sigmoid", "views"): composed("sigmoid", across),
 }
 """The correct implementation of every loss, for every call that some fault uses."""

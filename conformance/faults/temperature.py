@@ -144,3 +144,9 @@ def nt_bxent_one_minus_cosine(embeddings: Tensor, positive_pairs: Tensor, *, tem
 def supcon_epsilon_temperature_missing(embeddings: Tensor, labels: Tensor, *, temperature: float) -> parts.Batch:
     """The dot products are not divided by the temperature."""
     return parts.products(embeddings, labels, 1.0)
+
+
+@fault("sigmoid", "https://arxiv.org/abs/2303.15343")
+def sigmoid_bias_subtracted(view_a: Tensor, view_b: Tensor, *, temperature: float, bias: float = -10.0) -> parts.Batch:
+    """The bias is subtracted, as in the equation that the paper prints, not added as in its pseudocode."""
+    return parts.across(view_a, view_b, temperature=temperature, bias=-bias)

@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..suite.cases import Case
-from ..suite.catalogue import IGNORED
+from ..suite.catalogue import IGNORED, TOWER_TARGETS
 from ..suite.records import Outcome
 from .base import (
     Deviation,
@@ -69,6 +69,9 @@ Time-outs of small and of large batches are counted separately."""
 TRIAL_TEMPERATURE = 0.5
 """The temperature of the small batch on which the calls are tried, unless one is built in."""
 
+TRIAL_BIAS = -10.0
+"""The bias of a target that takes one, in all calls that explore it."""
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -82,6 +85,7 @@ class Batch:
         positive_pairs: directed pairs, for "pairs".
         n_views: number of views of each item.
         keywords: further arguments, by their names in the catalogue.
+        first: number of rows of the first of two towers; None if both have the same number.
     """
 
     name: str
@@ -91,12 +95,13 @@ class Batch:
     positive_pairs: Sequence[Sequence[int]] | None = None
     n_views: int = 1
     keywords: Mapping[str, Any] = field(default_factory=dict)
+    first: int | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
         """Facts about the batch and the process, by their names in ``FACTS``."""
         (n, dim), device = self.embeddings.shape, self.embeddings.device
-        sizes = {"batch_size": n // self.n_views, "n_views": self.n_views, "dim": dim}
+        sizes = {"batch_size": self.first or n // self.n_views, "n_views": self.n_views, "dim": dim}
         return {**sizes, "device": device, "world_size": 1, "rank": 0}
 
     def arguments(self, call: str) -> tuple[list[Any], dict[str, Any]]:
@@ -108,6 +113,8 @@ class Batch:
         labels, items = None if self.labels is None else integers(self.labels), len(rows) // self.n_views
         # Slices, unlike chunks, may be changed in place.
         views = [rows[k * items : (k + 1) * items] for k in range(self.n_views)]
+        if self.first is not None:
+            return [rows[: self.first], rows[self.first :]], keywords
         if call == "features":
             return [torch.stack(views, dim=1)], keywords | ({} if labels is None else {"labels": labels})
         if call == "similarities":
@@ -153,6 +160,7 @@ class Target:
         signature: its parameters.
         constructs: whether it is a class, constructed for every call.
         takes_temperature: whether a temperature can be passed.
+        trial_keywords: further keywords of every call that explores the target: the bias, if it takes one.
         forms: the plausible ways to call it, the best guess first.
         form: the one that is used.
         call: how it is called, one of ``CALLS``.
@@ -221,6 +229,7 @@ class Target:
             self.probed_as = "partners"
         elif self.probed_as == "views" and self.signature.requires("negatives"):
             self.probed_as = "queue"
+        self.trial_keywords = {} if self.signature.keyword("bias") is None else {"bias": TRIAL_BIAS}
         self.takes_temperature = self.call == "similarities" or self.signature.keyword("temperature") is not None
         self.notes = self._notes()
 
@@ -291,6 +300,7 @@ class Target:
         loss = {"labels": "supcon", "partners": "nt_xent"}.get(self.probed_as)
         labels = next(iter(trial_case(loss, {}, queue=False).arguments.values())) if loss else None
         keywords: dict[str, Any] = {"temperature": TRIAL_TEMPERATURE} if self.takes_temperature else {}
+        keywords |= self.trial_keywords
         if self.probed_as == "queue":
             keywords["negatives"] = torch.tensor(trial_case("info_nce", {}, queue=True).others["negatives"])
         pairs = case.arguments["positive_pairs"]
@@ -672,7 +682,7 @@ class External(Implementation):
     def _evaluated(self, case: Case, dtype: str, usage: str) -> Outcome:
         leaves = self.tensors(case, dtype)
         each = case.option("reduction") == "none" or self.claim.reduced_here
-        use = Use(BY_NAME[usage], leaves, case.temperature, each)
+        use = Use(BY_NAME[usage], leaves, case.temperature, case.bias, each)
         given = self._given(case, leaves)
         # Commands are limited in ``subprocess.py``.
         limited = self.device == "cpu" and not self.command
@@ -705,7 +715,7 @@ class External(Implementation):
         """Call the target under a usage in the body, and record its side effects."""
         assert self.target is not None
         self.target.use = use
-        passed = self.target.signature.keyword("temperature")
+        passed = self.target.signature.keyword(use.usage.scalar or "temperature")
         use.documented = passed is not None and "Tensor" in str(passed.annotation)
         try:
             with use:
@@ -726,7 +736,7 @@ class External(Implementation):
     def _batches(self, case: Case, given: Mapping[str, Tensor], **changed: Any) -> tuple[list[Batch], list[int]]:
         """Return the batches to call the target with, and the new order of the case's rows; [] if they keep theirs."""
         claim, rows, arrays = self.claim, given[case.first], self.arrays(case)
-        passed = [name for name in (*case.entry.choices, "base_temperature") if name in claim.passed]
+        passed = [name for name in case.entry.scalars if name in claim.passed]
         keywords: dict[str, Any] = {name: given[name] for name in case.others if name in claim.passed}
         keywords |= {name: case.option(name) for name in passed} | changed
         passed_on = ("ref_labels", "self_rows", "anchors", *IGNORED)
@@ -736,6 +746,8 @@ class External(Implementation):
         batch = Batch(case.id, claim.call, rows, keywords=keywords)
         if "embeddings_b" in given:
             towers = rows, given["embeddings_b"]
+            keywords |= {name: arrays[name] for name in TOWER_TARGETS if name in arrays}
+            batch = replace(batch, keywords=keywords, first=None if len(towers[1]) == len(rows) else len(rows))
             step = -1 if claim.directed_here and claim.settings["direction"] == "b_to_a" else 1
             pairs = directed(case, towers) if claim.directed_here else [towers]
             return [replace(batch, embeddings=torch.cat(pair[::step]), n_views=2) for pair in pairs], []
@@ -774,6 +786,8 @@ class External(Implementation):
         counted, reduction = case.counted(), case.option("reduction")
         if len(values) != len(counted):
             raise TargetError(f"returned {len(values)} values, expected one for each of {len(counted)} anchors")
+        if reduction == "mean_pairs" and case.entry.form == "sigmoid":  # a sum over pairs
+            return torch.full_like(values, 1 / sum(map(len, case.members())))
         positives = case.positives() if reduction == "mean_pairs" else []
         sizes = values.new_tensor([len(positives[i]) if positives else 1 for i in counted])
         return sizes / sizes.sum().clamp(min=1) if reduction.startswith("mean") else sizes
@@ -781,7 +795,7 @@ class External(Implementation):
     def _ask(self, case: Case, dtype: str, given: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the command's values, and the gradients of the case's loss; {} if the answer does not give them."""
         assert self.command is not None
-        options = (*case.entry.choices, "temperature", "base_temperature")
+        options = (*case.entry.scalars, "temperature")
         request = {"loss": case.loss, "dtype": dtype, "options": {name: case.option(name) for name in options}}
         for key, arrays in (("matrices", given), ("arguments", self.arrays(case))):
             request[key] = {name: array.tolist() for name, array in arrays.items()}

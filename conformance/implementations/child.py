@@ -516,7 +516,16 @@ class IsolatedTarget(Target):
 
         def load() -> Served:
             target = _loaded(thing, call, arrays, **options)
-            names = ("__name__", "call", "probed_as", "arrays", "notes", "constructs", "takes_temperature")
+            names = (
+                "__name__",
+                "call",
+                "probed_as",
+                "arrays",
+                "notes",
+                "constructs",
+                "takes_temperature",
+                "trial_keywords",
+            )
 
             def facts() -> dict[str, Any]:
                 return {name: getattr(target, name) for name in names} | {"_choice": target.choice}

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..suite.cases import Case
-from ..suite.catalogue import CHOICES, IGNORED, LOSSES
+from ..suite.catalogue import CHOICES, IGNORED, LOSSES, NUMBERS, TOWER_TARGETS
 from .base import ARRAY_OPTIONS, OPT_IN, Support
 from .sandbox import TargetError, TargetMisused
 
@@ -38,6 +38,7 @@ LOGARITHMS = ("log_temperature", "log_temp", "log_tau", *(f"log_{name}" for name
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "temperature": (*TEMPERATURES, *INVERSES, *LOGARITHMS),
     "base_temperature": ("base_temperature", "base_temp"),
+    "bias": ("bias", "logit_bias"),
     "labels": ("labels", "label", "targets", "target", "y", "classes", "class_labels", "y_true", "ids"),
     "negatives": (
         *("negatives", "queue", "memory_bank", "memory", "bank", "negs", "negative_keys", "negative_key"),
@@ -241,7 +242,7 @@ class Signature:
         return ""
 
 
-SCALARS = ("base_temperature", *CHOICES)
+SCALARS = (*NUMBERS, *CHOICES)
 """The options of the catalogue whose values are not arrays, except the temperature."""
 
 
@@ -390,7 +391,7 @@ class Claim:
     def support(self) -> Support:
         """The cases that are judged."""
         entry = LOSSES[self.loss]
-        judged = {option: self.values_of(option) for option in (*entry.choices, "base_temperature")}
+        judged = {option: self.values_of(option) for option in entry.scalars}
         options = {option: values for option, values in judged.items() if values is not None}
         if self.temperature is not None:
             options = {"temperature": (self.temperature,), **options}
@@ -402,7 +403,8 @@ class Claim:
         in_order = self.call in ("labels", "pairs", "towers", "command") or (self.call == "views" and entry.two_towers)
         in_order = in_order and not self.directed_here
         without |= set() if in_order else {*IGNORED}
-        lacks = tuple(name for name in ARRAY_OPTIONS if name in without or name not in self.passed)
+        arrays = dict.fromkeys((*ARRAY_OPTIONS, *(TOWER_TARGETS if entry.two_towers else ())))
+        lacks = tuple(name for name in arrays if name in without or name not in self.passed)
         also = tuple((f"has no {name}, which the target requires", _without(name)) for name in sorted(self.required))
         return Support((self.loss,), options, lacks, tuple(self.passed & {*OPT_IN}), also)
 
@@ -438,7 +440,8 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
         _from_init(claim, signature, settings, notes)
         passed = _keywords(claim, passed, signature, notes)
         temperature = _temperature(claim, signature, notes)
-        required = {name for name in ARRAY_OPTIONS if name in passed and signature.requires(name)}
+        arrays = (*ARRAY_OPTIONS, *(TOWER_TARGETS if LOSSES[claim.loss].two_towers else ()))
+        required = {name for name in arrays if name in passed and signature.requires(name)}
         claim = replace(claim, required=frozenset(required))
     claim = replace(claim, settings=settings, passed=frozenset(passed), temperature=temperature)
     if signature is not None and claim.reduced_here:
@@ -453,7 +456,7 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
 def _from_init(claim: Claim, signature: Signature, settings: dict[str, object], notes: list[str]) -> None:
     """Claim the options of the catalogue that the user sets as arguments of the target."""
     entry = LOSSES[claim.loss]
-    for name in (*entry.choices, "base_temperature"):
+    for name in entry.scalars:
         value = next((signature.init[word] for word in ALIASES.get(name, (name,)) if word in signature.init), EVERY)
         if name not in settings and value != EVERY:
             with suppress(TargetMisused):
@@ -464,9 +467,15 @@ def _from_init(claim: Claim, signature: Signature, settings: dict[str, object], 
 def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list[str]) -> set[str]:
     """Return the options that are passed by keyword: those that are claimed, and those in the signature."""
     entry, passed = LOSSES[claim.loss], set(claimed)
-    for name in (*entry.choices, "base_temperature", *ARRAY_OPTIONS):
+    of_towers = TOWER_TARGETS if entry.two_towers else {}
+    rows_with_labels = "labels" if entry.two_towers else "ref_embeddings"
+    for name in dict.fromkeys((*entry.scalars, *of_towers, *ARRAY_OPTIONS)):
         found = signature.keyword(name)
-        usable = name not in ("ref_labels", "self_rows", "ref_ignored_ids") or "ref_embeddings" in passed
+        usable = name not in ("ref_labels", "self_rows") or rows_with_labels in passed
+        usable = usable and (name != "ref_ignored_ids" or "ref_embeddings" in passed)
+        if name in of_towers:
+            # Other calls pass something else as labels. An alias may be the name of another array.
+            usable = usable and claim.call in ("views", "towers") and found is not None and found.name == name
         if found is None or name not in entry.keywords or name in passed or not usable:
             continue
         choices = entry.choices.get(name)

@@ -58,6 +58,7 @@ class Usage:
         scale: factor of the loss, as mixed-precision training has one.
         temperature: whether the gradient with respect to the temperature is judged: of a "tensor" that is passed, or
             of a "learned" parameter; "" if it is not.
+        bias: the same for the bias.
         expects: "the truth", "the truth or an error", or "NaN": not finite, or an error.
         reveals: the kinds of side effects that are failures of this usage.
     """
@@ -80,6 +81,7 @@ class Usage:
     upstream: Callable[[int], list[float]] | None = None
     scale: float = 1.0
     temperature: str = ""
+    bias: str = ""
     expects: str = "the truth"
     reveals: tuple[str, ...] = ()
 
@@ -87,6 +89,11 @@ class Usage:
     def id(self) -> str:
         """The name of its check."""
         return f"usage/{self.name}"
+
+    @property
+    def scalar(self) -> str:
+        """The number whose gradient is judged: "temperature" or "bias"; "" if there is none."""
+        return "temperature" if self.temperature else "bias" if self.bias else ""
 
 
 def upstream_of(count: int) -> list[float]:
@@ -282,6 +289,8 @@ def _of_the_same_tensor(case: Case, claim: Claim) -> Case | None:
     """The case with its embeddings as the second tower, or as the references."""
     arguments = {name: value for name, value in case.arguments.items() if name != "self_rows"}
     if case.entry.two_towers:
+        if len(case.others["embeddings_b"]) != case.n:
+            return None
         name = "embeddings_b"
     elif "ref_embeddings" in case.others and "labels" in arguments:
         name, arguments["ref_labels"] = "ref_embeddings", arguments["labels"]
@@ -349,6 +358,18 @@ def _at_temperature(**keywords: float) -> Callable[[Case, Claim], Case | None]:
     return changed
 
 
+def _at_bias(case: Case, claim: Claim) -> Case | None:
+    """The case with a bias that is passed."""
+    if "bias" not in claim.passed or "bias" in claim.settings:
+        return None
+    # Rounding this bias to a few decimals changes it.
+    return replace(case, id=f"{case.id}, bias -2.37109375", keywords={**case.keywords, "bias": -2.37109375})
+
+
+def _of_any_bias(case: Case, claim: Claim) -> Case | None:
+    return case if "bias" in case.entry.keywords else None
+
+
 def _of_any_temperature(case: Case, claim: Claim) -> Case | None:
     # At 1, a temperature equals its inverse.
     return case if case.temperature != 1 else None
@@ -399,6 +420,8 @@ USAGES: tuple[Usage, ...] = (
         dtype="float32",
         temperature="learned",
     ),
+    Usage("bias-tensor", "a bias given as a tensor", Level.FORMULA, case=_at_bias, refusable="any", bias="tensor"),
+    Usage("learned-bias", "a learned bias", Level.FORMULA, case=_of_any_bias, dtype="float32", bias="learned"),
     Usage("wide", "16 times as many columns", Level.FORMULA, case=_wider(16), arrays=EVERY_ARRAY),
     Usage("wider", "64 times as many columns", Level.FORMULA, case=_wider(64), arrays=EVERY_ARRAY),
     _labels_as(torch.int32),
@@ -498,16 +521,22 @@ USAGES: tuple[Usage, ...] = (
 
 BY_NAME: Mapping[str, Usage] = {usage.name: usage for usage in (PLAIN, *USAGES)}
 
-_PARAMETERS = ("temperature", "temp", "tau", "scale", "log_t", "logit_t")
-"""Parts of the names of parameters that may be a learned temperature."""
+_PARAMETERS = {"temperature": ("temperature", "temp", "tau", "scale", "log_t", "logit_t"), "bias": ("bias",)}
+"""Parts of the names of parameters that may be a learned temperature or bias."""
 
-SLOPES: tuple[tuple[Callable[[float], float], Callable[[float], float]], ...] = (
-    (lambda t: t, lambda t: 1.0),
-    (lambda t: 1 / t, lambda t: -1 / t**2),
-    (math.log, lambda t: 1 / t),
-    (lambda t: -math.log(t), lambda t: -1 / t),
-)
-"""The functions of a temperature that parameters store, each with its derivative."""
+Slope = tuple[Callable[[float], float], Callable[[float], float]]
+
+_ITSELF: Slope = (lambda x: x, lambda x: 1.0)
+SLOPES: Mapping[str, tuple[Slope, ...]] = {
+    "temperature": (
+        _ITSELF,
+        (lambda t: 1 / t, lambda t: -1 / t**2),
+        (math.log, lambda t: 1 / t),
+        (lambda t: -math.log(t), lambda t: -1 / t),
+    ),
+    "bias": (_ITSELF,),
+}
+"""The functions of a temperature or of a bias that parameters store, each with its derivative."""
 
 
 class NotApplicable(Exception):
@@ -574,8 +603,8 @@ def _equal(one: Any, other: Any) -> bool:
     return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-class _Temperature(Tensor):
-    """A temperature that records the functions that read it as a number."""
+class _Scalar(Tensor):
+    """A temperature or a bias that records the functions that read it as a number."""
 
     reads: list[str]
 
@@ -596,17 +625,20 @@ class Use:
         usage: the usage.
         rows: the matrices that are differentiated, by name.
         temperature: the temperature of the case.
+        bias: the bias of the case.
         each: whether one value per anchor is expected; None to accept any shape.
-        slopes: further tensors that are differentiated, each with its derivative with respect to the temperature.
+        slopes: further tensors that are differentiated, each with its derivative with respect to the temperature or the
+            bias.
         seen: the side effects, by kind; each in words.
         notes: what cannot be judged, in words.
-        reads: the functions that convert the temperature to a number, if it is passed as a tensor.
-        documented: whether the signature says that the temperature may be a tensor.
+        reads: the functions that convert the temperature or the bias to a number, if it is passed as a tensor.
+        documented: whether the signature says that it may be a tensor.
     """
 
     usage: Usage = PLAIN
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     temperature: float = math.nan
+    bias: float = math.nan
     each: bool | None = None
     slopes: list[tuple[Tensor, float]] = field(default_factory=list)
     seen: dict[str, str] = field(default_factory=dict)
@@ -637,14 +669,19 @@ class Use:
     def arguments(self, positional: list[Any], keywords: dict[str, Any]) -> Arguments:
         """Return the arguments of the call under this usage."""
         positional, keywords = self.usage.arguments(positional, keywords)
-        if self.usage.temperature == "tensor":
+        if "tensor" in (self.usage.temperature, self.usage.bias):
             if not self.slopes:
                 dtype = next(iter(self.rows.values())).dtype
-                self.slopes.append((torch.tensor(self.temperature, dtype=dtype, requires_grad=True), 1.0))
-            given = self.slopes[0][0].as_subclass(_Temperature)
+                self.slopes.append((torch.tensor(self.scalar, dtype=dtype, requires_grad=True), 1.0))
+            given = self.slopes[0][0].as_subclass(_Scalar)
             given.reads = self.reads
-            keywords = keywords | {"temperature": given}
+            keywords = keywords | {self.usage.scalar: given}
         return positional, keywords
+
+    @property
+    def scalar(self) -> float:
+        """The value of the temperature or the bias whose gradient is judged."""
+        return self.bias if self.usage.bias else self.temperature
 
     def call(self, called: Any, positional: list[Any], keywords: dict[str, Any]) -> Any:
         """Call the target under this usage.
@@ -652,7 +689,7 @@ class Use:
         Raises:
             NotApplicable: the usage does not apply to the target.
         """
-        if self.usage.temperature == "learned":
+        if "learned" in (self.usage.temperature, self.usage.bias):
             self._find_parameters(called)
         if self.usage.modules and not is_module(called):
             raise NotApplicable
@@ -665,9 +702,9 @@ class Use:
         # This includes frozen rows: a caller may have accumulated gradients in leaf tensors, and only frozen rows are
         # leaves here.
         grads = [_with_grad(x) for x in given if isinstance(x, Tensor) and _is_rows(x)]
-        with warnings.catch_warnings() if self.usage.temperature else nullcontext(), self.usage.around(device):
-            if self.usage.temperature:
-                # A target may read a learned temperature as a number: that is judged by its gradient.
+        with warnings.catch_warnings() if self.usage.scalar else nullcontext(), self.usage.around(device):
+            if self.usage.scalar:
+                # A target may read a learned temperature or bias as a number: that is judged by its gradient.
                 warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")
             found = self.usage.call(called, positional, keywords)
         if not all(map(_equal, given, copies)):
@@ -694,42 +731,49 @@ class Use:
             loss: the values.
             shares: the weight of each value in the loss.
         """
-        leaves = {**self.rows, **{f"temperature {k}": x for k, (x, _) in enumerate(self.slopes)}}
+        leaves = {**self.rows, **{f"slope {k}": x for k, (x, _) in enumerate(self.slopes)}}
         if self.usage.upstream:
             shares = shares.new_tensor(self.usage.upstream(len(shares)))
         found = gradients_of(self.usage.scale * (loss @ shares), leaves)
         return {name: gradient / self.usage.scale for name, gradient in found.items()}
 
     def observed(self, gradients: dict[str, Tensor]) -> dict[str, Any]:
-        """Return what was observed, as JSON data; remove the gradients of the temperature from ``gradients``."""
+        """Return what was observed, as JSON data; remove the gradients of the scalar from ``gradients``."""
         found: dict[str, Any] = {"seen": self.seen, "notes": self.notes}
-        slopes = [gradients.pop(f"temperature {k}", None) for k in range(len(self.slopes))]
+        slopes = [gradients.pop(f"slope {k}", None) for k in range(len(self.slopes))]
         if slopes and None not in slopes:
             pairs = zip(slopes, self.slopes, strict=True)
             if self.reads and not self.documented and not any(float(g.abs().sum()) for g in slopes if g is not None):
-                self.notes.append(f"it reads the temperature as a number ({self.reads[0]}), which has no gradient")
-            found["temperature"] = sum(float(g.sum()) * slope for g, (_, slope) in pairs if g is not None)
+                self.notes.append(
+                    f"it reads the {self.usage.scalar} as a number ({self.reads[0]}), which has no gradient"
+                )
+            found[self.usage.scalar] = sum(float(g.sum()) * slope for g, (_, slope) in pairs if g is not None)
         return found
 
     def _find_parameters(self, called: Any) -> None:
-        """Find the parameters of a target that store its temperature.
+        """Find the parameters of a target that store its temperature or its bias.
 
         Raises:
-            NotApplicable: it has no learned temperature.
+            NotApplicable: it has no such parameter.
         """
         owned = called.named_parameters() if is_module(called) else getattr(called, "__dict__", {}).items()
         learned = {n: x for n, x in owned if isinstance(x, Tensor) and x.requires_grad and x.numel() == 1}
-        named = {name: x for name, x in learned.items() if any(word in name.lower() for word in _PARAMETERS)}
+        named = {
+            name: x
+            for name, x in learned.items()
+            if any(word in name.lower() for word in _PARAMETERS[self.usage.scalar])
+        }
         if not named:
             raise NotApplicable
         for name, parameter in named.items():
             value = float(parameter.detach())
-            for stored, slope in SLOPES:
-                if math.isclose(value, stored(self.temperature), rel_tol=1e-5, abs_tol=1e-6):
-                    self.slopes.append((parameter, slope(self.temperature)))
+            for stored, slope in SLOPES[self.usage.scalar]:
+                if math.isclose(value, stored(self.scalar), rel_tol=1e-5, abs_tol=1e-6):
+                    self.slopes.append((parameter, slope(self.scalar)))
                     break
             else:
-                self.notes.append(f"parameter {name}: its value {value:g} is not a known function of the temperature")
+                known = f"is not a known function of the {self.usage.scalar}"
+                self.notes.append(f"parameter {name}: its value {value:g} {known}")
 
 
 def read_observed(written: Any) -> dict[str, Any]:
@@ -744,4 +788,4 @@ def read_observed(written: Any) -> dict[str, Any]:
     if not (isinstance(seen, dict) and {*seen} <= {*SIDE_EFFECTS} and isinstance(notes, list)):
         raise ValueError("observed")
     found: dict[str, Any] = {name: written[name] for name in ("seen", "notes", "applies") if name in written}
-    return found | ({"temperature": float(written["temperature"])} if "temperature" in written else {})
+    return found | {name: float(written[name]) for name in SLOPES if name in written}

@@ -236,6 +236,7 @@ def _factors(claim: Claim) -> dict[str, tuple[Any, ...]]:
         "queue": ("none", "short", "long") if takes("negatives") else ("none",),
         "temperature": tuple(TEMPERATURES) if claim.temperature is None else ("built-in",),
         "base_temperature": claim.values_of("base_temperature") or (None, True),
+        **({"bias": claim.values_of("bias") or (True, 0.0)} if "bias" in entry.keywords else {}),
         **{name: claim.values_of(name) or values for name, values in entry.choices.items()},
     }
 
@@ -357,6 +358,9 @@ class _Drawing:
         keywords["temperature"] = drawn
         base = self.plan["base_temperature"]
         keywords["base_temperature"] = round(drawn * self.chance.choice((0.5, 3.0)), 5) if base is True else base
+        if "bias" in self.plan:
+            bias = self.plan["bias"]
+            keywords["bias"] = round(self.chance.uniform(-12.0, 2.0), 3) if bias is True else bias
         if self.plan["anchors"]:
             keywords["anchors"] = self._anchors(classes)
         keywords = {key: value for key, value in keywords.items() if value != self.entry.keywords[key]}

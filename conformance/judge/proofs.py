@@ -259,6 +259,7 @@ def _written(expected: Expected) -> str:
         "gradient": None if expected.gradient is None else expected.gradient.tolist(),
         "others": {name: matrix.tolist() for name, matrix in expected.other_gradients.items()},
         "temperature": expected.temperature_gradient,
+        "bias": expected.bias_gradient,
     }
     text = json.dumps(data)
     return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n"
@@ -274,4 +275,5 @@ def _read(text: str) -> Expected:
     others = {name: np.array(rows, dtype=np.float64) for name, rows in data["others"].items()}
     values = tuple(data["values"])
     loss = values if data["many"] else values[0]
-    return Expected(loss, dict(data["anchors"]), gradient, data["left_out"], others, data["temperature"])
+    slopes = data["temperature"], data["bias"]
+    return Expected(loss, dict(data["anchors"]), gradient, data["left_out"], others, *slopes)

@@ -282,7 +282,7 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
         even = entry.positives_by == "partners" or kind in ("views", "paired")
         n = 2 * draw(st.integers(1, 3)) if even else draw(st.integers(*((1, 4) if entry.two_towers else (2, 6))))
         more = {"embeddings_b": n} if entry.two_towers else {}
-        if entry.two_towers and draw(st.booleans()):
+        if "negatives" in entry.keywords and draw(st.booleans()):
             more["negatives"] = draw(st.integers(1, 3))
         total = n + sum(more.values())
         dim = draw(st.integers(1, 3))
@@ -291,6 +291,8 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
         temperatures = (0.5, 0.07, 0.1, 1.0, 2.0) if cosine else (1.0, 0.5, 10.0, 64.0)
         keywords["temperature"] = draw(st.sampled_from(temperatures))
         keywords["base_temperature"] = draw(st.sampled_from((None, 0.07, 0.5)))
+        if "bias" in entry.keywords:
+            keywords["bias"] = draw(st.sampled_from((-10.0, 0.0, -2.5, 1.0)))
         if "anchors" in entry.keywords:
             keywords["anchors"] = draw(st.none() | several(st.booleans(), n))
         keywords |= {name: value for name, value in fixed.items() if name in entry.keywords}
@@ -301,7 +303,7 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
         sizes = draw(several(st.integers(-6, 6), total)) if cosine else [draw(st.integers(-4, -2))]
         first, *others = np.split(np.ldexp(rows, np.array(sizes)[:, None]), np.cumsum([n, *more.values()])[:-1])
         arguments = {entry.targets: _targets(draw, st, entry.targets, kind, n)} if entry.targets else {}
-        if kind == "any" and "positives" in entry.keywords and draw(st.booleans()):
+        if kind == "any" and _labelled(entry) and draw(st.booleans()):
             arguments = {"positives": draw(several(several(st.booleans(), n), n))}
         changed = {name: value for name, value in keywords.items() if value != entry.keywords[name]}
         return Case(f"drawn/{loss}", loss, first, arguments, changed, others=dict(zip(more, others, strict=True)))
@@ -420,8 +422,11 @@ def _reduced(case: Case, each: Results) -> Results:
     reduction, counted, positives = case.option("reduction"), case.counted(), case.positives()
     if reduction == "none":
         return each
-    sizes = [len(positives[i]) if reduction == "mean_pairs" else 1 for i in counted]
+    over_pairs, summed = reduction == "mean_pairs", case.entry.form == "sigmoid"
+    sizes = [len(positives[i]) if over_pairs and not summed else 1 for i in counted]
     divisor = 1 if reduction == "sum" else max(sum(sizes), 1)
+    if over_pairs and summed:
+        divisor = sum(map(len, case.members()))
     values, tolerances = np.array([each["anchor", i] for i in counted]).reshape(-1, 2).T
     tolerances = tolerances + ROUNDING * (len(counted) - 1) * np.abs(values)
     return each | {("loss", 0): (float(values @ sizes) / divisor, float(tolerances @ sizes) / divisor)}
@@ -509,7 +514,7 @@ def _of_equal_logits(case: Case, logit: float, slack: float) -> Results:
         logit: the value of every logit.
         slack: tolerance of an anchor's value, relative to 1 plus its magnitude.
     """
-    values = anchor_values(case, torch.full(case.shape, logit, dtype=torch.float64)).numpy()
+    values = anchor_values(case, torch.full(case.shape, logit + case.bias, dtype=torch.float64)).numpy()
     values[list(case.undefined())] = math.nan
     return _reduced(case, {("anchor", i): (values[i], slack * (1 + abs(values[i]))) for i in case.counted()})
 
@@ -615,7 +620,15 @@ def _directions(subject: Subject, case: Case) -> None:
     _agree(_ask(subject, case, reduction="sum"), _sum(there, back))
 
 
-@_property(lambda loss: loss.two_towers)
+@_property(lambda loss: loss.two_towers and "direction" not in loss.keywords)
+def _swapped_towers(subject: Subject, case: Case) -> None:
+    """Swapping towers whose pairs are all summed does not change the sum, and swaps the gradients."""
+    order = [*range(case.n, 2 * case.n), *range(case.n)]
+    whole, swapped = _ask(subject, case, reduction="sum"), _ask_reordered(subject, case, order, reduction="sum")
+    _agree(_only(whole, "loss", "gradient"), _only(swapped, "loss", "gradient"))
+
+
+@_property(lambda loss: "direction" in loss.keywords)
 def _towers(subject: Subject, case: Case) -> None:
     """Swapping towers and direction does not change the loss, and both directions add up to the whole."""
     n = case.n
@@ -664,7 +677,7 @@ def _identical_rows(subject: Subject, case: Case) -> None:
     same = _with(_with_rows(case, np.tile(row, (len(_rows(case)), 1))), base_temperature=None)
     logit = (1.0 if cosine else float(row @ row)) / case.temperature
     # The expected values are rounded too, by a few units in the last place of their terms.
-    expected = _of_equal_logits(same, logit, 4 * ROUNDING * (1 + logit))
+    expected = _of_equal_logits(same, logit, 4 * ROUNDING * (1 + logit + abs(same.bias)))
     if cosine:
         expected |= {("gradient", k): (np.zeros_like(row), 0.0) for k in range(len(_rows(case)))}
     _agree(expected, _ask(subject, same))
@@ -676,7 +689,9 @@ def _hot(subject: Subject, case: Case) -> None:
     hot = _with(case, temperature=HOT, base_temperature=None)
     longest = 1.0 if case.option("similarity") == "cosine" else float(np.linalg.norm(_rows(case), axis=1).max())
     # Logits of magnitude at most S change each ratio of exponentials by a factor of at most e^(2S), each softplus by S.
-    _agree(_of_equal_logits(hot, 0.0, 2 * longest**2 / HOT + 4 * ROUNDING), _ask(subject, hot))
+    pairs = hot.shape[1] if hot.entry.form == "sigmoid" else 1  # each value is a sum
+    slack = 2 * longest**2 / HOT * pairs + 4 * ROUNDING * (1 + abs(hot.bias))
+    _agree(_of_equal_logits(hot, 0.0, slack), _ask(subject, hot))
 
 
 @_property(_coincides, "paired", denominator="all")

@@ -175,7 +175,7 @@ def _limits(target: External, claim: Claim, dtypes: Sequence[str]) -> Iterator[L
 def _case(claim: Claim, similarity: str) -> Case:
     """The ordinary batch with the claimed options."""
     loss, keywords = LOSSES[claim.loss], dict[str, Any]()
-    for option in (*loss.choices, "base_temperature"):
+    for option in loss.scalars:
         values = claim.values_of(option)
         if values and loss.keywords[option] not in values:
             keywords[option] = values[0]

@@ -26,7 +26,7 @@ from ..truth.baseline import plain_outcome
 from ..truth.certify import CertificationError
 from ..truth.compare import compare
 from ..truth.evaluate import truth
-from ..truth.tolerances import bounds, temperature_bound, unit_roundoff
+from ..truth.tolerances import bias_bound, bounds, temperature_bound, unit_roundoff
 from .options import Request
 from .results import Check, Status
 from .verify import truth_of
@@ -224,14 +224,15 @@ class UsageJudge:
             given = repr(outcome.values[0]) if outcome.values else "empty"
             return math.inf, f"the loss is {given}, expected NaN or an error"
         found = compare(case, *_judged_rows(usage, case, true, outcome, _allowed(usage, case, true, dtype)), dtype)
-        expected = true.temperature_gradient
-        if found.first or not usage.temperature or not self.target.gradients_judged or expected is None:
+        expected = true.bias_gradient if usage.bias else true.temperature_gradient
+        if found.first or not usage.scalar or not self.target.gradients_judged or expected is None:
             return found.ratio, found.first
-        bound = temperature_bound(case, true, dtype)
-        got = outcome.observed.get("temperature", 0.0)
+        bound = (bias_bound if usage.bias else temperature_bound)(case, true, dtype)
+        got = outcome.observed.get(usage.scalar, 0.0)
         ratio = abs(got - expected) / bound if math.isfinite(got) else math.inf
         words = (
-            f"gradient of the temperature: expected {expected!r}, got {got!r}; the error is {ratio:.3g} times the bound"
+            f"gradient of the {usage.scalar}: expected {expected!r}, got {got!r}; the error is {ratio:.3g} times the "
+            "bound"
         )
         return ratio, words if ratio > 1 else ""
 

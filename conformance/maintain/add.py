@@ -34,6 +34,7 @@ from ..suite.golden import (
     WHOLE_NUMBERS,
     as_json,
     file_of,
+    is_number,
     load_flags,
     load_golden,
 )
@@ -171,7 +172,7 @@ def make_case(batch: Batch) -> Case:
     for key, text in batch.settings.items():
         _require(key in known, f"--set {key}: {loss.function} has no such option; its options: {', '.join(known)}")
         try:
-            keywords[key] = float(text) if key.endswith("temperature") else text
+            keywords[key] = float(text) if is_number(loss, key) else text
         except ValueError:
             raise Refused(f"{key}: expected a number, got {text!r}") from None
     try:
@@ -202,9 +203,10 @@ def _arrays(batch: Batch) -> dict[str, Array]:
         _require(taken, f"{_option(key)}: {loss.function} has no argument {key}")
     given = [key for key in TARGETS if key in sources]
     allowed = [key for key in TARGETS if key == loss.targets or key in loss.keywords]
-    wanted = f"{'exactly one of ' * (len(allowed) > 1)}{' or '.join(map(_option, allowed))}"
+    number = "exactly one of " if loss.targets else "at most one of "
+    wanted = f"{number * (len(allowed) > 1)}{' or '.join(map(_option, allowed))}"
     wanted = wanted or "no labels or other targets, because row i of one tower belongs to row i of the other"
-    right = len(given) == bool(allowed) and set(given) <= set(allowed)
+    right = bool(loss.targets) <= len(given) <= bool(allowed) and set(given) <= set(allowed)
     _require(right, f"{batch.loss} takes {wanted}; got {', '.join(map(_option, given)) or 'none'}")
     layout = _LAYOUTS.get(sources.get("partners", ""))
     if layout:

@@ -74,11 +74,11 @@ class Case:
     Attributes:
         id: stable name, such as "golden/supcon/two-rows" or "document/call".
         loss: short name in the catalogue.
-        embeddings: [N, D] float64, the exact inputs; for info_nce the first tower, embeddings_a.
-        arguments: labels, partners, positive_pairs or positives (none for two towers); ref_labels, self_rows, ignored
-            and the ids.
+        embeddings: [N, D] float64, the exact inputs; for two towers the first, embeddings_a.
+        arguments: labels, partners, positive_pairs or positives (for two towers optional); ref_labels, self_rows,
+            ignored and the ids.
         keywords: the options that differ from their defaults.
-        others: the other float matrices by argument: ref_embeddings [M, D], embeddings_b [N, D], negatives [K, D].
+        others: the other float matrices by argument: ref_embeddings [M, D], embeddings_b [M, D], negatives [K, D].
     """
 
     id: str
@@ -118,26 +118,29 @@ class Case:
         """The shape of the similarity matrix: rows that may be anchors, and rows that they are contrasted with."""
         if self.entry.two_towers:
             rows = self.n * (2 if self.option("direction") == "both" else 1)
-            return rows, self.n + len(self.others.get("negatives", ()))
+            return rows, len(self.others["embeddings_b"]) + len(self.others.get("negatives", ()))
         return self.n, len(self.others.get("ref_embeddings", self.embeddings))
 
     @once
     def blocks(self) -> list[Block]:
         """The blocks of the similarity matrix, one for each pair of matrices."""
-        n = self.n
         if not self.entry.two_towers:
             return [Block(self.first, "ref_embeddings" if "ref_embeddings" in self.others else self.first, np.s_[:, :])]
         towers = [("embeddings_a", "embeddings_b"), ("embeddings_b", "embeddings_a")]
-        chosen = {"both": towers, "a_to_b": towers[:1], "b_to_a": towers[1:]}[self.option("direction")]
-        found = [Block(*names, np.s_[k * n : (k + 1) * n, :n]) for k, names in enumerate(chosen)]
+        chosen = {"both": towers, "b_to_a": towers[1:]}.get(self.option("direction"), towers[:1])
+        n, m = self.n, len(self.others["embeddings_b"])
+        found = [Block(*names, np.s_[k * n : (k + 1) * n, :m]) for k, names in enumerate(chosen)]
         if "negatives" in self.others:
-            found += [Block(block.left, "negatives", np.s_[block.part[0], n:]) for block in found]
+            found += [Block(block.left, "negatives", np.s_[block.part[0], m:]) for block in found]
         return found
 
     def sizes(self) -> str:
         """The sizes of the matrices in words: rows and width of the embeddings, rows of the others."""
         rows, width = _count(self.n, "rows"), _count(self.embeddings.shape[1], "numbers")
-        words = f"{rows} of {width}{' in each of two towers' * self.entry.two_towers}"
+        words = f"{rows} of {width}"
+        if self.entry.two_towers:
+            m = len(self.others["embeddings_b"])
+            words += " in each of two towers" if m == self.n else f" against {_count(m, 'rows')} of the other tower"
         counted = (_count(len(self.others[name]), what) for name, what in COUNTED.items() if name in self.others)
         return ", ".join([words, *counted])
 
@@ -149,6 +152,11 @@ class Case:
     def temperature(self) -> float:
         """The temperature."""
         return float(self.option("temperature"))
+
+    @property
+    def bias(self) -> float:
+        """The number that is added to the logits; 0 for a loss without a bias."""
+        return float(self.option("bias") or 0.0)
 
     def formula_options(self) -> dict[str, Any]:
         """The options that the formula and the baseline take."""
@@ -231,10 +239,10 @@ class Case:
             return np.array(self.arguments["positives"], dtype=bool).reshape(self.shape)
         found = np.zeros(self.shape, dtype=bool)
         every = range(self.shape[0])
-        if self.entry.two_towers:
-            found[every, np.arange(self.shape[0]) % self.n] = True
-        elif "partners" in self.arguments:
+        if "partners" in self.arguments:
             found[every, self.arguments["partners"]] = True
+        elif self.entry.two_towers:
+            found[every, np.arange(self.shape[0]) % self.n] = True
         else:
             pairs = np.array(self.arguments["positive_pairs"], dtype=np.int64).reshape(-1, 2)
             found[pairs[:, 0], pairs[:, 1]] = True
@@ -332,7 +340,7 @@ def reference_of_similarities(case: Case, matrix: Sequence[Sequence[Any]], **cha
     Returns:
         The loss and its terms.
     """
-    names = ("temperature", "base_temperature", "no_positive", "reduction", *case.entry.formula_options)
+    names = ("temperature", "bias", "base_temperature", "no_positive", "reduction", *case.entry.formula_options)
     options: dict[str, Any] = {name: case.option(name) for name in names}
     # A proof gives the sets itself, for one anchor at a time.
     if "is_positive" not in changed:

@@ -50,15 +50,21 @@ COMMON: Mapping[str, object] = {
 }
 """The keywords that every loss has, with their usual defaults."""
 
+NUMBERS = ("base_temperature", "bias")
+"""The options apart from the temperature that are numbers."""
+
 REFERENCES: Mapping[str, object] = {"ref_embeddings": None, "ref_labels": None, "self_rows": None}
 """The keywords of a loss that contrasts a batch with other rows."""
 
 IGNORED: Mapping[str, object] = {"ignored": None, "ignored_ids": None, "ref_ignored_ids": None}
 """The keywords by which a loss leaves out pairs; the last one is that of references."""
 
+TOWER_TARGETS: Mapping[str, object] = {"partners": None, "labels": None, "ref_labels": None, "positives": None}
+"""The keywords of a loss of two towers whose positives need not be row k of both towers."""
+
 OUTSIDE_FORMULA = (
-    *(*COMMON, *REFERENCES, *IGNORED),
-    *("anchors", "positives", "no_positive", "negatives", "direction"),
+    *(*COMMON, *REFERENCES, *IGNORED, *TOWER_TARGETS),
+    *("anchors", "no_positive", "negatives", "direction", "bias"),
 )
 """The keywords that are applied before or after the formula; all others are passed to the formula."""
 
@@ -146,7 +152,7 @@ class Loss:
 
     @property
     def two_towers(self) -> bool:
-        """Whether it contrasts two matrices, row k of one being the positive of row k of the other."""
+        """Whether it contrasts two matrices, row k of one being by default the positive of row k of the other."""
         return self.positives_by == "towers"
 
     @property
@@ -166,6 +172,11 @@ class Loss:
         return {name: values for name, values in every.items() if name in self.keywords}
 
     @property
+    def scalars(self) -> tuple[str, ...]:
+        """The options apart from the temperature whose values are not arrays."""
+        return (*self.choices, *(name for name in NUMBERS if name in self.keywords))
+
+    @property
     def formula_options(self) -> tuple[str, ...]:
         """The keywords that are passed to the formula and to the baseline."""
         return tuple(name for name in self.keywords if name not in OUTSIDE_FORMULA)
@@ -175,8 +186,8 @@ class Loss:
         """How the value of an anchor is computed from its terms.
 
         "mean" is the mean over the positives of -log ratio, "inside" is -log of the mean ratio or of the sum of the
-        ratios, "binary" is the binary cross-entropy of every pair where the self pair is a positive of loss 0, and ""
-        is any other.
+        ratios, "binary" is the binary cross-entropy of every pair where the self pair is a positive of loss 0,
+        "sigmoid" is the sum of the binary cross-entropies of all pairs, and "" is any other.
         """
         return self.variant.get("form", "")
 
@@ -283,6 +294,14 @@ def nt_bxent_baseline(logits: Tensor, member: Tensor, positive: Tensor, *, no_ne
     return attract - logsigmoid(-logits).where(negative, 0.0).sum(dim=1) / negative.sum(dim=1).clamp(min=1)
 
 
+def sigmoid_baseline(logits: Tensor, member: Tensor, positive: Tensor) -> Tensor:
+    """The sum of the binary cross-entropies of all pairs."""
+    from torch.nn.functional import logsigmoid
+
+    sign = logits.new_ones(()).where(positive, -1.0)
+    return -logsigmoid(sign * logits).where(member, 0.0).sum(dim=1)
+
+
 _BY_LABELS: Mapping[str, object] = {**COMMON, "anchors": None, "positives": None}
 _REFERRING = {**_BY_LABELS, **REFERENCES, **IGNORED}
 _SUPCON = {**_REFERRING, "denominator": "all", "no_positive": "zero", "no_negative": "zero"}
@@ -360,6 +379,17 @@ for _loss in (
         keywords={**COMMON, "negatives": None, "direction": "both"},
         baseline=supcon_baseline,
         variant={"form": "mean", "denominator": "all"},
+    ),
+    Loss(
+        name="sigmoid",
+        module="sigmoid",
+        module_class="SigmoidLoss",
+        source="Zhai et al. 2023 (SigLIP), arXiv 2303.15343, Algorithm 1",
+        positives_by="towers",
+        keywords={**TOWER_TARGETS, **COMMON, "temperature": 0.1, "bias": -10.0},
+        own_choices={"reduction": (*REDUCTIONS, "mean_pairs")},
+        baseline=sigmoid_baseline,
+        variant={"form": "sigmoid"},
     ),
 ):
     register(_loss)

@@ -48,7 +48,7 @@ EXACT_INTEGERS = 2**53
 """Labels of at least this magnitude are written as strings, because many JSON readers convert numbers to float64."""
 
 TARGETS = ("labels", "positives", "partners", "positive_pairs")
-"""The arguments that give the positives; a case has exactly one of them, or none for two towers."""
+"""The arguments that give the positives; a case has exactly one of them, or at most one for two towers."""
 
 ARGUMENTS = (*TARGETS, "embeddings_b", "negatives", "ref_embeddings", "ref_labels", "self_rows", *IGNORED)
 """The fields of ``arguments`` in the file, in order; the functions take some of them by keyword."""
@@ -60,7 +60,8 @@ COMPUTED_FIELDS = ("dtypes", "expected")
 """The fields of a case that ``make fixtures`` computes."""
 
 SHAPES: Mapping[str, str] = {
-    **dict.fromkeys(("embeddings", "embeddings_a", "embeddings_b"), "ND"),
+    **dict.fromkeys(("embeddings", "embeddings_a"), "ND"),
+    "embeddings_b": "MD",
     **dict.fromkeys(("labels", "partners", "self_rows", "anchors"), "N"),
     "positives": "NM",
     "positive_pairs": "P2",
@@ -71,9 +72,11 @@ SHAPES: Mapping[str, str] = {
     "ignored_ids": "N",
     "ref_ignored_ids": "M",
 }
-"""The shape of every array of a case, one character per axis. Without ref_embeddings M equals N; K and P are arbitrary.
+"""The shape of every array of a case, one character per axis.
 
-The axis "2" has two entries."""
+M equals N without ref_embeddings, and for two towers without an argument that gives the positives. K and P are
+arbitrary. The axis "2" has two entries.
+"""
 
 WHOLE_NUMBERS = ("labels", "ref_labels", *IDS)
 """The arguments that are arbitrary integers, of which only the equality matters."""
@@ -266,6 +269,7 @@ def as_json(case: Case, flags: Sequence[str], note: str, expected: Expected) -> 
         "gradient_left_out": expected.gradient_left_out,
         "gradients": {name: matrix.tolist() for name, matrix in expected.other_gradients.items()},
         "temperature_gradient": expected.temperature_gradient,
+        "bias_gradient": expected.bias_gradient,
     }
     given = {name: np.asarray(value).tolist() for name, value in {**case.arguments, **case.others}.items()}
     for name in given.keys() & {*WHOLE_NUMBERS}:
@@ -374,20 +378,23 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
     for name in loss.embeddings:
         require(name in given, f"{path}.arguments", f"expected {name!r}, got none")
     targets, known = ([name for name in TARGETS if name in names] for names in (given, taken))
-    wanted, got = f"exactly one of {', '.join(known)}", ", ".join(targets) or "none"
-    expect(len(targets) == bool(loss.targets), f"{path}.arguments", wanted, got)
-    within = "ref_embeddings" not in given
+    least = bool(loss.targets)
+    wanted, got = f"{'exactly' if least else 'at most'} one of {', '.join(known)}", ", ".join(targets) or "none"
+    expect(least <= len(targets) <= bool(known), f"{path}.arguments", wanted, got)
+    within = "ref_embeddings" not in given and not loss.two_towers
     labels = "labels" in given and not within
+    others = next((name for name in ("ref_embeddings", "embeddings_b") if name in given and (least or targets)), first)
+    n, m = len(given[first]), len(given[others])
     require("self_rows" not in given or not within, f"{path}.arguments.self_rows", "requires ref_embeddings")
     wanted = "expected if and only if labels and ref_embeddings are given"
-    require(("ref_labels" in given) == labels, f"{path}.arguments.ref_labels", wanted)
+    alike = labels and loss.two_towers and n == m  # both towers have the same labels by default
+    require(alike or ("ref_labels" in given) == labels, f"{path}.arguments.ref_labels", wanted)
     wanted = "expected if and only if ignored_ids and ref_embeddings are given"
     ids = "ignored_ids" in given and not within
     require(("ref_ignored_ids" in given) == ids, f"{path}.arguments.ref_ignored_ids", wanted)
     for name in IGNORED.keys() & given.keys() if "negatives" in given else ():
         raise FixtureError(f"{path}.arguments.{name}: negatives take the place of the batch")
-    n, m = len(given[first]), len(given.get("ref_embeddings", given[first]))
-    expect(n >= 2 or not within or loss.two_towers, f"{path}.embeddings", "at least 2 rows", n)
+    expect(n >= 2 or not within, f"{path}.embeddings", "at least 2 rows", n)
     sizes, arrays = {"2": 2, "N": n, "M": m}, {}
     for name, value in given.items():
         where = f"{path}.embeddings" if name == first else f"{path}.arguments.{name}"
@@ -416,7 +423,12 @@ def _keywords(path: str, loss: Loss, raw: Mapping[str, Any]) -> dict[str, Any]:
         expect(value in choices if choices else not isinstance(value, str), where, wanted, repr(value))
         require(value != loss.keywords[key], where, f"{value!r} is the default; leave out keywords with default values")
         require(not isinstance(value, float) or math.isfinite(value), where, "expected a finite number")
-    return {key: float(value) if key.endswith("temperature") else value for key, value in raw.items()}
+    return {key: float(value) if is_number(loss, key) else value for key, value in raw.items()}
+
+
+def is_number(loss: Loss, key: str) -> bool:
+    """Return whether a keyword of a loss is a number."""
+    return key.endswith("temperature") or isinstance(loss.keywords[key], float)
 
 
 def _array(path: str, name: str, value: Any, sizes: dict[str, int]) -> npt.NDArray[Any]:
@@ -464,6 +476,9 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
             where = f"{path}.gradient" if name == case.first else f"{path}.gradients.{name}"
             gradients[name] = _array(where, name, rows, dict(zip(SHAPES[name], case.matrices[name].shape, strict=True)))
     by_row = dict(zip(counted, anchors, strict=True))
+    biased = bool(gradients) and "bias" in case.entry.keywords
+    wanted = f"present if and only if there is a gradient and {case.entry.function} has a bias"
+    require(("bias_gradient" in raw) == biased, f"{path}.bias_gradient", wanted)
     return Expected(
         values if many else values[0],
         by_row,
@@ -471,6 +486,7 @@ def _expected(path: str, case: Case, raw: Mapping[str, Any]) -> Expected:
         raw.get("gradient_left_out"),
         gradients,
         raw.get("temperature_gradient"),
+        raw.get("bias_gradient"),
     )
 
 

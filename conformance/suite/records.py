@@ -33,6 +33,7 @@ class Expected:
         other_gradients: the gradients with respect to the other matrices, by name; empty without ``gradient``.
         temperature_gradient: the derivative of the loss (of the sum of its values for reduction "none") with respect
             to the temperature; None without ``gradient``.
+        bias_gradient: the same with respect to the bias; None also for a loss without a bias.
     """
 
     loss: float | tuple[float, ...]
@@ -41,6 +42,7 @@ class Expected:
     gradient_left_out: str | None = None
     other_gradients: Mapping[str, Matrix] = field(default_factory=dict)
     temperature_gradient: float | None = None
+    bias_gradient: float | None = None
 
     @property
     def values(self) -> tuple[float, ...]:

@@ -75,7 +75,7 @@ def _single(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _reduced(case: Case, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss and the values of the counted anchors from the similarities ``s``."""
     temperature = float(case.option("temperature"))
-    each = anchor_values(case, s / temperature)
+    each = anchor_values(case, s / temperature + case.bias if "bias" in case.entry.keywords else s / temperature)
     base = case.option("base_temperature")
     if base is not None:
         each = each * (temperature / base)
@@ -85,6 +85,8 @@ def _reduced(case: Case, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if reduction == "mean":
         return values.mean() if counted else values.sum(), values
     if reduction == "mean_pairs":
+        if case.entry.form == "sigmoid":  # a sum over pairs
+            return values.sum() / sum(map(len, case.members())), values
         sizes = torch.tensor([len(p) for p in case.positives()], dtype=each.dtype)[counted]
         return (values * sizes).sum() / sizes.sum().clamp(min=1), values
     return values.sum() if reduction == "sum" else values, values

@@ -132,6 +132,8 @@ def _proved(case: Case, bits: int, left_out: str | None) -> Expected:
     values = [math.nan if out else prove(value, "the loss") for out, value in zip(nan, found.values, strict=True)]
     gradients = {name: prove_rows(name, rows) for name, rows in found.gradients.items()}
     loss = tuple(values) if many else values[0]
-    words = "the derivative with respect to the temperature"
-    of_temperature = prove(found.temperature_gradient, words) if gradients else None
-    return Expected(loss, anchors, gradients.pop(case.first, None), left_out, gradients, of_temperature)
+    words = "the derivative with respect to the"
+    of_temperature = prove(found.temperature_gradient, f"{words} temperature") if gradients else None
+    biased = gradients and "bias" in case.entry.keywords
+    of_bias = prove(found.bias_gradient, f"{words} bias") if biased else None
+    return Expected(loss, anchors, gradients.pop(case.first, None), left_out, gradients, of_temperature, of_bias)

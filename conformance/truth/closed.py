@@ -54,7 +54,7 @@ def evaluated(case: Case, form: Form, i: int, row: Sequence[arb]) -> tuple[arb, 
         return arb(0), [arb(0)] * len(row)
     temperature, base = arb(case.temperature), case.option("base_temperature")
     scale = arb(1) if base is None else temperature / arb(base)
-    value, slopes = form([x / temperature for x in row], case.members()[i], case.positives()[i])
+    value, slopes = form([x / temperature + case.bias for x in row], case.members()[i], case.positives()[i])
     factor = scale / temperature
     return value * scale, [slopes[k] * factor if k in slopes else arb(0) for k in range(len(row))]
 
@@ -124,6 +124,17 @@ def _binary(s: Sequence[arb], members: Columns, positives: Columns) -> Closed:
     return value, slopes
 
 
+def _sigmoid(s: Sequence[arb], members: Columns, positives: Columns) -> Closed:
+    """L = Σ_P log(1 + e^-s) + Σ_N log(1 + e^s)."""
+    value, slopes = arb(0), dict[int, arb]()
+    for k in members:
+        sign = -1 if k in positives else 1
+        e = (sign * s[k]).exp()
+        value += e.log1p()
+        slopes[k] = sign * e / (1 + e)
+    return value, slopes
+
+
 def _with_epsilon(s: Sequence[arb], members: Columns, positives: Columns, epsilon: float) -> Closed:
     """L = Σ_P (log Σ_A e - log e_p) / (|P| + ε), where e = e^(s - top) + ε, and top is the largest logit of the row."""
     largest = max(range(len(s)), key=lambda k: float(s[k]))
@@ -156,5 +167,6 @@ FORMS: Mapping[tuple[str, str], Form] = {
     ("inside", "all"): _inside,
     ("inside", "only_negatives"): _against_negatives(_inside),
     ("binary", "all"): _binary,
+    ("sigmoid", "all"): _sigmoid,
 }
 """The closed forms by the form of the loss and its denominator."""

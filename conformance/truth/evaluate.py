@@ -47,6 +47,7 @@ class Enclosures:
         similarity: the similarity matrix, of the case's ``shape``.
         temperature_gradient: the derivative of the sum of ``values`` with respect to the temperature; valid only if
             gradients were requested.
+        bias_gradient: the same with respect to the bias.
         slopes: the derivative of the sum of ``values`` with respect to each similarity of an anchor, by row, rounded to
             float64; without a closed form, empty if gradients were not requested.
     """
@@ -56,6 +57,7 @@ class Enclosures:
     gradients: dict[str, list[list[arb]]]
     similarity: list[list[arb]]
     temperature_gradient: arb
+    bias_gradient: arb
     slopes: dict[int, list[float]]
 
 
@@ -72,8 +74,9 @@ def enclosures(
     The reference evaluates one anchor at a time from its row of the similarity matrix, and the tape differentiates its
     part of the loss with respect to that row. Memory is therefore proportional to the number of similarities.
 
-    Every loss is a function of the logits s_ij / T, multiplied by T / base_temperature if there is one. Its derivative
-    with respect to T is therefore -sum_ij (dL/ds_ij) s_ij / T, plus L / T if there is a base temperature.
+    Every loss is a function of the logits s_ij / T, plus the bias if it has one, multiplied by T / base_temperature if
+    there is one. Its derivative with respect to T is therefore -sum_ij (dL/ds_ij) s_ij / T, plus L / T if there is a
+    base temperature; that with respect to the bias is T sum_ij (dL/ds_ij).
 
     Args:
         case: the case.
@@ -112,6 +115,7 @@ def enclosures(
             gradients=_pull_back(case, given, slopes, divisor) if gradient else {},
             similarity=matrix,
             temperature_gradient=moved / (arb(case.temperature) * divisor),
+            bias_gradient=sum((sum(row, arb(0)) for row in slopes.values()), arb(0)) * arb(case.temperature) / divisor,
             slopes={i: [float(x / divisor) for x in row] for i, row in slopes.items() if row},
         )
 
@@ -237,6 +241,7 @@ def truth(
             weights=sensitivities,
             other_gradients=gradients,
             temperature_gradient=float(found.temperature_gradient) if defined else None,
+            bias_gradient=float(found.bias_gradient) if defined and "bias" in case.entry.keywords else None,
         )
 
 

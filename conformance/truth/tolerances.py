@@ -28,6 +28,10 @@ the value is a difference of two logarithms of sums, each with the first error.
 The binary cross-entropy of a pair is softplus(z) or softplus(-z). PyTorch computes it as z minus the logarithm of the
 sigmoid of z, both of size |z|: u |z| for each pair, averaged like the pairs, and LOSS_ULPS u for the functions.
 
+A loss that is the sum of n such terms, with the logits z = s / T + b, has only relative errors: every softplus is
+positive and accurate relative to itself, so the error of the sum is (LOSS_ULPS + sqrt(n)) u of the sum. The bias b is
+one more product of a dot product, of size T |b| in units of a similarity.
+
 Allowing these errors hides few mistakes. The alternative is to allow only 2u per anchor. Of 138 known faults, 130 are
 caught by the same number of cases either way. The other eight are caught by one to five cases fewer, but still by 15 or
 more. The cases that no longer catch them have a loss near 0 (trained-like or solved batches), and the fault changes
@@ -170,8 +174,10 @@ def accumulated_bounds(case: Case, truth: Truth, dtype: str) -> Bounds:
     rows = {name: u * found / norms[name] for name, found in sums.items()}
     floor = min(FLOOR_ULPS / (SIMILARITY_ULPS + math.sqrt(dim)), 1.0)
     constant = LOSS_ULPS * (1 + 2 * math.log(1 / case.entry.epsilon) if case.entry.epsilon else 1)
-    values, anchors = of_values(_own_roundings(case, truth, constant))
-    least_values, least_anchors = of_values(np.full(case.shape[0], constant))
+    own = _own_roundings(case, truth, constant)
+    values, anchors = of_values(own)
+    # Only the sum of binary cross-entropies has no rounding error of size 1.
+    least_values, least_anchors = of_values(own if case.entry.form == "sigmoid" else np.full(case.shape[0], constant))
     least = Outcome([floor * x for x in least_values], anchors={i: floor * x for i, x in least_anchors.items()})
     return Bounds(values, anchors, rows, floor, per_similarity, least)
 
@@ -195,7 +201,8 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     weights = np.abs(truth.weights)
     errors = weights.copy()
     for i in case.anchors():
-        errors[i, positives[i]] += _scale(case) / (temperature * _divisor(case) * max(len(positives[i]), 1))
+        if case.entry.form != "sigmoid":  # whose weights are no differences
+            errors[i, positives[i]] += _scale(case) / (temperature * _divisor(case) * max(len(positives[i]), 1))
     errors *= (GRADIENT_ULPS + (SIMILARITY_ULPS + math.sqrt(dim)) * _products(case).max(axis=1) / temperature)[:, None]
     found = float((u * (errors + GRADIENT_ULPS * weights) * sizes + weights * allowed.similarity).sum())
     if case.option("base_temperature") is not None:
@@ -203,10 +210,23 @@ def temperature_bound(case: Case, truth: Truth, dtype: str) -> float:
     return found / temperature
 
 
+@np.errstate(over="ignore")
+def bias_bound(case: Case, truth: Truth, dtype: str) -> float:
+    """The bound on ``truth.bias_gradient``, T times the sum of the weights W_ij, each with its error as for rows."""
+    u, dim = unit_roundoff(accumulating(dtype)), case.embeddings.shape[1]
+    per_weight = 2 * GRADIENT_ULPS + (SIMILARITY_ULPS + math.sqrt(dim)) * _products(case).max() / case.temperature
+    summed = math.sqrt(truth.weights.size)
+    return float(u * (per_weight + summed) * np.abs(truth.weights).sum() * case.temperature)
+
+
 def _own_roundings(case: Case, truth: Truth, constant: float) -> Matrix:
     """Return the error of each row's value from the operations after the logits, in units of u."""
     own = np.full(case.shape[0], constant)
     if case.entry.epsilon:
+        return own
+    if case.entry.form == "sigmoid":
+        for i, value in truth.anchors.items():
+            own[i] = (LOSS_ULPS + math.sqrt(case.shape[1])) * abs(value) / _scale(case)
         return own
     sizes = np.abs(_similarities(case) if truth.similarity is None else truth.similarity) / case.temperature
     members, positives = case.members(), case.positives()
@@ -321,13 +341,14 @@ def _scale(case: Case) -> float:
 
 
 def _products(case: Case) -> Matrix:
-    """The sum of the absolute products of every similarity, of the case's ``shape``; 1 under cosine."""
+    """The sum of the absolute products of every similarity, of the case's ``shape``; 1 under cosine.
+
+    A bias adds its size in units of a similarity.
+    """
     products = np.ones(case.shape)
-    if case.option("similarity") == "cosine":
-        return products
-    for block in case.blocks():
+    for block in case.blocks() if case.option("similarity") == "dot" else ():
         products[block.part] = np.abs(case.matrices[block.left]) @ np.abs(case.matrices[block.right]).T
-    return products
+    return products + case.temperature * abs(case.bias)
 
 
 def _amplified(case: Case, truth: Truth, share: float, amplified: Matrix, dtype: str) -> dict[str, Matrix]:
@@ -337,7 +358,7 @@ def _amplified(case: Case, truth: Truth, share: float, amplified: Matrix, dtype:
     if not within:
         # The rounding error of a subnormal exponential is absolute, and its result may be 0.
         errors = errors + share * (float(np.finfo(dtype).tiny) / unit_roundoff(dtype))
-        for i in anchors:
+        for i in anchors if case.entry.form != "sigmoid" else ():
             # With the mean inside the logarithm, a share is a positive's part of a sum of exponentials: at most 1.
             errors[i, positives[i]] += share / (max(len(positives[i]), 1) if case.entry.form == "mean" else 1)
         errors = errors * amplified[:, None]
@@ -415,6 +436,8 @@ def _divisor(case: Case) -> float:
     if reduction == "mean":
         return float(max(len(case.counted()), 1))
     if reduction == "mean_pairs":
+        if case.entry.form == "sigmoid":
+            return float(max(sum(map(len, case.members())), 1))
         anchors, positives = case.anchors(), case.positives()
         return float(max(sum(len(positives[i]) for i in anchors) / max(len(anchors), 1), 1))
     return 1.0

@@ -8,7 +8,8 @@ except under "exact", `plan` chooses how they are evaluated:
 - in symmetric tiles of unshifted exponentials, mostly in larger batches where logits are known to be moderate and rows
   can be sorted by label or by partner;
 - in panels of whole rows of unshifted exponentials, one for a small batch, in other batches with moderate logits;
-- in panels of whole rows, shifted by their maxima, in all other cases.
+- in panels of whole rows, shifted by their maxima, in all other cases;
+- for the sigmoid loss, in panels of whole rows of pairs, each with its own cross-entropy.
 
 The backends:
 

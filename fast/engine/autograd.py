@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import device, exact, formulas, rowwise, small, symmetric, unshifted
+from . import device, exact, formulas, pairs, rowwise, small, symmetric, unshifted
 from .device import dtypes_of
 from .plan import PANEL_ELEMENTS, choose, precision
 from .scaling import Saved, Scaled, differentiable_rows, of_ordinary_size
@@ -32,9 +32,11 @@ def loss_of(batch: Batch, policy: Policy, backend: Backend) -> Tensor:
         return formulas.reduced(anchor_values(batch, backend), batch, policy)
     rows, others, temperature = batch.embeddings, batch.references.embeddings, batch.rule.temperature
     learned = temperature if isinstance(temperature, Tensor) else None
+    bias = batch.rule.bias if isinstance(batch.rule.bias, Tensor) else None
     wanted = rows.requires_grad or (learned is not None and learned.requires_grad)
+    wanted = wanted or (bias is not None and bias.requires_grad)
     if torch.is_grad_enabled() and (wanted or (others is not None and others.requires_grad)):
-        inputs = (rows,) if others is None and learned is None else (rows, others, learned)
+        inputs = (rows,) if others is None and learned is None else (rows, others, learned, bias)
         result: Tensor = _Loss.apply((batch, policy), *inputs)  # type: ignore[no-untyped-call]
         return result
     return formulas.reduced(small.evaluate(batch, backward=False)[0], batch, policy)
@@ -68,10 +70,15 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         # Its value cannot be read, and may be invalid: unless it is positive and finite, the result is NaN.
         temperature = torch.where(temperature.log().isfinite(), temperature, math.nan)
         batch = replace(batch, rule=replace(batch.rule, temperature=temperature))
+    bias = batch.rule.bias if isinstance(batch.rule.bias, Tensor) else None
+    if bias is not None and not device.may_read(bias):
+        bias = torch.where(bias.isfinite(), bias, math.nan)
+        batch = replace(batch, rule=replace(batch.rule, bias=bias))
     wanted = torch.is_grad_enabled() and (
         rows.requires_grad
         or (others is not None and others.requires_grad)
         or (temperature is not None and temperature.requires_grad)
+        or (bias is not None and bias.requires_grad)
     )
     if compiling or backend == "exact":
         plan = Plan(backend)
@@ -89,9 +96,12 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         values = exact.anchor_values(batch)
         if needed == "exact":
             limited = values.values.detach()
-            if batch.rule.terms == "binary":  # an infinite logit may add 0 to the value
+            if batch.rule.terms in ("binary", "sigmoid"):  # an infinite logit may add 0 to the value
                 scaled = differentiable_rows(rows.detach(), batch.rule)
-                limited = (scaled @ scaled.T).fill_diagonal_(0)
+                if others is None:
+                    limited = (scaled @ scaled.T).fill_diagonal_(0)
+                else:
+                    limited = scaled @ differentiable_rows(others.detach(), batch.rule).T
             if not bool(limited.isfinite().all()):
                 raise ValueError(OVERFLOW)
         return values
@@ -106,7 +116,7 @@ def anchor_values(batch: Batch, backend: Backend = "auto") -> AnchorValues:
         by_autograd = _Traceable if torch.compiler.is_compiling() else _Transformable
         evaluation: Any = torch.ops.pairproof.anchor_values if compiling and not wanted else by_autograd.apply
         return AnchorValues(*evaluation(*tensors, *plain)[:3])
-    return AnchorValues(*_Values.apply(batch, plan, rows, others, temperature))  # type: ignore[no-untyped-call]
+    return AnchorValues(*_Values.apply(batch, plan, rows, others, temperature, bias))  # type: ignore[no-untyped-call]
 
 
 def _sides(batch: Batch) -> tuple[Batch, Batch]:
@@ -132,6 +142,7 @@ _FORMS: dict[str, tuple[_Evaluate, _Differentiate]] = {
     "unshifted": (unshifted.evaluate, unshifted.differentiate),
     "symmetric": (symmetric.evaluate, symmetric.differentiate),
     "rowwise": (rowwise.evaluate, rowwise.differentiate),
+    "pairs": (pairs.evaluate, pairs.differentiate),
 }
 
 
@@ -197,9 +208,12 @@ _PLAN = list(_fields(Plan))
 _TENSORS = [path for path, schema in _BATCH if schema.startswith("Tensor")]
 _PLAIN = [path for path, schema in _BATCH if not schema.startswith("Tensor")]
 _TEMPERATURE, _NUMBER = _TENSORS.index("rule.temperature"), _PLAIN.index("rule.temperature")
+_EITHER = [(_TENSORS.index(path), _PLAIN.index(path)) for path in ("rule.temperature", "rule.bias")]
+"""The places, among tensors and among plain values, of the values that may be either."""
 _IN_TENSOR = 0.0
 """In the place of the plain temperature: the temperature is a number that is stored in a tensor on the CPU."""
-_DIFFERENTIATED = [_TENSORS.index(path) for path in ("embeddings", "references.embeddings", "rule.temperature")]
+_INPUTS = ("embeddings", "references.embeddings", "rule.temperature", "rule.bias")
+_DIFFERENTIATED = [_TENSORS.index(path) for path in _INPUTS]
 _PLACES = [[*_TENSORS, *_PLAIN].index(path) for path in dict.fromkeys(path for path, _ in _BATCH)]
 _NAMES = [path.split(".") for path in (*_TENSORS, *_PLAIN)]
 
@@ -215,20 +229,22 @@ def _flat(batch: Batch, plan: Plan) -> tuple[list[Any], list[Any]]:
     tensors, plain = values[: len(_TENSORS)], values[len(_TENSORS) :]
     for path, _ in _PLAN:
         plain.append(getattr(plan, path))
-    if isinstance(batch.rule.temperature, Tensor):
-        plain[_NUMBER] = 1.0
-    else:
-        tensors[_TEMPERATURE] = None
+    for tensor, number in _EITHER:
+        if isinstance(tensors[tensor], Tensor):
+            plain[number] = 1.0
+        else:
+            tensors[tensor] = None
     return tensors, plain
 
 
 def _described(tensors: Sequence[Any], plain: Sequence[Any]) -> tuple[Batch, Plan]:
     """Rebuild a description from the lists that `_flat` returned."""
     values = [*tensors, *plain]
-    temperature = values[_TEMPERATURE]
-    if temperature is None:
-        values[_TEMPERATURE] = plain[_NUMBER]
-    elif plain[_NUMBER] == _IN_TENSOR and not device.traced(temperature):
+    for tensor, number in _EITHER:
+        if values[tensor] is None:
+            values[tensor] = plain[number]
+    temperature = tensors[_TEMPERATURE]
+    if temperature is not None and plain[_NUMBER] == _IN_TENSOR and not device.traced(temperature):
         values[_TEMPERATURE] = float(temperature)
     return _built(Batch, iter([values[place] for place in _PLACES])), Plan(*plain[len(_PLAIN) :])
 
@@ -267,9 +283,10 @@ class _Loss(Reverse):
             # What was saved cannot be differentiated. Views separate the inputs, which may depend on each other.
             with torch.enable_grad():
                 views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
-                rows, others, learned = (*views, None, None)[:3]
+                rows, others, learned, bias = (*views, None, None, None)[:4]
                 references = batch.references if others is None else replace(batch.references, embeddings=others)
                 rule = batch.rule if learned is None else replace(batch.rule, temperature=learned)
+                rule = rule if bias is None else replace(rule, bias=bias)
                 batch = replace(batch, embeddings=cast(Tensor, rows), references=references, rule=rule)
                 loss = formulas.reduced(anchor_values(batch), batch, policy)
             wanted = [tensor for tensor, needs in zip(views, needed, strict=True) if needs]
@@ -306,7 +323,7 @@ class _Values(Reverse):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad = grads[0]
         if grad is None:
-            return (None,) * 5
+            return (None,) * 6
         sizes = ctx.saved_tensors[-2:]  # raises if a saved tensor was changed in place
         (batch, plan), saved = ctx.described, ctx.saved
         if torch.is_grad_enabled():
@@ -351,7 +368,7 @@ class _Transformable(Reverse, _Traceable):
 
 
 class _Gradient(Reverse):
-    """Compute the gradients with respect to embeddings, references and temperature from those of the values ``[N]``."""
+    """Compute the gradients with respect to embeddings, references, temperature and bias from those of the values."""
 
     @staticmethod
     def forward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -439,27 +456,27 @@ def second_derivative(
     that memory is linear.
 
     Args:
-        directions: for embeddings ``[N, D]``, references ``[M, D]`` and temperature, in the shapes of their gradients.
+        directions: for embeddings ``[N, D]``, references ``[M, D]``, temperature and bias, in the shapes of their
+            gradients.
         grad: ``[N]``, the gradient of the values.
         batch: the batch that was evaluated.
         plan: how it was evaluated.
 
     Returns:
-        The derivatives with respect to ``grad``, embeddings, references and temperature; None for an absent input.
+        The derivatives with respect to ``grad``, embeddings, references, temperature and bias; None for no input.
     """
-    others, temperature = batch.references.embeddings, batch.rule.temperature
-    count = batch.embeddings.shape[0]
+    others, count = batch.references.embeddings, batch.embeddings.shape[0]
     if batch.references.mutual and others is not None:
         # In the other direction, rows and references are exchanged.
         one_way, turned = _sides(batch)
         there = second_derivative(directions, grad[:count], one_way, plan)
         back = second_derivative((directions[1], directions[0], *directions[2:]), grad[count:], turned, plan)
         by_grad = torch.cat([part for part in (there[0], back[0]) if part is not None])
-        pairs = zip(there[1:], (back[2], back[1], back[3]), strict=True)
-        return by_grad, *(None if a is None or b is None else a + b for a, b in pairs)
+        parts = zip(there[1:], (back[2], back[1], *back[3:]), strict=True)
+        return by_grad, *(None if a is None or b is None else a + b for a, b in parts)
     columns = count if others is None else others.shape[0]
-    given = {0: batch.embeddings, 1: others, 2: temperature if isinstance(temperature, Tensor) else None}
-    present = {place: tensor for place, tensor in given.items() if tensor is not None}
+    given = {0: batch.embeddings, 1: others, 2: batch.rule.temperature, 3: batch.rule.bias}
+    present = {place: tensor for place, tensor in given.items() if isinstance(tensor, Tensor)}
     height = plan.rows if plan.form == "rowwise" else max(1, PANEL_ELEMENTS // columns)
 
     def of_panel(panel: rowwise.Panel | rowwise.LonePanel, *inputs: Tensor) -> Tensor:
@@ -467,7 +484,9 @@ def second_derivative(
         rule = replace(batch.rule, temperature=one[2]) if 2 in one else batch.rule
         rows = differentiable_rows(one[0], rule)
         across = rows if others is None else differentiable_rows(one[1], rule)
-        values = rowwise.values(rows[panel.rows] @ across.T, panel, rule)
+        logits = rows[panel.rows] @ across.T
+        logits = logits + one.get(3, rule.bias) if rule.terms == "sigmoid" else logits
+        values = rowwise.values(logits, panel, rule)
         anchors = None if batch.anchors is None else batch.anchors[panel.rows]
         valid = formulas.counted(replace(batch, anchors=anchors), *panel.sizes())
         return values if valid is None else torch.where(valid, values, 0.0)
@@ -496,6 +515,7 @@ def _schema(fields: Iterable[tuple[str, str]], prefix: str) -> str:
 
 _TENSOR_SCHEMA = _schema((field for field in _BATCH if field[1].startswith("Tensor")), "")
 _PLAIN_SCHEMA = _schema([*(field for field in _BATCH if not field[1].startswith("Tensor")), *_PLAN], "value_")
+_GRADIENTS = ", ".join(["Tensor"] * len(_INPUTS))
 _SAVED_SCHEMA = "Tensor positives, Tensor negatives, Tensor scaled, Tensor factor, Tensor power, Tensor stats"
 
 _anchor_values: Any = torch.library.custom_op(
@@ -508,7 +528,7 @@ _anchor_gradients: Any = torch.library.custom_op(
     "pairproof::anchor_gradients",
     _backward,
     mutates_args=(),
-    schema=f"(Tensor grad, {_TENSOR_SCHEMA}, {_SAVED_SCHEMA}, {_PLAIN_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor grad, {_TENSOR_SCHEMA}, {_SAVED_SCHEMA}, {_PLAIN_SCHEMA}) -> ({_GRADIENTS})",
 )
 
 

@@ -79,12 +79,25 @@ def anchor_values(batch: Batch) -> AnchorValues:
         embeddings = torch.cat((embeddings, others))
         positive, negative = (F.pad(mask, (count, 0, 0, columns)) for mask in (positive, negative))
         rows = F.pad(rows, (0, columns))
-    if isinstance(rule.temperature, Tensor):
+    if isinstance(rule.temperature, Tensor) or isinstance(rule.bias, Tensor):
         embeddings = differentiable_rows(embeddings.to(dtypes_of(embeddings)[1]), rule)
+        if isinstance(rule.bias, Tensor):
+            embeddings = torch.cat((embeddings, _bias_column(rule.bias, embeddings, count)), 1)
+            rule = replace(rule, bias=0.0)
         rule = replace(rule, temperature=1.0, similarity="dot")
     evaluation: Any = _AnchorValues if torch.compiler.is_compiling() else _Transformable
     values = evaluation.apply(embeddings, positive, negative, rows, batch.targets.kind == "partners", rule)
     return AnchorValues(values[:count], positives, negatives)
+
+
+def _bias_column(bias: Tensor, rows: Tensor, count: int) -> Tensor:
+    """Return a column for rows ``[N + M, D]``, of which N are anchors, that adds a bias to their products.
+
+    It holds the bias divided by a power of two for the anchors, and this power for the other rows. So the product is
+    exactly the bias, and both are of similar size.
+    """
+    power = torch.exp2((torch.frexp(bias.detach()).exponent / 2).round()).to(rows)
+    return torch.cat(((bias.to(rows) / power).expand(count, 1), power.expand(rows.shape[0] - count, 1)))
 
 
 class _AnchorValues(torch.autograd.Function):
@@ -198,6 +211,8 @@ class _Row:
         self.negatives = self.negative.sum(1, keepdim=True).to(dtype)
         self.some_negative = self.negatives > 0
         logits = _logits(scaled, rule.temperature)
+        if rule.terms == "sigmoid":
+            logits = logits + rule.bias
         # Logits that no anchor uses may overflow, especially those of self pairs, so they are set to 0.
         self.logits = torch.where(self.both, logits, 0.0)
         self_pair = torch.eye(rows.shape[0], dtype=torch.bool, device=rows.device)
@@ -206,7 +221,7 @@ class _Row:
         self.star: Tensor | None = None
         if rule.terms == "epsilon":
             self._guard(logits, rows)
-        if rule.terms != "binary":
+        if rule.terms not in ("binary", "sigmoid"):
             self.over_negatives = _log_sum(self.logits, self.negative)
             if rule.denominator != "one_positive":
                 self.over_positives = _log_sum(self.logits, self.positive)
@@ -286,6 +301,10 @@ class _Row:
 
     def guarded_sum(self) -> Tensor:
         return (self.softplus_odds() + self.positives_over_mean()) * self.number
+
+    def sum_softplus(self) -> Tensor:
+        losses = _softplus(torch.where(self.positive, -self.logits, self.logits))
+        return torch.where(self.both, losses, 0.0).sum(1, keepdim=True)
 
     def mean_softplus(self, sign: int, more: int) -> Tensor:
         mask = self.negative if sign > 0 else self.positive
@@ -372,7 +391,9 @@ def _weights(row: _Row) -> list[_WeightTerm]:
     sign = torch.where(row.positive, -1.0, 1.0).to(dtype)
     terms = []
     both = row.both
-    if rule.terms == "binary":
+    if rule.terms == "sigmoid":
+        positive, negative = _log_sigmoid(-row.logits), _log_sigmoid(row.logits)
+    elif rule.terms == "binary":
         positives = row.positive.sum(1, keepdim=True).to(dtype)
         positive = _log_sigmoid(-row.logits) - (positives + 1).log()
         negative = _log_sigmoid(row.logits) - row.negatives.clamp(min=1).log()

@@ -27,8 +27,8 @@ with respect to s_p:
     negative  = (sum over P of w) share,    positive = -w_p
 
 "lse" is log(sum over N of e^s), whose derivative is the share. "binary" is the sum over P of softplus(-s) / (n + 1)
-plus the sum over N of softplus(s) / m. "epsilon" is "out" for logits log(e^(s - max) + epsilon), times
-n / (n + epsilon).
+plus the sum over N of softplus(s) / m; "sigmoid" is the same without the divisors. "epsilon" is "out" for logits
+log(e^(s - max) + epsilon), times n / (n + epsilon).
 
 Each form computes these sums in its own `Row`, in a way that neither overflows nor loses digits.
 """
@@ -93,6 +93,9 @@ class Row(Protocol):
     def mean_softplus(self, sign: int, more: int) -> Tensor:
         """Sum of softplus(sign s) divided by (count + more), over N if the sign is 1 and over P if it is -1."""
 
+    def sum_softplus(self) -> Tensor:
+        """Sum over P of softplus(-s), plus the sum over N of softplus(s)."""
+
     def guarded_sum(self) -> Tensor:
         """Sum over P of -log(e_p / sum over P and N of e), e = e^(s - max) + epsilon."""
 
@@ -103,6 +106,8 @@ def value(rule: Rule, row: Row) -> Tensor:
         return row.log_negatives()
     if rule.terms == "binary":
         return row.mean_softplus(-1, 1) + row.mean_softplus(1, 0)
+    if rule.terms == "sigmoid":
+        return row.sum_softplus()
     if rule.terms == "epsilon":
         return row.guarded_sum() / ((1 if row.number is None else row.number) + EPSILON)
     if row.number is None:
@@ -264,7 +269,7 @@ def counted(batch: Batch, positives: Tensor, negatives: Tensor | int, *, all_pos
         all_positive: whether all rows are known to have positives.
     """
     rule, rows = batch.rule, batch.anchors
-    if not all_positive and rule.terms not in ("binary", "lse") and batch.targets.kind != "partners":
+    if not all_positive and rule.terms not in ("binary", "sigmoid", "lse") and batch.targets.kind != "partners":
         some = positives > 0
         rows = some if rows is None else rows & some
     needs_negatives = rule.terms == "lse" or (rule.terms in ("out", "in") and rule.denominator != "all")

@@ -89,6 +89,12 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
     others, count = batch.references.embeddings, embeddings.shape[0]
     columns = count if others is None else others.shape[0]
     reads = device.may_read(embeddings) and device.may_read(targets.given)
+    one = backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO)
+    entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
+    height = count if one else _Forced.rows or max(1, entries // columns)
+    keep = height == count or (targets.kind in ("partners", "none") and count * columns <= KEPT_ELEMENTS)
+    if rule.terms == "sigmoid":
+        return Plan("pairs", height, columns, backward and keep, reads), batch
     tiles = others is None and targets.kind in ("labels", "partners") and rule.terms in ("out", "in", "epsilon")
     tiles = tiles and not omits
     # The largest dot product of each row would have to be found before the first tile is weighed.
@@ -105,11 +111,7 @@ def choose(batch: Batch, backend: Backend, *, backward: bool = True) -> tuple[Pl
             across = sizes if others is None else largest_norm(others, batch.references.sizes)
             largest = sizes * across / temperature
     unshifted = UNSHIFTED[device.dtypes_of(embeddings)[0]] - math.log(max(count, columns))
-    one = backend == "dense" or (backend == "auto" and max(count, columns) <= DENSE_UP_TO)
-    entries = PANEL_ELEMENTS * (1 if reads else ACCELERATOR_FACTOR**2)
-    height = count if one else _Forced.rows or max(1, entries // columns)
     if 2 * largest <= unshifted and (one or not tiles) and not (omits and rule.terms == "binary"):
-        keep = height == count or (targets.kind in ("partners", "none") and count * columns <= KEPT_ELEMENTS)
         return Plan("unshifted", height, columns, backward and keep, reads), batch
     if tiles and targets.kind == "labels" and reads:
         targets = read_labels(targets)

@@ -94,7 +94,8 @@ def panels(batch: Batch, columns: int, rows: int) -> Iterator[Panel | LonePanel]
     dtype = dtypes_of(batch.embeddings)[0]
     for start in range(0, count, rows):
         here = slice(start, min(start + rows, count))
-        if targets.kind in ("partners", "none") and batch.rule.terms != "epsilon" and not targets.omits:
+        lone = targets.kind in ("partners", "none") and not targets.omits
+        if lone and batch.rule.terms not in ("sigmoid", "epsilon"):
             yield _lone_panel(targets, own, here, columns)
         else:
             positive, negative, itself = masks_of(targets, own, here, count, columns)
@@ -152,7 +153,7 @@ class _Row:
     def __init__(self, logits: Tensor, panel: Panel, rule: Rule) -> None:
         self.logits, self.panel = logits, panel
         self.number = panel.positive.sum(1, keepdim=True).to(logits.dtype) if rule.terms == "epsilon" else panel.number
-        if rule.terms in ("binary", "epsilon"):
+        if rule.terms in ("binary", "sigmoid", "epsilon"):
             return
         masks = (panel.positive, panel.positive.any(1, keepdim=True)), (panel.negative, panel.some_negative)
         known = logits.detach()
@@ -237,6 +238,10 @@ class _Row:
         number = (mask.sum(1, keepdim=True) + more).clamp(min=1)
         losses = -F.logsigmoid(self.logits if sign < 0 else -self.logits)
         return torch.where(mask, losses, 0.0).sum(1, keepdim=True) / number
+
+    def sum_softplus(self) -> Tensor:
+        # Losses with these terms have no self pairs.
+        return _softplus(torch.where(self.panel.positive, -self.logits, self.logits)).sum(1, keepdim=True)
 
     def guarded(self, star: Tensor) -> tuple[Tensor, Tensor]:
         """Return e^(s - max) and that plus epsilon, ``[b, M]`` each and 0 at self pairs.

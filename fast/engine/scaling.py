@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -190,8 +190,12 @@ def pulled(
     """
     rule, scaled, columns = batch.rule, saved.scaled, saved.classes
     rows, across, itself = scaled.rows, columns.rows, batch.references.embeddings is None
-    pull = pull_columns = None
+    pull = pull_columns = by_bias = None
+    learns_bias = isinstance(rule.bias, Tensor)
     for here, weight in weighed:
+        if learns_bias:
+            total = weight.sum().to(dtypes_of(weight)[1])
+            by_bias = total if by_bias is None else by_bias + total
         if weight.shape[0] == rows.shape[0]:
             pull = weight @ across
         else:
@@ -209,7 +213,9 @@ def pulled(
         learned = learned + learned
     dtype = batch.embeddings.dtype
     more = None if pull_columns is None else to_embeddings(pull_columns, columns, rule, size, dtype, unit)
-    return to_embeddings(pull, scaled, rule, size, dtype, unit), more, learned
+    if by_bias is not None:
+        by_bias = (by_bias * size).to(cast(Tensor, rule.bias).dtype)
+    return to_embeddings(pull, scaled, rule, size, dtype, unit), more, learned, by_bias
 
 
 def of_ordinary_size(grad: Tensor, *, reads: bool) -> tuple[float | Tensor, Tensor]:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import formulas, unshifted
+from . import formulas, pairs, unshifted
 from .device import dtypes_of
-from .plan import DENSE_UP_TO, LOWEST_OF_FLOAT32
+from .plan import DENSE_UP_TO, LARGEST_OF_FLOAT32, LOWEST_OF_FLOAT32
 from .scaling import Saved, pulled, scale_both
 from .spec import LN2, UNSHIFTED, AnchorValues, Batch, Gradients, Plan, Policy
 
@@ -25,21 +25,23 @@ def suits(batch: Batch, policy: Policy) -> bool:
     others, across = references.embeddings, references.sizes
     if sizes is None or (others is not None and (across is None or others.dtype != rows.dtype)) or not rows.is_cpu:
         return False
+    if torch._C._are_functorch_transforms_active():  # under which the temperature may have no value
+        return False
     count, temperature = rows.shape[0], rule.temperature
     if isinstance(temperature, Tensor):
         temperature = temperature.detach().item()
     if others is not None:
         count = max(count, others.shape[0])
-    dot = rule.similarity == "dot"
+    dot, pairwise = rule.similarity == "dot", rule.terms == "sigmoid"
     largest = sizes.high * (sizes if across is None else across).high / temperature if dot else 1 / temperature
     return (
         count <= DENSE_UP_TO
         and LOWEST_OF_FLOAT32 <= temperature <= 1 / LOWEST_OF_FLOAT32
         and rule.terms != "lse"
         and not (dot and rows.dtype == torch.float64)  # whose sizes are not norms
-        and 2 * largest <= UNSHIFTED[dtypes_of(rows)[0]] - math.log(count)
+        and 2 * largest <= (LARGEST_OF_FLOAT32 if pairwise else UNSHIFTED[dtypes_of(rows)[0]] - math.log(count))
         and formulas.is_plain(batch, policy)
-        and not (torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"))
+        and not torch.is_autocast_enabled("cpu")
         and forward_ad._current_level < 0
     )
 
@@ -50,6 +52,8 @@ def evaluate(batch: Batch, *, backward: bool) -> tuple[AnchorValues, Saved]:
     The numbers of positives and negatives are left empty.
     """
     targets, references = batch.targets, batch.references
+    if batch.rule.terms == "sigmoid":
+        return pairs.evaluate(batch, _plan(batch, keep=backward))
     if targets.kind != "partners" or batch.rule.denominator == "only_negatives" or references.own is not None:
         return unshifted.evaluate(batch, _plan(batch, keep=backward))
     scaled, columns = scale_both(batch, LN2)
@@ -81,7 +85,8 @@ def differentiate(grad: Tensor, size: float, batch: Batch, saved: Saved) -> Grad
     weight = saved.kept
     if not isinstance(weight, Tensor):
         grad = grad if saved.valid is None else torch.where(saved.valid, grad, 0.0)
-        return unshifted.differentiate(grad, size, batch, _plan(batch, keep=True), saved)
+        differentiated = pairs.differentiate if batch.rule.terms == "sigmoid" else unshifted.differentiate
+        return differentiated(grad, size, batch, _plan(batch, keep=True), saved)
     neg, pos, across, column = saved.stats
     share = (neg + pos).reciprocal_()
     level = share * neg

@@ -17,10 +17,10 @@ from torch import Tensor
 Similarity = Literal["cosine", "dot"]
 Denominator = Literal["all", "one_positive", "only_negatives"]
 InsideReduction = Literal["mean", "sum"]
-Terms = Literal["out", "in", "binary", "epsilon", "lse"]
+Terms = Literal["out", "in", "binary", "sigmoid", "epsilon", "lse"]
 Backend = Literal["auto", "dense", "tiled", "exact", "triton"]
 Kind = Literal["labels", "mask", "partners", "pairs", "none"]
-Form = Literal["unshifted", "symmetric", "rowwise", "triton"]
+Form = Literal["unshifted", "symmetric", "rowwise", "pairs", "triton"]
 
 EPSILON = 1e-8
 """The constant of the ``"epsilon"`` terms, part of that published formula."""
@@ -111,12 +111,14 @@ class Rule:
 
     Args:
         terms: ``"out"``, mean over positives of the log; ``"in"``, log of the mean; ``"binary"``, cross-entropy of
-            every pair; ``"epsilon"``, the batch tutorial's exponentials with an epsilon; ``"lse"``, the logarithm of
-            the sum over negatives, from which info_nce computes its loss with separate negatives.
+            every pair, averaged; ``"sigmoid"``, the same, summed; ``"epsilon"``, the batch tutorial's exponentials with
+            an epsilon; ``"lse"``, the logarithm of the sum over negatives, from which info_nce computes its loss with
+            separate negatives.
         similarity: ``"cosine"`` or ``"dot"``.
         temperature: the positive number that similarities are divided by, or a 0-dimensional tensor.
         denominator: the denominator of each positive's ratio; used only by ``"out"`` and ``"in"``.
         inside_reduction: whether the logarithm of ``"in"`` is that of the ratios' mean or of their sum.
+        bias: the number that is added to the quotients, or a 0-dimensional tensor; used only by ``"sigmoid"``.
     """
 
     terms: Terms
@@ -124,6 +126,7 @@ class Rule:
     temperature: float | Tensor
     denominator: Denominator = "all"
     inside_reduction: InsideReduction = "mean"
+    bias: float | Tensor = 0.0
 
 
 @dataclass(slots=True)
@@ -174,8 +177,9 @@ class Plan:
     Attributes:
         form: "unshifted": panels of whole rows of unshifted exponentials, one for a small batch; "symmetric": tiles of
             unshifted exponentials, each used for its rows and for its columns; "rowwise": panels of whole rows, shifted
-            by their maxima; "triton": fused kernels, which choose their own tiles. The name of a backend means that the
-            operator chooses when it runs: a compiled graph serves batches of every size and must not depend on values.
+            by their maxima; "pairs": panels of whole rows of pairs, each with its own cross-entropy; "triton": fused
+            kernels, which choose their own tiles. The name of a backend means that the operator chooses when it runs: a
+            compiled graph serves batches of every size and must not depend on values.
         rows: the number of rows of a tile or a panel.
         columns: the number of columns of a tile; a panel has all columns.
         keep: whether the forward pass keeps the exponentials.
@@ -208,8 +212,8 @@ class AnchorValues(NamedTuple):
     negatives: Tensor
 
 
-Gradients = tuple[Tensor, Tensor | None, Tensor | None]
-"""Gradients with respect to embeddings ``[N, D]``, references ``[M, D]`` and temperature; None for an absent input."""
+Gradients = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""Gradients with respect to embeddings ``[N, D]``, references ``[M, D]``, temperature and bias; None for no input."""
 
 
 class Kernels(Protocol):

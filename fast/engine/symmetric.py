@@ -330,7 +330,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
         pull.addcmul_((2 * weights.slope).unsqueeze(1), rows)
     learned = by_temperature(pull, rows, size, rule, LN2)
     gradient = to_embeddings(pull, saved.scaled, rule, size, batch.embeddings.dtype, LN2)
-    return gradient.index_select(0, classes.back), None, learned
+    return gradient.index_select(0, classes.back), None, learned, None
 
 
 def _weigh(

@@ -127,7 +127,7 @@ def marked(targets: Targets, here: slice, count: int, columns: int) -> Tensor:
     return marks[:lines]
 
 
-def _ranks(batch: Batch) -> tuple[Tensor, Tensor] | None:
+def ranks_of(batch: Batch) -> tuple[Tensor, Tensor] | None:
     """Return the positions of the rows' and the columns' labels among all sorted labels, in the computing dtype.
 
     On a CPU, a comparison of floats that returns floats is vectorised, one of integers is not. Positions up to 2^24 are
@@ -141,7 +141,7 @@ def _ranks(batch: Batch) -> tuple[Tensor, Tensor] | None:
     return ranks[: given.shape[0]], ranks if columns is None else ranks[given.shape[0] :]
 
 
-def _positive(batch: Batch, here: slice, logits: Tensor, ranks: tuple[Tensor, Tensor] | None) -> Tensor:
+def positives_of(batch: Batch, here: slice, logits: Tensor, ranks: tuple[Tensor, Tensor] | None) -> Tensor:
     """Return a matrix ``[b, M]``: 1 at the marks of `marked`, else 0."""
     if ranks is not None:
         return torch.eq(ranks[0][here, None], ranks[1], out=torch.empty_like(logits))
@@ -205,7 +205,7 @@ def _sum(
         logits: ``[b, M]``, in units of log 2; overwritten.
         batch: the batch.
         here: the anchors.
-        ranks: the result of `_ranks`.
+        ranks: the result of `ranks_of`.
         backward: whether only the panel is needed; sums may then be left out.
 
     Returns:
@@ -225,7 +225,7 @@ def _sum(
         if targets.omits:
             exponentials.masked_fill_(targets.omitted(here), 0.0)
         return Panel(exponentials, none, column), [exponentials.sum(1), pos, *[none] * 6]
-    positive = _clear(_positive(batch, here, logits, ranks), batch, here)
+    positive = _clear(positives_of(batch, here, logits, ranks), batch, here)
     if targets.ignored is not None:
         positive.masked_fill_(targets.ignored[here], 0.0)
     number = positive.sum(1)
@@ -298,7 +298,7 @@ def evaluate(batch: Batch, plan: Plan) -> tuple[AnchorValues, Saved]:
     scaled, columns = scale_both(batch, LN2)
     rows, turned = scaled.rows, columns.rows.T
     count, width = rows.shape[0], turned.shape[1]
-    kept, across, lone, ranks = [], None, None, _ranks(batch)
+    kept, across, lone, ranks = [], None, None, ranks_of(batch)
     # The sums of all panels are allocated first: small tensors that outlive a panel would fragment its freed memory.
     every = None if plan.rows >= count else rows.new_empty((len(Sums._fields) + 3, count))
     part: list[Tensor] = []
@@ -367,7 +367,7 @@ def differentiate(grad: Tensor, size: float | Tensor, batch: Batch, plan: Plan, 
     weights = formulas.weights(batch.rule, grad, Sums(*sums), some, negatives, lone)
 
     def weighed() -> Iterator[tuple[slice, Tensor]]:
-        count, ranks = rows.shape[0], None if saved.kept else _ranks(batch)
+        count, ranks = rows.shape[0], None if saved.kept else ranks_of(batch)
         for place, start in enumerate(range(0, count, plan.rows)):
             here = slice(start, min(start + plan.rows, count))
             if saved.kept:

@@ -19,6 +19,8 @@ LARGE = tl.constexpr(2.0**100)
 """Largest quotient that is used; larger quotients are treated as infinite, because float32 might overflow."""
 COUNTED = tl.constexpr(11)
 """The line of the stats that is 1 for anchors that count, and 0 for all other rows."""
+BY_BIAS = tl.constexpr(5)
+"""The line of the stats that holds the derivative of each value with respect to the bias, for summed terms."""
 
 
 @triton.jit
@@ -59,6 +61,7 @@ def combine(
     parts,
     averaged,
     TERMS: tl.constexpr,
+    SUMMED: tl.constexpr,
     DENOMINATOR: tl.constexpr,
     FIXED: tl.constexpr,
     SOME: tl.constexpr,
@@ -71,8 +74,8 @@ def combine(
 
     The lines of the stats: 0 to 4 are FIRST, SECOND, NUMBER, FIRST_TOP and SECOND_TOP. 5 and 6, for `positives`, are
     the logarithm of the sum over negatives and the boost (epsilon: the sum of guarded exponentials and the largest
-    logit). 7 to 10 are the lines of `positives`. 11 is 1 for rows that count and 0 for others; only this line has
-    the rows in their given order, all other lines have them in sorted order.
+    logit); under SUMMED, 5 is the sum of BELOW. 7 to 10 are the lines of `positives`. 11 is 1 for rows that count and 0
+    for others; only this line has the rows in their given order, all other lines have them in sorted order.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < n
@@ -94,6 +97,7 @@ def combine(
         if TERMS == "binary":
             first += more
             second += tl.load(at + pad)
+            below += tl.load(at + 2 * pad)
         else:
             top = tl.load(at + 4 * pad)
             if TERMS == "epsilon":
@@ -135,7 +139,7 @@ def combine(
     if TERMS == "binary":
         first_top = tl.zeros((BM,), tl.float32)
         second_top = first_top
-        over = first_top
+        over = below
         lift = first_top
     if TERMS == "epsilon":
         over = first + EPSILON * (m - 1)
@@ -151,7 +155,9 @@ def combine(
     if DENOMINATOR != "own" and TERMS != "epsilon":
         for line in range(7, 11):  # an operator must not return uninitialised memory
             tl.store(stats + line * n + rows, tl.zeros((BM,), tl.float32), mask=real)
-        if TERMS == "binary":
+        if SUMMED:
+            value = second + first
+        elif TERMS == "binary":
             value = second / (number + 1.0) + first / tl.maximum(others, 1).to(tl.float32)
         elif TERMS == "lse":
             value = over
@@ -227,6 +233,7 @@ def coefficients(
     m,
     pad,
     TERMS: tl.constexpr,
+    SUMMED: tl.constexpr,
     DENOMINATOR: tl.constexpr,
     ORDERED: tl.constexpr,
     BM: tl.constexpr,
@@ -252,7 +259,10 @@ def coefficients(
     alone = number <= 1.0
     slope = tl.zeros((BM,), tl.float32)
     level = tl.zeros((BM,), tl.float32)
-    if TERMS == "binary":
+    if SUMMED:
+        negative = up
+        slope = -up
+    elif TERMS == "binary":
         own = tl.load(itself + rows)
         others = m - number.to(tl.int32) - ((own >= 0) & (own < m)).to(tl.int32)
         negative = up / tl.maximum(others, 1).to(tl.float32)

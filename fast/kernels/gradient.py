@@ -198,6 +198,7 @@ def gradient_marked(
     column_stride,
     inside,
     TERMS: tl.constexpr,
+    SUMMED: tl.constexpr,
     MARKS: tl.constexpr,
     RAW: tl.constexpr,
     PIECES: tl.constexpr,
@@ -217,6 +218,8 @@ def gradient_marked(
     part = tl.program_id(1)
     slab = tl.program_id(2) * OUT
     gain = tl.load(constants)
+    if SUMMED:
+        bias = tl.load(constants + 2)
     own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
     if RAW:
         row_gain = tl.load(x_scale + rows) * gain
@@ -241,6 +244,8 @@ def gradient_marked(
             t = t * row_gain[:, None] * scale[None, :]
         else:
             t = t * gain
+        if SUMMED:
+            t += bias
         columns_label = tl.load(y_label + columns)
         other = (itself[:, None] != tl.load(y_self + columns)[None, :]) & (columns < m)[None, :]
         if MARKS == "pairs":

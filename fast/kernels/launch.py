@@ -234,7 +234,9 @@ def set_up(batch: Batch, plan: Plan) -> Problem:
     rule, targets, given, others = batch.rule, batch.targets, batch.embeddings, batch.references.embeddings
     stored = batch.storage or given.dtype
     kind = kind_of(stored, tf32=plan.tf32)
-    constants, learned = empty((2,), given, torch.float32), None
+    constants, learned = empty((3,), given, torch.float32), None
+    if rule.terms == "sigmoid":
+        constants[2] = rule.bias
     if isinstance(rule.temperature, Tensor):
         learned, reciprocal, largest = rule.temperature.to(given.device), 1.0, math.inf
     else:
@@ -252,7 +254,8 @@ def set_up(batch: Batch, plan: Plan) -> Problem:
         "reciprocal_in_log2": reciprocal / LN2,
         "inside": 1.0 if rule.terms == "in" else 0.0,
         "averaged": 1.0 if rule.inside_reduction == "mean" else 0.0,
-        "TERMS": rule.terms,
+        "TERMS": "binary" if rule.terms == "sigmoid" else rule.terms,
+        "SUMMED": rule.terms == "sigmoid",
         "DENOMINATOR": "own" if own else "all" if rule.denominator == "one_positive" else rule.denominator,
         "COSINE": rule.similarity == "cosine",
         "FIXED": moderate and rule.terms in SOFTMAX and targets.kind not in ("mask", "pairs"),
@@ -415,11 +418,15 @@ def backward(problem: Problem, grad: Tensor, stats: Tensor) -> Gradients:
         roles = {"x_anchor": int(mutual), "y_anchor": 1}
         found.append(_gradient(problem.turned(), largest, x_coef=back, y_coef=coef, **roles))
     by_rows, by_columns = found[0][0], None if x is y else found[1][0]
+    by_bias, bias = None, problem.batch.rule.bias
+    if isinstance(bias, Tensor):
+        ordered = grad if x.order is None else grad[x.order]
+        by_bias = torch.linalg.vecdot(ordered.double(), stats[anchors.BY_BIAS.value].double()).to(bias.dtype)
     if not isinstance(temperature, Tensor):
-        return by_rows, by_columns, None
+        return by_rows, by_columns, None, by_bias
     # A logit is homogeneous of degree -1 in the temperature and of degree 2 in the rows.
     along = torch.cat([part for _, part in found]).sum(dtype=torch.float64)
-    return by_rows, by_columns, (along / (-2 * temperature.to(torch.float64))).to(temperature.dtype)
+    return by_rows, by_columns, (along / (-2 * temperature.to(torch.float64))).to(temperature.dtype), by_bias
 
 
 def _coefficients(problem: Problem, grad: Tensor, largest: Tensor, stats: Tensor) -> Tensor:

@@ -85,8 +85,8 @@ def prepare_labels(
 
     LABELS selects the labels: "given"; "paired": the smaller of the row numbers of a row and its partner; "place": the
     row number; "never": a label that no column has. SELVES ("place", "given" or "never") selects ``itself`` likewise.
-    The first program also stores the constants: the factor that turns products into logits, and the same factor divided
-    by log 2.
+    The first program also stores the first two constants: the factor that turns products into logits, and the same
+    factor divided by log 2. The third is the bias, which is added to the logits under SUMMED.
     """
     block = tl.program_id(0)
     if block == 0:

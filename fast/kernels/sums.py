@@ -9,7 +9,7 @@ anchor, with t the logits:
     FIRST        sum over negatives of e^(t - FIRST_TOP);   binary: of softplus(t)
                  epsilon: sum over all columns but the row itself of e^(t - FIRST_TOP)
     SECOND       sum over positives of e^(t - SECOND_TOP);  binary: of softplus(-t)
-    BELOW        sum over positives of SECOND_TOP - t
+    BELOW        sum over positives of SECOND_TOP - t;      SUMMED: the derivative of FIRST + SECOND by the bias
     NUMBER       of positives
     FIRST_TOP    the largest t of a negative, in `sums_plain` 0 under FIXED;   epsilon: the largest t of any column
     SECOND_TOP   the largest t of a positive;   epsilon: the first column with the largest t, as the bits of an int32
@@ -31,6 +31,7 @@ from .tile import (
     positives_of,
     products,
     series_of_log1p,
+    sigmoid,
     walk,
 )
 
@@ -131,6 +132,7 @@ def sums_marked(
     row_stride,
     column_stride,
     TERMS: tl.constexpr,
+    SUMMED: tl.constexpr,
     MARKS: tl.constexpr,
     RAW: tl.constexpr,
     PIECES: tl.constexpr,
@@ -147,6 +149,8 @@ def sums_marked(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     part = tl.program_id(1)
     gain = tl.load(constants)
+    if SUMMED:
+        bias = tl.load(constants + 2)
     own0, own1, own2 = load_pieces(x, rows, 0, x_pad, DIM, BK, PIECES)
     if RAW:
         row_gain = tl.load(x_scale + rows) * gain
@@ -177,6 +181,8 @@ def sums_marked(
             t = t * row_gain[:, None] * tl.load(y_scale + columns)[None, :]
         else:
             t = t * gain
+        if SUMMED:
+            t += bias
         if MARKS == "pairs":
             positive, place, cursor = walk(place, cursor, stop, marks, columns, tile * BN + BN, BM, BN)
         else:
@@ -197,6 +203,8 @@ def sums_marked(
             rest = series_of_log1p(tl.exp(-tl.abs(t)))
             first += tl.sum(tl.where(other & (positive == 0), rest + tl.maximum(t, 0.0), 0.0), 1)
             second += tl.sum(tl.where(positive, rest + tl.maximum(-t, 0.0), 0.0), 1)
+            if SUMMED:
+                below += tl.sum(tl.where(positive, -sigmoid(-t), tl.where(other, sigmoid(t), 0.0)), 1)
         else:
             real = tl.where((columns < m)[None, :], t, float("-inf"))
             highest = tl.max(real, 1)

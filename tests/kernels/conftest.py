@@ -23,6 +23,7 @@ from pairproof.fast import (
     nt_bxent_loss,
     nt_xent_loss,
     nt_xent_pairwise_loss,
+    sigmoid_loss,
     stacked_partners,
     supcon_epsilon_loss,
     supcon_in_loss,
@@ -186,6 +187,7 @@ def _calls() -> dict[str, Call]:
         "both directions": Call(info_nce_loss, z, (normal(ROWS, seed=4),)),
         "one direction": Call(partial(info_nce_loss, direction="a_to_b", temperature=0.5), z, (normal(ROWS, seed=4),)),
         "queue": Call(lambda a, b, n, **o: info_nce_loss(a, b, negatives=n, **o), z, (normal(ROWS, seed=4), queue)),
+        "sigmoid": Call(partial(sigmoid_loss, bias=-2.0), z, (normal(ROWS, seed=4),)),
         "running": Call(partial(supcon_loss, labels=labels, temperature=0.01), z),
         "dot": Call(partial(supcon_loss, labels=labels, similarity="dot", temperature=0.7), z),
         "anchors": Call(partial(supcon_loss, labels=labels, anchors=some, temperature=0.2), z),
@@ -214,6 +216,11 @@ def _calls() -> dict[str, Call]:
             lambda z, w, **o: nt_xent_loss(z, place % len(w), ref_embeddings=w, self_rows=next_row, **o), z, (w,)
         ),
     }
+    both_labels = {"labels": labels, **ref_labels}
+    calls |= {
+        "sigmoid labels": Call(partial(sigmoid_loss, bias=-2.5, **both_labels), z, (w,)),
+        "sigmoid mask": Call(partial(sigmoid_loss, bias=1.0, positives=other_mask), z, (w,)),
+    }
     for loss in (supcon_loss, supcon_in_loss):
         for denominator in ("all", "one_positive", "only_negatives"):
             name, bound = f"{loss.__name__} {denominator}", partial(loss, denominator=denominator)
@@ -228,7 +235,14 @@ def _calls() -> dict[str, Call]:
 CALLS = _calls()
 QUICK = (
     *("pairwise", "epsilon mask", "interleaved", "partners in references", "pairs", "one direction", "queue"),
-    *("running", "anchors mask", "no positives", "supcon_loss all", "supcon_in_loss one_positive mask"),
+    *(
+        "running",
+        "sigmoid labels",
+        "anchors mask",
+        "no positives",
+        "supcon_loss all",
+        "supcon_in_loss one_positive mask",
+    ),
     "supcon_loss only_negatives references",
 )
 """Calls that run every kernel with every kind of targets; tests of the other calls are marked slow."""

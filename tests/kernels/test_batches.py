@@ -50,7 +50,7 @@ def truth_of(case: Case) -> Truth:
     found = FastExact({}, "cpu").evaluate(case, "float64")
     s = plain.similarities(case, {name: torch.tensor(matrix) for name, matrix in case.matrices.items()})
     s = s.detach().requires_grad_()
-    each = plain.anchor_values(case, s / float(case.option("temperature")))[case.counted()]
+    each = plain.anchor_values(case, s / float(case.option("temperature")) + case.bias)[case.counted()]
     assert case.option("base_temperature") is None
     total = each.mean() if case.option("reduction") == "mean" else each.sum()
     (weights,) = torch.autograd.grad(total, s)
@@ -153,6 +153,12 @@ def with_towers(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, 
     return {}, {"embeddings_b": rows_of(*rows.shape, dtype, seed=3)}
 
 
+def with_labelled_towers(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
+    """Return a shorter second tower."""
+    given = {"labels": labels, "ref_labels": labels[-1:2:-1]}
+    return given, {"embeddings_b": rows_of(len(rows) - 3, rows.shape[1], dtype, seed=3)}
+
+
 def with_queue(rows: Matrix, labels: list[int], dtype: str) -> tuple[dict[str, Any], dict[str, Matrix]]:
     return {}, {
         **with_towers(rows, labels, dtype)[1],
@@ -174,6 +180,8 @@ FORMULAS = {
     "references in only_negatives": Formula("supcon_in", {"denominator": "only_negatives"}, by_references),
     "towers": Formula("info_nce", {}, with_towers),
     "queue": Formula("info_nce", {"direction": "a_to_b"}, with_queue),
+    "sigmoid": Formula("sigmoid", {}, with_towers),
+    "sigmoid labels": Formula("sigmoid", {"bias": -1.5}, with_labelled_towers),
 }
 SHAPES = ((33, 1), (65, 63), (34, 100), (33, 130), (33, 300), (34, 513))
 LONG = ("out all", "in one_positive", "epsilon mask", "pairs", "queue")

@@ -11,11 +11,19 @@ from torch.autograd import forward_ad
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
-from pairproof.fast import InfoNCELoss, SupConLoss, nt_xent_loss, supcon_loss
+from pairproof.fast import InfoNCELoss, SigmoidLoss, SupConLoss, nt_xent_loss, supcon_loss
 from pairproof.fast.engine import device
 
 Tensor = torch.Tensor
-EVERY_KERNEL = ("supcon_loss all", "supcon_in_loss one_positive mask", "epsilon", "pairs", "partners", "queue")
+EVERY_KERNEL = (
+    "supcon_loss all",
+    "supcon_in_loss one_positive mask",
+    "epsilon",
+    "pairs",
+    "partners",
+    "queue",
+    "sigmoid mask",
+)
 """Calls that together use every kernel."""
 MORE_CALLS = (*EVERY_KERNEL, "supcon_loss only_negatives references", "anchors", "both directions")
 QUICK = ("supcon_loss all", "pairs", "partners", "supcon_loss only_negatives references")
@@ -165,6 +173,19 @@ def test_gradient_of_a_learned_temperature_equals_the_exact_one(turn: int, call:
     assert_close(found[0], found[1], 4e-6 / temperature)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["sigmoid", "sigmoid labels", "sigmoid mask"])
+def test_gradient_of_a_learned_bias_equals_the_exact_one(name: str, dtype: torch.dtype, calls: dict[str, Any]) -> None:
+    call, found = calls[name], []
+    for backend, wide in (("triton", dtype), ("exact", torch.float64)):
+        given = [matrix.to(dtype).to(wide) for matrix in (call.rows, *call.others)]
+        bias = torch.tensor(-1.5, dtype=torch.float32 if backend == "triton" else wide, requires_grad=True)
+        values = call.loss(*given, backend=backend, bias=bias, temperature=0.4, reduction="none")
+        up = torch.linspace(-1, 2, len(values), dtype=values.dtype)
+        found.append([values.detach(), *torch.autograd.grad(values, bias, up)])
+    assert_close(found[0], found[1], 1e-5)
+
+
 def test_temperature_may_have_any_dtype() -> None:
     z, labels = torch.randn(9, 5), torch.arange(9) % 2
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -176,7 +197,7 @@ def test_temperature_may_have_any_dtype() -> None:
         torch.testing.assert_close(value.detach(), supcon_loss(z, labels, temperature=0.25, backend="triton"))
 
 
-@pytest.mark.parametrize("module", [SupConLoss, InfoNCELoss])
+@pytest.mark.parametrize("module", [SupConLoss, InfoNCELoss, SigmoidLoss])
 def test_module_learns_its_temperature(module: type[torch.nn.Module]) -> None:
     z = torch.randn(10, 4)
     target = torch.arange(10) % 3 if module is SupConLoss else torch.randn(10, 4)

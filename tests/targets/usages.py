@@ -61,6 +61,22 @@ def nt_xent(z_i, z_j, temperature=0.5):
     return F.cross_entropy(logits, torch.arange(len(rows)).roll(len(z_i)))
 
 
+def siglip(image_features, text_features, temperature=0.1, bias=-10.0):
+    logits = F.normalize(image_features, dim=1) @ F.normalize(text_features, dim=1).T / temperature + bias
+    signs = 2 * torch.eye(len(logits), dtype=logits.dtype) - 1
+    return -F.logsigmoid(signs * logits).sum() / len(logits)
+
+
+class SigLip(torch.nn.Module):
+    def __init__(self, temperature=0.1, bias=-10.0):
+        super().__init__()
+        self.temperature = temperature
+        self.bias = torch.nn.Parameter(torch.tensor(bias))
+
+    def forward(self, image_features, text_features):
+        return siglip(image_features, text_features, self.temperature, self.bias)
+
+
 class _Backward(torch.autograd.Function):
     """A loss with a backward pass of its own, which changes the upstream gradient."""
 
@@ -100,6 +116,15 @@ def halves_the_gradient_of_the_temperature(embeddings, labels, temperature=0.1):
 class ClipWithoutGradient(Clip):
     def scale(self):
         return self.logit_scale.detach().exp()
+
+
+def siglip_detaches_the_bias(image_features, text_features, temperature=0.1, bias=-10.0):
+    return siglip(image_features, text_features, temperature, torch.as_tensor(bias).detach())
+
+
+class SigLipWithoutGradient(SigLip):
+    def forward(self, image_features, text_features):
+        return siglip(image_features, text_features, self.temperature, self.bias.detach())
 
 
 class LearnedWithoutGradient(LearnedSupCon):
@@ -346,6 +371,8 @@ FINDINGS = MappingProxyType(
         "halves_the_gradient_of_the_temperature": "usage/temperature-tensor",
         "ClipWithoutGradient": "usage/learned-temperature",
         "LearnedWithoutGradient": "usage/learned-temperature",
+        "siglip_detaches_the_bias": "usage/bias-tensor",
+        "SigLipWithoutGradient": "usage/learned-bias",
         "ignores_columns_above_64": "usage/wider",
         "ignores_columns_above_16": "usage/wide",
         "mixes_up_small_labels": "usage/labels-uint8",

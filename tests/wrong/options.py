@@ -203,3 +203,9 @@ def dot_with_references(call: Call) -> Tensor:
     if references is None or call.similarity != "dot":
         return call()
     return call(ref_embeddings=torch.nn.functional.normalize(references, dim=1, eps=1e-300))
+
+
+@wrong("sigmoid")
+def positive_bias(call: Call) -> Tensor:
+    """A positive bias is taken as 0."""
+    return call(bias=min(call.bias, 0.0))

@@ -128,3 +128,10 @@ def equal_rows(call: Call) -> Tensor:
     z = call.z.detach()
     equal = (z[:, None] == z).all(dim=2).fill_diagonal_(False).nonzero()
     return call(positive_pairs=torch.cat([call.positive_pairs, equal])) if len(equal) else call()
+
+
+@wrong("sigmoid", "digits")
+def fitted_batch(call: Call) -> Tensor:
+    """A loss below 1e-4 is returned as 0, with a gradient of 0."""
+    value = call()
+    return torch.where(value < 1e-4, 0.0, value)

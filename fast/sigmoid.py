@@ -1,0 +1,93 @@
+"""Sigmoid loss (SigLIP): the binary cross-entropy of every pair of a row of one tower and a row of the other.
+
+Let l_ij be the similarity of row i of a and row j of b, divided by the temperature, plus the bias. P(i) is the set of
+positives of row i among the rows of b, and N(i) the rest of the rows of b. The loss of anchor i is
+
+    sum over p in P(i) of softplus(-l_ip) + sum over n in N(i) of softplus(l_in)
+
+The sign of the bias is that of the paper's pseudocode and of the public implementations; the paper's equation prints
+the other sign.
+
+Sources: Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training" (SigLIP), arXiv 2303.15343, Algorithm 1;
+google-research/big_vision, trainers/proj/image_text/siglip.py; open_clip's SigLipLoss.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from .checks import PAIR_REDUCTIONS, check_bias, check_embeddings, check_options, check_pairs_of_towers
+from .engine import Backend, Batch, Policy, References, Rule, Similarity, loss_of
+
+PairReduction = Literal["mean", "sum", "none", "mean_pairs"]
+
+
+def sigmoid_loss(
+    embeddings_a: Tensor,
+    embeddings_b: Tensor,
+    *,
+    partners: Tensor | None = None,
+    labels: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    positives: Tensor | None = None,
+    temperature: float | Tensor = 0.1,
+    bias: float | Tensor = -10.0,
+    base_temperature: float | None = None,
+    similarity: Similarity = "cosine",
+    reduction: PairReduction = "mean",
+    validate: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Binary cross-entropy of every pair of two towers; by default row k of b is the positive of row k of a.
+
+    Example:
+        >>> import torch
+        >>> from pairproof.fast import sigmoid_loss
+        >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> other = torch.tensor([[0.8, 0.6], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+        >>> print(f"{sigmoid_loss(z, other):.4f}")
+        2.3337
+
+    Args:
+        embeddings_a: floating ``[N, D]``, N >= 1; the anchors.
+        embeddings_b: floating ``[M, D]``, the other tower; M is N unless partners, labels or positives are given.
+        partners: integers ``[N]`` from 0 to M - 1, the only positive of each row of a.
+        labels: integers or bool ``[N]``; rows of b with the same label are positives.
+        ref_labels: integers or bool ``[M]``, the labels of the rows of b; by default ``labels``, if M is N.
+        positives: bool ``[N, M]``, the positives of each row of a.
+        temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
+            require a gradient.
+        bias: number from -1e10 to 1e10 that is added to the quotients, or a 0-dimensional tensor, which may require a
+            gradient.
+        base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
+        similarity: "cosine" or "dot".
+        reduction: "mean" over the rows of a, "mean_pairs" over all N M pairs, "sum", or "none": one value per row of a.
+        validate: also check values on devices other than the CPU, which synchronises with the device.
+        backend: "auto", "dense", "tiled", "exact" or "triton"; see `pairproof.fast.engine`.
+
+    Returns:
+        A scalar, or ``[N]`` under "none"; float64 for float64 embeddings, else float32.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, value or device, an option is unknown, or more than one of
+            partners, labels and positives is given.
+
+    Source:
+        SigLIP, arXiv 2303.15343, Algorithm 1.
+    """
+    rule, policy = Rule("sigmoid", similarity, temperature, bias=bias), Policy(reduction, base_temperature)
+    check_options(rule, policy, backend, validate=validate, reductions=PAIR_REDUCTIONS)
+    check_bias(bias, validate=validate)
+    check = partial(check_embeddings, similarity=similarity, validate=validate, least=1)
+    a, b = embeddings_a, embeddings_b
+    shape = "[N, D]" if partners is labels is positives is None else "[M, D]"
+    of_a, of_b = check(a, name="embeddings_a"), check(b, name="embeddings_b", shape=shape)
+    targets = check_pairs_of_towers(a, b, partners, labels, ref_labels, positives, validate=validate)
+    over_pairs = reduction == "mean_pairs"
+    policy = Policy("mean", base_temperature) if over_pairs else policy
+    loss = loss_of(Batch(a, targets, rule, References(b, sizes=of_b), sizes=of_a), policy, backend)
+    return loss / b.shape[0] if over_pairs else loss

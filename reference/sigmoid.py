@@ -1,0 +1,79 @@
+"""Sigmoid loss (SigLIP): the binary cross-entropy of every pair of a row of one tower and a row of the other.
+
+Let l_ij = similarity(a_i, b_j) / temperature + bias, z_ij = 1 if row j of b is a positive of row i of a, else -1, and
+σ(x) = 1 / (1 + e^-x). Anchors are the rows of a; P(i) and N(i) are the positives and the other rows of b:
+
+    sigmoid_loss  L_i = -Σ_j log σ(z_ij l_ij) = Σ_{p∈P(i)} -log σ(l_ip) + Σ_{n∈N(i)} -log σ(-l_in)
+
+The loss is the mean over the N anchors. The formula and the sign of the bias are those of the paper's Algorithm 1, of
+big_vision and of open_clip. The equation in Section 3.2 of the paper prints log 1 / (1 + e^(z_ij (-t x_i·y_j + b))), in
+which the bias has the other sign.
+
+Sources: Zhai et al., "Sigmoid Loss for Language Image Pre-Training", arXiv 2303.15343, Algorithm 1; google-research/
+big_vision, trainers/proj/image_text/siglip.py; open_clip, loss.py, SigLipLoss.
+"""
+
+from __future__ import annotations
+
+import numpy.typing as npt
+
+from .batch import evaluate_pairs
+from .scalars import total
+from .terms import Anchor, Columns, Result, Row, binary_cross_entropy
+
+
+def sigmoid_anchor(s: Row, i: int, A: Columns, P: Columns, N: Columns) -> Anchor:
+    """L_i = -Σ_{j∈A(i)} log σ(z_ij s_ij), z_ij = 1 for a positive, else -1: arXiv 2303.15343, Algorithm 1."""
+    positives = set(P)
+    pairs = [binary_cross_entropy(s, i, j, positive=j in positives) for j in A]
+    return total(pair.value for pair in pairs), pairs
+
+
+def sigmoid_loss(
+    embeddings_a: npt.ArrayLike,
+    embeddings_b: npt.ArrayLike,
+    *,
+    partners: npt.ArrayLike | None = None,
+    labels: npt.ArrayLike | None = None,
+    ref_labels: npt.ArrayLike | None = None,
+    positives: npt.ArrayLike | None = None,
+    temperature: float = 0.1,
+    bias: float = -10.0,
+    base_temperature: float | None = None,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Result:
+    """Binary cross-entropy of every pair of two towers; by default row k of b is the positive of row k of a.
+
+    Example:
+        >>> z = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]]
+        >>> loss, terms = sigmoid_loss(z, [[0.8, 0.6], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+        >>> print(f"{loss:.4f}")
+        2.3337
+
+    Args:
+        embeddings_a: [N, D] floats, complex numbers or balls; the anchors.
+        embeddings_b: [M, D], the other tower; M is N unless partners, labels or positives are given.
+        partners: [N] integers from 0 to M - 1, the only positive of each row of a.
+        labels: [N] integers or bools; rows of b with the same label are positives.
+        ref_labels: [M] integers or bools, the labels of the rows of b; by default ``labels``, if M is N.
+        positives: bool [N, M], the positives of each row of a.
+        temperature: number from 1e-10 to 1e10; similarities are divided by it.
+        bias: number from -1e10 to 1e10, added to the quotients.
+        base_temperature: if given, the loss is multiplied by temperature / base_temperature.
+        similarity: "cosine" or "dot".
+        reduction: "mean" over the rows of a, "mean_pairs" over all N M pairs, "sum", or "none" (a list, one value per
+            row of a).
+
+    Returns:
+        The loss and its terms.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape or value, or more than one of partners, labels and positives is
+            given.
+
+    Source:
+        SigLIP, arXiv 2303.15343, Algorithm 1.
+    """
+    return evaluate_pairs(sigmoid_anchor, more_reductions=("mean_pairs",), **locals())
