@@ -209,10 +209,11 @@ def describe(golden: GoldenCase, flags: Mapping[str, Flag], *, terms: bool | Non
         for name, matrix in case.matrices.items():
             yield from _matrix("row" if name == "embeddings" else f"{name}, row", matrix)
     yield from (f"  {key} {value}" for key, value in case.arguments.items())
-    for key, default in loss.keywords.items():
+    for key in loss.keywords:
         if key in case.keywords:
             yield f"  {key} {case.keywords[key]}"
         elif key not in (*ARGUMENTS, "anchors"):
+            default = loss.default(key, case.others)
             yield f"  {key} {'not given' if default is None else default} (the default)"
     yield from ("", "expected; each number is the float64 nearest to the true value")
     yield from _results(golden.expected, case, whole)

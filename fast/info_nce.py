@@ -6,7 +6,7 @@ i is
     info_nce                  -log(e^s_ii / sum over j of e^s_ij)
     info_nce with negatives   -log(e^s_ii / (e^s_ii + sum over n of e^s_in)), n the rows of ``negatives``
 
-With ``direction="both"`` the rows of both towers are anchors.
+With ``direction="both"``, the default without negatives, the rows of both towers are anchors.
 
 Sources: van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding", arXiv 1807.03748; both
 directions: Radford et al. 2021 (CLIP), arXiv 2103.00020; one positive and a queue: He et al. 2020 (MoCo), arXiv
@@ -50,7 +50,7 @@ def info_nce_loss(
     embeddings_b: Tensor,
     *,
     negatives: Tensor | None = None,
-    direction: Direction = "both",
+    direction: Direction | None = None,
     temperature: float | Tensor = 0.07,
     base_temperature: float | None = None,
     similarity: Similarity = "cosine",
@@ -74,7 +74,8 @@ def info_nce_loss(
         embeddings_b: floating ``[N, D]``, the other tower.
         negatives: floating ``[K, D]``, K >= 1, the negatives of every anchor, instead of the other tower's other rows;
             the same for both directions.
-        direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b).
+        direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "both", or
+            "a_to_b" with negatives, as in MoCo.
         temperature: number from 1e-10 to 1e10 that similarities are divided by, or a 0-dimensional tensor, which may
             require a gradient.
         base_temperature: None, or a positive number: the loss is scaled by ``temperature / base_temperature``.
@@ -93,6 +94,8 @@ def info_nce_loss(
     Source:
         arXiv 1807.03748; both directions: arXiv 2103.00020; negatives: arXiv 1911.05722, equation 1.
     """
+    if direction is None:
+        direction = "both" if negatives is None else "a_to_b"
     rule, policy = Rule("out", similarity, temperature), Policy(reduction, base_temperature)
     check_options(rule, policy, backend, validate=validate, direction=direction)
     check = partial(check_embeddings, similarity=similarity, validate=validate, least=1)

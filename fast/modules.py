@@ -115,8 +115,10 @@ class LossModule(nn.Module):
         if self.base_temperature is not None:
             check_number("base_temperature", self.base_temperature)
         for name, hint in get_type_hints(self.function).items():
-            if get_origin(hint) is Literal:
-                check_choice(name, getattr(self, name), get_args(hint))
+            # An option whose default depends on other arguments is ``Literal[...] | None``.
+            choices = next((kind for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal), None)
+            if choices is not None and (getattr(self, name) is not None or choices is hint):
+                check_choice(name, getattr(self, name), get_args(choices))
 
     def options(self) -> dict[str, Any]:
         """Return the options as keyword arguments of the function."""
@@ -248,7 +250,7 @@ class InfoNCELoss(LossModule):
         2.7132
     """
 
-    direction: Direction = "both"
+    direction: Direction | None = None
     reduction: Reduction = "mean"
 
 

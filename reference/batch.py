@@ -130,7 +130,7 @@ def evaluate_towers(
     embeddings_b: npt.ArrayLike,
     *,
     negatives: npt.ArrayLike | None,
-    direction: str,
+    direction: str | None,
     similarity: str,
     **options: Any,
 ) -> Result:
@@ -140,6 +140,8 @@ def evaluate_towers(
     only positive of row k of a tower is row k of the other tower. The other columns of A(i) are the other tower's other
     rows or, if given, the ``negatives``. Further options are those of evaluate_similarities and of the formula.
     """
+    if direction is None:
+        direction = "both" if negatives is None else "a_to_b"
     checks.check_options({**options, "direction": direction, "similarity": similarity})
     a = checks.check_embeddings(embeddings_a, similarity, name="embeddings_a", least=1)
     b = checks.check_second_tower(embeddings_b, similarity, a)

@@ -30,7 +30,7 @@ def info_nce_loss(
     embeddings_b: npt.ArrayLike,
     *,
     negatives: npt.ArrayLike | None = None,
-    direction: str = "both",
+    direction: str | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -49,7 +49,8 @@ def info_nce_loss(
         embeddings_b: [N, D], the other tower.
         negatives: [K, D], the negatives of every anchor, instead of the other tower's other rows; the same for both
             directions.
-        direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b).
+        direction: the tower whose rows are anchors: "a_to_b" (a), "b_to_a" (b), or "both" (a, then b). None: "both", or
+            "a_to_b" with negatives, as in MoCo.
         temperature: number from 1e-10 to 1e10; logits are similarities divided by it.
         base_temperature: if given, the loss is multiplied by temperature / base_temperature.
         similarity: "cosine" or "dot".

@@ -306,7 +306,7 @@ def info_nce_loss(
     embeddings_b: npt.ArrayLike,
     *,
     negatives: npt.ArrayLike | None = None,
-    direction: str = "both",
+    direction: str | None = None,
     temperature: float = 0.07,
     base_temperature: float | None = None,
     similarity: str = "cosine",
@@ -317,6 +317,7 @@ def info_nce_loss(
     Source: arXiv 2103.00020, figure 3; arXiv 1911.05722, equation 1.
     """
     mat = _mat(embeddings_a, similarity, temperature, embeddings_b)
+    direction = direction or ("both" if negatives is None else "a_to_b")
     each = []
     for name, tower, logits in (("a_to_b", embeddings_a, mat), ("b_to_a", embeddings_b, mat.T)):
         if direction not in ("both", name):

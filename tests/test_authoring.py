@@ -945,7 +945,7 @@ def test_show_explains_a_case(root: Path, capsys: pytest.CaptureFixture[str]) ->
         "4 rows of 3 numbers in each of two towers, 5 negatives, exact in float64",
         f"  negatives, row 4: {found.case.others['negatives'][4, 0]!s}, ",
         f"  gradient with respect to embeddings_b, row 3: {found.expected.other_gradients['embeddings_b'][3, 0]!s}, ",
-        "  direction both (the default)",
+        "  direction both",
         "anchor 4 (row 0 of embeddings_b): positives 0; negatives 4 5 6 7 8",
     ):
         assert line in text

@@ -230,7 +230,7 @@ def options() -> list[Bad]:
     rows = []
     for loss in LOSSES.values():
         for keyword, allowed in loss.choices.items():
-            for value in ("mystery", allowed[0].upper(), None):
+            for value in ("mystery", allowed[0].upper(), *([] if loss.keywords[keyword] is None else [None])):
                 text = f"one of {', '.join(allowed)}, got {value!r}"
                 rows += bad_values(keyword, (text, value, ValueError, text), losses=only(loss.name), forms=PLAIN)
     for value in ("mystery", "AUTO", None):

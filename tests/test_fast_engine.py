@@ -451,7 +451,8 @@ def test_info_nce_of_one_pair_is_right(form: str) -> None:
     a, b, queue = normal(1, seed=2), normal(1, seed=3), normal(1, seed=4)
     with engine(form) as backend:
         assert all(not bool(t.any()) for t in both(info_nce_loss, (a, b), backend=backend))
-        found = info_nce_loss(a, b, negatives=queue, temperature=0.5, backend=backend, reduction="none")
+        options: dict[str, Any] = {"direction": "both", "temperature": 0.5, "reduction": "none"}
+        found = info_nce_loss(a, b, negatives=queue, backend=backend, **options)
     goal = F.softplus((F.cosine_similarity(a, queue) - F.cosine_similarity(a, b)) / 0.5)
     assert found[0].item() == pytest.approx(goal.item(), rel=1e-14)
     assert len(found) == 2

@@ -333,6 +333,7 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     ("info_nce", "cases.0.arguments.labels", [0] * 4, "info_nce_loss has no"),
     ("info_nce", "cases.0.keywords.direction", "a->b", "'a->b' is not one of"),
     ("info_nce", "cases.0.keywords.direction", "both", "'both' is the default"),
+    ("info_nce", "cases.0.keywords.temperature", 0.07, "0.07 is the default"),
     ("info_nce", "cases.0.keywords.anchors", [True] * 4, "info_nce_loss has no such"),
 ]
 """File, path of a field, wrong value, and the beginning of the message after the path."""

@@ -58,7 +58,12 @@ REFERENCED = Case(
     others={"ref_embeddings": OTHERS},
 )
 TOWERS = Case("test/towers", "info_nce", ROWS, {}, {"temperature": 0.5}, others={"embeddings_b": OTHERS[:4]})
-QUEUE = replace(TOWERS, id="test/queue", others={"embeddings_b": OTHERS[:4], "negatives": -OTHERS[1:]})
+QUEUE = replace(
+    TOWERS,
+    id="test/queue",
+    keywords={**TOWERS.keywords, "direction": "both"},
+    others={"embeddings_b": OTHERS[:4], "negatives": -OTHERS[1:]},
+)
 OTHER_SHAPES = (REFERENCED, TOWERS, QUEUE)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flint import arb
 
-from pairproof import reference
+from pairproof import fast, reference
 from pairproof.conformance.truth import autodiff as tape
-from pairproof.reference import info_nce, supcon
+from pairproof.reference import info_nce, scipy_losses, supcon
 from pairproof.reference.batch import evaluate_similarities
 from pairproof.reference.similarity import similarity_matrix
 
@@ -226,8 +227,10 @@ def test_info_nce_equals_hand_computation() -> None:
     each = -math.log(E / (E + 1))
     assert values() == pytest.approx([each] * 4, rel=1e-14)
     queued = [-math.log(E / (E + 1 / E)), each]
-    assert values(negatives=BANK[2:]) == pytest.approx(queued * 2, rel=1e-14)
+    assert values(negatives=BANK[2:], direction="both") == pytest.approx(queued * 2, rel=1e-14)
     assert values(negatives=BANK[2:], direction="a_to_b") == pytest.approx(queued, rel=1e-14)
+    # MoCo's loss, the default with negatives.
+    assert values(negatives=BANK[2:]) == pytest.approx(queued, rel=1e-14)
     # Dot products [[2, 0], [0, 2]]; negatives -1 and 0 for a's rows, -2 and 0 for b's.
     dots = [
         -math.log(E**2 / (E**2 + 1 / E)),
@@ -235,7 +238,8 @@ def test_info_nce_equals_hand_computation() -> None:
         -math.log(E**2 / (E**2 + 1 / E**2)),
         -math.log(E**2 / (E**2 + 1)),
     ]
-    assert values(negatives=BANK[2:], similarity="dot") == pytest.approx(dots, rel=1e-14)
+    queued_dots = values(negatives=BANK[2:], direction="both", similarity="dot")
+    assert queued_dots == pytest.approx(dots, rel=1e-14)
     assert values(similarity="dot", direction="b_to_a") == pytest.approx([-math.log(E**2 / (E**2 + 1))] * 2, rel=1e-14)
 
 
@@ -261,6 +265,24 @@ def test_both_directions_average_the_two_directions(options: dict[str, Any], neg
     assert loss(ROWS, OTHERS, "both", "sum") == pytest.approx(sum(each["both"]), rel=1e-14)
 
 
+@pytest.mark.parametrize("package", ["reference", "scipy", "fast"])
+def test_direction_is_a_to_b_by_default_if_negatives_are_given(package: str) -> None:
+    def values(*rows: np.ndarray, negatives: np.ndarray | None = None, **options: Any) -> list[float]:
+        queue = {} if negatives is None else {"negatives": negatives}
+        if package == "fast":
+            tensors = [torch.tensor(z) for z in rows]
+            found = fast.info_nce_loss(*tensors, **{k: torch.tensor(z) for k, z in queue.items()}, **options)
+            return [float(x) for x in found]
+        module: Any = reference if package == "reference" else scipy_losses
+        return [float(x) for x in module.info_nce_loss(*rows, **queue, **options)[0]]
+
+    one_way = values(ROWS, OTHERS, negatives=QUEUE, direction="a_to_b", reduction="none")
+    assert values(ROWS, OTHERS, negatives=QUEUE, reduction="none") == one_way
+    assert values(ROWS, OTHERS, negatives=QUEUE, direction="both", reduction="none")[:5] == pytest.approx(one_way)
+    assert len(values(ROWS, OTHERS, negatives=QUEUE, direction="both", reduction="none")) == 10
+    assert values(ROWS, OTHERS, reduction="none") == values(ROWS, OTHERS, direction="both", reduction="none")
+
+
 @pytest.mark.parametrize("options", TOWER_OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
 def test_one_direction_equals_nt_xent_with_references(options: dict[str, Any]) -> None:
     towers = reference.info_nce_loss(ROWS, OTHERS, direction="a_to_b", **options)
@@ -270,7 +292,7 @@ def test_one_direction_equals_nt_xent_with_references(options: dict[str, Any]) -
 @pytest.mark.parametrize("options", TOWER_OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
 def test_info_nce_with_negatives_equals_supcon_per_anchor(options: dict[str, Any]) -> None:
     """Each anchor is evaluated separately, with its positive and the queue as references."""
-    found = reference.info_nce_loss(ROWS, OTHERS, negatives=QUEUE, reduction="none", **options)
+    found = reference.info_nce_loss(ROWS, OTHERS, negatives=QUEUE, direction="both", reduction="none", **options)
     pairs = [*zip(ROWS, OTHERS, strict=True), *zip(OTHERS, ROWS, strict=True)]
     separate = [
         reference.supcon_loss([z], [1], ref_embeddings=[p, *QUEUE], ref_labels=[1, 0, 0, 0], **options)

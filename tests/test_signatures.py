@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pairproof.conformance import check_loss, identify
 from pairproof.conformance.implementations.callable import External
@@ -21,6 +22,7 @@ from pairproof.conformance.suite.cases import Case
 from pairproof.conformance.truth.compare import compare
 from pairproof.conformance.truth.evaluate import truth
 from pairproof.conformance.truth.tolerances import bounds
+from pairproof.fast import info_nce_loss
 
 FOLDER = Path(__file__).parent / "targets"
 SHAPES = FOLDER / "shapes.py"
@@ -138,6 +140,35 @@ def test_required_queue_is_judged_only_with_a_queue() -> None:
     found = settled("required_queue", "info_nce", **A_TO_B)
     case = trial_case("info_nce", {"temperature": 0.5, "direction": "a_to_b"}, queue=False)
     assert found.refuses(case) == "has no negatives, which the target requires"
+
+
+def test_direction_of_a_required_queue_is_a_to_b_unless_claimed() -> None:
+    found = settled("required_queue", "info_nce")
+    assert found.claim.settings == {"direction": "a_to_b"}
+    assert "direction: a_to_b is claimed, the default with negatives, which the target requires" in found.notes
+    queue = trial_case("info_nce", {"temperature": 0.5}, queue=True)
+    assert queue.option("direction") == "a_to_b"
+    assert ratio(found, queue) <= 1
+    assert (
+        found.refuses(replace(queue, keywords={**queue.keywords, "direction": "both"})) is None
+    )  # the towers are swapped for the other one
+    assert settled("required_queue", "info_nce", settings={"direction": "both"}).refuses(queue) == (
+        "needs direction=a_to_b"
+    )
+
+
+def test_default_direction_of_a_target_depends_on_the_queue() -> None:
+    def loss(a: torch.Tensor, b: torch.Tensor, negatives: torch.Tensor | None = None) -> torch.Tensor:
+        return info_nce_loss(a, b, negatives=negatives, temperature=0.5)
+
+    found = External(loss, loss="info_nce", temperature=0.5)
+    found.settle()
+    for queue, direction, other in ((False, "both", "a_to_b"), (True, "a_to_b", "both")):
+        case = trial_case("info_nce", {"temperature": 0.5}, queue=queue)
+        assert ratio(found, case) <= 1
+        stated, turned = (replace(case, keywords={**case.keywords, "direction": d}) for d in (direction, other))
+        assert ratio(found, stated) <= 1
+        assert found.refuses(turned) == f"needs direction={other}"
 
 
 def test_first_call_that_raises_no_error_is_used_and_the_others_are_noted() -> None:

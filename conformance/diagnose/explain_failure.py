@@ -125,7 +125,8 @@ class Failure:
         self.case, self.outcome, self.truth, self.loss = case, outcome, truth, case.entry
         self.rows = torch.cat([torch.tensor(matrix) for matrix in case.matrices.values()]).requires_grad_()
         self.temperature, base = case.temperature, case.option("base_temperature")
-        variant, setting = variants.variant_of(self.loss, case.keywords), case_setting(case, self.rows)
+        options = {**case.keywords, "direction": case.option("direction")}
+        variant, setting = variants.variant_of(self.loss, options), case_setting(case, self.rows)
         reduction, policy = str(case.option("reduction")), str(case.option("no_positive") or "zero")
         self.factor = 1.0 if base is None else self.temperature / float(base)
         self.right = Suspect(variant, setting, reduction, policy)

@@ -273,6 +273,8 @@ def _report_match(found: Identification, search: Search, good: list[Match]) -> N
     near = [search.with_gradient(match) for match in good if match.error <= max(closest * CLEARLY, 1e-12)]
     match, *others = sorted(near, key=lambda match: _preference(match, search))
     found.match, found.loss, found.options = match, match.variant.loss, dict(match.variant.options)
+    if search.call == QUEUE and match.variant.entry.two_towers:
+        found.options.setdefault("direction", "both")  # the default with negatives is a_to_b
     found.wrong += match.words()
     policy = _policy(found, search, match)
     if match.vector or match.count in match.variant.entry.choices["reduction"][1:]:

@@ -390,7 +390,7 @@ class Variant:
 
     Attributes:
         loss: its name in the catalogue.
-        options: the options that differ from their defaults, except ``REDUCED_BY``.
+        options: the options that differ from their defaults, except ``REDUCED_BY``; the direction, if it is not "both".
         share: the weight of the direction a_to_b, if the loss has two directions; the weights of both add up to 1.
     """
 
@@ -457,12 +457,13 @@ def variant_of(loss: Loss, options: Mapping[str, Any]) -> Variant:
 
     Args:
         loss: the loss.
-        options: the options that differ from their defaults.
+        options: the options that differ from their defaults; the direction, if it is not "both".
     """
     biased = ("bias",) if "bias" in loss.keywords else ()
     own = dict.fromkeys(name for name in (*loss.choices, *loss.formula_options, *biased) if name not in REDUCED_BY)
-    given = {**loss.keywords, **options}
-    chosen = tuple((name, given[name]) for name in own if given[name] != loss.keywords[name])
+    usual = {name: loss.default(name) for name in loss.keywords}
+    given = {**usual, **options}
+    chosen = tuple((name, given[name]) for name in own if given[name] != usual[name])
     named = ("similarity", "denominator") if loss.variant else ("similarity",)
     parts: dict[str, Any] = {**loss.variant, **{name: given[name] for name in named if name in given}}
     if given.get("inside_reduction") == "sum":

@@ -15,6 +15,7 @@ from ..judge.options import Selection
 from ..judge.proofs import as_claimed
 from ..judge.results import Check, Status
 from ..judge.verify import judge_case
+from ..suite.catalogue import LOSSES
 from ..suite.golden import GoldenCase, load_golden
 from .base import Fault
 from .parts import RIGHT
@@ -63,7 +64,10 @@ class Verdict:
 def target_of(fault: Fault, temperature: float | None = None) -> External:
     """A fault as a target of the harness, which claims to be the right loss; the temperature may be built in."""
     function = fault.function if temperature is None else partial(fault.function, temperature=temperature)
-    options: dict[str, Any] = {"call": fault.call, "arrays": "torch", "settings": fault.settings, "limit": None}
+    # Faults have both directions, also with negatives, unless they claim one.
+    both = {"direction": "both"} if "direction" in LOSSES[fault.loss].keywords else {}
+    settings = {**both, **fault.settings}
+    options: dict[str, Any] = {"call": fault.call, "arrays": "torch", "settings": settings, "limit": None}
     target = External(function, loss=fault.loss, temperature=temperature, **options)
     vars(target).update(name=fault.name)
     return target

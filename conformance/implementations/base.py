@@ -123,7 +123,9 @@ def _takes(case: Case, option: str, values: Collection[object]) -> bool:
     if option == "base_temperature":
         # No base temperature is the same as one that equals the temperature.
         return (value or case.temperature) in {it or case.temperature for it in values}
-    return value in values or not matters(case, option)
+    # None stands for the default, which may depend on the case's arguments.
+    as_default = None in values and value == case.entry.default(option, case.others)
+    return value in values or as_default or not matters(case, option)
 
 
 def matters(case: Case, option: str) -> bool:

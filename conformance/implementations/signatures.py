@@ -442,6 +442,9 @@ def complete(claim: Claim, signature: Signature | None) -> tuple[Claim, list[str
         temperature = _temperature(claim, signature, notes)
         arrays = (*ARRAY_OPTIONS, *(TOWER_TARGETS if LOSSES[claim.loss].two_towers else ()))
         required = {name for name in arrays if name in passed and signature.requires(name)}
+        if "negatives" in required and "direction" not in {*settings, *passed}:
+            settings["direction"] = LOSSES[claim.loss].default("direction", required)
+            notes.append("direction: a_to_b is claimed, the default with negatives, which the target requires")
         claim = replace(claim, required=frozenset(required))
     claim = replace(claim, settings=settings, passed=frozenset(passed), temperature=temperature)
     if signature is not None and claim.reduced_here:
@@ -479,7 +482,7 @@ def _keywords(claim: Claim, claimed: set[str], signature: Signature, notes: list
         if found is None or name not in entry.keywords or name in passed or not usable:
             continue
         choices = entry.choices.get(name)
-        if choices and found.default not in (found.empty, *choices):
+        if choices and found.default not in (found.empty, entry.keywords[name], *choices):
             notes.append(f"{name}: not passed: its default {found.default!r} is not one of {', '.join(choices)}")
         else:
             passed.add(name)

@@ -363,7 +363,7 @@ class _Drawing:
             keywords["bias"] = round(self.chance.uniform(-12.0, 2.0), 3) if bias is True else bias
         if self.plan["anchors"]:
             keywords["anchors"] = self._anchors(classes)
-        keywords = {key: value for key, value in keywords.items() if value != self.entry.keywords[key]}
+        keywords = {key: value for key, value in keywords.items() if value not in (None, self.entry.default(key, rows))}
         matrices = self._exact(rows)
         if "self_rows" in arguments:
             matrices["ref_embeddings"][arguments["self_rows"]] = matrices[self.entry.embeddings[0]]

@@ -230,7 +230,8 @@ def _sources() -> bytes:
 
 def _content(case: Case) -> bytes:
     """The inputs and the options of a case that affect its results, as bytes."""
-    options = {name: value for name, value in case.keywords.items() if value != case.entry.keywords[name]}
+    options = {name: case.option(name) for name in (*case.keywords, *({"direction"} & case.entry.keywords.keys()))}
+    options = {name: value for name, value in options.items() if value != case.entry.default(name)}
     options = {name: value for name, value in options.items() if matters(case, name)}
     rows = {name: _hexadecimal(matrix) for name, matrix in case.matrices.items()}
     return json.dumps([case.loss, rows, dict(case.arguments), options], sort_keys=True, default=_plain).encode()

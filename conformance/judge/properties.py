@@ -305,7 +305,7 @@ def batches(loss: str, kind: str = "any", fixed: Mapping[str, Any] = MappingProx
         arguments = {entry.targets: _targets(draw, st, entry.targets, kind, n)} if entry.targets else {}
         if kind == "any" and _labelled(entry) and draw(st.booleans()):
             arguments = {"positives": draw(several(several(st.booleans(), n), n))}
-        changed = {name: value for name, value in keywords.items() if value != entry.keywords[name]}
+        changed = {name: value for name, value in keywords.items() if value != entry.default(name, more)}
         return Case(f"drawn/{loss}", loss, first, arguments, changed, others=dict(zip(more, others, strict=True)))
 
     strategy: SearchStrategy[Case] = st.composite(drawn)()

@@ -184,7 +184,7 @@ def make_case(batch: Batch) -> Case:
         arrays[key] = arrays[key].astype(np.int64)
     matrices = {key: arrays.pop(key).astype(np.float64) for key in (first, *MATRICES) if key in arrays}
     arguments = {key: array.tolist() for key, array in arrays.items()}
-    keywords = {key: option for key, option in keywords.items() if option != loss.keywords[key]}
+    keywords = {key: option for key, option in keywords.items() if option != loss.default(key, matrices)}
     if "anchors" in arguments:
         keywords["anchors"] = arguments.pop("anchors")
     return Case(f"{FOLDER}/{batch.loss}/{name}", batch.loss, matrices.pop(first), arguments, keywords, matrices)

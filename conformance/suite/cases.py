@@ -146,7 +146,8 @@ class Case:
 
     def option(self, name: str) -> Any:
         """The value of a keyword: the value in the case, or the default of the catalogue."""
-        return self.keywords.get(name, self.entry.keywords.get(name))
+        found = self.keywords.get(name)
+        return self.entry.default(name, self.others) if found is None else found
 
     @property
     def temperature(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -81,7 +81,7 @@ class Loss:
         module: stem of its file in ``reference/`` and in ``fast/``.
         source: where it is published.
         positives_by: how positives are given: "labels", "partners", "pairs" or "towers".
-        keywords: every keyword with its default.
+        keywords: every keyword with its default; None for ``direction``, see ``default``.
         baseline: the straightforward torch implementation, ``baseline(logits [R, C], member bool [R, C], positive bool
             [R, C], **options) -> [R]``; 0 for a row without terms. The options are those of the formula.
         module_class: name of its ``torch.nn.Module`` in ``fast``, or "".
@@ -170,6 +170,15 @@ class Loss:
         """The values of each option."""
         every = {**CHOICES, **self.own_choices}
         return {name: values for name, values in every.items() if name in self.keywords}
+
+    def default(self, name: str, given: Container[str] = ()) -> object:
+        """The default of a keyword in a call with the arguments ``given``; None for a keyword that it does not have.
+
+        The default of ``direction`` is "both", or "a_to_b" with ``negatives``.
+        """
+        if name == "direction" and name in self.keywords:
+            return "a_to_b" if "negatives" in given else "both"
+        return self.keywords.get(name)
 
     @property
     def scalars(self) -> tuple[str, ...]:
@@ -376,7 +385,7 @@ for _loss in (
         source="van den Oord et al. 2018, arXiv 1807.03748; Radford et al. 2021 (CLIP), arXiv 2103.00020;"
         " He et al. 2020 (MoCo), arXiv 1911.05722, equation 1",
         positives_by="towers",
-        keywords={**COMMON, "negatives": None, "direction": "both"},
+        keywords={**COMMON, "negatives": None, "direction": None},
         baseline=supcon_baseline,
         variant={"form": "mean", "denominator": "all"},
     ),

@@ -347,7 +347,7 @@ def inputs_of(name: str, data: Any, flags: Mapping[str, Flag]) -> list[Case]:
 def _case(path: str, loss: Loss, raw: Mapping[str, Any]) -> Case:
     """Build the case of an entry, without its results. Raises a FixtureError if the entry is inconsistent."""
     first = loss.embeddings[0]
-    keywords = _keywords(f"{path}.keywords", loss, raw["keywords"])
+    keywords = _keywords(f"{path}.keywords", loss, raw["keywords"], raw["arguments"])
     cosine = keywords.get("similarity", loss.keywords["similarity"]) == "cosine"
     arrays = check_arguments(path, loss, {first: raw["embeddings"], **raw["arguments"]}, cosine)
     matrices = {name: arrays.pop(name) for name in list(arrays) if "D" in SHAPES[name]}
@@ -415,13 +415,16 @@ def check_arguments(path: str, loss: Loss, given: Mapping[str, Any], cosine: boo
     return arrays
 
 
-def _keywords(path: str, loss: Loss, raw: Mapping[str, Any]) -> dict[str, Any]:
+def _keywords(path: str, loss: Loss, raw: Mapping[str, Any], arguments: Collection[str]) -> dict[str, Any]:
     for key, value in raw.items():
         where, choices = f"{path}.{key}", loss.choices.get(key, ())
         require(key in loss.keywords and key not in ARGUMENTS, where, f"{loss.function} has no such keyword")
         wanted = f"one of {', '.join(choices)}" if choices else "a number"
         expect(value in choices if choices else not isinstance(value, str), where, wanted, repr(value))
-        require(value != loss.keywords[key], where, f"{value!r} is the default; leave out keywords with default values")
+        default = loss.default(key, arguments)
+        # A default that depends on the arguments may be stored.
+        left_out = value == default == loss.default(key)
+        require(not left_out, where, f"{value!r} is the default; leave out keywords with default values")
         require(not isinstance(value, float) or math.isfinite(value), where, "expected a finite number")
     return {key: float(value) if is_number(loss, key) else value for key, value in raw.items()}
 

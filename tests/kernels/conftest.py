@@ -186,7 +186,11 @@ def _calls() -> dict[str, Call]:
         "no pair": Call(partial(nt_bxent_loss, positive_pairs=torch.empty((0, 2), dtype=torch.int64)), z),
         "both directions": Call(info_nce_loss, z, (normal(ROWS, seed=4),)),
         "one direction": Call(partial(info_nce_loss, direction="a_to_b", temperature=0.5), z, (normal(ROWS, seed=4),)),
-        "queue": Call(lambda a, b, n, **o: info_nce_loss(a, b, negatives=n, **o), z, (normal(ROWS, seed=4), queue)),
+        "queue": Call(
+            lambda a, b, n, **o: info_nce_loss(a, b, negatives=n, direction="both", **o),
+            z,
+            (normal(ROWS, seed=4), queue),
+        ),
         "sigmoid": Call(partial(sigmoid_loss, bias=-2.0), z, (normal(ROWS, seed=4),)),
         "running": Call(partial(supcon_loss, labels=labels, temperature=0.01), z),
         "dot": Call(partial(supcon_loss, labels=labels, similarity="dot", temperature=0.7), z),
