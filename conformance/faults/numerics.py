@@ -212,6 +212,8 @@ def supcon_in_count_in_float32(batch: parts.Batch) -> Tensor:
     github("mlfoundations/open_clip", "blob/9307b60d917c3a6f1a14c87bf16eef0980c6b306/src/open_clip/loss.py"),
     build=parts.across,
     level="digits",
+    right_at=(0.3, math.inf),
+    because="No pair of the cases is fitted at these temperatures: a positive's logit is at most 1/T plus the bias.",
 )
 def sigmoid_logit_subtracted(batch: parts.Batch) -> Tensor:
     """All pairs are summed as negatives, and the logits of positives are subtracted: fitted pairs lose digits."""

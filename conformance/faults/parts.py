@@ -262,10 +262,27 @@ def towers(view_a: Tensor, view_b: Tensor, *, temperature: float) -> Evaluable:
     return directions(view_a, view_b, temperature=temperature)
 
 
-def across(view_a: Tensor, view_b: Tensor, *, temperature: float, bias: float = -10.0) -> Batch:
-    """All pairs of two towers, with the positives on the diagonal; the bias is added to the logits."""
-    s = unit(view_a) @ unit(view_b).T / temperature + bias
-    return Batch(s, torch.eye(len(s), dtype=torch.bool), torch.ones_like(s, dtype=torch.bool))
+def across(
+    view_a: Tensor,
+    view_b: Tensor,
+    *,
+    temperature: float,
+    bias: float = -10.0,
+    similarity: str = "cosine",
+    labels: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    positives: Tensor | None = None,
+    partners: Tensor | None = None,
+) -> Batch:
+    """All pairs of two towers; the bias is added to the logits. By default the positives are on the diagonal."""
+    a, b = (unit(view_a), unit(view_b)) if similarity == "cosine" else (view_a, view_b)
+    s = a @ b.T / temperature + bias
+    if labels is not None:
+        positives = labels[:, None] == (labels if ref_labels is None else ref_labels)
+    elif positives is None:
+        columns = torch.arange(len(s)) if partners is None else partners
+        positives = columns[:, None] == torch.arange(s.shape[1])
+    return Batch(s, positives, torch.ones_like(s, dtype=torch.bool))
 
 
 def diagonal(logits: Tensor) -> Rows:
